@@ -1,0 +1,14 @@
+"""How long-running functions report where they are; the command line draws bars from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+__all__ = ["Progress", "silent"]
+
+Progress = Callable[[str, float, float], None]
+"""Called as ``progress(task, done, total)``; a task is finished when ``done == total``."""
+
+
+def silent(task: str, done: float, total: float) -> None:
+    """The default: report nothing."""
