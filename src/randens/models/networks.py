@@ -1,0 +1,191 @@
+"""The paper's networks and the small ones for quick work, as plain bodies that map images to logits.
+
+`width` is always the number of channels (or hidden units) of the first layer; every later layer scales
+with it, so one integer makes any network thinner or wider.  Normalisation is not here: `Classifier` does it.
+All pooling is by `mean` and all reshaping by `flatten`, which work for any memory format.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+__all__ = ["ConvNet", "Linear", "MLP", "MobileNetV1", "ResNet"]
+
+
+def _conv(inputs: int, outputs: int, kernel: int = 3, stride: int = 1, groups: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False)
+
+
+class _PadShortcut(nn.Module):
+    """Identity shortcut across a change of shape: every second pixel, zeros for the new channels.
+
+    Option A of He et al. (2016), the one without parameters or multiplications.
+    """
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.stride = stride
+        self.before = (outputs - inputs) // 2
+        self.after = outputs - inputs - self.before
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.before, self.after))
+
+
+class _Block(nn.Module):
+    """Two 3×3 convolutions and a shortcut."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, shortcut: nn.Module) -> None:
+        super().__init__()
+        self.conv1 = _conv(inputs, outputs, stride=stride)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.conv2 = _conv(outputs, outputs)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.shortcut = shortcut
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = F.relu(self.bn1(self.conv1(x)))
+        return F.relu(self.bn2(self.conv2(y)) + self.shortcut(x))
+
+
+class ResNet(nn.Module):
+    """Residual network for small images: a 3×3 stem without pooling, then stages of basic blocks.
+
+    ResNet-20 is three stages of three blocks from 16 channels with parameter-free shortcuts (option A);
+    ResNet-18 is four stages of two blocks from 64 channels with 1×1 projections (option B).
+    Shapes: [n, channels, h, w] → [n, classes].
+    """
+
+    def __init__(self, channels: int, classes: int, width: int, blocks: Sequence[int], projections: bool) -> None:
+        super().__init__()
+        self.conv = _conv(channels, width)
+        self.bn = nn.BatchNorm2d(width)
+        stages: list[nn.Module] = []
+        inputs = width
+        for stage, count in enumerate(blocks):
+            outputs = width * 2**stage
+            for index in range(count):
+                stride = 2 if stage > 0 and index == 0 else 1
+                stages.append(_Block(inputs, outputs, stride, _shortcut(inputs, outputs, stride, projections)))
+                inputs = outputs
+        self.blocks = nn.Sequential(*stages)
+        self.linear = nn.Linear(inputs, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.blocks(F.relu(self.bn(self.conv(x))))
+        logits: torch.Tensor = self.linear(y.mean(dim=(2, 3)))
+        return logits
+
+
+def _shortcut(inputs: int, outputs: int, stride: int, projections: bool) -> nn.Module:
+    if stride == 1 and inputs == outputs:
+        return nn.Identity()
+    if projections:
+        return nn.Sequential(_conv(inputs, outputs, kernel=1, stride=stride), nn.BatchNorm2d(outputs))
+    return _PadShortcut(inputs, outputs, stride)
+
+
+class MobileNetV1(nn.Module):
+    """MobileNetV1 (Howard et al. 2017) for 32×32 images.
+
+    Thirteen depthwise-separable blocks.  The stem and the fourth block keep the resolution (32 → 16 → 8 → 4),
+    which is the form whose cost is the paper's 312 MFLOPs; with the ImageNet strides it would be 93.
+    Shapes: [n, channels, h, w] → [n, classes].
+    """
+
+    MULTIPLES = (2, 4, 4, 8, 8, 16, 16, 16, 16, 16, 16, 32, 32)
+    STRIDED = (1, 5, 11)
+
+    def __init__(self, channels: int, classes: int, width: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = [_conv(channels, width), nn.BatchNorm2d(width), nn.ReLU(inplace=True)]
+        inputs = width
+        for index, multiple in enumerate(self.MULTIPLES):
+            outputs = width * multiple
+            layers += [
+                _conv(inputs, inputs, stride=2 if index in self.STRIDED else 1, groups=inputs),
+                nn.BatchNorm2d(inputs),
+                nn.ReLU(inplace=True),
+                _conv(inputs, outputs, kernel=1),
+                nn.BatchNorm2d(outputs),
+                nn.ReLU(inplace=True),
+            ]
+            inputs = outputs
+        self.features = nn.Sequential(*layers)
+        self.linear = nn.Linear(inputs, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.linear(self.features(x).mean(dim=(2, 3)))
+        return logits
+
+
+class ConvNet(nn.Module):
+    """Small network for 8×8 and 28×28 images: convolutions, halving down to 4×4 or 7×7, then two linear layers.
+
+    Without batch normalisation, so that bound propagation applies to it directly and single images behave
+    as batches do.  Shapes: [n, channels, h, w] → [n, classes].
+    """
+
+    def __init__(self, channels: int, height: int, width_px: int, classes: int, width: int, hidden: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU()]
+        inputs, h, w = width, height, width_px
+        while True:
+            layers += [nn.Conv2d(inputs, 2 * width, 3, stride=2, padding=1), nn.ReLU()]
+            inputs, h, w = 2 * width, (h + 1) // 2, (w + 1) // 2
+            if max(h, w) <= 7:
+                break
+        layers += [nn.Flatten(), nn.Linear(inputs * h * w, hidden), nn.ReLU(), nn.Linear(hidden, classes)]
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.layers(x)
+        return logits
+
+
+class MLP(nn.Module):
+    """Fully connected ReLU network: `depth` hidden layers of `width` units.  Shapes: [n, ...] → [n, classes]."""
+
+    def __init__(self, features: int, classes: int, width: int, depth: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = [nn.Flatten()]
+        inputs = features
+        for _ in range(depth):
+            layers += [nn.Linear(inputs, width), nn.ReLU()]
+            inputs = width
+        layers.append(nn.Linear(inputs, classes))
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.layers(x)
+        return logits
+
+
+class Linear(nn.Module):
+    """Multinomial logistic regression on the pixels.  Shapes: [n, ...] → [n, classes]."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(features, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.linear(x.flatten(1))
+        return logits
+
+
+def initialise(body: nn.Module) -> None:
+    """He-normal convolutions (fan-out) and hidden layers; small output layers, so that training starts calm."""
+    for module in body.modules():
+        if isinstance(module, nn.Conv2d):
+            fan_out = module.out_channels * math.prod(module.kernel_size) // module.groups
+            nn.init.normal_(module.weight, std=math.sqrt(2 / fan_out))
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=math.sqrt(1 / module.in_features))
+            nn.init.zeros_(module.bias)
