@@ -1,1 +1,61 @@
-"""Randomized ensembles of classifiers: attack them, prove what they can and cannot do, train them, ship them."""
+"""Randomized ensembles of classifiers: attack them, prove what they can and cannot do, train them, ship them.
+
+Names are loaded on first use, so that ``randens.risk`` (the theory) and the deployed predictor need no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from randens._version import __version__
+
+if TYPE_CHECKING:
+    from randens import attacks, data, evaluation, models, risk, training
+    from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble, load
+    from randens.errors import RandensError
+    from randens.evaluation import evaluate, optimize_sampling
+    from randens.threat import Threat
+    from randens.witness import WitnessPool
+
+_HOMES = {
+    "DeterministicEnsemble": "randens.ensemble",
+    "RandomizedEnsemble": "randens.ensemble",
+    "load": "randens.ensemble",
+    "RandensError": "randens.errors",
+    "Threat": "randens.threat",
+    "WitnessPool": "randens.witness",
+    "evaluate": "randens.evaluation",
+    "optimize_sampling": "randens.evaluation",
+}
+_ROOMS = ("attacks", "data", "evaluation", "models", "risk", "training")
+
+__all__ = [
+    "DeterministicEnsemble",
+    "RandensError",
+    "RandomizedEnsemble",
+    "Threat",
+    "WitnessPool",
+    "__version__",
+    "attacks",
+    "data",
+    "evaluate",
+    "evaluation",
+    "load",
+    "models",
+    "optimize_sampling",
+    "risk",
+    "training",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in _ROOMS:
+        return importlib.import_module(f"randens.{name}")
+    raise AttributeError(f"module 'randens' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

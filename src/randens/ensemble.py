@@ -1,0 +1,364 @@
+"""Randomized and deterministic ensembles of classifiers.
+
+A randomized ensemble (the paper's REC f_α) answers with member f_i with probability α_i, drawn anew for
+every input: one member's compute. A deterministic ensemble (DEC f̄) adds up all members' logits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+from numpy.typing import ArrayLike
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from randens import models
+from randens.errors import FileError, InputError, ModelError, RandensError
+from randens.files import read_json, sha256, write_atomic, write_json
+from randens.threat import Threat
+
+__all__ = ["DeterministicEnsemble", "RandomizedEnsemble", "evaluating", "frozen", "load"]
+
+_FORMAT = "randens-ensemble-1"
+_CHUNK = 512  # inputs per forward pass where only verdicts are wanted: bounds the memory
+
+
+@contextlib.contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Put every submodule into eval mode; on leaving, restore exactly the modes that were found."""
+    modes = [(m, m.training) for m in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for submodule, training in modes:
+            submodule.training = training
+
+
+@contextlib.contextmanager
+def frozen(module: nn.Module) -> Iterator[None]:
+    """Eval mode and no gradients for parameters, both restored on leaving."""
+    wanted = [(p, p.requires_grad) for p in module.parameters()]
+    for parameter, _ in wanted:
+        parameter.requires_grad_(False)
+    try:
+        with evaluating(module):
+            yield
+    finally:
+        for parameter, requires_grad in wanted:
+            parameter.requires_grad_(requires_grad)
+
+
+def check_probs(probs: ArrayLike | Tensor | None, members: int) -> Tensor:
+    """α as a float64 tensor [M]; ``None`` is uniform."""
+    if probs is None:
+        return torch.full((members,), 1.0 / members, dtype=torch.float64)
+    try:
+        raw = probs.detach().cpu().numpy() if isinstance(probs, Tensor) else probs
+        values = np.asarray(raw, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise InputError(f"probs is {probs!r}; it must be a list of {members} numbers") from None
+    if values.shape != (members,):
+        raise InputError(f"probs has shape {values.shape}; there are {members} members, so give {members} numbers")
+    if not np.isfinite(values).all() or (values < 0).any():
+        raise InputError(f"probs is {values.tolist()}; every probability must be a finite number ≥ 0")
+    if abs(values.sum() - 1.0) > 1e-6:
+        raise InputError(f"probs is {values.tolist()} with sum {values.sum():.9g}; the sum must be 1")
+    return torch.from_numpy(values / values.sum())
+
+
+class _Ensemble(nn.Module):
+    """What both kinds share: members that give logits, and their verdicts."""
+
+    def __init__(self, members: Sequence[nn.Module], classes: Sequence[str] | None) -> None:
+        super().__init__()
+        for member in members:
+            if not isinstance(member, nn.Module):
+                raise InputError(f"members holds {type(member).__name__}; each must be a torch.nn.Module")
+        if not members:
+            raise InputError("members is empty; give at least one classifier")
+        counts = {m.architecture["classes"] for m in members if _declares_classes(m)}
+        if len(counts) > 1:
+            raise InputError(f"members have different class counts {sorted(counts)}; they must agree")
+        self.members = nn.ModuleList(members)
+        self.classes = tuple(str(c) for c in classes) if classes is not None else None
+        # Values do not change; convolutions run about twice as fast on CPUs in this layout.
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the first parameter lives (the CPU if there is none)."""
+        first = next(self.parameters(), None)
+        return torch.device("cpu") if first is None else first.device
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Every member's logits [M, n, C], in whatever mode and with whatever gradients are on."""
+        x = to_layout(x)
+        outputs = [member(x) for member in self.members]
+        shapes = {tuple(z.shape) for z in outputs}
+        if len(shapes) > 1 or outputs[0].dim() != 2:
+            raise InputError(
+                f"members return logits of shapes {sorted(shapes)} for {len(x)} inputs; "
+                "each must return [n, classes] with the same class count"
+            )
+        return torch.stack(outputs)
+
+    def verdicts(self, x: Tensor) -> Tensor:
+        """Every member's predicted class [n, M], in eval mode, without gradients, in chunks."""
+        parts = []
+        with evaluating(self), torch.no_grad():
+            for chunk in x.split(_CHUNK):
+                z = self.logits(chunk)
+                if not bool(torch.isfinite(z).all()):
+                    bad = (~torch.isfinite(z)).flatten(1).any(dim=1).nonzero().flatten().tolist()
+                    raise ModelError(f"members {bad} return NaN or infinite logits; they cannot be scored")
+                parts.append(z.argmax(dim=2).T)
+        return torch.cat(parts) if parts else torch.zeros(0, len(self.members), dtype=torch.int64)
+
+
+class RandomizedEnsemble(_Ensemble):
+    """M classifiers of which one, drawn with probabilities `probs`, answers each input.
+
+    Members are any modules that return logits [n, C]. Draws are independent for every input and come from
+    the ensemble's own generator: the operating system's entropy by default, or `seed` for tests.
+    """
+
+    probs: Tensor
+
+    def __init__(
+        self,
+        members: Sequence[nn.Module],
+        probs: ArrayLike | Tensor | None = None,
+        *,
+        classes: Sequence[str] | None = None,
+        threat: Threat | None = None,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(members, classes)
+        self.register_buffer("probs", check_probs(probs, len(members)), persistent=False)
+        self.threat = threat
+        self.generator = torch.Generator()
+        self.seed(seed)
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def extra_repr(self) -> str:
+        return f"probs={self.probs.tolist()}"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RandomizedEnsemble:
+        # torch generators cannot be deep-copied; the copy continues with the same state.
+        twin = RandomizedEnsemble(
+            [copy.deepcopy(m, memo) for m in self.members], self.probs, classes=self.classes, threat=self.threat
+        )
+        twin.generator.set_state(self.generator.get_state())
+        return twin.train(self.training)
+
+    def seed(self, seed: int | None = None) -> None:
+        """Restart the draws; ``None`` takes fresh entropy from the operating system."""
+        self.generator.manual_seed(secrets.randbits(63) if seed is None else seed)
+
+    def with_probs(self, probs: ArrayLike | Tensor | None) -> RandomizedEnsemble:
+        """The same members (shared, not copied) with other probabilities."""
+        return RandomizedEnsemble(list(self.members), probs, classes=self.classes, threat=self.threat)
+
+    def draw(self, n: int) -> Tensor:
+        """Member indices [n], independent draws from `probs`; a member with probability 0 is never drawn."""
+        cumulative = self.probs.cpu().cumsum(0)
+        uniform = torch.rand(n, dtype=torch.float64, generator=self.generator)
+        last = int(self.probs.cpu().nonzero().max())  # guards against a cumulative sum just below 1
+        return torch.searchsorted(cumulative, uniform, right=True).clamp(max=last)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits [n, C], each row from one member drawn for it."""
+        x = to_layout(x)
+        drawn = self.draw(len(x)).to(x.device)
+        output: Tensor | None = None
+        for index, member in enumerate(self.members):
+            rows = (drawn == index).nonzero().flatten()
+            if len(rows):
+                z = member(x[rows])
+                output = z.new_empty(len(x), z.shape[1]) if output is None else output
+                output = output.index_copy(0, rows, z.to(output.dtype))
+        return self.members[0](x) if output is None else output
+
+    def errors(self, x: Tensor, y: Tensor) -> Tensor:
+        """u for every input, bool [n, M]: which member is wrong, in eval mode and float32 (or wider)."""
+        _check_labels(x, y)
+        return self.verdicts(x) != y.to(self.device).unsqueeze(1)
+
+    def risk(self, x: Tensor, y: Tensor) -> Tensor:
+        """Expected error u·α for every input, float64 [n]: an exact sum over members, never sampled."""
+        return self.errors(x, y).double() @ self.probs
+
+    def accuracy(self, x: Tensor, y: Tensor) -> float:
+        """1 − mean risk: the exact expected accuracy."""
+        return 1.0 - float(self.risk(x, y).mean())
+
+    def mixture(self, x: Tensor) -> Tensor:
+        """log Σ_i α_i softmax_i(x), [n, C]: the distribution a client sees, by logsumexp."""
+        weights = self.probs.clamp_min(0).log().to(x.dtype).reshape(-1, 1, 1)
+        return torch.logsumexp(self.logits(x).log_softmax(dim=2) + weights, dim=0)
+
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+        """Write a folder of one safetensors file per member and a JSON manifest; read it with `load`.
+
+        The folder appears whole or not at all. An existing one is kept unless `overwrite`.
+        """
+        folder = Path(path)
+        if folder.exists() and not overwrite:
+            raise FileError(f"{folder} exists already; choose another folder or pass overwrite=True")
+        fresh = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.tmp")
+        try:
+            entries = []
+            for index, member in enumerate(self.members):
+                name = f"member-{index:02d}.safetensors"
+                content = _pack(member)
+                write_atomic(fresh / name, content)
+                architecture = getattr(member, "architecture", None)
+                entries.append({"file": name, "sha256": sha256(content), "architecture": architecture})
+            manifest: dict[str, Any] = {
+                "format": _FORMAT,
+                "probs": self.probs.tolist(),
+                "classes": list(self.classes) if self.classes is not None else None,
+                "threat": self.threat.to_dict() if self.threat is not None else None,
+                "members": entries,
+            }
+            manifest["checksum"] = _checksum(manifest)
+            write_json(fresh / "ensemble.json", manifest)
+            _replace_folder(fresh, folder)
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
+        return folder
+
+
+class DeterministicEnsemble(_Ensemble):
+    """All members answer every input and their logits are averaged: M times the compute.
+
+    A plain module with one output, so it can be attacked like a single classifier.
+    """
+
+    weights: Tensor
+
+    def __init__(
+        self,
+        members: Sequence[nn.Module],
+        weights: ArrayLike | Tensor | None = None,
+        *,
+        classes: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(members, classes)
+        self.register_buffer("weights", check_probs(weights, len(members)), persistent=False)
+
+    @property
+    def passes(self) -> int:
+        """How many member passes one call costs."""
+        return len(self.members)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Weighted mean of the members' logits, [n, C]."""
+        z = self.logits(x)
+        return torch.einsum("m,mnc->nc", self.weights.to(z.dtype), z)
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    build: Callable[[dict[str, Any]], nn.Module] = models.build,
+    members: Sequence[nn.Module] | None = None,
+) -> RandomizedEnsemble:
+    """Read an ensemble written by `RandomizedEnsemble.save`, verifying every checksum.
+
+    Networks of your own, which have no architecture in the manifest, are passed as `members` and filled.
+    """
+    folder = Path(path)
+    manifest = read_json(folder / "ensemble.json")
+    if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:
+        raise FileError(f"{folder / 'ensemble.json'} is not an ensemble of format {_FORMAT}")
+    stated = manifest.pop("checksum", None)
+    if stated != _checksum(manifest):
+        raise FileError(f"{folder / 'ensemble.json'} does not match its checksum; it was altered or damaged")
+    entries = manifest["members"]
+    if members is not None and len(members) != len(entries):
+        raise InputError(f"members has {len(members)} modules; {folder} holds {len(entries)} members")
+    modules = []
+    for index, entry in enumerate(entries):
+        module = members[index] if members is not None else None
+        if module is None:
+            if entry["architecture"] is None:
+                raise InputError(f"{folder} holds networks of your own; pass members=[...] to fill them")
+            try:
+                module = build(entry["architecture"])
+            except RandensError as error:
+                raise FileError(f"{folder / 'ensemble.json'}: member {index}: {error}") from error
+        _fill(module, folder / entry["file"], entry["sha256"])
+        modules.append(module.eval())
+    threat = Threat.from_dict(manifest["threat"]) if manifest["threat"] is not None else None
+    return RandomizedEnsemble(modules, manifest["probs"], classes=manifest["classes"], threat=threat)
+
+
+def to_layout(x: Tensor) -> Tensor:
+    """Images in channels_last, everything else untouched."""
+    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
+
+
+def _declares_classes(module: nn.Module) -> bool:
+    architecture = getattr(module, "architecture", None)
+    return isinstance(architecture, dict) and "classes" in architecture
+
+
+def _check_labels(x: Tensor, y: Tensor) -> None:
+    if y.dim() != 1 or len(y) != len(x):
+        raise InputError(f"y has shape {tuple(y.shape)}; it must be [{len(x)}], one label per input")
+    if y.is_floating_point() or y.dtype == torch.bool:
+        raise InputError(f"y has dtype {y.dtype}; labels must be integers")
+    if len(y) and int(y.min()) < 0:
+        raise InputError(f"y holds the label {int(y.min())}; labels start at 0")
+
+
+def _pack(member: nn.Module) -> bytes:
+    tensors = {key: value.detach().cpu().contiguous().clone() for key, value in member.state_dict().items()}
+    return safetensors.torch.save(tensors)
+
+
+def _fill(module: nn.Module, path: Path, expected: str) -> None:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error.strerror or error}") from error
+    if sha256(content) != expected:
+        raise FileError(f"{path} does not match its checksum; it is truncated or was altered")
+    try:
+        module.load_state_dict(safetensors.torch.load(content))
+    except (SafetensorError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise FileError(f"{path} does not fit a {type(module).__name__}: {reason[:200]}") from error
+
+
+def _checksum(manifest: dict[str, Any]) -> str:
+    return sha256(json.dumps(manifest, sort_keys=True, ensure_ascii=True).encode())
+
+
+def _replace_folder(fresh: Path, folder: Path) -> None:
+    """Rename `fresh` to `folder`; what was there stays until the new one is in place."""
+    old = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.old")
+    try:
+        if folder.exists():
+            os.replace(folder, old)
+        os.replace(fresh, folder)
+    except OSError as error:
+        if old.exists() and not folder.exists():
+            os.replace(old, folder)
+        raise FileError(f"cannot write {folder}: {error.strerror or error}") from error
+    shutil.rmtree(old, ignore_errors=True)

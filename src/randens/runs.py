@@ -1,0 +1,135 @@
+"""A run folder: everything needed to recompute, continue or explain what was done.
+
+    manifest.json    what was asked for: recipe, seed, versions, git commit, command
+    metrics.jsonl    one JSON object per line, appended while the run goes on
+    ensemble/        the members (safetensors) and probabilities
+    evaluation.json  the numbers; other *.json files beside it as capabilities need them
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timezone
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from randens._version import __version__
+from randens.errors import FileError
+from randens.files import new_folder, read_json, write_json
+
+__all__ = ["Run", "versions"]
+
+_FORMAT = "randens-run-1"
+
+
+class Run:
+    """A run folder that exists; make one with `Run.create`, find one with `Run.open`."""
+
+    def __init__(self, path: Path, manifest: Mapping[str, Any]) -> None:
+        self.path = path
+        self.manifest = dict(manifest)
+
+    @staticmethod
+    def create(path: str | os.PathLike[str], **manifest: Any) -> Run:
+        """Make a new folder (never an existing one) and write its manifest."""
+        folder = new_folder(path)
+        content = {
+            "format": _FORMAT,
+            "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "command": sys.argv[1:],
+            "versions": versions(),
+            "git_commit": _git_commit(),
+            **manifest,
+        }
+        write_json(folder / "manifest.json", content)
+        return Run(folder, content)
+
+    @staticmethod
+    def create_next(parent: str | os.PathLike[str], name: str, **manifest: Any) -> Run:
+        """Make parent/name-1, or the first number that is free."""
+        number = 1
+        while True:
+            path = Path(parent) / f"{name}-{number}"
+            if not path.exists():
+                return Run.create(path, **manifest)
+            number += 1
+
+    @staticmethod
+    def open(path: str | os.PathLike[str]) -> Run:
+        """An existing run folder; a folder of something else is refused."""
+        folder = Path(path)
+        if not folder.is_dir():
+            raise FileError(f"{folder} is not a folder; give a run folder, e.g. runs/quickstart-1")
+        if not (folder / "manifest.json").is_file():
+            raise FileError(f"{folder} is not a run folder: it has no manifest.json")
+        manifest = read_json(folder / "manifest.json")
+        if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:
+            raise FileError(f"{folder / 'manifest.json'} is not a run of format {_FORMAT}")
+        return Run(folder, manifest)
+
+    @property
+    def ensemble(self) -> Path:
+        """Where the ensemble is, or will be."""
+        return self.path / "ensemble"
+
+    def log(self, **values: Any) -> None:
+        """Append one line to metrics.jsonl; it reaches the disk before this returns."""
+        line = json.dumps(values, allow_nan=False, ensure_ascii=False) + "\n"
+        try:
+            with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
+                file.write(line)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise FileError(f"cannot append to {self.path / 'metrics.jsonl'}: {error.strerror or error}") from error
+
+    def metrics(self) -> Iterator[dict[str, Any]]:
+        """The lines of metrics.jsonl; a last line cut off by a crash is left out."""
+        path = self.path / "metrics.jsonl"
+        if not path.exists():
+            return
+        lines = path.read_text(encoding="utf-8").splitlines()
+        for number, line in enumerate(lines, start=1):
+            try:
+                yield json.loads(line)
+            except ValueError as error:
+                if number < len(lines):
+                    raise FileError(f"{path} line {number} is not valid JSON; it was altered") from error
+
+    def write(self, name: str, value: Any) -> Path:
+        """Write `name`.json into the folder, atomically."""
+        path = self.path / f"{name}.json"
+        write_json(path, value)
+        return path
+
+    def read(self, name: str) -> Any:
+        """Read `name`.json."""
+        return read_json(self.path / f"{name}.json")
+
+
+def versions() -> dict[str, str]:
+    """Versions of what decides the numbers."""
+    found = {"randens": __version__, "python": platform.python_version()}
+    for name in ("torch", "numpy", "scipy", "scikit-learn", "lightning-fabric", "safetensors"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _git_commit() -> str | None:
+    """The commit checked out in the current folder, if it is a git work tree."""
+    try:
+        answer = subprocess.run(
+            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.strip() or None

@@ -1,0 +1,164 @@
+"""What the adversary may do: the perturbation set S = {δ : ‖δ‖_p ≤ ε, x + δ in the box}."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from randens.errors import InputError, unknown
+
+__all__ = ["Threat"]
+
+_NORMS = {"linf": (math.inf, 1.0), "l2": (2.0, 2.0)}
+
+
+@dataclass(frozen=True)
+class Threat:
+    """An lp ball of radius `eps` around the input, cut with the box of valid inputs.
+
+    `bounds` are the smallest and largest valid input value; ``None`` leaves inputs unbounded
+    (tabular features). The defaults fit images with values in [0, 1].
+    """
+
+    norm: str
+    eps: float
+    bounds: tuple[float, float] | None = (0.0, 1.0)
+
+    def __post_init__(self) -> None:
+        if self.norm not in _NORMS:
+            unknown("norm", self.norm, _NORMS)
+        if isinstance(self.eps, bool) or not isinstance(self.eps, (int, float)):
+            raise InputError(f"eps is {self.eps!r}; it must be a number > 0, e.g. 8/255")
+        if not (math.isfinite(self.eps) and self.eps > 0):
+            raise InputError(f"eps is {self.eps!r}; it must be finite and > 0, e.g. 8/255")
+        object.__setattr__(self, "eps", float(self.eps))
+        if self.bounds is not None:
+            try:
+                low, high = (float(b) for b in self.bounds)
+            except (TypeError, ValueError):
+                raise InputError(f"bounds is {self.bounds!r}; give (lowest, highest) or None") from None
+            if not low < high:
+                raise InputError(f"bounds is {self.bounds!r}; the first value must be below the second")
+            object.__setattr__(self, "bounds", (low, high))
+
+    @property
+    def p(self) -> float:
+        """The norm's exponent: inf or 2."""
+        return _NORMS[self.norm][0]
+
+    @property
+    def q(self) -> float:
+        """The dual exponent, 1/p + 1/q = 1: 1 or 2."""
+        return _NORMS[self.norm][1]
+
+    def scaled(self, factor: float) -> Threat:
+        """The same threat with `factor` times the radius."""
+        return Threat(self.norm, self.eps * factor, self.bounds)
+
+    def contains(self, x_adv: Tensor, x: Tensor) -> Tensor:
+        """Bool [n]: which perturbed inputs are legal, judged in float64 without any tolerance."""
+        delta = (x_adv.double() - x.double()).flatten(1)
+        legal = torch.linalg.vector_norm(delta, self.p, dim=1) <= self.eps if delta.shape[1] else None
+        legal = torch.ones(len(x), dtype=torch.bool, device=x.device) if legal is None else legal
+        if self.bounds is not None:
+            low, high = self.bounds
+            flat = x_adv.flatten(1)
+            legal &= ((flat >= low) & (flat <= high)).all(dim=1)
+        return legal
+
+    def check(self, x: Tensor) -> None:
+        """Refuse inputs that are not floating point, not finite, or outside the box."""
+        if not x.is_floating_point():
+            raise InputError(
+                f"x has dtype {x.dtype}; inputs must be floating point, e.g. x.float() / 255 for images in 0..255"
+            )
+        if not bool(torch.isfinite(x).all()):
+            raise InputError("x holds NaN or infinite values; inputs must be finite")
+        if self.bounds is not None and x.numel():
+            low, high = self.bounds
+            smallest, largest = float(x.min()), float(x.max())
+            if smallest < low or largest > high:
+                raise InputError(
+                    f"x ranges over [{smallest:g}, {largest:g}]; the threat's bounds are [{low:g}, {high:g}]"
+                    " (scale the inputs, or give Threat(bounds=...))"
+                )
+
+    def project(self, x_adv: Tensor, x: Tensor) -> Tensor:
+        """A legal point near `x_adv`: inside ball and box to the last float, for every input.
+
+        linf: the nearest legal point. l2: scaled back onto the ball, then clipped to the box, which
+        moves each coordinate towards x and so never leaves the ball again.
+        """
+        if self.norm == "linf":
+            low, high = self.interval(x)
+            return torch.minimum(torch.maximum(x_adv, low), high)
+        return self._project_l2(x_adv, x)
+
+    def interval(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Smallest and largest value each coordinate may take (for l2, in the enclosing cube)."""
+        low, high = x - self.eps, x + self.eps
+        # x ± ε rounds to the nearest float, which may lie outside the ball; step back inside.
+        exact = x.double()
+        inward = torch.full_like(x, math.inf)
+        low = torch.where(exact - low.double() > self.eps, torch.nextafter(low, inward), low)
+        high = torch.where(high.double() - exact > self.eps, torch.nextafter(high, -inward), high)
+        if self.bounds is not None:
+            low, high = low.clamp(min=self.bounds[0]), high.clamp(max=self.bounds[1])
+        return low, high
+
+    def _project_l2(self, x_adv: Tensor, x: Tensor) -> Tensor:
+        shape = (-1,) + (1,) * (x.dim() - 1)
+        point = x_adv
+        limit = self.eps
+        for _ in range(8):
+            if self.bounds is not None:
+                point = point.clamp(*self.bounds)
+            # The norm of what is really stored, in float64: x + δ is rounded after scaling.
+            norm = torch.linalg.vector_norm((point.double() - x.double()).flatten(1), dim=1)
+            outside = norm > self.eps
+            if not bool(outside.any()):
+                return point
+            scale = torch.where(outside, limit / norm, torch.ones_like(norm)).to(x.dtype).reshape(shape)
+            point = torch.where(outside.reshape(shape), x + (point - x) * scale, point)
+            limit -= self.eps * 1e-6
+        return torch.where(outside.reshape(shape), x, point)
+
+    def random(self, x: Tensor, generator: torch.Generator) -> Tensor:
+        """A random legal point for each input, uniform in the ball before the box is applied."""
+        noise = torch.empty(x.shape, dtype=x.dtype)
+        if self.norm == "linf":
+            noise.uniform_(-self.eps, self.eps, generator=generator)
+            return self.project(x + noise.to(x.device), x)
+        noise.normal_(generator=generator)
+        dimension = max(1, x[0].numel()) if len(x) else 1
+        radius = torch.rand(len(x), generator=generator, dtype=x.dtype) ** (1.0 / dimension) * self.eps
+        norms = torch.linalg.vector_norm(noise.flatten(1), dim=1).clamp_min(1e-12)
+        noise = noise * (radius / norms).reshape((-1,) + (1,) * (x.dim() - 1))
+        return self.project(x + noise.to(x.device), x)
+
+    def steepest(self, gradient: Tensor) -> Tensor:
+        """μ_p(g): the unit-norm direction along which a linear function with gradient g rises fastest."""
+        if self.norm == "linf":
+            return gradient.sign()
+        norms = torch.linalg.vector_norm(gradient.flatten(1), dim=1)
+        safe = torch.where(norms > 0, norms, torch.ones_like(norms))
+        return gradient / safe.reshape((-1,) + (1,) * (gradient.dim() - 1))
+
+    def dual_norm(self, gradient: Tensor) -> Tensor:
+        """‖g‖_q per input: how much a linear function with gradient g changes per unit of ε."""
+        return torch.linalg.vector_norm(gradient.flatten(1), self.q, dim=1)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able form, read back by `from_dict`."""
+        return {"norm": self.norm, "eps": self.eps, "bounds": list(self.bounds) if self.bounds else None}
+
+    @staticmethod
+    def from_dict(value: Mapping[str, Any]) -> Threat:
+        """Inverse of `to_dict`."""
+        bounds = value.get("bounds")
+        return Threat(value["norm"], value["eps"], tuple(bounds) if bounds is not None else None)
