@@ -1,0 +1,81 @@
+"""What gradient attacks climb: functions of the members' logits, one value per input, larger is worse.
+
+Each takes logits z [M, n, C], labels y [n] and probabilities α [M], and returns [n]. All are written with
+logsumexp or differences of logits: log Σ softmax underflows for confident members, its gradient becomes NaN,
+and an attack that stalls makes a member look robust.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+__all__ = [
+    "Loss",
+    "expected_cross_entropy",
+    "expected_margin",
+    "expected_mce",
+    "margins",
+    "mce",
+    "mean_logit_cross_entropy",
+    "mixture_cross_entropy",
+]
+
+Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def margins(z: Tensor, y: Tensor) -> Tensor:
+    """z_y − max_{c≠y} z_c, [M, n]: negative where the member is fooled."""
+    index = y.expand(z.shape[0], -1).unsqueeze(2)
+    right = z.gather(2, index).squeeze(2)
+    others = z.scatter(2, index, -torch.inf)
+    return right - others.amax(dim=2)
+
+
+def expected_cross_entropy(z: Tensor, y: Tensor, probs: Tensor) -> Tensor:
+    """Σ_i α_i CE(z_i, y): expectation at the loss (APGD-L, Eq. 21)."""
+    return probs.to(z.dtype) @ _cross_entropies(z, y)
+
+
+def mixture_cross_entropy(z: Tensor, y: Tensor, probs: Tensor) -> Tensor:
+    """−log Σ_i α_i softmax(z_i)_y: expectation at the softmax (APGD-S), by logsumexp."""
+    return -torch.logsumexp(probs.to(z.dtype).log().unsqueeze(1) - _cross_entropies(z, y), dim=0)
+
+
+def mean_logit_cross_entropy(z: Tensor, y: Tensor, probs: Tensor) -> Tensor:
+    """CE(Σ_i α_i z_i, y): expectation at the logits, what a deterministic ensemble faces."""
+    return F.cross_entropy(torch.einsum("m,mnc->nc", probs.to(z.dtype), z), y, reduction="none")
+
+
+def expected_margin(z: Tensor, y: Tensor, probs: Tensor) -> Tensor:
+    """Σ_i α_i max(max_{c≠y} z_c − z_y, 0⁻): Carlini and Wagner's loss, expectation at the loss.
+
+    Members already fooled stop pulling (their term is flat), so the rest of the budget goes to the others.
+    Each member's margin is divided by its spread over classes, so that confident members do not drown the rest.
+    """
+    spread = z.detach().std(dim=2).clamp_min(1e-12)
+    return -(probs.to(z.dtype) @ (margins(z, y) / spread).clamp_min(-0.1))
+
+
+def mce(z: Tensor, y: Tensor, weight: float = 1.0) -> Tensor:
+    """Margin-maximising cross-entropy: CE(z, y) + w/(C−1) Σ_{j≠y} −log softmax(−z)_j. z [..., n, C] → [..., n].
+
+    Both terms come from the same logits, so one forward pass serves both.
+    """
+    index = y.expand(z.shape[:-1]).unsqueeze(-1)
+    wrong = z.neg().log_softmax(dim=-1)
+    others = wrong.sum(dim=-1) - wrong.gather(-1, index).squeeze(-1)
+    right = z.log_softmax(dim=-1).gather(-1, index).squeeze(-1)
+    return -right - weight / (z.shape[-1] - 1) * others
+
+
+def expected_mce(z: Tensor, y: Tensor, probs: Tensor) -> Tensor:
+    """Σ_i α_i MCE(z_i, y)."""
+    return probs.to(z.dtype) @ mce(z, y)
+
+
+def _cross_entropies(z: Tensor, y: Tensor) -> Tensor:
+    return -z.log_softmax(dim=2).gather(2, y.expand(z.shape[0], -1).unsqueeze(2)).squeeze(2)
