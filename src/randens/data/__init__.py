@@ -1,6 +1,21 @@
 """Data sets: loading, fetching, splits that travel with the data, augmentation."""
 
+from randens.data.fetch import Fetched, Verdict, fetch, present, verify
 from randens.data.images import SPLITS, ImageData, from_arrays, from_dataset
 from randens.data.store import data_folder, entry, load, names
 
-__all__ = ["SPLITS", "ImageData", "data_folder", "entry", "from_arrays", "from_dataset", "load", "names"]
+__all__ = [
+    "SPLITS",
+    "Fetched",
+    "ImageData",
+    "Verdict",
+    "data_folder",
+    "entry",
+    "fetch",
+    "from_arrays",
+    "from_dataset",
+    "load",
+    "names",
+    "present",
+    "verify",
+]

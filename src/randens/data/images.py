@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
@@ -24,8 +25,8 @@ SPLITS = ("train", "validation", "test")
 class ImageData:
     """n labelled images in [0, 1].
 
-    `stored` holds them as uint8 (0 to 255) or float32 (0 to 1), [n, channels, height, width] or [n, features];
-    `y` the labels, int64 [n]; `classes` the label names; `split` is "train", "validation" or "test".
+    `stored` holds them as uint8 (0 to 255) or float32 (0 to 1), [n, channels, height, width] or
+    [n, features]; `y` the labels, int64 [n]; `classes` their names; `split` one of `SPLITS`.
     Indexing converts only what is asked for:
 
     >>> data = from_arrays(np.zeros((4, 1, 8, 8), dtype=np.uint8), [0, 1, 0, 1])
@@ -44,7 +45,7 @@ class ImageData:
         return len(self.y)
 
     def __repr__(self) -> str:
-        return f"ImageData({self.name}, {self.split}: {len(self)} × {self.shape}, {len(self.classes)} classes)"
+        return f"ImageData({self.name} {self.split}, {len(self)} × {self.shape}, {len(self.classes)} classes)"
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -61,7 +62,9 @@ class ImageData:
         """The same data stored as float32: four times the memory, no conversion later."""
         return replace(self, stored=_float(self.stored))
 
-    def __getitem__(self, indices: int | slice | Sequence[int] | torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def __getitem__(
+        self, indices: int | slice | Sequence[int] | torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Images (float32 in [0, 1]) and labels at `indices`."""
         if isinstance(indices, slice | int):
             return _float(self.stored[indices]), self.y[indices]
@@ -76,18 +79,20 @@ class ImageData:
     def batches(
         self, batch_size: int, *, generator: torch.Generator | None = None
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Pairs (x, y) of at most `batch_size` images, in order, or shuffled by `generator` if one is given."""
+        """Pairs (x, y) of at most `batch_size` images, in order, or shuffled by `generator` if given."""
         if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
             raise InputError(f"batch_size={batch_size!r} must be an integer of at least 1")
         order = None if generator is None else torch.randperm(len(self), generator=generator)
         for start in range(0, len(self), batch_size):
-            yield self[slice(start, start + batch_size) if order is None else order[start : start + batch_size]]
+            yield self[
+                slice(start, start + batch_size) if order is None else order[start : start + batch_size]
+            ]
 
     def counts(self) -> torch.Tensor:
         """How many images each class has, int64 [classes]."""
         return torch.bincount(self.y, minlength=len(self.classes))
 
-    def mean_std(self) -> tuple[list[float], list[float]]:
+    def mean_std(self) -> tuple[list[builtins.float], list[builtins.float]]:
         """Mean and standard deviation of every channel, for `randens.models.create(mean=..., std=...)`.
 
         A constant channel gets the standard deviation 1.
@@ -103,8 +108,8 @@ class ImageData:
         std = (squares / pixels - mean.square()).clamp(min=0).sqrt()
         return mean.tolist(), torch.where(std > 1e-6, std, 1.0).tolist()
 
-    def hold_out(self, share: float = 0.1, *, seed: int = 0) -> tuple[ImageData, ImageData]:
-        """Split training data into (train, validation), `share` of every class (at least one image) held out."""
+    def hold_out(self, share: builtins.float = 0.1, *, seed: int = 0) -> tuple[ImageData, ImageData]:
+        """Part (train, validation): `share` of every class, at least one image, is held out."""
         if self.split != "train":
             raise InputError(f"only training data can be split, and this is {self.split} data")
         if not 0 < share < 1:
@@ -112,22 +117,27 @@ class ImageData:
         counts = self.counts().tolist()
         if min(counts) < 2:
             few = self.classes[counts.index(min(counts))]
-            raise InputError(f"class {few!r} has {min(counts)} images; holding out needs at least 2 in every class")
+            raise InputError(
+                f"class {few!r} has {min(counts)} images; holding out needs 2 or more in every class"
+            )
         held = [min(count - 1, max(1, round(share * count))) for count in counts]
         kept, out = held_out(self.y.numpy(), held, seed)
-        return self.subset(torch.from_numpy(kept)), replace(self.subset(torch.from_numpy(out)), split="validation")
+        validation = replace(self.subset(torch.from_numpy(out)), split="validation")
+        return self.subset(torch.from_numpy(kept)), validation
 
     def _indices(self, indices: Sequence[int] | torch.Tensor) -> torch.Tensor:
         chosen = torch.as_tensor(indices)
         if chosen.dtype == torch.bool:
             if chosen.shape != self.y.shape:
-                raise InputError(f"indices: a mask of shape {tuple(chosen.shape)} does not fit {len(self)} images")
+                raise InputError(f"indices: a mask of shape {tuple(chosen.shape)} for {len(self)} images")
             return chosen.nonzero().flatten()
         if chosen.numel() == 0:
             return torch.zeros(0, dtype=torch.int64)
         low, high = int(chosen.min()), int(chosen.max())
         if chosen.dtype.is_floating_point or chosen.ndim != 1 or low < -len(self) or high >= len(self):
-            raise InputError(f"indices must be a list of integers from 0 to {len(self) - 1}; got {low} to {high}")
+            raise InputError(
+                f"indices run from {low} to {high}; they must be integers from 0 to {len(self) - 1}"
+            )
         return chosen
 
 
@@ -157,18 +167,18 @@ def from_arrays(
             "[n, features], none of them empty"
         )
     if images.ndim == 4 and images.shape[-1] in (1, 3) and images.shape[1] > 4:
-        raise InputError(
-            f"x has shape {tuple(images.shape)}, channels last; pass x.transpose(0, 3, 1, 2) for [n, channels, h, w]"
-        )
+        raise InputError(f"x has shape {tuple(images.shape)}, channels last; pass x.transpose(0, 3, 1, 2)")
     if images.dtype != torch.uint8:
         if not images.dtype.is_floating_point:
-            raise InputError(f"x has type {images.dtype}; valid: uint8 from 0 to 255, or floating point from 0 to 1")
+            raise InputError(f"x has type {images.dtype}; valid: uint8 (0 to 255) or floating point (0 to 1)")
         images = images.float()
         low, high = float(images.min()), float(images.max())
         if not (low >= 0 and high <= 1):
             raise InputError(f"x ranges from {low:g} to {high:g}; scale floating-point images to [0, 1]")
     if labels.shape != images.shape[:1]:
-        raise InputError(f"y has shape {tuple(labels.shape)}, but x holds {len(images)} images: it must be [{len(images)}]")
+        raise InputError(
+            f"y has shape {tuple(labels.shape)}; for {len(images)} images it must be ({len(images)},)"
+        )
     if labels.dtype.is_floating_point or labels.dtype in (torch.bool, torch.complex64, torch.complex128):
         raise InputError(f"y has type {labels.dtype}; labels must be integers from 0")
     labels = labels.long()
@@ -176,12 +186,13 @@ def from_arrays(
         classes = int(labels.max()) + 1
     label_names = tuple(map(str, range(classes))) if isinstance(classes, int) else tuple(map(str, classes))
     if len(label_names) < 2:
-        raise InputError(f"classes={label_names} holds fewer than two classes; a classifier needs at least two")
+        raise InputError(f"classes={label_names} names fewer than two; a classifier needs at least two")
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= len(label_names):
         wrong = int(((labels < 0) | (labels >= len(label_names))).nonzero()[0])
+        last = len(label_names) - 1
         raise InputError(
-            f"y[{wrong}] is {int(labels[wrong])}; with {len(label_names)} classes labels run from 0 to {len(label_names) - 1}"
+            f"y[{wrong}] is {int(labels[wrong])}; labels of {last + 1} classes run from 0 to {last}"
         )
     return ImageData(images.contiguous(), labels, label_names, name, split)
 
@@ -201,7 +212,8 @@ def from_dataset(
     try:
         count = len(dataset)  # type: ignore[arg-type]
     except TypeError:
-        raise InputError(f"dataset {type(dataset).__name__} has no length; only map-style datasets can be read") from None
+        title = type(dataset).__name__
+        raise InputError(f"dataset {title} has no length; only map-style datasets can be read") from None
     if count == 0:
         raise InputError(f"dataset {type(dataset).__name__} is empty")
     images: list[torch.Tensor] = []
@@ -215,8 +227,8 @@ def from_dataset(
             raise InputError(f"dataset[{index}] is not a pair (image, label): {error}") from error
         if images[-1].shape != images[0].shape or images[-1].dtype != images[0].dtype:
             raise InputError(
-                f"dataset[{index}] has shape {tuple(images[-1].shape)} and type {images[-1].dtype}, but dataset[0] "
-                f"has {tuple(images[0].shape)} and {images[0].dtype}; all images must agree"
+                f"dataset[{index}] has shape {tuple(images[-1].shape)} and type {images[-1].dtype}, but "
+                f"dataset[0] has {tuple(images[0].shape)} and {images[0].dtype}; all images must agree"
             )
     if classes is None:
         classes = getattr(dataset, "classes", None)
@@ -224,11 +236,13 @@ def from_dataset(
     return from_arrays(torch.stack(images), torch.tensor(labels), split=split, classes=classes, name=title)
 
 
-def held_out(labels: npt.NDArray[Any], per_class: Sequence[int], seed: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+def held_out(
+    labels: npt.NDArray[Any], per_class: Sequence[int], seed: int
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """Positions (kept, held out) with `per_class[c]` images of every class c held out, both ascending.
 
-    Images are ranked by a hash of (seed, position) rather than by a random generator, so that the split is the
-    same on every machine and in every version of every library.
+    Images are ranked by a hash of (seed, position) rather than by a random generator, so that the split is
+    the same on every machine and in every version of every library.
     """
     out: list[int] = []
     for label, count in enumerate(per_class):

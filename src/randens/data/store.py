@@ -40,7 +40,7 @@ def entry(name: str) -> Entry:
 
 
 def data_folder(folder: str | os.PathLike[str] | None = None) -> Path:
-    """Where data sets are kept: `folder`, else the variable RANDENS_DATA, else the platform's cache folder."""
+    """Where data sets are kept: `folder`, else what RANDENS_DATA says, else the platform's cache folder."""
     if folder is not None:
         return Path(folder).expanduser()
     configured = os.environ.get("RANDENS_DATA")
@@ -63,7 +63,8 @@ def load(name: str, split: str, *, folder: str | os.PathLike[str] | None = None)
         kept, out = held_out(labels, [known.held_out] * len(known.classes), _SPLIT_SEED)
         chosen = kept if split == "train" else out
         stored, labels = stored[chosen], labels[chosen]
-    return ImageData(torch.from_numpy(stored), torch.from_numpy(labels.astype(np.int64)), known.classes, name, split)
+    y = torch.from_numpy(labels.astype(np.int64))
+    return ImageData(torch.from_numpy(stored), y, known.classes, name, split)
 
 
 def _digits(split: str) -> tuple[Any, Any]:
@@ -93,7 +94,7 @@ def write_parts(known: Entry, arrays: Arrays, source: str, folder: Path) -> None
 
 
 def read_part(known: Entry, split: str, folder: Path) -> tuple[Bytes, Bytes, dict[str, str]]:
-    """Images, labels and header of one stored part; anything but a whole file of the right content is refused."""
+    """Images, labels and header of a stored part; anything but a whole file of that content is refused."""
     path = part_path(known, split, folder)
     remedy = f"run `randens data fetch {known.name}`"
     if not path.exists():

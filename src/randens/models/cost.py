@@ -21,7 +21,9 @@ def flops(model: nn.Module, input_shape: Sequence[int] | None = None) -> int:
     """
     shape = getattr(model, "input_shape", None) if input_shape is None else input_shape
     if shape is None:
-        raise InputError("input_shape=None needs a model made by randens.models; give it as (channels, height, width)")
+        raise InputError(
+            "input_shape=None needs a model of randens.models; give it as (channels, height, width)"
+        )
     parameter = next(model.parameters(), torch.zeros(()))
     x = torch.zeros(1, *shape, device=parameter.device, dtype=parameter.dtype)
     training = [module for module in model.modules() if module.training]

