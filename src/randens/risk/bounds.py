@@ -1,0 +1,128 @@
+"""What member risks alone say about every randomized ensemble made of them (Theorem 3)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from randens.errors import InputError
+from randens.risk.checks import as_probs, as_risks, frozen
+from randens.risk.profile import RiskProfile
+
+__all__ = [
+    "Bounds",
+    "RuleOfThumb",
+    "auxiliary_risk",
+    "bounds",
+    "necessary_size",
+    "rule_of_thumb",
+    "tight_profile",
+]
+
+
+@dataclass(frozen=True, eq=False)
+class Bounds:
+    """floor ≤ η(α) ≤ ceiling for every α (Theorem 3), given the member risks and nothing else.
+
+    member_risks: η_i [M], in the caller's order. floor: min_k η_(k)/k over the sorted risks. ceiling: the largest.
+    m: the smallest k that attains the floor. probs: [M], 1/m on the m most robust members; if the floor can be
+    reached at all, this reaches it.
+    """
+
+    member_risks: NDArray[np.float64]
+    floor: float
+    ceiling: float
+    m: int
+    probs: NDArray[np.float64]
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary for JSON."""
+        return {
+            "member_risks": self.member_risks.tolist(),
+            "floor": self.floor,
+            "ceiling": self.ceiling,
+            "m": self.m,
+            "probs": self.probs.tolist(),
+        }
+
+
+@dataclass(frozen=True)
+class RuleOfThumb:
+    """low ≤ η_{m+1} ≤ high for the next member to be worth having (Eq. 9).
+
+    necessary: whether it is more than a rule of thumb, namely for the second member: above `high` the first member
+    alone is better than any mixture.
+    """
+
+    low: float
+    high: float
+    necessary: bool
+
+
+def bounds(member_risks: ArrayLike) -> Bounds:
+    """The tightest bounds on η(α) that the risks of the members allow (Theorem 3).
+
+    >>> b = bounds([0.5, 0.4, 0.45])
+    >>> b.m, round(b.floor, 4), b.ceiling
+    (3, 0.1667, 0.5)
+    """
+    risks = as_risks("member_risks", member_risks)
+    order = np.argsort(risks, kind="stable")
+    ratios = risks[order] / np.arange(1, len(risks) + 1)
+    m = int(np.argmin(ratios)) + 1
+    probs = np.zeros(len(risks))
+    probs[order[:m]] = 1.0 / m
+    return Bounds(frozen(risks), float(ratios[m - 1]), float(risks.max()), m, frozen(probs))
+
+
+def rule_of_thumb(member_risks: ArrayLike) -> RuleOfThumb:
+    """The risk the next member should have: η_m ≤ η_{m+1} ≤ (1 + 1/m) η_m, with η_m the largest so far (Eq. 9)."""
+    risks = as_risks("member_risks", member_risks)
+    m, largest = len(risks), float(risks.max())
+    return RuleOfThumb(low=largest, high=min(1.0, (1.0 + 1.0 / m) * largest), necessary=m == 1)
+
+
+def necessary_size(eta1: float) -> int:
+    """⌈1/η₁⌉: the fewest members with which one robust member and broken others (η_i = 1) can beat f₁ (Eq. 10).
+
+    Ensembles in the manner of BAT are of that kind. It is a necessary size, not a sufficient one.
+
+    >>> necessary_size(0.3)
+    4
+    """
+    (risk,) = as_risks("eta1", [eta1])
+    if risk == 0:
+        raise InputError("eta1 is 0; a member that is never fooled cannot be improved on")
+    # 1/3 as a float is a little less than a third, which must not cost a member.
+    return max(1, math.ceil(1.0 / float(risk) - 1e-9))
+
+
+def auxiliary_risk(member_risks: ArrayLike, probs: ArrayLike) -> float:
+    """h(α) = Σ_i (η_i − η_{i−1}) max_{j ≥ i} α_j over members sorted by risk, η_0 = 0 (proof of Theorem 3).
+
+    The risk of the best conceivable members with these risks: η(α) ≥ h(α) ≥ floor.
+    """
+    risks = as_risks("member_risks", member_risks)
+    alpha = as_probs(probs, len(risks))
+    order = np.argsort(risks, kind="stable")
+    steps = np.diff(risks[order], prepend=0.0)
+    largest_from = np.maximum.accumulate(alpha[order][::-1])[::-1]
+    return float(steps @ largest_from)
+
+
+def tight_profile(member_risks: ArrayLike) -> RiskProfile:
+    """The construction that makes Theorem 3 tight: η = h, so the floor is reached.
+
+    The inputs at which members fail are nested, T_1 ⊆ T_2 ⊆ …, and every perturbation fools one member at a time.
+    """
+    risks = as_risks("member_risks", member_risks)
+    members = len(risks)
+    order = np.argsort(risks, kind="stable")
+    single = np.eye(members, dtype=np.bool_)
+    sets = [single[order[i:]] for i in range(members)] + [np.zeros((1, members), dtype=np.bool_)]
+    weights = np.append(np.diff(risks[order], prepend=0.0), 1.0 - risks.max())
+    return RiskProfile.from_configurations(sets, weights, members=members)

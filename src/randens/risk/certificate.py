@@ -1,0 +1,141 @@
+"""A proof that no probabilities can do better, checkable without a solver."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from randens.errors import InputError
+from randens.risk.checks import as_count, as_vector, frozen
+from randens.risk.profile import RiskProfile
+from randens.risk.sets import Masks, pack, unpack
+from randens.risk.words import from_words, to_words
+
+__all__ = ["Certificate"]
+
+_FORMAT = "randens.certificate"
+_VERSION = 1
+_TOLERANCE = 1e-12
+
+
+@dataclass(frozen=True, eq=False)
+class Certificate:
+    """The attacker's mixed strategy: at inputs of configuration k, fool the set u with mass q_{k,u}.
+
+    With q ≥ 0 and Σ_u q_{k,u} = p_k, every α has η(α) = Σ_k p_k max_u u·α ≥ Σ q_{k,u} u·α ≥ min_i Σ q_{k,u} u_i.
+    The last number is the bound: it needs no solver, only additions (linear programming duality).
+
+    members: M. configuration: int [r], k of each entry, as numbered in the profile. masks: its set u [r].
+    mass: q [r]. bound: the lower bound on η that is claimed.
+    """
+
+    members: int
+    configuration: NDArray[np.int64]
+    masks: Masks
+    mass: NDArray[np.float64]
+    bound: float
+
+    @classmethod
+    def from_rows(cls, profile: RiskProfile, mass: NDArray[np.float64]) -> Certificate:
+        """From one mass for every row of the profile's masks, scaled so that each configuration sums to p_k."""
+        at, lengths = profile.starts[:-1], np.diff(profile.starts)
+        q = np.maximum(mass, 0.0)
+        q = q * np.repeat(profile.weights / np.add.reduceat(q, at), lengths)
+        rows = np.flatnonzero(q)
+        masks, q = profile.masks[rows], q[rows]
+        where = np.repeat(np.arange(len(lengths)), lengths)[rows]
+        bound = float((q @ unpack(masks, profile.members)).min())
+        return cls(profile.members, frozen(where), frozen(masks), frozen(q), bound)
+
+    def verify(self, profile: RiskProfile) -> bool:
+        """Whether this proves η(α) ≥ bound for every α of that profile, up to rounding (1e-12).
+
+        Checks that the strategy uses only sets the configurations hold, with non-negative mass summing to p_k, and
+        that it fools every member at least `bound` often.
+        """
+        count = len(profile.weights)
+        if self.members != profile.members or not np.isfinite(self.bound) or not np.isfinite(self.mass).all():
+            return False
+        if not len(self.configuration) == len(self.masks) == len(self.mass) > 0:
+            return False
+        if self.configuration.min() < 0 or self.configuration.max() >= count or self.mass.min() < 0:
+            return False
+        owner = np.repeat(np.arange(count), np.diff(profile.starts))
+        held = set(zip(owner.tolist(), profile.masks.tolist(), strict=True))
+        if not held.issuperset(zip(self.configuration.tolist(), self.masks.tolist(), strict=True)):
+            return False
+        sums = np.bincount(self.configuration, weights=self.mass, minlength=count)
+        if (np.abs(sums - profile.weights) > _TOLERANCE * profile.weights).any():
+            return False
+        fooled = self.mass @ unpack(self.masks, self.members)
+        return bool(fooled.min() >= self.bound - _TOLERANCE)
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary for JSON; every set is a string of zeros and ones, member 0 first."""
+        return {
+            "format": _FORMAT,
+            "version": _VERSION,
+            "members": self.members,
+            "bound": self.bound,
+            "configuration": self.configuration.tolist(),
+            "sets": to_words(self.masks, self.members),
+            "mass": self.mass.tolist(),
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any] | str) -> Certificate:
+        """The inverse of `to_json`, from the dictionary or its JSON text. What it proves is for `verify` to say."""
+        if isinstance(value, str):
+            try:
+                value = json.loads(value)
+            except ValueError as error:
+                raise InputError(f"the certificate is not valid JSON ({error})") from error
+        if not isinstance(value, Mapping) or value.get("format") != _FORMAT:
+            raise InputError(f"the certificate is not a {_FORMAT} document")
+        if value.get("version") != _VERSION:
+            raise InputError(
+                f"the certificate's version is {value.get('version')!r}; this release reads {_VERSION}"
+            )
+        members = as_count("the certificate's members", value.get("members"))
+        columns = [value.get(name) for name in ("configuration", "sets", "mass")]
+        if not all(isinstance(column, list) for column in columns):
+            raise InputError("the certificate's configuration, sets and mass must be lists")
+        where, words, mass = columns
+        assert isinstance(where, list)
+        assert isinstance(words, list)
+        assert isinstance(mass, list)
+        if not len(where) == len(words) == len(mass):
+            raise InputError(
+                f"the certificate's configuration, sets and mass have {len(where)}, {len(words)} and {len(mass)} "
+                "entries; they must have the same number"
+            )
+        rows = [as_count("the certificate's configuration", k, minimum=0) for k in where]
+        (bound,) = as_vector("the certificate's bound", [value.get("bound")])  # type: ignore[list-item]
+        return cls(
+            members,
+            frozen(np.array(rows, dtype=np.int64)),
+            frozen(pack(from_words("the certificate", words, members))),
+            frozen(as_vector("the certificate's mass", mass)),
+            float(bound),
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Certificate):
+            return NotImplemented
+        return (
+            self.members == other.members
+            and self.bound == other.bound
+            and np.array_equal(self.configuration, other.configuration)
+            and np.array_equal(self.masks, other.masks)
+            and np.array_equal(self.mass, other.mass)
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Certificate(members={self.members}, entries={len(self.mass)}, bound={self.bound:.6g})"

@@ -1,0 +1,95 @@
+"""Arguments of the theory, checked once: each error names the argument, its value and what would be valid."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from randens.errors import InputError
+
+__all__ = ["as_count", "as_member", "as_positive", "as_probs", "as_risks", "as_share", "as_vector", "frozen"]
+
+SUM_TOLERANCE = 1e-6
+"""Probabilities typed by hand or stored as float32 rarely sum to exactly 1."""
+
+
+def frozen(array: NDArray[Any]) -> NDArray[Any]:
+    """The array itself, made read-only: a value object must not change under its owner."""
+    array.setflags(write=False)
+    return array
+
+
+def as_vector(name: str, value: ArrayLike | Iterable[float]) -> NDArray[np.float64]:
+    """A fresh one-dimensional, non-empty float vector."""
+    try:
+        vector = np.array(value if isinstance(value, np.ndarray) else list(value), dtype=np.float64)  # type: ignore[arg-type]
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{name} must be a list of numbers, got {_short(value)}") from error
+    if vector.ndim != 1 or len(vector) == 0:
+        raise InputError(f"{name} must be a non-empty list of numbers, got {_short(value)}")
+    return vector
+
+
+def as_risks(
+    name: str, value: ArrayLike | Iterable[float], members: int | None = None
+) -> NDArray[np.float64]:
+    """Risks, one per member, each in [0, 1]."""
+    risks = as_vector(name, value)
+    for i, risk in enumerate(risks):
+        if not 0.0 <= risk <= 1.0:
+            raise InputError(f"{name}[{i}] is {risk:g}; a risk must lie in [0, 1]")
+    if members is not None and len(risks) != members:
+        raise InputError(f"{name} has {len(risks)} values; expected one for each of the {members} members")
+    return risks
+
+
+def as_probs(
+    value: ArrayLike | Iterable[float], members: int | None = None, name: str = "probs"
+) -> NDArray[np.float64]:
+    """A point of the probability simplex: non-negative, summing to 1 within 1e-6, then made to sum to 1."""
+    probs = as_vector(name, value)
+    if members is not None and len(probs) != members:
+        raise InputError(f"{name} has {len(probs)} values; expected one for each of the {members} members")
+    for i, p in enumerate(probs):
+        if not np.isfinite(p) or p < 0:
+            raise InputError(f"{name}[{i}] is {p:g}; a probability must lie in [0, 1]")
+    total = float(probs.sum())
+    if abs(total - 1.0) > SUM_TOLERANCE:
+        raise InputError(f"{name} sums to {total:.9g}; probabilities must sum to 1")
+    return probs / total
+
+
+def as_count(name: str, value: object, minimum: int = 1) -> int:
+    """A whole number of at least `minimum`."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < minimum:
+        raise InputError(f"{name} must be a whole number of at least {minimum}, got {value!r}")
+    return int(value)
+
+
+def as_member(name: str, value: object, members: int) -> int:
+    """The index of a member."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 0 <= value < members:
+        raise InputError(f"{name} must be a member's index from 0 to {members - 1}, got {value!r}")
+    return int(value)
+
+
+def as_positive(name: str, value: object) -> float:
+    """A finite number above 0."""
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not 0 < value < np.inf:
+        raise InputError(f"{name} must be a number above 0, got {value!r}")
+    return float(value)
+
+
+def as_share(name: str, value: object) -> float:
+    """A number strictly between 0 and 1."""
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not 0 < value < 1:
+        raise InputError(f"{name} must be a number between 0 and 1, got {value!r}")
+    return float(value)
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

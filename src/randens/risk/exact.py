@@ -1,0 +1,102 @@
+"""Optimal sampling probabilities of a profile, with proof: cutting planes in M + 1 variables.
+
+η is the largest of finitely many linear functions g·α, and a subgradient at any point is one of them. So the master
+program min s, s ≥ g·α for the g found so far, bounds η from below, costs the same however many inputs there are, and
+becomes exact after a few dozen rounds. Its multipliers average the attacks behind the cuts into the certificate.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from randens.errors import ModelError
+from randens.risk.certificate import Certificate
+from randens.risk.checks import as_count, as_positive, as_risks, frozen
+from randens.risk.lp import Epigraph, solve
+from randens.risk.profile import RiskProfile
+from randens.risk.result import Sampling
+from randens.risk.snap import snap
+from randens.risk.ties import prefer
+
+__all__ = ["exact_sampling"]
+
+# Cuts are taken between the best point so far and the master's optimum: either the master moves or the best point
+# improves by this share of the gap, and far fewer cuts are needed than at the optimum itself.
+_STEP = 0.3
+# Below this gap, cutting at the master's own optimum ends the search at a vertex of η.
+_LAST_STEPS = 1e-7
+
+
+def exact_sampling(
+    profile: RiskProfile,
+    *,
+    clean_risks: ArrayLike | None = None,
+    tol: float = 1e-12,
+    max_iterations: int = 10_000,
+) -> Sampling:
+    """α minimising η over the simplex, its value, and a certificate that nothing lower exists.
+
+    Among equally good α the one with the lowest clean risk wins (clean_risks [M], if given), then the one with the
+    fewest members. Where the optimum is a vertex with known rational coordinates that is provably as good, it is
+    returned exactly (`exact_probs`). tol: the gap at which to stop.
+    """
+    tol = as_positive("tol", tol)
+    limit = as_count("max_iterations", max_iterations)
+    members = profile.members
+    clean = None if clean_risks is None else as_risks("clean_risks", clean_risks, members)
+
+    point = best = master = np.full(members, 1.0 / members)
+    risk = np.inf
+    points: list[NDArray[np.float64]] = []
+    model = Epigraph(np.empty((0, members)), np.empty((0, members)), np.ones(members, dtype=np.bool_))
+    zero = np.zeros(members)
+    for _ in range(limit):
+        cut = profile.subgradient(point)
+        value = float(cut @ point)
+        if value < risk:
+            risk, best = value, point
+        points.append(point)
+        model = model.with_cut(cut)
+        before, (master, multipliers) = master, solve(model, zero, 1.0)
+        multipliers /= multipliers.sum()
+        slopes = multipliers @ model.below
+        gap = risk - float(slopes.min())
+        if gap <= tol:
+            break
+        if any(np.array_equal(master, p) for p in points):
+            # The master's optimum has been cut already: what is left of the gap is rounding.
+            break
+        # A master that stays where it was has probably found the optimum.
+        settled = gap <= _LAST_STEPS or np.array_equal(master, before)
+        point = master if settled else (1.0 - _STEP) * best + _STEP * master
+    else:
+        raise ModelError(
+            f"the cutting planes left a gap of {gap:.3g} after {limit} iterations; raise max_iterations"
+        )
+
+    certificate = _certificate(profile, points, multipliers)
+    best = prefer(profile, best, model, multipliers, clean)
+    vertex = snap(profile, best)
+    probs = best if vertex is None else np.array([float(p) for p in vertex])
+    risk = profile.risk(probs)
+    return Sampling(
+        probs=frozen(probs),
+        risk=risk,
+        lower_bound=min(certificate.bound, risk),
+        method="exact",
+        iterations=len(points),
+        certificate=certificate,
+        exact_probs=vertex,
+    )
+
+
+def _certificate(
+    profile: RiskProfile, points: list[NDArray[np.float64]], multipliers: NDArray[np.float64]
+) -> Certificate:
+    """Every cut is an attack on each configuration; mixing the cuts mixes the attacks."""
+    mass = np.zeros(len(profile.masks))
+    for point, multiplier in zip(points, multipliers.tolist(), strict=True):
+        if multiplier > 0:
+            mass[profile.best_rows(point)] += multiplier * profile.weights
+    return Certificate.from_rows(profile, mass)

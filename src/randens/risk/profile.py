@@ -1,0 +1,351 @@
+"""The adversarial risk of a randomized ensemble as data: configurations and how often they occur."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from randens.errors import InputError
+from randens.risk.checks import as_count, as_member, as_probs, as_share, as_vector, frozen
+from randens.risk.sets import MAX_MEMBERS, Masks, group, maximal, pack, segment_argmax, unpack, weigh
+from randens.risk.words import from_words, to_words
+
+__all__ = ["RiskProfile"]
+
+_FORMAT = "randens.risk-profile"
+_VERSION = 1
+_WEIGHT_SUM_TOLERANCE = 1e-6
+# Sums this close to 1 are left alone, so that weights survive a round trip through JSON bit by bit.
+_ROUNDING = 1e-11
+
+
+@dataclass(frozen=True, eq=False)
+class RiskProfile:
+    """η(α) = Σ_k p_k max_{u ∈ U_k} u·α, a convex piecewise linear function of the probabilities (Proposition 1).
+
+    A configuration U_k holds the sets of members that one perturbation can fool together at an input; p_k is how
+    often inputs have that configuration. Only maximal sets are kept and equal configurations are one, so the
+    profile stays small however many inputs it describes. Build it with `from_configurations`, `from_witnesses` or
+    `from_json`.
+
+    members: M. weights: p [K], summing to 1. masks: all sets, as bits, configuration after configuration.
+    starts: [K+1], where each configuration begins in `masks`. size: the number of inputs described, if known.
+    """
+
+    members: int
+    weights: NDArray[np.float64]
+    masks: Masks
+    starts: NDArray[np.int64]
+    size: int | None = None
+
+    @classmethod
+    def from_configurations(
+        cls,
+        sets: Iterable[ArrayLike],
+        weights: ArrayLike | None = None,
+        *,
+        members: int | None = None,
+        size: int | None = None,
+    ) -> RiskProfile:
+        """A profile from explicit configurations.
+
+        sets: for each configuration its fooled sets, rows of M zeros and ones; an empty configuration is an input at
+        which nobody can be fooled. weights: p [K], summing to 1; by default every configuration is one input and
+        all count alike. members: M, needed only if every configuration is empty.
+
+        >>> RiskProfile.from_configurations([[(1, 0), (0, 1)], [(1, 1)]], [0.6, 0.4]).risk([0.5, 0.5])
+        0.7
+        """
+        rows: list[NDArray[np.bool_]] = []
+        width = None if members is None else as_count("members", members)
+        for k, configuration in enumerate(sets):
+            matrix = _binary(f"sets[{k}]", configuration)
+            if matrix.size:
+                if width is None:
+                    width = matrix.shape[1]
+                if matrix.shape[1] != width:
+                    raise InputError(
+                        f"sets[{k}] has rows of {matrix.shape[1]} values where {width} members are expected"
+                    )
+            rows.append(matrix)
+        if not rows:
+            raise InputError("sets is empty; a profile needs at least one configuration")
+        if width is None:
+            raise InputError(
+                "sets holds only empty configurations; say how many members there are with members="
+            )
+        count = len(rows)
+        points = np.repeat(np.arange(count), [len(row) if row.size else 0 for row in rows])
+        filled = [row for row in rows if row.size]
+        fooled = np.concatenate(filled) if filled else np.zeros((0, width), dtype=np.bool_)
+        if weights is None:
+            p, size = np.ones(count), count if size is None else size
+        else:
+            p = _weights(weights, count)
+        return cls._build(points, pack(fooled), p, width, size)
+
+    @classmethod
+    def from_witnesses(cls, points: ArrayLike, fooled: ArrayLike, n: int) -> RiskProfile:
+        """A profile of n inputs from witnesses: points[j] is the input of witness j, fooled[j] the set it fools.
+
+        points: int [k], fooled: bool [k, M]. An input without a witness fools nobody. All inputs count alike.
+        """
+        n = as_count("n", n)
+        where = np.asarray(points)
+        rows = np.asarray(fooled)
+        if rows.ndim != 2 or rows.shape[1] == 0:
+            raise InputError(f"fooled must have shape [witnesses, members], got {list(rows.shape)}")
+        if rows.dtype != np.bool_:
+            rows = _binary("fooled", rows)
+        if where.shape != (len(rows),):
+            raise InputError(
+                f"points has shape {list(where.shape)}; expected one input for each of {len(rows)} witnesses"
+            )
+        if len(where) and not np.issubdtype(where.dtype, np.integer):
+            raise InputError(f"points must be whole numbers, got {where.dtype}")
+        if len(where) and (where.min() < 0 or where.max() >= n):
+            wrong = int(where.min() if where.min() < 0 else where.max())
+            raise InputError(f"points holds {wrong}; the inputs are numbered from 0 to {n - 1}")
+        return cls._build(where.astype(np.int64), pack(rows), np.ones(n), rows.shape[1], n)
+
+    @classmethod
+    def _build(
+        cls,
+        points: NDArray[np.int64],
+        masks: Masks,
+        weights: NDArray[np.float64],
+        members: int,
+        size: int | None,
+    ) -> RiskProfile:
+        """`weights` may be counts: they are scaled to sum to 1 last, when whole numbers have added up exactly."""
+        if members > MAX_MEMBERS:
+            raise InputError(f"an ensemble may have at most {MAX_MEMBERS} members, got {members}")
+        n = len(weights)
+        if not weights.all():
+            present = np.flatnonzero(weights)
+            renumbered = np.full(n, -1, dtype=np.int64)
+            renumbered[present] = np.arange(len(present))
+            keep = renumbered[points] >= 0
+            points, masks, weights, n = renumbered[points[keep]], masks[keep], weights[present], len(present)
+        points, masks = maximal(points, masks, n)
+        sets, starts, summed = group(points, masks, weights)
+        total = math.fsum(weights.tolist())
+        if abs(total - 1.0) > _ROUNDING:
+            summed = summed / total
+        return cls(members, frozen(summed), frozen(sets), frozen(starts), size)
+
+    @property
+    def configurations(self) -> tuple[NDArray[np.bool_], ...]:
+        """U_k as boolean matrices [sets, M], one per configuration; a row of zeros where nobody can be fooled."""
+        table = unpack(self.masks, self.members)
+        return tuple(np.split(table, self.starts[1:-1]))
+
+    @cached_property
+    def member_risks(self) -> NDArray[np.float64]:
+        """η_i = η(e_i) [M]: how often each member can be fooled alone."""
+        anyone = unpack(np.bitwise_or.reduceat(self.masks, self.starts[:-1]), self.members)
+        return frozen(np.clip(self.weights @ anyone, 0.0, 1.0))
+
+    def configuration_risks(self, probs: ArrayLike) -> NDArray[np.float64]:
+        """max_{u ∈ U_k} u·α for every configuration [K]."""
+        values = weigh(self.masks, as_probs(probs, self.members))
+        best: NDArray[np.float64] = np.maximum.reduceat(values, self.starts[:-1])
+        return best
+
+    def risk(self, probs: ArrayLike) -> float:
+        """η(α), Eq. (4)."""
+        return _unit(float(self.weights @ self.configuration_risks(probs)))
+
+    def exact_risk(self, probs: Sequence[Fraction]) -> Fraction:
+        """η(α) in rational arithmetic, taking the weights as the binary fractions that they are."""
+        if len(probs) != self.members or sum(probs) != 1 or min(probs) < 0:
+            raise InputError(
+                f"probs must be {self.members} non-negative fractions summing to 1, got {tuple(probs)}"
+            )
+        denominator = math.lcm(*(p.denominator for p in probs))
+        numerators = [p.numerator * (denominator // p.denominator) for p in probs]
+        kind: Any = np.int64 if denominator < 2**62 else object
+        values = np.maximum.reduceat(weigh(self.masks, np.array(numerators, dtype=kind)), self.starts[:-1])
+        whole, shift = self._dyadic_weights
+        total = sum(w * v for w, v in zip(whole, values.tolist(), strict=True))
+        return Fraction(total, denominator << shift)
+
+    @cached_property
+    def _dyadic_weights(self) -> tuple[list[int], int]:
+        """Whole numbers w and an exponent s with weights = w / 2^s exactly."""
+        ratios = [weight.as_integer_ratio() for weight in self.weights.tolist()]
+        shift = max(bottom.bit_length() - 1 for _, bottom in ratios)
+        return [top << (shift - bottom.bit_length() + 1) for top, bottom in ratios], shift
+
+    def best_rows(self, probs: ArrayLike) -> NDArray[np.int64]:
+        """For every configuration, the row of `masks` that fools the most at these probabilities [K]."""
+        values = weigh(self.masks, as_probs(probs, self.members))
+        return segment_argmax(values, self.starts)[1]
+
+    def subgradient(self, probs: ArrayLike) -> NDArray[np.float64]:
+        """g = Σ_k p_k u_k with u_k the most damaging set at α: η(β) ≥ g·β for all β, and η(α) = g·α.
+
+        This is what line 12 of Algorithm 1 computes.
+        """
+        chosen = unpack(self.masks[self.best_rows(probs)], self.members)
+        return np.asarray(self.weights @ chosen, dtype=np.float64)
+
+    def gain(self, probs: ArrayLike) -> float:
+        """E π = Σ_i α_i η_i − η(α) ≥ 0: what drawing at random buys over announcing the draw beforehand."""
+        alpha = as_probs(probs, self.members)
+        return max(0.0, float(alpha @ self.member_risks) - self.risk(alpha))
+
+    def jointly(self, i: int, j: int) -> float:
+        """P(R₂): how often one perturbation fools members i and j together."""
+        both = self._indicator(i) & self._indicator(j)
+        return _unit(float(self.weights @ np.logical_or.reduceat(both, self.starts[:-1])))
+
+    def conflict(self, i: int, j: int) -> float:
+        """P(R₁) of Theorem 1: how often i and j can each be fooled, but never by the same perturbation."""
+        first, second = self._indicator(i), self._indicator(j)
+        at = self.starts[:-1]
+        each = np.logical_or.reduceat(first, at) & np.logical_or.reduceat(second, at)
+        return _unit(float(self.weights @ (each & ~np.logical_or.reduceat(first & second, at))))
+
+    def _indicator(self, member: int) -> NDArray[np.bool_]:
+        bit = np.uint64(as_member("member", member, self.members))
+        return ((self.masks >> bit) & np.uint64(1)).astype(np.bool_)
+
+    def restrict(self, members: Sequence[int]) -> RiskProfile:
+        """The profile of the ensemble made of these members only, in this order."""
+        chosen = [as_member("members", i, self.members) for i in members]
+        if not chosen:
+            raise InputError("members is empty; keep at least one")
+        table = unpack(self.masks, self.members)[:, chosen]
+        points = np.repeat(np.arange(len(self.weights)), np.diff(self.starts))
+        return self._build(points, pack(table), self.weights, len(chosen), self.size)
+
+    def merge(self, other: RiskProfile, share: float | None = None) -> RiskProfile:
+        """The profile of both sets of inputs together, which must be different inputs.
+
+        Each profile counts by its number of inputs; `share` (of this one, between 0 and 1) replaces that. Witnesses
+        of the *same* inputs are merged before a profile is made, where it is still known which input is which.
+        """
+        if not isinstance(other, RiskProfile):
+            raise InputError(f"other must be a RiskProfile, got {type(other).__name__}")
+        if other.members != self.members:
+            raise InputError(f"other has {other.members} members where {self.members} are expected")
+        size = self.size + other.size if self.size is not None and other.size is not None else None
+        if share is not None:
+            own = as_share("share", share)
+        elif size is not None and self.size is not None:
+            own = self.size / size
+        else:
+            raise InputError("share is None; profiles of unknown size need share= to be merged")
+        count = len(self.weights)
+        points = np.repeat(
+            np.arange(count + len(other.weights)),
+            np.diff(self.starts).tolist() + np.diff(other.starts).tolist(),
+        )
+        weights = np.concatenate([own * self.weights, (1 - own) * other.weights])
+        return self._build(points, np.concatenate([self.masks, other.masks]), weights, self.members, size)
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary for JSON; every set is a string of zeros and ones, member 0 first."""
+        names = to_words(self.masks, self.members)
+        edges = self.starts.tolist()
+        return {
+            "format": _FORMAT,
+            "version": _VERSION,
+            "members": self.members,
+            "size": self.size,
+            "weights": self.weights.tolist(),
+            "configurations": [names[a:b] for a, b in zip(edges[:-1], edges[1:], strict=True)],
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any] | str) -> RiskProfile:
+        """The inverse of `to_json`, from the dictionary or its JSON text; anything else is refused by name."""
+        if isinstance(value, str):
+            try:
+                value = json.loads(value)
+            except ValueError as error:
+                raise InputError(f"the profile is not valid JSON ({error})") from error
+        if not isinstance(value, Mapping) or value.get("format") != _FORMAT:
+            raise InputError(f"the profile is not a {_FORMAT} document")
+        if value.get("version") != _VERSION:
+            raise InputError(
+                f"the profile's version is {value.get('version')!r}; this release reads {_VERSION}"
+            )
+        members = as_count("the profile's members", value.get("members"))
+        size = value.get("size")
+        sets, weights = value.get("configurations"), value.get("weights")
+        if not isinstance(sets, list) or not all(isinstance(c, list) and c for c in sets):
+            raise InputError("the profile's configurations must be a list of non-empty lists of sets")
+        if not isinstance(weights, list):
+            raise InputError("the profile's weights must be a list of numbers")
+        masks = pack(from_words("the profile", [word for c in sets for word in c], members))
+        points = np.repeat(np.arange(len(sets)), [len(c) for c in sets])
+        if not sets:
+            raise InputError("the profile's configurations are empty; a profile needs at least one")
+        p = _weights(weights, len(sets))
+        return cls._build(
+            points, masks, p, members, None if size is None else as_count("the profile's size", size)
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, RiskProfile):
+            return NotImplemented
+        return (
+            self.members == other.members
+            and np.array_equal(self.starts, other.starts)
+            and np.array_equal(self.masks, other.masks)
+            and np.array_equal(self.weights, other.weights)
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        size = "" if self.size is None else f", size={self.size}"
+        return f"RiskProfile(members={self.members}, configurations={len(self.weights)}{size})"
+
+
+def _unit(value: float) -> float:
+    return min(1.0, max(0.0, value))
+
+
+def _binary(name: str, value: ArrayLike) -> NDArray[np.bool_]:
+    try:
+        matrix = np.asarray(value)
+    except ValueError as error:
+        raise InputError(f"{name} is ragged; every row must have one value per member") from error
+    if matrix.size == 0:
+        return np.zeros((0, matrix.shape[1] if matrix.ndim == 2 else 0), dtype=np.bool_)
+    if matrix.ndim != 2:
+        raise InputError(f"{name} must be a list of rows of zeros and ones, got shape {list(matrix.shape)}")
+    if matrix.dtype == np.bool_:
+        return matrix
+    if matrix.dtype.kind not in "iuf":
+        raise InputError(f"{name} must hold zeros and ones, got {matrix.dtype}")
+    wrong = matrix[(matrix != 0) & (matrix != 1)]
+    if wrong.size:
+        raise InputError(f"{name} holds {wrong.flat[0]:g}; every value must be 0 or 1")
+    return matrix.astype(np.bool_)
+
+
+def _weights(value: ArrayLike, count: int) -> NDArray[np.float64]:
+    weights = as_vector("weights", value)
+    if len(weights) != count:
+        raise InputError(
+            f"weights has {len(weights)} values; expected one for each of the {count} configurations"
+        )
+    for k, weight in enumerate(weights.tolist()):
+        if not 0.0 <= weight <= 1.0 + _WEIGHT_SUM_TOLERANCE:
+            raise InputError(f"weights[{k}] is {weight:g}; a weight must lie in [0, 1]")
+    total = math.fsum(weights.tolist())
+    if abs(total - 1.0) > _WEIGHT_SUM_TOLERANCE:
+        raise InputError(f"weights sum to {total:.9g}; they must sum to 1")
+    return weights

@@ -1,0 +1,117 @@
+"""Sets of fooled members as bit masks: bit i of a mask is u_i, so member 0 is the lowest bit.
+
+Masks let millions of witnesses be compared, grouped and weighed without a Python loop over inputs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from randens.errors import InputError
+
+__all__ = [
+    "MAX_MEMBERS",
+    "Masks",
+    "group",
+    "maximal",
+    "pack",
+    "segment_argmax",
+    "unpack",
+    "weigh",
+]
+
+MAX_MEMBERS = 64
+"""A mask is one 64-bit word."""
+
+Masks = NDArray[np.uint64]
+
+_BYTE_BITS = ((np.arange(256)[:, None] >> np.arange(8)) & 1).astype(np.int64)
+
+
+def pack(fooled: NDArray[np.bool_]) -> Masks:
+    """Masks [k] of the rows of a boolean matrix [k, M]."""
+    count, members = fooled.shape
+    if members > MAX_MEMBERS:
+        raise InputError(f"an ensemble may have at most {MAX_MEMBERS} members, got {members}")
+    padded = np.zeros((count, 8), dtype=np.uint8)
+    packed = np.packbits(fooled, axis=1, bitorder="little")
+    padded[:, : packed.shape[1]] = packed
+    return np.ascontiguousarray(padded).view("<u8").reshape(count).astype(np.uint64)
+
+
+def unpack(masks: Masks, members: int) -> NDArray[np.bool_]:
+    """Boolean matrix [k, M] of masks [k]: the inverse of `pack`."""
+    octets = np.ascontiguousarray(masks, dtype="<u8").view(np.uint8).reshape(-1, 8)
+    return np.unpackbits(octets, axis=1, count=members, bitorder="little").astype(np.bool_)
+
+
+def weigh(masks: Masks, values: NDArray[Any]) -> NDArray[Any]:
+    """u·values for every mask, in the type of `values` (integers stay exact).
+
+    One look-up per eight members in a table of all 256 partial sums.
+    """
+    total = np.zeros(masks.shape, dtype=values.dtype)
+    for first in range(0, len(values), 8):
+        part = values[first : first + 8]
+        table = _BYTE_BITS[:, : len(part)].astype(values.dtype) @ part
+        total += table[(masks >> np.uint64(first)) & np.uint64(255)]
+    return total
+
+
+def segment_argmax(values: NDArray[Any], starts: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Largest value of every segment values[starts[k]:starts[k+1]], and the first row that attains it."""
+    best = np.maximum.reduceat(values, starts[:-1])
+    rows = np.flatnonzero(values == np.repeat(best, np.diff(starts)))
+    return best, rows[np.searchsorted(rows, starts[:-1])]
+
+
+def maximal(points: NDArray[np.int64], masks: Masks, n: int) -> tuple[NDArray[np.int64], Masks]:
+    """Per point, the sets that no other set of that point contains; a point without sets gets the empty one.
+
+    Every round takes the largest remaining set of each point, which nothing left can contain, and strikes out
+    its subsets: as many rounds as the largest antichain has sets. Returned sorted by point, then by mask.
+    """
+    points = np.concatenate([points, np.arange(n, dtype=np.int64)])
+    masks = np.concatenate([masks, np.zeros(n, dtype=np.uint64)])
+    sizes = weigh(masks, np.ones(MAX_MEMBERS, dtype=np.int64))
+    order = np.lexsort((masks, -sizes, points))
+    points, masks = points[order], masks[order]
+    kept_points, kept_masks = [], []
+    while len(points):
+        first = np.concatenate([[True], points[1:] != points[:-1]])
+        kept_points.append(points[first])
+        kept_masks.append(masks[first])
+        leader = masks[first][np.cumsum(first) - 1]
+        left = (masks & leader) != masks
+        points, masks = points[left], masks[left]
+    points, masks = np.concatenate(kept_points), np.concatenate(kept_masks)
+    order = np.lexsort((masks, points))
+    return points[order], masks[order]
+
+
+def group(
+    points: NDArray[np.int64], masks: Masks, weights: NDArray[np.float64]
+) -> tuple[Masks, NDArray[np.int64], NDArray[np.float64]]:
+    """Merge points with identical sets: masks, segment starts [K+1] and summed weights [K].
+
+    `points` is sorted and covers every point, `masks` is sorted within each point. The result is in a canonical
+    order (by number of sets, then by the sets), so equal profiles have equal arrays.
+    """
+    n = len(weights)
+    lengths = np.bincount(points, minlength=n)
+    firsts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
+    all_masks, all_lengths, all_weights = [], [], []
+    for length in np.unique(lengths):
+        mine = np.flatnonzero(lengths == length)
+        rows = masks[firsts[mine][:, None] + np.arange(length)]
+        order = np.lexsort(rows.T[::-1])
+        rows = rows[order]
+        new = np.concatenate([[True], (rows[1:] != rows[:-1]).any(axis=1)])
+        all_masks.append(rows[new].ravel())
+        all_lengths.append(np.full(int(new.sum()), length, dtype=np.int64))
+        all_weights.append(np.bincount(np.cumsum(new) - 1, weights=weights[mine][order]))
+    starts = np.concatenate([[0], np.cumsum(np.concatenate(all_lengths))]).astype(np.int64)
+    return np.concatenate(all_masks), starts, np.concatenate(all_weights)
