@@ -41,7 +41,10 @@ class Npm:
 
 @dataclass(frozen=True)
 class Entry:
-    """One data set.  `sha256` are the digests of the decoded (train, test) parts; None where unknown."""
+    """One data set.  `sha256` are the digests of the decoded (train, test) parts; None where unknown.
+
+    `held_out` is how many images of every class go from the training part to the validation split.
+    """
 
     name: str
     title: str
@@ -57,7 +60,7 @@ class Entry:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Number of images of every split; `held_out` of each class go from train to validation."""
+        """Number of images of every split."""
         validation = self.held_out * len(self.classes)
         return {"train": self.train_size - validation, "validation": validation, "test": self.test_size}
 
@@ -108,16 +111,20 @@ _CIFAR100_CLASSES = (
 _ENTRIES = (
     Entry(
         name="digits",
-        title="handwritten digits, 8×8 grey, part of scikit-learn",
+        title="handwritten digits of scikit-learn",
         classes=tuple("0123456789"),
         shape=(1, 8, 8),
         train_size=1437,
         test_size=360,
         held_out=18,
+        sha256=(
+            "0dc22d414c02f04abef447fd44e0ef55efbf67f14ca8cff84afe1859766dd4fa",
+            "2a71fe46e418b117a12d2ef2dd1499c14472d317cb8e611da717575a6a130038",
+        ),
     ),
     Entry(
         name="mnist",
-        title="handwritten digits, 28×28 grey",
+        title="handwritten digits",
         classes=tuple("0123456789"),
         shape=(1, 28, 28),
         train_size=60_000,
@@ -136,7 +143,7 @@ _ENTRIES = (
     ),
     Entry(
         name="fashion-mnist",
-        title="articles of clothing, 28×28 grey",
+        title="articles of clothing",
         classes=(
             *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
             *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
@@ -154,7 +161,7 @@ _ENTRIES = (
     ),
     Entry(
         name="cifar10",
-        title="objects and animals, 32×32 colour",
+        title="objects and animals",
         classes=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
         shape=(3, 32, 32),
         train_size=50_000,
@@ -180,7 +187,7 @@ _ENTRIES = (
     ),
     Entry(
         name="cifar100",
-        title="a hundred kinds of objects and animals, 32×32 colour",
+        title="objects and animals, fine labels",
         classes=tuple(_CIFAR100_CLASSES.split()),
         shape=(3, 32, 32),
         train_size=50_000,

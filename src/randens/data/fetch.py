@@ -13,7 +13,7 @@ import numpy as np
 from randens.data import sources
 from randens.data.catalogue import CATALOGUE, Entry
 from randens.data.formats import Arrays, Format, digest
-from randens.data.store import data_folder, entry, load, part_path, read_part, write_parts
+from randens.data.store import data_folder, digits, entry, part_path, read_part, write_parts
 from randens.errors import FileError, InputError
 from randens.progress import Progress, silent
 
@@ -85,19 +85,13 @@ def fetch_entry(
     for attempt in _attempts(known, folder, source, progress):
         try:
             arrays = _decode(known, attempt, progress)
-            size = sum(part.nbytes for part in (arrays.train_x, arrays.train_y, arrays.test_x, arrays.test_y))
-            (folder / known.name).mkdir(parents=True, exist_ok=True)
-            sources.check_space(folder / known.name, size)
-            write_parts(known, arrays, attempt.label, folder)
         except FileError as error:
             skipped.append(f"{attempt.label}: {error}")
             continue
-        except OSError as error:
-            raise sources.disk_error(folder / known.name, error) from error
+        write_parts(known, arrays, attempt.label, folder)
         return Fetched(known.name, folder / known.name, attempt.label, tuple(skipped))
-    raise FileError(
-        f"{known.name} could not be fetched; {_remedy(known, folder, source)}; tried: " + "; ".join(skipped)
-    )
+    tried = "; ".join(skipped) or "nothing, for there are no official files"
+    raise FileError(f"{known.name} could not be fetched; {_remedy(known, folder, source)}; tried: {tried}")
 
 
 def verify(name: str, *, folder: str | os.PathLike[str] | None = None) -> Verdict:
@@ -107,9 +101,9 @@ def verify(name: str, *, folder: str | os.PathLike[str] | None = None) -> Verdic
 
 def _verify(known: Entry, folder: Path) -> Verdict:
     if known.name == "digits":
-        x = load("digits", "train").stored
-        whole = len(x) == known.sizes["train"]
-        return Verdict("digits", True, whole, "size", "scikit-learn", "part of scikit-learn")
+        whole = tuple(digest(*digits().part(split)) for split in ("train", "test")) == known.sha256
+        message = "part of scikit-learn" if whole else "this version of scikit-learn carries other digits"
+        return Verdict("digits", True, whole, "known content", "scikit-learn", message)
     checked = "known content" if known.sha256 else "recorded content"
     present = all(part_path(known, split, folder).exists() for split in ("train", "test"))
     try:

@@ -6,6 +6,7 @@ Each source yields a mapping from file name to content for a `Format` to decode.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import http.client
@@ -98,7 +99,8 @@ def official_files(official: Official, folder: Path, progress: Progress) -> File
     """Download from the makers' address into `folder`, read, and delete what was downloaded."""
     paths = [folder / name for name in official.files]
     for name, path in zip(official.files, paths, strict=True):
-        download(official.base + name, path, progress=progress)
+        if not path.exists():
+            download(official.base + name, path, progress=progress)
     try:
         if official.local.archive:
             return read_local(official.local, "archive", paths[0])
@@ -107,12 +109,14 @@ def official_files(official: Official, folder: Path, progress: Progress) -> File
         # Decoded content is kept instead; and what could not be read must not be found again.
         for path in paths:
             path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            folder.rmdir()
 
 
 def download(url: str, target: Path, *, progress: Progress) -> None:
     """Fetch `url` into `target`, which appears only when whole; an earlier part is continued if possible."""
     part = target.with_name(target.name + ".part")
-    target.parent.mkdir(parents=True, exist_ok=True)
+    check_space(target.parent, 0)
     have = part.stat().st_size if part.exists() else 0
     headers = {"User-Agent": "randens", "Accept-Encoding": "identity"}
     if have:
@@ -196,7 +200,11 @@ def npm_files(npm: Npm, progress: Progress) -> Files:
 
 def check_space(folder: Path, needed: int) -> None:
     """Refuse early when `folder` has no room for `needed` bytes more."""
-    free = shutil.disk_usage(folder).free
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        raise disk_error(folder, error) from error
     if free < needed:
         raise FileError(
             f"no space: {folder} has {free >> 20} MiB free and {-(-needed >> 20)} MiB are needed; "

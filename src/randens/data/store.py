@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import platformdirs
 import safetensors
 import safetensors.numpy
@@ -19,6 +20,7 @@ import torch
 from randens.data.catalogue import CATALOGUE, Entry
 from randens.data.formats import Arrays, Bytes, digest
 from randens.data.images import SPLITS, ImageData, held_out
+from randens.data.sources import check_space
 from randens.errors import FileError, unknown
 from randens.files import write_atomic
 
@@ -58,7 +60,13 @@ def load(name: str, split: str, *, folder: str | os.PathLike[str] | None = None)
     known = entry(name)
     if split not in SPLITS:
         unknown("split", split, SPLITS)
-    stored, labels = _digits(split) if name == "digits" else _stored(known, split, data_folder(folder))
+    part = "test" if split == "test" else "train"
+    stored: npt.NDArray[Any]
+    if name == "digits":
+        steps, labels = digits().part(part)
+        stored = steps.astype(np.float32) / 16
+    else:
+        stored, labels, _ = read_part(known, part, data_folder(folder))
     if split != "test":
         kept, out = held_out(labels, [known.held_out] * len(known.classes), _SPLIT_SEED)
         chosen = kept if split == "train" else out
@@ -67,16 +75,15 @@ def load(name: str, split: str, *, folder: str | os.PathLike[str] | None = None)
     return ImageData(torch.from_numpy(stored), y, known.classes, name, split)
 
 
-def _digits(split: str) -> tuple[Any, Any]:
+def digits() -> Arrays:
     """scikit-learn's digits, whose pixels run from 0 to 16; 36 of every class are the test part."""
+    # Imported here because scikit-learn takes a second to import and the other data sets do not need it.
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
-    images = (bunch.images / 16).astype(np.float32)[:, None]
-    labels = bunch.target
+    images, labels = bunch.images.astype(np.uint8)[:, None], bunch.target.astype(np.uint8)
     train, test = held_out(labels, [36] * 10, _SPLIT_SEED)
-    chosen = test if split == "test" else train
-    return images[chosen], labels[chosen]
+    return Arrays(images[train], labels[train], images[test], labels[test])
 
 
 def part_path(known: Entry, split: str, folder: Path) -> Path:
@@ -86,6 +93,8 @@ def part_path(known: Entry, split: str, folder: Path) -> Path:
 
 def write_parts(known: Entry, arrays: Arrays, source: str, folder: Path) -> None:
     """Store both parts, each atomically, with their digests and the source in the header."""
+    size = sum(part.nbytes for part in (arrays.train_x, arrays.train_y, arrays.test_x, arrays.test_y))
+    check_space(folder / known.name, size)
     for split in ("train", "test"):
         x, y = arrays.part(split)
         header = {"sha256": digest(x, y), "source": source}
@@ -113,8 +122,3 @@ def read_part(known: Entry, split: str, folder: Path) -> tuple[Bytes, Bytes, dic
     if found != expected:
         raise FileError(f"{path} has the content checksum {found}, not {expected}; delete it and {remedy}")
     return x, y, header
-
-
-def _stored(known: Entry, split: str, folder: Path) -> tuple[Bytes, Bytes]:
-    x, y, _ = read_part(known, "test" if split == "test" else "train", folder)
-    return x, y

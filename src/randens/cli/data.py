@@ -1,0 +1,142 @@
+"""`randens data`: list, fetch, verify and locate data sets."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import rich.progress
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from randens import data
+from randens.progress import Progress
+
+__all__ = ["app"]
+
+app = typer.Typer(help="List, fetch, verify and locate data sets.", no_args_is_help=True)
+
+_Names = Annotated[
+    list[str] | None, typer.Argument(help="Data sets; all if none is named.", show_default=False)
+]
+_Folder = Annotated[
+    Path | None,
+    typer.Option(
+        "--folder", help="Cache folder instead of RANDENS_DATA or the platform's.", show_default=False
+    ),
+]
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+
+@app.command("list")
+def list_(folder: _Folder = None, as_json: _Json = False) -> None:
+    """Show the known data sets and which of them are in the cache folder."""
+    here = data.present(folder)
+    rows: list[dict[str, Any]] = [
+        {
+            "name": name,
+            "title": data.entry(name).title,
+            "shape": list(data.entry(name).shape),
+            "classes": len(data.entry(name).classes),
+            **data.entry(name).sizes,
+            "present": here[name],
+        }
+        for name in data.names()
+    ]
+    if as_json:
+        _print_json(rows)
+        return
+    table = Table("name", "shape", "classes", "train", "validation", "test", "here", box=None)
+    for row in rows:
+        shape = "×".join(map(str, row["shape"]))
+        numbers = (str(row[key]) for key in ("classes", "train", "validation", "test"))
+        table.add_row(row["name"], shape, *numbers, "yes" if row["present"] else "no")
+    Console().print(table)
+
+
+@app.command()
+def fetch(
+    names: Annotated[list[str], typer.Argument(help="Data sets to fetch.")],
+    source: Annotated[
+        Path | None,
+        typer.Option(
+            "--from", help="Folder or archive with the official files, read instead of any other source."
+        ),
+    ] = None,
+    folder: _Folder = None,
+    as_json: _Json = False,
+) -> None:
+    """Put data sets into the cache folder and say which source gave them."""
+    for name in names:
+        data.entry(name)
+    results = []
+    for name in names:
+        with _bars() as progress:
+            result = data.fetch(name, folder=folder, source=source, progress=progress)
+        results.append(result)
+        for reason in result.skipped:
+            typer.echo(f"passed over {reason}", err=True)
+        if not as_json:
+            typer.echo(f"{name} is in {result.folder}; source: {result.source}")
+    if as_json:
+        _print_json(
+            [
+                {"name": r.name, "folder": str(r.folder), "source": r.source, "skipped": list(r.skipped)}
+                for r in results
+            ]
+        )
+
+
+@app.command()
+def verify(names: _Names = None, folder: _Folder = None, as_json: _Json = False) -> None:
+    """Check stored data sets against their checksums; exit code 1 if one is damaged, or named and missing."""
+    verdicts = [data.verify(name, folder=folder) for name in names or data.names()]
+    wrong = [v for v in verdicts if not v.ok and (v.present or names)]
+    if as_json:
+        _print_json(
+            [
+                {"name": v.name, "present": v.present, "ok": v.ok, "checked": v.checked, "source": v.source}
+                for v in verdicts
+            ]
+        )
+    else:
+        for verdict in verdicts:
+            state = "ok" if verdict.ok else ("DAMAGED" if verdict.present else "not fetched")
+            typer.echo(f"{verdict.name}: {state} — {verdict.message}")
+    if wrong:
+        raise typer.Exit(1)
+
+
+@app.command()
+def path(
+    name: Annotated[str | None, typer.Argument(help="A data set; none for the cache folder itself.")] = None,
+    folder: _Folder = None,
+) -> None:
+    """Print the cache folder, or a data set's folder in it."""
+    base = data.data_folder(folder)
+    typer.echo(base if name is None else base / data.entry(name).name)
+
+
+@contextlib.contextmanager
+def _bars() -> Iterator[Progress]:
+    """A progress bar for every task, on standard error so that output can be piped."""
+    console = Console(file=sys.stderr)
+    bars = rich.progress.Progress(console=console, transient=True, disable=not console.is_terminal)
+    tasks: dict[str, rich.progress.TaskID] = {}
+
+    def progress(task: str, done: float, total: float) -> None:
+        if task not in tasks:
+            tasks[task] = bars.add_task(task, total=total)
+        bars.update(tasks[task], completed=done, total=total)
+
+    with bars:
+        yield progress
+
+
+def _print_json(value: Any) -> None:
+    typer.echo(json.dumps(value, indent=2))

@@ -1,0 +1,154 @@
+"""Members that were not made here: any module, a TorchScript file, an ONNX file.
+
+A member is a module that takes images in [0, 1] and returns logits [n, classes].  `adapt` makes one of any
+module (timm, Hugging Face, your own).  `torchscript` and `onnx` read files; an ONNX file gives no gradients,
+so its module refuses to be differentiated rather than let an attack believe in a zero gradient.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from randens.errors import FileError, InputError, ModelError
+
+__all__ = ["Adapted", "OnnxMember", "adapt", "onnx", "torchscript"]
+
+
+class Adapted(nn.Module):
+    """Another module as a member: normalises, calls it, takes the logits from its answer."""
+
+    mean: torch.Tensor | None
+    std: torch.Tensor | None
+
+    def __init__(self, module: nn.Module, mean: Sequence[float] | None, std: Sequence[float] | None) -> None:
+        super().__init__()
+        self.module = module
+        for name, values in (("mean", mean), ("std", std)):
+            buffer = None if values is None else torch.tensor(values, dtype=torch.float32).view(-1, 1, 1)
+            self.register_buffer(name, buffer)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.mean is not None:
+            x = x - self.mean
+        if self.std is not None:
+            x = x / self.std
+        return _logits(self.module(x), len(x), type(self.module).__name__)
+
+
+def adapt(
+    module: nn.Module, *, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
+) -> Adapted:
+    """A member from any classifier whose answer is a tensor of logits, has them as `.logits` or under
+    "logits" (Hugging Face), or has them first in a tuple.
+
+    `mean` and `std` are what the classifier expects its input to be normalised by, per channel; the member
+    itself takes plain pixels in [0, 1], so that attacks keep to them.
+    """
+    if not isinstance(module, nn.Module):
+        raise InputError(f"module={type(module).__name__} must be a torch.nn.Module")
+    for name, values in (("mean", mean), ("std", std)):
+        if values is not None and not all(map(math.isfinite, values)):
+            raise InputError(f"{name}={values!r} must be finite numbers, one for each channel")
+    if std is not None and min(std) <= 0:
+        raise InputError(f"std={std!r} must be positive")
+    return Adapted(module, mean, std)
+
+
+def torchscript(path: str | os.PathLike[str], *, device: str | torch.device = "cpu") -> nn.Module:
+    """A member from a TorchScript file.  Gradients work if the file was saved with them."""
+    file = Path(path)
+    if not file.is_file():
+        raise FileError(f"{file} does not exist; give a TorchScript file")
+    try:
+        module = torch.jit.load(str(file), map_location=device)  # type: ignore[no-untyped-call]
+    except (RuntimeError, ValueError) as error:
+        raise FileError(f"{file} is not a TorchScript file ({str(error).splitlines()[0]})") from error
+    return adapt(module)
+
+
+class OnnxMember(nn.Module):
+    """An ONNX classifier run by ONNX Runtime on the CPU; it refuses to be asked for gradients."""
+
+    def __init__(self, session: Any, file: Path) -> None:
+        super().__init__()
+        self._session = session
+        self._file = file
+        self._input: str = session.get_inputs()[0].name
+        size = session.get_inputs()[0].shape[0]
+        # A file exported without a dynamic batch takes exactly this many images.
+        self._batch: int | None = size if isinstance(size, int) and size > 0 else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if torch.is_grad_enabled() and x.requires_grad:
+            raise ModelError(
+                f"{self._file} is an ONNX file and gives no gradients; "
+                "attack it with a method that needs none, or use the original network"
+            )
+        images = np.ascontiguousarray(x.detach().cpu().float().numpy())
+        if self._batch is None:
+            outputs = self._run(images)
+        else:
+            outputs = np.concatenate([self._run(part)[: len(part)] for part in self._parts(images)])
+        return _logits(torch.from_numpy(outputs), len(x), self._file.name).to(x.device)
+
+    def _parts(self, images: Any) -> list[Any]:
+        size = self._batch or len(images)
+        return [images[start : start + size] for start in range(0, len(images), size)]
+
+    def _run(self, images: Any) -> Any:
+        missing = 0 if self._batch is None else self._batch - len(images)
+        if missing:
+            images = np.concatenate([images, np.repeat(images[:1], missing, axis=0)])
+        try:
+            return self._session.run(None, {self._input: images})[0]
+        except Exception as error:
+            # ONNX Runtime's exceptions have no public base class.
+            raise InputError(
+                f"{self._file} cannot take images of shape {images.shape[1:]}: {error}"
+            ) from error
+
+
+def onnx(path: str | os.PathLike[str]) -> OnnxMember:
+    """A member from an ONNX file whose first input is the images and first output the logits."""
+    file = Path(path)
+    if not file.is_file():
+        raise FileError(f"{file} does not exist; give an ONNX file")
+    try:
+        runtime = importlib.import_module("onnxruntime")
+    except ImportError:
+        raise ModelError(
+            f"{file} needs ONNX Runtime; install it with `pip install 'randens[deploy]'`"
+        ) from None
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.log_severity_level = 3
+    try:
+        session = runtime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        # ONNX Runtime's exceptions have no public base class.
+        raise FileError(f"{file} is not an ONNX file that ONNX Runtime can read ({error})") from error
+    return OnnxMember(session, file)
+
+
+def _logits(answer: Any, count: int, name: str) -> torch.Tensor:
+    if isinstance(answer, Mapping):
+        answer = answer.get("logits")
+    elif isinstance(answer, tuple | list) and answer:
+        answer = answer[0]
+    elif not isinstance(answer, torch.Tensor):
+        answer = getattr(answer, "logits", answer)
+    if not isinstance(answer, torch.Tensor) or answer.ndim != 2 or len(answer) != count:
+        found = f"shape {tuple(answer.shape)}" if isinstance(answer, torch.Tensor) else type(answer).__name__
+        raise ModelError(
+            f"{name} returned {found} for {count} images; a member returns logits [{count}, classes]"
+        )
+    return answer
