@@ -1,4 +1,4 @@
-"""The theory of randomized ensembles, in NumPy and SciPy: risk profiles, bounds, and sampling probabilities."""
+"""The theory of randomized ensembles in NumPy and SciPy: profiles, bounds, sampling probabilities."""
 
 from randens.risk.bounds import (
     Bounds,

@@ -28,9 +28,9 @@ __all__ = [
 class Bounds:
     """floor ≤ η(α) ≤ ceiling for every α (Theorem 3), given the member risks and nothing else.
 
-    member_risks: η_i [M], in the caller's order. floor: min_k η_(k)/k over the sorted risks. ceiling: the largest.
-    m: the smallest k that attains the floor. probs: [M], 1/m on the m most robust members; if the floor can be
-    reached at all, this reaches it.
+    member_risks: η_i [M], in the caller's order. floor: min_k η_(k)/k over the sorted risks. ceiling: the
+    largest. m: the smallest k that attains the floor. probs: [M], 1/m on the m most robust members; if the
+    floor can be reached at all, this reaches it.
     """
 
     member_risks: NDArray[np.float64]
@@ -52,10 +52,10 @@ class Bounds:
 
 @dataclass(frozen=True)
 class RuleOfThumb:
-    """low ≤ η_{m+1} ≤ high for the next member to be worth having (Eq. 9).
+    """low ≤ η_{m+1} ≤ high for the next member to be worth having (rule of thumb after Theorem 3).
 
-    necessary: whether it is more than a rule of thumb, namely for the second member: above `high` the first member
-    alone is better than any mixture.
+    necessary: whether it is more than a rule of thumb, namely for the second member: above `high` the first
+    member alone is better than any mixture.
     """
 
     low: float
@@ -80,16 +80,19 @@ def bounds(member_risks: ArrayLike) -> Bounds:
 
 
 def rule_of_thumb(member_risks: ArrayLike) -> RuleOfThumb:
-    """The risk the next member should have: η_m ≤ η_{m+1} ≤ (1 + 1/m) η_m, with η_m the largest so far (Eq. 9)."""
+    """The risk the next member should have: η_m ≤ η_{m+1} ≤ (1 + 1/m) η_m, with η_m the largest so far.
+
+    Below `low` it would lower the floor as well, but then it comes first in the order of Theorem 3.
+    """
     risks = as_risks("member_risks", member_risks)
     m, largest = len(risks), float(risks.max())
     return RuleOfThumb(low=largest, high=min(1.0, (1.0 + 1.0 / m) * largest), necessary=m == 1)
 
 
 def necessary_size(eta1: float) -> int:
-    """⌈1/η₁⌉: the fewest members with which one robust member and broken others (η_i = 1) can beat f₁ (Eq. 10).
+    """⌈1/η₁⌉: the fewest members with which one robust member among broken ones can beat f₁ (Theorem 3).
 
-    Ensembles in the manner of BAT are of that kind. It is a necessary size, not a sufficient one.
+    Broken means η_i = 1, as in BAT, where η(α) ≥ min(η₁, 1/M). The size is necessary, not sufficient.
 
     >>> necessary_size(0.3)
     4
@@ -117,7 +120,7 @@ def auxiliary_risk(member_risks: ArrayLike, probs: ArrayLike) -> float:
 def tight_profile(member_risks: ArrayLike) -> RiskProfile:
     """The construction that makes Theorem 3 tight: η = h, so the floor is reached.
 
-    The inputs at which members fail are nested, T_1 ⊆ T_2 ⊆ …, and every perturbation fools one member at a time.
+    The inputs at which members fail are nested, T_1 ⊆ T_2 ⊆ …, and every perturbation fools just one of them.
     """
     risks = as_risks("member_risks", member_risks)
     members = len(risks)

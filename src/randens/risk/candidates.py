@@ -1,8 +1,8 @@
 """A finite set of probabilities that always holds an optimum: Theorems 1 and 2, and their continuation.
 
-η is linear wherever no two sets u, v change places, that is on the cells of the hyperplanes (u − v)·α = 0. So some
-vertex of this arrangement on the simplex is optimal, whatever the profile: 3 vectors for M = 2, the ten of Theorem 2
-for M = 3, 101 for M = 4 and 8806 for M = 5.
+η is linear wherever no two sets u, v change places, that is on the cells of the hyperplanes (u − v)·α = 0. So
+some vertex of this arrangement on the simplex is optimal, whatever the profile: 3 vectors for M = 2, the ten
+of Theorem 2 for M = 3, 101 for M = 4 and 8806 for M = 5.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def candidates(M: int) -> tuple[tuple[Fraction, ...], ...]:
 def candidate_sampling(profile: RiskProfile, *, clean_risks: ArrayLike | None = None) -> Sampling:
     """The best candidate (Theorem 2 for M = 3): optimal because some candidate always is.
 
-    On equal risk the one with the lower clean risk wins (clean_risks [M], if given), then the one with fewer members.
+    On equal risk the one with the lower clean risk wins (clean_risks [M], if given), then the one with fewer
+    members.
     """
     members = _checked(profile.members)
     clean = np.zeros(members) if clean_risks is None else as_risks("clean_risks", clean_risks, members)
@@ -92,7 +93,7 @@ def _fractions(members: int) -> tuple[tuple[Fraction, ...], ...]:
 
 @lru_cache(maxsize=MAX_CANDIDATE_MEMBERS)
 def _numerators(members: int) -> NDArray[np.int64]:
-    """Candidates as whole numbers without a common factor [c, M]: each row divided by its sum is a candidate."""
+    """Candidates as whole numbers without a common factor [c, M]; dividing a row by its sum gives it."""
     found = []
     for size in range(1, members + 1):
         inside = _interior_vertices(size)
@@ -110,9 +111,9 @@ def _numerators(members: int) -> NDArray[np.int64]:
 def _interior_vertices(size: int) -> NDArray[np.int64]:
     """Vertices with all of `size` entries positive, as reduced whole numbers.
 
-    Such a vertex is the null vector of size − 1 independent normals u − v, each with both signs (otherwise an entry
-    would be 0). Renaming members maps vertices to vertices, so it is enough to start from one normal of each
-    kind (so many ones, so many minus ones) and to rename afterwards.
+    Such a vertex is the null vector of size − 1 independent normals u − v, each with both signs (otherwise an
+    entry would be 0). Renaming members maps vertices to vertices, so it is enough to start from one normal of
+    each kind (so many ones, so many minus ones) and to rename afterwards.
     """
     if size == 1:
         return np.ones((1, 1), dtype=np.int64)
@@ -120,7 +121,7 @@ def _interior_vertices(size: int) -> NDArray[np.int64]:
         [d for d in product((-1, 0, 1), repeat=size) if d > tuple(-x for x in d) and min(d) < 0 < max(d)],
         dtype=np.int64,
     )
-    kinds = {}
+    kinds: dict[tuple[int, ...], list[int]] = {}
     for d in normals.tolist():
         kinds.setdefault(tuple(sorted((d.count(1), d.count(-1)))), d)
     chosen = list(combinations(range(len(normals)), size - 2))
@@ -143,16 +144,19 @@ def _interior_vertices(size: int) -> NDArray[np.int64]:
 def _null_vectors(rows: list[NDArray[np.int64]]) -> NDArray[np.int64]:
     """The vector orthogonal to `size − 1` rows, for a whole batch: the minors of the matrix they form.
 
-    rows: size − 1 arrays [b, size]. Minors of the first r rows are built from those of the first r − 1 by expanding
-    along row r; the entries stay below 5!, so integers are exact. Dependent rows give zeros.
+    rows: size − 1 arrays [b, size]. Minors of the first r rows are built from those of the first r − 1 by
+    expanding along row r; the entries stay below 5!, so integers are exact. Dependent rows give zeros.
     """
     size = rows[0].shape[1]
-    minors = {(c,): rows[0][:, c] for c in range(size)}
+    minors: dict[tuple[int, ...], NDArray[np.int64]] = {(c,): rows[0][:, c] for c in range(size)}
     for depth, row in enumerate(rows[1:], start=2):
         minors = {
-            columns: sum(
-                (-1) ** (depth - 1 - j) * row[:, c] * minors[columns[:j] + columns[j + 1 :]]
-                for j, c in enumerate(columns)
+            columns: np.sum(
+                [
+                    (-1) ** (depth - 1 - j) * row[:, c] * minors[columns[:j] + columns[j + 1 :]]
+                    for j, c in enumerate(columns)
+                ],
+                axis=0,
             )
             for columns in combinations(range(size), depth)
         }

@@ -27,7 +27,10 @@ _TOLERANCE = 1e-12
 class Certificate:
     """The attacker's mixed strategy: at inputs of configuration k, fool the set u with mass q_{k,u}.
 
-    With q ≥ 0 and Σ_u q_{k,u} = p_k, every α has η(α) = Σ_k p_k max_u u·α ≥ Σ q_{k,u} u·α ≥ min_i Σ q_{k,u} u_i.
+    With q ≥ 0 and Σ_u q_{k,u} = p_k, every α has
+
+        η(α) = Σ_k p_k max_u u·α  ≥  Σ q_{k,u} u·α  ≥  min_i Σ q_{k,u} u_i.
+
     The last number is the bound: it needs no solver, only additions (linear programming duality).
 
     members: M. configuration: int [r], k of each entry, as numbered in the profile. masks: its set u [r].
@@ -42,7 +45,7 @@ class Certificate:
 
     @classmethod
     def from_rows(cls, profile: RiskProfile, mass: NDArray[np.float64]) -> Certificate:
-        """From one mass for every row of the profile's masks, scaled so that each configuration sums to p_k."""
+        """From a mass for every row of the profile's masks; each configuration is scaled to sum to p_k."""
         at, lengths = profile.starts[:-1], np.diff(profile.starts)
         q = np.maximum(mass, 0.0)
         q = q * np.repeat(profile.weights / np.add.reduceat(q, at), lengths)
@@ -55,8 +58,8 @@ class Certificate:
     def verify(self, profile: RiskProfile) -> bool:
         """Whether this proves η(α) ≥ bound for every α of that profile, up to rounding (1e-12).
 
-        Checks that the strategy uses only sets the configurations hold, with non-negative mass summing to p_k, and
-        that it fools every member at least `bound` often.
+        Checks that the strategy uses only sets the configurations hold, with non-negative mass summing to
+        p_k, and that it fools every member at least `bound` often.
         """
         count = len(profile.weights)
         if self.members != profile.members or not np.isfinite(self.bound) or not np.isfinite(self.mass).all():
@@ -89,7 +92,7 @@ class Certificate:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any] | str) -> Certificate:
-        """The inverse of `to_json`, from the dictionary or its JSON text. What it proves is for `verify` to say."""
+        """The inverse of `to_json`, from the dictionary or its text. Only `verify` says what it proves."""
         if isinstance(value, str):
             try:
                 value = json.loads(value)
@@ -111,11 +114,13 @@ class Certificate:
         assert isinstance(mass, list)
         if not len(where) == len(words) == len(mass):
             raise InputError(
-                f"the certificate's configuration, sets and mass have {len(where)}, {len(words)} and {len(mass)} "
-                "entries; they must have the same number"
+                f"the certificate's configuration, sets and mass have {len(where)}, {len(words)} and "
+                f"{len(mass)} entries; they must have the same number"
             )
         rows = [as_count("the certificate's configuration", k, minimum=0) for k in where]
-        (bound,) = as_vector("the certificate's bound", [value.get("bound")])  # type: ignore[list-item]
+        bound = value.get("bound")
+        if isinstance(bound, bool) or not isinstance(bound, int | float):
+            raise InputError(f"the certificate's bound must be a number, got {bound!r}")
         return cls(
             members,
             frozen(np.array(rows, dtype=np.int64)),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -22,10 +21,10 @@ def frozen(array: NDArray[Any]) -> NDArray[Any]:
     return array
 
 
-def as_vector(name: str, value: ArrayLike | Iterable[float]) -> NDArray[np.float64]:
+def as_vector(name: str, value: ArrayLike) -> NDArray[np.float64]:
     """A fresh one-dimensional, non-empty float vector."""
     try:
-        vector = np.array(value if isinstance(value, np.ndarray) else list(value), dtype=np.float64)  # type: ignore[arg-type]
+        vector = np.array(value, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise InputError(f"{name} must be a list of numbers, got {_short(value)}") from error
     if vector.ndim != 1 or len(vector) == 0:
@@ -33,9 +32,7 @@ def as_vector(name: str, value: ArrayLike | Iterable[float]) -> NDArray[np.float
     return vector
 
 
-def as_risks(
-    name: str, value: ArrayLike | Iterable[float], members: int | None = None
-) -> NDArray[np.float64]:
+def as_risks(name: str, value: ArrayLike, members: int | None = None) -> NDArray[np.float64]:
     """Risks, one per member, each in [0, 1]."""
     risks = as_vector(name, value)
     for i, risk in enumerate(risks):
@@ -46,9 +43,7 @@ def as_risks(
     return risks
 
 
-def as_probs(
-    value: ArrayLike | Iterable[float], members: int | None = None, name: str = "probs"
-) -> NDArray[np.float64]:
+def as_probs(value: ArrayLike, members: int | None = None, name: str = "probs") -> NDArray[np.float64]:
     """A point of the probability simplex: non-negative, summing to 1 within 1e-6, then made to sum to 1."""
     probs = as_vector(name, value)
     if members is not None and len(probs) != members:

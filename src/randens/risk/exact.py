@@ -1,11 +1,14 @@
 """Optimal sampling probabilities of a profile, with proof: cutting planes in M + 1 variables.
 
-η is the largest of finitely many linear functions g·α, and a subgradient at any point is one of them. So the master
-program min s, s ≥ g·α for the g found so far, bounds η from below, costs the same however many inputs there are, and
-becomes exact after a few dozen rounds. Its multipliers average the attacks behind the cuts into the certificate.
+η is the largest of finitely many linear functions g·α, and a subgradient at any point is one of them. So the
+master program min s, s ≥ g·α for the g found so far, bounds η from below, costs the same however many inputs
+there are, and becomes exact after a few dozen rounds. Its multipliers average the attacks behind the cuts
+into the certificate.
 """
 
 from __future__ import annotations
+
+from fractions import Fraction
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -13,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from randens.errors import ModelError
 from randens.risk.certificate import Certificate
 from randens.risk.checks import as_count, as_positive, as_risks, frozen
-from randens.risk.lp import Epigraph, solve
+from randens.risk.lp import lowest
 from randens.risk.profile import RiskProfile
 from randens.risk.result import Sampling
 from randens.risk.snap import snap
@@ -21,11 +24,13 @@ from randens.risk.ties import prefer
 
 __all__ = ["exact_sampling"]
 
-# Cuts are taken between the best point so far and the master's optimum: either the master moves or the best point
-# improves by this share of the gap, and far fewer cuts are needed than at the optimum itself.
+# Cuts are taken between the best point so far and the master's optimum: either the master moves or the best
+# point improves by this share of the gap, and far fewer cuts are needed than at the optimum itself.
 _STEP = 0.3
 # Below this gap, cutting at the master's own optimum ends the search at a vertex of η.
 _LAST_STEPS = 1e-7
+# A preferred minimiser may be worse by rounding, and no more.
+_EQUAL = 1e-12
 
 
 def exact_sampling(
@@ -37,48 +42,43 @@ def exact_sampling(
 ) -> Sampling:
     """α minimising η over the simplex, its value, and a certificate that nothing lower exists.
 
-    Among equally good α the one with the lowest clean risk wins (clean_risks [M], if given), then the one with the
-    fewest members. Where the optimum is a vertex with known rational coordinates that is provably as good, it is
-    returned exactly (`exact_probs`). tol: the gap at which to stop.
+    Among equally good α the one with the lowest clean risk wins (clean_risks [M], if given), then the one
+    with the fewest members. Where the optimum is a vertex with known rational coordinates that is provably as
+    good, it is returned exactly (`exact_probs`). tol: the gap at which to stop.
     """
     tol = as_positive("tol", tol)
     limit = as_count("max_iterations", max_iterations)
     members = profile.members
     clean = None if clean_risks is None else as_risks("clean_risks", clean_risks, members)
 
-    point = best = master = np.full(members, 1.0 / members)
+    point = best = lowest_point = np.full(members, 1.0 / members)
     risk = np.inf
     points: list[NDArray[np.float64]] = []
-    model = Epigraph(np.empty((0, members)), np.empty((0, members)), np.ones(members, dtype=np.bool_))
-    zero = np.zeros(members)
+    cuts = np.empty((0, members))
     for _ in range(limit):
         cut = profile.subgradient(point)
-        value = float(cut @ point)
-        if value < risk:
-            risk, best = value, point
+        if cut @ point < risk:
+            risk, best = float(cut @ point), point
         points.append(point)
-        model = model.with_cut(cut)
-        before, (master, multipliers) = master, solve(model, zero, 1.0)
-        multipliers /= multipliers.sum()
-        slopes = multipliers @ model.below
-        gap = risk - float(slopes.min())
-        if gap <= tol:
+        cuts = np.vstack([cuts, cut])
+        before = lowest_point
+        lowest_point, multipliers = lowest(cuts)
+        gap = risk - float((multipliers @ cuts).min())
+        if gap <= tol or any(np.array_equal(lowest_point, p) for p in points):
+            # A lowest point that has been cut already cannot move: what is left of the gap is rounding.
             break
-        if any(np.array_equal(master, p) for p in points):
-            # The master's optimum has been cut already: what is left of the gap is rounding.
-            break
-        # A master that stays where it was has probably found the optimum.
-        settled = gap <= _LAST_STEPS or np.array_equal(master, before)
-        point = master if settled else (1.0 - _STEP) * best + _STEP * master
+        # A lowest point that stays where it was has probably found the optimum.
+        settled = gap <= _LAST_STEPS or np.array_equal(lowest_point, before)
+        point = lowest_point if settled else (1.0 - _STEP) * best + _STEP * lowest_point
     else:
         raise ModelError(
-            f"the cutting planes left a gap of {gap:.3g} after {limit} iterations; raise max_iterations"
+            f"cutting planes left a gap of {gap:.3g} after {limit} iterations; raise max_iterations"
         )
 
     certificate = _certificate(profile, points, multipliers)
-    best = prefer(profile, best, model, multipliers, clean)
-    vertex = snap(profile, best)
-    probs = best if vertex is None else np.array([float(p) for p in vertex])
+    probs, vertex = _finish(profile, prefer(profile, best, cuts, multipliers, clean))
+    if profile.risk(probs) > risk + _EQUAL:
+        probs, vertex = _finish(profile, best)
     risk = profile.risk(probs)
     return Sampling(
         probs=frozen(probs),
@@ -89,6 +89,16 @@ def exact_sampling(
         certificate=certificate,
         exact_probs=vertex,
     )
+
+
+def _finish(
+    profile: RiskProfile, probs: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], tuple[Fraction, ...] | None]:
+    """The exact vertex that probabilities stand for, if there is one, and the floats nearest to it."""
+    vertex = snap(profile, probs)
+    if vertex is None:
+        return probs.copy(), None
+    return np.array([float(p) for p in vertex]), vertex
 
 
 def _certificate(

@@ -1,8 +1,9 @@
-"""The linear programs of the theory: minimise over (α, s) with α in the simplex, by HiGHS."""
+"""The linear programs of the theory, over probabilities α and cuts g·α that bound η(α) from below, by HiGHS.
+
+A solver that does not reach an optimum is an error (`ModelError`), never a silent second choice.
+"""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,91 +12,91 @@ from scipy.optimize import LinearConstraint, linprog, milp
 from randens.errors import ModelError
 from randens.risk.simplex import tidy
 
-__all__ = ["Epigraph", "fewest_members", "solve"]
+__all__ = ["cheapest", "fewest_members", "lowest"]
 
+_INFEASIBLE = 2
 _TIGHT = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
 
 
-@dataclass(frozen=True)
-class Epigraph:
-    """A model of η: s ≥ g·α for the rows of `below`, s = g·α for those of `equal`, α_i = 0 unless `allowed`.
+def lowest(cuts: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """min_α max_c g_c·α over the simplex, for cuts [c, M]: the minimiser [M] and the cuts' multipliers [c].
 
-    below, equal: cuts [c, M]; allowed: bool [M].
+    The multipliers are non-negative, sum to 1, and prove the value: no α is below min_i (Σ_c λ_c g_c)_i.
     """
-
-    below: NDArray[np.float64]
-    equal: NDArray[np.float64]
-    allowed: NDArray[np.bool_]
-
-    @property
-    def members(self) -> int:
-        return len(self.allowed)
-
-    def with_cut(self, cut: NDArray[np.float64]) -> Epigraph:
-        """The same model with one more cut s ≥ g·α."""
-        return Epigraph(np.vstack([self.below, cut]), self.equal, self.allowed)
-
-    def on_support(self, support: NDArray[np.bool_]) -> Epigraph:
-        """The same model with the members outside `support` left out."""
-        return Epigraph(self.below, self.equal, self.allowed & support)
-
-
-def solve(
-    model: Epigraph, cost: NDArray[np.float64], height: float
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Minimise cost·α + height·s over the model: probabilities [M] and the multipliers of `below` [c].
-
-    A solver that does not reach the optimum is an error, never a silent second choice.
-    """
-    m = model.members
+    count, members = cuts.shape
     result = linprog(
-        np.append(cost, height),
-        A_ub=np.column_stack([model.below, np.full(len(model.below), -1.0)]),
-        b_ub=np.zeros(len(model.below)),
-        A_eq=_equalities(model),
-        b_eq=np.append(np.zeros(len(model.equal)), 1.0),
-        bounds=[(0.0, 1.0 if ok else 0.0) for ok in model.allowed] + [(None, None)],
+        np.append(np.zeros(members), 1.0),
+        A_ub=np.column_stack([cuts, np.full(count, -1.0)]),
+        b_ub=np.zeros(count),
+        A_eq=np.append(np.ones(members), 0.0)[None, :],
+        b_eq=[1.0],
+        bounds=[(0.0, None)] * members + [(None, None)],
         method="highs-ds",
         options=_TIGHT,
     )
     if result.status != 0:
-        raise ModelError(f"the linear program over {m} members failed: {result.message}")
-    return tidy(result.x[:m]), np.maximum(-result.ineqlin.marginals, 0.0)
+        raise ModelError(
+            f"the linear program for the lowest risk of {members} members failed: {result.message}"
+        )
+    return tidy(result.x[:members]), tidy(-result.ineqlin.marginals)
 
 
-def fewest_members(model: Epigraph, cost: NDArray[np.float64], budget: float) -> NDArray[np.bool_]:
-    """The smallest support of any α in the model with cost·α ≤ budget [M]; the first members on equal terms."""
-    m = model.members
-    n = 2 * m + 1
-    # Variables: α [M], s, z [M] with α ≤ z and z binary.
-    link = np.zeros((m, n))
-    link[:, :m], link[:, m + 1 :] = np.eye(m), -np.eye(m)
-    below = np.zeros((len(model.below), n))
-    below[:, :m], below[:, m] = model.below, -1.0
-    equal = np.zeros((len(model.equal) + 1, n))
-    equal[:, : m + 1] = _equalities(model)
-    spend = np.append(cost, np.zeros(m + 1))[None, :]
-    total = np.append(np.zeros(len(model.equal)), 1.0)
-    slack = 1e-9
+def cheapest(
+    cuts: NDArray[np.float64], level: float, cost: NDArray[np.float64], allowed: NDArray[np.bool_]
+) -> NDArray[np.float64] | None:
+    """The α with the lowest cost·α among those with every cut at most `level` and only allowed members [M].
+
+    None if there is no such α.
+    """
+    members = len(cost)
+    result = linprog(
+        cost,
+        A_ub=cuts,
+        b_ub=np.full(len(cuts), level),
+        A_eq=np.ones((1, members)),
+        b_eq=[1.0],
+        bounds=[(0.0, 1.0 if ok else 0.0) for ok in allowed],
+        method="highs-ds",
+        options=_TIGHT,
+    )
+    if result.status == _INFEASIBLE:
+        return None
+    if result.status != 0:
+        raise ModelError(
+            f"the linear program for the lowest cost of {members} members failed: {result.message}"
+        )
+    return tidy(result.x)
+
+
+def fewest_members(
+    cuts: NDArray[np.float64],
+    level: float,
+    cost: NDArray[np.float64],
+    budget: float,
+    refused: list[NDArray[np.bool_]],
+) -> NDArray[np.bool_]:
+    """The smallest support [M] of any α with every cut at most `level` and cost·α at most `budget`.
+
+    Among supports of the same size, members with low indices are preferred; supports within a refused one
+    are not returned. The integer program is solved to about 1e-6, so the answer has to be checked.
+    """
+    members = len(cost)
+    # Variables: α, and binary z with α ≤ z.
+    constraints = [
+        LinearConstraint(np.hstack([np.eye(members), -np.eye(members)]), -np.inf, 0.0),
+        LinearConstraint(np.hstack([cuts, np.zeros(cuts.shape)]), -np.inf, level),
+        LinearConstraint(np.concatenate([cost, np.zeros(members)])[None, :], -np.inf, budget),
+        LinearConstraint(np.repeat([1.0, 0.0], members)[None, :], 1.0, 1.0),
+    ]
+    if refused:
+        outside = ~np.stack(refused)
+        constraints.append(LinearConstraint(np.hstack([np.zeros(outside.shape), outside]), 1.0, np.inf))
     result = milp(
-        np.concatenate([np.zeros(m + 1), 1.0 + np.arange(m) / (2.0 * m * m)]),
-        constraints=[
-            LinearConstraint(link, -np.inf, 0.0),
-            LinearConstraint(below, -np.inf, slack),
-            LinearConstraint(equal, total - slack, total + slack),
-            LinearConstraint(spend, -np.inf, budget + slack),
-        ],
-        bounds=(
-            np.concatenate([np.zeros(m), [-np.inf], np.zeros(m)]),
-            np.concatenate([model.allowed.astype(np.float64), [np.inf], np.ones(m)]),
-        ),
-        integrality=np.concatenate([np.zeros(m + 1), np.ones(m)]),
+        np.concatenate([np.zeros(members), 1.0 + np.arange(members) / (2.0 * members**2)]),
+        constraints=constraints,
+        bounds=(np.zeros(2 * members), np.ones(2 * members)),
+        integrality=np.repeat([0, 1], members),
     )
     if result.status != 0:
-        raise ModelError(f"the program for the fewest of {m} members failed: {result.message}")
-    return np.asarray(result.x[m + 1 :] > 0.5)
-
-
-def _equalities(model: Epigraph) -> NDArray[np.float64]:
-    rows = np.column_stack([model.equal, np.full(len(model.equal), -1.0)])
-    return np.vstack([rows, np.append(np.ones(model.members), 0.0)])
+        raise ModelError(f"the integer program for the fewest of {members} members failed: {result.message}")
+    return np.asarray(result.x[members:] > 0.5)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -29,12 +30,12 @@ _ROUNDING = 1e-11
 
 @dataclass(frozen=True, eq=False)
 class RiskProfile:
-    """η(α) = Σ_k p_k max_{u ∈ U_k} u·α, a convex piecewise linear function of the probabilities (Proposition 1).
+    """η(α) = Σ_k p_k max_{u ∈ U_k} u·α: convex and piecewise linear in the probabilities (Proposition 1).
 
-    A configuration U_k holds the sets of members that one perturbation can fool together at an input; p_k is how
-    often inputs have that configuration. Only maximal sets are kept and equal configurations are one, so the
-    profile stays small however many inputs it describes. Build it with `from_configurations`, `from_witnesses` or
-    `from_json`.
+    A configuration U_k holds the sets of members that one perturbation can fool together at an input; p_k is
+    how often inputs have that configuration. Only maximal sets are kept and equal configurations are one, so
+    the profile stays small however many inputs it describes. Build it with `from_configurations`,
+    `from_witnesses` or `from_json`.
 
     members: M. weights: p [K], summing to 1. masks: all sets, as bits, configuration after configuration.
     starts: [K+1], where each configuration begins in `masks`. size: the number of inputs described, if known.
@@ -57,9 +58,9 @@ class RiskProfile:
     ) -> RiskProfile:
         """A profile from explicit configurations.
 
-        sets: for each configuration its fooled sets, rows of M zeros and ones; an empty configuration is an input at
-        which nobody can be fooled. weights: p [K], summing to 1; by default every configuration is one input and
-        all count alike. members: M, needed only if every configuration is empty.
+        sets: for each configuration its fooled sets, rows of M zeros and ones; an empty configuration is an
+        input at which nobody can be fooled. weights: p [K], summing to 1; by default every configuration is
+        one input and all count alike. members: M, needed only if every configuration is empty.
 
         >>> RiskProfile.from_configurations([[(1, 0), (0, 1)], [(1, 1)]], [0.6, 0.4]).risk([0.5, 0.5])
         0.7
@@ -94,7 +95,7 @@ class RiskProfile:
 
     @classmethod
     def from_witnesses(cls, points: ArrayLike, fooled: ArrayLike, n: int) -> RiskProfile:
-        """A profile of n inputs from witnesses: points[j] is the input of witness j, fooled[j] the set it fools.
+        """A profile of n inputs: points[j] is the input of witness j, fooled[j] the set of members it fools.
 
         points: int [k], fooled: bool [k, M]. An input without a witness fools nobody. All inputs count alike.
         """
@@ -125,7 +126,7 @@ class RiskProfile:
         members: int,
         size: int | None,
     ) -> RiskProfile:
-        """`weights` may be counts: they are scaled to sum to 1 last, when whole numbers have added up exactly."""
+        """`weights` may be counts: they are scaled to sum to 1 only after they have added up exactly."""
         if members > MAX_MEMBERS:
             raise InputError(f"an ensemble may have at most {MAX_MEMBERS} members, got {members}")
         n = len(weights)
@@ -144,7 +145,7 @@ class RiskProfile:
 
     @property
     def configurations(self) -> tuple[NDArray[np.bool_], ...]:
-        """U_k as boolean matrices [sets, M], one per configuration; a row of zeros where nobody can be fooled."""
+        """U_k as boolean matrices [sets, M], one each; a row of zeros where nobody can be fooled."""
         table = unpack(self.masks, self.members)
         return tuple(np.split(table, self.starts[1:-1]))
 
@@ -231,8 +232,9 @@ class RiskProfile:
     def merge(self, other: RiskProfile, share: float | None = None) -> RiskProfile:
         """The profile of both sets of inputs together, which must be different inputs.
 
-        Each profile counts by its number of inputs; `share` (of this one, between 0 and 1) replaces that. Witnesses
-        of the *same* inputs are merged before a profile is made, where it is still known which input is which.
+        Each profile counts by its number of inputs; `share` (of this one, between 0 and 1) replaces that.
+        Witnesses of the *same* inputs are merged before a profile is made, where it is still known which
+        input is which.
         """
         if not isinstance(other, RiskProfile):
             raise InputError(f"other must be a RiskProfile, got {type(other).__name__}")
@@ -263,12 +265,12 @@ class RiskProfile:
             "members": self.members,
             "size": self.size,
             "weights": self.weights.tolist(),
-            "configurations": [names[a:b] for a, b in zip(edges[:-1], edges[1:], strict=True)],
+            "configurations": [names[a:b] for a, b in pairwise(edges)],
         }
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any] | str) -> RiskProfile:
-        """The inverse of `to_json`, from the dictionary or its JSON text; anything else is refused by name."""
+        """The inverse of `to_json`, from the dictionary or its text; anything else is refused by name."""
         if isinstance(value, str):
             try:
                 value = json.loads(value)

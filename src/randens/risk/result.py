@@ -20,9 +20,9 @@ class Sampling:
 
     probs: α [M]. risk: η(α). lower_bound: no probabilities reach less than this on the same profile.
     certificate: the proof of the lower bound, where the method gives one. method: "exact", "subgradient",
-    "candidates" or "cutting-planes". iterations: evaluations of η with a subgradient (or of η alone). sweeps: attacks
-    on all inputs that were made for it. exact_probs: the same probabilities as fractions, where they are known
-    exactly. theorem4_bound: what Theorem 4 promises about risk − optimum, for the subgradient method.
+    "candidates" or "cutting-planes". iterations: how often η was evaluated. sweeps: how often all inputs were
+    attacked for it. exact_probs: the same probabilities as fractions, where they are known exactly.
+    theorem4_bound: what Theorem 4 promises about risk − optimum, for the subgradient method.
     """
 
     probs: NDArray[np.float64]

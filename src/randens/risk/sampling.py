@@ -30,10 +30,10 @@ def optimal_sampling(
 ) -> Sampling:
     """Probabilities that make η(α) small, and how close to the smallest they are.
 
-    method: "exact" (cutting planes with a certificate; any M), "subgradient" (Algorithm 1) or "candidates" (M ≤ 5,
-    Theorem 2). clean_risks: [M], decides between equally good probabilities; the subgradient method ignores it, as it
-    returns the one point it found. options: those of `exact_sampling`, `subgradient_sampling` or
-    `candidate_sampling`.
+    method: "exact" (cutting planes with a certificate; any M), "subgradient" (Algorithm 1) or "candidates"
+    (M ≤ 5, Theorem 2). clean_risks: [M], decides between equally good probabilities; the subgradient method
+    has no use for it, as it returns the one point it found. options: those of `exact_sampling`,
+    `subgradient_sampling` or `candidate_sampling`.
     """
     if not isinstance(profile, RiskProfile):
         raise InputError(f"profile must be a RiskProfile, got {type(profile).__name__}")

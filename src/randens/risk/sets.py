@@ -97,8 +97,8 @@ def group(
 ) -> tuple[Masks, NDArray[np.int64], NDArray[np.float64]]:
     """Merge points with identical sets: masks, segment starts [K+1] and summed weights [K].
 
-    `points` is sorted and covers every point, `masks` is sorted within each point. The result is in a canonical
-    order (by number of sets, then by the sets), so equal profiles have equal arrays.
+    `points` is sorted and covers every point, `masks` is sorted within each point. The result is in a
+    canonical order (by number of sets, then by the sets), so equal profiles have equal arrays.
     """
     n = len(weights)
     lengths = np.bincount(points, minlength=n)

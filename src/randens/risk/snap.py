@@ -14,15 +14,15 @@ from randens.risk.simplex import dyadic
 
 __all__ = ["snap"]
 
-# Sets whose probabilities differ by less than this are taken to tie at the vertex; the proof comes afterwards.
-_TIE = 1e-8
+# Sets whose probabilities differ by less than this are taken to tie at the vertex; the proof follows.
+_TIE = 1e-6
 
 
 def snap(profile: RiskProfile, probs: NDArray[np.float64]) -> tuple[Fraction, ...] | None:
-    """The vertex of η near `probs` in rational numbers, if in exact arithmetic it is at least as good; else None.
+    """The vertex of η near `probs` in rational numbers if it is at least as good, exactly; else None.
 
-    A vertex is where the ties (u − v)·α = 0 between sets of the same configuration, together with Σα = 1 and the
-    members left out, leave no freedom; the ties have coefficients −1, 0 and 1, so solving them is exact.
+    A vertex is where the ties (u − v)·α = 0 between sets of the same configuration, together with Σα = 1 and
+    the members left out, leave no freedom; the ties have coefficients −1, 0 and 1, so solving them is exact.
     """
     support = np.flatnonzero(probs > _TIE)
     ties = _ties(profile, probs)[:, support]

@@ -17,8 +17,8 @@ __all__ = ["best_step", "subgradient_sampling", "theorem4_bound"]
 def theorem4_bound(start: ArrayLike, step: float, iterations: int, optimum: ArrayLike | None = None) -> float:
     """(‖α⁽¹⁾ − α*‖² + M a² Σ t⁻²) / (2a Σ t⁻¹): how far above the optimum OSP can end (Theorem 4).
 
-    start: α⁽¹⁾ [M]; step: a; iterations: T. Without `optimum` α* is taken as the corner of the simplex farthest from
-    the start, so that the bound holds whatever the optimum is.
+    start: α⁽¹⁾ [M]; step: a; iterations: T. Without `optimum` α* is taken as the corner of the simplex
+    farthest from the start, so that the bound holds whatever the optimum is.
     """
     first = as_probs(start, name="start")
     a = as_positive("step", step)
@@ -45,8 +45,9 @@ def subgradient_sampling(
 ) -> Sampling:
     """The best of T projected subgradient steps with step sizes a/t (Algorithm 1, without the attacks).
 
-    iterations: T. step: a, by default the one for which Theorem 4 promises most. start: α⁽¹⁾, by default uniform.
-    The lower bound averages the attacks met on the way, weighted by their step sizes, into a certificate.
+    iterations: T. step: a, by default the one for which Theorem 4 promises most. start: α⁽¹⁾, by default
+    uniform. The lower bound averages the attacks met on the way, weighted by their step sizes, into a
+    certificate.
     """
     rounds = as_count("iterations", iterations)
     members = profile.members

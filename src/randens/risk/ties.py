@@ -5,55 +5,60 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from randens.risk.lp import Epigraph, fewest_members, solve
+from randens.errors import ModelError
+from randens.risk.lp import cheapest, fewest_members
 from randens.risk.profile import RiskProfile
 
 __all__ = ["prefer"]
 
-# Multipliers and reduced costs below this are rounding of the solver.
-_ZERO = 1e-9
-# Risks this close count as equal.
-_EQUAL = 1e-11
+# Multipliers, slacks and reduced costs below this are the solver's rounding.
+_ZERO = 1e-8
+# Risks, and clean risks, this close count as equal while choosing; what is chosen is compared afterwards.
+_EQUAL = 1e-9
 
 
 def prefer(
     profile: RiskProfile,
     best: NDArray[np.float64],
-    model: Epigraph,
+    cuts: NDArray[np.float64],
     multipliers: NDArray[np.float64],
     clean: NDArray[np.float64] | None,
 ) -> NDArray[np.float64]:
-    """The preferred minimiser of η, given one of them and the dual solution that proves it.
+    """The preferred minimiser of η, given one of them, the cuts [c, M] and the multipliers [c] that prove it.
 
-    By complementary slackness α is optimal iff it uses only members that the attacker's mixture fools least
-    (Σλg)_i = min, makes every cut with λ > 0 active, and violates no other cut. That face is a small polytope; cuts
-    it still lacks are added when a point chosen in it turns out not to be optimal.
+    The minimisers are the α with η(α) ≤ η(best), a small polytope that the cuts describe from outside; a cut
+    that is still missing is added when a point chosen there turns out to be worse.
     """
-    slopes = multipliers @ model.below
-    active = multipliers > _ZERO
-    face = Epigraph(model.below[~active], model.below[active], slopes <= slopes.min() + _ZERO)
-    if _is_point(face):
+    if _only_one(best, cuts, multipliers):
         return best
-    risk = profile.risk(best)
-    for _ in range(len(model.below) + 100 * profile.members):
-        choice = _preferred(face, clean)
-        if profile.risk(choice) <= risk + _EQUAL:
+    level = profile.risk(best) + _EQUAL
+    cost = np.zeros(profile.members) if clean is None else clean
+    everyone = np.ones(profile.members, dtype=np.bool_)
+    refused: list[NDArray[np.bool_]] = []
+    while True:
+        cleanest = cheapest(cuts, level, cost, everyone)
+        if cleanest is None:
+            raise ModelError(f"the linear program lost the minimiser {best.tolist()} of the risk")
+        support = fewest_members(cuts, level, cost, float(cost @ cleanest) + _EQUAL, refused)
+        choice = cheapest(cuts, level + _EQUAL, cost, support)
+        if choice is None or cost @ choice > cost @ cleanest + 2 * _EQUAL:
+            refused.append(support)
+            continue
+        cut = profile.subgradient(choice)
+        if cut @ choice <= level + 2 * _EQUAL:
             return choice
-        face = face.with_cut(profile.subgradient(choice))
-    return best
+        cuts = np.vstack([cuts, cut])
 
 
-def _is_point(face: Epigraph) -> bool:
-    """Whether the equalities alone leave a single α."""
-    forbidden = np.eye(face.members)[~face.allowed]
-    rows = np.vstack([face.equal[1:] - face.equal[:1], np.ones((1, face.members)), forbidden])
-    return int(np.linalg.matrix_rank(rows, tol=_ZERO)) == face.members
+def _only_one(best: NDArray[np.float64], cuts: NDArray[np.float64], multipliers: NDArray[np.float64]) -> bool:
+    """Whether the proof leaves one minimiser, by complementary slackness.
 
-
-def _preferred(face: Epigraph, clean: NDArray[np.float64] | None) -> NDArray[np.float64]:
-    cost = np.zeros(face.members) if clean is None else clean
-    cheapest, _ = solve(face, cost, 0.0)
-    support = fewest_members(face, cost, float(cost @ cheapest))
-    # The integer program is solved to a coarse tolerance: it only says which members to keep.
-    probs, _ = solve(face.on_support(support), cost, 0.0)
-    return probs
+    Every minimiser makes each cut with a positive multiplier active, and uses only members that the mixed
+    cuts charge least; if these equations have rank M there is no second one.
+    """
+    members = len(best)
+    slopes = multipliers @ cuts
+    active = cuts[(multipliers > _ZERO) & (cuts @ best >= (cuts @ best).max() - _ZERO)]
+    unused = np.eye(members)[slopes > slopes.min() + _ZERO]
+    rows = np.vstack([active[1:] - active[:1], unused, np.ones((1, members))])
+    return int(np.linalg.matrix_rank(rows, tol=_ZERO)) == members

@@ -25,4 +25,5 @@ def from_words(document: str, words: Sequence[object], members: int) -> NDArray[
         if not isinstance(word, str) or len(word) != members or not set(word) <= {"0", "1"}:
             raise InputError(f"{document} holds the set {word!r}; a set is {members} characters, each 0 or 1")
     text = "".join(str(word) for word in words).encode("ascii")
-    return (np.frombuffer(text, dtype=np.uint8) == ord("1")).reshape(len(words), members)
+    bits: NDArray[np.bool_] = np.frombuffer(text, dtype=np.uint8) == ord("1")
+    return bits.reshape(len(words), members)
