@@ -1,0 +1,146 @@
+"""ARC and ARC-R (Dbouk and Shanbhag 2022; Appendix B.3): members fooled one after another.
+
+Inside a local ball around the current point each member in turn pulls the perturbation towards its nearest
+decision boundary, just far enough that the pull survives being scaled back into the ball.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from randens.attacks.base import Attack, register
+from randens.attacks.search import Search
+from randens.errors import InputError
+from randens.threat import Threat
+
+__all__ = ["arc", "binary_linear_arc"]
+
+_RHO = 0.05  # ρ/ε: how far past the boundary a pull aims
+
+
+def arc(
+    s: Search, *, steps: int, radius: float, hyperplanes: int, order: Callable[[Search], Tensor]
+) -> None:
+    """Algorithm 2 of ARC with a local ball of `radius`·ε; `order(s)` gives the members' order per input [n, M].
+
+    Departures, none of which weakens it: the pull starts at y rather than at the predicted class, members
+    already fooled are skipped, the expected accuracy of a candidate is computed only as far as it can matter.
+    """
+    eps = s.threat.eps
+    b = radius * eps
+    shape = (-1,) + (1,) * (s.x.dim() - 1)
+    point = s.start()
+    errors = s.clean_errors.clone() if s.restart == 0 else s.judge(torch.arange(s.n, device=s.device), point)
+    value = errors.double() @ s.probs
+    for _ in range(steps):
+        rows = s.unfinished
+        if not len(rows):
+            return
+        sequence = order(s)
+        centre = point.clone()
+        local = torch.zeros_like(point)
+        for position in range(s.members):
+            for member in s.probs.nonzero().flatten().tolist():
+                turn = (sequence[rows, position] == member) & ~errors[rows, member]
+                part = rows[turn]
+                if not len(part):
+                    continue
+                gaps, normals = s.hyperplanes(part, point[part], member, hyperplanes)
+                norms = torch.linalg.vector_norm(normals.flatten(2), s.threat.q, dim=2).clamp_min(1e-20)
+                residual, nearest = (gaps / norms).min(dim=1)
+                chosen = torch.arange(len(part), device=s.device)
+                w, w_norm = normals[chosen, nearest], norms[chosen, nearest]
+                # ζ, the boundary's distance from the local centre, by the same hyperplane.
+                inner = (w.flatten(1) * local[part].flatten(1)).sum(dim=1) / w_norm
+                zeta = residual - inner
+                beta = torch.full_like(zeta, b)
+                if position:
+                    reach = (b - zeta).clamp_min(1e-6 * b)
+                    beta = torch.where(zeta < b, b / reach * residual.abs() + _RHO * eps, beta)
+                pulled = local[part] - beta.clamp(max=1e3 * eps).reshape(shape) * s.threat.steepest(w)
+                length = torch.linalg.vector_norm(pulled.flatten(1), s.threat.p, dim=1).clamp_min(1e-20)
+                pulled = pulled * (b / length).reshape(shape)
+                candidate = s.project(part, centre[part] + pulled)
+                first = errors[part].clone()
+                first[:, member] = True
+                fooled = s.judge(part, candidate, first)
+                risk = fooled.double() @ s.probs
+                accept = risk >= value[part]
+                taken = part[accept]
+                point[taken], local[taken] = candidate[accept], pulled[accept]
+                errors[taken], value[taken] = fooled[accept], risk[accept]
+
+
+def binary_linear_arc(
+    weights: Tensor, biases: Tensor, x: Tensor, y: Tensor, probs: Tensor, threat: Threat
+) -> Tensor:
+    """ARC for binary linear members sign(w_i·x + b_i), y ∈ {−1, +1}: one pass with exact distances.
+
+    weights [M, d], biases [M], x [n, d] → perturbed inputs [n, d] (before any box). Consistent: if some member
+    can be fooled inside the ball, the returned point fools some member.
+    """
+    if weights.dim() != 2 or x.dim() != 2 or weights.shape[1] != x.shape[1]:
+        raise InputError(f"weights {tuple(weights.shape)} and x {tuple(x.shape)} must be [M, d] and [n, d]")
+    eps = threat.eps
+    delta = torch.zeros_like(x)
+    value = (_wrong(weights, biases, x, y).double() @ probs.double()).clone()
+    for i in probs.argsort(descending=True, stable=True).tolist():
+        norm = torch.linalg.vector_norm(weights[i], threat.q)
+        signed = y * (x @ weights[i] + biases[i]) / norm  # distance to the boundary, negative if wrong already
+        direction = threat.steepest((-y.unsqueeze(1) * weights[i]))
+        moved = y * ((x + delta) @ weights[i] + biases[i]) / norm
+        # First mover: any length does, for it is scaled to ε. Later ones: just enough to survive the scaling.
+        grip = (eps - signed).clamp_min(1e-12)
+        beta = torch.where(delta.flatten(1).any(dim=1), eps / grip * moved.abs() + _RHO * eps, eps + 0 * moved)
+        pulled = delta + beta.unsqueeze(1) * direction
+        length = torch.linalg.vector_norm(pulled, threat.p, dim=1).clamp_min(1e-20)
+        pulled = pulled * (eps / length).unsqueeze(1)
+        risk = _wrong(weights, biases, x + pulled, y).double() @ probs.double()
+        accept = (signed < eps) & (risk >= value)
+        delta = torch.where(accept.unsqueeze(1), pulled, delta)
+        value = torch.where(accept, risk, value)
+    return x + delta
+
+
+def _wrong(weights: Tensor, biases: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    return y.unsqueeze(1) * (x @ weights.T + biases) < 0
+
+
+def _by_weight(s: Search) -> Tensor:
+    return s.probs.argsort(descending=True, stable=True).expand(s.n, -1)
+
+
+def _default_radius(members: int) -> float:
+    """The paper's settings: a local ball of ε for ensembles, ε/4 for a single model."""
+    return 1.0 if members > 1 else 0.25
+
+
+@dataclass(frozen=True)
+class _ARC(Attack):
+    steps: int = 20
+    hyperplanes: int = 2
+    step: float | None = None  # local radius in units of ε; None: the paper's choice for the ensemble's size
+
+
+@register("arc")
+@dataclass(frozen=True)
+class ARC(_ARC):
+    """Attacking Randomized ensembles of Classifiers: members in order of their weights."""
+
+    def search(self, s: Search) -> None:
+        radius = self.step or _default_radius(s.members)
+        arc(s, steps=self.steps, radius=radius, hyperplanes=self.hyperplanes, order=_by_weight)
+
+
+@register("arc-r")
+@dataclass(frozen=True)
+class ARCR(_ARC):
+    """ARC with a fresh random order for every input and step."""
+
+    def search(self, s: Search) -> None:
+        radius = self.step or _default_radius(s.members)
+        arc(s, steps=self.steps, radius=radius, hyperplanes=self.hyperplanes, order=Search.orders)

@@ -1,0 +1,171 @@
+"""Climbers: grow the set of fooled members one by one, looking each time for a point that fools all of them.
+
+Both share the climb through the lattice of subsets (Gnecco-Heredia et al.); they differ in how a point that
+fools a target set T is looked for: `lattice` descends the sum of hinge losses, `saddle` solves the linearised
+game between the perturbation and the members of T.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from randens.attacks.base import Attack, register
+from randens.attacks.game import Domain, solve_game
+from randens.attacks.search import Search
+from randens.ensemble import to_layout
+
+__all__ = ["Reach", "climb", "descend_to", "play_to"]
+
+Reach = Callable[[Search, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""reach(s, rows, points [k, ...], targets bool [k, M]) → (points, errors [k, M]) where it ended."""
+
+
+def climb(s: Search, order: Tensor, point: Tensor, errors: Tensor, reach: Reach) -> None:
+    """One sweep: every input tries its members in `order` [n, M], each added to the set F already fooled.
+
+    `point` and `errors` (F and where it is fooled) are updated in place.
+    """
+    for position in range(s.members):
+        rows = s.unfinished
+        member = order[rows, position]
+        fresh = ~errors[rows].gather(1, member.unsqueeze(1)).squeeze(1) & (s.probs[member] > 0)
+        rows, member = rows[fresh], member[fresh]
+        if not len(rows):
+            continue
+        targets = errors[rows].clone()
+        targets[torch.arange(len(rows), device=s.device), member] = True
+        targets &= s.probs > 0
+        ended, fooled = reach(s, rows, point[rows], targets)
+        success = (fooled | ~targets).all(dim=1)
+        point[rows[success]] = ended[success]
+        errors[rows[success]] = fooled[success]
+
+
+@dataclass(frozen=True)
+class descend_to:  # noqa: N801 - a function with its settings
+    """Reach T by projected descent of Σ_{j∈T} relu(margin_j + κ)/‖∇margin_j‖_q, stopping once all of T are fooled.
+
+    Starts from the current point, then from the clean input, then from a random one.
+    """
+
+    steps: int
+    step: float
+    kappa: float
+
+    def __call__(self, s: Search, rows: Tensor, points: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        ended, errors = points.clone(), torch.zeros_like(targets)
+        starts = [points, s.x[rows], s.random_start()[rows]]
+        for start in starts:
+            missing = (~(errors | ~targets).all(dim=1)).nonzero().flatten()
+            if len(missing):
+                place, fooled = self._descend(s, rows[missing], start[missing], targets[missing])
+                ended[missing], errors[missing] = place, fooled
+        return ended, errors
+
+    def _descend(self, s: Search, rows: Tensor, points: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        points = points.clone()
+        errors = torch.zeros_like(targets)
+        left = torch.arange(len(rows), device=s.device)
+        for _ in range(self.steps):
+            lin = s.linearise(rows[left], points[left], targets[left])
+            errors[left] = lin.errors
+            left = left[~(errors[left] | ~targets[left]).all(dim=1)]
+            if not len(left):
+                return points, errors
+            keep = ~(lin.errors | ~lin.wanted).all(dim=1)
+            scale = torch.linalg.vector_norm(lin.gradients[keep], s.threat.q, dim=2).clamp_min(1e-20)
+            pulling = (lin.margins[keep] / scale > -self.kappa * s.threat.eps) & lin.wanted[keep]
+            pull = (lin.gradients[keep] * (pulling / scale).unsqueeze(2)).sum(dim=1).reshape(points[left].shape)
+            moved = points[left] - self.step * s.threat.eps * s.threat.steepest(pull)
+            points[left] = s.project(rows[left], moved)
+        errors[left] = s.judge(rows[left], points[left], targets[left])
+        return points, errors
+
+
+@dataclass(frozen=True)
+class play_to:  # noqa: N801 - a function with its settings
+    """Reach T by moving to the solution of the linearised game, linearising there, and so on.
+
+    Round r may leave the current point by at most `trust`^r times the ball's diameter. A target set that the
+    game's dual proves to be out of reach by more than `hopeless`·ε, in the linear model, is given up.
+    """
+
+    rounds: int
+    iterations: int
+    kappa: float
+    trust: float
+    hopeless: float
+
+    def __call__(self, s: Search, rows: Tensor, points: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        points = points.clone()
+        errors = torch.zeros_like(targets)
+        eps = s.threat.eps
+        centre = s.x[rows].flatten(1)
+        low, high = (bound.flatten(1) - centre for bound in s.threat.interval(s.x[rows]))
+        radius = eps if s.threat.norm == "l2" else None
+        left = torch.arange(len(rows), device=s.device)
+        for number in range(self.rounds):
+            lin = s.linearise(rows[left], points[left], targets[left])
+            errors[left] = lin.errors
+            going = ~(lin.errors | ~lin.wanted).all(dim=1)
+            left = left[going]
+            if not len(left):
+                return points, errors
+            offset = points[left].flatten(1) - centre[left]
+            reach = 2 * eps * self.trust**number
+            domain = Domain(
+                torch.maximum(low[left], offset - reach), torch.minimum(high[left], offset + reach), radius
+            )
+            gradients = lin.gradients[going]
+            scale = torch.linalg.vector_norm(gradients, s.threat.q, dim=2).clamp_min(1e-20)
+            a = gradients / scale.unsqueeze(2)
+            c = lin.margins[going] / scale + self.kappa * eps - torch.bmm(a, offset.unsqueeze(2)).squeeze(2)
+            solved = solve_game(c, a, targets[left], domain, offset, self.iterations)
+            moved = (centre[left] + solved.delta).reshape(points[left].shape)
+            points[left] = s.project(rows[left], to_layout(moved) if moved.dim() == 4 else moved)
+            given_up = solved.floor > self.hopeless * eps
+            if bool(given_up.any()):
+                lost = left[given_up]
+                errors[lost] = s.judge(rows[lost], points[lost], targets[lost])
+                left = left[~given_up]
+        if len(left):
+            errors[left] = s.judge(rows[left], points[left], targets[left])
+        return points, errors
+
+
+@register("lattice")
+@dataclass(frozen=True)
+class Lattice(Attack):
+    """The lattice climber: PGD towards each target set, several random orders of the members."""
+
+    steps: int = 10
+    step: float = 0.25
+    orders: int = 2
+    kappa: float = 0.05
+
+    def search(self, s: Search) -> None:
+        reach = descend_to(self.steps, self.step, self.kappa)
+        for _ in range(self.orders):
+            climb(s, s.orders(), s.x.clone(), s.clean_errors.clone(), reach)
+
+
+@register("saddle")
+@dataclass(frozen=True)
+class Saddle(Attack):
+    """The saddle climber: each target set is reached through the linearised game."""
+
+    relinearisations: int = 4
+    iterations: int = 40
+    orders: int = 2
+    kappa: float = 0.05
+    trust: float = 0.6
+    hopeless: float = 1.0
+
+    def search(self, s: Search) -> None:
+        reach = play_to(self.relinearisations, self.iterations, self.kappa, self.trust, self.hopeless)
+        for _ in range(self.orders):
+            climb(s, s.orders(), s.x.clone(), s.clean_errors.clone(), reach)

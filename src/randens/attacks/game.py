@@ -1,0 +1,123 @@
+"""The linearised game between perturbation and members, solved for a whole batch without network passes.
+
+min_{δ ∈ D} max_{λ ∈ simplex(T)} λ·(c + A δ): one perturbation that pushes every targeted member's linearised
+margin below zero. λ is at the same time the proof, for the linear model, that T is hopeless:
+the value of the dual, min_δ λ·(c + A δ), is a lower bound on what any δ can reach.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = ["Domain", "Solution", "project_simplex", "solve_game"]
+
+
+@dataclass(frozen=True)
+class Domain:
+    """Where δ may be: coordinates between low and high [k, d] and, for l2, ‖δ‖₂ ≤ radius."""
+
+    low: Tensor
+    high: Tensor
+    radius: float | None = None
+
+    def project(self, delta: Tensor) -> Tensor:
+        """Onto the box for linf; scaled onto the ball and clipped for l2."""
+        if self.radius is not None:
+            norm = torch.linalg.vector_norm(delta, dim=1, keepdim=True)
+            delta = delta * (self.radius / norm.clamp_min(self.radius))
+        return torch.minimum(torch.maximum(delta, self.low), self.high)
+
+    def lowest(self, gradient: Tensor) -> Tensor:
+        """Where a linear function with this gradient [k, d] is smallest (for l2: on the ball, then clipped)."""
+        if self.radius is None:
+            return torch.where(gradient > 0, self.low, self.high)
+        norm = torch.linalg.vector_norm(gradient, dim=1, keepdim=True).clamp_min(1e-30)
+        return self.project(-self.radius * gradient / norm)
+
+    def floor(self, gradient: Tensor) -> Tensor:
+        """A lower bound [k] on min_δ gradient·δ; exact for linf."""
+        in_box = torch.minimum(gradient * self.low, gradient * self.high).sum(dim=1)
+        if self.radius is None:
+            return in_box
+        return torch.maximum(in_box, -self.radius * torch.linalg.vector_norm(gradient, dim=1))
+
+
+@dataclass(frozen=True)
+class Solution:
+    """delta [k, d]; value [k] = max over targets of c + A·delta; floor [k] ≤ the game's value, from λ [k, T]."""
+
+    delta: Tensor
+    value: Tensor
+    floor: Tensor
+    weights: Tensor
+
+
+def project_simplex(v: Tensor, support: Tensor) -> Tensor:
+    """Nearest point of the simplex over the columns where `support` is true; v, support [k, T]."""
+    v = v.masked_fill(~support, -torch.inf)
+    ordered = v.sort(dim=1, descending=True).values
+    ranks = torch.arange(1, v.shape[1] + 1, device=v.device, dtype=v.dtype)
+    sums = torch.where(torch.isfinite(ordered), ordered, torch.zeros_like(ordered)).cumsum(dim=1) - 1
+    inside = torch.isfinite(ordered) & (ordered - sums / ranks > 0)
+    count = inside.sum(dim=1, keepdim=True).clamp_min(1)
+    threshold = sums.gather(1, count - 1) / count
+    return (v - threshold).clamp_min(0).masked_fill(~support, 0.0)
+
+
+def solve_game(c: Tensor, a: Tensor, support: Tensor, domain: Domain, delta: Tensor, iterations: int) -> Solution:
+    """Primal-dual iterations (Chambolle and Pock) from `delta`; c [k, T], a [k, T, d], support bool [k, T].
+
+    A single target has a closed form. Rows stop mattering once all their targets are below zero.
+    """
+    matrix = a * support.unsqueeze(2)
+    lone = support.sum(dim=1) == 1
+    if bool(lone.all()):
+        gradient = matrix.sum(dim=1)
+        best = domain.lowest(gradient)
+        best = torch.where(gradient == 0, delta, best)
+        value = _worst(c, matrix, support, best)
+        return Solution(best, value, value, support.to(c.dtype))
+    weights = support.to(c.dtype) / support.sum(dim=1, keepdim=True).clamp_min(1)
+    # Steps scaled to the sizes of δ's domain and of the simplex; their product stays below 1/‖A‖².
+    operator = torch.linalg.matrix_norm(torch.bmm(matrix, matrix.transpose(1, 2)), ord="fro").sqrt()
+    operator = operator.clamp_min(1e-20).unsqueeze(1)
+    size = torch.linalg.vector_norm((domain.high - domain.low), dim=1, keepdim=True) / 2
+    if domain.radius is not None:
+        size = size.clamp(max=domain.radius)
+    primal, dual = 0.95 * size / operator, 0.95 / (size.clamp_min(1e-20) * operator)
+    current = domain.project(delta)
+    best, best_value = current, _worst(c, matrix, support, current)
+    floor = torch.full_like(best_value, -torch.inf)
+    kept_weights = weights
+    mean_delta, mean_weights = torch.zeros_like(current), torch.zeros_like(weights)
+    for count in range(1, iterations + 1):
+        gradient = torch.bmm(weights.unsqueeze(1), matrix).squeeze(1)
+        following = domain.project(current - primal * gradient)
+        ahead = torch.bmm(matrix, (2 * following - current).unsqueeze(2)).squeeze(2)
+        weights = project_simplex(weights + dual * (c + ahead), support)
+        current = following
+        mean_delta += (current - mean_delta) / count
+        mean_weights += (weights - mean_weights) / count
+        if count % 5 == 0 or count == iterations:
+            for candidate in (current, mean_delta):
+                value = _worst(c, matrix, support, candidate)
+                better = value < best_value
+                best = torch.where(better.unsqueeze(1), candidate, best)
+                best_value = torch.where(better, value, best_value)
+            slope = torch.bmm(mean_weights.unsqueeze(1), matrix).squeeze(1)
+            bound = (mean_weights * c.masked_fill(~support, 0.0)).sum(dim=1) + domain.floor(slope)
+            higher = bound > floor
+            floor = torch.where(higher, bound, floor)
+            kept_weights = torch.where(higher.unsqueeze(1), mean_weights, kept_weights)
+            # Every row is settled: a winning δ is found, or λ proves that there is none.
+            if bool(((best_value <= 0) | (floor > 0)).all()):
+                break
+    return Solution(best, best_value, floor, kept_weights)
+
+
+def _worst(c: Tensor, matrix: Tensor, support: Tensor, delta: Tensor) -> Tensor:
+    values = c + torch.bmm(matrix, delta.unsqueeze(2)).squeeze(2)
+    return values.masked_fill(~support, -torch.inf).amax(dim=1)

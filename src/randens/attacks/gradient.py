@@ -1,0 +1,217 @@
+"""Gradient attacks: FGSM, PGD and their adaptive forms on expectations over the members (Appendix B.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from randens.attacks.base import Attack, register
+from randens.attacks.losses import (
+    Loss,
+    expected_cross_entropy,
+    expected_margin,
+    expected_mce,
+    mean_logit_cross_entropy,
+    mixture_cross_entropy,
+)
+from randens.attacks.search import Search
+
+__all__ = ["ascend", "ascend_adaptively"]
+
+
+def ascend(
+    s: Search, loss: Loss, *, steps: int, step: float, members: Sequence[int] | None = None
+) -> None:
+    """Projected gradient ascent (Eq. 20): δ ← Π(δ + step·ε·μ_p(∇ loss)); every iterate is scored.
+
+    With `members`, an input rests once all of them are known to be foolable there.
+    """
+    point = s.start()
+    rows = _open(s, members)
+    for _ in range(steps):
+        if not len(rows):
+            return
+        direction = s.threat.steepest(s.gradient(rows, point[rows], loss, members))
+        point[rows] = s.project(rows, point[rows] + step * s.threat.eps * direction)
+        rows = _open(s, members)
+    s.judge(rows, point[rows])
+
+
+def ascend_adaptively(s: Search, loss: Loss, *, steps: int, members: Sequence[int] | None = None) -> None:
+    """Ascent with momentum whose step halves, from 2ε, wherever the loss has stopped rising.
+
+    The step rule of Croce and Hein's Auto-PGD: at checkpoints, an input that improved in fewer than 3/4 of
+    the steps since the last one, or whose best loss and step did not change, returns to its best point.
+    """
+    point = s.start()
+    previous = point.clone()
+    best = point.clone()
+    best_loss = torch.full((s.n,), -torch.inf, device=s.device, dtype=s.x.dtype)
+    last_loss = best_loss.clone()
+    size = torch.full((s.n,), 2.0, device=s.device, dtype=s.x.dtype)
+    risen = torch.zeros(s.n, device=s.device)
+    checked_loss, halved = best_loss.clone(), torch.ones(s.n, dtype=torch.bool, device=s.device)
+    checkpoints = _checkpoints(steps)
+    last_check = 0
+    shape = (-1,) + (1,) * (s.x.dim() - 1)
+    for k in range(steps):
+        rows = _open(s, members)
+        if not len(rows):
+            return
+        values = torch.empty(len(rows), device=s.device, dtype=s.x.dtype)
+
+        def noting(z: Tensor, y: Tensor, probs: Tensor, values: Tensor = values) -> Tensor:
+            value = loss(z, y, probs)
+            values.copy_(value.detach())
+            return value
+
+        gradient = s.gradient(rows, point[rows], noting, members)
+        risen[rows] += (values > last_loss[rows]).float()
+        last_loss[rows] = values
+        higher = values > best_loss[rows]
+        best_loss[rows] = torch.where(higher, values, best_loss[rows])
+        best[rows] = torch.where(higher.reshape(shape), point[rows], best[rows])
+        if k in checkpoints:
+            stalled = risen < 0.75 * (k - last_check)
+            stuck = ~halved & (best_loss <= checked_loss)
+            halved = stalled | stuck
+            size = torch.where(halved, size / 2, size)
+            point = torch.where(halved.reshape(shape), best, point)
+            previous = torch.where(halved.reshape(shape), best, previous)
+            checked_loss, last_check = best_loss.clone(), k
+            risen.zero_()
+        here, before = point[rows], previous[rows]
+        stride = (size[rows] * s.threat.eps).reshape(shape)
+        target = s.project(rows, here + stride * s.threat.steepest(gradient))
+        if k:
+            target = s.project(rows, here + 0.75 * (target - here) + 0.25 * (here - before))
+        previous[rows] = here
+        point[rows] = target
+    rows = _open(s, members)
+    s.judge(rows, point[rows])
+
+
+def _open(s: Search, members: Sequence[int] | None) -> Tensor:
+    """Rows worth another step."""
+    rows = s.unfinished
+    if members is None or not s.drop_finished:
+        return rows
+    done = s.foolable[rows][:, list(members)].all(dim=1)
+    return rows[~done]
+
+
+def _checkpoints(steps: int) -> set[int]:
+    """Auto-PGD's checkpoints: 22 % of the steps, then periods that shrink by 3 % to no less than 6 %."""
+    marks, previous, current = [0.0, 0.22], 0.0, 0.22
+    while current < 1:
+        previous, current = current, current + max(current - previous - 0.03, 0.06)
+        marks.append(current)
+    return {int(-(-mark * steps // 1)) for mark in marks[1:]}
+
+
+@register("fgsm")
+@dataclass(frozen=True)
+class FGSM(Attack):
+    """One step of size ε against each member alone; every point is scored on all members (transfer)."""
+
+    def search(self, s: Search) -> None:
+        for member in s.probs.nonzero().flatten().tolist():
+            ascend(s, expected_cross_entropy, steps=1, step=1.0, members=[member])
+
+
+@register("pgd")
+@dataclass(frozen=True)
+class PGD(Attack):
+    """`steps` steps of size `step`·ε against each member alone; every point is scored on all members."""
+
+    steps: int = 20
+    step: float = 0.25
+
+    def search(self, s: Search) -> None:
+        for member in s.probs.nonzero().flatten().tolist():
+            ascend(s, expected_cross_entropy, steps=self.steps, step=self.step, members=[member])
+
+
+@register("afgsm")
+@dataclass(frozen=True)
+class AdaptiveFGSM(Attack):
+    """One step of size ε on the expected loss."""
+
+    def search(self, s: Search) -> None:
+        ascend(s, expected_cross_entropy, steps=1, step=1.0)
+
+
+@dataclass(frozen=True)
+class _AdaptivePGD(Attack):
+    steps: int = 20
+    step: float = 0.25
+
+
+@register("apgd-l")
+@dataclass(frozen=True)
+class APGDL(_AdaptivePGD):
+    """Adaptive PGD with the expectation at the loss (Eq. 21)."""
+
+    def search(self, s: Search) -> None:
+        ascend(s, expected_cross_entropy, steps=self.steps, step=self.step)
+
+
+@register("apgd-s")
+@dataclass(frozen=True)
+class APGDS(_AdaptivePGD):
+    """Adaptive PGD with the expectation at the softmax, by logsumexp."""
+
+    def search(self, s: Search) -> None:
+        ascend(s, mixture_cross_entropy, steps=self.steps, step=self.step)
+
+
+@register("apgd-z")
+@dataclass(frozen=True)
+class APGDZ(_AdaptivePGD):
+    """PGD on the mean logits, the attack that a deterministic ensemble faces."""
+
+    def search(self, s: Search) -> None:
+        ascend(s, mean_logit_cross_entropy, steps=self.steps, step=self.step)
+
+
+@register("apgd-margin")
+@dataclass(frozen=True)
+class APGDMargin(_AdaptivePGD):
+    """Adaptive PGD on the expected margin; its verdict does not depend on the scale of the logits."""
+
+    def search(self, s: Search) -> None:
+        ascend(s, expected_margin, steps=self.steps, step=self.step)
+
+
+@register("apgd-mce")
+@dataclass(frozen=True)
+class APGDMCE(_AdaptivePGD):
+    """Adaptive PGD on the expected margin-maximising cross-entropy."""
+
+    def search(self, s: Search) -> None:
+        ascend(s, expected_mce, steps=self.steps, step=self.step)
+
+
+@register("cw")
+@dataclass(frozen=True)
+class CW(Attack):
+    """Adaptive Carlini-Wagner: the expected margin loss in the ball, with Auto-PGD's step rule."""
+
+    steps: int = 40
+
+    def search(self, s: Search) -> None:
+        ascend_adaptively(s, expected_margin, steps=self.steps)
+
+
+@register("auto-pgd")
+@dataclass(frozen=True)
+class AutoPGD(Attack):
+    """The mixture's cross-entropy with Auto-PGD's step rule."""
+
+    steps: int = 40
+
+    def search(self, s: Search) -> None:
+        ascend_adaptively(s, mixture_cross_entropy, steps=self.steps)

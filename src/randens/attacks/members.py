@@ -1,0 +1,80 @@
+"""How members are run while gradients are taken: float32 or bfloat16, BatchNorm folded where that is possible.
+
+Verdicts never come from a lower precision: with bfloat16 gradients, `exact` is false and the search judges
+promising points again in float32.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.fx.experimental.optimization import fuse
+
+from randens.errors import unknown
+from randens.models.precision import bfloat16_pays
+
+__all__ = ["GradientMembers"]
+
+_PRECISIONS = ("auto", "float32", "bfloat16")
+
+
+class GradientMembers:
+    """Callable as ``members(index, inputs) -> logits`` in float32, with a gradient for the inputs."""
+
+    def __init__(self, members: Sequence[nn.Module], precision: str = "float32", *, fold: bool = True) -> None:
+        if precision not in _PRECISIONS:
+            unknown("precision", precision, _PRECISIONS)
+        convolutional = any(isinstance(m, nn.Conv2d) for member in members for m in member.modules())
+        first = next((p for m in members for p in m.parameters()), None)
+        self.device = first.device.type if first is not None else "cpu"
+        if precision == "auto":
+            precision = "bfloat16" if convolutional and bfloat16_pays(self.device) else "float32"
+        self.precision = precision
+        self.exact = precision == "float32"
+        self._members = [_folded(m) if fold and convolutional else m for m in members]
+        self._originals = list(members)
+        self._checked = all(a is b for a, b in zip(self._members, members, strict=True))
+
+    def verify(self, x: Tensor) -> None:
+        """Compare folded members with the originals on a few inputs, once; keep only those that agree."""
+        if self._checked or not len(x):
+            return
+        self._checked = True
+        with torch.no_grad():
+            for index, original in enumerate(self._originals):
+                try:
+                    folded, z = self._members[index](x[:4]), original(x[:4])
+                    agrees = bool((folded - z).abs().max() <= 1e-5 * z.abs().max())
+                except RuntimeError:
+                    agrees = False
+                if not agrees:
+                    self._members[index] = original
+
+    def __call__(self, index: int, inputs: Tensor) -> Tensor:
+        member = self._members[index]
+        if self.exact:
+            z = member(inputs)
+        else:
+            with torch.autocast(self.device, torch.bfloat16):
+                z = member(inputs)
+        return z.float() if z.dtype in (torch.bfloat16, torch.float16) else z
+
+
+def _folded(member: nn.Module) -> nn.Module:
+    """A frozen copy with BatchNorm folded into convolutions, or the member itself where that is not possible."""
+    if not any(isinstance(m, nn.BatchNorm2d) for m in member.modules()):
+        return member
+    modes = [(m, m.training) for m in member.modules()]
+    folded: nn.Module | None = None
+    # Tracing fails on data-dependent control flow: such a member simply stays as it is.
+    with contextlib.suppress(Exception):
+        folded = fuse(copy.deepcopy(member).eval())
+        folded.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        folded.requires_grad_(False)
+    for submodule, training in modes:
+        submodule.training = training
+    return member if folded is None else folded

@@ -1,0 +1,398 @@
+"""An attack proposes; a `Search` disposes.
+
+`Search` owns one batch under attack. It projects every proposal onto the threat, judges it exactly, keeps the
+best perturbation per input, pools every maximal fooled set seen, drops inputs that cannot get worse, counts
+member passes and flags members without usable gradients. What is left in an attack's own file is its paper's
+algorithm.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from randens.attacks.losses import Loss, margins
+from randens.attacks.members import GradientMembers
+from randens.ensemble import RandomizedEnsemble, frozen, to_layout
+from randens.errors import InputError, ModelError
+from randens.threat import Threat
+from randens.witness import WitnessPool
+
+__all__ = ["Cost", "Linearisation", "Search"]
+
+# A verdict must survive rounding: another batch size, layout or folded BatchNorm moves logits by about 1e-6 of
+# the largest one, so a member counts as fooled only when its margin is clear of that.
+_TIE = 5e-5
+
+
+@dataclass
+class Cost:
+    """Member passes spent, per input: the unit that does not depend on the machine."""
+
+    forwards: int = 0
+    backwards: int = 0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.forwards + other.forwards, self.backwards + other.backwards)
+
+
+@dataclass(frozen=True)
+class Linearisation:
+    """First-order model of members at a point: margin_i(x') ≈ margin_i + gradient_i·(x' − x).
+
+    margins [k, M], gradients [k, M, d], zero where `wanted` [k, M] is false; errors [k, M]: who is known to be
+    fooled at the point itself.
+    """
+
+    margins: Tensor
+    gradients: Tensor
+    wanted: Tensor
+    errors: Tensor
+
+
+class Search:
+    """One batch of inputs under attack by one ensemble's adversary.
+
+    `rows` arguments index the batch; `points` are perturbed inputs of those rows. Everything random comes from
+    `generator`, and draws are made for the whole batch, so that dropping inputs does not change the rest.
+    """
+
+    def __init__(
+        self,
+        rec: RandomizedEnsemble,
+        x: Tensor,
+        y: Tensor,
+        threat: Threat,
+        *,
+        seed: int = 0,
+        source: str = "",
+        gradient_members: GradientMembers | None = None,
+        drop_finished: bool = True,
+    ) -> None:
+        threat.check(x)
+        if y.dim() != 1 or len(y) != len(x):
+            raise InputError(f"y has shape {tuple(y.shape)}; it must be [{len(x)}], one label per input")
+        if y.is_floating_point() or y.dtype == torch.bool:
+            raise InputError(f"y has dtype {y.dtype}; labels must be integers")
+        self.rec = rec
+        self.threat = threat
+        self.device = rec.device
+        first = next(rec.parameters(), None)
+        dtype = first.dtype if first is not None and first.is_floating_point() else x.dtype
+        # Rounding to the members' precision may step over the box by half a float.
+        moved = x.detach().to(self.device, dtype)
+        self.x = to_layout(moved if threat.bounds is None else moved.clamp(*threat.bounds))
+        self.y = y.to(self.device, torch.int64)
+        self.n, self.members = len(x), len(rec.members)
+        self.probs = rec.probs.to(self.device)
+        self.source = source
+        self.cost = Cost()
+        self.seed, self.restart = seed, 0
+        self.generator = torch.Generator()
+        self.drop_finished = drop_finished
+        self._gradient_members = gradient_members or GradientMembers(list(rec.members))
+        self._gradient_members.verify(self.x)
+        self._passes = [int(getattr(m, "passes", 1)) for m in rec.members]
+
+        self.no_gradient = torch.zeros(self.n, self.members, dtype=torch.bool)
+        self.nan_gradient = torch.zeros(self.n, self.members, dtype=torch.bool)
+        self.best_value = torch.full((self.n,), -1.0, dtype=torch.float64, device=self.device)
+        self.best_x = self.x.clone()
+        self.best_errors = torch.zeros(self.n, self.members, dtype=torch.bool, device=self.device)
+        self.best_source = [""] * self.n
+        self.foolable = torch.zeros(self.n, self.members, dtype=torch.bool, device=self.device)
+        self._sets = torch.zeros(self.n, 2, self.members, dtype=torch.bool, device=self.device)
+        self._set_count = torch.zeros(self.n, dtype=torch.int64, device=self.device)
+        self._kept: list[tuple[Tensor, Tensor, Tensor, str]] = []
+        self.clean_errors = self._judge_clean()
+
+    # ---- the batch -------------------------------------------------------------------------------------------
+
+    def begin(self, restart: int) -> None:
+        """Restart number `restart`: its random numbers depend on the seed and the number only."""
+        self.restart = restart
+        self.generator.manual_seed((self.seed * 1_000_003 + restart * 7919 + 1) % (2**63))
+
+    @contextlib.contextmanager
+    def credited(self, source: str) -> Iterator[None]:
+        """Witnesses found inside are credited to `source` (a member of a portfolio)."""
+        before, self.source = self.source, source
+        try:
+            yield
+        finally:
+            self.source = before
+
+    @property
+    def finished(self) -> Tensor:
+        """Bool [n]: every member that can be drawn is fooled by one known perturbation."""
+        return (self.best_errors | (self.probs == 0)).all(dim=1)
+
+    @property
+    def unfinished(self) -> Tensor:
+        """Rows that can still get worse."""
+        if not self.drop_finished:
+            return torch.arange(self.n, device=self.device)
+        return (~self.finished).nonzero().flatten()
+
+    def start(self) -> Tensor:
+        """Where a restart begins, for the whole batch: the clean inputs, afterwards random points of the ball."""
+        return self.x.clone() if self.restart == 0 else to_layout(self.threat.random(self.x, self.generator))
+
+    def random_start(self) -> Tensor:
+        """Random points of the ball, for the whole batch."""
+        return to_layout(self.threat.random(self.x, self.generator))
+
+    def uniform(self, *shape: int) -> Tensor:
+        """Uniform random numbers [n, *shape] from the search's generator."""
+        return torch.rand(self.n, *shape, generator=self.generator).to(self.device)
+
+    def orders(self) -> Tensor:
+        """A random order of the members for every input, [n, M]."""
+        return self.uniform(self.members).argsort(dim=1)
+
+    def project(self, rows: Tensor, points: Tensor) -> Tensor:
+        """The legal points next to `points`."""
+        return to_layout(self.threat.project(points, self.x[rows]))
+
+    # ---- verdicts --------------------------------------------------------------------------------------------
+
+    def judge(self, rows: Tensor, points: Tensor, first: Tensor | None = None) -> Tensor:
+        """Exact verdicts bool [k, M] for the projections of `points`; keeps and pools what is new.
+
+        With `first` [k, M], the other members are evaluated only where one of those is fooled and the set could
+        still be new; members not evaluated count as not fooled.
+        """
+        points = self.project(rows, points)
+        errors = torch.zeros(len(rows), self.members, dtype=torch.bool, device=self.device)
+        if first is None:
+            self._fill(rows, points, errors, ~errors)
+            self._record(rows, points, errors)
+            return errors
+        self._fill(rows, points, errors, first)
+        return self._settle(rows, points, errors, first)
+
+    def _settle(self, rows: Tensor, points: Tensor, errors: Tensor, known: Tensor) -> Tensor:
+        """Record verdicts known in part; complete them where something is fooled and the set could be new.
+
+        A point that fools nobody asked so far is left alone: the others get their own turn to be asked.
+        """
+        promising = errors.any(dim=1) & ~self._dominated(rows, errors | ~known)
+        chosen = promising.nonzero().flatten()
+        if len(chosen):
+            complete = errors[chosen]
+            self._fill(rows[chosen], points[chosen], complete, ~known[chosen])
+            self._record(rows[chosen], points[chosen], complete)
+            errors = errors.index_copy(0, chosen, complete)
+        return errors
+
+    def _fill(self, rows: Tensor, points: Tensor, errors: Tensor, wanted: Tensor) -> None:
+        """Evaluate the members `wanted` [k, M] and write their verdicts into `errors`."""
+        for index in range(self.members):
+            part = wanted[:, index].nonzero().flatten()
+            if len(part):
+                z = self._forward(index, points[part])
+                errors[part, index] = self._fooled(z, self.y[rows[part]])
+
+    def _forward(self, index: int, points: Tensor) -> Tensor:
+        with torch.no_grad():
+            z = self.rec.members[index](to_layout(points))
+        self.cost.forwards += len(points) * self._passes[index]
+        self._check_logits(index, z, len(points))
+        return z
+
+    def _check_logits(self, index: int, z: Tensor, count: int) -> None:
+        if z.dim() != 2 or len(z) != count:
+            raise InputError(
+                f"member {index} returns shape {tuple(z.shape)} for {count} inputs; it must return [n, classes]"
+            )
+        if not bool(torch.isfinite(z).all()):
+            raise ModelError(f"member {index} returns NaN or infinite logits; it cannot be scored")
+
+    @staticmethod
+    def _fooled(z: Tensor, y: Tensor) -> Tensor:
+        margin = margins(z.unsqueeze(0), y).squeeze(0)
+        return margin < -_TIE * z.abs().amax(dim=1)
+
+    def _judge_clean(self) -> Tensor:
+        rows = torch.arange(self.n, device=self.device)
+        if not self.n:
+            return torch.zeros(0, self.members, dtype=torch.bool, device=self.device)
+        with torch.no_grad():
+            outputs = [self._forward(i, self.x) for i in range(self.members)]
+        counts = {z.shape[1] for z in outputs}
+        if len(counts) > 1:
+            raise InputError(f"members have different class counts {sorted(counts)}; they must agree")
+        self.classes = counts.pop()
+        if int(self.y.min()) < 0 or int(self.y.max()) >= self.classes:
+            raise InputError(
+                f"y ranges over [{int(self.y.min())}, {int(self.y.max())}]; the members have {self.classes} "
+                f"classes, so labels must be in [0, {self.classes - 1}]"
+            )
+        errors = torch.stack([z.argmax(dim=1) != self.y for z in outputs], dim=1)
+        before, self.source = self.source, "clean"
+        self._record(rows, self.x, errors)
+        self.source = before
+        return errors
+
+    # ---- memory ----------------------------------------------------------------------------------------------
+
+    def _dominated(self, rows: Tensor, sets: Tensor) -> Tensor:
+        """Bool [k]: is the set empty, or contained in one already pooled for its input?"""
+        slots = torch.arange(self._sets.shape[1], device=self.device)
+        filled = slots < self._set_count[rows].unsqueeze(1)
+        contains = (self._sets[rows] >= sets.unsqueeze(1)).all(dim=2)
+        return (filled & contains).any(dim=1) | ~sets.any(dim=1)
+
+    def _record(self, rows: Tensor, points: Tensor, errors: Tensor) -> None:
+        values = errors.double() @ self.probs
+        better = (values > self.best_value[rows]).nonzero().flatten()
+        if len(better):
+            chosen = rows[better]
+            self.best_value[chosen] = values[better]
+            self.best_x[chosen] = points[better]
+            self.best_errors[chosen] = errors[better]
+            for row in chosen.tolist():
+                self.best_source[row] = self.source
+        new = (~self._dominated(rows, errors)).nonzero().flatten()
+        if len(new):
+            chosen = rows[new]
+            self.foolable[chosen] |= errors[new]
+            full = int(self._set_count[chosen].max()) + 1
+            if full > self._sets.shape[1]:
+                grown = self._sets.new_zeros(self.n, 2 * full, self.members)
+                grown[:, : self._sets.shape[1]] = self._sets
+                self._sets = grown
+            self._sets[chosen, self._set_count[chosen]] = errors[new]
+            self._set_count[chosen] += 1
+            self._kept.append((chosen.cpu(), errors[new].cpu(), points[new].detach().cpu(), self.source))
+
+    def pool(self) -> WitnessPool:
+        """Everything found so far, with the perturbed inputs."""
+        if not self._kept:
+            empty = np.zeros((0, *self.x.shape[1:]), dtype=np.float32)
+            return WitnessPool(self.n, self.members, x_adv=empty)
+        return WitnessPool(
+            self.n,
+            self.members,
+            torch.cat([k[0] for k in self._kept]).numpy(),
+            torch.cat([k[1] for k in self._kept]).numpy(),
+            x_adv=torch.cat([k[2].contiguous() for k in self._kept]).numpy(),
+            sources=[k[3] for k in self._kept for _ in range(len(k[0]))],
+        )
+
+    # ---- gradients -------------------------------------------------------------------------------------------
+
+    def gradient(
+        self, rows: Tensor, points: Tensor, loss: Loss, members: Sequence[int] | None = None
+    ) -> Tensor:
+        """∇_x loss of the chosen members (default: all that can be drawn) at `points`, [k, ...].
+
+        The pass also yields verdicts, which are recorded.
+        """
+        chosen = list(members) if members is not None else self.probs.nonzero().flatten().tolist()
+        inputs = to_layout(points).detach().requires_grad_(True)
+        z = self._gradient_pass(inputs, chosen)
+        weights = self.probs[chosen] if members is None else torch.full((len(chosen),), 1.0 / len(chosen))
+        value = loss(z, self.y[rows], weights.to(self.device))
+        (gradient,) = torch.autograd.grad(value.sum(), inputs)
+        self.cost.backwards += len(points) * sum(self._passes[i] for i in chosen)
+        self._learn_logits(rows, points, z.detach(), chosen)
+        return self._usable(rows, gradient, chosen)
+
+    def linearise(self, rows: Tensor, points: Tensor, wanted: Tensor) -> Linearisation:
+        """Margins and their gradients for the members `wanted` [k, M] at legal `points`: one pass per wanted member.
+
+        The passes' verdicts are recorded and returned.
+        """
+        k = len(rows)
+        values = self.x.new_zeros(k, self.members)
+        gradients = self.x.new_zeros(k, self.members, self.x[0].numel())
+        errors = torch.zeros(k, self.members, dtype=torch.bool, device=self.device)
+        for index in range(self.members):
+            part = wanted[:, index].nonzero().flatten()
+            if not len(part):
+                continue
+            inputs = to_layout(points[part]).detach().requires_grad_(True)
+            z = self._gradient_pass(inputs, [index])
+            margin = margins(z, self.y[rows[part]]).squeeze(0)
+            (gradient,) = torch.autograd.grad(margin.sum(), inputs)
+            self.cost.backwards += len(part) * self._passes[index]
+            values[part, index] = margin.detach().to(values.dtype)
+            gradients[part, index] = self._usable(rows[part], gradient, [index]).flatten(1)
+            errors[part, index] = self._fooled(z.detach().squeeze(0), self.y[rows[part]])
+        errors = self._learn(rows, points, errors, wanted)
+        return Linearisation(values, gradients, wanted, errors)
+
+    def hyperplanes(self, rows: Tensor, points: Tensor, index: int, count: int) -> tuple[Tensor, Tensor]:
+        """The `count` smallest z_y − z_j of member `index` [k, G] and their gradients [k, G, ...].
+
+        One forward pass and G backward passes. Fewer classes than hyperplanes: all there are.
+        """
+        inputs = to_layout(points).detach().requires_grad_(True)
+        z = self._gradient_pass(inputs, [index]).squeeze(0)
+        y = self.y[rows].unsqueeze(1)
+        gaps = z.gather(1, y) - z
+        near = gaps.detach().scatter(1, y, torch.inf).topk(min(count, z.shape[1] - 1), dim=1, largest=False).indices
+        chosen = gaps.gather(1, near)
+        gradients = []
+        for g in range(near.shape[1]):
+            last = g == near.shape[1] - 1
+            (gradient,) = torch.autograd.grad(chosen[:, g].sum(), inputs, retain_graph=not last)
+            gradients.append(self._usable(rows, gradient, [index]))
+        self.cost.backwards += len(points) * near.shape[1] * self._passes[index]
+        self._learn_logits(rows, points, z.detach().unsqueeze(0), [index])
+        return chosen.detach(), torch.stack(gradients, dim=1)
+
+    def _gradient_pass(self, inputs: Tensor, chosen: Sequence[int]) -> Tensor:
+        outputs = []
+        for index in chosen:
+            z = self._gradient_members(index, inputs)
+            self._check_logits(index, z, len(inputs))
+            outputs.append(z)
+        self.cost.forwards += len(inputs) * sum(self._passes[i] for i in chosen)
+        return torch.stack(outputs)
+
+    def _learn(self, rows: Tensor, points: Tensor, errors: Tensor, seen: Tensor) -> Tensor:
+        """Record the verdicts a gradient pass gave for free; returns the exact ones.
+
+        Inexact verdicts (bfloat16) only decide which points are judged in float32.
+        """
+        if self._gradient_members.exact:
+            return self._settle(rows, points, errors, seen)
+        chosen = (errors.any(dim=1) & ~self._dominated(rows, errors | ~seen)).nonzero().flatten()
+        exact = torch.zeros_like(errors)
+        if len(chosen):
+            exact[chosen] = self.judge(rows[chosen], points[chosen])
+        return exact
+
+    def _learn_logits(self, rows: Tensor, points: Tensor, z: Tensor, chosen: Sequence[int]) -> None:
+        errors = torch.zeros(len(rows), self.members, dtype=torch.bool, device=self.device)
+        seen = torch.zeros_like(errors)
+        for position, index in enumerate(chosen):
+            errors[:, index] = self._fooled(z[position], self.y[rows])
+            seen[:, index] = True
+        self._learn(rows, points, errors, seen)
+
+    def _usable(self, rows: Tensor, gradient: Tensor, chosen: Sequence[int]) -> Tensor:
+        """Flag inputs whose gradient is NaN or exactly zero; NaN becomes 0, which moves nothing."""
+        flat = gradient.detach().flatten(1)
+        bad = ~torch.isfinite(flat).all(dim=1)
+        zero = (flat == 0).all(dim=1)
+        if bool(bad.any()) or bool(zero.any()):
+            for index in chosen:
+                self.nan_gradient[rows[bad].cpu(), index] = True
+                self.no_gradient[rows[zero].cpu(), index] = True
+            gradient = torch.where(torch.isfinite(gradient), gradient, torch.zeros_like(gradient))
+        return gradient.detach()
+
+
+@contextlib.contextmanager
+def attacking(rec: nn.Module) -> Iterator[None]:
+    """Members in eval mode without parameter gradients while they are attacked; restored afterwards."""
+    with frozen(rec), torch.enable_grad():
+        yield
