@@ -1,7 +1,7 @@
 """Data sets: loading, fetching, splits that travel with the data, augmentation."""
 
 from randens.data.augment import Augment
-from randens.data.fetch import Fetched, Verdict, fetch, present, verify
+from randens.data.fetching import Fetched, Verdict, fetch, present, verify
 from randens.data.folder import image_folder
 from randens.data.images import SPLITS, ImageData, from_arrays, from_dataset
 from randens.data.store import data_folder, entry, load, names

@@ -67,7 +67,8 @@ class ImageData:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Images (float32 in [0, 1]) and labels at `indices`."""
         if isinstance(indices, slice | int):
-            return _float(self.stored[indices]), self.y[indices]
+            # A copy, so that no one changes the data by working in place on a batch.
+            return _float(self.stored[indices].clone()), self.y[indices].clone()
         chosen = self._indices(indices)
         return _float(self.stored[chosen]), self.y[chosen]
 

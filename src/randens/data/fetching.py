@@ -77,7 +77,7 @@ def fetch_entry(
         return Fetched(known.name, folder, "scikit-learn, which carries it; nothing to fetch")
     skipped: list[str] = []
     if source is None:
-        verdict = _verify(known, folder)
+        verdict = verify_entry(known, folder)
         if verdict.ok:
             return Fetched(known.name, folder / known.name, "already in the cache")
         if verdict.present:
@@ -96,10 +96,11 @@ def fetch_entry(
 
 def verify(name: str, *, folder: str | os.PathLike[str] | None = None) -> Verdict:
     """Check the stored content of a data set against its checksum."""
-    return _verify(entry(name), data_folder(folder))
+    return verify_entry(entry(name), data_folder(folder))
 
 
-def _verify(known: Entry, folder: Path) -> Verdict:
+def verify_entry(known: Entry, folder: Path) -> Verdict:
+    """`verify` for an entry that need not be in the catalogue."""
     if known.name == "digits":
         whole = tuple(digest(*digits().part(split)) for split in ("train", "test")) == known.sha256
         message = "part of scikit-learn" if whole else "this version of scikit-learn carries other digits"

@@ -1,0 +1,133 @@
+"""Small files in each official format, made from the same arrays, as the makers' programs write them."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import struct
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from randens.data.formats import Arrays, Bytes
+
+__all__ = ["binary", "colour", "grey", "idx", "pngs", "python", "python2_pickle", "tar", "write"]
+
+
+def colour(train: int = 20, test: int = 10, classes: int = 10, seed: int = 0) -> Arrays:
+    """Random 32×32 colour images, every class equally often."""
+    return _random((3, 32, 32), train, test, classes, seed)
+
+
+def grey(train: int = 20, test: int = 10, classes: int = 10, seed: int = 1) -> Arrays:
+    """Random 28×28 grey images."""
+    return _random((1, 28, 28), train, test, classes, seed)
+
+
+def _random(shape: tuple[int, int, int], train: int, test: int, classes: int, seed: int) -> Arrays:
+    rng = np.random.default_rng(seed)
+    parts: list[Bytes] = []
+    for count in (train, test):
+        parts.append(rng.integers(0, 256, (count, *shape), dtype=np.uint8))
+        parts.append(rng.permutation(np.arange(count) % classes).astype(np.uint8))
+    return Arrays(*parts)
+
+
+def _chunks(arrays: Arrays, batches: int) -> list[tuple[Bytes, Bytes]]:
+    pairs = zip(np.split(arrays.train_x, batches), np.split(arrays.train_y, batches), strict=True)
+    return [*pairs, (arrays.test_x, arrays.test_y)]
+
+
+def binary(arrays: Arrays, names: tuple[str, ...], coarse: bool = False) -> dict[str, bytes]:
+    """CIFAR's binary version: label byte(s) and pixels, record after record."""
+    files = {}
+    for name, (x, y) in zip(names, _chunks(arrays, len(names) - 1), strict=True):
+        prefix = [y // 5] if coarse else []
+        files[name] = np.column_stack([*prefix, y, x.reshape(len(x), -1)]).astype(np.uint8).tobytes()
+    return files
+
+
+def python(arrays: Arrays, names: tuple[str, ...], labels: str) -> dict[str, bytes]:
+    """CIFAR's Python version, in the very form Python 2 and its NumPy wrote."""
+    return {
+        name: python2_pickle(x.reshape(len(x), -1), [int(v) for v in y], labels)
+        for name, (x, y) in zip(names, _chunks(arrays, len(names) - 1), strict=True)
+    }
+
+
+def _short(text: bytes) -> bytes:
+    return b"U" + bytes((len(text),)) + text
+
+
+def _long(content: bytes) -> bytes:
+    return b"T" + struct.pack("<i", len(content)) + content
+
+
+def python2_pickle(
+    pixels: Bytes,
+    values: list[int],
+    labels: str,
+    reconstruct: bytes = b"numpy.core.multiarray\n_reconstruct\n",
+) -> bytes:
+    """A dictionary of batch_label, labels, data and filenames as a protocol-2 pickle of Python 2."""
+    n, d = pixels.shape
+    array = (
+        b"c" + reconstruct + b"cnumpy\nndarray\nK\x00\x85" + _short(b"b") + b"\x87R"
+        b"(K\x01" + b"M" + struct.pack("<H", n) + b"M" + struct.pack("<H", d) + b"\x86"
+        b"cnumpy\ndtype\n" + _short(b"u1") + b"K\x00K\x01\x87R"
+        b"(K\x03" + _short(b"|") + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+        b"\x89" + _long(pixels.tobytes()) + b"tb"
+    )
+    listed = b"](" + b"".join(b"K" + bytes((v,)) for v in values) + b"e"
+    names = b"](" + b"".join(_short(f"picture_{i}.png".encode()) for i in range(n)) + b"e"
+    body = (_short(b"batch_label") + _short(b"training batch 1 of 5") + _short(labels.encode()) + listed) + (
+        _short(b"data") + array + _short(b"filenames") + names
+    )
+    return b"\x80\x02}(" + body + b"u."
+
+
+def pngs(arrays: Arrays) -> dict[str, bytes]:
+    """CIFAR-10 as pictures whose rows are images, with the labels in JSON lists."""
+    names = (*(f"data_batch_{i}.png" for i in range(1, 6)), "test_batch.png")
+    files = {}
+    for name, (x, _) in zip(names, _chunks(arrays, 5), strict=True):
+        buffer = io.BytesIO()
+        rows = x.transpose(0, 2, 3, 1).reshape(len(x), 1024, 3)
+        Image.fromarray(np.ascontiguousarray(rows)).save(buffer, "PNG")
+        files[name] = buffer.getvalue()
+    files["train_lables.json"] = json.dumps(arrays.train_y.tolist()).encode()
+    files["test_lables.json"] = json.dumps(arrays.test_y.tolist()).encode()
+    return files
+
+
+def idx(arrays: Arrays, zipped: bool) -> dict[str, bytes]:
+    """MNIST's four IDX files."""
+    files = {}
+    for stem, x, y in (("train", arrays.train_x, arrays.train_y), ("t10k", arrays.test_x, arrays.test_y)):
+        images = bytes((0, 0, 8, 3)) + struct.pack(">3I", len(x), *x.shape[2:]) + x.tobytes()
+        files[f"{stem}-images-idx3-ubyte"] = images
+        files[f"{stem}-labels-idx1-ubyte"] = bytes((0, 0, 8, 1)) + struct.pack(">I", len(y)) + y.tobytes()
+    return {f"{name}.gz": gzip.compress(content) for name, content in files.items()} if zipped else files
+
+
+def write(files: Mapping[str, bytes], folder: Path) -> Path:
+    """Loose files in a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def tar(files: Mapping[str, bytes], path: Path, inner: str) -> Path:
+    """A gzipped tar archive with the files under the folder `inner`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w:gz") as archive:
+        for name, content in files.items():
+            member = tarfile.TarInfo(f"{inner}/{name}")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return path

@@ -1,0 +1,148 @@
+"""Splits: disjoint, class-balanced, the same everywhere; and the real data sets where they are fetched."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+
+from randens import data
+from randens.errors import FileError, InputError
+
+
+def test_digits_are_scikit_learns_divided_by_sixteen() -> None:
+    parts = [data.load("digits", split) for split in data.SPLITS]
+    assert [len(part) for part in parts] == [1257, 180, 360]
+    ours = torch.cat([part.x for part in parts]).flatten(1)
+    theirs = torch.from_numpy(load_digits().data.astype(np.float32) / 16)
+    assert ours.dtype == torch.float32
+    assert sorted(map(tuple, ours.tolist())) == sorted(map(tuple, theirs.tolist()))
+    assert parts[0].shape == (1, 8, 8)
+    assert parts[0].classes == tuple("0123456789")
+
+
+def test_digits_labels_belong_to_their_images() -> None:
+    bunch = load_digits()
+    label = {
+        tuple(row): int(y)
+        for row, y in zip((bunch.data / 16).astype(np.float32).tolist(), bunch.target, strict=True)
+    }
+    for split in data.SPLITS:
+        part = data.load("digits", split)
+        assert [label[tuple(row)] for row in part.x.flatten(1).tolist()] == part.y.tolist()
+
+
+def test_digits_splits_are_class_balanced() -> None:
+    assert data.load("digits", "validation").counts().tolist() == [18] * 10
+    assert data.load("digits", "test").counts().tolist() == [36] * 10
+
+
+def test_digits_splits_never_change() -> None:
+    found = {
+        split: hashlib.sha256(data.load("digits", split).y.numpy().astype("<i8").tobytes()).hexdigest()[:16]
+        for split in data.SPLITS
+    }
+    assert found == {
+        "train": "3672030b3f6ffd91",
+        "validation": "0368a1048ecb7e34",
+        "test": "ebf3447d734a5296",
+    }
+    assert data.verify("digits").ok
+
+
+def test_the_split_travels_with_the_data() -> None:
+    for split in data.SPLITS:
+        part = data.load("digits", split)
+        assert part.split == split
+        assert part.subset([0, 1]).split == split
+        assert part.float().split == split
+
+
+def test_hold_out_is_disjoint_complete_and_proportional() -> None:
+    x = np.arange(300, dtype=np.float32)[:, None] / 300
+    y = np.repeat([0, 1, 2], [200, 80, 20])
+    whole = data.from_arrays(x, y)
+    train, validation = whole.hold_out(0.1)
+    assert validation.counts().tolist() == [20, 8, 2]
+    assert (train.split, validation.split) == ("train", "validation")
+    assert sorted(torch.cat([train.x, validation.x]).flatten().tolist()) == whole.x.flatten().tolist()
+    assert train.x.flatten().tolist() == sorted(train.x.flatten().tolist())
+    again = whole.hold_out(0.1)[1]
+    other = whole.hold_out(0.1, seed=1)[1]
+    assert torch.equal(again.x, validation.x)
+    assert not torch.equal(other.x, validation.x)
+
+
+def test_hold_out_refuses_test_data_and_bad_shares() -> None:
+    x, y = np.zeros((4, 2), dtype=np.float32), [0, 0, 1, 1]
+    with pytest.raises(InputError, match="this is test data"):
+        data.from_arrays(x, y, split="test").hold_out()
+    with pytest.raises(InputError, match=r"share=1\.0 must lie between 0 and 1"):
+        data.from_arrays(x, y).hold_out(1.0)
+    with pytest.raises(InputError, match="class '1' has 1 images"):
+        data.from_arrays(x, [0, 0, 0, 1]).hold_out()
+
+
+def test_unknown_names_list_the_closest_first() -> None:
+    with pytest.raises(InputError, match="unknown data set 'cifar-10'; valid: cifar10, "):
+        data.load("cifar-10", "test")
+    with pytest.raises(InputError, match="unknown split 'valid'; valid: validation, "):
+        data.load("digits", "valid")
+
+
+def test_data_not_fetched_says_how(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match=r"cifar10 is not in .*; run `randens data fetch cifar10` first"):
+        data.load("cifar10", "test", folder=tmp_path)
+
+
+def test_folder_comes_from_argument_then_environment_then_platform(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RANDENS_DATA", raising=False)
+    platform = data.data_folder()
+    assert "randens" in platform.parts
+    monkeypatch.setenv("RANDENS_DATA", str(tmp_path / "env"))
+    assert data.data_folder() == tmp_path / "env"
+    assert data.data_folder(tmp_path / "arg") == tmp_path / "arg"
+
+
+REAL = {
+    "mnist": ([0.13], [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]),
+    "fashion-mnist": ([0.286], [6000] * 10),
+    "cifar10": ([0.4914, 0.4822, 0.4465], [5000] * 10),
+}
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_real_data(name: str) -> None:
+    """Published class counts and channel means: a check independent of the checksums in the package."""
+    if not data.present()[name]:
+        pytest.skip(f"{name} is not fetched")
+    assert data.verify(name).ok
+    parts = {split: data.load(name, split) for split in data.SPLITS}
+    assert {split: len(part) for split, part in parts.items()} == data.entry(name).sizes
+    assert parts["validation"].counts().tolist() == [500] * 10
+    together = parts["train"].counts() + parts["validation"].counts()
+    means, counts = REAL[name]
+    assert together.tolist() == counts
+    n = torch.tensor([len(parts["train"]), len(parts["validation"])], dtype=torch.float64)
+    each = torch.tensor(
+        [parts["train"].mean_std()[0], parts["validation"].mean_std()[0]], dtype=torch.float64
+    )
+    mean = (n[:, None] * each).sum(0) / n.sum()
+    assert mean.tolist() == pytest.approx(means, abs=1e-3)
+
+
+def test_real_splits_share_no_position() -> None:
+    if not data.present()["cifar10"]:
+        pytest.skip("cifar10 is not fetched")
+    train, validation = data.load("cifar10", "train"), data.load("cifar10", "validation")
+    kept = {hashlib.sha256(image.numpy().tobytes()).digest() for image in train.stored}
+    out = {hashlib.sha256(image.numpy().tobytes()).digest() for image in validation.stored}
+    # CIFAR-10 has a handful of exact duplicates of its own; the parts must not share more than those.
+    assert len(kept | out) > 49_900
+    assert len(kept & out) < 50
