@@ -1,0 +1,190 @@
+"""Who makes the training examples: PGD, FGSM-RS, N-FGSM and, for the paper's overfitting figure, ARC.
+
+Unlike the attacks of `randens.attacks`, which keep the worst of all points they met, these return their last
+point: that is what the methods train on, and it costs no pass beyond the gradients. Victims are in eval mode and
+their parameters take no gradients; only the input does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from randens import attacks
+from randens.attacks.losses import (
+    Loss,
+    expected_cross_entropy,
+    mean_logit_cross_entropy,
+    mixture_cross_entropy,
+)
+from randens.ensemble import RandomizedEnsemble
+from randens.threat import Threat
+from randens.training.losses import Forward, divergence
+from randens.training.recipe import AdversaryPart
+
+__all__ = ["Adversary", "Arc", "FGSMRS", "NFGSM", "PGD", "Victims", "adversary"]
+
+_LEVELS: dict[str, Loss] = {
+    "loss": expected_cross_entropy,
+    "softmax": mixture_cross_entropy,
+    "logits": mean_logit_cross_entropy,
+}
+Objective = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Victims:
+    """The members under attack, how to run each (in lower precision, compiled), and their probabilities [M].
+
+    Members that are never drawn are left out.
+    """
+
+    members: tuple[nn.Module, ...]
+    forwards: tuple[Forward, ...]
+    probs: Tensor
+
+    @staticmethod
+    def of(members: Sequence[nn.Module], probs: Tensor, forwards: Sequence[Forward] | None = None) -> Victims:
+        drawn = [i for i, p in enumerate(probs.tolist()) if p > 0]
+        runs = members if forwards is None else forwards
+        return Victims(tuple(members[i] for i in drawn), tuple(runs[i] for i in drawn), probs[drawn])
+
+    def logits(self, x: Tensor) -> Tensor:
+        """[M, n, C], float32."""
+        return torch.stack([forward(x) for forward in self.forwards])
+
+
+@dataclass(frozen=True)
+class Adversary:
+    """`start` draws the random beginning for a whole batch; `craft` goes on from there, for any part of it.
+
+    The two are apart so that several processes can share one batch and still see the same random numbers.
+    """
+
+    threat: Threat
+    level: str
+
+    gradients: ClassVar[int] = 1
+
+    def start(self, x: Tensor, generator: torch.Generator) -> Tensor:
+        """Where the search begins, for every input."""
+        return self.threat.random(x, generator)
+
+    def craft(self, victims: Victims, x: Tensor, y: Tensor, start: Tensor, seed: int) -> Tensor:
+        """Adversarial inputs for x."""
+        raise NotImplementedError
+
+    def passes(self, victims: int) -> int:
+        """Member passes, forward and as many backward, per image."""
+        reference = victims if self.level == "kl" else 0
+        return self.gradients * victims + reference
+
+    def objective(self, victims: Victims, x: Tensor, y: Tensor) -> Objective:
+        """What is climbed, as a function of the members' logits."""
+        if self.level == "kl":
+            with torch.no_grad():
+                clean = victims.logits(x).log_softmax(dim=-1)
+            return lambda z: victims.probs.to(z.dtype) @ divergence(clean, z)
+        loss = _LEVELS[self.level]
+        return lambda z: loss(z, y, victims.probs)
+
+
+@dataclass(frozen=True)
+class PGD(Adversary):
+    """δ ← Π(δ + step·μ_p(∇ objective)), from a random point of the ball (Eq. 20)."""
+
+    steps: int
+    step: float
+
+    def craft(self, victims: Victims, x: Tensor, y: Tensor, start: Tensor, seed: int) -> Tensor:
+        objective = self.objective(victims, x, y)
+        point = start
+        for _ in range(self.steps):
+            direction = self.threat.steepest(_gradient(victims, point, objective))
+            point = self.threat.project(point + self.step * direction, x)
+        return point
+
+    def passes(self, victims: int) -> int:
+        return self.steps * victims + (victims if self.level == "kl" else 0)
+
+
+@dataclass(frozen=True)
+class FGSMRS(Adversary):
+    """One step from a random point of the ball, back into the ball (Wong, Rice and Kolter)."""
+
+    step: float
+
+    def craft(self, victims: Victims, x: Tensor, y: Tensor, start: Tensor, seed: int) -> Tensor:
+        direction = self.threat.steepest(_gradient(victims, start, self.objective(victims, x, y)))
+        return self.threat.project(start + self.step * direction, x)
+
+
+@dataclass(frozen=True)
+class NFGSM(Adversary):
+    """One step from a noisier point, cut to the box but not to the ball (de Jorge et al.).
+
+    The larger noise is what keeps single-step training from overfitting catastrophically.
+    """
+
+    step: float
+    noise: float
+
+    def start(self, x: Tensor, generator: torch.Generator) -> Tensor:
+        return self.threat.scaled(self.noise).random(x, generator)
+
+    def craft(self, victims: Victims, x: Tensor, y: Tensor, start: Tensor, seed: int) -> Tensor:
+        direction = self.threat.steepest(_gradient(victims, start, self.objective(victims, x, y)))
+        point = start + self.step * direction
+        return point if self.threat.bounds is None else point.clamp(*self.threat.bounds)
+
+
+@dataclass(frozen=True)
+class Arc(Adversary):
+    """ARC or ARC-R on the randomized ensemble; the paper's Appendix finds that training on it overfits."""
+
+    name: str
+    steps: int
+
+    def start(self, x: Tensor, generator: torch.Generator) -> Tensor:
+        return x
+
+    def craft(self, victims: Victims, x: Tensor, y: Tensor, start: Tensor, seed: int) -> Tensor:
+        rec = RandomizedEnsemble(list(victims.members), victims.probs)
+        attack = attacks.create(
+            self.name,
+            self.threat,
+            steps=self.steps,
+            seed=seed,
+            precision="float32",
+            batch_size=max(1, len(x)),
+        )
+        return attack(rec, x, y).x_adv.to(x.device)
+
+    def passes(self, victims: int) -> int:
+        # Per step and member: gradients towards two boundaries, and a verdict of all members on the candidate.
+        return self.steps * victims * (1 + victims)
+
+
+def adversary(part: AdversaryPart, threat: Threat, level: str) -> Adversary:
+    """The adversary that a recipe names; `level` is the method's own, used where the recipe says "auto"."""
+    chosen = level if part.level == "auto" else part.level
+    if part.name == "pgd":
+        return PGD(threat, chosen, part.steps, part.step or threat.eps / 4)
+    if part.name == "fgsm-rs":
+        return FGSMRS(threat, chosen, part.step or 1.25 * threat.eps)
+    if part.name == "n-fgsm":
+        return NFGSM(threat, chosen, part.step or threat.eps, part.noise)
+    return Arc(threat, chosen, part.name, part.steps)
+
+
+def _gradient(victims: Victims, point: Tensor, objective: Objective) -> Tensor:
+    """∇ of the objective at `point`, for the input alone."""
+    with torch.enable_grad():
+        variable = point.detach().requires_grad_()
+        value = objective(victims.logits(variable)).sum()
+        (gradient,) = torch.autograd.grad(value, variable)
+    return gradient

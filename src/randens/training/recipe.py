@@ -1,0 +1,347 @@
+"""Recipes: everything that decides a training run, as TOML, checked before anything starts.
+
+    method = "barre"
+    members = 3
+    [threat]
+    norm = "linf"
+    eps = "8/255"
+
+Numbers may be written as fractions in quotes. Every field has a default or says in the error that it is missing.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from randens.errors import FileError, InputError
+from randens.threat import Threat
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+__all__ = ["Recipe", "difference", "load_recipe"]
+
+
+def _fraction(value: object) -> object:
+    """Read "8/255" as a number; everything else is left to the field's own check."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return float(Fraction(value.replace(" ", "")))
+    except (ValueError, ZeroDivisionError):
+        return value
+
+
+Number = Annotated[float, BeforeValidator(_fraction), Field(allow_inf_nan=False)]
+Positive = Annotated[float, BeforeValidator(_fraction), Field(gt=0, allow_inf_nan=False)]
+Share = Annotated[float, BeforeValidator(_fraction), Field(ge=0, lt=1, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+Method = Literal["at", "iat", "mrboost", "barre", "bat", "joint"]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ModelPart(_Part):
+    """The members' network. `normalise` puts the training images' mean and deviation into the model."""
+
+    name: str
+    width: Count | None = None
+    hidden: Count | None = None
+    depth: Count | None = None
+    normalise: bool = True
+
+
+class DataPart(_Part):
+    """The data set, and random crops (zero padding in pixels) and mirror images while training."""
+
+    name: str
+    crop_padding: Annotated[int, Field(ge=0)] = 0
+    flip: bool = False
+
+
+class ThreatPart(_Part):
+    """What the adversary may do; see `randens.Threat`."""
+
+    norm: Literal["linf", "l2"] = "linf"
+    eps: Positive
+    bounded: bool = True
+
+    def build(self) -> Threat:
+        return Threat(self.norm, self.eps, (0.0, 1.0) if self.bounded else None)
+
+
+class AdversaryPart(_Part):
+    """How training examples are made. `level` is where the expectation over members is taken.
+
+    `step` is in units of the inputs (None: ε/4 for pgd, ε for n-fgsm, 1.25 ε for fgsm-rs); `noise` is the
+    radius of n-fgsm's random start in units of ε. "auto" takes the method's own level.
+    """
+
+    name: Literal["pgd", "fgsm-rs", "n-fgsm", "arc", "arc-r"] = "pgd"
+    level: Literal["auto", "loss", "softmax", "logits", "kl"] = "auto"
+    steps: Count = 10
+    step: Positive | None = None
+    noise: Positive = 2.0
+
+
+class LossPart(_Part):
+    """What the weights descend. `weight` is MCE's w, or TRADES's β (6 if not given)."""
+
+    name: Literal["cross-entropy", "mce", "trades"] = "mce"
+    weight: Annotated[float, BeforeValidator(_fraction), Field(ge=0, allow_inf_nan=False)] | None = None
+
+
+class OptimizerPart(_Part):
+    """Stochastic gradient descent."""
+
+    lr: Positive = 0.1
+    momentum: Share = 0.9
+    weight_decay: Annotated[float, BeforeValidator(_fraction), Field(ge=0, allow_inf_nan=False)] = 5e-4
+    nesterov: bool = False
+
+    @model_validator(mode="after")
+    def _needs_momentum(self) -> OptimizerPart:
+        if self.nesterov and self.momentum == 0:
+            raise ValueError("nesterov needs a momentum above 0")
+        return self
+
+
+class SchedulePart(_Part):
+    """The learning rate over a member's training: `steps` multiplies by `factor` at each of `milestones`
+    (epochs), `cyclic` rises for the share `peak` of all steps and falls to 0, `constant` stays."""
+
+    name: Literal["steps", "cyclic", "constant"] = "cyclic"
+    milestones: tuple[Count, ...] = ()
+    factor: Positive = 0.1
+    peak: Annotated[float, Field(gt=0, lt=1)] = 0.3
+
+
+class SamplingPart(_Part):
+    """How α is chosen on validation data under attack.
+
+    `exact` is the certified optimum, `paper` the candidate search for up to 3 members and the subgradient OSP
+    with `iterations` (T_o) steps beyond, `subgradient` and `candidates` those alone, `sweep` a grid over the
+    first member's probability, `uniform` 1/M. While a member is trained α moves every `every` epochs (E_o), and
+    the member keeps at least the share `floor` of 1/m, so that it never drops out of its own training attack.
+    `rate` is the step of joint training's mirror descent.
+    """
+
+    method: Literal["exact", "paper", "subgradient", "candidates", "sweep", "uniform"] = "exact"
+    every: Count = 10
+    iterations: Count = 10
+    sweeps: Count = 4
+    floor: Annotated[float, Field(ge=0, le=1)] = 0.5
+    rate: Positive = 0.5
+
+
+class ValidationPart(_Part):
+    """The attack on validation data that chooses checkpoints and α, every `every` epochs.
+
+    `attack` may name any attack of `randens.attacks`; `size` limits the number of images. Training of a member
+    stops after `patience` validations in a row whose accuracy under attack is below `collapse` times the best
+    while the accuracy on training examples is higher than it was then. `keep` is the checkpoint that counts.
+    """
+
+    attack: str = "apgd-s"
+    steps: Count = 10
+    every: Count = 1
+    size: Count | None = None
+    keep: Literal["best", "last"] = "best"
+    collapse: Share = 0.5
+    patience: Count = 2
+
+
+class CheckpointPart(_Part):
+    """A checkpoint is written at the end of an epoch, or after a step, once `seconds` have passed since the
+    last one; 0 writes one after every step."""
+
+    seconds: Annotated[float, Field(ge=0)] = 60.0
+
+
+class Recipe(_Part):
+    """Everything that decides a training run."""
+
+    method: Method
+    members: Count = 1
+    epochs: Count
+    later_epochs: Count | None = None
+    batch_size: Count = 128
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    start: Literal["auto", "fresh", "previous"] = "auto"
+    first: str | None = None
+    ema: Share = 0.0
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    compile: bool = False
+    channels_last: bool = True
+    batch_norm: Literal["local", "synced"] = "synced"
+    log_every: Count = 50
+    tensorboard: bool = False
+    model: ModelPart
+    data: DataPart
+    threat: ThreatPart
+    adversary: AdversaryPart = AdversaryPart()
+    loss: LossPart = LossPart()
+    optimizer: OptimizerPart = OptimizerPart()
+    schedule: SchedulePart = SchedulePart()
+    sampling: SamplingPart = SamplingPart()
+    validation: ValidationPart = ValidationPart()
+    checkpoint: CheckpointPart = CheckpointPart()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Recipe:
+        if self.method == "at" and self.members != 1:
+            raise ValueError(f"members is {self.members}; method 'at' trains exactly 1")
+        if self.method == "bat" and self.members < 2:
+            raise ValueError(f"members is {self.members}; method 'bat' needs at least 2")
+        late = [m for m in self.schedule.milestones if m >= self.epochs]
+        if late:
+            raise ValueError(f"schedule.milestones holds {late[0]}; there are only {self.epochs} epochs")
+        if self.adversary.level == "kl" and self.adversary.name in ("arc", "arc-r"):
+            raise ValueError("adversary.level is 'kl'; arc follows decision boundaries and has no level")
+        if self.sampling.method == "candidates" and self.members > 4:
+            raise ValueError(
+                f"sampling.method is 'candidates'; that is for up to 4 members, not {self.members}"
+            )
+        if self.method == "joint" and self.start == "previous":
+            raise ValueError(
+                "start is 'previous'; joint training has no previous member: members would be equal"
+            )
+        return self
+
+    def epochs_of(self, stage: int) -> int:
+        """Epochs of member number `stage` (0 is the first)."""
+        return self.epochs if stage == 0 or self.later_epochs is None else self.later_epochs
+
+    def with_settings(self, settings: Iterable[str]) -> Recipe:
+        """The recipe with ``key=value`` settings applied, e.g. ``optimizer.lr=0.05``."""
+        content = self.model_dump(mode="json")
+        for setting in settings:
+            key, value = _setting(setting)
+            _put(content, key, value)
+        return recipe_from(content, "--set")
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, as kept in a run's manifest."""
+        return self.model_dump(mode="json")
+
+
+def load_recipe(path: str | os.PathLike[str], settings: Iterable[str] = ()) -> Recipe:
+    """Read a recipe from a TOML file and apply ``key=value`` settings to it."""
+    source = Path(path)
+    try:
+        content = tomllib.loads(source.read_bytes().decode())
+    except OSError as error:
+        raise FileError(f"cannot read the recipe {source}: {error.strerror or error}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise FileError(f"{source} is not valid TOML: {error}") from error
+    for setting in settings:
+        key, value = _setting(setting)
+        _put(content, key, value)
+    return recipe_from(content, str(source))
+
+
+def recipe_from(content: Mapping[str, Any], source: str = "recipe") -> Recipe:
+    """A recipe from plain values; `source` is named in the error."""
+    try:
+        return Recipe.model_validate(dict(content))
+    except ValidationError as error:
+        found = error.errors(include_url=False)
+        said = "; ".join(dict.fromkeys(_sentence(e, Recipe) for e in found[:3]))
+        more = f"; and {len(found) - 3} more" if len(found) > 3 else ""
+        raise InputError(f"{source}: {said}{more}") from None
+
+
+def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Lines ``key: old → new`` for every value that differs, keys with dots."""
+    before, after = _flat(old), _flat(new)
+    return [
+        f"{key}: {before.get(key, '(absent)')!r} → {after.get(key, '(absent)')!r}"
+        for key in sorted(set(before) | set(after))
+        if before.get(key, math.nan) != after.get(key, math.nan)
+    ]
+
+
+def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in content.items():
+        if isinstance(value, Mapping):
+            flat.update(_flat(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = list(value) if isinstance(value, tuple) else value
+    return flat
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    """Split ``key=value``; the value is read as TOML, and as text where it is not."""
+    key, sign, value = text.partition("=")
+    if not sign or not key.strip():
+        raise InputError(f"--set {text!r} is not of the form key=value, e.g. optimizer.lr=0.05")
+    try:
+        return key.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), None if value.strip() == "none" else value.strip()
+
+
+def _put(content: dict[str, Any], key: str, value: Any) -> None:
+    *groups, last = key.split(".")
+    place = content
+    for group in groups:
+        place = place.setdefault(group, {})
+        if not isinstance(place, dict):
+            raise InputError(f"--set {key}: {group!r} is a single value, it has no fields")
+    place[last] = value
+
+
+def _sentence(error: Mapping[str, Any], model: type[BaseModel]) -> str:
+    """One readable sentence for one of pydantic's findings."""
+    where = [str(part) for part in error["loc"]]
+    name = ".".join(where)
+    if error["type"] == "extra_forbidden":
+        valid = _fields(model, where[:-1])
+        close = difflib.get_close_matches(where[-1], valid, n=1, cutoff=0.5)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        return f"unknown field {name!r}; {hint}valid here: {', '.join(sorted(valid))}"
+    if error["type"] == "missing":
+        return f"field {name!r} is missing"
+    if error["type"] == "value_error":
+        message = str(error["ctx"]["error"])
+        return f"{name}: {message}" if name else message
+    given = error["input"]
+    shown = f" {given!r}" if not isinstance(given, (dict, list)) else ""
+    close = []
+    if error["type"] == "literal_error" and isinstance(given, str):
+        close = difflib.get_close_matches(given, _choices(model, where), n=1, cutoff=0.5)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    reason = str(error["msg"])
+    return f"{name} is{shown or ' a table or list'}; {reason[:1].lower()}{reason[1:]}{hint}"
+
+
+def _fields(model: type[BaseModel], path: list[str]) -> list[str]:
+    for name in path:
+        annotation = model.model_fields[name].annotation
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return []
+        model = annotation
+    return list(model.model_fields)
+
+
+def _choices(model: type[BaseModel], path: list[str]) -> list[str]:
+    for name in path[:-1]:
+        annotation = model.model_fields[name].annotation
+        assert isinstance(annotation, type)
+        model = annotation
+    return [str(choice) for choice in get_args(model.model_fields[path[-1]].annotation)]
