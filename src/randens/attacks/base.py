@@ -63,6 +63,7 @@ class Attack:
     drop_finished: bool = field(default=True, kw_only=True)
 
     name: ClassVar[str] = ""
+    exact: ClassVar[bool] = False  # true only where the optimum is proven
 
     def __post_init__(self) -> None:
         if not isinstance(self.threat, Threat):

@@ -22,6 +22,7 @@ __all__ = [
     "mce",
     "mean_logit_cross_entropy",
     "mixture_cross_entropy",
+    "standardised",
 ]
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -75,6 +76,18 @@ def mce(z: Tensor, y: Tensor, weight: float = 1.0) -> Tensor:
 def expected_mce(z: Tensor, y: Tensor, probs: Tensor) -> Tensor:
     """Σ_i α_i MCE(z_i, y)."""
     return probs.to(z.dtype) @ mce(z, y)
+
+
+def standardised(loss: Loss) -> Loss:
+    """`loss` of logits brought to a common spread per member and input, so that no scale of logits can hide one.
+
+    A spread of 3 keeps the softmax of ten or a hundred classes away from both saturation and flatness.
+    """
+
+    def scaled(z: Tensor, y: Tensor, probs: Tensor) -> Tensor:
+        return loss(z * (3.0 / z.detach().std(dim=2, keepdim=True).clamp_min(1e-20)), y, probs)
+
+    return scaled
 
 
 def _cross_entropies(z: Tensor, y: Tensor) -> Tensor:

@@ -113,10 +113,10 @@ class Search:
 
     # ---- the batch -------------------------------------------------------------------------------------------
 
-    def begin(self, restart: int) -> None:
-        """Restart number `restart`: its random numbers depend on the seed and the number only."""
+    def begin(self, restart: int, stream: int = 0) -> None:
+        """Restart number `restart`: its random numbers depend on the seed, the stream and the number only."""
         self.restart = restart
-        self.generator.manual_seed((self.seed * 1_000_003 + restart * 7919 + 1) % (2**63))
+        self.generator.manual_seed((self.seed * 1_000_003 + stream * 15_485_863 + restart * 7919 + 1) % (2**63))
 
     @contextlib.contextmanager
     def credited(self, source: str) -> Iterator[None]:
@@ -168,13 +168,23 @@ class Search:
         still be new; members not evaluated count as not fooled.
         """
         points = self.project(rows, points)
+        margin = self.x.new_full((len(rows), self.members), torch.inf)
         errors = torch.zeros(len(rows), self.members, dtype=torch.bool, device=self.device)
         if first is None:
-            self._fill(rows, points, errors, ~errors)
+            self._fill(rows, points, errors, margin, ~errors)
             self._record(rows, points, errors)
             return errors
-        self._fill(rows, points, errors, first)
+        self._fill(rows, points, errors, margin, first)
         return self._settle(rows, points, errors, first)
+
+    def examine(self, rows: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
+        """Like `judge` on all members, with every member's margin too, relative to its logits' spread [k, M]."""
+        points = self.project(rows, points)
+        margin = self.x.new_zeros(len(rows), self.members)
+        errors = torch.zeros(len(rows), self.members, dtype=torch.bool, device=self.device)
+        self._fill(rows, points, errors, margin, ~errors)
+        self._record(rows, points, errors)
+        return errors, margin
 
     def _settle(self, rows: Tensor, points: Tensor, errors: Tensor, known: Tensor) -> Tensor:
         """Record verdicts known in part; complete them where something is fooled and the set could be new.
@@ -185,18 +195,22 @@ class Search:
         chosen = promising.nonzero().flatten()
         if len(chosen):
             complete = errors[chosen]
-            self._fill(rows[chosen], points[chosen], complete, ~known[chosen])
+            margin = self.x.new_zeros(complete.shape)
+            self._fill(rows[chosen], points[chosen], complete, margin, ~known[chosen])
             self._record(rows[chosen], points[chosen], complete)
             errors = errors.index_copy(0, chosen, complete)
         return errors
 
-    def _fill(self, rows: Tensor, points: Tensor, errors: Tensor, wanted: Tensor) -> None:
-        """Evaluate the members `wanted` [k, M] and write their verdicts into `errors`."""
+    def _fill(self, rows: Tensor, points: Tensor, errors: Tensor, margin: Tensor, wanted: Tensor) -> None:
+        """Evaluate the members `wanted` [k, M] and write their verdicts and relative margins in place."""
         for index in range(self.members):
             part = wanted[:, index].nonzero().flatten()
             if len(part):
                 z = self._forward(index, points[part])
-                errors[part, index] = self._fooled(z, self.y[rows[part]])
+                y = self.y[rows[part]]
+                errors[part, index] = self._fooled(z, y)
+                spread = z.std(dim=1).clamp_min(1e-20)
+                margin[part, index] = (margins(z.unsqueeze(0), y).squeeze(0) / spread).to(margin.dtype)
 
     def _forward(self, index: int, points: Tensor) -> Tensor:
         with torch.no_grad():

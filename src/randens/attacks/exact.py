@@ -1,0 +1,304 @@
+"""The exact optimum for linear members, with a proof. Ground truth for every other attack.
+
+A set T of members can be fooled by one δ iff for some target classes c_i the linear system
+m_i + w_i·δ ≤ −τ (i ∈ T), δ ∈ D has a solution, m_i = z_y − z_{c_i} at x and w_i its gradient. If it has none,
+some λ in the simplex over T has λ·(m + τ) + min_{δ∈D} (Σ λ_i w_i)·δ > 0, and anyone can check that without a
+solver: for the ball alone it reads λ·m > ε‖Σ λ_i w_i‖_q.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.optimize import linprog, nnls
+from torch import Tensor, nn
+
+from randens.attacks.base import Attack, register
+from randens.attacks.search import Search
+from randens.errors import InputError, ModelError
+from randens.threat import Threat
+
+__all__ = ["Exact", "Optimum", "Refutation", "affine", "optimum"]
+
+Array = NDArray[np.float64]
+_MOST_MEMBERS = 10
+_TAU = 2e-4  # relative to the largest logit: clear of what the search's verdicts treat as a tie
+
+
+@dataclass(frozen=True)
+class Refutation:
+    """Proof that members `subset` cannot be driven to classes `targets` together: weights λ over the subset."""
+
+    subset: tuple[int, ...]
+    targets: tuple[int, ...]
+    weights: Array
+
+
+@dataclass(frozen=True)
+class Optimum:
+    """The heaviest set of members that one legal perturbation fools, and why no heavier one exists."""
+
+    fooled: tuple[int, ...]
+    value: float
+    delta: Array
+    refutations: tuple[Refutation, ...]
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """One input: margins m [M, C] against each class (inf for y) and gradients w [M, C, d], δ in low..high."""
+
+    margins: Array
+    gradients: Array
+    low: Array
+    high: Array
+    radius: float | None
+    tau: Array
+
+
+def affine(member: nn.Module, example: Tensor) -> tuple[Array, Array]:
+    """W [C, d] and b [C] of a member that is linear in its input; anything else is refused."""
+    zero = torch.zeros_like(example[:1], dtype=torch.float64)
+    wide = _double(member)
+    with torch.enable_grad():
+        jacobian = torch.autograd.functional.jacobian(lambda v: wide(v).squeeze(0), zero)
+    weight = jacobian.reshape(jacobian.shape[0], -1)
+    with torch.no_grad():
+        bias = wide(zero).squeeze(0)
+        probe = example[: min(8, len(example))].double()
+        probe = torch.cat([probe, 2 * probe + 1])
+        gap = (wide(probe) - probe.flatten(1) @ weight.T - bias).abs().max()
+    if float(gap) > 1e-6 * max(1.0, float(weight.abs().max()), float(bias.abs().max())):
+        raise InputError(f"{type(member).__name__} is not linear in its input; the exact attack needs linear members")
+    return weight.numpy(), bias.numpy()
+
+
+def optimum(problem: _Problem, probs: Array) -> Optimum:
+    """Best first over subsets of individually foolable members, skipping supersets of refuted ones."""
+    members = len(probs)
+    refutations: list[Refutation] = []
+    options = [_options(problem, i, refutations) for i in range(members)]
+    able = [i for i in range(members) if options[i] and probs[i] > 0]
+    subsets = [t for k in range(1, len(able) + 1) for t in itertools.combinations(able, k)]
+    # Heaviest first; among equals the smaller set, which is easier to decide.
+    subsets.sort(key=lambda t: (-float(probs[list(t)].sum()), len(t)))
+    hopeless: list[frozenset[int]] = []
+    pairs: dict[tuple[int, int, int, int], bool] = {}
+    for subset in subsets:
+        if any(bad <= frozenset(subset) for bad in hopeless):
+            continue
+        delta = _fool(problem, subset, options, pairs, refutations)
+        if delta is not None:
+            return Optimum(subset, float(probs[list(subset)].sum()), delta, tuple(refutations))
+        hopeless.append(frozenset(subset))
+    return Optimum((), 0.0, np.zeros_like(problem.low), tuple(refutations))
+
+
+def verify(problem: _Problem, found: Optimum, probs: Array) -> bool:
+    """Re-check an optimum without any solver: its δ works, and every heavier set contains a refuted one."""
+    delta = found.delta
+    legal = bool(((delta >= problem.low - 1e-12) & (delta <= problem.high + 1e-12)).all())
+    if problem.radius is not None:
+        legal &= float(np.linalg.norm(delta)) <= problem.radius * (1 + 1e-9)
+    moved = problem.margins + problem.gradients @ delta
+    if not legal or not all((moved[i] < 0).any() for i in found.fooled):
+        return False
+    sound = [r for r in found.refutations if _refutes(problem, r)]
+    classes = [[c for c in range(problem.margins.shape[1]) if np.isfinite(m[c])] for m in problem.margins]
+    drawable = [i for i in range(len(probs)) if probs[i] > 0]
+    for k in range(1, len(drawable) + 1):
+        for subset in itertools.combinations(drawable, k):
+            heavier = probs[list(subset)].sum() > found.value + 1e-12
+            if heavier and not _covered(subset, classes, sound):
+                return False
+    return True
+
+
+def problems(rec: nn.ModuleList, x: Tensor, y: Tensor, threat: Threat) -> Iterator[_Problem]:
+    """The linear problem of every input, in float64."""
+    maps = [affine(member, x) for member in rec]
+    weights, biases = np.stack([w for w, _ in maps]), np.stack([b for _, b in maps])
+    low, high = (v.double().flatten(1).numpy() for v in threat.interval(x))
+    inputs, radius = x.double().flatten(1).numpy(), threat.eps if threat.norm == "l2" else None
+    for j, label in enumerate(y.tolist()):
+        z = weights @ inputs[j] + biases
+        margins = z[:, [label]] - z
+        margins[:, label] = np.inf
+        gradients = weights[:, [label]] - weights
+        yield _Problem(
+            margins, gradients, low[j] - inputs[j], high[j] - inputs[j], radius, _TAU * (1 + np.abs(z).max(axis=1))
+        )
+
+
+def _options(problem: _Problem, member: int, refutations: list[Refutation]) -> list[int]:
+    """Classes that the member alone can be driven to; the others are refuted by λ = (1)."""
+    found = []
+    for target in range(problem.margins.shape[1]):
+        if not np.isfinite(problem.margins[member, target]):
+            continue
+        lone = Refutation((member,), (target,), np.ones(1))
+        if _refutes(problem, lone):
+            refutations.append(lone)
+        else:
+            found.append(target)
+    return found
+
+
+def _fool(
+    problem: _Problem,
+    subset: tuple[int, ...],
+    options: list[list[int]],
+    pairs: dict[tuple[int, int, int, int], bool],
+    refutations: list[Refutation],
+) -> Array | None:
+    """A δ that fools all of `subset`, over target tuples whose pairs are all possible; None if there is none."""
+    for targets in itertools.product(*(options[i] for i in subset)):
+        chosen = list(zip(subset, targets, strict=True))
+        if len(subset) > 2 and not all(
+            _pair(problem, a, b, pairs, refutations) for a, b in itertools.combinations(chosen, 2)
+        ):
+            continue
+        if len(subset) == 2 and (*chosen[0], *chosen[1]) in pairs and not pairs[(*chosen[0], *chosen[1])]:
+            continue
+        delta, weights = _solve(problem, subset, targets)
+        if delta is not None:
+            return delta
+        refutations.append(Refutation(subset, targets, weights))
+        if len(subset) == 2:
+            pairs[(*chosen[0], *chosen[1])] = False
+    return None
+
+
+def _pair(
+    problem: _Problem,
+    first: tuple[int, int],
+    second: tuple[int, int],
+    pairs: dict[tuple[int, int, int, int], bool],
+    refutations: list[Refutation],
+) -> bool:
+    key = (*first, *second)
+    if key not in pairs:
+        subset, targets = (first[0], second[0]), (first[1], second[1])
+        delta, weights = _solve(problem, subset, targets)
+        pairs[key] = delta is not None
+        if delta is None:
+            refutations.append(Refutation(subset, targets, weights))
+    return pairs[key]
+
+
+def _solve(problem: _Problem, subset: tuple[int, ...], targets: tuple[int, ...]) -> tuple[Array | None, Array]:
+    """A feasible δ, or (None, λ)."""
+    rows = list(subset)
+    margins = problem.margins[rows, list(targets)] + problem.tau[rows]
+    gradients = problem.gradients[rows, list(targets)]
+    if problem.radius is None:
+        return _solve_box(margins, gradients, problem)
+    return _solve_ball(margins, gradients, problem)
+
+
+def _solve_box(margins: Array, gradients: Array, problem: _Problem) -> tuple[Array | None, Array]:
+    """linf: min t with m_i + w_i·δ ≤ s_i t; the LP's multipliers are λ."""
+    scale = np.abs(gradients).sum(axis=1).clip(1e-30)
+    d = gradients.shape[1]
+    solved = linprog(
+        np.r_[np.zeros(d), 1.0],
+        A_ub=np.c_[gradients / scale[:, None], -np.ones(len(margins))],
+        b_ub=-margins / scale,
+        bounds=[*zip(problem.low, problem.high, strict=True), (None, None)],
+        method="highs",
+    )
+    if solved.status != 0:
+        raise ModelError(f"the linear programme of the exact attack failed: {solved.message}")
+    if solved.x[-1] <= 0:
+        return np.clip(solved.x[:d], problem.low, problem.high), np.zeros(0)
+    weights = np.clip(-solved.ineqlin.marginals, 0, None) / scale
+    return None, weights / weights.sum()
+
+
+def _solve_ball(margins: Array, gradients: Array, problem: _Problem) -> tuple[Array | None, Array]:
+    """l2: the shortest δ with m + Wδ ≤ 0 inside the box (least distance programming by one NNLS)."""
+    assert problem.radius is not None
+    eye = np.eye(gradients.shape[1])
+    bounded_low, bounded_high = np.isfinite(problem.low), np.isfinite(problem.high)
+    g = np.vstack([-gradients, eye[bounded_low], -eye[bounded_high]])
+    h = np.r_[margins, problem.low[bounded_low], -problem.high[bounded_high]]
+    system = np.vstack([g.T, h])
+    goal = np.zeros(len(system))
+    goal[-1] = 1.0
+    multipliers, residual = nnls(system, goal, maxiter=50 * system.shape[1])
+    weights = multipliers[: len(margins)]
+    total = weights.sum()
+    weights = weights / total if total > 0 else np.full(len(margins), 1.0 / len(margins))
+    if residual < 1e-10:
+        return None, weights
+    gap = system @ multipliers - goal
+    delta = -gap[:-1] / gap[-1]
+    if np.linalg.norm(delta) <= problem.radius:
+        return np.clip(delta, problem.low, problem.high), weights
+    return None, weights
+
+
+def _refutes(problem: _Problem, proof: Refutation) -> bool:
+    """λ·(m + τ) + min_{δ∈D} (Σ λ_i w_i)·δ > 0, with nothing but arithmetic."""
+    rows, targets, weights = list(proof.subset), list(proof.targets), proof.weights
+    if len(weights) != len(rows) or (weights < 0).any() or abs(weights.sum() - 1) > 1e-9:
+        return False
+    slope = weights @ problem.gradients[rows, targets]
+    offset = float(weights @ (problem.margins[rows, targets] + problem.tau[rows]))
+    return offset + _lowest(slope, problem) > 0
+
+
+def _lowest(slope: Array, problem: _Problem) -> float:
+    """A lower bound on min slope·δ over box and ball: for any μ ≥ 0, dualise the ball and minimise over the box."""
+    box = float(np.minimum(slope * problem.low, slope * problem.high).sum())
+    if problem.radius is None:
+        return box
+    best = max(box, -problem.radius * float(np.linalg.norm(slope)))
+    # μ/2(‖δ‖² − ε²) + slope·δ is separable over the box; every μ gives a valid bound, a grid finds a good one.
+    for mu in np.linalg.norm(slope) / problem.radius * np.geomspace(1e-3, 1.0, 200):
+        delta = np.clip(-slope / max(mu, 1e-30), problem.low, problem.high)
+        best = max(best, float(slope @ delta + mu / 2 * (delta @ delta - problem.radius**2)))
+    return best
+
+
+def _covered(subset: tuple[int, ...], classes: list[list[int]], sound: list[Refutation]) -> bool:
+    """Is every way of fooling `subset` refuted?"""
+    tables = [{(s, t) for s, t in zip(r.subset, r.targets, strict=True)} for r in sound]
+    relevant = [t for t in tables if {s for s, _ in t} <= set(subset)]
+    for targets in itertools.product(*(classes[i] for i in subset)):
+        assignment = set(zip(subset, targets, strict=True))
+        if not any(t <= assignment for t in relevant):
+            return False
+    return True
+
+
+def _double(member: nn.Module) -> nn.Module:
+    """A float64 copy on the CPU."""
+    return copy.deepcopy(member).cpu().double().eval()
+
+
+@register("exact")
+@dataclass(frozen=True)
+class Exact(Attack):
+    """The optimum for linear members (binary or multiclass, linf and l2, with the box); at most 10 members."""
+
+    exact: ClassVar[bool] = True
+
+    def search(self, s: Search) -> None:
+        if s.members > _MOST_MEMBERS:
+            raise InputError(f"the ensemble has {s.members} members; the exact attack takes at most {_MOST_MEMBERS}")
+        probs = s.probs.cpu().numpy()
+        rows = s.unfinished
+        chosen = self._solve(s, rows, probs)
+        s.judge(rows, s.x[rows] + torch.stack(chosen).to(s.x).reshape(s.x[rows].shape))
+
+    def _solve(self, s: Search, rows: Tensor, probs: Array) -> list[Tensor]:
+        cases = problems(s.rec.members, s.x[rows].cpu(), s.y[rows].cpu(), self.threat)
+        return [torch.from_numpy(optimum(case, probs).delta) for case in cases]

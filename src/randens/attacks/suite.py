@@ -1,0 +1,107 @@
+"""A portfolio: several attacks on one search, so that each starts from what the others know.
+
+The result is the pointwise worst case; `Found.sources` says which attack found it. Budgets are fixed per
+preset, in steps that do not depend on the machine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from randens.attacks.arc import ARC, ARCR
+from randens.attacks.base import Attack, register
+from randens.attacks.climbers import Lattice, Saddle
+from randens.attacks.gradient import FGSM, PGD, ascend, ascend_adaptively
+from randens.attacks.losses import expected_margin, expected_mce, mixture_cross_entropy, standardised
+from randens.attacks.random_search import RandomSearch
+from randens.attacks.search import Search
+from randens.errors import unknown
+from randens.threat import Threat
+
+__all__ = ["PRESETS", "Suite", "parts"]
+
+PRESETS = ("fast", "standard", "thorough")
+
+
+@dataclass(frozen=True)
+class _Adaptive(Attack):
+    """Adaptive PGD with three losses in turn: mixture cross-entropy, margin, margin-maximising cross-entropy."""
+
+    steps: int = 20
+    name = "apgd-3"
+
+    def search(self, s: Search) -> None:
+        for name, loss in _LOSSES.items():
+            with s.credited(name):
+                ascend(s, loss, steps=self.steps, step=0.25)
+
+
+@dataclass(frozen=True)
+class _Automatic(Attack):
+    """The same three losses with Auto-PGD's step rule, and the margin against each member alone."""
+
+    steps: int = 50
+    name = "auto-pgd-3"
+
+    def search(self, s: Search) -> None:
+        for name, loss in _LOSSES.items():
+            with s.credited(f"auto-{name}"):
+                ascend_adaptively(s, loss, steps=self.steps)
+        with s.credited("auto-pgd-members"):
+            for member in s.probs.nonzero().flatten().tolist():
+                ascend_adaptively(s, expected_margin, steps=self.steps, members=[member])
+
+
+_LOSSES = {
+    "apgd-s": standardised(mixture_cross_entropy),
+    "apgd-margin": expected_margin,
+    "apgd-mce": standardised(expected_mce),
+}
+
+
+def parts(preset: str, threat: Threat) -> tuple[Attack, ...]:
+    """The attacks of a preset, in the order in which they run: cheap ones first, which settle most inputs."""
+    if preset == "fast":
+        return (Saddle(threat, orders=1), _Adaptive(threat, steps=10))
+    if preset == "standard":
+        return (
+            Saddle(threat, orders=3),
+            PGD(threat),
+            _Adaptive(threat, steps=20),
+            ARCR(threat, steps=20),
+            Lattice(threat, orders=1),
+            RandomSearch(threat, queries=50),
+        )
+    if preset == "thorough":
+        return (
+            FGSM(threat),
+            Saddle(threat, orders=8, restarts=2),
+            PGD(threat, steps=50, step=0.1, restarts=2),
+            _Adaptive(threat, steps=50, restarts=2),
+            _Automatic(threat, steps=100),
+            ARC(threat, steps=20),
+            ARCR(threat, steps=20, restarts=3),
+            Lattice(threat, orders=3, steps=20),
+            RandomSearch(threat, queries=500),
+        )
+    unknown("preset", preset, PRESETS)
+
+
+@register("suite")
+@dataclass(frozen=True)
+class Suite(Attack):
+    """Every attack of the chosen preset (`fast`, `standard`, `thorough`); the pointwise worst case."""
+
+    preset: str = "standard"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        parts(self.preset, self.threat)
+
+    def search(self, s: Search) -> None:
+        for stream, attack in enumerate(parts(self.preset, self.threat), start=1):
+            with s.credited(attack.name):
+                for restart in range(attack.restarts):
+                    s.begin(restart, stream)
+                    if len(s.unfinished):
+                        attack.search(s)
