@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import sys
 import warnings
@@ -118,7 +119,7 @@ def export(path: Path, dynamic: bool) -> models.Classifier:
 def test_onnx_file(tmp_path: Path, dynamic: bool) -> None:
     path = tmp_path / "member.onnx"
     original = export(path, dynamic)
-    member = models.onnx(path)
+    member = copy.deepcopy(models.onnx(path))
     for n in (1, 4, 7):
         x = torch.rand(n, 1, 8, 8)
         with torch.no_grad():

@@ -100,6 +100,10 @@ class OnnxMember(nn.Module):
             outputs = np.concatenate([self._run(part)[: len(part)] for part in self._parts(images)])
         return _logits(torch.from_numpy(outputs), len(x), self._file.name).to(x.device)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> OnnxMember:
+        # A session cannot be copied and holds nothing that changes.
+        return self
+
     def _parts(self, images: Any) -> list[Any]:
         size = self._batch or len(images)
         return [images[start : start + size] for start in range(0, len(images), size)]

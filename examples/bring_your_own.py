@@ -1,0 +1,122 @@
+"""Members of your own: a module that answers as Hugging Face does, a plain one, a TorchScript and an ONNX file.
+
+Trains four small classifiers of the digits in a few seconds, makes a randomized ensemble of them, attacks it.
+The ONNX file has no gradients: the ensemble that holds it is attacked by random search, the other by PGD.
+
+    python examples/bring_your_own.py
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import randens
+from randens.data import ImageData
+from randens.errors import RandensError
+
+MEAN, STD = (0.3,), (0.4,)
+
+
+@dataclass
+class Output:
+    """What `transformers` classifiers return: the logits are one of several fields."""
+
+    logits: torch.Tensor
+
+
+class LikeHuggingFace(nn.Module):
+    """Stands for `AutoModelForImageClassification.from_pretrained(...)`; a timm model is adapted likewise.
+
+    It expects normalised images, so `adapt` is told the mean and standard deviation of its preprocessing.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 96), nn.GELU(), nn.Linear(96, 10))
+
+    def forward(self, pixel_values: torch.Tensor) -> Output:
+        return Output(self.layers(pixel_values))
+
+
+class Mine(nn.Module):
+    """Any module that returns logits is a member as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 24, 3, padding=1)
+        self.linear = nn.Linear(24 * 16, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.linear(nn.functional.max_pool2d(self.conv(x).relu(), 2).flatten(1))
+        return logits
+
+
+def train(model: nn.Module, images: ImageData, epochs: int = 10) -> nn.Module:
+    """Plain training; see `randens.training` for robust training."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(epochs):
+        for x, y in images.batches(64, generator=generator):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+    return model.eval()
+
+
+def as_torchscript(model: nn.Module, path: Path) -> nn.Module:
+    torch.jit.save(torch.jit.trace(model, torch.rand(2, 1, 8, 8)), path)  # type: ignore[no-untyped-call]
+    return randens.models.torchscript(path)
+
+
+def as_onnx(model: nn.Module, path: Path) -> nn.Module:
+    batch = ({0: torch.export.Dim("n")},)
+    torch.onnx.export(
+        model, (torch.rand(2, 1, 8, 8),), path, dynamo=True, dynamic_shapes=batch, verbose=False
+    )
+    return randens.models.onnx(path)
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    digits = randens.data.load("digits", "train")
+    x, y = randens.data.load("digits", "test")[:100]
+
+    adapted = train(randens.models.adapt(LikeHuggingFace(), mean=MEAN, std=STD), digits)
+    mine = train(Mine(), digits)
+    ours = [randens.models.create("convnet", classes=10, input_shape=(1, 8, 8), seed=seed) for seed in (0, 1)]
+    for model in ours:
+        train(model, digits)
+
+    threat = randens.Threat("linf", eps=0.1)
+    with tempfile.TemporaryDirectory() as folder:
+        differentiable = [adapted, mine, as_torchscript(ours[0], Path(folder) / "member.pt")]
+        rec = randens.RandomizedEnsemble(differentiable)
+        found = randens.attacks.create("pgd", threat, steps=10)(rec, x, y)
+        print(
+            f"with gradients:    natural accuracy {rec.accuracy(x, y):.3f}, under PGD {1 - found.risk.mean():.3f}"
+        )
+
+        try:
+            exported = as_onnx(ours[1], Path(folder) / "member.onnx")
+        except (ImportError, RandensError) as error:
+            print(f"without ONNX: {error}")
+            return
+        rec = randens.RandomizedEnsemble([*differentiable, exported])
+        found = randens.attacks.create("random", threat)(rec, x, y)
+        robust = 1 - found.risk.mean()
+        print(
+            f"with an ONNX file: natural accuracy {rec.accuracy(x, y):.3f}, under random search {robust:.3f}"
+        )
+        try:
+            randens.attacks.create("pgd", threat, steps=10)(rec, x, y)
+        except RandensError as error:
+            print(f"PGD on it is refused: {error}")
+
+
+if __name__ == "__main__":
+    main()
