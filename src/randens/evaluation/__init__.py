@@ -1,0 +1,22 @@
+"""Numbers that can be trusted: accuracies on the worst perturbations found, probabilities chosen under attack."""
+
+from randens.evaluation.evaluating import evaluate, worst_inputs
+from randens.evaluation.intervals import Estimate, difference, estimate
+from randens.evaluation.results import Accuracy, Evaluation, Level, Pair, Points
+from randens.evaluation.sampling import AttackedSampling, Sweep, optimize_sampling
+
+__all__ = [
+    "Accuracy",
+    "AttackedSampling",
+    "Estimate",
+    "Evaluation",
+    "Level",
+    "Pair",
+    "Points",
+    "Sweep",
+    "difference",
+    "estimate",
+    "evaluate",
+    "optimize_sampling",
+    "worst_inputs",
+]

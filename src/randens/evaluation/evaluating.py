@@ -1,0 +1,182 @@
+"""Evaluating a randomized ensemble: exact expectations on the worst perturbations that the attacks find."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from randens import models
+from randens.attacks import Attack, Cost
+from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble, check_probs
+from randens.errors import InputError
+from randens.evaluation.inputs import Data, Labelled, fingerprint, labelled
+from randens.evaluation.results import Evaluation, Points
+from randens.evaluation.sweeps import Knowledge, as_attacks, attack_in_batches, clean_pool
+from randens.progress import Progress, silent
+from randens.witness import WitnessPool
+
+__all__ = ["evaluate", "worst_inputs"]
+
+
+def evaluate(
+    rec: RandomizedEnsemble,
+    data: Data,
+    attack: Attack | Sequence[Attack],
+    *,
+    also: Mapping[str, ArrayLike | None] | None = None,
+    deterministic: bool = True,
+    pool: WitnessPool | None = None,
+    chosen_on: Mapping[str, str] | None = None,
+    confidence: float = 0.95,
+    progress: Progress | None = None,
+) -> Evaluation:
+    """Natural and robust accuracy of the ensemble, of each member and of the deterministic ensemble.
+
+    Attacked are: the ensemble at its probabilities, at those in `also` (None: uniform), each member alone, and
+    unless `deterministic` is false the mean of all logits. Every perturbation found is shown to everybody, and
+    inputs that cannot get worse are not attacked again. Several attacks in a list work one after the other.
+
+    pool: witnesses known already for these very inputs and members. chosen_on: which split chose what, e.g.
+    {"probs": "validation"}; choices made on test data are refused.
+    """
+    start = time.perf_counter()
+    report = silent if progress is None else progress
+    choices = _choices(chosen_on)
+    inputs = labelled(data, rec)
+    chosen = as_attacks(attack)
+    probs = rec.probs.cpu().numpy().copy()
+    extra = {name: check_probs(value, len(rec)).numpy() for name, value in (also or {}).items()}
+
+    clean = _errors(rec, inputs, inputs.x)
+    known = Knowledge(rec, inputs, clean_pool(inputs, clean), report, Cost(forwards=clean.size))
+    if pool is not None:
+        known.pool = known.pool.merge(_with_inputs(pool))
+    for step in chosen:
+        known.attack(step, probs, f"{step.name} on the ensemble")
+        for name, alpha in extra.items():
+            known.attack(step, alpha, f"{step.name} on the ensemble, {name}")
+        for member in range(len(rec)) if len(rec) > 1 else ():
+            known.attack(step, np.eye(len(rec))[member], f"{step.name} on member {member}")
+    alone = _deterministic(rec, chosen, known, probs) if deterministic else None
+
+    worst, unstable = _look_again(known, probs)
+    rows = known.pool.best(probs)[1]
+    sources = tuple(known.pool.sources[row] if row >= 0 else "" for row in rows.tolist())
+    return Evaluation(
+        probs=probs,
+        points=Points(clean, worst, known.pool.foolable, sources, *(alone or (None, None))),
+        profile=known.pool.profile(),
+        threat=chosen[0].threat,
+        data=inputs.name,
+        split=inputs.split,
+        classes=_classes(rec, inputs),
+        ensemble=fingerprint(rec),
+        attacks=tuple(_options(a) for a in chosen),
+        flops=tuple(models.flops(m, inputs.x.shape[1:]) for m in rec.members),
+        cost=known.cost,
+        seconds=time.perf_counter() - start,
+        confidence=confidence,
+        chosen_on=choices,
+        also=extra,
+        flags={"unstable": unstable, "gradients": known.flags},
+        pool=known.pool,
+    )
+
+
+def worst_inputs(pool: WitnessPool, probs: ArrayLike, x: Tensor) -> Tensor:
+    """For each input its worst known perturbation at `probs`; the input itself where nobody is fooled."""
+    rows = pool.best(probs)[1]
+    found = np.flatnonzero(rows >= 0)
+    worst = x.clone()
+    if len(found):
+        stored = _with_inputs(pool).x_adv
+        assert stored is not None
+        worst[torch.from_numpy(found)] = torch.from_numpy(stored[rows[found]]).to(x.dtype)
+    return worst
+
+
+def _deterministic(
+    rec: RandomizedEnsemble, attacks: tuple[Attack, ...], known: Knowledge, probs: NDArray[np.float64]
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Verdicts [n] on the mean of all logits: clean, and after its own attacks and the ensemble's worst cases.
+
+    What fools it is shown to the members in turn.
+    """
+    data = known.data
+    if len(rec) == 1:
+        table = known.pool.foolable
+        return _errors(rec, data, data.x)[:, 0], table[:, 0]
+    whole = RandomizedEnsemble([DeterministicEnsemble(list(rec.members))])
+    clean = _errors(whole, data, data.x)[:, 0]
+    transferred = _errors(whole, data, worst_inputs(known.pool, probs, data.x))[:, 0]
+    known.cost = known.cost + Cost(forwards=2 * len(data) * len(rec))
+    fooled = clean | transferred
+    for attack in attacks:
+        rows = np.flatnonzero(~fooled)
+        if len(rows):
+            part = torch.from_numpy(rows)
+            task = f"{attack.name} on the deterministic ensemble"
+            found = attack_in_batches(attack, whole, data.x[part], data.y[part], task, known.progress)
+            known.cost = known.cost + found.cost
+            fooled[rows] = found.errors[:, 0].numpy()
+            known.show(rows, found.x_adv, attack.name)
+    return clean, fooled
+
+
+def _look_again(known: Knowledge, probs: NDArray[np.float64]) -> tuple[NDArray[np.bool_], float]:
+    """Verdicts on the worst inputs, by the call a user would make: what is reported is what re-evaluates.
+
+    Also returns the share of inputs at which a member that had been fooled no longer is.
+    """
+    rows = known.pool.best(probs)[1]
+    claimed = np.where(rows[:, None] >= 0, known.pool.fooled[rows], False) if len(known.pool) else None
+    everyone = np.arange(len(known.data))
+    worst = known.show(everyone, worst_inputs(known.pool, probs, known.data.x), "again")
+    if claimed is None:
+        return worst, 0.0
+    return worst, float((claimed & ~worst).any(axis=1).mean())
+
+
+def _errors(rec: RandomizedEnsemble, data: Labelled, x: Tensor) -> NDArray[np.bool_]:
+    verdicts: NDArray[np.bool_] = rec.errors(x.to(rec.device), data.y.to(rec.device)).cpu().numpy()
+    return verdicts
+
+
+def _classes(rec: RandomizedEnsemble, data: Labelled) -> int:
+    with torch.no_grad():
+        return int(rec.members[0](data.x[:1].to(rec.device)).shape[1])
+
+
+def _with_inputs(pool: WitnessPool) -> WitnessPool:
+    if pool.x_adv is None and len(pool):
+        raise InputError(
+            "pool holds sets only; an evaluation needs the perturbed inputs, to look at them again"
+        )
+    return pool
+
+
+def _choices(chosen_on: Mapping[str, str] | None) -> dict[str, str]:
+    choices = dict(chosen_on or {})
+    for what, split in choices.items():
+        if split == "test":
+            raise InputError(
+                f"chosen_on says that {what} was chosen on test data; choose it on validation data"
+            )
+    return choices
+
+
+def _options(attack: Attack) -> dict[str, Any]:
+    """An attack's name and its options as plain values."""
+    options: dict[str, Any] = {"name": attack.name}
+    for option in dataclasses.fields(attack):
+        value = getattr(attack, option.name)
+        if isinstance(value, (str, int, float, bool)) or value is None:
+            options[option.name] = value
+    return options

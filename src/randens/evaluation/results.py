@@ -1,0 +1,389 @@
+"""What an evaluation found, per input, and everything that follows from it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from randens._version import __version__
+from randens.attacks import Cost
+from randens.ensemble import RandomizedEnsemble, check_probs
+from randens.errors import FileError, InputError
+from randens.evaluation.inputs import fingerprint
+from randens.evaluation.intervals import Estimate, estimate
+from randens.files import read_json, sha256, write_json
+from randens.risk import Bounds, RiskProfile, RuleOfThumb, bounds, rule_of_thumb
+from randens.risk.two import two_classifiers
+from randens.threat import Threat
+from randens.witness import WitnessPool
+
+__all__ = ["Accuracy", "Evaluation", "Level", "Pair", "Points", "THREAT_MODEL"]
+
+_FORMAT = "randens-evaluation-1"
+_MOST_LEVELS = 10  # 2^10 sums of probabilities; beyond, only those that occur are listed
+
+THREAT_MODEL = (
+    "The attacker knows the members and their probabilities but not the draw; every query is a fresh draw. "
+    "Robust accuracies hold against the perturbations found: a stronger attack can only lower them."
+)
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Expected accuracy on inputs as they are, and on the worst perturbations found."""
+
+    natural: Estimate
+    robust: Estimate
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary for JSON."""
+        return {"natural": self.natural.to_json(), "robust": self.robust.to_json()}
+
+
+@dataclass(frozen=True, eq=False)
+class Points:
+    """Verdicts per input; row j belongs to input j of the data.
+
+    clean, worst, foolable: bool [n, M]: who is wrong on the input itself, on its worst perturbation at the
+    ensemble's probabilities, and on any perturbation found. sources: the attack behind each worst case ("" where
+    nobody is fooled). deterministic_clean, deterministic_worst: bool [n], the same for the deterministic ensemble.
+    """
+
+    clean: NDArray[np.bool_]
+    worst: NDArray[np.bool_]
+    foolable: NDArray[np.bool_]
+    sources: tuple[str, ...]
+    deterministic_clean: NDArray[np.bool_] | None = None
+    deterministic_worst: NDArray[np.bool_] | None = None
+
+
+@dataclass(frozen=True)
+class Level:
+    """A value that the expected accuracy of one input can take, and how many inputs have it."""
+
+    accuracy: float
+    natural: int
+    robust: int
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Theorem 1 for members i and j: drawing between them beats both iff conflict > difference."""
+
+    i: int
+    j: int
+    conflict: float
+    difference: float
+    helps: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """The verdicts on one ensemble, one set of inputs and one threat; everything else is computed from them.
+
+    probs: α [M]. also: further probabilities that were attacked too, by name. profile: η as found. ensemble: the
+    fingerprint of the members. data, split: what was evaluated. chosen_on: which split decided what ("probs",
+    "checkpoints"). attacks: name and options of each. flops: of one inference of each member. cost: member passes.
+    flags: shares of inputs with unusable gradients, per attack and member, and `unstable`, the share whose verdicts
+    changed when looked at again. pool: every witness found; kept beside the JSON, not in it.
+    """
+
+    probs: NDArray[np.float64]
+    points: Points
+    profile: RiskProfile
+    threat: Threat
+    data: str
+    split: str
+    classes: int
+    ensemble: str
+    attacks: tuple[Mapping[str, Any], ...]
+    flops: tuple[int, ...]
+    cost: Cost
+    seconds: float
+    confidence: float = 0.95
+    chosen_on: Mapping[str, str] = field(default_factory=dict)
+    also: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    version: str = __version__
+    pool: WitnessPool | None = field(default=None, repr=False)
+
+    @property
+    def n(self) -> int:
+        """How many inputs."""
+        return len(self.points.clean)
+
+    @property
+    def members(self) -> int:
+        """M."""
+        return len(self.probs)
+
+    @cached_property
+    def risk(self) -> NDArray[np.float64]:
+        """Expected error on the worst perturbation of each input, [n]."""
+        return np.asarray(self.points.worst @ self.probs, dtype=np.float64)
+
+    @cached_property
+    def accuracy(self) -> Accuracy:
+        """Of the randomized ensemble at its probabilities."""
+        return Accuracy(self._mean(1 - self.points.clean @ self.probs), self._mean(1 - self.risk))
+
+    @property
+    def natural(self) -> float:
+        """Expected accuracy on the inputs as they are."""
+        return self.accuracy.natural.value
+
+    @property
+    def robust(self) -> float:
+        """Expected accuracy on the worst perturbations found."""
+        return self.accuracy.robust.value
+
+    @cached_property
+    def member_accuracies(self) -> tuple[Accuracy, ...]:
+        """Of each member alone."""
+        return tuple(
+            Accuracy(self._mean(~self.points.clean[:, i]), self._mean(~self.points.foolable[:, i]))
+            for i in range(self.members)
+        )
+
+    @cached_property
+    def deterministic(self) -> Accuracy | None:
+        """Of the deterministic ensemble (all logits averaged), if it was evaluated."""
+        clean, worst = self.points.deterministic_clean, self.points.deterministic_worst
+        if clean is None or worst is None:
+            return None
+        return Accuracy(self._mean(~clean), self._mean(~worst))
+
+    def at(self, probs: ArrayLike | None) -> Accuracy:
+        """Of the randomized ensemble at other probabilities (None: uniform), looked up in what was found.
+
+        Nobody attacked there unless they are `probs` or one of `also`, so the robust value may flatter.
+        """
+        alpha = check_probs(probs, self.members).numpy()
+        robust = self.profile.risk(alpha)
+        # The profile has forgotten which input is which: spread its risks over as many inputs again.
+        counts = np.rint(self.profile.weights * self.n).astype(np.int64)
+        values = np.repeat(1 - self.profile.configuration_risks(alpha), counts)
+        interval = self._mean(values)
+        return Accuracy(
+            self._mean(1 - self.points.clean @ alpha), Estimate(1 - robust, interval.low, interval.high)
+        )
+
+    @property
+    def member_risks(self) -> NDArray[np.float64]:
+        """η_i [M]."""
+        return self.profile.member_risks
+
+    @cached_property
+    def bounds(self) -> Bounds:
+        """Floor and ceiling of the risk at any probabilities (Theorem 3)."""
+        return bounds(self.member_risks)
+
+    @cached_property
+    def next_member(self) -> RuleOfThumb:
+        """The risk that a further member should have (rule of thumb)."""
+        return rule_of_thumb(self.member_risks)
+
+    @property
+    def gain(self) -> float:
+        """E π = Σ α_i η_i − η(α): what drawing at random buys."""
+        return self.profile.gain(self.probs)
+
+    @cached_property
+    def pairs(self) -> tuple[Pair, ...]:
+        """Theorem 1's condition for every two members."""
+        found = []
+        for i, j in itertools.combinations(range(self.members), 2):
+            two = two_classifiers(self.profile.restrict((i, j)))
+            gap = abs(two.member_risks[0] - two.member_risks[1])
+            found.append(Pair(i, j, two.conflict, gap, two.helps))
+        return tuple(found)
+
+    @cached_property
+    def levels(self) -> tuple[Level, ...]:
+        """The values an input's expected accuracy can take, highest first, with the number of inputs at each.
+
+        With more than 10 members only those that occur.
+        """
+        natural = _keys(1 - self.points.clean @ self.probs)
+        robust = _keys(1 - self.risk)
+        if self.members <= _MOST_LEVELS:
+            subsets = np.array(list(itertools.product((0.0, 1.0), repeat=self.members)))
+            attainable = np.unique(_keys(1 - subsets @ self.probs))
+        else:
+            attainable = np.unique(np.concatenate([natural, robust]))
+        return tuple(
+            Level(float(v), int((natural == v).sum()), int((robust == v).sum())) for v in attainable[::-1]
+        )
+
+    @property
+    def expected_flops(self) -> float:
+        """Floating-point operations of one inference of the randomized ensemble, Σ α_i flops_i."""
+        return float(self.probs @ np.array(self.flops, dtype=np.float64))
+
+    @property
+    def found_by(self) -> dict[str, int]:
+        """How many worst cases each attack found; "clean" needed none, "" are inputs where nobody is fooled."""
+        names, counts = np.unique(np.array(self.points.sources, dtype=str), return_counts=True)
+        return dict(zip(names.tolist(), counts.tolist(), strict=True))
+
+    def check(self, rec: RandomizedEnsemble) -> None:
+        """Refuse to be read as an evaluation of another ensemble."""
+        if fingerprint(rec) != self.ensemble:
+            raise InputError("the evaluation belongs to other members than these; evaluate them again")
+
+    def _mean(self, values: ArrayLike) -> Estimate:
+        return estimate(values, self.confidence)
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary for JSON, with a checksum over all of it; `from_json` reads it back."""
+        document = {
+            "format": _FORMAT,
+            "version": self.version,
+            "ensemble": self.ensemble,
+            "probs": self.probs.tolist(),
+            "also": {name: probs.tolist() for name, probs in self.also.items()},
+            "data": self.data,
+            "split": self.split,
+            "classes": self.classes,
+            "chosen_on": dict(self.chosen_on),
+            "threat": self.threat.to_dict(),
+            "threat_model": THREAT_MODEL,
+            "attacks": [dict(a) for a in self.attacks],
+            "flops": list(self.flops),
+            "cost": {
+                "forwards": self.cost.forwards,
+                "backwards": self.cost.backwards,
+                "seconds": self.seconds,
+            },
+            "confidence": self.confidence,
+            "flags": dict(self.flags),
+            "summary": self.summary(),
+            "profile": self.profile.to_json(),
+            "points": _points_to_json(self.points),
+        }
+        return {**document, "checksum": _checksum(document)}
+
+    def summary(self) -> dict[str, Any]:
+        """The numbers that follow from the verdicts, as plain values."""
+        thumb = self.next_member
+        return {
+            "n": self.n,
+            "members": self.members,
+            **self.accuracy.to_json(),
+            "also": {name: self.at(probs).to_json() for name, probs in self.also.items()},
+            "member_accuracies": [a.to_json() for a in self.member_accuracies],
+            "deterministic": None if self.deterministic is None else self.deterministic.to_json(),
+            "member_risks": self.member_risks.tolist(),
+            "bounds": self.bounds.to_json(),
+            "next_member": {"low": thumb.low, "high": thumb.high, "necessary": thumb.necessary},
+            "gain": self.gain,
+            "pairs": [vars(pair) for pair in self.pairs],
+            "levels": [vars(level) for level in self.levels],
+            "expected_flops": self.expected_flops,
+            "deterministic_flops": sum(self.flops),
+            "found_by": self.found_by,
+        }
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the JSON, atomically."""
+        write_json(path, self.to_json())
+        return Path(path)
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Evaluation:
+        """Read what `save` wrote; a file that was altered is refused."""
+        source = Path(path)
+        try:
+            return Evaluation.from_json(read_json(source))
+        except InputError as error:
+            raise FileError(f"{source}: {error}") from error
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> Evaluation:
+        """Inverse of `to_json`; the checksum must match."""
+        if not isinstance(value, Mapping) or value.get("format") != _FORMAT:
+            raise InputError(f"the evaluation is not a document of format {_FORMAT}")
+        document = {key: part for key, part in value.items() if key != "checksum"}
+        if value.get("checksum") != _checksum(document):
+            raise InputError("the evaluation does not match its checksum; it was altered or damaged")
+        members = len(document["probs"])
+        return Evaluation(
+            probs=np.array(document["probs"], dtype=np.float64),
+            points=_points_from_json(document["points"], members),
+            profile=RiskProfile.from_json(document["profile"]),
+            threat=Threat.from_dict(document["threat"]),
+            data=document["data"],
+            split=document["split"],
+            classes=document["classes"],
+            ensemble=document["ensemble"],
+            attacks=tuple(document["attacks"]),
+            flops=tuple(document["flops"]),
+            cost=Cost(document["cost"]["forwards"], document["cost"]["backwards"]),
+            seconds=document["cost"]["seconds"],
+            confidence=document["confidence"],
+            chosen_on=document["chosen_on"],
+            also={name: np.array(probs, dtype=np.float64) for name, probs in document["also"].items()},
+            flags=document["flags"],
+            version=document["version"],
+        )
+
+
+def _keys(accuracies: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Sums of probabilities differ in their last bits by the order of adding; twelve digits tell them apart."""
+    return np.asarray(np.round(accuracies, 12) + 0.0)
+
+
+def _checksum(document: Mapping[str, Any]) -> str:
+    return sha256(json.dumps(document, sort_keys=True, ensure_ascii=True, allow_nan=False).encode())
+
+
+def _points_to_json(points: Points) -> dict[str, Any]:
+    names = sorted(set(points.sources))
+    position = {name: index for index, name in enumerate(names)}
+    return {
+        "clean": _to_words(points.clean),
+        "worst": _to_words(points.worst),
+        "foolable": _to_words(points.foolable),
+        "source_names": names,
+        "sources": [position[name] for name in points.sources],
+        "deterministic_clean": _to_word(points.deterministic_clean),
+        "deterministic_worst": _to_word(points.deterministic_worst),
+    }
+
+
+def _points_from_json(value: Mapping[str, Any], members: int) -> Points:
+    names = value["source_names"]
+    return Points(
+        _from_words(value["clean"], members),
+        _from_words(value["worst"], members),
+        _from_words(value["foolable"], members),
+        tuple(names[i] for i in value["sources"]),
+        _from_word(value["deterministic_clean"]),
+        _from_word(value["deterministic_worst"]),
+    )
+
+
+def _to_words(table: NDArray[np.bool_]) -> list[str]:
+    """One string of zeros and ones per input, member 0 first."""
+    return ["".join("1" if bit else "0" for bit in row) for row in table.tolist()]
+
+
+def _from_words(words: list[str], members: int) -> NDArray[np.bool_]:
+    return np.array([[c == "1" for c in word] for word in words], dtype=np.bool_).reshape(len(words), members)
+
+
+def _to_word(column: NDArray[np.bool_] | None) -> str | None:
+    return None if column is None else "".join("1" if bit else "0" for bit in column.tolist())
+
+
+def _from_word(word: str | None) -> NDArray[np.bool_] | None:
+    return None if word is None else np.array([c == "1" for c in word], dtype=np.bool_)

@@ -1,0 +1,173 @@
+"""Choosing the probabilities of a real ensemble: cutting planes whose cuts come from attacks.
+
+The pool W_j of fooled sets known for input j bounds the risk from below, η(α) ≥ mean_j max_{u ∈ W_j} u·α,
+whatever the attack. Repeat: take the α that is best against the pool, attack every input there, pool what is
+found; until the value at an attacked α is within `tol` of the pool's optimum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from randens.attacks import Attack, Cost
+from randens.ensemble import RandomizedEnsemble
+from randens.errors import InputError
+from randens.evaluation.inputs import Data, labelled
+from randens.evaluation.sweeps import Knowledge, as_attacks, clean_pool
+from randens.progress import Progress, silent
+from randens.risk import RiskProfile, Sampling, optimal_sampling
+from randens.witness import WitnessPool
+
+__all__ = ["AttackedSampling", "Sweep", "optimize_sampling"]
+
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, eq=False)
+class Sweep:
+    """One round: the probabilities attacked, what they were worth to the pool before and are after it, the best
+    value at any attacked probabilities, and the lower bound."""
+
+    probs: NDArray[np.float64]
+    expected: float
+    risk: float
+    best: float
+    lower_bound: float
+
+
+@dataclass(frozen=True, eq=False)
+class AttackedSampling(Sampling):
+    """Sampling probabilities chosen under attack.
+
+    pool: every witness found; pass it on, and the next call starts where this one ended. profile: η as the pool
+    has it, which `certificate` verifies against. history: one entry per sweep. exact_oracle: whether the attack is
+    known to find every fooled set. split: the data it was chosen on. cost: member passes.
+    """
+
+    pool: WitnessPool = field(kw_only=True, repr=False)
+    profile: RiskProfile = field(kw_only=True, repr=False)
+    history: tuple[Sweep, ...] = field(default=(), kw_only=True, repr=False)
+    exact_oracle: bool = field(default=False, kw_only=True)
+    split: str = field(default="unknown", kw_only=True)
+    attacks: tuple[str, ...] = field(default=(), kw_only=True)
+    cost: Cost = field(default_factory=Cost, kw_only=True)
+    tol: float = field(default=0.0, kw_only=True)
+
+    @property
+    def converged(self) -> bool:
+        """Whether the gap came down to `tol`."""
+        return self.gap <= self.tol
+
+    @property
+    def claim(self) -> str:
+        """What may be said about these probabilities, and no more."""
+        against = "" if self.exact_oracle else " against every witness found"
+        left = f"no probabilities are better by more than {self.gap:.2g}"
+        reached = (
+            f"optimal{against}: {left if self.gap > _ROUNDING else 'no probabilities are better'}"
+            if self.converged
+            else f"not yet optimal{against}: better by up to {self.gap:.2g} is possible, allow more sweeps"
+        )
+        oracle = "exact" if self.exact_oracle else "a heuristic: a stronger attack may change both"
+        return f"{reached} ({self.sweeps} sweeps of {' and '.join(self.attacks)}; the attack is {oracle})"
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary for JSON, without pool and certificate."""
+        return {
+            **super().to_json(),
+            "claim": self.claim,
+            "converged": self.converged,
+            "exact_oracle": self.exact_oracle,
+            "attacks": list(self.attacks),
+            "split": self.split,
+            "tol": self.tol,
+            "n": self.pool.n,
+            "member_risks": self.profile.member_risks.tolist(),
+            "cost": {"forwards": self.cost.forwards, "backwards": self.cost.backwards},
+            "history": [{**vars(sweep), "probs": sweep.probs.tolist()} for sweep in self.history],
+        }
+
+
+def optimize_sampling(
+    rec: RandomizedEnsemble,
+    data: Data,
+    attack: Attack | Sequence[Attack],
+    tol: float = 1e-3,
+    max_sweeps: int = 20,
+    pool: WitnessPool | None = None,
+    progress: Progress | None = None,
+) -> AttackedSampling:
+    """Probabilities with the smallest risk under attack, a lower bound on any others, and the pool behind both.
+
+    data: never test data, which are refused. attack: one, or several that work one after the other in each sweep.
+    tol: the gap at which to stop. pool: witnesses known already for these very inputs; nothing is attacked twice.
+    The first sweep is at the ensemble's own probabilities, or with a pool at its optimum. Between equally good
+    probabilities, those with the lower clean risk win, then those that draw fewer members.
+    """
+    if isinstance(tol, bool) or not isinstance(tol, (int, float)) or not 0 <= tol < 1:
+        raise InputError(f"tol is {tol!r}; it must be a number from 0 to 1, e.g. 1e-3")
+    if isinstance(max_sweeps, bool) or not isinstance(max_sweeps, int) or max_sweeps < 1:
+        raise InputError(f"max_sweeps is {max_sweeps!r}; it must be a whole number ≥ 1")
+    inputs = labelled(data, rec)
+    if inputs.split == "test":
+        raise InputError(
+            f"data is the test split of {inputs.name}; choose probabilities on its validation split, and "
+            "evaluate them on the test split"
+        )
+    chosen = as_attacks(attack)
+    clean = rec.errors(inputs.x.to(rec.device), inputs.y.to(rec.device)).cpu().numpy()
+    known = Knowledge(rec, inputs, clean_pool(inputs, clean), silent if progress is None else progress)
+    known.cost = Cost(forwards=clean.size)
+    alpha = rec.probs.cpu().numpy().copy()
+    if pool is not None:
+        known.pool = known.pool.merge(pool)
+        alpha = _best(known.pool, clean).probs
+    attacked: list[NDArray[np.float64]] = []
+    history: list[Sweep] = []
+    iterations = 0
+    while True:
+        expected = known.pool.risk(alpha)
+        for step in chosen:
+            known.attack(step, alpha, f"sweep {len(history) + 1}: {step.name}")
+        attacked.append(alpha)
+        optimum = _best(known.pool, clean)
+        iterations += optimum.iterations
+        values = [known.pool.risk(a) for a in attacked]
+        best = int(np.argmin(values))
+        history.append(Sweep(alpha, expected, values[-1], values[best], optimum.lower_bound))
+        if values[best] - optimum.lower_bound <= tol or len(history) == max_sweeps:
+            break
+        if any(np.array_equal(optimum.probs, a) for a in attacked):
+            # Attacked before, and still the optimum: what is left of the gap is the solver's rounding.
+            break
+        alpha = optimum.probs
+    exact = optimum.exact_probs if np.array_equal(attacked[best], optimum.probs) else None
+    inherited = {f.name: getattr(optimum, f.name) for f in fields(Sampling)}
+    inherited.update(
+        probs=attacked[best],
+        risk=values[best],
+        exact_probs=exact,
+        method="cutting-planes",
+        iterations=iterations,
+        sweeps=len(history),
+    )
+    return AttackedSampling(
+        **inherited,
+        pool=known.pool,
+        profile=known.pool.profile(),
+        history=tuple(history),
+        exact_oracle=all(getattr(a, "exact", False) for a in chosen),
+        split=inputs.split,
+        attacks=tuple(a.name for a in chosen),
+        cost=known.cost,
+        tol=float(tol),
+    )
+
+
+def _best(pool: WitnessPool, clean: NDArray[np.bool_]) -> Sampling:
+    return optimal_sampling(pool.profile(), method="exact", clean_risks=clean.mean(axis=0))

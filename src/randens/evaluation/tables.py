@@ -1,0 +1,159 @@
+"""An evaluation as a table: for the terminal, for Markdown and for LaTeX."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from rich.table import Table
+
+from randens.evaluation.results import Accuracy, Evaluation
+
+__all__ = ["Row", "latex", "markdown", "percent", "rows", "statements", "terminal"]
+
+_FOUND = {"": "(nobody fooled)", "clean": "no attack needed"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One classifier: its accuracies and what one inference costs."""
+
+    name: str
+    accuracy: Accuracy
+    flops: float
+
+
+def rows(evaluation: Evaluation, name: str = "") -> list[Row]:
+    """Members, the randomized ensemble at each of its probabilities, the deterministic ensemble."""
+    flops = np.array(evaluation.flops, dtype=np.float64)
+    title = f"{name} " if name else ""
+    if evaluation.members == 1:
+        return [Row(name or "member 0", evaluation.accuracy, float(flops[0]))]
+    found = [
+        Row(f"{title}member {i}", accuracy, float(flops[i]))
+        for i, accuracy in enumerate(evaluation.member_accuracies)
+    ]
+    for label, probs in evaluation.also.items():
+        found.append(Row(f"{title}randomized, {label}", evaluation.at(probs), float(probs @ flops)))
+    own = f"{title}randomized, α = {_probs(evaluation.probs)}"
+    found.append(Row(own, evaluation.accuracy, evaluation.expected_flops))
+    if evaluation.deterministic is not None:
+        found.append(
+            Row(
+                f"{title}deterministic, all {evaluation.members}",
+                evaluation.deterministic,
+                float(flops.sum()),
+            )
+        )
+    return found
+
+
+def terminal(lines: Sequence[Row], title: str, confidence: float = 0.95) -> Table:
+    """A rich table."""
+    table = Table("", title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for heading in ("natural", "robust", f"{confidence:.0%} interval", "FLOPs"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in lines:
+        robust = row.accuracy.robust
+        interval = f"{percent(robust.low)} – {percent(robust.high)}"
+        table.add_row(
+            row.name, percent(row.accuracy.natural.value), percent(robust.value), interval, count(row.flops)
+        )
+    return table
+
+
+def markdown(lines: Sequence[Row]) -> str:
+    """A Markdown table."""
+    text = ["| | natural | robust | interval | FLOPs |", "|---|---:|---:|---:|---:|"]
+    for row in lines:
+        robust = row.accuracy.robust
+        text.append(
+            f"| {row.name} | {percent(row.accuracy.natural.value)} | {percent(robust.value)} | "
+            f"{percent(robust.low)} – {percent(robust.high)} | {count(row.flops)} |"
+        )
+    return "\n".join(text)
+
+
+def latex(lines: Sequence[Row]) -> str:
+    """Rows of a LaTeX tabular with four columns: name, natural and robust accuracy in per cent, MFLOPs."""
+    return "\n".join(
+        f"{_escaped(row.name)} & {100 * row.accuracy.natural.value:.2f} & {100 * row.accuracy.robust.value:.2f} & "
+        f"{row.flops / 1e6:.2f} \\\\"
+        for row in lines
+    )
+
+
+def statements(evaluation: Evaluation) -> list[str]:
+    """What the numbers mean: limits, gain, Theorem 1, who found what, what it cost, which split chose what."""
+    limits = evaluation.bounds
+    said = []
+    if evaluation.members > 1:
+        said.append(
+            f"Risk at any probabilities: floor {limits.floor:.4f}, ceiling {limits.ceiling:.4f} (Theorem 3); "
+            f"here {1 - evaluation.robust:.4f}."
+        )
+        said.append(f"Randomisation gain Σ α_i η_i − η(α): {evaluation.gain:.4f}.")
+        helpful = [f"{p.i}+{p.j}" for p in evaluation.pairs if p.helps]
+        said.append(
+            f"Pairs that beat both of their members (Theorem 1): {', '.join(helpful) or 'none'} "
+            f"of {len(evaluation.pairs)}."
+        )
+        thumb = evaluation.next_member
+        said.append(f"A further member should have a risk of at most {thumb.high:.4f} (rule of thumb).")
+        if evaluation.classes == 2:
+            said.append(
+                "With two classes some deterministic threshold vote is at least as robust: the advantage of "
+                "drawing is compute alone."
+            )
+    found = ", ".join(f"{_FOUND.get(name, name)} {count}" for name, count in evaluation.found_by.items())
+    said.append(f"Worst cases found by: {found}.")
+    said.append(
+        f"Cost: {evaluation.cost.forwards:,} forward and {evaluation.cost.backwards:,} backward member passes, "
+        f"{evaluation.seconds:.1f} s."
+    )
+    choices = "; ".join(f"{what} chosen on {split}" for what, split in evaluation.chosen_on.items())
+    said.append(
+        f"Evaluated on {evaluation.data} {evaluation.split}, {evaluation.n} inputs"
+        + (f"; {choices}." if choices else ".")
+    )
+    said += _warnings(evaluation)
+    return said
+
+
+def _warnings(evaluation: Evaluation) -> list[str]:
+    said = []
+    if evaluation.flags.get("unstable"):
+        said.append(
+            f"Warning: at {evaluation.flags['unstable']:.1%} of the inputs verdicts changed when looked at again; "
+            "some member is not deterministic."
+        )
+    for attack, flags in evaluation.flags.get("gradients", {}).items():
+        for kind, shares in flags.items():
+            hit = [f"member {i} {share:.1%}" for i, share in enumerate(shares) if share > 0]
+            if hit:
+                said.append(
+                    f"Warning: {attack} met {kind.replace('_', ' ')}s: {', '.join(hit)} of the inputs."
+                )
+    return said
+
+
+def percent(share: float) -> str:
+    """A share as per cent with one digit."""
+    return f"{100 * share:.1f} %"
+
+
+def count(number: float) -> str:
+    """A large number in k, M or G."""
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.3g} {unit}"
+    return f"{number:.3g}"
+
+
+def _probs(probs: np.typing.NDArray[np.float64]) -> str:
+    return "(" + ", ".join(f"{p:.3g}" for p in probs.tolist()) + ")"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("α", "$\\alpha$").replace("%", "\\%").replace("_", "\\_").replace("&", "\\&")
