@@ -11,25 +11,34 @@ from randens.risk.bounds import (
 )
 from randens.risk.candidates import candidate_sampling, candidates
 from randens.risk.certificate import Certificate
+from randens.risk.cutting import Oracle, cutting_planes
 from randens.risk.exact import exact_sampling
+from randens.risk.explain import Explanation, explain
 from randens.risk.profile import RiskProfile
 from randens.risk.result import Sampling
 from randens.risk.sampling import optimal_sampling
 from randens.risk.simplex import project_simplex
 from randens.risk.subgradient import best_step, subgradient_sampling, theorem4_bound
+from randens.risk.two import FIGURE_3, TwoClassifiers, two_classifiers
 
 __all__ = [
     "Bounds",
     "Certificate",
+    "Explanation",
+    "FIGURE_3",
+    "Oracle",
     "RiskProfile",
     "RuleOfThumb",
     "Sampling",
+    "TwoClassifiers",
     "auxiliary_risk",
     "best_step",
     "bounds",
     "candidate_sampling",
     "candidates",
+    "cutting_planes",
     "exact_sampling",
+    "explain",
     "necessary_size",
     "optimal_sampling",
     "project_simplex",
@@ -37,4 +46,5 @@ __all__ = [
     "subgradient_sampling",
     "theorem4_bound",
     "tight_profile",
+    "two_classifiers",
 ]

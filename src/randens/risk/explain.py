@@ -1,0 +1,141 @@
+"""Member risks in, advice out: what Theorem 3 says about an ensemble, in sentences."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from randens.errors import InputError
+from randens.risk.bounds import Bounds, RuleOfThumb, bounds, necessary_size, rule_of_thumb
+from randens.risk.checks import as_count, as_risks
+
+__all__ = ["Explanation", "explain"]
+
+_BROKEN = 1.0
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Bounds and advice for an ensemble of which only the members' risks are known.
+
+    bounds: Theorem 3. next_member: the risk a further member should have. best_member: index of the most
+    robust one. possible_gain: its risk − floor, the most that drawing can ever buy over using it alone.
+    needed_size: how many members it takes at least to beat the best one, where all others are broken; else
+    None. sentences: all of it in words.
+    """
+
+    bounds: Bounds
+    next_member: RuleOfThumb
+    best_member: int
+    possible_gain: float
+    needed_size: int | None
+    sentences: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary for JSON."""
+        return {
+            **self.bounds.to_json(),
+            "next_member": {
+                "low": self.next_member.low,
+                "high": self.next_member.high,
+                "necessary": self.next_member.necessary,
+            },
+            "best_member": self.best_member,
+            "possible_gain": self.possible_gain,
+            "needed_size": self.needed_size,
+            "sentences": list(self.sentences),
+        }
+
+
+def explain(member_risks: ArrayLike, *, classes: int | None = None) -> Explanation:
+    """What can be expected of a randomized ensemble whose members have these adversarial risks.
+
+    member_risks: η_i [M], in the caller's order. classes: the number of classes, if known; with two, some
+    deterministic vote is at least as robust, and that is said.
+    """
+    risks = as_risks("member_risks", member_risks)
+    if classes is not None and as_count("classes", classes) < 2:
+        raise InputError(f"classes must be a whole number of at least 2, got {classes!r}")
+    limits = bounds(risks)
+    # Members too weak to lower the floor must not make the advice for the next one more lenient.
+    thumb = rule_of_thumb(risks[limits.probs > 0])
+    best = int(np.argmin(risks))
+    lowest = float(risks[best])
+    broken = len(risks) > 1 and 0 < lowest < _BROKEN <= np.delete(risks, best).min()
+    size = necessary_size(lowest) if broken else None
+    sentences = (
+        _limits(limits),
+        _gain(limits, best, lowest),
+        "" if size is None else _broken(size, len(risks), best),
+        _left_out(limits),
+        _next(thumb, limits.m, best),
+        "" if len(risks) == 1 else _votes(classes),
+    )
+    gain = max(0.0, lowest - limits.floor)
+    return Explanation(limits, thumb, best, gain, size, tuple(s for s in sentences if s))
+
+
+def _limits(limits: Bounds) -> str:
+    if len(limits.member_risks) == 1:
+        return f"There is one member, so there is nothing to draw: the risk is {limits.floor:.2%}."
+    return (
+        f"Whatever the probabilities, the risk of the ensemble lies between {limits.floor:.2%} and "
+        f"{limits.ceiling:.2%}; from the members' risks alone nothing tighter can be said (Theorem 3)."
+    )
+
+
+def _gain(limits: Bounds, best: int, lowest: float) -> str:
+    if len(limits.member_risks) == 1:
+        return ""
+    if limits.m == 1:
+        return f"Drawing cannot help: member {best} alone, at {lowest:.2%}, is as good as the floor."
+    return (
+        f"The floor is reached, if at all, by drawing the {limits.m} most robust members alike: at best that "
+        f"turns the {lowest:.2%} of member {best} into {limits.floor:.2%}. How much of it is real depends on "
+        "how often one perturbation fools several members at once, which only an attack on the ensemble can "
+        "tell."
+    )
+
+
+def _broken(size: int, members: int, best: int) -> str:
+    verdict = "large enough for that" if members >= size else "too small"
+    return (
+        f"All members but {best} are always fooled: it takes at least {size} members to beat that one, and an "
+        f"ensemble of {members} is {verdict}."
+    )
+
+
+def _left_out(limits: Bounds) -> str:
+    unused = np.flatnonzero(limits.probs == 0).tolist()
+    if limits.m == 1 or not unused:
+        return ""
+    names = ", ".join(str(i) for i in unused)
+    return f"Too weak to lower the floor: member{'s' if len(unused) > 1 else ''} {names}."
+
+
+def _next(thumb: RuleOfThumb, m: int, best: int) -> str:
+    if thumb.low == 0:
+        return "A member that is never fooled needs no company."
+    if thumb.necessary:
+        return (
+            f"A second member next to member {best} must have a risk of at most {thumb.high:.2%}: above that, "
+            f"the two together are never better than member {best} alone."
+        )
+    return (
+        f"A further member should have a risk of at most {thumb.high:.2%} to lower the floor, 1 + 1/{m} times "
+        "the largest risk among those that count (rule of thumb)."
+    )
+
+
+def _votes(classes: int | None) -> str:
+    if classes is not None and classes > 2:
+        return ""
+    condition = "With two classes" if classes == 2 else "If there are only two classes"
+    return (
+        f"{condition}, some deterministic threshold vote of the same members is at least as robust as any way "
+        "of drawing them: there the advantage of drawing is compute alone, one member per prediction instead "
+        "of all of them."
+    )
