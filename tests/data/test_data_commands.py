@@ -49,6 +49,11 @@ def test_fetch_list_verify_and_load(source: Path, tmp_path: Path) -> None:
     assert data.load("cifar10", "validation").counts().tolist() == [1] * 10
 
 
+def test_digits_need_no_fetching() -> None:
+    result = run.invoke(app, ["fetch", "digits"])
+    assert result.stdout.strip() == "digits needs no fetching; source: scikit-learn, which carries it"
+
+
 def test_fetch_json(source: Path) -> None:
     (result,) = json.loads(run.invoke(app, ["fetch", "cifar10", "--from", str(source), "--json"]).stdout)
     assert (result["name"], result["source"], result["skipped"]) == ("cifar10", f"files in {source}", [])

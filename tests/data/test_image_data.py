@@ -164,7 +164,9 @@ def test_any_dataset_can_be_read() -> None:
     )
     assert torch.equal(tensors.stored, torch.from_numpy(PIXELS))
     assert (tensors.split, tensors.y.tolist()) == ("test", LABELS.tolist())
-    pictures = data.from_dataset(_Pictures())
+    seen: list[tuple[str, float, float]] = []
+    pictures = data.from_dataset(_Pictures(), progress=lambda *report: seen.append(report))
+    assert seen[-1] == ("read _pictures", 4, 4)
     assert (pictures.shape, pictures.classes) == ((3, 6, 5), ("cat", "dog"))
     assert pictures.stored[:, 0, 0, 0].tolist() == [0, 10, 20, 30]
 

@@ -82,11 +82,17 @@ def fetch(
         for reason in result.skipped:
             typer.echo(f"passed over {reason}", err=True)
         if not as_json:
-            typer.echo(f"{name} is in {result.folder}; source: {result.source}")
+            where = f"is in {result.folder}" if result.folder else "needs no fetching"
+            typer.echo(f"{name} {where}; source: {result.source}")
     if as_json:
         _print_json(
             [
-                {"name": r.name, "folder": str(r.folder), "source": r.source, "skipped": list(r.skipped)}
+                {
+                    "name": r.name,
+                    "folder": str(r.folder or ""),
+                    "source": r.source,
+                    "skipped": list(r.skipped),
+                }
                 for r in results
             ]
         )

@@ -22,10 +22,11 @@ __all__ = ["Fetched", "Verdict", "fetch", "verify"]
 
 @dataclass(frozen=True)
 class Fetched:
-    """What `fetch` did: where the data set is, which source gave it, and why earlier sources did not."""
+    """What `fetch` did: where the data set is (None if it needs no files), which source gave it, and why
+    earlier sources did not."""
 
     name: str
-    folder: Path
+    folder: Path | None
     source: str
     skipped: tuple[str, ...] = ()
 
@@ -74,7 +75,7 @@ def fetch_entry(
 ) -> Fetched:
     """`fetch` for an entry that need not be in the catalogue."""
     if known.name == "digits":
-        return Fetched(known.name, folder, "scikit-learn, which carries it; nothing to fetch")
+        return Fetched(known.name, None, "scikit-learn, which carries it")
     skipped: list[str] = []
     if source is None:
         verdict = verify_entry(known, folder)

@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import Dataset
 
 from randens.errors import InputError, unknown
+from randens.progress import Progress, silent
 
 __all__ = ["SPLITS", "ImageData", "from_arrays", "from_dataset"]
 
@@ -204,6 +205,7 @@ def from_dataset(
     split: str = "train",
     classes: int | Sequence[str] | None = None,
     name: str | None = None,
+    progress: Progress | None = None,
 ) -> ImageData:
     """Data from any map-style torch `Dataset` whose items are (image, label).
 
@@ -217,6 +219,8 @@ def from_dataset(
         raise InputError(f"dataset {title} has no length; only map-style datasets can be read") from None
     if count == 0:
         raise InputError(f"dataset {type(dataset).__name__} is empty")
+    title = name or type(dataset).__name__.lower()
+    report = progress or silent
     images: list[torch.Tensor] = []
     labels: list[int] = []
     for index in range(count):
@@ -231,9 +235,9 @@ def from_dataset(
                 f"dataset[{index}] has shape {tuple(images[-1].shape)} and type {images[-1].dtype}, but "
                 f"dataset[0] has {tuple(images[0].shape)} and {images[0].dtype}; all images must agree"
             )
+        report(f"read {title}", index + 1, count)
     if classes is None:
         classes = getattr(dataset, "classes", None)
-    title = name or type(dataset).__name__.lower()
     return from_arrays(torch.stack(images), torch.tensor(labels), split=split, classes=classes, name=title)
 
 

@@ -199,7 +199,7 @@ def npm_files(npm: Npm, progress: Progress) -> Files:
 
 
 def check_space(folder: Path, needed: int) -> None:
-    """Refuse early when `folder` has no room for `needed` bytes more."""
+    """Make `folder` if need be, and refuse early when it has no room for `needed` bytes more."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(folder).free
