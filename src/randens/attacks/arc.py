@@ -22,9 +22,7 @@ __all__ = ["arc", "binary_linear_arc"]
 _RHO = 0.05  # ρ/ε: how far past the boundary a pull aims
 
 
-def arc(
-    s: Search, *, steps: int, radius: float, hyperplanes: int, order: Callable[[Search], Tensor]
-) -> None:
+def arc(s: Search, *, steps: int, radius: float, hyperplanes: int, order: Callable[[Search], Tensor]) -> None:
     """Algorithm 2 of ARC with a local ball of `radius`·ε; `order(s)` gives the members' order per input [n, M].
 
     Departures, none of which weakens it: the pull starts at y rather than at the predicted class, members
@@ -90,12 +88,15 @@ def binary_linear_arc(
     value = (_wrong(weights, biases, x, y).double() @ probs.double()).clone()
     for i in probs.argsort(descending=True, stable=True).tolist():
         norm = torch.linalg.vector_norm(weights[i], threat.q)
-        signed = y * (x @ weights[i] + biases[i]) / norm  # distance to the boundary, negative if wrong already
-        direction = threat.steepest((-y.unsqueeze(1) * weights[i]))
+        # Distance to the boundary, negative if wrong already.
+        signed = y * (x @ weights[i] + biases[i]) / norm
+        direction = threat.steepest(-y.unsqueeze(1) * weights[i])
         moved = y * ((x + delta) @ weights[i] + biases[i]) / norm
         # First mover: any length does, for it is scaled to ε. Later ones: just enough to survive the scaling.
         grip = (eps - signed).clamp_min(1e-12)
-        beta = torch.where(delta.flatten(1).any(dim=1), eps / grip * moved.abs() + _RHO * eps, eps + 0 * moved)
+        beta = torch.where(
+            delta.flatten(1).any(dim=1), eps / grip * moved.abs() + _RHO * eps, eps + 0 * moved
+        )
         pulled = delta + beta.unsqueeze(1) * direction
         length = torch.linalg.vector_norm(pulled, threat.p, dim=1).clamp_min(1e-20)
         pulled = pulled * (eps / length).unsqueeze(1)

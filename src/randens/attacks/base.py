@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
@@ -12,8 +13,10 @@ from torch import Tensor, nn
 
 from randens.attacks.members import GradientMembers
 from randens.attacks.search import Cost, Search, attacking
+from randens.attacks.survey import Survey, survey
 from randens.ensemble import RandomizedEnsemble
 from randens.errors import InputError, unknown
+from randens.progress import Progress
 from randens.threat import Threat
 from randens.witness import WitnessPool
 
@@ -68,7 +71,15 @@ class Attack:
     def __post_init__(self) -> None:
         if not isinstance(self.threat, Threat):
             raise InputError(f"threat is {self.threat!r}; give a Threat, e.g. Threat('linf', 8/255)")
-        for option in ("restarts", "batch_size", "steps", "orders", "relinearisations", "hyperplanes", "queries"):
+        for option in (
+            "restarts",
+            "batch_size",
+            "steps",
+            "orders",
+            "relinearisations",
+            "hyperplanes",
+            "queries",
+        ):
             value = getattr(self, option, 1)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise InputError(f"{option} is {value!r}; it must be a whole number ≥ 1")
@@ -90,9 +101,36 @@ class Attack:
         parts = []
         with attacking(ensemble):
             prepared = GradientMembers(list(ensemble.members), self.precision)
-            for number, (xs, ys) in enumerate(zip(x.split(self.batch_size), y.split(self.batch_size), strict=True)):
+            for number, (xs, ys) in enumerate(
+                zip(x.split(self.batch_size), y.split(self.batch_size), strict=True)
+            ):
                 parts.append(self.attack_batch(ensemble, xs, ys, number, prepared))
         return join(parts)
+
+    def survey(
+        self,
+        rec: nn.Module,
+        data: Any,
+        *,
+        folder: str | os.PathLike[str] | None = None,
+        progress: Progress | None = None,
+    ) -> Survey:
+        """Attack a whole data set: a loader, a data set of the data room, or an (x, y) pair of tensors.
+
+        With `folder`, the perturbed inputs are kept there and an interrupted call is continued by the same call.
+        Under torch.distributed the batches are shared out; every rank gets the whole result.
+        """
+        ensemble = as_ensemble(rec)
+        with attacking(ensemble):
+            prepared = GradientMembers(list(ensemble.members), self.precision)
+            return survey(
+                self,
+                ensemble,
+                data,
+                lambda number, x, y: self.attack_batch(ensemble, x, y, number, prepared),
+                folder=folder,
+                progress=progress,
+            )
 
     def attack_batch(
         self,

@@ -24,15 +24,25 @@ Reach = Callable[[Search, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """reach(s, rows, points [k, ...], targets bool [k, M]) → (points, errors [k, M]) where it ended."""
 
 
-def climb(s: Search, order: Tensor, point: Tensor, errors: Tensor, reach: Reach) -> None:
-    """One sweep: every input tries its members in `order` [n, M], each added to the set F already fooled.
+def climb(s: Search, sweep: int, resisted: Tensor, reach: Reach) -> None:
+    """One sweep through the members in random order, each added to the set F fooled so far, if a point exists.
 
-    `point` and `errors` (F and where it is fooled) are updated in place.
+    The first sweep takes every input. Later ones take those where some member is missing from the best set
+    found and has not resisted alone, and begin with such a member: they look for other maximal sets.
+    `resisted` [n, M] remembers who was tried alone and not fooled.
     """
+    order = s.uniform(s.members)
+    chosen = torch.ones(s.n, dtype=torch.bool, device=s.device)
+    if sweep:
+        missing = ~resisted & ~s.best_errors & (s.probs > 0)
+        order = order - 2.0 * missing * (order == _largest(order, missing))
+        chosen = missing.any(dim=1)
+    order = order.argsort(dim=1)
+    point, errors = s.x.clone(), s.clean_errors.clone()
     for position in range(s.members):
         rows = s.unfinished
         member = order[rows, position]
-        fresh = ~errors[rows].gather(1, member.unsqueeze(1)).squeeze(1) & (s.probs[member] > 0)
+        fresh = chosen[rows] & ~errors[rows, member] & (s.probs[member] > 0)
         rows, member = rows[fresh], member[fresh]
         if not len(rows):
             continue
@@ -43,10 +53,17 @@ def climb(s: Search, order: Tensor, point: Tensor, errors: Tensor, reach: Reach)
         success = (fooled | ~targets).all(dim=1)
         point[rows[success]] = ended[success]
         errors[rows[success]] = fooled[success]
+        alone = ~success & (targets.sum(dim=1) == 1)
+        resisted[rows[alone], member[alone]] = True
+
+
+def _largest(order: Tensor, among: Tensor) -> Tensor:
+    """Per input the largest value of `order` among the members marked, [n, 1]."""
+    return order.masked_fill(~among, -1.0).amax(dim=1, keepdim=True)
 
 
 @dataclass(frozen=True)
-class descend_to:  # noqa: N801 - a function with its settings
+class descend_to:
     """Reach T by projected descent of Σ_{j∈T} relu(margin_j + κ)/‖∇margin_j‖_q, stopping once all of T are fooled.
 
     Starts from the current point, then from the clean input, then from a random one.
@@ -79,7 +96,9 @@ class descend_to:  # noqa: N801 - a function with its settings
             keep = ~(lin.errors | ~lin.wanted).all(dim=1)
             scale = torch.linalg.vector_norm(lin.gradients[keep], s.threat.q, dim=2).clamp_min(1e-20)
             pulling = (lin.margins[keep] / scale > -self.kappa * s.threat.eps) & lin.wanted[keep]
-            pull = (lin.gradients[keep] * (pulling / scale).unsqueeze(2)).sum(dim=1).reshape(points[left].shape)
+            pull = (
+                (lin.gradients[keep] * (pulling / scale).unsqueeze(2)).sum(dim=1).reshape(points[left].shape)
+            )
             moved = points[left] - self.step * s.threat.eps * s.threat.steepest(pull)
             points[left] = s.project(rows[left], moved)
         errors[left] = s.judge(rows[left], points[left], targets[left])
@@ -87,7 +106,7 @@ class descend_to:  # noqa: N801 - a function with its settings
 
 
 @dataclass(frozen=True)
-class play_to:  # noqa: N801 - a function with its settings
+class play_to:
     """Reach T by moving to the solution of the linearised game, linearising there, and so on.
 
     Round r may leave the current point by at most `trust`^r times the ball's diameter. A target set that the
@@ -149,8 +168,9 @@ class Lattice(Attack):
 
     def search(self, s: Search) -> None:
         reach = descend_to(self.steps, self.step, self.kappa)
-        for _ in range(self.orders):
-            climb(s, s.orders(), s.x.clone(), s.clean_errors.clone(), reach)
+        resisted = torch.zeros_like(s.foolable)
+        for sweep in range(self.orders):
+            climb(s, sweep, resisted, reach)
 
 
 @register("saddle")
@@ -167,5 +187,6 @@ class Saddle(Attack):
 
     def search(self, s: Search) -> None:
         reach = play_to(self.relinearisations, self.iterations, self.kappa, self.trust, self.hopeless)
-        for _ in range(self.orders):
-            climb(s, s.orders(), s.x.clone(), s.clean_errors.clone(), reach)
+        resisted = torch.zeros_like(s.foolable)
+        for sweep in range(self.orders):
+            climb(s, sweep, resisted, reach)

@@ -76,7 +76,9 @@ def affine(member: nn.Module, example: Tensor) -> tuple[Array, Array]:
         probe = torch.cat([probe, 2 * probe + 1])
         gap = (wide(probe) - probe.flatten(1) @ weight.T - bias).abs().max()
     if float(gap) > 1e-6 * max(1.0, float(weight.abs().max()), float(bias.abs().max())):
-        raise InputError(f"{type(member).__name__} is not linear in its input; the exact attack needs linear members")
+        raise InputError(
+            f"{type(member).__name__} is not linear in its input; the exact attack needs linear members"
+        )
     return weight.numpy(), bias.numpy()
 
 
@@ -133,7 +135,12 @@ def problems(rec: nn.ModuleList, x: Tensor, y: Tensor, threat: Threat) -> Iterat
         margins[:, label] = np.inf
         gradients = weights[:, [label]] - weights
         yield _Problem(
-            margins, gradients, low[j] - inputs[j], high[j] - inputs[j], radius, _TAU * (1 + np.abs(z).max(axis=1))
+            margins,
+            gradients,
+            low[j] - inputs[j],
+            high[j] - inputs[j],
+            radius,
+            _TAU * (1 + np.abs(z).max(axis=1)),
         )
 
 
@@ -193,7 +200,9 @@ def _pair(
     return pairs[key]
 
 
-def _solve(problem: _Problem, subset: tuple[int, ...], targets: tuple[int, ...]) -> tuple[Array | None, Array]:
+def _solve(
+    problem: _Problem, subset: tuple[int, ...], targets: tuple[int, ...]
+) -> tuple[Array | None, Array]:
     """A feasible δ, or (None, λ)."""
     rows = list(subset)
     margins = problem.margins[rows, list(targets)] + problem.tau[rows]
@@ -293,7 +302,9 @@ class Exact(Attack):
 
     def search(self, s: Search) -> None:
         if s.members > _MOST_MEMBERS:
-            raise InputError(f"the ensemble has {s.members} members; the exact attack takes at most {_MOST_MEMBERS}")
+            raise InputError(
+                f"the ensemble has {s.members} members; the exact attack takes at most {_MOST_MEMBERS}"
+            )
         probs = s.probs.cpu().numpy()
         rows = s.unfinished
         chosen = self._solve(s, rows, probs)

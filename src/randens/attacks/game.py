@@ -67,7 +67,9 @@ def project_simplex(v: Tensor, support: Tensor) -> Tensor:
     return (v - threshold).clamp_min(0).masked_fill(~support, 0.0)
 
 
-def solve_game(c: Tensor, a: Tensor, support: Tensor, domain: Domain, delta: Tensor, iterations: int) -> Solution:
+def solve_game(
+    c: Tensor, a: Tensor, support: Tensor, domain: Domain, delta: Tensor, iterations: int
+) -> Solution:
     """Primal-dual iterations (Chambolle and Pock) from `delta`; c [k, T], a [k, T, d], support bool [k, T].
 
     A single target has a closed form. Rows stop mattering once all their targets are below zero.

@@ -22,9 +22,7 @@ from randens.attacks.search import Search
 __all__ = ["ascend", "ascend_adaptively"]
 
 
-def ascend(
-    s: Search, loss: Loss, *, steps: int, step: float, members: Sequence[int] | None = None
-) -> None:
+def ascend(s: Search, loss: Loss, *, steps: int, step: float, members: Sequence[int] | None = None) -> None:
     """Projected gradient ascent (Eq. 20): δ ← Π(δ + step·ε·μ_p(∇ loss)); every iterate is scored.
 
     With `members`, an input rests once all of them are known to be foolable there.

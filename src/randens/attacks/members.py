@@ -25,7 +25,9 @@ _PRECISIONS = ("auto", "float32", "bfloat16")
 class GradientMembers:
     """Callable as ``members(index, inputs) -> logits`` in float32, with a gradient for the inputs."""
 
-    def __init__(self, members: Sequence[nn.Module], precision: str = "float32", *, fold: bool = True) -> None:
+    def __init__(
+        self, members: Sequence[nn.Module], precision: str = "float32", *, fold: bool = True
+    ) -> None:
         if precision not in _PRECISIONS:
             unknown("precision", precision, _PRECISIONS)
         convolutional = any(isinstance(m, nn.Conv2d) for member in members for m in member.modules())

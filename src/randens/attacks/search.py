@@ -108,6 +108,7 @@ class Search:
         self.foolable = torch.zeros(self.n, self.members, dtype=torch.bool, device=self.device)
         self._sets = torch.zeros(self.n, 2, self.members, dtype=torch.bool, device=self.device)
         self._set_count = torch.zeros(self.n, dtype=torch.int64, device=self.device)
+        self._clean: Linearisation | None = None
         self._kept: list[tuple[Tensor, Tensor, Tensor, str]] = []
         self.clean_errors = self._judge_clean()
 
@@ -116,7 +117,9 @@ class Search:
     def begin(self, restart: int, stream: int = 0) -> None:
         """Restart number `restart`: its random numbers depend on the seed, the stream and the number only."""
         self.restart = restart
-        self.generator.manual_seed((self.seed * 1_000_003 + stream * 15_485_863 + restart * 7919 + 1) % (2**63))
+        self.generator.manual_seed(
+            (self.seed * 1_000_003 + stream * 15_485_863 + restart * 7919 + 1) % (2**63)
+        )
 
     @contextlib.contextmanager
     def credited(self, source: str) -> Iterator[None]:
@@ -327,8 +330,17 @@ class Search:
         values = self.x.new_zeros(k, self.members)
         gradients = self.x.new_zeros(k, self.members, self.x[0].numel())
         errors = torch.zeros(k, self.members, dtype=torch.bool, device=self.device)
+        # Every climb starts at the clean inputs; what is known there is not computed again.
+        clean = (points == self.x[rows]).flatten(1).all(dim=1)
+        memory = self._clean_memory() if bool(clean.any()) else None
         for index in range(self.members):
             part = wanted[:, index].nonzero().flatten()
+            if memory is not None:
+                stored = part[clean[part] & memory.wanted[rows[part], index]]
+                values[stored, index] = memory.margins[rows[stored], index]
+                gradients[stored, index] = memory.gradients[rows[stored], index]
+                errors[stored, index] = memory.errors[rows[stored], index]
+                part = part[~(clean[part] & memory.wanted[rows[part], index])]
             if not len(part):
                 continue
             inputs = to_layout(points[part]).detach().requires_grad_(True)
@@ -339,8 +351,25 @@ class Search:
             values[part, index] = margin.detach().to(values.dtype)
             gradients[part, index] = self._usable(rows[part], gradient, [index]).flatten(1)
             errors[part, index] = self._fooled(z.detach().squeeze(0), self.y[rows[part]])
+            if memory is not None:
+                fresh = part[clean[part]]
+                memory.margins[rows[fresh], index] = values[fresh, index]
+                memory.gradients[rows[fresh], index] = gradients[fresh, index]
+                memory.errors[rows[fresh], index] = errors[fresh, index]
+                memory.wanted[rows[fresh], index] = True
         errors = self._learn(rows, points, errors, wanted)
         return Linearisation(values, gradients, wanted, errors)
+
+    def _clean_memory(self) -> Linearisation:
+        if self._clean is None:
+            nobody = torch.zeros(self.n, self.members, dtype=torch.bool, device=self.device)
+            self._clean = Linearisation(
+                self.x.new_zeros(self.n, self.members),
+                self.x.new_zeros(self.n, self.members, self.x[0].numel()),
+                nobody,
+                nobody.clone(),
+            )
+        return self._clean
 
     def hyperplanes(self, rows: Tensor, points: Tensor, index: int, count: int) -> tuple[Tensor, Tensor]:
         """The `count` smallest z_y − z_j of member `index` [k, G] and their gradients [k, G, ...].
@@ -351,7 +380,12 @@ class Search:
         z = self._gradient_pass(inputs, [index]).squeeze(0)
         y = self.y[rows].unsqueeze(1)
         gaps = z.gather(1, y) - z
-        near = gaps.detach().scatter(1, y, torch.inf).topk(min(count, z.shape[1] - 1), dim=1, largest=False).indices
+        near = (
+            gaps.detach()
+            .scatter(1, y, torch.inf)
+            .topk(min(count, z.shape[1] - 1), dim=1, largest=False)
+            .indices
+        )
         chosen = gaps.gather(1, near)
         gradients = []
         for g in range(near.shape[1]):

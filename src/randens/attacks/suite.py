@@ -84,7 +84,7 @@ def parts(preset: str, threat: Threat) -> tuple[Attack, ...]:
             Lattice(threat, orders=3, steps=20),
             RandomSearch(threat, queries=500),
         )
-    unknown("preset", preset, PRESETS)
+    return unknown("preset", preset, PRESETS)
 
 
 @register("suite")
