@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from randens.attacks.members import GradientMembers
 from randens.attacks.search import Cost, Search, attacking
-from randens.attacks.survey import Survey, survey
+from randens.attacks.survey import Survey, batches, survey
 from randens.ensemble import RandomizedEnsemble
 from randens.errors import InputError, unknown
 from randens.progress import Progress
@@ -91,7 +91,7 @@ class Attack:
 
     def search(self, s: Search) -> None:
         """Propose points for the batch that `s` owns."""
-        raise InputError(f"{type(self).__name__} defines no search(self, s)")
+        raise InputError(f"{type(self).__name__} defines no search; it cannot attack {s.n} inputs")
 
     def __call__(self, rec: nn.Module, x: Tensor, y: Tensor) -> Found:
         """Attack `rec` (or a single classifier: an ensemble of one) on inputs x with labels y."""
@@ -101,9 +101,7 @@ class Attack:
         parts = []
         with attacking(ensemble):
             prepared = GradientMembers(list(ensemble.members), self.precision)
-            for number, (xs, ys) in enumerate(
-                zip(x.split(self.batch_size), y.split(self.batch_size), strict=True)
-            ):
+            for number, (xs, ys) in enumerate(batches((x, y), self.batch_size)):
                 parts.append(self.attack_batch(ensemble, xs, ys, number, prepared))
         return join(parts)
 

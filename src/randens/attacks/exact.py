@@ -68,8 +68,10 @@ def affine(member: nn.Module, example: Tensor) -> tuple[Array, Array]:
     zero = torch.zeros_like(example[:1], dtype=torch.float64)
     wide = _double(member)
     with torch.enable_grad():
-        jacobian = torch.autograd.functional.jacobian(lambda v: wide(v).squeeze(0), zero)
-    weight = jacobian.reshape(jacobian.shape[0], -1)
+        point = zero.clone().requires_grad_(True)
+        z = wide(point).squeeze(0)
+        lines = [torch.autograd.grad(value, point, retain_graph=True)[0].flatten() for value in z]
+    weight = torch.stack(lines)
     with torch.no_grad():
         bias = wide(zero).squeeze(0)
         probe = example[: min(8, len(example))].double()

@@ -58,11 +58,8 @@ class GradientMembers:
 
     def __call__(self, index: int, inputs: Tensor) -> Tensor:
         member = self._members[index]
-        if self.exact:
-            z = member(inputs)
-        else:
-            with torch.autocast(self.device, torch.bfloat16):
-                z = member(inputs)
+        with torch.autocast(self.device, torch.bfloat16, enabled=not self.exact):
+            z: Tensor = member(inputs)
         return z.float() if z.dtype in (torch.bfloat16, torch.float16) else z
 
 

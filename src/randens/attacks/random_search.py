@@ -65,7 +65,7 @@ def _part(s: Search, share: float) -> Tensor:
     left = (place[:, 1] * max(1, width - side + 1)).long().reshape(-1, 1, 1, 1)
     line = torch.arange(height, device=s.device).reshape(1, 1, -1, 1)
     column = torch.arange(width, device=s.device).reshape(1, 1, 1, -1)
-    inside = (line >= top) & (line < top + side) & (column >= left) & (column < left + side)
+    inside: Tensor = (line >= top) & (line < top + side) & (column >= left) & (column < left + side)
     return inside.expand(-1, s.x.shape[1], -1, -1)
 
 

@@ -217,7 +217,7 @@ class Search:
 
     def _forward(self, index: int, points: Tensor) -> Tensor:
         with torch.no_grad():
-            z = self.rec.members[index](to_layout(points))
+            z: Tensor = self.rec.members[index](to_layout(points))
         self.cost.forwards += len(points) * self._passes[index]
         self._check_logits(index, z, len(points))
         return z

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,7 +73,10 @@ def batches(data: Any, size: int) -> Iterator[tuple[Tensor, Tensor]]:
     iterable of (x, y) batches.
     """
     if isinstance(data, (tuple, list)) and len(data) == 2 and isinstance(data[0], Tensor):
-        yield from zip(data[0].split(size), data[1].split(size), strict=True)
+        x, y = data
+        if len(x) != len(y):
+            raise InputError(f"y has {len(y)} labels; there are {len(x)} inputs")
+        yield from zip(torch.split(x, size), torch.split(y, size), strict=True)
         return
     source: Iterable[Any] = data.batches(size) if hasattr(data, "batches") else data
     waiting: list[tuple[Tensor, Tensor]] = []
@@ -301,4 +304,4 @@ def _length(data: Any) -> int | None:
     if hasattr(data, "batches") and hasattr(data, "__len__"):
         return len(data)
     dataset = getattr(data, "dataset", None)
-    return len(dataset) if hasattr(dataset, "__len__") else None
+    return len(dataset) if isinstance(dataset, Sized) else None
