@@ -70,12 +70,16 @@ def check_probs(probs: ArrayLike | Tensor | None, members: int) -> Tensor:
     except (TypeError, ValueError):
         raise InputError(f"probs is {probs!r}; it must be a list of {members} numbers") from None
     if values.shape != (members,):
-        raise InputError(f"probs has shape {values.shape}; there are {members} members, so give {members} numbers")
+        raise InputError(
+            f"probs has shape {values.shape}; there are {members} members, so give {members} numbers"
+        )
     if not np.isfinite(values).all() or (values < 0).any():
         raise InputError(f"probs is {values.tolist()}; every probability must be a finite number ≥ 0")
     if abs(values.sum() - 1.0) > 1e-6:
         raise InputError(f"probs is {values.tolist()} with sum {values.sum():.9g}; the sum must be 1")
-    return torch.from_numpy(values / values.sum())
+    # Sums off by rounding alone are left as they are, so that probabilities survive any number of round trips.
+    exact = abs(values.sum() - 1.0) <= 1e-12
+    return torch.from_numpy(values.copy() if exact else values / values.sum())
 
 
 class _Ensemble(nn.Module):
@@ -88,7 +92,7 @@ class _Ensemble(nn.Module):
                 raise InputError(f"members holds {type(member).__name__}; each must be a torch.nn.Module")
         if not members:
             raise InputError("members is empty; give at least one classifier")
-        counts = {m.architecture["classes"] for m in members if _declares_classes(m)}
+        counts = {declared for m in members if (declared := _declared_classes(m)) is not None}
         if len(counts) > 1:
             raise InputError(f"members have different class counts {sorted(counts)}; they must agree")
         self.members = nn.ModuleList(members)
@@ -118,7 +122,7 @@ class _Ensemble(nn.Module):
         """Every member's predicted class [n, M], in eval mode, without gradients, in chunks."""
         parts = []
         with evaluating(self), torch.no_grad():
-            for chunk in x.split(_CHUNK):
+            for chunk in torch.split(x, _CHUNK):
                 z = self.logits(chunk)
                 if not bool(torch.isfinite(z).all()):
                     bad = (~torch.isfinite(z)).flatten(1).any(dim=1).nonzero().flatten().tolist()
@@ -160,10 +164,15 @@ class RandomizedEnsemble(_Ensemble):
     def __deepcopy__(self, memo: dict[int, Any]) -> RandomizedEnsemble:
         # torch generators cannot be deep-copied; the copy continues with the same state.
         twin = RandomizedEnsemble(
-            [copy.deepcopy(m, memo) for m in self.members], self.probs, classes=self.classes, threat=self.threat
+            [copy.deepcopy(m, memo) for m in self.members],
+            self.probs,
+            classes=self.classes,
+            threat=self.threat,
         )
         twin.generator.set_state(self.generator.get_state())
-        return twin.train(self.training)
+        # Not twin.train(): that would change the modes of the members, which they bring along.
+        twin.training = self.training
+        return twin
 
     def seed(self, seed: int | None = None) -> None:
         """Restart the draws; ``None`` takes fresh entropy from the operating system."""
@@ -305,7 +314,7 @@ def load(
         _fill(module, folder / entry["file"], entry["sha256"])
         modules.append(module.eval())
     threat = Threat.from_dict(manifest["threat"]) if manifest["threat"] is not None else None
-    return RandomizedEnsemble(modules, manifest["probs"], classes=manifest["classes"], threat=threat)
+    return RandomizedEnsemble(modules, manifest["probs"], classes=manifest["classes"], threat=threat).eval()
 
 
 def to_layout(x: Tensor) -> Tensor:
@@ -313,9 +322,9 @@ def to_layout(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
 
 
-def _declares_classes(module: nn.Module) -> bool:
+def _declared_classes(module: nn.Module) -> int | None:
     architecture = getattr(module, "architecture", None)
-    return isinstance(architecture, dict) and "classes" in architecture
+    return architecture.get("classes") if isinstance(architecture, dict) else None
 
 
 def _check_labels(x: Tensor, y: Tensor) -> None:

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from randens.errors import FileError
+from randens.errors import FileError, InputError
 
 __all__ = ["new_folder", "read_json", "sha256", "write_atomic", "write_json"]
 
@@ -43,7 +43,10 @@ def write_atomic(path: str | os.PathLike[str], content: bytes) -> None:
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
     """Write `value` as indented, key-sorted JSON, atomically. NaN is refused: it is not JSON."""
-    text = json.dumps(value, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False)
+    try:
+        text = json.dumps(value, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"cannot write {path}: its content is not JSON ({error})") from error
     write_atomic(path, (text + "\n").encode())
 
 

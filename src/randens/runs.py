@@ -1,9 +1,9 @@
 """A run folder: everything needed to recompute, continue or explain what was done.
 
-    manifest.json    what was asked for: recipe, seed, versions, git commit, command
-    metrics.jsonl    one JSON object per line, appended while the run goes on
-    ensemble/        the members (safetensors) and probabilities
-    evaluation.json  the numbers; other *.json files beside it as capabilities need them
+manifest.json    what was asked for: recipe, seed, versions, git commit, command
+metrics.jsonl    one JSON object per line, appended while the run goes on
+ensemble/        the members (safetensors) and probabilities
+evaluation.json  the numbers; other *.json files beside it as capabilities need them
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from randens._version import __version__
-from randens.errors import FileError
+from randens.errors import FileError, InputError
 from randens.files import new_folder, read_json, write_json
 
 __all__ = ["Run", "versions"]
@@ -80,27 +80,32 @@ class Run:
 
     def log(self, **values: Any) -> None:
         """Append one line to metrics.jsonl; it reaches the disk before this returns."""
-        line = json.dumps(values, allow_nan=False, ensure_ascii=False) + "\n"
+        path = self.path / "metrics.jsonl"
         try:
-            with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
-                file.write(line)
+            line = json.dumps(values, allow_nan=False, ensure_ascii=False) + "\n"
+        except (TypeError, ValueError) as error:
+            raise InputError(f"cannot append to {path}: {values!r} is not JSON ({error})") from error
+        try:
+            with path.open("a+b") as file:
+                _cut_partial_line(file)
+                file.write(line.encode())
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            raise FileError(f"cannot append to {self.path / 'metrics.jsonl'}: {error.strerror or error}") from error
+            raise FileError(f"cannot append to {path}: {error.strerror or error}") from error
 
     def metrics(self) -> Iterator[dict[str, Any]]:
         """The lines of metrics.jsonl; a last line cut off by a crash is left out."""
         path = self.path / "metrics.jsonl"
         if not path.exists():
             return
-        lines = path.read_text(encoding="utf-8").splitlines()
+        *lines, partial = path.read_bytes().split(b"\n")
+        del partial
         for number, line in enumerate(lines, start=1):
             try:
                 yield json.loads(line)
             except ValueError as error:
-                if number < len(lines):
-                    raise FileError(f"{path} line {number} is not valid JSON; it was altered") from error
+                raise FileError(f"{path} line {number} is not valid JSON; it was altered") from error
 
     def write(self, name: str, value: Any) -> Path:
         """Write `name`.json into the folder, atomically."""
@@ -122,6 +127,21 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
+
+
+def _cut_partial_line(file: BinaryIO) -> None:
+    """Drop what a crash left of a line, so that the next one does not continue it."""
+    end = file.seek(0, os.SEEK_END)
+    kept = end
+    while kept > 0:
+        start = max(0, kept - 4096)
+        file.seek(start)
+        last = file.read(kept - start).rfind(b"\n")
+        kept = start + last + 1 if last >= 0 else start
+        if last >= 0:
+            break
+    if kept < end:
+        file.truncate(kept)
 
 
 def _git_commit() -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -32,7 +33,7 @@ class Threat:
     def __post_init__(self) -> None:
         if self.norm not in _NORMS:
             unknown("norm", self.norm, _NORMS)
-        if isinstance(self.eps, bool) or not isinstance(self.eps, (int, float)):
+        if isinstance(self.eps, bool) or not isinstance(self.eps, numbers.Real):
             raise InputError(f"eps is {self.eps!r}; it must be a number > 0, e.g. 8/255")
         if not (math.isfinite(self.eps) and self.eps > 0):
             raise InputError(f"eps is {self.eps!r}; it must be finite and > 0, e.g. 8/255")
@@ -101,9 +102,10 @@ class Threat:
 
     def interval(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Smallest and largest value each coordinate may take (for l2, in the enclosing cube)."""
-        low, high = x - self.eps, x + self.eps
-        # x ± ε rounds to the nearest float, which may lie outside the ball; step back inside.
+        # In float64, as ε itself is no float32; x ± ε then rounds to the nearest float, which may lie outside
+        # the ball: step back inside.
         exact = x.double()
+        low, high = (exact - self.eps).to(x.dtype), (exact + self.eps).to(x.dtype)
         inward = torch.full_like(x, math.inf)
         low = torch.where(exact - low.double() > self.eps, torch.nextafter(low, inward), low)
         high = torch.where(high.double() - exact > self.eps, torch.nextafter(high, -inward), high)
@@ -113,20 +115,26 @@ class Threat:
 
     def _project_l2(self, x_adv: Tensor, x: Tensor) -> Tensor:
         shape = (-1,) + (1,) * (x.dim() - 1)
-        point = x_adv
-        limit = self.eps
-        for _ in range(8):
-            if self.bounds is not None:
-                point = point.clamp(*self.bounds)
-            # The norm of what is really stored, in float64: x + δ is rounded after scaling.
+        point = self._boxed(x_adv)
+        if not x.numel():
+            return point
+        # x + δ is rounded when it is stored, by at most this much in total: aim a little inside where needed.
+        flat = x.detach().flatten(1)
+        half_ulp = (flat.abs().amax(dim=1).double() + self.eps) * torch.finfo(x.dtype).eps / 2
+        rounding = half_ulp * math.sqrt(flat.shape[1])
+        for inward in (0.0, 0.1, 0.5, 2.0):
+            # The norm of what is really stored, in float64.
             norm = torch.linalg.vector_norm((point.double() - x.double()).flatten(1), dim=1)
             outside = norm > self.eps
             if not bool(outside.any()):
                 return point
+            limit = (self.eps - inward * rounding).clamp_min(0)
             scale = torch.where(outside, limit / norm, torch.ones_like(norm)).to(x.dtype).reshape(shape)
-            point = torch.where(outside.reshape(shape), x + (point - x) * scale, point)
-            limit -= self.eps * 1e-6
-        return torch.where(outside.reshape(shape), x, point)
+            point = torch.where(outside.reshape(shape), self._boxed(x + (point - x) * scale), point)
+        return torch.where(self.contains(point, x).reshape(shape), point, x)
+
+    def _boxed(self, x: Tensor) -> Tensor:
+        return x if self.bounds is None else x.clamp(*self.bounds)
 
     def random(self, x: Tensor, generator: torch.Generator) -> Tensor:
         """A random legal point for each input, uniform in the ball before the box is applied."""
@@ -151,7 +159,8 @@ class Threat:
 
     def dual_norm(self, gradient: Tensor) -> Tensor:
         """‖g‖_q per input: how much a linear function with gradient g changes per unit of ε."""
-        return torch.linalg.vector_norm(gradient.flatten(1), self.q, dim=1)
+        norms: Tensor = torch.linalg.vector_norm(gradient.flatten(1), self.q, dim=1)
+        return norms
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form, read back by `from_dict`."""

@@ -7,8 +7,9 @@ If u is known for an input, every subset of u is implied, so a pool keeps the ma
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -86,6 +87,9 @@ class WitnessPool:
         """Pools of consecutive parts of a data set, as one pool of the whole."""
         if not pools:
             raise InputError("pools is empty; give at least one")
+        counts = {p.members for p in pools}
+        if len(counts) > 1:
+            raise InputError(f"pools have different member counts {sorted(counts)}; they must agree")
         offsets = np.concatenate([[0], np.cumsum([p.n for p in pools])])
         return _stack(pools, int(offsets[-1]), pools[0].members, [int(o) for o in offsets[:-1]])
 
@@ -145,6 +149,7 @@ class WitnessPool:
             tensors["x_adv"] = np.ascontiguousarray(self.x_adv)
         metadata = {"format": _FORMAT, "n": str(self.n), "members": str(self.members)}
         metadata.update({f"source.{i}": name for i, name in enumerate(names)})
+        metadata["checksum"] = _checksum(metadata, tensors)
         write_atomic(path, safetensors.numpy.save(tensors, metadata))
 
     @staticmethod
@@ -159,7 +164,11 @@ class WitnessPool:
             raise FileError(f"cannot read witnesses from {source}: {error}") from error
         if metadata.get("format") != _FORMAT:
             raise FileError(f"{source} is not a witness file of format {_FORMAT}")
-        names = [metadata[f"source.{i}"] for i in range(len([k for k in metadata if k.startswith("source.")]))]
+        if metadata.pop("checksum", None) != _checksum(metadata, tensors):
+            raise FileError(f"{source} does not match its checksum; it was altered or damaged")
+        names = [
+            metadata[f"source.{i}"] for i in range(len([k for k in metadata if k.startswith("source.")]))
+        ]
         return WitnessPool(
             int(metadata["n"]),
             int(metadata["members"]),
@@ -168,6 +177,14 @@ class WitnessPool:
             x_adv=tensors.get("x_adv"),
             sources=[names[i] for i in tensors["source"]],
         )
+
+
+def _checksum(metadata: Mapping[str, str], tensors: Mapping[str, NDArray[np.generic]]) -> str:
+    digest = hashlib.sha256(repr(sorted(metadata.items())).encode())
+    for key in sorted(tensors):
+        digest.update(f"{key} {tensors[key].shape} {tensors[key].dtype}\n".encode())
+        digest.update(np.ascontiguousarray(tensors[key]).tobytes())
+    return digest.hexdigest()
 
 
 def _stack(pools: Sequence[WitnessPool], n: int, members: int, offsets: Sequence[int]) -> WitnessPool:
@@ -191,7 +208,7 @@ def _maximal(points: NDArray[np.int64], fooled: NDArray[np.bool_]) -> NDArray[np
     # Larger sets first within an input, so that a set can only be contained in an earlier one.
     order = np.lexsort((np.arange(len(points)), -fooled.sum(axis=1), points))
     sorted_points, bits = points[order], packed[order]
-    keep = bits.any(axis=1)  # the empty set says nothing
+    keep = np.asarray(bits.any(axis=1))  # the empty set says nothing
     start = np.flatnonzero(np.r_[True, sorted_points[1:] != sorted_points[:-1]])
     largest = int(np.diff(np.r_[start, len(order)]).max())
     for shift in range(1, largest):

@@ -1,0 +1,143 @@
+"""The perturbation set: nothing leaves the ball or the box, to the last float."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from randens import Threat
+from randens.errors import InputError
+
+NORMS = ("linf", "l2")
+norms = st.sampled_from(NORMS)
+radii = st.floats(1e-3, 3.0)
+seeds = st.integers(0, 10_000)
+
+
+def batch(seed: int, shape: tuple[int, ...] = (6, 2, 3, 3)) -> tuple[Tensor, torch.Generator]:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.rand(shape, generator=generator)
+    # Corners of the box are where clipping and rounding meet.
+    return torch.where(torch.rand(shape, generator=generator) < 0.2, x.round(), x), generator
+
+
+@given(norms, radii, seeds, st.booleans())
+def test_projections_are_legal_and_stay_where_they_are(norm: str, eps: float, seed: int, boxed: bool) -> None:
+    threat = Threat(norm, eps, (0.0, 1.0) if boxed else None)
+    x, generator = batch(seed)
+    far = x + 5 * torch.randn(x.shape, generator=generator)
+    point = threat.project(far, x)
+    assert bool(threat.contains(point, x).all())
+    torch.testing.assert_close(threat.project(point, x), point, rtol=0, atol=0)
+
+
+@given(norms, radii, seeds)
+def test_legal_points_are_left_alone(norm: str, eps: float, seed: int) -> None:
+    threat = Threat(norm, eps)
+    x, generator = batch(seed)
+    inside = threat.random(x, generator)
+    assert bool(threat.contains(inside, x).all())
+    assert torch.equal(threat.project(inside, x), inside)
+    assert torch.equal(threat.project(x, x), x)
+
+
+@given(radii, seeds)
+def test_linf_projection_is_the_nearest_legal_point(eps: float, seed: int) -> None:
+    x, generator = batch(seed)
+    far = x + torch.randn(x.shape, generator=generator)
+    expected = torch.minimum(torch.maximum(far, (x - eps).clamp(0, 1)), (x + eps).clamp(0, 1))
+    torch.testing.assert_close(Threat("linf", eps).project(far, x), expected, atol=1e-6, rtol=0)
+
+
+@given(radii, seeds)
+def test_l2_projection_without_a_box_scales_back_onto_the_sphere(eps: float, seed: int) -> None:
+    x, generator = batch(seed)
+    far = x + 10 * torch.randn(x.shape, generator=generator)
+    point = Threat("l2", eps, None).project(far, x)
+    lengths = (point - x).flatten(1).norm(dim=1)
+    torch.testing.assert_close(lengths, torch.full_like(lengths, eps), rtol=1e-5, atol=1e-6)
+    direction = torch.nn.functional.cosine_similarity((point - x).flatten(1), (far - x).flatten(1))
+    torch.testing.assert_close(direction, torch.ones_like(direction), rtol=1e-4, atol=0)
+
+
+@given(norms, seeds)
+def test_the_steepest_direction_has_unit_norm_and_gains_the_dual_norm(norm: str, seed: int) -> None:
+    threat = Threat(norm, 1.0, None)
+    gradient = torch.randn(5, 7, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    direction = threat.steepest(gradient)
+    lengths = torch.linalg.vector_norm(direction, threat.p, dim=1)
+    torch.testing.assert_close(lengths, torch.ones(5, dtype=torch.float64))
+    torch.testing.assert_close((gradient * direction).sum(1), threat.dual_norm(gradient))
+    # Hölder: no other direction of unit norm gains more.
+    other = torch.randn(5, 7, dtype=torch.float64)
+    other = other / torch.linalg.vector_norm(other, threat.p, dim=1, keepdim=True)
+    assert bool(((gradient * other).sum(1) <= threat.dual_norm(gradient) + 1e-12).all())
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_a_zero_gradient_has_no_direction(norm: str) -> None:
+    assert torch.equal(Threat(norm, 1.0).steepest(torch.zeros(2, 3)), torch.zeros(2, 3))
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_random_points_fill_the_ball(norm: str) -> None:
+    threat = Threat(norm, 0.5, None)
+    x = torch.zeros(4000, 2)
+    delta = threat.random(x, torch.Generator().manual_seed(0)).double()
+    radius = torch.linalg.vector_norm(delta, threat.p, dim=1) / 0.5
+    # Uniform in two dimensions: the share within radius r is r².
+    for r in (0.25, 0.5, 0.75):
+        assert float((radius <= r).double().mean()) == pytest.approx(r * r, abs=0.03)
+    assert float(delta.mean().abs()) < 0.02
+
+
+def test_contains_judges_without_tolerance() -> None:
+    threat = Threat("linf", 0.25)
+    x = torch.tensor([[0.5], [0.5], [0.9]])
+    outside = np.nextafter(np.float32(0.75), np.float32(1.0)).item()
+    assert threat.contains(torch.tensor([[0.75], [outside], [1.1]]), x).tolist() == [True, False, False]
+
+
+def test_json_round_trip_and_scaling() -> None:
+    for threat in (Threat("linf", 8 / 255), Threat("l2", 0.5, None), Threat("l2", 1, (-1, 2))):
+        assert Threat.from_dict(threat.to_dict()) == threat
+    assert Threat("l2", 0.5).scaled(3) == Threat("l2", 1.5)
+    assert (Threat("linf", 1).p, Threat("linf", 1).q) == (math.inf, 1.0)
+    assert Threat("l2", np.float32(0.5)).eps == 0.5  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("eps", [0, -1, float("nan"), float("inf"), "8", None, True])
+def test_bad_radii_are_named(eps: object) -> None:
+    with pytest.raises(InputError, match="eps is"):
+        Threat("linf", eps)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("bounds", [(1, 0), (0, 0), (0,), "ab", (0, float("nan"))])
+def test_bad_boxes_are_named(bounds: object) -> None:
+    with pytest.raises(InputError, match="bounds is"):
+        Threat("linf", 1, bounds)  # type: ignore[arg-type]
+
+
+def test_unknown_norms_name_the_closest() -> None:
+    with pytest.raises(InputError, match="unknown norm 'l3'; valid: l2, linf"):
+        Threat("l3", 1)
+
+
+@pytest.mark.parametrize(
+    ("x", "named"),
+    [
+        (torch.zeros(2, 3, dtype=torch.uint8), "uint8"),
+        (torch.full((2, 3), float("nan")), "NaN"),
+        (torch.full((2, 3), 1.5), r"\[1.5, 1.5\]"),
+        (torch.full((2, 3), -0.5), r"\[-0.5, -0.5\]"),
+    ],
+)
+def test_bad_inputs_are_named(x: Tensor, named: str) -> None:
+    with pytest.raises(InputError, match=named):
+        Threat("linf", 0.1).check(x)
