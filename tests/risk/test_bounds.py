@@ -1,0 +1,204 @@
+"""Theorem 3: bounds from member risks alone, the construction that meets them, and advice drawn from them."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.risk.risk_cases import profiles, risk_lists, simplex_points
+
+from randens.errors import InputError
+from randens.risk import (
+    RiskProfile,
+    auxiliary_risk,
+    bounds,
+    candidate_sampling,
+    exact_sampling,
+    explain,
+    necessary_size,
+    rule_of_thumb,
+    tight_profile,
+)
+
+
+@settings(deadline=None)
+@given(profiles(), st.data())
+def test_every_risk_lies_between_floor_and_ceiling(profile: RiskProfile, data: st.DataObject) -> None:
+    alpha = data.draw(simplex_points(profile.members))
+    limits = bounds(profile.member_risks)
+    auxiliary = auxiliary_risk(profile.member_risks, alpha)
+    assert limits.floor - 1e-12 <= auxiliary <= profile.risk(alpha) + 1e-12
+    assert profile.risk(alpha) <= limits.ceiling + 1e-12
+
+
+@settings(deadline=None)
+@given(risk_lists(), st.data())
+def test_the_tight_construction_meets_floor_ceiling_and_auxiliary(
+    risks: list[float], data: st.DataObject
+) -> None:
+    profile = tight_profile(risks)
+    limits = bounds(risks)
+    alpha = data.draw(simplex_points(len(risks)))
+    assert profile.member_risks == pytest.approx(np.array(risks), abs=1e-12)
+    assert profile.risk(alpha) == pytest.approx(auxiliary_risk(risks, alpha), abs=1e-12)
+    assert profile.risk(limits.probs) == pytest.approx(limits.floor, abs=1e-12)
+    assert exact_sampling(profile).risk == pytest.approx(limits.floor, abs=1e-10)
+    worst = np.eye(len(risks))[int(np.argmax(risks))]
+    assert profile.risk(worst) == pytest.approx(limits.ceiling, abs=1e-12)
+
+
+@settings(deadline=None)
+@given(risk_lists())
+def test_the_floor_is_the_smallest_sorted_risk_over_its_rank(risks: list[float]) -> None:
+    limits = bounds(risks)
+    ratios = [risk / k for k, risk in enumerate(sorted(risks), start=1)]
+    assert limits.floor == min(ratios)
+    assert limits.m == ratios.index(min(ratios)) + 1
+    assert limits.ceiling == max(risks)
+    drawn = [risks[i] for i in np.flatnonzero(limits.probs)]
+    assert sorted(drawn) == sorted(risks)[: limits.m]
+    assert limits.probs[limits.probs > 0] == pytest.approx(1 / limits.m)
+
+
+def test_probabilities_follow_the_callers_order() -> None:
+    limits = bounds([0.9, 0.3, 0.4])
+    assert limits.m == 2
+    assert limits.probs.tolist() == [0.0, 0.5, 0.5]
+    assert limits.floor == pytest.approx(0.2)
+    assert limits.to_json()["probs"] == [0.0, 0.5, 0.5]
+
+
+def test_a_member_that_is_never_fooled_is_all_one_needs() -> None:
+    limits = bounds([0.5, 0.0])
+    assert (limits.floor, limits.m, limits.probs.tolist()) == (0.0, 1, [0.0, 1.0])
+
+
+def test_rule_of_thumb() -> None:
+    one = rule_of_thumb([0.3])
+    assert (one.low, one.high, one.necessary) == (0.3, 0.6, True)
+    three = rule_of_thumb([0.6, 0.3, 0.4])
+    assert three.low == 0.6
+    assert three.high == pytest.approx(0.8)
+    assert not three.necessary
+    assert rule_of_thumb([0.9]).high == 1.0
+
+
+@settings(deadline=None)
+@given(st.floats(0.01, 0.49))
+def test_a_second_member_above_the_rule_never_helps(eta: float) -> None:
+    high = rule_of_thumb([eta]).high
+    worse = min(1.0, high * 1.01)
+    assert bounds([eta, worse]).floor == eta
+    assert exact_sampling(tight_profile([eta, worse])).risk == pytest.approx(eta, abs=1e-10)
+    assert bounds([eta, high * 0.99]).floor < eta
+
+
+@settings(deadline=None)
+@given(st.integers(1, 40))
+def test_necessary_size_is_the_reciprocal_rounded_up(k: int) -> None:
+    assert necessary_size(1 / k) == k
+    assert necessary_size(min(1.0, 1 / k * 1.001)) == k
+    assert necessary_size(1 / k * 0.999) == k + 1
+
+
+def test_broken_members_help_only_from_the_necessary_size_on() -> None:
+    eta = 0.3
+    size = necessary_size(eta)
+    for members in range(1, 7):
+        risks = [eta] + [1.0] * (members - 1)
+        floor = bounds(risks).floor
+        assert floor == pytest.approx(min(eta, 1 / members))
+        assert (floor < eta - 1e-12) == (members >= size and members > 1)
+
+
+@pytest.mark.parametrize(
+    ("risks", "message"),
+    [
+        ([], "non-empty"),
+        ([0.5, 1.2], r"member_risks\[1\] is 1.2; a risk must lie in \[0, 1\]"),
+        ([-0.1], r"member_risks\[0\] is -0.1"),
+        ([0.2, float("nan")], r"member_risks\[1\] is nan"),
+        ([float("inf")], r"member_risks\[0\] is inf"),
+        ([[0.1, 0.2]], "non-empty list of numbers"),
+        ("abc", "must be a list of numbers"),
+        (None, "non-empty list of numbers"),
+    ],
+)
+def test_bad_risks_are_named_everywhere(risks: Any, message: str) -> None:
+    for call in (bounds, rule_of_thumb, tight_profile, explain, lambda r: auxiliary_risk(r, [1.0])):
+        with pytest.raises(InputError, match=message):
+            call(risks)
+
+
+def test_bad_sizes_and_probabilities_are_named() -> None:
+    with pytest.raises(InputError, match="eta1 is 0"):
+        necessary_size(0.0)
+    with pytest.raises(InputError, match=r"eta1\[0\] is 1.5"):
+        necessary_size(1.5)
+    with pytest.raises(InputError, match="probs has 1 values; expected one for each of the 2"):
+        auxiliary_risk([0.1, 0.2], [1.0])
+
+
+def test_explanation_says_what_the_numbers_say() -> None:
+    said = explain([0.45, 0.99, 0.5, 0.47])
+    assert said.bounds.m == 3
+    assert said.best_member == 0
+    assert said.possible_gain == pytest.approx(0.45 - 0.5 / 3)
+    # The weak member 1 is left out, so it must not loosen the advice for a further one.
+    assert said.next_member.high == pytest.approx(0.5 * 4 / 3)
+    text = " ".join(said.sentences)
+    assert "16.67%" in text
+    assert "99.00%" in text
+    assert "Too weak to lower the floor: member 1." in text
+    assert "only two classes" in text
+    assert said.to_json()["sentences"] == list(said.sentences)
+    assert said.to_json()["floor"] == said.bounds.floor
+
+
+def test_explanation_of_broken_members_names_the_size_it_takes() -> None:
+    small = explain([1.0, 0.3, 1.0])
+    assert small.needed_size == 4
+    assert any("at least 4 members" in s and "too small" in s for s in small.sentences)
+    assert any("Drawing cannot help: member 1" in s for s in small.sentences)
+    large = explain([1.0, 0.3, 1.0, 1.0])
+    assert any("large enough" in s for s in large.sentences)
+    assert explain([0.3, 0.9]).needed_size is None
+
+
+def test_explanation_depends_on_the_number_of_classes() -> None:
+    assert any(s.startswith("With two classes,") for s in explain([0.3, 0.3], classes=2).sentences)
+    assert not any("threshold vote" in s for s in explain([0.3, 0.3], classes=10).sentences)
+    assert not any("threshold vote" in s for s in explain([0.3]).sentences)
+    with pytest.raises(InputError, match="classes must be a whole number of at least 2, got 1"):
+        explain([0.3], classes=1)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 4), st.integers(1, 6), st.integers(0, 10_000))
+def test_in_two_class_problems_some_threshold_vote_is_at_least_as_robust(
+    members: int, n: int, seed: int
+) -> None:
+    """The remark in the advice, checked on planted problems: every input has a few reachable points.
+
+    At a reachable point the members' votes are a set of fooled members; a vote with threshold t errs where the
+    probability of the fooled ones is at least t. Averaged over t the votes' risks are the randomized risk.
+    """
+    rng = np.random.default_rng(seed)
+    sets = [rng.random((int(rng.integers(1, 5)), members)) < 0.5 for _ in range(n)]
+    labels = rng.integers(0, 2, n)
+    profile = RiskProfile.from_configurations(sets)
+    alpha = candidate_sampling(profile).probs
+    sums = sorted({0.0, *(sum(c) for k in range(members + 1) for c in itertools.combinations(alpha, k))})
+    votes = []
+    for threshold in [(a + b) / 2 for a, b in itertools.pairwise([*sums, 1.0 + 1e-9])]:
+        # Class 1 is predicted iff at least `threshold` of the probability votes for it.
+        wrong = [
+            any((1 - u @ alpha < threshold) if y == 1 else (u @ alpha >= threshold) for u in c)
+            for c, y in zip(sets, labels, strict=True)
+        ]
+        votes.append(np.mean(wrong))
+    assert min(votes) <= profile.risk(alpha) + 1e-9

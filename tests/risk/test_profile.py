@@ -1,0 +1,336 @@
+"""Risk profiles: Proposition 1 as data."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.risk.risk_cases import (
+    by_definition,
+    profiles,
+    random_profile,
+    raw_configurations,
+    simplex_points,
+    weights,
+)
+
+from randens.errors import InputError
+from randens.risk import RiskProfile
+
+
+@given(st.data(), st.integers(1, 5))
+def test_risk_equals_its_definition_whatever_is_removed_or_grouped(data: st.DataObject, members: int) -> None:
+    sets = data.draw(raw_configurations(members))
+    p = data.draw(weights(len(sets)))
+    alpha = data.draw(simplex_points(members))
+    profile = RiskProfile.from_configurations(sets, p, members=members)
+    assert profile.risk(alpha) == pytest.approx(by_definition(sets, p, alpha), abs=1e-12)
+    exact = [Fraction(1, members)] * members
+    uniform = np.full(members, 1 / members)
+    assert float(profile.exact_risk(exact)) == pytest.approx(by_definition(sets, p, uniform), abs=1e-12)
+
+
+@given(profiles())
+def test_configurations_are_distinct_antichains_with_positive_weights(profile: RiskProfile) -> None:
+    seen = set()
+    for configuration, weight in zip(profile.configurations, profile.weights, strict=True):
+        rows = [frozenset(np.flatnonzero(row).tolist()) for row in configuration]
+        assert weight > 0
+        assert len(set(rows)) == len(rows) >= 1
+        assert not any(a < b for a, b in itertools.permutations(rows, 2))
+        seen.add(frozenset(rows))
+    assert len(seen) == len(profile.weights)
+    assert profile.weights.sum() == pytest.approx(1)
+
+
+def test_at_most_5_19_and_167_groups_remain() -> None:
+    for members, expected in [(2, 5), (3, 19), (4, 167)]:
+        vectors = list(itertools.product((0, 1), repeat=members))
+        rng = np.random.default_rng(0)
+        if members < 4:
+            families = [
+                [v for v, keep in zip(vectors, choice, strict=True) if keep]
+                for choice in itertools.product((0, 1), repeat=len(vectors))
+            ]
+        else:
+            families = [
+                [v for v, keep in zip(vectors, rng.random(len(vectors)) < rate, strict=True) if keep]
+                for rate in (0.05, 0.1, 0.2, 0.3)
+                for _ in range(5000)
+            ]
+        profile = RiskProfile.from_configurations(families, members=members)
+        assert len(profile.weights) <= expected
+        if members < 4:
+            assert len(profile.weights) == expected
+
+
+@given(profiles(), st.data())
+def test_the_subgradient_touches_at_its_point_and_stays_below_elsewhere(
+    profile: RiskProfile, data: st.DataObject
+) -> None:
+    alpha = data.draw(simplex_points(profile.members))
+    beta = data.draw(simplex_points(profile.members))
+    gradient = profile.subgradient(alpha)
+    assert gradient @ alpha == pytest.approx(profile.risk(alpha), abs=1e-12)
+    assert profile.risk(beta) >= gradient @ beta - 1e-12
+
+
+@given(profiles(), st.data(), st.floats(0, 1))
+def test_the_risk_is_convex_along_segments(profile: RiskProfile, data: st.DataObject, t: float) -> None:
+    alpha = data.draw(simplex_points(profile.members))
+    beta = data.draw(simplex_points(profile.members))
+    middle = profile.risk(t * alpha + (1 - t) * beta)
+    assert middle <= t * profile.risk(alpha) + (1 - t) * profile.risk(beta) + 1e-12
+
+
+@given(profiles(), st.data())
+def test_the_risk_is_the_mean_of_the_members_minus_the_gain(
+    profile: RiskProfile, data: st.DataObject
+) -> None:
+    alpha = data.draw(simplex_points(profile.members))
+    # The gain, point by point: what can be fooled member by member, minus what can be fooled at once.
+    expected = 0.0
+    for configuration, p in zip(profile.configurations, profile.weights, strict=True):
+        expected += p * (alpha @ configuration.any(axis=0) - (configuration @ alpha).max())
+    assert profile.gain(alpha) == pytest.approx(expected, abs=1e-12)
+    assert profile.risk(alpha) == pytest.approx(alpha @ profile.member_risks - profile.gain(alpha), abs=1e-12)
+
+
+@given(profiles())
+def test_member_risks_are_the_risks_at_the_corners(profile: RiskProfile) -> None:
+    for i, risk in enumerate(profile.member_risks):
+        assert profile.risk(np.eye(profile.members)[i]) == pytest.approx(risk, abs=1e-12)
+
+
+@given(profiles(), st.data())
+def test_identical_members_have_exactly_the_risk_of_one(profile: RiskProfile, data: st.DataObject) -> None:
+    member = data.draw(st.integers(0, profile.members - 1))
+    copies = profile.restrict([member] * 3)
+    alpha = data.draw(simplex_points(3))
+    assert copies.risk(alpha) == pytest.approx(profile.member_risks[member], abs=1e-12)
+    assert copies.gain(alpha) == pytest.approx(0, abs=1e-12)
+
+
+@given(profiles(2, 5), st.data())
+def test_restricting_to_members_gives_the_risk_without_the_others(
+    profile: RiskProfile, data: st.DataObject
+) -> None:
+    order = data.draw(st.permutations(range(profile.members)))
+    chosen = order[: data.draw(st.integers(1, profile.members))]
+    alpha = data.draw(simplex_points(len(chosen)))
+    spread = np.zeros(profile.members)
+    spread[list(chosen)] = alpha
+    assert profile.restrict(chosen).risk(alpha) == pytest.approx(profile.risk(spread), abs=1e-12)
+
+
+@given(profiles(2, 4))
+def test_pairs_split_into_the_regions_of_theorem_1(profile: RiskProfile) -> None:
+    for i, j in itertools.combinations(range(profile.members), 2):
+        conflict = jointly = 0.0
+        for configuration, p in zip(profile.configurations, profile.weights, strict=True):
+            both = bool((configuration[:, i] & configuration[:, j]).any())
+            jointly += p * both
+            conflict += p * (not both and configuration[:, i].any() and configuration[:, j].any())
+        assert profile.jointly(i, j) == pytest.approx(jointly, abs=1e-12)
+        assert profile.conflict(i, j) == pytest.approx(conflict, abs=1e-12)
+
+
+@given(st.data(), st.integers(1, 4))
+def test_witnesses_and_configurations_tell_the_same(data: st.DataObject, members: int) -> None:
+    sets = data.draw(raw_configurations(members))
+    points = [j for j, c in enumerate(sets) for _ in c]
+    fooled = np.array([row for c in sets for row in c], dtype=bool).reshape(-1, members)
+    shuffled = data.draw(st.permutations(range(len(points))))
+    found = RiskProfile.from_witnesses(
+        np.array(points, dtype=int)[list(shuffled)], fooled[list(shuffled)], len(sets)
+    )
+    assert found == RiskProfile.from_configurations(sets, members=members)
+    assert found.size == len(sets)
+
+
+def test_an_input_without_a_witness_fools_nobody() -> None:
+    profile = RiskProfile.from_witnesses([2], [[True, True]], n=4)
+    assert profile.risk([0.5, 0.5]) == 0.25
+    assert profile.member_risks.tolist() == [0.25, 0.25]
+    empty = RiskProfile.from_witnesses(np.zeros(0, dtype=int), np.zeros((0, 3), dtype=bool), n=5)
+    assert empty.risk([1 / 3] * 3) == 0
+
+
+def test_more_than_eight_members_and_more_than_sixteen() -> None:
+    rng = np.random.default_rng(3)
+    for members in (9, 17, 40, 64):
+        fooled = rng.random((50, members)) < 0.4
+        points = rng.integers(0, 12, 50)
+        profile = RiskProfile.from_witnesses(points, fooled, 12)
+        alpha = rng.dirichlet(np.ones(members))
+        expected = sum((fooled[points == j] @ alpha).max(initial=0.0) for j in range(12)) / 12
+        assert profile.risk(alpha) == pytest.approx(expected)
+
+
+@given(profiles(2, 3), profiles(2, 3), st.data())
+def test_merging_averages_the_risks(first: RiskProfile, second: RiskProfile, data: st.DataObject) -> None:
+    if first.members != second.members:
+        with pytest.raises(InputError, match=f"other has {second.members} members where {first.members}"):
+            first.merge(second, share=0.5)
+        return
+    share = data.draw(st.floats(0.01, 0.99))
+    alpha = data.draw(simplex_points(first.members))
+    merged = first.merge(second, share=share)
+    expected = share * first.risk(alpha) + (1 - share) * second.risk(alpha)
+    assert merged.risk(alpha) == pytest.approx(expected, abs=1e-12)
+
+
+def test_merging_counts_inputs() -> None:
+    a = RiskProfile.from_witnesses([0, 1, 2], [[1, 0], [1, 0], [1, 1]], 3)
+    b = RiskProfile.from_witnesses([0], [[1, 0]], 1)
+    both = a.merge(b)
+    assert both == RiskProfile.from_witnesses([0, 1, 2, 3], [[1, 0], [1, 0], [1, 1], [1, 0]], 4)
+    assert both.size == 4
+    unknown = RiskProfile.from_configurations([[(1, 0)]], [1.0])
+    with pytest.raises(InputError, match="share"):
+        a.merge(unknown)
+
+
+@given(profiles())
+def test_json_round_trip_is_exact(profile: RiskProfile) -> None:
+    assert RiskProfile.from_json(json.loads(json.dumps(profile.to_json()))) == profile
+    assert RiskProfile.from_json(json.dumps(profile.to_json())) == profile
+
+
+def test_a_large_profile_survives_json_bit_by_bit() -> None:
+    profile = random_profile(3000, 16, seed=0)
+    again = RiskProfile.from_json(json.dumps(profile.to_json()))
+    assert again == profile
+    assert again.size == 3000
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": "other"}, "not a randens.risk-profile document"),
+        ({"version": 2}, "version is 2"),
+        ({"members": 3}, "holds the set '10'"),
+        ({"members": 0}, "members must be a whole number of at least 1, got 0"),
+        ({"configurations": [["12"]]}, "holds the set '12'"),
+        ({"configurations": [["10"], []]}, "non-empty lists"),
+        ({"configurations": "10"}, "must be a list"),
+        ({"configurations": []}, "empty"),
+        ({"weights": [0.5]}, "sum to 0.5"),
+        ({"weights": [0.5, 0.5]}, "2 values; expected one for each of the 1"),
+        ({"weights": None}, "weights must be a list"),
+        ({"size": -1}, "size must be a whole number of at least 1, got -1"),
+    ],
+)
+def test_altered_json_is_refused(change: dict[str, Any], message: str) -> None:
+    good = RiskProfile.from_configurations([[(1, 0)]], [1.0]).to_json()
+    with pytest.raises(InputError, match=message):
+        RiskProfile.from_json({**good, **change})
+
+
+def test_text_that_is_not_json_is_refused() -> None:
+    with pytest.raises(InputError, match="not valid JSON"):
+        RiskProfile.from_json("{")
+    with pytest.raises(InputError, match="not a randens"):
+        RiskProfile.from_json("[]")
+
+
+@pytest.mark.parametrize(
+    ("sets", "p", "message"),
+    [
+        ([], None, "sets is empty"),
+        ([[]], None, "only empty configurations"),
+        ([[(1, 0), (1,)]], None, r"sets\[0\] is ragged"),
+        ([[(1, 0)], [(1, 0, 1)]], None, r"sets\[1\] has rows of 3 values where 2 members"),
+        ([[(1, 2)]], None, r"sets\[0\] holds 2; every value must be 0 or 1"),
+        ([[(0.5, 1)]], None, r"sets\[0\] holds 0.5"),
+        ([[(float("nan"), 1)]], None, r"sets\[0\] holds nan"),
+        ([[("a", "b")]], None, r"sets\[0\] must hold zeros and ones"),
+        ([[1, 0]], None, r"sets\[0\] must be a list of rows"),
+        ([[(1, 0)], [(0, 1)]], [0.5, 0.4], "weights sum to 0.9; they must sum to 1"),
+        ([[(1, 0)], [(0, 1)]], [1.5, -0.5], r"weights\[0\] is 1.5"),
+        ([[(1, 0)], [(0, 1)]], [float("nan"), 1.0], r"weights\[0\] is nan"),
+        ([[(1, 0)], [(0, 1)]], [1.0], "weights has 1 values; expected one for each of the 2"),
+        ([[(1, 0)]], "x", "weights must be"),
+    ],
+)
+def test_bad_configurations_are_named(sets: Any, p: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        RiskProfile.from_configurations(sets, p)
+
+
+@pytest.mark.parametrize(
+    ("points", "fooled", "n", "message"),
+    [
+        ([0], [[1, 0]], 0, "n must be a whole number of at least 1, got 0"),
+        ([0], [[1, 0]], 2.5, "n must be a whole number of at least 1, got 2.5"),
+        ([5], [[1, 0]], 2, "points holds 5; the inputs are numbered from 0 to 1"),
+        ([-1], [[1, 0]], 2, "points holds -1"),
+        ([0.5], [[1, 0]], 2, "points must be whole numbers"),
+        ([0, 1], [[1, 0]], 2, "points has shape"),
+        ([0], [1, 0], 2, "fooled must have shape"),
+        ([0], [[3, 0]], 2, "fooled holds 3"),
+        ([0], np.ones((1, 65), dtype=bool), 2, "at most 64 members, got 65"),
+    ],
+)
+def test_bad_witnesses_are_named(points: Any, fooled: Any, n: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        RiskProfile.from_witnesses(points, fooled, n)
+
+
+@pytest.mark.parametrize(
+    ("probs", "message"),
+    [
+        ([0.5, 0.4], "probs sums to 0.9"),
+        ([1.5, -0.5], r"probs\[1\] is -0.5"),
+        ([float("nan"), 1.0], r"probs\[0\] is nan"),
+        ([1.0], "probs has 1 values; expected one for each of the 2 members"),
+        ([], "non-empty"),
+        ("ab", "probs must be a list of numbers"),
+    ],
+)
+def test_bad_probabilities_are_named(probs: Any, message: str) -> None:
+    profile = RiskProfile.from_configurations([[(1, 0)]], [1.0])
+    for call in (profile.risk, profile.subgradient, profile.gain):
+        with pytest.raises(InputError, match=message):
+            call(probs)
+
+
+def test_bad_members_and_fractions_are_named() -> None:
+    profile = RiskProfile.from_configurations([[(1, 0)]], [1.0])
+    with pytest.raises(InputError, match="member's index from 0 to 1, got 2"):
+        profile.jointly(0, 2)
+    with pytest.raises(InputError, match="member's index from 0 to 1, got -1"):
+        profile.restrict([-1])
+    with pytest.raises(InputError, match="members is empty"):
+        profile.restrict([])
+    with pytest.raises(InputError, match="2 non-negative fractions"):
+        profile.exact_risk([Fraction(1, 2), Fraction(1, 3)])
+    with pytest.raises(InputError, match="other must be a RiskProfile, got int"):
+        profile.merge(3)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="share must be a number between 0 and 1, got 1"):
+        profile.merge(profile, share=1)
+
+
+def test_a_profile_cannot_be_changed() -> None:
+    profile = RiskProfile.from_configurations([[(1, 0)]], [1.0])
+    with pytest.raises(ValueError, match="read-only"):
+        profile.weights[0] = 0.5
+    with pytest.raises(AttributeError):
+        profile.members = 3  # type: ignore[misc]
+
+
+def test_ten_thousand_inputs_times_sixteen_members_build_in_under_a_second() -> None:
+    rng = np.random.default_rng(0)
+    points = np.repeat(np.arange(10_000), 20)
+    fooled = rng.random((200_000, 16)) < 0.3
+    start = time.perf_counter()
+    profile = RiskProfile.from_witnesses(points, fooled, 10_000)
+    assert time.perf_counter() - start < 1.0
+    assert profile.size == 10_000

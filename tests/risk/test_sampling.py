@@ -1,0 +1,353 @@
+"""Sampling probabilities: exact with proof, Algorithm 1 with Theorem 4, and what decides between equals."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from fractions import Fraction
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from tests.risk.risk_cases import profiles, random_profile, simplex_points
+
+from randens.errors import InputError, ModelError
+from randens.risk import (
+    Certificate,
+    RiskProfile,
+    best_step,
+    bounds,
+    candidate_sampling,
+    exact_sampling,
+    lp,
+    optimal_sampling,
+    project_simplex,
+    subgradient_sampling,
+    theorem4_bound,
+)
+
+
+@settings(deadline=None)
+@given(profiles(1, 4))
+def test_exact_equals_the_best_candidate(profile: RiskProfile) -> None:
+    best = exact_sampling(profile)
+    assert best.risk == pytest.approx(candidate_sampling(profile).risk, abs=1e-10)
+    assert best.risk == pytest.approx(profile.risk(best.probs), abs=1e-12)
+    assert best.gap <= 1e-9
+    assert best.probs.sum() == pytest.approx(1, abs=1e-12)
+
+
+@settings(deadline=None)
+@given(profiles(2, 3))
+def test_exact_equals_a_fine_grid(profile: RiskProfile) -> None:
+    """Every vertex for two or three members has a denominator that divides 12, so this grid is exact."""
+    steps = 12
+    grid = [
+        np.array(c) / steps
+        for c in itertools.product(range(steps + 1), repeat=profile.members)
+        if sum(c) == steps
+    ]
+    assert exact_sampling(profile).risk == pytest.approx(min(profile.risk(a) for a in grid), abs=1e-10)
+
+
+@settings(deadline=None)
+@given(profiles())
+def test_the_optimum_is_snapped_to_an_exact_vertex(profile: RiskProfile) -> None:
+    best = exact_sampling(profile)
+    assert best.exact_probs is not None
+    assert sum(best.exact_probs) == 1
+    assert [float(p) for p in best.exact_probs] == best.probs.tolist()
+    lowest = candidate_sampling(profile).exact_probs
+    assert lowest is not None
+    # In rational arithmetic, up to the rounding of the weights themselves.
+    assert profile.exact_risk(best.exact_probs) <= profile.exact_risk(lowest) + Fraction(1, 10**14)
+
+
+@settings(deadline=None)
+@given(profiles(2, 5), st.data())
+def test_ties_go_to_lower_clean_risk_then_to_fewer_members(profile: RiskProfile, data: st.DataObject) -> None:
+    clean = data.draw(
+        st.one_of(
+            st.none(),
+            st.lists(st.sampled_from([0.1, 0.2, 0.3]), min_size=profile.members, max_size=profile.members),
+        )
+    )
+    best, other = exact_sampling(profile, clean_risks=clean), candidate_sampling(profile, clean_risks=clean)
+    cost = np.zeros(profile.members) if clean is None else np.array(clean)
+    assert cost @ best.probs == pytest.approx(cost @ other.probs, abs=1e-9)
+    assert len(best.support) == len(other.support)
+
+
+def test_duplicate_members_share_one_place() -> None:
+    once = random_profile(200, 3, seed=1)
+    twice = once.restrict([0, 0, 1, 1, 2, 2])
+    best = exact_sampling(twice)
+    assert best.risk == pytest.approx(exact_sampling(once).risk, abs=1e-12)
+    assert len(best.support) == len(exact_sampling(once).support)
+    preferred = exact_sampling(twice, clean_risks=[0.2, 0.1, 0.2, 0.1, 0.2, 0.1])
+    assert all(i % 2 for i in preferred.support)
+
+
+def test_one_member_and_inputs_at_which_nobody_is_fooled() -> None:
+    alone = exact_sampling(RiskProfile.from_configurations([[(1,)], [(0,)]], [0.3, 0.7]))
+    assert (alone.probs.tolist(), alone.risk, alone.gap) == ([1.0], 0.3, 0.0)
+    safe = RiskProfile.from_configurations([[(0, 0, 0)]], [1.0])
+    best = exact_sampling(safe, clean_risks=[0.3, 0.1, 0.2])
+    assert (best.probs.tolist(), best.risk) == ([0.0, 1.0, 0.0], 0.0)
+    assert best.certificate is not None
+    assert best.certificate.verify(safe)
+    assert exact_sampling(safe).support == (0,)
+    for method in ("subgradient", "candidates"):
+        assert optimal_sampling(safe, method).risk == 0
+
+
+@settings(deadline=None)
+@given(profiles())
+def test_certificates_verify_and_prove_the_lower_bound(profile: RiskProfile) -> None:
+    for best in (exact_sampling(profile), subgradient_sampling(profile, iterations=7)):
+        certificate = best.certificate
+        assert certificate is not None
+        assert certificate.verify(profile)
+        assert best.lower_bound <= certificate.bound
+        assert best.lower_bound == pytest.approx(certificate.bound, abs=1e-12)
+        again = Certificate.from_json(json.dumps(certificate.to_json()))
+        assert again == certificate
+        assert again.verify(profile)
+
+
+@settings(deadline=None)
+@given(profiles(2, 5), st.data())
+def test_a_certificate_bounds_the_risk_everywhere(profile: RiskProfile, data: st.DataObject) -> None:
+    alpha = data.draw(simplex_points(profile.members))
+    assert subgradient_sampling(profile, iterations=5).lower_bound <= profile.risk(alpha) + 1e-12
+    assert exact_sampling(profile).lower_bound <= profile.risk(alpha) + 1e-12
+
+
+def test_a_tampered_certificate_does_not_verify() -> None:
+    profile = random_profile(300, 4, seed=2)
+    certificate = exact_sampling(profile).certificate
+    assert certificate is not None
+    good = certificate.to_json()
+    assert Certificate.from_json(good).verify(profile)
+
+    def moved(column: str, at: int, value: object) -> dict[str, Any]:
+        changed = list(good[column])
+        changed[at] = value
+        return {**good, column: changed}
+
+    heavy = int(np.argmax(good["mass"]))
+    rows = good["configuration"]
+    foreign = next(w for w in ("1111", "0111", "1110", "0001") if w != good["sets"][heavy])
+    tampered = [
+        {**good, "bound": good["bound"] + 1e-6},
+        moved("mass", heavy, good["mass"][heavy] + 1e-4),
+        moved("mass", heavy, -good["mass"][heavy]),
+        moved("mass", heavy, float("nan")),
+        moved("configuration", heavy, len(profile.weights)),
+        moved("configuration", heavy, (rows[heavy] + 1) % len(profile.weights)),
+        {**good, "mass": good["mass"][1:], "sets": good["sets"][1:], "configuration": rows[1:]},
+        {**good, "bound": float("inf")},
+    ]
+    for document in tampered:
+        assert not Certificate.from_json(document).verify(profile)
+    held = {"".join("01"[int(x)] for x in row) for row in profile.configurations[rows[heavy]]}
+    if foreign not in held:
+        assert not Certificate.from_json(moved("sets", heavy, foreign)).verify(profile)
+    assert not certificate.verify(random_profile(300, 4, seed=3))
+    assert not certificate.verify(random_profile(300, 5, seed=2))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": "x"}, "not a randens.certificate document"),
+        ({"version": 9}, "version is 9"),
+        ({"members": "2"}, "members must be a whole number"),
+        ({"mass": [1.0, 2.0]}, "same number"),
+        ({"mass": ["x"]}, "mass must be a list of numbers"),
+        ({"sets": ["102"]}, "holds the set '102'"),
+        ({"sets": None}, "must be lists"),
+        ({"configuration": [-1]}, "configuration must be a whole number of at least 0, got -1"),
+        ({"bound": "high"}, "bound must be a number, got 'high'"),
+    ],
+)
+def test_malformed_certificates_are_refused(change: dict[str, Any], message: str) -> None:
+    certificate = exact_sampling(RiskProfile.from_configurations([[(1, 1)]], [1.0])).certificate
+    assert certificate is not None
+    with pytest.raises(InputError, match=message):
+        Certificate.from_json({**certificate.to_json(), **change})
+    with pytest.raises(InputError, match="not valid JSON"):
+        Certificate.from_json("no")
+
+
+@settings(deadline=None)
+@given(profiles(), st.integers(1, 30), st.floats(0.01, 2.0), st.data())
+def test_theorem_4_is_never_violated(
+    profile: RiskProfile, rounds: int, step: float, data: st.DataObject
+) -> None:
+    start = data.draw(simplex_points(profile.members))
+    best = exact_sampling(profile)
+    found = subgradient_sampling(profile, iterations=rounds, step=step, start=start)
+    excess = found.risk - best.risk
+    tight = theorem4_bound(start, step, rounds, optimum=best.probs)
+    assert found.theorem4_bound is not None
+    assert -1e-10 <= excess <= tight + 1e-10
+    assert tight <= found.theorem4_bound + 1e-12
+
+
+def test_theorem_4_by_hand_and_how_loose_it_is() -> None:
+    # M = 2, a = 1, T = 2, from the uniform start to a corner: (1/2 + 2·(1 + 1/4)) / (2·(1 + 1/2)).
+    assert theorem4_bound([0.5, 0.5], 1.0, 2) == pytest.approx((0.5 + 2 * 1.25) / 3)
+    assert theorem4_bound([0.5, 0.5], 1.0, 2, optimum=[0.5, 0.5]) == pytest.approx(2 * 1.25 / 3)
+    uniform = np.full(5, 0.2)
+    assert theorem4_bound(uniform, best_step(uniform, 10), 10) == pytest.approx(0.85, abs=0.005)
+    assert theorem4_bound(uniform, best_step(uniform, 1000), 1000) == pytest.approx(0.34, abs=0.005)
+    for factor in (0.9, 1.1):
+        worse = theorem4_bound(uniform, best_step(uniform, 10) * factor, 10)
+        assert worse > theorem4_bound(uniform, best_step(uniform, 10), 10)
+
+
+def test_the_subgradient_method_takes_the_steps_of_algorithm_1() -> None:
+    profile = random_profile(150, 3, seed=5)
+    a, alpha = 0.7, np.array([0.2, 0.3, 0.5])
+    seen = []
+    for t in range(1, 6):
+        g = np.zeros(3)
+        for configuration, p in zip(profile.configurations, profile.weights, strict=True):
+            g += p * configuration[int(np.argmax(configuration @ alpha))]
+        seen.append((g @ alpha, alpha))
+        alpha = project_simplex(alpha - a / t * g)
+    found = subgradient_sampling(profile, iterations=5, step=a, start=[0.2, 0.3, 0.5])
+    expected = min(seen, key=lambda pair: pair[0])
+    assert found.risk == pytest.approx(expected[0])
+    assert found.probs == pytest.approx(expected[1])
+    assert found.iterations == 5
+
+
+def test_more_iterations_come_closer() -> None:
+    profile = random_profile(2000, 8, seed=7)
+    best = exact_sampling(profile)
+    gaps = [subgradient_sampling(profile, iterations=t).risk - best.risk for t in (1, 10, 1000)]
+    assert gaps[0] > gaps[1] > gaps[2] >= 0
+    assert gaps[2] < 0.01
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=8), st.data())
+def test_the_projection_is_the_nearest_point(values: list[float], data: st.DataObject) -> None:
+    v = np.array(values)
+    p = project_simplex(values)
+    assert p.min() >= 0
+    assert p.sum() == pytest.approx(1)
+    other = data.draw(simplex_points(len(values)))
+    # Variational inequality: the angle to every point of the simplex is obtuse.
+    assert (v - p) @ (other - p) <= 1e-9 * max(1.0, np.abs(v).max())
+
+
+def test_the_projection_by_hand_and_far_away() -> None:
+    assert project_simplex([0.5, 0.5]).tolist() == [0.5, 0.5]
+    assert project_simplex([1.0, 0.8]) == pytest.approx([0.6, 0.4])
+    assert project_simplex([1e15, 1e15 + 1, 0]).sum() == pytest.approx(1)
+    with pytest.raises(InputError, match=r"vector\[1\] is nan"):
+        project_simplex([0.0, float("nan")])
+    with pytest.raises(InputError, match="non-empty"):
+        project_simplex([])
+
+
+@pytest.mark.parametrize("members", [8, 16])
+def test_many_members_reach_the_optimum_with_proof(members: int) -> None:
+    profile = random_profile(2000, members, seed=members)
+    best = exact_sampling(profile)
+    assert best.certificate is not None
+    assert best.certificate.verify(profile)
+    assert best.gap <= 1e-9
+    assert bounds(profile.member_risks).floor <= best.risk <= profile.member_risks.min()
+    rng = np.random.default_rng(0)
+    near = [project_simplex(best.probs + rng.normal(0, 0.02, members)) for _ in range(50)]
+    assert min(profile.risk(a) for a in near) >= best.risk - 1e-12
+
+
+def test_exact_sampling_is_fast_enough() -> None:
+    for members, limit in [(5, 0.1), (16, 2.0)]:
+        profile = random_profile(10_000, members, seed=0)
+        elapsed = []
+        for _ in range(3):
+            start = time.perf_counter()
+            best = exact_sampling(profile)
+            elapsed.append(time.perf_counter() - start)
+        assert best.gap <= 1e-9
+        # The best of three: other programs may share the processor.
+        assert min(elapsed) < limit
+
+
+def test_methods_are_called_by_name() -> None:
+    profile = random_profile(100, 3, seed=9)
+    assert optimal_sampling(profile).method == "exact"
+    assert optimal_sampling(profile, "candidates").method == "candidates"
+    found = optimal_sampling(profile, method="subgradient", iterations=3)
+    assert (found.method, found.iterations) == ("subgradient", 3)
+    document = json.loads(json.dumps(optimal_sampling(profile).to_json()))
+    assert sum(Fraction(p) for p in document["exact_probs"]) == 1
+    assert document["gap"] <= 1e-9
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "message"),
+    [
+        ("exakt", {}, "unknown sampling method 'exakt'; valid: exact"),
+        (
+            "exact",
+            {"iterations": 3},
+            "unknown option of method='exact' 'iterations'; valid: max_iterations, tol",
+        ),
+        ("exact", {"tol": 0}, "tol must be a number above 0, got 0"),
+        ("exact", {"tol": float("nan")}, "tol must be a number above 0, got nan"),
+        ("exact", {"max_iterations": 0}, "max_iterations must be a whole number of at least 1, got 0"),
+        ("exact", {"clean_risks": [0.1, 2.0]}, r"clean_risks\[1\] is 2"),
+        ("exact", {"clean_risks": [0.1]}, "clean_risks has 1 values; expected one for each of the 2"),
+        ("subgradient", {"iterations": 1.5}, "iterations must be a whole number of at least 1, got 1.5"),
+        ("subgradient", {"step": -1}, "step must be a number above 0, got -1"),
+        ("subgradient", {"start": [0.5, 0.6]}, "start sums to 1.1"),
+        ("candidates", {"tol": 1}, "unknown option of method='candidates' 'tol'"),
+    ],
+)
+def test_bad_options_are_named(method: str, options: dict[str, Any], message: str) -> None:
+    profile = RiskProfile.from_configurations([[(1, 0), (0, 1)]], [1.0])
+    with pytest.raises(InputError, match=message):
+        optimal_sampling(profile, method, **options)
+
+
+def test_only_profiles_are_sampled() -> None:
+    with pytest.raises(InputError, match="profile must be a RiskProfile, got list"):
+        optimal_sampling([0.1])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("solver", ["linprog", "milp"])
+def test_a_failing_solver_is_reported(monkeypatch: pytest.MonkeyPatch, solver: str) -> None:
+    def fail(*_: object, **__: object) -> SimpleNamespace:
+        return SimpleNamespace(status=4, message="numerical difficulties")
+
+    monkeypatch.setattr(lp, solver, fail)
+    tied = RiskProfile.from_configurations([[(1, 1)]], [1.0])
+    with pytest.raises(ModelError, match="numerical difficulties"):
+        exact_sampling(tied)
+
+
+def test_too_few_iterations_are_reported_with_the_gap_left() -> None:
+    profile = random_profile(500, 6, seed=4)
+    with pytest.raises(ModelError, match=r"left a gap of .* after 2 iterations; raise max_iterations"):
+        exact_sampling(profile, max_iterations=2)
+
+
+def test_results_cannot_be_changed() -> None:
+    best = exact_sampling(random_profile(50, 3, seed=1))
+    probs: NDArray[np.float64] = best.probs
+    with pytest.raises(ValueError, match="read-only"):
+        probs[0] = 1.0
+    with pytest.raises(AttributeError):
+        best.risk = 0.0  # type: ignore[misc]

@@ -1,0 +1,83 @@
+"""The theory's page, examples and benchmark run as they stand."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BLOCKS = re.findall(
+    r"```python\n(.*?)```", (ROOT / "docs" / "theory.md").read_text(encoding="utf-8"), re.DOTALL
+)
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    paths = [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in paths if p), "PYTHONUTF8": "1"}
+    return subprocess.run(
+        [sys.executable, *command],
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        env=environment,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
+def test_every_block_of_the_page_runs_alone_and_shows_what_it_says(block: str) -> None:
+    finished = run("-c", block)
+    assert finished.returncode == 0, finished.stderr
+    promised = re.findall(r"^print\(.*?\)\s+# (\S.*)$", block, re.MULTILINE)
+    if len(promised) == block.count("print("):
+        assert finished.stdout.splitlines() == promised
+
+
+def test_the_page_has_its_blocks() -> None:
+    assert len(BLOCKS) == 6
+
+
+def test_the_tour_shows_the_theorems() -> None:
+    finished = run(str(ROOT / "examples" / "theory_tour.py"))
+    assert finished.returncode == 0, finished.stderr
+    assert "(1/2, 1/4, 1/4): risk 0.375" in finished.stdout
+    assert "[3, 10, 101, 8806]" in finished.stdout
+    assert "proof checked without a solver: True" in finished.stdout
+
+
+def test_averaging_is_worse_than_both_members_and_drawing_is_not() -> None:
+    finished = run(str(ROOT / "examples" / "worst_case_deterministic.py"), "--p", "0.3", "--eps", "0.5")
+    assert finished.returncode == 0, finished.stderr
+    numbers = {line[:26].strip(): line[26:].split() for line in finished.stdout.splitlines()}
+    assert numbers["member risks"][:3] == ["0.700", "and", "0.300"]
+    assert numbers["deterministic average"][0] == "1.000"
+    assert numbers["drawing half and half"][0] == "0.500"
+    assert numbers["drawing at its best"][0] == "0.300"
+
+
+def test_the_worst_case_needs_a_small_ball() -> None:
+    finished = run(str(ROOT / "examples" / "worst_case_deterministic.py"), "--eps", "0.8")
+    assert finished.returncode == 2
+    assert "--eps is 0.8" in finished.stderr
+
+
+def test_the_benchmark_prints_and_writes_its_table(tmp_path: Path) -> None:
+    target = tmp_path / "sampling.json"
+    arguments = ["--members", "3", "--inputs", "100", "200", "--json", str(target)]
+    finished = run(str(ROOT / "benchmarks" / "sampling.py"), *arguments)
+    assert finished.returncode == 0, finished.stderr
+    assert len(finished.stdout.splitlines()) == 3
+    rows = json.loads(target.read_text())["rows"]
+    assert [(row["members"], row["inputs"]) for row in rows] == [(3, 100), (3, 200)]
+    assert all(row["gap"] <= 1e-9 and row["subgradient_10_excess"] >= -1e-12 for row in rows)
+
+
+def test_the_theory_does_not_import_torch() -> None:
+    finished = run("-c", "import sys, randens.risk; print('torch' in sys.modules)")
+    assert finished.stdout.strip() == "False", finished.stderr
