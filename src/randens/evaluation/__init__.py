@@ -1,6 +1,6 @@
 """Numbers that can be trusted: accuracies on the worst perturbations found, probabilities chosen under attack."""
 
-from randens.evaluation.evaluating import evaluate, worst_inputs
+from randens.evaluation.evaluating import evaluate, save_worst_inputs, transferred, worst_inputs
 from randens.evaluation.intervals import Estimate, difference, estimate
 from randens.evaluation.results import Accuracy, Evaluation, Level, Pair, Points
 from randens.evaluation.sampling import AttackedSampling, Sweep, optimize_sampling
@@ -18,5 +18,7 @@ __all__ = [
     "estimate",
     "evaluate",
     "optimize_sampling",
+    "save_worst_inputs",
+    "transferred",
     "worst_inputs",
 ]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import safetensors.torch
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
@@ -19,10 +21,11 @@ from randens.errors import InputError
 from randens.evaluation.inputs import Data, Labelled, fingerprint, labelled
 from randens.evaluation.results import Evaluation, Points
 from randens.evaluation.sweeps import Knowledge, as_attacks, attack_in_batches, clean_pool
+from randens.files import write_atomic
 from randens.progress import Progress, silent
 from randens.witness import WitnessPool
 
-__all__ = ["evaluate", "worst_inputs"]
+__all__ = ["evaluate", "save_worst_inputs", "transferred", "worst_inputs"]
 
 
 def evaluate(
@@ -61,6 +64,8 @@ def evaluate(
     for step in chosen:
         known.attack(step, probs, f"{step.name} on the ensemble")
         for name, alpha in extra.items():
+            if np.array_equal(alpha, probs):
+                continue
             known.attack(step, alpha, f"{step.name} on the ensemble, {name}")
         for member in range(len(rec)) if len(rec) > 1 else ():
             known.attack(step, np.eye(len(rec))[member], f"{step.name} on member {member}")
@@ -100,6 +105,45 @@ def worst_inputs(pool: WitnessPool, probs: ArrayLike, x: Tensor) -> Tensor:
         assert stored is not None
         worst[torch.from_numpy(found)] = torch.from_numpy(stored[rows[found]]).to(x.dtype)
     return worst
+
+
+def transferred(
+    pool: WitnessPool, rec: RandomizedEnsemble, data: Data, source: str = "transfer"
+) -> WitnessPool:
+    """The perturbed inputs of a pool, found on other members, as `rec` judges them.
+
+    Pass the result on as `pool=`, and classifiers are compared on the same perturbations.
+    """
+    inputs = labelled(data, rec)
+    stored = _with_inputs(pool)
+    if pool.n != len(inputs):
+        raise InputError(f"pool describes {pool.n} inputs; data has {len(inputs)}")
+    empty = WitnessPool(pool.n, len(rec), x_adv=inputs.x[:0].contiguous().numpy())
+    if not len(pool):
+        return empty
+    assert stored.x_adv is not None
+    known = Knowledge(rec, inputs, empty)
+    known.show(pool.points, torch.from_numpy(stored.x_adv), source)
+    return known.pool
+
+
+def save_worst_inputs(
+    path: str | os.PathLike[str], evaluation: Evaluation, rec: RandomizedEnsemble, data: Data
+) -> None:
+    """Write x_adv, y, errors and probs of an evaluation as one safetensors file, for anybody to score again."""
+    inputs = labelled(data, rec)
+    evaluation.check(rec)
+    if evaluation.pool is None:
+        raise InputError(
+            "the evaluation was read from a file and has no witnesses; evaluate again to save them"
+        )
+    tensors = {
+        "x_adv": worst_inputs(evaluation.pool, evaluation.probs, inputs.x).contiguous(),
+        "y": inputs.y,
+        "errors": torch.from_numpy(evaluation.points.worst),
+        "probs": torch.from_numpy(evaluation.probs),
+    }
+    write_atomic(path, safetensors.torch.save(tensors))
 
 
 def _deterministic(

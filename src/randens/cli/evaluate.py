@@ -1,0 +1,82 @@
+"""`randens evaluate`: natural and robust accuracy of a run's ensemble."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from randens import evaluation
+from randens.cli import choices
+from randens.cli.output import Json, console, print_json
+from randens.cli.progress import bars
+from randens.evaluation import tables
+from randens.evaluation.subject import open_subject
+
+__all__ = ["evaluate"]
+
+
+class Format(str, Enum):
+    """How the table is printed."""
+
+    table = "table"
+    markdown = "markdown"
+    latex = "latex"
+
+
+def evaluate(
+    run: choices.RunFolder,
+    attack: choices.Attacks = None,
+    settings: choices.Settings = None,
+    split: Annotated[str, typer.Option(help="The split to evaluate on.")] = "test",
+    limit: choices.Limit = None,
+    data: choices.Data = None,
+    norm: choices.Norm = None,
+    eps: choices.Eps = None,
+    seed: choices.Seed = 0,
+    deterministic: Annotated[bool, typer.Option(help="Attack the mean of all logits too.")] = True,
+    output: Annotated[
+        Path | None, typer.Option(help="Where the JSON goes; evaluation.json of the run by default.")
+    ] = None,
+    adversarial: Annotated[
+        Path | None,
+        typer.Option(help="Also write the worst perturbed inputs there, as safetensors.", show_default=False),
+    ] = None,
+    style: Annotated[Format, typer.Option("--format", help="Table, Markdown or LaTeX rows.")] = Format.table,
+    as_json: Json = False,
+) -> None:
+    """Evaluate the ensemble of RUN: exact expected accuracies on the worst perturbations found."""
+    subject = open_subject(run, data=data, norm=norm, eps=choices.number("--eps", eps))
+    images = subject.load(split, limit)
+    chosen = choices.make_attacks(attack, ("suite",), subject.threat, settings, seed)
+    also = {} if len(subject.rec) == 1 else {"uniform": None}
+    with bars() as progress:
+        result = evaluation.evaluate(
+            subject.rec,
+            images,
+            chosen,
+            also=also,
+            deterministic=deterministic,
+            chosen_on=subject.chosen_on,
+            progress=progress,
+        )
+    path = result.save(output or subject.run.path / "evaluation.json")
+    if adversarial is not None:
+        evaluation.save_worst_inputs(adversarial, result, subject.rec, images)
+    if as_json:
+        print_json(result.to_json())
+        return
+    rows = tables.rows(result)
+    if style is Format.markdown:
+        typer.echo(tables.markdown(rows))
+    elif style is Format.latex:
+        typer.echo(tables.latex(rows))
+    else:
+        title = f"{subject.run.path} on {result.data} {result.split}, {result.threat.norm} ε = {result.threat.eps:.4g}"
+        out = console()
+        out.print(tables.terminal(rows, title, result.confidence))
+        for line in tables.statements(result):
+            out.print(line)
+        out.print(f"Written to {path}.")

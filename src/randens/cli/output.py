@@ -1,0 +1,23 @@
+"""How results reach standard output: for people, or as JSON for programs."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+__all__ = ["Json", "console", "print_json"]
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+
+def console() -> Console:
+    """Standard output; numbers and paths are not coloured or wrapped at will."""
+    return Console(highlight=False, soft_wrap=True)
+
+
+def print_json(value: Any) -> None:
+    """One JSON document; NaN is not JSON and is refused."""
+    typer.echo(json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False))

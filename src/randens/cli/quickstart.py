@@ -1,0 +1,51 @@
+"""`randens quickstart`: train, attack and explain a randomized ensemble in minutes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from randens.cli.output import Json, console, print_json
+from randens.cli.progress import bars
+from randens.evaluation import tables
+from randens.quickstart import Quickstart
+from randens.quickstart import quickstart as run_quickstart
+
+__all__ = ["quickstart"]
+
+
+def quickstart(
+    runs: Annotated[Path, typer.Option(help="Where run folders go.")] = Path("runs"),
+    seed: Annotated[int, typer.Option(help="Decides every random choice.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Train AT and BARRE on digits, attack both, choose the probabilities, and say what came out."""
+    with bars() as progress:
+        result = run_quickstart(runs, seed=seed, progress=progress)
+    if as_json:
+        print_json(result.to_json())
+    else:
+        _print(result)
+
+
+def _print(result: Quickstart) -> None:
+    out = console()
+    barre = result.barre
+    threat = f"{barre.threat.norm}, ε = {barre.threat.eps:g}"
+    rows = [*tables.rows(result.at, "AT"), *tables.rows(barre, "BARRE")]
+    out.print(tables.terminal(rows, f"{barre.data}, {barre.n} test images, {threat}", barre.confidence))
+    out.print()
+    for line in tables.statements(barre):
+        out.print(line)
+    out.print(f"The probabilities are {result.sampling.claim}.")
+    out.print()
+    out.print(result.verdict.sentence, style="bold")
+    out.print()
+    folder = result.run.path
+    out.print(f"Everything is in {folder} ({result.seconds:.0f} s). What to try next:")
+    out.print(f"  randens evaluate {folder} --attack suite     a stronger portfolio of attacks")
+    out.print(f"  randens sample {folder}                      other ways to choose the probabilities")
+    risks = " ".join(f"{risk:.3f}" for risk in barre.member_risks.tolist())
+    out.print(f"  randens explain {risks}           what these members' risks allow")

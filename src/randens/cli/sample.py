@@ -1,0 +1,117 @@
+"""`randens sample`: the probabilities with the smallest risk under attack, and what each member is worth."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from randens import evaluation
+from randens.cli import choices
+from randens.cli.output import Json, console, print_json
+from randens.cli.progress import bars
+from randens.evaluation import AttackedSampling
+from randens.evaluation.advice import Contribution, MethodValue, compare_methods, contributions
+from randens.evaluation.kept import keep, recall
+from randens.evaluation.subject import open_subject
+
+__all__ = ["sample"]
+
+
+def sample(
+    run: choices.RunFolder,
+    attack: choices.Attacks = None,
+    settings: choices.Settings = None,
+    split: Annotated[str, typer.Option(help="The split to choose on; never test.")] = "validation",
+    limit: choices.Limit = None,
+    data: choices.Data = None,
+    norm: choices.Norm = None,
+    eps: choices.Eps = None,
+    seed: choices.Seed = 0,
+    tol: Annotated[float, typer.Option(help="The gap at which to stop.")] = 1e-3,
+    max_sweeps: Annotated[int, typer.Option(help="How often the inputs may be attacked.")] = 20,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Forget the witnesses kept from earlier calls.")
+    ] = False,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Store the probabilities in the run's ensemble.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Find the sampling probabilities of the ensemble of RUN, with a bound on how much better others could be."""
+    subject = open_subject(run, data=data, norm=norm, eps=choices.number("--eps", eps))
+    images = subject.load(split, limit)
+    chosen = choices.make_attacks(attack, ("arc-r", "saddle"), subject.threat, settings, seed)
+    kept = None if fresh else recall(subject.run, subject.rec, images, subject.threat)
+    with bars() as progress:
+        found = evaluation.optimize_sampling(
+            subject.rec, images, chosen, tol=tol, max_sweeps=max_sweeps, pool=kept, progress=progress
+        )
+    keep(subject.run, subject.rec, images, subject.threat, found.pool)
+    methods, members = compare_methods(found.profile, found), contributions(found.profile, found)
+    document = {
+        **found.to_json(),
+        "data": images.name,
+        "threat": subject.threat.to_dict(),
+        "reused_witnesses": 0 if kept is None else len(kept),
+        "methods": [m.to_json() for m in methods],
+        "contributions": [c.to_json() for c in members],
+    }
+    subject.run.write("sampling", document)
+    if apply:
+        subject.rec.with_probs(found.probs).save(subject.run.ensemble, overwrite=True)
+    if as_json:
+        print_json(document)
+    else:
+        _print(found, methods, members, applied=apply)
+
+
+def _print(
+    found: AttackedSampling,
+    methods: tuple[MethodValue, ...],
+    members: tuple[Contribution, ...],
+    applied: bool,
+) -> None:
+    out = console()
+    exact = found.exact_probs
+    written = exact if exact is not None else [f"{p:.6g}" for p in found.probs.tolist()]
+    out.print(f"probabilities  {', '.join(str(p) for p in written)}")
+    out.print(f"risk           {found.risk:.6f}")
+    out.print(f"lower bound    {found.lower_bound:.6f}   gap {found.gap:.2g}")
+    out.print(f"These are {found.claim}.")
+    out.print()
+    out.print(_methods(methods))
+    out.print()
+    out.print(_members(members))
+    for entry in members:
+        if entry.prob == 0:
+            out.print(f"Advice: {entry.advice}.")
+    out.print()
+    out.print(f"Chosen on the {found.split} split, {found.pool.n} inputs; written to sampling.json.")
+    if applied:
+        out.print("The run's ensemble now draws with these probabilities.")
+
+
+def _methods(methods: tuple[MethodValue, ...]) -> Table:
+    table = Table("method", box=None, pad_edge=False)
+    for heading in ("risk", "above the lower bound"):
+        table.add_column(heading, justify="right")
+    table.add_column("probabilities")
+    for method in methods:
+        probs = ", ".join(f"{p:.4f}" for p in method.probs.tolist())
+        table.add_row(method.name, f"{method.risk:.6f}", f"{method.excess:.6f}", probs)
+    return table
+
+
+def _members(members: tuple[Contribution, ...]) -> Table:
+    table = Table("member", box=None, pad_edge=False)
+    for heading in ("probability", "risk alone", "risk without it"):
+        table.add_column(heading, justify="right")
+    table.add_column("")
+    for entry in members:
+        without = "" if entry.risk_without is None else f"{entry.risk_without:.4f}"
+        table.add_row(
+            str(entry.member), f"{entry.prob:.4f}", f"{entry.risk_alone:.4f}", without, entry.advice
+        )
+    return table

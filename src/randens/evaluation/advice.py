@@ -1,0 +1,90 @@
+"""What a risk profile says about the choice of probabilities: methods compared, and each member's worth."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from randens.risk import RiskProfile, Sampling, optimal_sampling
+
+__all__ = ["Contribution", "MethodValue", "compare_methods", "contributions"]
+
+_MOST_CANDIDATES = 5
+_WORTHLESS = 1e-9
+
+
+@dataclass(frozen=True, eq=False)
+class MethodValue:
+    """What one way of choosing the probabilities arrives at on the same witnesses."""
+
+    name: str
+    probs: NDArray[np.float64]
+    risk: float
+    excess: float
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary for JSON."""
+        return {"name": self.name, "probs": self.probs.tolist(), "risk": self.risk, "excess": self.excess}
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """One member: its probability, its risk alone, and the best risk that the others reach without it.
+
+    worth: how much the best risk would rise without the member.
+    """
+
+    member: int
+    prob: float
+    risk_alone: float
+    risk_without: float | None
+    worth: float | None
+    advice: str
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary for JSON."""
+        return dict(vars(self))
+
+
+def compare_methods(profile: RiskProfile, best: Sampling) -> tuple[MethodValue, ...]:
+    """Uniform, the paper's subgradient method after 10 and 100 steps, the candidates where there are any, exact.
+
+    excess: the risk above `best.lower_bound`, which nothing can go below on this profile.
+    """
+    uniform = np.full(profile.members, 1.0 / profile.members)
+    found = [("uniform", uniform)]
+    for iterations in (10, 100):
+        steps = optimal_sampling(profile, method="subgradient", iterations=iterations)
+        found.append((f"subgradient, T = {iterations}", steps.probs))
+    if profile.members <= _MOST_CANDIDATES:
+        found.append(("candidates", optimal_sampling(profile, method="candidates").probs))
+    found.append(("exact", best.probs))
+    return tuple(
+        MethodValue(name, probs, risk := profile.risk(probs), max(0.0, risk - best.lower_bound))
+        for name, probs in found
+    )
+
+
+def contributions(profile: RiskProfile, best: Sampling) -> tuple[Contribution, ...]:
+    """What each member is good for at the probabilities `best`."""
+    members = profile.members
+    found = []
+    for i in range(members):
+        prob, alone = float(best.probs[i]), float(profile.member_risks[i])
+        if members == 1:
+            found.append(Contribution(i, prob, alone, None, None, "the only member"))
+            continue
+        others = [j for j in range(members) if j != i]
+        without = optimal_sampling(profile.restrict(others), method="exact").risk
+        worth = max(0.0, without - best.risk)
+        if prob == 0:
+            advice = f"drop member {i}: it is never drawn"
+        elif worth <= _WORTHLESS:
+            advice = f"member {i} could be dropped: the others do as well without it"
+        else:
+            advice = f"without it the risk would rise by {worth:.4f}"
+        found.append(Contribution(i, prob, alone, without, worth, advice))
+    return tuple(found)

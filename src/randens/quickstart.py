@@ -1,0 +1,160 @@
+"""The whole idea in minutes: train, choose probabilities, attack, compare; on digits, which need no download.
+
+AT is one adversarially trained network. BARRE starts from it and adds two more, each trained against the ensemble
+so far. Probabilities are chosen on the validation split; every number reported comes from the test split.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from randens import attacks
+from randens import data as datasets
+from randens.ensemble import RandomizedEnsemble
+from randens.evaluation import (
+    AttackedSampling,
+    Estimate,
+    Evaluation,
+    difference,
+    evaluate,
+    optimize_sampling,
+    transferred,
+)
+from randens.progress import Progress, silent
+from randens.runs import Run
+from randens.training import Recipe, train
+
+__all__ = ["Quickstart", "Verdict", "quickstart", "recipes"]
+
+_CONFIDENCE = 0.95
+_ATTACKS = ("pgd", "arc-r", "saddle")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Robust accuracy of the randomized ensemble minus that of AT, over the same inputs, and what it means."""
+
+    difference: Estimate
+    sentence: str
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary for JSON."""
+        return {"difference": self.difference.to_json(), "sentence": self.sentence}
+
+
+@dataclass(frozen=True)
+class Quickstart:
+    """What the quickstart did: two evaluations on the test split, the sampling, the verdict, the run folder."""
+
+    run: Run
+    at: Evaluation
+    barre: Evaluation
+    sampling: AttackedSampling
+    verdict: Verdict
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary for JSON."""
+        return {
+            "run": str(self.run.path),
+            "seconds": self.seconds,
+            "verdict": self.verdict.to_json(),
+            "sampling": self.sampling.to_json(),
+            "at": self.at.to_json(),
+            "barre": self.barre.to_json(),
+        }
+
+
+def recipes(seed: int = 0) -> tuple[Recipe, Recipe]:
+    """(AT, BARRE) for a small convolutional network on the 8×8 digits, linf with ε = 0.2."""
+    shared: dict[str, Any] = {
+        "epochs": 20,
+        "batch_size": 64,
+        "ema": 0.98,
+        "seed": seed,
+        "model": {"name": "convnet"},
+        "data": {"name": "digits"},
+        "threat": {"norm": "linf", "eps": 0.2},
+        "adversary": {"name": "pgd", "steps": 5},
+        "optimizer": {"lr": 0.1},
+    }
+    at = Recipe.model_validate({**shared, "method": "at", "members": 1})
+    barre = Recipe.model_validate({**shared, "method": "barre", "members": 3, "sampling": {"every": 4}})
+    return at, barre
+
+
+def quickstart(
+    parent: str | os.PathLike[str] = "runs", *, seed: int = 0, progress: Progress | None = None
+) -> Quickstart:
+    """Train AT and BARRE (M = 3), choose the probabilities, attack, and compare. Makes parent/quickstart-N."""
+    begun = time.perf_counter()
+    report = silent if progress is None else progress
+    alone, boosted = recipes(seed)
+    validation, test = datasets.load("digits", "validation"), datasets.load("digits", "test")
+    run = Run.create_next(
+        parent,
+        "quickstart",
+        recipe=boosted.to_json(),
+        seed=seed,
+        chosen_on={"checkpoints": "validation", "probs": "validation"},
+    )
+    at = train(alone, run.path / "at", progress=_named("AT", report))
+    shared = boosted.model_copy(update={"first": str(run.path / "at")})
+    trained = train(shared, run.path / "barre", progress=_named("BARRE", report))
+    threat = boosted.threat.build()
+    chosen = [attacks.create(name, threat, seed=seed) for name in _ATTACKS]
+
+    sampling = optimize_sampling(trained, validation, chosen, progress=_named("choosing α", report))
+    rec = RandomizedEnsemble(
+        list(trained.members), sampling.probs, classes=trained.classes or validation.classes, threat=threat
+    )
+    rec.save(run.ensemble)
+    run.write("sampling", sampling.to_json())
+
+    splits = {"checkpoints": "validation", "probs": "validation"}
+    barre = evaluate(
+        rec, test, chosen, also={"uniform": None}, chosen_on=splits, progress=_named("BARRE", report)
+    )
+    assert barre.pool is not None
+    # Whatever fools the ensemble is tried on AT as well: both are judged by the same perturbations.
+    known = transferred(barre.pool, at, test)
+    single = evaluate(
+        at,
+        test,
+        chosen,
+        pool=known,
+        deterministic=False,
+        chosen_on={"checkpoints": "validation"},
+        progress=_named("AT", report),
+    )
+    barre.save(run.path / "evaluation.json")
+    single.save(run.path / "at" / "evaluation.json")
+    verdict = judge(single, barre)
+    run.log(event="quickstart", seconds=time.perf_counter() - begun, verdict=verdict.to_json())
+    return Quickstart(run, single, barre, sampling, verdict, time.perf_counter() - begun)
+
+
+def judge(at: Evaluation, rec: Evaluation) -> Verdict:
+    """Compare per input: does the ensemble beat AT, and is the difference more than chance?"""
+    gained = difference(at.risk, rec.risk, _CONFIDENCE)
+    points = f"{100 * abs(gained.value):.1f} points of robust accuracy"
+    interval = f"{_CONFIDENCE:.0%} interval {100 * gained.low:+.1f} to {100 * gained.high:+.1f}"
+    if gained.low > 0:
+        sentence = f"The randomized ensemble beats AT by {points} ({interval}), at the cost of one member."
+    elif gained.high < 0:
+        sentence = f"The randomized ensemble does NOT beat AT: it is worse by {points} ({interval})."
+    elif gained.value > 0:
+        sentence = f"The randomized ensemble is ahead of AT by {points}, but {rec.n} inputs do not settle it "
+            f"({interval})."
+    else:
+        sentence = (
+            f"The randomized ensemble does NOT beat AT here: the difference is {points} down ({interval})."
+        )
+    return Verdict(gained, sentence)
+
+
+def _named(name: str, progress: Progress) -> Progress:
+    return lambda task, done, total: progress(f"{name}: {task}", done, total)
