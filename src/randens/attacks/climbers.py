@@ -8,7 +8,7 @@ game between the perturbation and the members of T.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -38,7 +38,8 @@ def climb(s: Search, sweep: int, resisted: Tensor, reach: Reach) -> None:
         order = order - 2.0 * missing * (order == _largest(order, missing))
         chosen = missing.any(dim=1)
     order = order.argsort(dim=1)
-    point, errors = s.x.clone(), s.clean_errors.clone()
+    point = s.start()
+    errors = s.clean_errors.clone() if s.restart == 0 else torch.zeros_like(s.clean_errors)
     for position in range(s.members):
         rows = s.unfinished
         member = order[rows, position]
@@ -118,6 +119,7 @@ class play_to:
     kappa: float
     trust: float
     hopeless: float
+    classes: int
 
     def __call__(self, s: Search, rows: Tensor, points: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         points = points.clone()
@@ -128,7 +130,7 @@ class play_to:
         radius = eps if s.threat.norm == "l2" else None
         left = torch.arange(len(rows), device=s.device)
         for number in range(self.rounds):
-            lin = s.linearise(rows[left], points[left], targets[left])
+            lin = s.linearise(rows[left], points[left], targets[left], self.classes)
             errors[left] = lin.errors
             going = ~(lin.errors | ~lin.wanted).all(dim=1)
             left = left[going]
@@ -161,8 +163,8 @@ class play_to:
 class Lattice(Attack):
     """The lattice climber: PGD towards each target set, several random orders of the members."""
 
-    steps: int = 10
-    step: float = 0.25
+    steps: int = 20
+    step: float = 0.15
     orders: int = 2
     kappa: float = 0.05
 
@@ -176,7 +178,11 @@ class Lattice(Attack):
 @register("saddle")
 @dataclass(frozen=True)
 class Saddle(Attack):
-    """The saddle climber: each target set is reached through the linearised game."""
+    """The saddle climber: each target set is reached through the linearised game.
+
+    The first restart linearises against each member's runner-up from the clean input, which settles most inputs
+    at two or three passes each; the others start at random points and choose among several runners-up.
+    """
 
     relinearisations: int = 4
     iterations: int = 40
@@ -184,9 +190,14 @@ class Saddle(Attack):
     kappa: float = 0.05
     trust: float = 0.6
     hopeless: float = 1.0
+    hyperplanes: int = 3  # runners-up considered by every restart after the first
+    restarts: int = field(default=2, kw_only=True)
 
     def search(self, s: Search) -> None:
-        reach = play_to(self.relinearisations, self.iterations, self.kappa, self.trust, self.hopeless)
+        classes = 1 if s.restart == 0 else self.hyperplanes
+        reach = play_to(
+            self.relinearisations, self.iterations, self.kappa, self.trust, self.hopeless, classes
+        )
         resisted = torch.zeros_like(s.foolable)
         for sweep in range(self.orders):
             climb(s, sweep, resisted, reach)

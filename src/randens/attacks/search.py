@@ -321,10 +321,11 @@ class Search:
         self._learn_logits(rows, points, z.detach(), chosen)
         return self._usable(rows, gradient, chosen)
 
-    def linearise(self, rows: Tensor, points: Tensor, wanted: Tensor) -> Linearisation:
+    def linearise(self, rows: Tensor, points: Tensor, wanted: Tensor, classes: int = 1) -> Linearisation:
         """Margins and their gradients for the members `wanted` [k, M] at legal `points`: one pass per wanted member.
 
-        The passes' verdicts are recorded and returned.
+        With several `classes`, the margin is taken against the nearest of that many runners-up, at as many
+        backward passes. The passes' verdicts are recorded and returned.
         """
         k = len(rows)
         values = self.x.new_zeros(k, self.members)
@@ -332,7 +333,7 @@ class Search:
         errors = torch.zeros(k, self.members, dtype=torch.bool, device=self.device)
         # Every climb starts at the clean inputs; what is known there is not computed again.
         clean = (points == self.x[rows]).flatten(1).all(dim=1)
-        memory = self._clean_memory() if bool(clean.any()) else None
+        memory = self._clean_memory() if classes == 1 and bool(clean.any()) else None
         for index in range(self.members):
             part = wanted[:, index].nonzero().flatten()
             if memory is not None:
@@ -343,14 +344,13 @@ class Search:
                 part = part[~(clean[part] & memory.wanted[rows[part], index])]
             if not len(part):
                 continue
-            inputs = to_layout(points[part]).detach().requires_grad_(True)
-            z = self._gradient_pass(inputs, [index])
-            margin = margins(z, self.y[rows[part]]).squeeze(0)
-            (gradient,) = torch.autograd.grad(margin.sum(), inputs)
-            self.cost.backwards += len(part) * self._passes[index]
-            values[part, index] = margin.detach().to(values.dtype)
-            gradients[part, index] = self._usable(rows[part], gradient, [index]).flatten(1)
-            errors[part, index] = self._fooled(z.detach().squeeze(0), self.y[rows[part]])
+            gaps, normals, fooled = self._planes(rows[part], points[part], index, classes)
+            norms = torch.linalg.vector_norm(normals.flatten(2), self.threat.q, dim=2).clamp_min(1e-20)
+            nearest = (gaps / norms).argmin(dim=1)
+            first = torch.arange(len(part), device=self.device)
+            values[part, index] = gaps[first, nearest].to(values.dtype)
+            gradients[part, index] = normals[first, nearest].flatten(1)
+            errors[part, index] = fooled
             if memory is not None:
                 fresh = part[clean[part]]
                 memory.margins[rows[fresh], index] = values[fresh, index]
@@ -376,16 +376,22 @@ class Search:
 
         One forward pass and G backward passes. Fewer classes than hyperplanes: all there are.
         """
+        gaps, gradients, fooled = self._planes(rows, points, index, count)
+        errors = torch.zeros(len(rows), self.members, dtype=torch.bool, device=self.device)
+        errors[:, index] = fooled
+        seen = torch.zeros_like(errors)
+        seen[:, index] = True
+        self._learn(rows, points, errors, seen)
+        return gaps, gradients
+
+    def _planes(self, rows: Tensor, points: Tensor, index: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Gaps [k, G], their gradients [k, G, ...] and verdicts [k] of one member, nothing recorded."""
         inputs = to_layout(points).detach().requires_grad_(True)
         z = self._gradient_pass(inputs, [index]).squeeze(0)
         y = self.y[rows].unsqueeze(1)
         gaps = z.gather(1, y) - z
-        near = (
-            gaps.detach()
-            .scatter(1, y, torch.inf)
-            .topk(min(count, z.shape[1] - 1), dim=1, largest=False)
-            .indices
-        )
+        others = gaps.detach().scatter(1, y, torch.inf)
+        near = others.topk(min(count, z.shape[1] - 1), dim=1, largest=False).indices
         chosen = gaps.gather(1, near)
         gradients = []
         for g in range(near.shape[1]):
@@ -393,8 +399,7 @@ class Search:
             (gradient,) = torch.autograd.grad(chosen[:, g].sum(), inputs, retain_graph=not last)
             gradients.append(self._usable(rows, gradient, [index]))
         self.cost.backwards += len(points) * near.shape[1] * self._passes[index]
-        self._learn_logits(rows, points, z.detach().unsqueeze(0), [index])
-        return chosen.detach(), torch.stack(gradients, dim=1)
+        return chosen.detach(), torch.stack(gradients, dim=1), self._fooled(z.detach(), self.y[rows])
 
     def _gradient_pass(self, inputs: Tensor, chosen: Sequence[int]) -> Tensor:
         outputs = []

@@ -62,10 +62,10 @@ _LOSSES = {
 def parts(preset: str, threat: Threat) -> tuple[Attack, ...]:
     """The attacks of a preset, in the order in which they run: cheap ones first, which settle most inputs."""
     if preset == "fast":
-        return (Saddle(threat, orders=1), _Adaptive(threat, steps=10))
+        return (Saddle(threat, orders=1, restarts=2), _Adaptive(threat, steps=10))
     if preset == "standard":
         return (
-            Saddle(threat, orders=3),
+            Saddle(threat, orders=4, restarts=2),
             PGD(threat),
             _Adaptive(threat, steps=20),
             ARCR(threat, steps=20),
@@ -75,13 +75,13 @@ def parts(preset: str, threat: Threat) -> tuple[Attack, ...]:
     if preset == "thorough":
         return (
             FGSM(threat),
-            Saddle(threat, orders=8, restarts=2),
+            Saddle(threat, orders=8, restarts=4),
             PGD(threat, steps=50, step=0.1, restarts=2),
             _Adaptive(threat, steps=50, restarts=2),
             _Automatic(threat, steps=100),
             ARC(threat, steps=20),
             ARCR(threat, steps=20, restarts=3),
-            Lattice(threat, orders=3, steps=20),
+            Lattice(threat, orders=3, steps=30),
             RandomSearch(threat, queries=500),
         )
     return unknown("preset", preset, PRESETS)
