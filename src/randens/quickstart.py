@@ -147,8 +147,7 @@ def judge(at: Evaluation, rec: Evaluation) -> Verdict:
     elif gained.high < 0:
         sentence = f"The randomized ensemble does NOT beat AT: it is worse by {points} ({interval})."
     elif gained.value > 0:
-        sentence = f"The randomized ensemble is ahead of AT by {points}, but {rec.n} inputs do not settle it "
-            f"({interval})."
+        sentence = f"The randomized ensemble is ahead of AT by {points}; {rec.n} inputs do not settle it ({interval})."
     else:
         sentence = (
             f"The randomized ensemble does NOT beat AT here: the difference is {points} down ({interval})."
