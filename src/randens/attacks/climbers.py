@@ -190,7 +190,7 @@ class Saddle(Attack):
     kappa: float = 0.05
     trust: float = 0.6
     hopeless: float = 1.0
-    hyperplanes: int = 3  # runners-up considered by every restart after the first
+    hyperplanes: int = 2  # runners-up considered by every restart after the first
     restarts: int = field(default=2, kw_only=True)
 
     def search(self, s: Search) -> None:

@@ -75,7 +75,7 @@ def parts(preset: str, threat: Threat) -> tuple[Attack, ...]:
     if preset == "thorough":
         return (
             FGSM(threat),
-            Saddle(threat, orders=8, restarts=4),
+            Saddle(threat, orders=8, restarts=4, hyperplanes=3),
             PGD(threat, steps=50, step=0.1, restarts=2),
             _Adaptive(threat, steps=50, restarts=2),
             _Automatic(threat, steps=100),
