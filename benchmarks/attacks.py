@@ -159,7 +159,7 @@ def single_rows(member: nn.Module, x: Tensor, y: Tensor, threat: Threat, repeats
     create = randens.attacks.create
     cases: dict[str, Callable[[], Any]] = {
         "PGD-20": lambda: create("pgd", threat)(member, x, y),
-        "PGD-20, nothing dropped": lambda: create("pgd", threat, drop_finished=False)(member, x, y),
+        "PGD-20, nothing dropped": lambda: create("apgd-l", threat, drop_finished=False)(member, x, y),
         "bare passes of PGD-20": bare_passes(member, x.contiguous(memory_format=torch.channels_last), y, 20),
     }
     for package, run in (("foolbox", foolbox_pgd), ("torchattacks", torchattacks_pgd)):

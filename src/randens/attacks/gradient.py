@@ -95,7 +95,7 @@ def ascend_adaptively(s: Search, loss: Loss, *, steps: int, members: Sequence[in
 def _open(s: Search, members: Sequence[int] | None) -> Tensor:
     """Rows worth another step."""
     rows = s.unfinished
-    if members is None or not s.drop_finished:
+    if members is None:
         return rows
     done = s.foolable[rows][:, list(members)].all(dim=1)
     return rows[~done]

@@ -87,6 +87,8 @@ class Search:
         # Rounding to the members' precision may step over the box by half a float.
         moved = x.detach().to(self.device, dtype)
         self.x = to_layout(moved if threat.bounds is None else moved.clamp(*threat.bounds))
+        # For linf the legal set is an interval per coordinate, worked out once.
+        self._interval = threat.interval(self.x) if threat.norm == "linf" else None
         self.y = y.to(self.device, torch.int64)
         self.n, self.members = len(x), len(rec.members)
         self.probs = rec.probs.to(self.device)
@@ -160,7 +162,10 @@ class Search:
 
     def project(self, rows: Tensor, points: Tensor) -> Tensor:
         """The legal points next to `points`."""
-        return to_layout(self.threat.project(points, self.x[rows]))
+        if self._interval is None:
+            return to_layout(self.threat.project(points, self.x[rows]))
+        low, high = self._interval
+        return to_layout(torch.minimum(torch.maximum(points, low[rows]), high[rows]))
 
     # ---- verdicts --------------------------------------------------------------------------------------------
 
