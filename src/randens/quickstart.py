@@ -11,6 +11,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from randens import attacks
 from randens import data as datasets
 from randens.ensemble import RandomizedEnsemble
@@ -90,8 +92,17 @@ def quickstart(
     parent: str | os.PathLike[str] = "runs", *, seed: int = 0, progress: Progress | None = None
 ) -> Quickstart:
     """Train AT and BARRE (M = 3), choose the probabilities, attack, and compare. Makes parent/quickstart-N."""
+    # Networks this small gain nothing from several threads, and lose much where others use the cores.
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return _quickstart(parent, seed, silent if progress is None else progress)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _quickstart(parent: str | os.PathLike[str], seed: int, report: Progress) -> Quickstart:
     begun = time.perf_counter()
-    report = silent if progress is None else progress
     alone, boosted = recipes(seed)
     validation, test = datasets.load("digits", "validation"), datasets.load("digits", "test")
     run = Run.create_next(

@@ -49,24 +49,27 @@ def bars() -> Iterator[Progress]:
 
 
 def _lines(stream: TextIO) -> Progress:
+    """One line every ten seconds, about the task that will take longest."""
     began: dict[str, float] = {}
-    said: dict[str, float] = {}
+    ahead: dict[str, tuple[float, float]] = {}
+    last = time.monotonic()
 
     def progress(task: str, done: float, total: float) -> None:
+        nonlocal last
         now = time.monotonic()
-        start = began.setdefault(task, now)
-        finished = done >= total
-        if not finished and now - said.setdefault(task, now) < _SECONDS_BETWEEN_LINES:
-            return
-        said[task] = now
-        if finished:
+        spent = now - began.setdefault(task, now)
+        if done >= total:
             began.pop(task)
-            said.pop(task)
-            if now - start >= 1:
-                print(f"{task}: done in {now - start:.0f} s", file=stream, flush=True)
-        elif total > 0:
-            left = (now - start) * (total - done) / done if done else 0.0
-            ahead = f", {left:.0f} s left" if done else ""
-            print(f"{task}: {done / total:.0%}{ahead}", file=stream, flush=True)
+            ahead.pop(task, None)
+            if spent >= _SECONDS_BETWEEN_LINES:
+                print(f"{task}: done in {spent:.0f} s", file=stream, flush=True)
+            return
+        if done > 0:
+            ahead[task] = (spent * (total - done) / done, done / total)
+        if ahead and now - last >= _SECONDS_BETWEEN_LINES:
+            last = now
+            longest = max(ahead, key=lambda name: ahead[name][0])
+            left, share = ahead[longest]
+            print(f"{longest}: {share:.0%}, {left:.0f} s left", file=stream, flush=True)
 
     return progress
