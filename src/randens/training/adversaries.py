@@ -1,15 +1,14 @@
 """Who makes the training examples: PGD, FGSM-RS, N-FGSM and, for the paper's overfitting figure, ARC.
 
 Unlike the attacks of `randens.attacks`, which keep the worst of all points they met, these return their last
-point: that is what the methods train on, and it costs no pass beyond the gradients. Victims are in eval mode and
-their parameters take no gradients; only the input does.
+point: that is what the methods train on, and it costs no pass beyond the gradients. Victims are in eval mode
+and their parameters take no gradients; only the input does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +25,7 @@ from randens.threat import Threat
 from randens.training.losses import Forward, divergence
 from randens.training.recipe import AdversaryPart
 
-__all__ = ["Adversary", "Arc", "FGSMRS", "NFGSM", "PGD", "Victims", "adversary"]
+__all__ = ["Adversary", "Arc", "FGSMRS", "NFGSM", "PGD", "Start", "Victims", "adversary"]
 
 _LEVELS: dict[str, Loss] = {
     "loss": expected_cross_entropy,
@@ -59,8 +58,18 @@ class Victims:
 
 
 @dataclass(frozen=True)
+class Start:
+    """A batch, where the search begins for each input, and a seed for whatever is random later on."""
+
+    x: Tensor
+    y: Tensor
+    point: Tensor
+    seed: int = 0
+
+
+@dataclass(frozen=True)
 class Adversary:
-    """`start` draws the random beginning for a whole batch; `craft` goes on from there, for any part of it.
+    """`begin` draws the random beginning for a whole batch; `craft` goes on from there, for any part of it.
 
     The two are apart so that several processes can share one batch and still see the same random numbers.
     """
@@ -68,29 +77,48 @@ class Adversary:
     threat: Threat
     level: str
 
-    gradients: ClassVar[int] = 1
+    @property
+    def radius(self) -> float:
+        """Radius of the random beginning, in units of ε; 0 is the clean input."""
+        return 1.0
 
-    def start(self, x: Tensor, generator: torch.Generator) -> Tensor:
+    @property
+    def gradients(self) -> int:
+        """Input gradients per image and member."""
+        return 1
+
+    def begin(self, x: Tensor, generator: torch.Generator) -> Tensor:
         """Where the search begins, for every input."""
-        return self.threat.random(x, generator)
+        return self.threat.scaled(self.radius).random(x, generator) if self.radius else x
 
-    def craft(self, victims: Victims, x: Tensor, y: Tensor, start: Tensor, seed: int) -> Tensor:
-        """Adversarial inputs for x."""
+    def craft(self, victims: Victims, start: Start) -> Tensor:
+        """Adversarial inputs."""
         raise NotImplementedError
 
     def passes(self, victims: int) -> int:
         """Member passes, forward and as many backward, per image."""
-        reference = victims if self.level == "kl" else 0
-        return self.gradients * victims + reference
+        return victims * (self.gradients + (self.level == "kl"))
 
-    def objective(self, victims: Victims, x: Tensor, y: Tensor) -> Objective:
-        """What is climbed, as a function of the members' logits."""
+    def climb(self, victims: Victims, start: Start) -> Callable[[Tensor], Tensor]:
+        """The steepest direction of the objective at a point."""
+        objective = self._objective(victims, start)
+
+        def direction(point: Tensor) -> Tensor:
+            with torch.enable_grad():
+                variable = point.detach().requires_grad_()
+                (gradient,) = torch.autograd.grad(objective(victims.logits(variable)).sum(), variable)
+            return self.threat.steepest(gradient)
+
+        return direction
+
+    def _objective(self, victims: Victims, start: Start) -> Objective:
+        """What is climbed, as a function of the members' logits; "kl" is TRADES's Σ α_i KL(f_i(x) ‖ f_i(x'))."""
         if self.level == "kl":
             with torch.no_grad():
-                clean = victims.logits(x).log_softmax(dim=-1)
+                clean = victims.logits(start.x).log_softmax(dim=-1)
             return lambda z: victims.probs.to(z.dtype) @ divergence(clean, z)
         loss = _LEVELS[self.level]
-        return lambda z: loss(z, y, victims.probs)
+        return lambda z: loss(z, start.y, victims.probs)
 
 
 @dataclass(frozen=True)
@@ -100,16 +128,16 @@ class PGD(Adversary):
     steps: int
     step: float
 
-    def craft(self, victims: Victims, x: Tensor, y: Tensor, start: Tensor, seed: int) -> Tensor:
-        objective = self.objective(victims, x, y)
-        point = start
-        for _ in range(self.steps):
-            direction = self.threat.steepest(_gradient(victims, point, objective))
-            point = self.threat.project(point + self.step * direction, x)
-        return point
+    @property
+    def gradients(self) -> int:
+        return self.steps
 
-    def passes(self, victims: int) -> int:
-        return self.steps * victims + (victims if self.level == "kl" else 0)
+    def craft(self, victims: Victims, start: Start) -> Tensor:
+        direction = self.climb(victims, start)
+        point = start.point
+        for _ in range(self.steps):
+            point = self.threat.project(point + self.step * direction(point), start.x)
+        return point
 
 
 @dataclass(frozen=True)
@@ -118,9 +146,9 @@ class FGSMRS(Adversary):
 
     step: float
 
-    def craft(self, victims: Victims, x: Tensor, y: Tensor, start: Tensor, seed: int) -> Tensor:
-        direction = self.threat.steepest(_gradient(victims, start, self.objective(victims, x, y)))
-        return self.threat.project(start + self.step * direction, x)
+    def craft(self, victims: Victims, start: Start) -> Tensor:
+        direction = self.climb(victims, start)
+        return self.threat.project(start.point + self.step * direction(start.point), start.x)
 
 
 @dataclass(frozen=True)
@@ -133,12 +161,13 @@ class NFGSM(Adversary):
     step: float
     noise: float
 
-    def start(self, x: Tensor, generator: torch.Generator) -> Tensor:
-        return self.threat.scaled(self.noise).random(x, generator)
+    @property
+    def radius(self) -> float:
+        return self.noise
 
-    def craft(self, victims: Victims, x: Tensor, y: Tensor, start: Tensor, seed: int) -> Tensor:
-        direction = self.threat.steepest(_gradient(victims, start, self.objective(victims, x, y)))
-        point = start + self.step * direction
+    def craft(self, victims: Victims, start: Start) -> Tensor:
+        direction = self.climb(victims, start)
+        point = start.point + self.step * direction(start.point)
         return point if self.threat.bounds is None else point.clamp(*self.threat.bounds)
 
 
@@ -149,24 +178,26 @@ class Arc(Adversary):
     name: str
     steps: int
 
-    def start(self, x: Tensor, generator: torch.Generator) -> Tensor:
-        return x
+    @property
+    def radius(self) -> float:
+        return 0.0
 
-    def craft(self, victims: Victims, x: Tensor, y: Tensor, start: Tensor, seed: int) -> Tensor:
+    def craft(self, victims: Victims, start: Start) -> Tensor:
         rec = RandomizedEnsemble(list(victims.members), victims.probs)
+        batch = max(1, len(start.x))
         attack = attacks.create(
             self.name,
             self.threat,
             steps=self.steps,
-            seed=seed,
+            seed=start.seed,
             precision="float32",
-            batch_size=max(1, len(x)),
+            batch_size=batch,
         )
-        return attack(rec, x, y).x_adv.to(x.device)
+        return attack(rec, start.x, start.y).x_adv.to(start.x.device)
 
     def passes(self, victims: int) -> int:
-        # Per step and member: gradients towards two boundaries, and a verdict of all members on the candidate.
-        return self.steps * victims * (1 + victims)
+        # At most, per step and member: gradients to two boundaries, and all members' verdicts on a candidate.
+        return self.steps * victims * (2 + victims)
 
 
 def adversary(part: AdversaryPart, threat: Threat, level: str) -> Adversary:
@@ -179,12 +210,3 @@ def adversary(part: AdversaryPart, threat: Threat, level: str) -> Adversary:
     if part.name == "n-fgsm":
         return NFGSM(threat, chosen, part.step or threat.eps, part.noise)
     return Arc(threat, chosen, part.name, part.steps)
-
-
-def _gradient(victims: Victims, point: Tensor, objective: Objective) -> Tensor:
-    """∇ of the objective at `point`, for the input alone."""
-    with torch.enable_grad():
-        variable = point.detach().requires_grad_()
-        value = objective(victims.logits(variable)).sum()
-        (gradient,) = torch.autograd.grad(value, variable)
-    return gradient

@@ -100,5 +100,5 @@ def _digest(position: str, tensors: Mapping[str, Tensor]) -> str:
     for key in sorted(tensors):
         tensor = tensors[key]
         digest.update(f"{key}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
-        digest.update(memoryview(tensor.numpy()).cast("B") if tensor.numel() else b"")
+        digest.update(tensor.numpy().tobytes())
     return digest.hexdigest()

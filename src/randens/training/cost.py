@@ -1,21 +1,29 @@
-"""What a recipe costs before it is run: member passes, which do not depend on the machine, and time measured here.
+"""What a recipe costs before it is run: member passes, which do not depend on the machine, and time here.
 
-A pass is one member on one image. Validation is counted as if no image were ever finished early: an upper bound.
+A pass is one member on one image, forward and backward. Validation is counted as if no image were ever finished
+early and no choice of α settled early: an upper bound.
 """
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import nn
 
 from randens import data, models
 from randens.ensemble import frozen, to_layout
 from randens.training import losses
 from randens.training.adversaries import adversary
-from randens.training.methods import METHODS
+from randens.training.distributed import pick_device
+from randens.training.members import Blueprint
+from randens.training.methods import METHODS, Roster, uniform
+from randens.training.precision import arithmetic
 from randens.training.recipe import Recipe
 
 __all__ = ["Estimate", "StagePlan", "estimate", "plan"]
@@ -23,141 +31,149 @@ __all__ = ["Estimate", "StagePlan", "estimate", "plan"]
 
 @dataclass(frozen=True)
 class StagePlan:
-    """One stage: member passes (forward, and as many backward) per image."""
+    """One stage: passes per image and epoch to craft and to train, passes per validation image in all."""
 
     epochs: int
     crafting: int
     training: int
     validation: int
-    validations: int
-    reweighings: int
+
+    @property
+    def work(self) -> int:
+        """Passes per training image."""
+        return self.epochs * (self.crafting + self.training)
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Member passes by kind, and seconds if a step was measured.
+    """Member passes by kind, and seconds if passes were measured.
 
-    `crafting` passes go forward and back to the input; `training` passes forward and back to the weights;
-    `validation` passes are the attack's, at most.
+    `crafting` passes go back to the input, `training` passes to the weights; `validation` passes are the
+    attack's, at most. `flops` and `parameters` are one member's.
     """
 
     crafting: int
     training: int
     validation: int
-    parameters: int
     flops: int
+    parameters: int
     seconds: float | None = None
 
     @property
     def passes(self) -> int:
-        """All member passes, each forward and backward."""
+        """All member passes."""
         return self.crafting + self.training + self.validation
+
+    @property
+    def total_flops(self) -> int:
+        """Forward once; backward once more to the input, twice to the weights."""
+        return self.flops * (2 * (self.crafting + self.validation) + 3 * self.training)
 
     def sentence(self) -> str:
         """For a person to read before the run starts."""
         said = (
-            f"{_big(self.passes)} member passes ({_big(self.crafting)} to craft, {_big(self.training)} to train, "
-            f"at most {_big(self.validation)} to validate), {_big(6 * self.flops * self.passes // 2)}FLOP"
+            f"{_big(self.passes)} member passes: {_big(self.crafting)} to craft, {_big(self.training)} to "
+            f"train, at most {_big(self.validation)} to validate; {_big(self.total_flops)} FLOP"
         )
         return said if self.seconds is None else f"{said}; about {_duration(self.seconds)} on this machine"
 
 
 def plan(recipe: Recipe) -> list[StagePlan]:
-    """The stages of a recipe that are still to be trained."""
+    """The stages of a recipe; a shared first member costs nothing."""
     method = METHODS[recipe.method]()
-    craft = adversary(recipe.adversary, recipe.threat.build(), method.level)
-    stages, before = [], 0
-    for number, size in enumerate(method.stages(recipe.members)):
-        epochs = recipe.epochs_of(number)
-        everyone = before + size
-        attacked = everyone if method.level != "loss" else (size if recipe.method != "bat" else 1)
-        every = recipe.validation.every
+    level = "kl" if recipe.loss.name == "trades" else method.level
+    craft = adversary(recipe.adversary, recipe.threat.build(), level)
+    counts = method.stages(recipe.members)
+    per_attack = recipe.validation.steps + 2  # the clean verdict and the last one
+    stages: list[StagePlan] = []
+    for number, size in enumerate(counts):
+        before = sum(counts[:number])
+        roster = Roster([nn.Identity()] * before, [nn.Identity()] * size, uniform(before + size))
+        victims, _ = method.victims(roster)
+        shared = number == 0 and recipe.first is not None and len(counts) > 1
+        epochs = 0 if shared else recipe.epochs_of(number)
+        several = before + size if method.level != "loss" or recipe.method == "bat" else size
+        attacks = math.ceil(epochs / recipe.validation.every)
+        if method.reweighs and before:
+            attacks += epochs // recipe.sampling.every * recipe.sampling.sweeps
         stages.append(
             StagePlan(
-                epochs=0 if number == 0 and recipe.first is not None and size == 1 else epochs,
-                crafting=craft.passes(attacked),
+                epochs=epochs,
+                crafting=craft.passes(len(victims)),
                 training=losses.passes(recipe.loss) * size,
-                validation=(recipe.validation.steps + 1) * (everyone if method.level != "loss" else size),
-                validations=math.ceil(epochs / every),
-                reweighings=epochs // recipe.sampling.every if method.reweighs and everyone > 1 else 0,
+                validation=attacks * several * per_attack,
             )
         )
-        before = everyone
     return stages
 
 
 def estimate(recipe: Recipe, *, measure: bool = True) -> Estimate:
-    """Cost of a recipe: member passes, and with `measure` the time, from a few passes on random images."""
+    """Cost of a recipe: member passes and, with `measure`, the time, from a few passes on random images."""
     known = data.entry(recipe.data.name)
-    images = known.sizes["train"]
-    held = min(known.sizes["validation"], recipe.validation.size or known.sizes["validation"])
+    images, held = known.sizes["train"], known.sizes["validation"]
+    held = min(held, recipe.validation.size or held)
     stages = plan(recipe)
     crafting = sum(s.epochs * s.crafting for s in stages) * images
     training = sum(s.epochs * s.training for s in stages) * images
-    validation = sum((s.validations + s.reweighings) * s.validation for s in stages if s.epochs) * held
-    if recipe.members > 1:
-        validation += held * recipe.members * (recipe.validation.steps + 1) * (1 + recipe.sampling.sweeps)
-    model = models.create(
-        recipe.model.name, classes=len(known.classes), input_shape=known.shape, seed=0, **network(recipe)
-    )
+    last = recipe.members * (recipe.validation.steps + 2) * (1 + recipe.sampling.sweeps)
+    validation = (sum(s.validation for s in stages) + last) * held
+    model = Blueprint(recipe, len(known.classes), known.shape)()
+    flops, parameters = models.flops(model), models.parameters(model)
     seconds = None
     if measure:
-        craft, train = _measure(recipe, model)
+        craft, train = _measured(recipe, model)
         seconds = craft * (crafting + validation) + train * training
-    return Estimate(crafting, training, validation, models.parameters(model), models.flops(model), seconds)
+    return Estimate(crafting, training, validation, flops, parameters, seconds)
 
 
-def network(recipe: Recipe) -> dict[str, int]:
-    """The network's own sizes, where the recipe gives them."""
-    part = recipe.model
-    sizes = {"width": part.width, "hidden": part.hidden, "depth": part.depth}
-    return {key: value for key, value in sizes.items() if value is not None}
-
-
-def _measure(recipe: Recipe, model: models.Classifier) -> tuple[float, float]:
+def _measured(recipe: Recipe, model: models.Classifier) -> tuple[float, float]:
     """Seconds per image of one crafting pass and of one training pass, in the recipe's batch size."""
-    from randens.training.distributed import pick_device
-    from randens.training.engine import arithmetic
-
     device = pick_device(recipe.device)
     model = model.to(device)
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    cast = arithmetic(recipe, device, model)
-    x = torch.rand(
-        min(recipe.batch_size, 128), *model.input_shape, generator=torch.Generator().manual_seed(0)
-    )
-    x = to_layout(x).to(device)
+    cast = arithmetic(recipe.precision, device, model)
+    generator = torch.Generator().manual_seed(0)
+    x = to_layout(torch.rand(recipe.batch_size, *model.input_shape, generator=generator)).to(device)
+    with frozen(model):
+        craft = _fastest(lambda: _crafting_pass(model, x, cast), device)
+    train = _fastest(lambda: _training_pass(model, x, cast), device)
+    return craft / len(x), train / len(x)
 
-    def crafting() -> None:
-        with frozen(model):
-            variable = x.detach().requires_grad_()
-            with cast():
-                z = model(variable)
-            torch.autograd.grad(z.float().square().mean(), variable)
 
-    def training() -> None:
-        with cast():
-            z = model(x)
-        z.float().square().mean().backward()  # type: ignore[no-untyped-call]
+def _crafting_pass(
+    model: nn.Module, x: torch.Tensor, cast: Callable[[], AbstractContextManager[Any]]
+) -> None:
+    variable = x.detach().requires_grad_()
+    with cast():
+        z = model(variable)
+    torch.autograd.grad(z.float().square().mean(), variable)
 
+
+def _training_pass(
+    model: nn.Module, x: torch.Tensor, cast: Callable[[], AbstractContextManager[Any]]
+) -> None:
+    model.train()
+    with cast():
+        z = model(x)
+    torch.autograd.backward(z.float().square().mean())
+
+
+def _fastest(work: Callable[[], None], device: torch.device) -> float:
     times = []
-    for work in (crafting, training):
-        spent = []
-        for _ in range(3):
-            begun = time.perf_counter()
-            work()
-            if device.type == "cuda":
-                torch.cuda.synchronize()
-            spent.append(time.perf_counter() - begun)
-        times.append(min(spent) / len(x))
-    return times[0], times[1]
+    for _ in range(3):
+        begun = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - begun)
+    return min(times)
 
 
 def _big(value: float) -> str:
     for size, letter in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= size:
-            return f"{value / size:.3g} {letter}"
-    return f"{value:.0f} "
+            return f"{value / size:.3g}{letter}"
+    return f"{value:.0f}"
 
 
 def _duration(seconds: float) -> str:

@@ -104,7 +104,7 @@ def workers(device: str) -> Iterator[Workers]:
         yield Workers(wanted)
         return
     from lightning_fabric import Fabric
-    from lightning_fabric.strategies import DDPStrategy
+    from lightning_fabric.strategies.ddp import DDPStrategy
 
     fabric = Fabric(
         accelerator=wanted.type,
@@ -151,16 +151,14 @@ class SyncedBatchNorm(nn.BatchNorm2d):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
             return super().forward(x)
-        from torch.distributed.nn.functional import all_reduce
-
         shape = (1, -1, 1, 1)
         pixels = x.numel() // x.shape[1]
         count = torch.tensor([float(pixels)], device=x.device)
         dist.all_reduce(count)
         # Mean first, deviations second: the one-pass formula loses digits in float32.
-        mean = all_reduce(x.float().sum(dim=(0, 2, 3))) / count
+        mean = _sum_over_ranks(x.float().sum(dim=(0, 2, 3))) / count
         deviation = x.float() - mean.view(shape)
-        variance = all_reduce(deviation.square().sum(dim=(0, 2, 3))) / count
+        variance = _sum_over_ranks(deviation.square().sum(dim=(0, 2, 3))) / count
         with torch.no_grad():
             rate = self.momentum if self.momentum is not None else 0.1
             assert self.running_mean is not None
@@ -169,10 +167,18 @@ class SyncedBatchNorm(nn.BatchNorm2d):
             self.running_mean.lerp_(mean, rate)
             self.running_var.lerp_(variance * count / (count - 1), rate)
             self.num_batches_tracked.add_(1)
-        output = deviation * (variance + self.eps).rsqrt().view(shape)
+        output: Tensor = deviation * (variance + self.eps).rsqrt().view(shape)
         if self.affine:
             output = output * self.weight.view(shape) + self.bias.view(shape)
         return output.to(x.dtype)
+
+
+def _sum_over_ranks(values: Tensor) -> Tensor:
+    """The sum over ranks, through which gradients flow back to every rank."""
+    from torch.distributed.nn.functional import all_reduce
+
+    summed: Tensor = all_reduce(values)  # type: ignore[no-untyped-call]
+    return summed
 
 
 def _synchronise(module: nn.Module) -> None:

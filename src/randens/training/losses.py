@@ -1,12 +1,13 @@
-"""What the weights descend. A training loss calls the member itself, so each makes exactly the passes it needs.
+"""What the weights descend. A training loss calls the member itself, so each makes just the passes it needs.
 
-``loss(forward, x, x_adv, y)`` returns the loss per image [n] and the member's logits at x_adv [n, C]; forward is
+``loss(forward, examples)`` returns the loss per image [n] and the member's logits at x_adv [n, C]; `forward` is
 the member being trained. All hold for any number of classes ≥ 2.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -15,33 +16,45 @@ from randens.attacks.losses import mce
 from randens.training.recipe import LossPart
 
 __all__ = [
+    "Examples",
     "Forward",
     "TrainingLoss",
     "cross_entropy",
+    "divergence",
     "margin_cross_entropy",
     "passes",
     "trades",
     "training_loss",
 ]
 
+
+@dataclass(frozen=True)
+class Examples:
+    """A batch with its adversarial inputs."""
+
+    x: Tensor
+    x_adv: Tensor
+    y: Tensor
+
+
 Forward = Callable[[Tensor], Tensor]
-TrainingLoss = Callable[[Forward, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+TrainingLoss = Callable[[Forward, Examples], tuple[Tensor, Tensor]]
 
 _TRADES_WEIGHT = 6.0
 
 
-def cross_entropy(forward: Forward, x: Tensor, x_adv: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def cross_entropy(forward: Forward, examples: Examples) -> tuple[Tensor, Tensor]:
     """CE(f(x_adv), y)."""
-    z = forward(x_adv)
-    return F.cross_entropy(z, y, reduction="none"), z
+    z = forward(examples.x_adv)
+    return F.cross_entropy(z, examples.y, reduction="none"), z
 
 
 def margin_cross_entropy(weight: float = 1.0) -> TrainingLoss:
     """MCE(f(x_adv), y) = CE + w/(C−1) Σ_{j≠y} −log softmax(−z)_j, both terms from one forward pass."""
 
-    def loss(forward: Forward, x: Tensor, x_adv: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        z = forward(x_adv)
-        return mce(z, y, weight), z
+    def loss(forward: Forward, examples: Examples) -> tuple[Tensor, Tensor]:
+        z = forward(examples.x_adv)
+        return mce(z, examples.y, weight), z
 
     return loss
 
@@ -49,9 +62,9 @@ def margin_cross_entropy(weight: float = 1.0) -> TrainingLoss:
 def trades(weight: float = _TRADES_WEIGHT) -> TrainingLoss:
     """CE(f(x), y) + β KL(softmax f(x) ‖ softmax f(x_adv)); both passes carry a gradient."""
 
-    def loss(forward: Forward, x: Tensor, x_adv: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        z, z_adv = forward(x), forward(x_adv)
-        natural = F.cross_entropy(z, y, reduction="none")
+    def loss(forward: Forward, examples: Examples) -> tuple[Tensor, Tensor]:
+        z, z_adv = forward(examples.x), forward(examples.x_adv)
+        natural = F.cross_entropy(z, examples.y, reduction="none")
         return natural + weight * divergence(z.log_softmax(dim=-1), z_adv), z_adv
 
     return loss

@@ -87,7 +87,8 @@ class AdversaryPart(_Part):
     """How training examples are made. `level` is where the expectation over members is taken.
 
     `step` is in units of the inputs (None: ε/4 for pgd, ε for n-fgsm, 1.25 ε for fgsm-rs); `noise` is the
-    radius of n-fgsm's random start in units of ε. "auto" takes the method's own level.
+    radius of n-fgsm's random start in units of ε. "auto" takes the method's own level. A fresh member meets the
+    full ε only after `warmup` epochs: some networks learn nothing from the strongest examples at first.
     """
 
     name: Literal["pgd", "fgsm-rs", "n-fgsm", "arc", "arc-r"] = "pgd"
@@ -95,6 +96,7 @@ class AdversaryPart(_Part):
     steps: Count = 10
     step: Positive | None = None
     noise: Positive = 2.0
+    warmup: Annotated[int, Field(ge=0)] = 0
 
 
 class LossPart(_Part):

@@ -50,7 +50,7 @@ def attacked(rec: RandomizedEnsemble, x: Tensor, y: Tensor, attack: Attack, work
 
     A batch's random numbers depend on its number alone, so the number of ranks changes nothing.
     """
-    xs, ys = x.split(attack.batch_size), y.split(attack.batch_size)
+    xs, ys = torch.split(x, attack.batch_size), torch.split(y, attack.batch_size)
     own: dict[str, np.ndarray] = {}
     forwards = backwards = 0
     with attacking(rec):

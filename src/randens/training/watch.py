@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 __all__ = ["Watch"]
 
+_NOISE = 0.1
+
 
 @dataclass(frozen=True)
 class Watch:
@@ -17,8 +19,10 @@ class Watch:
 
     def seen(self, robust: float, training: float, collapse: float) -> Watch:
         """After a validation with accuracy `robust` under attack, and accuracy `training` on the training
-        adversary's examples. It is a fault when `robust` is below collapse × best and training has not fallen."""
+        adversary's examples. A fault: `robust` is below collapse × best, training has not fallen, and the loss
+        is too large to be noise around chance level."""
         if robust >= self.best:
             return Watch(robust, training, 0)
-        fault = robust < collapse * self.best and training >= self.training
+        lost = robust < collapse * self.best and self.best - robust >= _NOISE
+        fault = lost and training >= self.training
         return Watch(self.best, self.training, self.faults + 1 if fault else 0)

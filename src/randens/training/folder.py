@@ -1,0 +1,64 @@
+"""The run folder of a training run: begun, continued, cleaned of what a killed process left, and rewound."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from randens.errors import FileError, InputError
+from randens.files import read_json, write_atomic
+from randens.runs import Run
+from randens.training.recipe import Recipe, difference
+
+__all__ = ["is_finished", "open_folder", "rewind_metrics"]
+
+
+def open_folder(recipe: Recipe, folder: Path, say: Callable[[str], None], force: bool) -> None:
+    """Create the run folder, or check that what is there was started with this recipe."""
+    _clean(folder)
+    if not folder.exists():
+        Run.create(folder, kind="training", recipe=recipe.to_json(), seed=recipe.seed)
+        return
+    run = Run.open(folder)
+    if run.manifest.get("kind") != "training":
+        raise FileError(f"{folder} is a run of another kind; choose another folder")
+    said = "; ".join(difference(run.manifest["recipe"], recipe.to_json()))
+    if not said:
+        return
+    if not force:
+        raise InputError(
+            f"{folder} was started with another recipe ({said}); choose another folder with --out, "
+            "or continue with the new recipe by --force"
+        )
+    say(f"continuing with a changed recipe: {said}")
+    earlier = [*run.manifest.get("earlier_recipes", []), run.manifest["recipe"]]
+    run.write("manifest", {**run.manifest, "recipe": recipe.to_json(), "earlier_recipes": earlier})
+    (folder / "training.json").unlink(missing_ok=True)
+
+
+def is_finished(run: Run) -> bool:
+    """Whether the ensemble is there and complete."""
+    path = run.path / "training.json"
+    return path.exists() and run.ensemble.is_dir() and bool(read_json(path).get("finished"))
+
+
+def rewind_metrics(run: Run, lines: int) -> None:
+    """Drop the lines written after a checkpoint: those steps are run again."""
+    path = run.path / "metrics.jsonl"
+    if path.exists():
+        write_atomic(path, b"".join(path.read_bytes().splitlines(keepends=True)[:lines]))
+
+
+def _clean(folder: Path) -> None:
+    """Remove temporary files of a killed process, and a folder that never got its manifest."""
+    if not folder.is_dir():
+        return
+    for place in (folder, folder / "checkpoints"):
+        for left in [*place.glob(".*.tmp"), *place.glob(".*.old")]:
+            if left.is_dir():
+                shutil.rmtree(left, ignore_errors=True)
+            else:
+                left.unlink(missing_ok=True)
+    if not any(folder.iterdir()):
+        folder.rmdir()

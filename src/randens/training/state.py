@@ -1,0 +1,148 @@
+"""The state of a run, to and from checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from randens.training.checkpoint import Checkpoint
+from randens.training.methods import Weights
+from randens.training.watch import Watch
+
+__all__ = ["Best", "Ledger", "Stage", "Tally", "pack", "part", "restore"]
+
+
+@dataclass(frozen=True)
+class Best:
+    """The checkpoint that counts so far in a stage: its risk and natural error on validation data, and α."""
+
+    risk: float
+    natural: float
+    epoch: int
+    probs: Weights
+    states: Sequence[Mapping[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Sums over the epoch so far: each trained member's loss, correct answers (their mean), images."""
+
+    losses: Weights
+    correct: float = 0.0
+    images: int = 0
+
+    def plus(self, losses: Weights, correct: float, images: int) -> Tally:
+        return Tally(self.losses + losses, self.correct + correct, self.images + images)
+
+
+@dataclass
+class Stage:
+    """A stage in progress. `trained` are the members that learn now, `averaged` what is validated and kept:
+    their moving averages, or they themselves."""
+
+    number: int
+    trained: list[nn.Module]
+    averaged: list[nn.Module]
+    optimizer: torch.optim.SGD
+    probs: Weights
+    tally: Tally
+    epoch: int = 0
+    step: int = 0
+    best: Best | None = None
+    watch: Watch = field(default_factory=Watch)
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        return [p for member in self.trained for p in member.parameters()]
+
+
+@dataclass
+class Ledger:
+    """What has been spent over all sessions of the run: member passes, seconds, lines of metrics."""
+
+    forwards: int = 0
+    backwards: int = 0
+    seconds: float = 0.0
+    lines: int = 0
+
+    def spend(self, forwards: int, backwards: int) -> None:
+        self.forwards += forwards
+        self.backwards += backwards
+
+
+def pack(finished: Sequence[nn.Module], stage: Stage | None, ledger: Ledger, batches: int) -> Checkpoint:
+    """Everything that decides how the run goes on; random numbers follow from the position alone."""
+    tensors: dict[str, Tensor] = {}
+    _put(tensors, "finished", [m.state_dict() for m in finished])
+    position: dict[str, Any] = {"finished": len(finished), "ledger": asdict(ledger), "stage": None}
+    if stage is not None:
+        _put(tensors, "trained", [m.state_dict() for m in stage.trained])
+        if stage.averaged is not stage.trained:
+            _put(tensors, "averaged", [m.state_dict() for m in stage.averaged])
+        for index, parameter in enumerate(stage.parameters):
+            momentum = stage.optimizer.state.get(parameter, {}).get("momentum_buffer")
+            if momentum is not None:
+                tensors[f"momentum.{index}"] = momentum
+        position["stage"] = {
+            "epoch": stage.epoch,
+            "step": stage.step,
+            "batches": batches,
+            "probs": stage.probs.tolist(),
+            "losses": stage.tally.losses.tolist(),
+            "correct": stage.tally.correct,
+            "images": stage.tally.images,
+            "watch": asdict(stage.watch),
+            "best": None,
+        }
+        if stage.best is not None:
+            best = stage.best
+            _put(tensors, "best", best.states)
+            position["stage"]["best"] = {
+                "risk": best.risk,
+                "natural": best.natural,
+                "epoch": best.epoch,
+                "probs": best.probs.tolist(),
+            }
+    return Checkpoint(tensors, position)
+
+
+def restore(stage: Stage, checkpoint: Checkpoint, batches: int) -> None:
+    """Bring a stage that was just begun to the checkpoint's position.
+
+    With another number of batches per epoch (a changed recipe) the epoch is begun again.
+    """
+    tensors, position = checkpoint.tensors, checkpoint.position["stage"]
+    for name, members in (("trained", stage.trained), ("averaged", stage.averaged)):
+        if name == "averaged" and stage.averaged is stage.trained:
+            continue
+        for index, member in enumerate(members):
+            member.load_state_dict(part(tensors, f"{name}.{index}"))
+    for index, parameter in enumerate(stage.parameters):
+        if f"momentum.{index}" in tensors:
+            momentum = torch.empty_like(parameter).copy_(tensors[f"momentum.{index}"])
+            stage.optimizer.state[parameter] = {"momentum_buffer": momentum}
+    stage.probs = np.array(position["probs"])
+    stage.epoch = position["epoch"]
+    stage.watch = Watch(**position["watch"])
+    if position["batches"] == batches:
+        stage.step = position["step"]
+        stage.tally = Tally(np.array(position["losses"]), position["correct"], position["images"])
+    if position["best"] is not None:
+        best = {**position["best"], "probs": np.array(position["best"]["probs"])}
+        stage.best = Best(**best, states=[part(tensors, f"best.{i}") for i in range(len(stage.trained))])
+
+
+def part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors under ``prefix.``, without it."""
+    cut = len(prefix) + 1
+    return {key[cut:]: value for key, value in tensors.items() if key.startswith(f"{prefix}.")}
+
+
+def _put(tensors: dict[str, Tensor], name: str, states: Sequence[Mapping[str, Tensor]]) -> None:
+    for index, state in enumerate(states):
+        tensors.update({f"{name}.{index}.{key}": value for key, value in state.items()})
