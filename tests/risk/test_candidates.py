@@ -84,9 +84,9 @@ def test_four_classifiers_have_101_in_twelve_classes() -> None:
 
 def test_five_classifiers_have_8806_within_seconds() -> None:
     _numerators.cache_clear()
-    start = time.perf_counter()
+    start = time.process_time()
     found = candidates(5)
-    assert time.perf_counter() - start < 10
+    assert time.process_time() - start < 10
     assert len(set(found)) == len(found) == 8806
     assert all(sum(c) == 1 and min(c) >= 0 for c in found)
     # A candidate with member 4 left out is a candidate of the other four.

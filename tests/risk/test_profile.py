@@ -330,7 +330,7 @@ def test_ten_thousand_inputs_times_sixteen_members_build_in_under_a_second() -> 
     rng = np.random.default_rng(0)
     points = np.repeat(np.arange(10_000), 20)
     fooled = rng.random((200_000, 16)) < 0.3
-    start = time.perf_counter()
+    start = time.process_time()
     profile = RiskProfile.from_witnesses(points, fooled, 10_000)
-    assert time.perf_counter() - start < 1.0
+    assert time.process_time() - start < 1.0
     assert profile.size == 10_000

@@ -5,14 +5,16 @@ A solver that does not reach an optimum is an error (`ModelError`), never a sile
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import LinearConstraint, linprog, milp
+from scipy.optimize import linprog
 
 from randens.errors import ModelError
 from randens.risk.simplex import tidy
 
-__all__ = ["cheapest", "fewest_members", "lowest"]
+__all__ = ["lowest", "lowest_within"]
 
 _INFEASIBLE = 2
 _TIGHT = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
@@ -23,17 +25,8 @@ def lowest(cuts: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.f
 
     The multipliers are non-negative, sum to 1, and prove the value: no α is below min_i (Σ_c λ_c g_c)_i.
     """
-    count, members = cuts.shape
-    result = linprog(
-        np.append(np.zeros(members), 1.0),
-        A_ub=np.column_stack([cuts, np.full(count, -1.0)]),
-        b_ub=np.zeros(count),
-        A_eq=np.append(np.ones(members), 0.0)[None, :],
-        b_eq=[1.0],
-        bounds=[(0.0, None)] * members + [(None, None)],
-        method="highs-ds",
-        options=_TIGHT,
-    )
+    members = cuts.shape[1]
+    result = _solve(cuts, np.zeros(members), [(0.0, None)] * members, None)
     if result.status != 0:
         raise ModelError(
             f"the linear program for the lowest risk of {members} members failed: {result.message}"
@@ -41,62 +34,43 @@ def lowest(cuts: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.f
     return tidy(result.x[:members]), tidy(-result.ineqlin.marginals)
 
 
-def cheapest(
-    cuts: NDArray[np.float64], level: float, cost: NDArray[np.float64], allowed: NDArray[np.bool_]
+def lowest_within(
+    cuts: NDArray[np.float64],
+    tilt: NDArray[np.float64],
+    allowed: NDArray[np.bool_],
+    limit: tuple[NDArray[np.float64], float],
 ) -> NDArray[np.float64] | None:
-    """The α with the lowest cost·α among those with every cut at most `level` and only allowed members [M].
+    """The α [M] with the lowest max_c g_c·α + tilt·α that uses only allowed members and keeps to the limit.
 
-    None if there is no such α.
+    limit: (cost [M], budget), for cost·α ≤ budget. None if no α of the simplex does that.
     """
-    members = len(cost)
-    result = linprog(
-        cost,
-        A_ub=cuts,
-        b_ub=np.full(len(cuts), level),
-        A_eq=np.ones((1, members)),
-        b_eq=[1.0],
-        bounds=[(0.0, 1.0 if ok else 0.0) for ok in allowed],
-        method="highs-ds",
-        options=_TIGHT,
-    )
+    members = cuts.shape[1]
+    result = _solve(cuts, tilt, [(0.0, None if ok else 0.0) for ok in allowed], limit)
     if result.status == _INFEASIBLE:
         return None
     if result.status != 0:
-        raise ModelError(
-            f"the linear program for the lowest cost of {members} members failed: {result.message}"
-        )
-    return tidy(result.x)
+        raise ModelError(f"the linear program for the best of {members} members failed: {result.message}")
+    return tidy(result.x[:members])
 
 
-def fewest_members(
+def _solve(
     cuts: NDArray[np.float64],
-    level: float,
-    cost: NDArray[np.float64],
-    budget: float,
-    refused: list[NDArray[np.bool_]],
-) -> NDArray[np.bool_]:
-    """The smallest support [M] of any α with every cut at most `level` and cost·α at most `budget`.
-
-    Among supports of the same size, members with low indices are preferred; supports within a refused one
-    are not returned. The integer program is solved to about 1e-6, so the answer has to be checked.
-    """
-    members = len(cost)
-    # Variables: α, and binary z with α ≤ z.
-    constraints = [
-        LinearConstraint(np.hstack([np.eye(members), -np.eye(members)]), -np.inf, 0.0),
-        LinearConstraint(np.hstack([cuts, np.zeros(cuts.shape)]), -np.inf, level),
-        LinearConstraint(np.concatenate([cost, np.zeros(members)])[None, :], -np.inf, budget),
-        LinearConstraint(np.repeat([1.0, 0.0], members)[None, :], 1.0, 1.0),
-    ]
-    if refused:
-        outside = ~np.stack(refused)
-        constraints.append(LinearConstraint(np.hstack([np.zeros(outside.shape), outside]), 1.0, np.inf))
-    result = milp(
-        np.concatenate([np.zeros(members), 1.0 + np.arange(members) / (2.0 * members**2)]),
-        constraints=constraints,
-        bounds=(np.zeros(2 * members), np.ones(2 * members)),
-        integrality=np.repeat([0, 1], members),
+    tilt: NDArray[np.float64],
+    ranges: list[tuple[float, float | None]],
+    limit: tuple[NDArray[np.float64], float] | None,
+) -> Any:
+    """min s + tilt·α over (α, s) with s ≥ g_c·α for all cuts."""
+    count, members = cuts.shape
+    rows, sides = np.column_stack([cuts, np.full(count, -1.0)]), np.zeros(count)
+    if limit is not None:
+        rows, sides = np.vstack([rows, np.append(limit[0], 0.0)]), np.append(sides, limit[1])
+    return linprog(
+        np.append(tilt, 1.0),
+        A_ub=rows,
+        b_ub=sides,
+        A_eq=np.append(np.ones(members), 0.0)[None, :],
+        b_eq=[1.0],
+        bounds=[*ranges, (None, None)],
+        method="highs-ds",
+        options=_TIGHT,
     )
-    if result.status != 0:
-        raise ModelError(f"the integer program for the fewest of {members} members failed: {result.message}")
-    return np.asarray(result.x[members:] > 0.5)

@@ -40,19 +40,19 @@ def subgradient_sampling(
     profile: RiskProfile,
     *,
     iterations: int = 100,
-    step: float | None = None,
+    step: float = 1.0,
     start: ArrayLike | None = None,
 ) -> Sampling:
     """The best of T projected subgradient steps with step sizes a/t (Algorithm 1, without the attacks).
 
-    iterations: T. step: a, by default the one for which Theorem 4 promises most. start: α⁽¹⁾, by default
-    uniform. The lower bound averages the attacks met on the way, weighted by their step sizes, into a
-    certificate.
+    iterations: T. step: a; how close the method comes depends on it, and `best_step`, for which Theorem 4
+    promises most, is smaller than what works well. start: α⁽¹⁾, by default uniform. The lower bound averages
+    the attacks met on the way, weighted by their step sizes, into a certificate.
     """
     rounds = as_count("iterations", iterations)
     members = profile.members
     first = np.full(members, 1.0 / members) if start is None else as_probs(start, members, "start")
-    a = best_step(first, rounds) if step is None else as_positive("step", step)
+    a = as_positive("step", step)
     alpha = best = first
     lowest = np.inf
     mass = np.zeros(len(profile.masks))

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
-from randens.errors import ModelError
-from randens.risk.lp import cheapest, fewest_members
+from randens.risk.lp import lowest_within
 from randens.risk.profile import RiskProfile
 
 __all__ = ["prefer"]
 
 # Multipliers, slacks and reduced costs below this are the solver's rounding.
 _ZERO = 1e-8
-# Risks, and clean risks, this close count as equal while choosing; what is chosen is compared afterwards.
-_EQUAL = 1e-9
+# Risks this close are equal while choosing; what is chosen is compared once more afterwards.
+_EQUAL = 1e-11
+# Clean risks this close count as equal, and probabilities below it as unused.
+_COARSE = 1e-6
+# How much a preference is added to the risk; the first is enough unless inputs count less than 1e-5.
+_TILTS = (1e-5, 1e-7)
+# Far more programs than 16 members take; beyond it the fewest members found so far have to do.
+_MOST_NODES = 1000
 
 
 def prefer(
@@ -24,30 +31,18 @@ def prefer(
     multipliers: NDArray[np.float64],
     clean: NDArray[np.float64] | None,
 ) -> NDArray[np.float64]:
-    """The preferred minimiser of η, given one of them, the cuts [c, M] and the multipliers [c] that prove it.
-
-    The minimisers are the α with η(α) ≤ η(best), a small polytope that the cuts describe from outside; a cut
-    that is still missing is added when a point chosen there turns out to be worse.
-    """
+    """The preferred minimiser of η, given one of them, the cuts [c, M] and the multipliers [c] that prove it."""
     if _only_one(best, cuts, multipliers):
         return best
-    level = profile.risk(best) + _EQUAL
     cost = np.zeros(profile.members) if clean is None else clean
+    minimisers = _Minimisers(profile, cuts, profile.risk(best) + _EQUAL)
     everyone = np.ones(profile.members, dtype=np.bool_)
-    refused: list[NDArray[np.bool_]] = []
-    while True:
-        cleanest = cheapest(cuts, level, cost, everyone)
-        if cleanest is None:
-            raise ModelError(f"the linear program lost the minimiser {best.tolist()} of the risk")
-        support = fewest_members(cuts, level, cost, float(cost @ cleanest) + _EQUAL, refused)
-        choice = cheapest(cuts, level + _EQUAL, cost, support)
-        if choice is None or cost @ choice > cost @ cleanest + 2 * _EQUAL:
-            refused.append(support)
-            continue
-        cut = profile.subgradient(choice)
-        if cut @ choice <= level + 2 * _EQUAL:
-            return choice
-        cuts = np.vstack([cuts, cut])
+    cleanest = minimisers.find(cost, everyone)
+    if cleanest is None:
+        return best
+    minimisers.limit = (cost, float(cost @ cleanest) + _COARSE)
+    chosen = minimisers.find(cost, _fewest_members(minimisers, cleanest > 0))
+    return cleanest if chosen is None else chosen
 
 
 def _only_one(best: NDArray[np.float64], cuts: NDArray[np.float64], multipliers: NDArray[np.float64]) -> bool:
@@ -62,3 +57,71 @@ def _only_one(best: NDArray[np.float64], cuts: NDArray[np.float64], multipliers:
     unused = np.eye(members)[slopes > slopes.min() + _ZERO]
     rows = np.vstack([active[1:] - active[:1], unused, np.ones((1, members))])
     return int(np.linalg.matrix_rank(rows, tol=_ZERO)) == members
+
+
+class _Minimisers:
+    """The α with η(α) ≤ level, searched by minimising η plus a small multiple of what is preferred.
+
+    That set may be a segment or a single point, which a solver's tolerances do not respect as constraints;
+    as an objective it is well posed. Cuts that the search still lacks are added as it goes.
+    """
+
+    def __init__(self, profile: RiskProfile, cuts: NDArray[np.float64], level: float) -> None:
+        self.profile, self.cuts, self.level = profile, cuts, level
+        self.limit = (np.zeros(profile.members), 1.0)
+
+    def find(self, cost: NDArray[np.float64], allowed: NDArray[np.bool_]) -> NDArray[np.float64] | None:
+        """The minimiser with the lowest cost·α that uses only allowed members; None if no minimiser does."""
+        found = self._descend(np.zeros(len(cost)), allowed)
+        if found is None or self.profile.risk(found) > self.level:
+            return None
+        scale = np.abs(cost[allowed]).max()
+        for tilt in _TILTS if scale > 0 else ():
+            other = self._descend(tilt / scale * cost, allowed)
+            if other is not None and self.profile.risk(other) <= self.level:
+                return other
+        return found
+
+    def _descend(self, tilt: NDArray[np.float64], allowed: NDArray[np.bool_]) -> NDArray[np.float64] | None:
+        while (probs := lowest_within(self.cuts, tilt, allowed, self.limit)) is not None:
+            cut = self.profile.subgradient(probs)
+            # A cut that is there already is violated by no more than rounding.
+            if cut @ probs <= (self.cuts @ probs).max() or (self.cuts == cut).all(axis=1).any():
+                return probs
+            self.cuts = np.vstack([self.cuts, cut])
+        return None
+
+
+def _fewest_members(minimisers: _Minimisers, known: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """The smallest support [M] of a minimiser, by branch and bound; `known` is the support of one.
+
+    With v_i the largest α_i of any minimiser, none has a smaller support than min Σ α_i / v_i: a linear
+    program, whose solutions tend to be sparse. On equal terms low indices are favoured.
+    """
+    members = len(known)
+    everyone = np.ones(members, dtype=np.bool_)
+    corners = [minimisers.find(-axis, everyone) for axis in np.eye(members)]
+    largest = np.array([0.0 if corner is None else corner[i] for i, corner in enumerate(corners)])
+    useful = largest > _COARSE
+    price = np.where(useful, (1.0 + 1e-6 * np.arange(members)) / np.maximum(largest, _COARSE), 0.0)
+    best, fewest = known, members + 1
+    # Nodes: the members that may be used, and those of them that are taken as used.
+    nodes = [(useful, np.zeros(members, dtype=np.bool_))]
+    for _ in range(_MOST_NODES):
+        if not nodes:
+            break
+        allowed, taken = nodes.pop()
+        open_price = np.where(taken, 0.0, price)
+        probs = minimisers.find(open_price, allowed) if allowed.any() else None
+        if probs is None:
+            continue
+        support = probs > 0
+        if support.sum() < fewest:
+            best, fewest = support, int(support.sum())
+        at_least = int(taken.sum()) + math.ceil(float(open_price @ probs) - 1e-3)
+        undecided = np.flatnonzero(support & ~taken)
+        if at_least >= fewest or not len(undecided):
+            continue
+        branch = np.arange(members) == undecided[int(np.argmin((open_price * probs)[undecided]))]
+        nodes += [(allowed, taken | branch), (allowed & ~branch, taken)]
+    return best
