@@ -1,0 +1,54 @@
+# `make quickstart` and `make test` need Python 3.10 or later and make; everything else they bring along in .venv.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# One torch thread per test worker: two workers with two threads each would fight for two cores.
+ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+
+.PHONY: help quickstart test lint types rooms pytest slow clean
+
+help:
+	@echo "make quickstart   train, attack and explain a randomized ensemble, in minutes"
+	@echo "make test         ruff, mypy, import rules and the tests"
+	@echo "make slow         the tests that take long"
+	@echo "make clean        remove the environment"
+
+quickstart: $(VENV)/installed
+	$(BIN)/randens quickstart
+
+test: lint types rooms pytest
+
+lint: $(VENV)/installed-dev
+	$(BIN)/ruff check .
+
+types: $(VENV)/installed-dev
+	$(BIN)/mypy
+
+rooms: $(VENV)/installed-dev
+	$(BIN)/lint-imports
+
+pytest: $(VENV)/installed-dev
+	$(ONE_THREAD) $(BIN)/python -m pytest -n 2 -q
+
+slow: $(VENV)/installed-dev
+	$(ONE_THREAD) $(BIN)/python -m pytest -q -m slow
+
+clean:
+	rm -rf $(VENV)
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit("Python 3.10 or later is needed, this is " + sys.version.split()[0] if sys.version_info < (3, 10) else 0)'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/installed: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing randens and what it needs into $(VENV); this takes a few minutes the first time."
+	$(PIP) hatchling editables
+	$(PIP) --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/installed-dev: pyproject.toml constraints.txt | $(VENV)/installed
+	@echo "Installing the tools for development into $(VENV)."
+	$(PIP) --no-build-isolation --editable ".[dev]"
+	@touch $@ $(VENV)/installed
