@@ -4,8 +4,8 @@ ARC-R and the saddle climber against a textbook ARC-R (channels first, float32, 
 every step and again after every iteration, G + 1 backward passes per member, nothing dropped); PGD-20 on one
 model against Foolbox and torchattacks, where they are installed, and against the bare cost of its passes.
 
-    python benchmarks/attacks.py --ensemble zoo/cifar10-resnet20-at-m1 --images 128
-    python benchmarks/attacks.py --quick --json attacks.json
+    python benchmarks/attacks.py                     # trains three ResNet-20s by members.toml, once
+    python benchmarks/attacks.py --ensemble runs/x/ensemble --quick --json attacks.json
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import platformdirs
 import torch
 from torch import Tensor, nn
 
@@ -124,6 +125,16 @@ def interleaved(cases: dict[str, Callable[[], Any]], repeats: int) -> dict[str, 
     return {n: (min(s), sorted(s)[len(s) // 2], values[n]) for n, s in seconds.items()}
 
 
+def trained() -> Path:
+    """The benchmark's own ensemble, trained on first use and kept in the user's cache."""
+    folder = Path(platformdirs.user_cache_dir("randens")) / "benchmark-members"
+    if not (folder / "ensemble").exists():
+        print(f"training three ResNet-20s into {folder}; an interrupted run continues")
+        recipe = randens.training.load_recipe(Path(__file__).with_name("members.toml"))
+        randens.training.train(recipe, folder)
+    return folder / "ensemble"
+
+
 def ensemble_rows(rec: RandomizedEnsemble, x: Tensor, y: Tensor, threat: Threat, repeats: int) -> list[Row]:
     plain = [copy.deepcopy(m).to(memory_format=torch.contiguous_format).eval() for m in rec.members]
     for member in plain:
@@ -185,7 +196,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--ensemble", type=Path, required=True, help="an ensemble folder written by rec.save")
+    parser.add_argument("--ensemble", type=Path, help="an ensemble folder; default: trained once by members.toml")
     parser.add_argument("--data", default="cifar10")
     parser.add_argument("--images", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=3)
@@ -193,7 +204,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     images, repeats = (32, 1) if options.quick else (options.images, options.repeats)
-    rec = randens.load(options.ensemble)
+    rec = randens.load(options.ensemble or trained())
     x, y = randens.data.load(options.data, "validation")[torch.arange(images)]
     threat = rec.threat or Threat("linf", 8 / 255)
     rows = ensemble_rows(rec, x, y, threat, repeats)
