@@ -18,7 +18,8 @@ def open_folder(recipe: Recipe, folder: Path, say: Callable[[str], None], force:
     """Create the run folder, or check that what is there was started with this recipe."""
     _clean(folder)
     if not folder.exists():
-        Run.create(folder, kind="training", recipe=recipe.to_json(), seed=recipe.seed)
+        chosen_on = {"checkpoints": "validation", "probs": "validation"}
+        Run.create(folder, kind="training", recipe=recipe.to_json(), seed=recipe.seed, chosen_on=chosen_on)
         return
     run = Run.open(folder)
     if run.manifest.get("kind") != "training":

@@ -188,7 +188,6 @@ class Recipe(_Part):
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     compile: bool = False
-    channels_last: bool = True
     batch_norm: Literal["local", "synced"] = "synced"
     log_every: Count = 50
     tensorboard: bool = False

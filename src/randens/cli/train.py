@@ -1,0 +1,102 @@
+"""`randens train`: an ensemble from a recipe, resumable at any moment."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from randens.cli.output import Json, console, print_json
+from randens.cli.progress import bars
+from randens.errors import InputError
+from randens.files import read_json
+from randens.progress import silent
+from randens.training import Stopped, estimate, load_recipe
+from randens.training import train as run_training
+
+__all__ = ["train"]
+
+_INTERRUPTED = 130
+
+
+def train(
+    recipe: Annotated[Path, typer.Argument(help="A recipe, e.g. recipes/cpu/digits-convnet-barre.toml.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", help="The run folder; runs/ and the recipe's name by default.", show_default=False
+        ),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Another value, e.g. optimizer.lr=0.05; repeatable.", show_default=False),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Continue although the recipe has changed.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Train an ensemble by RECIPE. The same command continues a run that was interrupted or killed."""
+    chosen = load_recipe(recipe, settings or [])
+    folder = out if out is not None else Path("runs") / recipe.stem
+    leads = int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))) == 0
+    say: Callable[[str], None] = _say if leads else _mute
+    say(f"{recipe.stem} in {folder}: {estimate(chosen).sentence()}")
+    with _stop_on_signal(say) as stop, bars() as progress:
+        try:
+            run_training(chosen, folder, progress if leads else silent, say=say, stop=stop, force=force)
+        except Stopped as stopped:
+            say(str(stopped))
+            raise typer.Exit(_INTERRUPTED) from None
+    if leads:
+        _report(folder, as_json)
+
+
+def _report(folder: Path, as_json: bool) -> None:
+    summary = read_json(folder / "training.json")
+    if not isinstance(summary, dict):
+        raise InputError(f"{folder / 'training.json'} does not hold a summary; train again with --force")
+    if as_json:
+        print_json({"run": str(folder), **summary})
+        return
+    found, out = summary["validation"], console()
+    probs = ", ".join(f"{p:.3g}" for p in summary["probs"])
+    out.print(
+        f"{summary['method']}, {summary['members']} members, α = ({probs}): natural "
+        f"{found['natural_accuracy']:.1%}, under {found['attack']} {found['robust_accuracy']:.1%} "
+        f"on {found['images']} validation images."
+    )
+    out.print(f"The ensemble is in {folder}. Judge it on test data: randens evaluate {folder}")
+
+
+@contextlib.contextmanager
+def _stop_on_signal(say: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
+    """Whether Ctrl-C (or a scheduler's SIGTERM) has come: the first asks politely, a second one ends at once."""
+    asked = False
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        if asked:
+            signal.default_int_handler(number, frame)
+        asked = True
+        say("stopping after this step; once more ends at once")
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _say(text: str) -> None:
+    typer.echo(text, err=True)
+
+
+def _mute(text: str) -> None:
+    """Other processes than the first have nothing to say."""
+    del text
