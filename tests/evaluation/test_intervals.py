@@ -1,0 +1,57 @@
+"""Confidence intervals."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from randens.errors import InputError
+from randens.evaluation import difference, estimate
+
+
+def test_wilson_interval_of_a_textbook_case() -> None:
+    # 15 of 20 at 95 %: Wilson's interval is 0.531 to 0.888.
+    found = estimate([1.0] * 15 + [0.0] * 5)
+    assert found.value == 0.75
+    assert (round(found.low, 3), round(found.high, 3)) == (0.531, 0.888)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=50), st.floats(0.5, 0.99))
+def test_intervals_hold_the_mean_and_stay_in_range(values: list[float], confidence: float) -> None:
+    found = estimate(values, confidence)
+    assert found.value == pytest.approx(np.mean(values))
+    assert 0 <= found.low <= found.value <= found.high <= 1
+
+
+def test_intervals_cover_as_often_as_they_say() -> None:
+    generator = np.random.default_rng(0)
+    for levels in ([0.0, 1.0], [0.0, 1 / 3, 2 / 3, 1.0]):
+        truth = np.mean(levels)
+        covered = 0
+        for _ in range(2000):
+            found = estimate(generator.choice(levels, 60))
+            covered += found.low <= truth <= found.high
+        assert covered / 2000 >= 0.935
+
+
+def test_paired_differences() -> None:
+    found = difference([1.0, 1.0, 0.0, 1.0], [0.0, 1.0, 0.0, 0.5])
+    assert found.value == pytest.approx(0.375)
+    assert found.high - found.value == pytest.approx(1.959964 * np.std([1, 0, 0, 0.5], ddof=1) / 2, rel=1e-5)
+    same = difference([0.5] * 10, [0.5] * 10)
+    assert (same.low, same.value, same.high) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("values", [[], [1.5], [-0.5], [float("nan")], [[1.0]]])
+def test_bad_values_are_named(values: list[float]) -> None:
+    with pytest.raises(InputError, match="values"):
+        estimate(values)
+
+
+def test_bad_arguments_are_named() -> None:
+    with pytest.raises(InputError, match="confidence is 1"):
+        estimate([1.0], 1)
+    with pytest.raises(InputError, match="shapes"):
+        difference([1.0], [1.0, 0.0])
