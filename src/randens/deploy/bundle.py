@@ -1,0 +1,215 @@
+"""A bundle: a folder of one ONNX file per member and a manifest that signs them off. Read without torch.
+
+bundle.json      probabilities, classes, input shape, threat, opset, checksums, and what was measured at export
+member-00.onnx   logits [n, C] of inputs [n, ...]; normalisation inside, any batch size
+
+The manifest's own checksum covers everything (the members through their checksums), so one number, printed at
+export, pins a bundle: whoever compares it cannot be given another one.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from randens.errors import FileError, RandensError
+from randens.files import read_json, sha256, write_json
+
+__all__ = ["MANIFEST", "Bundle", "MemberFile", "Weight"]
+
+MANIFEST = "bundle.json"
+_FORMAT = "randens-bundle-1"
+_FILE = re.compile(r"member-\d{2,4}\.onnx")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_PRECISIONS = ("float32", "int8")
+
+
+@dataclass(frozen=True)
+class Weight:
+    """Where a large weight lies in its ONNX file: `shape` numbers of type `dtype` from byte `offset` on."""
+
+    name: str
+    offset: int
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True)
+class MemberFile:
+    """One member on disk. `weights` lists what may be mapped into memory instead of read."""
+
+    file: str
+    sha256: str
+    size: int
+    weights: tuple[Weight, ...] = ()
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A bundle that exists on disk and whose manifest is whole; `read` verifies the members.
+
+    probs: α [M]. input_shape: of one input. threat: norm, eps and bounds as `Threat.to_dict` gives them, or None.
+    precision: "float32" or "int8". sign_off: what was compared and measured when the bundle was made.
+    """
+
+    path: Path
+    probs: tuple[float, ...]
+    classes: tuple[str, ...]
+    input_shape: tuple[int, ...]
+    threat: Mapping[str, Any] | None
+    precision: str
+    opset: int
+    members: tuple[MemberFile, ...]
+    ensemble: str
+    sign_off: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        total = sum(self.probs)
+        if (
+            not self.members
+            or len(self.probs) != len(self.members)
+            or not all(math.isfinite(p) and p >= 0 for p in self.probs)
+            or abs(total - 1) > 1e-6
+        ):
+            raise FileError(
+                f"{self.path}: probs is {list(self.probs)} for {len(self.members)} members; "
+                "there must be one number ≥ 0 for each, with sum 1"
+            )
+        if len(self.classes) < 2 or not self.input_shape or min(self.input_shape) < 1:
+            raise FileError(
+                f"{self.path}: {len(self.classes)} classes and the input shape {self.input_shape} make no classifier"
+            )
+        if self.precision not in _PRECISIONS:
+            raise FileError(f"{self.path}: precision is {self.precision!r}; it must be float32 or int8")
+        for member in self.members:
+            if not _FILE.fullmatch(member.file) or not _DIGEST.fullmatch(member.sha256):
+                raise FileError(f"{self.path}: {member.file!r} is not a member file with a checksum")
+
+    @staticmethod
+    def open(path: str | os.PathLike[str], expect: str | None = None) -> Bundle:
+        """Read and check a manifest. With `expect`, a bundle with any other checksum is refused."""
+        folder = Path(path)
+        if not folder.is_dir():
+            raise FileError(f"{folder} is not a folder; give a bundle made by `randens export`")
+        manifest = read_json(folder / MANIFEST)
+        if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:
+            raise FileError(f"{folder / MANIFEST} is not a bundle of format {_FORMAT}")
+        stated = manifest.pop("checksum", None)
+        if stated != _checksum(manifest):
+            raise FileError(f"{folder / MANIFEST} does not match its checksum; it was altered or damaged")
+        if expect is not None and not hmac.compare_digest(stated.encode(), expect.strip().lower().encode()):
+            raise FileError(f"{folder} has the checksum {stated}; expected is {expect.strip()}")
+        try:
+            return _from_json(folder, manifest)
+        except RandensError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise FileError(f"{folder / MANIFEST} lacks or garbles an entry ({error!r})") from error
+
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        """Smallest and largest valid input value; None without limits."""
+        limits = None if self.threat is None else self.threat.get("bounds")
+        return None if limits is None else (float(limits[0]), float(limits[1]))
+
+    @property
+    def checksum(self) -> str:
+        """The number that pins this bundle."""
+        return _checksum(self.to_json())
+
+    def read(self, index: int) -> bytes:
+        """The content of a member's ONNX file, verified."""
+        member = self.members[index]
+        file = self.path / member.file
+        try:
+            content = file.read_bytes()
+        except OSError as error:
+            raise FileError(f"cannot read {file}: {error.strerror or error}") from error
+        if len(content) != member.size or sha256(content) != member.sha256:
+            raise FileError(f"{file} does not match its checksum; it is truncated or was altered")
+        return content
+
+    def write(self) -> None:
+        """Write the manifest into the folder; the members must be there already."""
+        manifest = self.to_json()
+        write_json(self.path / MANIFEST, {**manifest, "checksum": _checksum(manifest)})
+
+    def to_json(self) -> dict[str, Any]:
+        """The manifest without its checksum."""
+        return {
+            "format": _FORMAT,
+            "probs": list(self.probs),
+            "classes": list(self.classes),
+            "input_shape": list(self.input_shape),
+            "threat": None if self.threat is None else dict(self.threat),
+            "precision": self.precision,
+            "opset": self.opset,
+            "members": [
+                {
+                    "file": member.file,
+                    "sha256": member.sha256,
+                    "size": member.size,
+                    "weights": [
+                        {"name": w.name, "offset": w.offset, "dtype": w.dtype, "shape": list(w.shape)}
+                        for w in member.weights
+                    ],
+                }
+                for member in self.members
+            ],
+            "ensemble": self.ensemble,
+            "sign_off": dict(self.sign_off),
+            "versions": dict(self.versions),
+        }
+
+
+def _from_json(folder: Path, value: Mapping[str, Any]) -> Bundle:
+    threat = value["threat"]
+    if threat is not None:
+        threat = {"norm": str(threat["norm"]), "eps": float(threat["eps"]), "bounds": threat["bounds"]}
+        if threat["bounds"] is not None:
+            low, high = (float(b) for b in threat["bounds"])
+            threat["bounds"] = [low, high]
+    return Bundle(
+        path=folder,
+        probs=tuple(float(p) for p in value["probs"]),
+        classes=tuple(str(c) for c in value["classes"]),
+        input_shape=tuple(int(s) for s in value["input_shape"]),
+        threat=threat,
+        precision=str(value["precision"]),
+        opset=int(value["opset"]),
+        members=tuple(_member(entry) for entry in value["members"]),
+        ensemble=str(value["ensemble"]),
+        sign_off=dict(value["sign_off"]),
+        versions={str(k): str(v) for k, v in value["versions"].items()},
+    )
+
+
+def _member(entry: Mapping[str, Any]) -> MemberFile:
+    weights = tuple(
+        Weight(str(w["name"]), int(w["offset"]), np.dtype(w["dtype"]).name, tuple(int(s) for s in w["shape"]))
+        for w in entry["weights"]
+    )
+    size = int(entry["size"])
+    for weight in weights:
+        if weight.offset < 0 or min(weight.shape, default=1) < 0 or weight.offset + weight.size > size:
+            raise ValueError(f"weight {weight.name!r} lies outside its file")
+    return MemberFile(str(entry["file"]), str(entry["sha256"]), size, weights)
+
+
+def _checksum(manifest: Mapping[str, Any]) -> str:
+    return sha256(json.dumps(manifest, sort_keys=True, ensure_ascii=True).encode())

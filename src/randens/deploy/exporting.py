@@ -1,0 +1,196 @@
+"""From torch to a bundle of ONNX files, compared with torch on real data before it may exist."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import logging
+import os
+import secrets
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from torch import nn
+
+from randens.data import ImageData
+from randens.deploy import layout
+from randens.deploy.bundle import Bundle
+from randens.deploy.predictor import Predictor
+from randens.ensemble import RandomizedEnsemble, evaluating
+from randens.errors import FileError, ModelError
+from randens.evaluation.inputs import Data, Labelled, fingerprint, labelled
+from randens.files import new_folder
+from randens.progress import Progress, silent
+
+__all__ = ["appearing", "class_names", "export", "quiet"]
+
+_OPSET = 20
+_TOLERANCE = 1e-4  # of the largest logit: rounding stays near 1e-6, a wrong graph does not
+_CHUNK = 256
+
+
+def export(
+    rec: RandomizedEnsemble,
+    data: Data,
+    path: str | os.PathLike[str],
+    *,
+    progress: Progress | None = None,
+) -> Bundle:
+    """Write `rec` as a bundle into the new folder `path`: one ONNX file per member, and a manifest.
+
+    Every member's logits are compared with torch's on `data`; the largest difference goes into the manifest, and
+    where it is more than rounding nothing is written. Take real data: random numbers exercise little of a network.
+    """
+    report = silent if progress is None else progress
+    inputs = labelled(data, rec)
+    shape = tuple(inputs.x.shape[1:])
+    with appearing(path) as folder:
+        models = []
+        for index, member in enumerate(rec.members):
+            report("exporting members", index, len(rec))
+            models.append(_to_onnx(member, shape, index))
+        report("exporting members", len(rec), len(rec))
+        draft = layout.store(
+            folder / "bundle",
+            models,
+            probs=rec.probs.tolist(),
+            classes=class_names(rec, data),
+            input_shape=shape,
+            threat=None if rec.threat is None else rec.threat.to_dict(),
+            precision="float32",
+            ensemble=fingerprint(rec),
+        )
+        signed = dataclasses.replace(draft, sign_off={"parity": _parity(draft, rec, inputs, report)})
+        signed.write()
+    return Bundle.open(path)
+
+
+@contextlib.contextmanager
+def appearing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A temporary folder; what is put into its subfolder "bundle" becomes `path` if all goes well."""
+    target = Path(path)
+    if target.exists():
+        raise FileError(f"{target} exists already; choose another folder or remove it first")
+    folder = new_folder(target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp"))
+    try:
+        yield folder
+        os.replace(folder / "bundle", target)
+    except OSError as error:
+        if isinstance(error, FileError):
+            raise
+        raise FileError(f"cannot write {target}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Exporter and quantiser talk about themselves; what matters is checked by their results."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir", "root")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def class_names(rec: RandomizedEnsemble, data: Data) -> tuple[str, ...]:
+    """The ensemble's, else the data's, else numbers."""
+    if rec.classes is not None:
+        return rec.classes
+    if isinstance(data, ImageData):
+        return data.classes
+    shape = labelled(data, rec).x[:1]
+    with evaluating(rec), torch.no_grad():
+        return tuple(map(str, range(rec.logits(shape.to(rec.device)).shape[2])))
+
+
+def _to_onnx(member: nn.Module, shape: tuple[int, ...], index: int) -> onnx.ModelProto:
+    module = copy.deepcopy(member).cpu().float().eval()
+    # Two inputs: a batch of one would be taken for a constant.
+    example = torch.rand(2, *shape)
+    try:
+        with quiet():
+            program = torch.onnx.export(
+                module,
+                (example,),
+                dynamo=True,
+                opset_version=_OPSET,
+                input_names=["inputs"],
+                output_names=["logits"],
+                dynamic_shapes=({0: torch.export.Dim("batch")},),
+                verbose=False,
+            )
+        assert program is not None
+        return simplified(program.model_proto)
+    except Exception as error:
+        # The exporter raises whatever the network's own code and torch's tracing raise.
+        reason = " ".join(str(error).split())[:200]
+        raise ModelError(f"member {index}, a {type(member).__name__}, cannot be exported: {reason}") from error
+
+
+def simplified(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The same function with constants folded and batch normalisation merged into convolutions.
+
+    Standard operators only, so the file stays portable; and weights that need no change can be mapped from it.
+    """
+    import onnxruntime
+
+    with tempfile.TemporaryDirectory() as folder:
+        place = str(Path(folder) / "simplified.onnx")
+        options = onnxruntime.SessionOptions()
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+        options.optimized_model_filepath = place
+        options.log_severity_level = 3
+        onnxruntime.InferenceSession(
+            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
+        result = onnx.load(place)
+    used = {node.domain for node in result.graph.node}
+    kept = [entry for entry in result.opset_import if entry.domain in used or entry.domain in ("", "ai.onnx")]
+    del result.opset_import[:]
+    result.opset_import.extend(kept)
+    result.producer_name = "randens"
+    return result
+
+
+def _parity(draft: Bundle, rec: RandomizedEnsemble, inputs: Labelled, report: Progress) -> dict[str, Any]:
+    """Compare every member's logits on every input; more than rounding is an error."""
+    predictor = Predictor(draft)
+    worst, largest, changed = 0.0, 0.0, 0
+    with evaluating(rec), torch.no_grad():
+        for start in range(0, len(inputs), _CHUNK):
+            report("comparing with torch", start, len(inputs))
+            x = inputs.x[start : start + _CHUNK]
+            ours, theirs = predictor.logits(x.numpy()), rec.logits(x.to(rec.device)).cpu().numpy()
+            worst = max(worst, float(np.abs(ours - theirs).max()))
+            largest = max(largest, float(np.abs(theirs).max()))
+            changed += int((ours.argmax(axis=2) != theirs.argmax(axis=2)).sum())
+    report("comparing with torch", len(inputs), len(inputs))
+    if not worst <= _TOLERANCE * max(1.0, largest):
+        raise ModelError(
+            f"the exported members differ from torch by up to {worst:.2g} where logits reach {largest:.2g}; "
+            "this is more than rounding, so nothing was written"
+        )
+    return {
+        "data": inputs.name,
+        "split": inputs.split,
+        "inputs": len(inputs),
+        "max_difference": worst,
+        "largest_logit": largest,
+        "tolerance": _TOLERANCE,
+        "labels_changed": changed,
+    }

@@ -1,0 +1,259 @@
+"""Predicting with a bundle: NumPy and ONNX Runtime only, one member's compute for every input."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import importlib
+import mmap
+import os
+import secrets
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from randens.deploy.bundle import Bundle, MemberFile
+from randens.errors import FileError, InputError, ModelError
+
+__all__ = ["Prediction", "Predictor"]
+
+_CHUNK = 512  # inputs per pass: bounds the memory
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """Answers to n inputs: `labels` int64 [n] and `logits` float32 [n, C] of the member drawn for each input.
+
+    `members` int64 [n] says who answered. Logits give that away too: pass on labels only where it must stay hidden.
+    """
+
+    labels: NDArray[np.int64]
+    logits: NDArray[np.float32]
+    members: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def part(self, start: int, stop: int) -> Prediction:
+        """The answers to inputs start..stop-1."""
+        return Prediction(self.labels[start:stop], self.logits[start:stop], self.members[start:stop])
+
+
+class Predictor:
+    """Draws one member per input, with the operating system's secure generator, and asks only that one.
+
+    May be called from any number of threads. `lean` keeps all members mapped from their files but only those just
+    drawn in memory: for large members, at some cost in speed. `threads` are ONNX Runtime's, per call. With `expect`
+    a bundle with another checksum is refused.
+
+    >>> Predictor("runs/quickstart-1/bundle").predict(images).labels     # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        bundle: str | os.PathLike[str] | Bundle,
+        *,
+        lean: bool = False,
+        threads: int = 1,
+        expect: str | None = None,
+    ) -> None:
+        if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
+            raise InputError(f"threads is {threads!r}; it must be a whole number ≥ 1")
+        self.bundle = Bundle.open(bundle.path if isinstance(bundle, Bundle) else bundle, expect)
+        make = _Mapped if lean else _Loaded
+        self._members: list[_Member] = [make(self.bundle, i, threads) for i in range(len(self))]
+        if lean:
+            _return_freed_memory()
+        probs = np.asarray(self.bundle.probs)
+        self._cumulative = np.cumsum(probs)
+        self._last = int(np.flatnonzero(probs)[-1])
+        self._shape = self.bundle.input_shape
+        self._bounds = self.bundle.bounds
+
+    def __len__(self) -> int:
+        return len(self.bundle.members)
+
+    def draw(self, n: int) -> NDArray[np.int64]:
+        """Member indices [n]: independent draws from α. A member with probability 0 is never drawn."""
+        bits = np.frombuffer(secrets.token_bytes(8 * n), dtype=np.uint64)
+        uniform = (bits >> np.uint64(11)) * 2.0**-53
+        drawn = np.searchsorted(self._cumulative, uniform, side="right")
+        # The cumulative sum may end just below 1.
+        return np.minimum(drawn, self._last).astype(np.int64)
+
+    def predict(self, x: ArrayLike) -> Prediction:
+        """Answers for inputs [n, *input_shape], each by a member drawn for it alone."""
+        inputs = self.check(x)
+        members = self.draw(len(inputs))
+        drawn = set(members.tolist())
+        if len(drawn) == 1:
+            logits = self._members[members[0]].run(inputs)
+        else:
+            logits = np.empty((len(inputs), len(self.bundle.classes)), dtype=np.float32)
+            for index in drawn:
+                rows = np.flatnonzero(members == index)
+                logits[rows] = self._members[index].run(inputs[rows])
+        for index, member in enumerate(self._members):
+            if index not in drawn:
+                member.rest()
+        if not np.isfinite(logits).all():
+            row = int(np.flatnonzero(~np.isfinite(logits).all(axis=1))[0])
+            raise ModelError(f"input {row} makes the classifier return NaN or infinite logits")
+        return Prediction(logits.argmax(axis=1), logits, members)
+
+    def logits(self, x: ArrayLike) -> NDArray[np.float32]:
+        """Every member's logits [M, n, C]: M times the compute, for comparisons."""
+        inputs = self.check(x)
+        return np.stack([member.run(inputs) for member in self._members])
+
+    def check(self, x: ArrayLike) -> NDArray[np.float32]:
+        """`x` as float32 [n, *input_shape]; another shape, NaN or values outside the box are refused."""
+        try:
+            given = np.asarray(x)
+        except (TypeError, ValueError):
+            raise InputError(f"x is not an array; give numbers of shape {self._wanted}") from None
+        if given.dtype.kind != "f":
+            raise InputError(
+                f"x has dtype {given.dtype}; inputs must be floating point, e.g. x / 255 for images in 0..255"
+            )
+        if given.shape[1:] != self._shape or given.ndim == 0:
+            raise InputError(f"x has shape {list(given.shape)}; it must be {self._wanted}")
+        with np.errstate(over="ignore"):
+            inputs = np.ascontiguousarray(given, dtype=np.float32)
+        if not inputs.size:
+            return inputs
+        low, high = float(inputs.min()), float(inputs.max())  # NaN if there is one
+        if not (np.isfinite(low) and np.isfinite(high)):
+            raise InputError("x holds NaN or infinite values; inputs must be finite")
+        if self._bounds is not None and (low < self._bounds[0] or high > self._bounds[1]):
+            raise InputError(
+                f"x ranges over [{low:g}, {high:g}]; valid inputs lie in [{self._bounds[0]:g}, {self._bounds[1]:g}]"
+            )
+        return inputs
+
+    @property
+    def _wanted(self) -> str:
+        return f"[n, {', '.join(map(str, self._shape))}]"
+
+
+class _Member(Protocol):
+    """A member that can answer; `rest` tells it that it was not drawn."""
+
+    def __init__(self, bundle: Bundle, index: int, threads: int) -> None: ...
+
+    def run(self, inputs: NDArray[np.float32]) -> NDArray[np.float32]: ...
+
+    def rest(self) -> None: ...
+
+
+class _Loaded:
+    """A member whose weights stay in memory, in the layout that is fastest on this machine."""
+
+    def __init__(self, bundle: Bundle, index: int, threads: int) -> None:
+        self._session = _session(bundle, index, bundle.read(index), _options(threads))
+        self._input: str = self._session.get_inputs()[0].name
+
+    def run(self, inputs: NDArray[np.float32]) -> NDArray[np.float32]:
+        return _run(self._session, self._input, inputs)
+
+    def rest(self) -> None:
+        """Stays as it is."""
+
+
+class _Mapped:
+    """A member whose large weights are pages of its file: read when it is drawn, dropped when it is not.
+
+    ONNX Runtime copies weights where it reorders them, so what would reorder is switched off here.
+    """
+
+    def __init__(self, bundle: Bundle, index: int, threads: int) -> None:
+        member = bundle.members[index]
+        self._pages = _map(bundle, member)
+        runtime = _runtime()
+        options = _options(threads)
+        options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+        options.enable_cpu_mem_arena = False
+        options.add_session_config_entry("session.disable_prepacking", "1")
+        # ONNX Runtime does not own these: they must live as long as the session.
+        self._weights = []
+        for weight in member.weights:
+            count = int(np.prod(weight.shape))
+            view = np.frombuffer(self._pages, weight.dtype, count, weight.offset).reshape(weight.shape)
+            value = runtime.OrtValue.ortvalue_from_numpy(view)
+            options.add_initializer(weight.name, value)
+            self._weights.append((view, value))
+        self._session = _session(bundle, index, self._pages[:], options)
+        self._input: str = self._session.get_inputs()[0].name
+        self._resident = True
+        self.rest()
+
+    def run(self, inputs: NDArray[np.float32]) -> NDArray[np.float32]:
+        self._resident = True
+        return _run(self._session, self._input, inputs)
+
+    def rest(self) -> None:
+        """Give the pages back. Harmless while another thread reads them: they are then read again."""
+        if self._resident and hasattr(mmap, "MADV_DONTNEED"):
+            self._resident = False
+            self._pages.madvise(mmap.MADV_DONTNEED)
+
+
+def _map(bundle: Bundle, member: MemberFile) -> mmap.mmap:
+    file = bundle.path / member.file
+    try:
+        with file.open("rb") as opened:
+            pages = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError) as error:
+        raise FileError(f"cannot map {file}: {error}") from error
+    if len(pages) != member.size or hashlib.sha256(pages).hexdigest() != member.sha256:
+        raise FileError(f"{file} does not match its checksum; it is truncated or was altered")
+    return pages
+
+
+def _run(session: Any, name: str, inputs: NDArray[np.float32]) -> NDArray[np.float32]:
+    if len(inputs) <= _CHUNK:
+        answer: NDArray[np.float32] = session.run(None, {name: inputs})[0]
+        return answer
+    parts = [inputs[start : start + _CHUNK] for start in range(0, len(inputs), _CHUNK)]
+    return np.concatenate([session.run(None, {name: part})[0] for part in parts])
+
+
+def _session(bundle: Bundle, index: int, content: bytes, options: Any) -> Any:
+    file = bundle.path / bundle.members[index].file
+    try:
+        session = _runtime().InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        # ONNX Runtime's exceptions have no public base class.
+        reason = " ".join(str(error).split())[:200]
+        raise FileError(f"{file} is not an ONNX file that ONNX Runtime can read ({reason})") from error
+    found = [list(node.shape[1:]) for node in (session.get_inputs()[0], session.get_outputs()[0])]
+    if found != [list(bundle.input_shape), [len(bundle.classes)]]:
+        raise FileError(
+            f"{file} maps inputs of shape {found[0]} to {found[1]} logits; "
+            f"the manifest says {list(bundle.input_shape)} and {len(bundle.classes)} classes"
+        )
+    return session
+
+
+def _options(threads: int) -> Any:
+    options = _runtime().SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    return options
+
+
+def _runtime() -> Any:
+    try:
+        return importlib.import_module("onnxruntime")
+    except ImportError:
+        raise ModelError("a bundle needs ONNX Runtime; install it with `pip install onnxruntime`") from None
+
+
+def _return_freed_memory() -> None:
+    """Hand memory that reading the files has used and freed back to the system, where the C library can."""
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
