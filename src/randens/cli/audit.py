@@ -1,0 +1,64 @@
+"""`randens audit`: can the numbers of a run be trusted?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from randens.cli import choices
+from randens.cli.output import Json, console, print_json
+from randens.cli.progress import bars
+from randens.evaluation import Evaluation
+from randens.evaluation.audit import audit as run_audit
+from randens.evaluation.subject import open_subject
+
+__all__ = ["audit"]
+
+
+def audit(
+    run: choices.RunFolder,
+    split: Annotated[str, typer.Option(help="The split whose inputs are used.")] = "test",
+    limit: Annotated[int, typer.Option(help="How many inputs.")] = 128,
+    data: choices.Data = None,
+    norm: choices.Norm = None,
+    eps: choices.Eps = None,
+    seed: choices.Seed = 0,
+    output: Annotated[
+        Path | None, typer.Option(help="Where the JSON goes; audit.json of the run by default.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Check the ensemble of RUN for masked gradients, randomness and broken laws; exit code 1 if a check fails."""
+    subject = open_subject(run, data=data, norm=norm, eps=choices.number("--eps", eps))
+    images = subject.load(split, limit)
+    known = subject.run.path / "evaluation.json"
+    evaluation = Evaluation.load(known) if known.is_file() else None
+    with bars() as progress:
+        result = run_audit(
+            subject.rec,
+            images,
+            subject.threat,
+            evaluation=evaluation,
+            chosen_on=subject.chosen_on,
+            seed=seed,
+            progress=progress,
+        )
+    path = result.save(output or subject.run.path / "audit.json")
+    if as_json:
+        print_json(result.to_json())
+    else:
+        out = console()
+        for check in result.checks:
+            out.print(f"{'ok  ' if check.passed else 'FAIL'} {check.name}: {check.finding}", markup=False)
+            if check.advice:
+                out.print(f"       → {check.advice}", markup=False)
+        out.print(result.verdict, style="bold", markup=False)
+        out.print(
+            f"{result.cost.forwards:,} forward and {result.cost.backwards:,} backward member passes, "
+            f"{result.seconds:.1f} s. Written to {path}.",
+            markup=False,
+        )
+    if not result.passed:
+        raise typer.Exit(1)

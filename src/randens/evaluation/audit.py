@@ -1,0 +1,152 @@
+"""Can the numbers be trusted? Checks that published evaluations failed, run on an ensemble before it is believed.
+
+A robust accuracy is only as good as the attack behind it. Members whose gradients are zero, saturated or noisy
+make attacks stall and look robust; members that answer at random are scored by luck. Each check compares things
+that must be ordered in a sound evaluation (iterative and single-step attacks, white box and random search, small
+and large radii) or that must be equal (a one-hot α and its member), and says what to do where they are not.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from randens._version import __version__
+from randens.attacks import Cost
+from randens.ensemble import RandomizedEnsemble
+from randens.errors import InputError
+from randens.evaluation import audit_attacks, audit_members
+from randens.evaluation.audit_case import Case, Check
+from randens.evaluation.inputs import Data, fingerprint, labelled
+from randens.evaluation.results import Evaluation
+from randens.files import write_json
+from randens.progress import Progress, silent
+from randens.threat import Threat
+
+__all__ = ["Audit", "Check", "audit"]
+
+_FORMAT = "randens-audit-1"
+
+
+@dataclass(frozen=True)
+class Audit:
+    """All checks on one ensemble, and what they amount to.
+
+    complete: false if a member's answers were so broken that attacking it would say nothing.
+    """
+
+    checks: tuple[Check, ...]
+    complete: bool
+    ensemble: str
+    data: str
+    split: str
+    n: int
+    threat: Threat
+    seed: int
+    cost: Cost
+    seconds: float
+    version: str = __version__
+
+    @property
+    def passed(self) -> bool:
+        """Whether every check passed."""
+        return self.complete and all(check.passed for check in self.checks)
+
+    @property
+    def failed(self) -> tuple[Check, ...]:
+        """The checks that did not."""
+        return tuple(check for check in self.checks if not check.passed)
+
+    @property
+    def verdict(self) -> str:
+        """One sentence."""
+        if self.passed:
+            return (
+                f"All {len(self.checks)} checks passed on {self.n} inputs: nothing here makes attacks look weaker "
+                "than they are. That is no proof; a stronger attack may still find more."
+            )
+        names = ", ".join(check.name for check in self.failed)
+        rest = "" if self.complete else "; the ensemble was not attacked, as its answers cannot be scored"
+        counted = f"{len(self.failed)} of {len(self.checks)} checks failed ({names})"
+        return f"{counted}: do not trust robust accuracies yet{rest}."
+
+    def __getitem__(self, name: str) -> Check:
+        for check in self.checks:
+            if check.name == name:
+                return check
+        raise KeyError(name)
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary for JSON."""
+        return {
+            "format": _FORMAT,
+            "version": self.version,
+            "passed": self.passed,
+            "complete": self.complete,
+            "verdict": self.verdict,
+            "checks": [check.to_json() for check in self.checks],
+            "ensemble": self.ensemble,
+            "data": self.data,
+            "split": self.split,
+            "n": self.n,
+            "threat": self.threat.to_dict(),
+            "seed": self.seed,
+            "cost": {
+                "forwards": self.cost.forwards,
+                "backwards": self.cost.backwards,
+                "seconds": self.seconds,
+            },
+        }
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the JSON, atomically."""
+        write_json(path, self.to_json())
+        return Path(path)
+
+
+def audit(
+    rec: RandomizedEnsemble,
+    data: Data,
+    threat: Threat | None = None,
+    *,
+    evaluation: Evaluation | None = None,
+    chosen_on: Mapping[str, str] | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Audit:
+    """Check `rec` on `data` (a hundred inputs say enough) under `threat` (None: the ensemble's own).
+
+    evaluation: a result to hold against what is found here. chosen_on: which split chose what.
+    """
+    start = time.perf_counter()
+    inputs = labelled(data, rec)
+    chosen = rec.threat if threat is None else threat
+    if chosen is None:
+        raise InputError("threat is None and the ensemble names none; give one, e.g. Threat('linf', 8/255)")
+    case = Case(rec, inputs.x, inputs.y, chosen, seed, silent if progress is None else progress)
+    checks = [audit_members.splits(evaluation, chosen_on)]
+    if evaluation is not None:
+        checks.append(audit_members.belongs(evaluation, rec))
+    checks += audit_members.checks(case)
+    # Attacks refuse members whose answers are not numbers; what they are is known by now.
+    complete = audit_members.scorable(checks)
+    if complete:
+        checks += audit_attacks.checks(
+            case, evaluation if evaluation and inputs.split == evaluation.split else None
+        )
+    return Audit(
+        tuple(checks),
+        complete,
+        fingerprint(rec),
+        inputs.name,
+        inputs.split,
+        len(inputs),
+        chosen,
+        seed,
+        case.cost,
+        time.perf_counter() - start,
+    )
