@@ -1,0 +1,289 @@
+"""The engine: stopping, continuing, refusing, diverging, watching."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.training.small_runs import small
+
+from randens import data
+from randens.errors import FileError, InputError
+from randens.runs import Run
+from randens.training import Diverged, Recipe, Stopped, train
+from randens.training import engine as engine_module
+from randens.training.validation import Choice
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in sorted((folder / "ensemble").iterdir())}
+
+
+def _stop_after(steps: int) -> Any:
+    asked = 0
+
+    def stop() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked >= steps
+
+    return stop
+
+
+@pytest.mark.parametrize("method", ["barre", "joint"])
+def test_a_stopped_run_continues_to_the_same_bytes(tmp_path: Path, method: str) -> None:
+    recipe = small(method=method, members=2, ema=0.9, data={"crop_padding": 1, "flip": True})
+    train(recipe, tmp_path / "whole")
+    for steps in (3, 5, 4):
+        with pytest.raises(Stopped, match="the same command continues"):
+            train(recipe, tmp_path / "parts", stop=_stop_after(steps))
+    said: list[str] = []
+    train(recipe, tmp_path / "parts", say=said.append)
+    assert any(line.startswith("continuing after member") for line in said)
+    assert _files(tmp_path / "parts") == _files(tmp_path / "whole")
+
+    def numbers(run: str) -> list[dict[str, Any]]:
+        lines = Run.open(tmp_path / run).metrics()
+        return [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
+
+    assert numbers("parts") == numbers("whole")
+
+
+def test_nothing_depends_on_torchs_own_generator(tmp_path: Path) -> None:
+    recipe = small(method="barre", members=2)
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    train(recipe, tmp_path / "a")
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(2)
+    train(recipe, tmp_path / "b")
+    assert _files(tmp_path / "a") == _files(tmp_path / "b")
+    train(small(method="barre", members=2, seed=1), tmp_path / "c")
+    assert _files(tmp_path / "a") != _files(tmp_path / "c")
+
+
+def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
+    train(small(), tmp_path / "run")
+    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    said: list[str] = []
+    rec = train(small(), tmp_path / "run", say=said.append)
+    assert said == [f"{tmp_path / 'run'} is finished already; its ensemble is returned"]
+    assert len(rec) == 1
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_changed_recipe_is_refused_unless_forced(tmp_path: Path) -> None:
+    with pytest.raises(Stopped):
+        train(small(), tmp_path / "run", stop=_stop_after(2))
+    changed = small(optimizer={"lr": 0.02})
+    with pytest.raises(InputError, match=r"optimizer\.lr: 0\.1 → 0\.02.*--force"):
+        train(changed, tmp_path / "run")
+    said: list[str] = []
+    train(changed, tmp_path / "run", force=True, say=said.append)
+    assert "continuing with a changed recipe: optimizer.lr: 0.1 → 0.02" in said
+    manifest = Run.open(tmp_path / "run").manifest
+    assert manifest["recipe"]["optimizer"]["lr"] == 0.02
+    assert manifest["earlier_recipes"][0]["optimizer"]["lr"] == 0.1
+
+
+def test_more_members_can_be_added_to_a_finished_run_but_not_fewer(tmp_path: Path) -> None:
+    two = small(method="iat", members=2)
+    train(two, tmp_path / "run")
+    three = train(small(method="iat", members=3), tmp_path / "run", force=True)
+    assert len(three) == 3
+    fresh = train(small(method="iat", members=3), tmp_path / "fresh")
+    for a, b in zip(three.members, fresh.members, strict=True):
+        assert all(torch.equal(v, b.state_dict()[k]) for k, v in a.state_dict().items())
+    with pytest.raises(InputError, match=r"members is 2; .* holds 3 already"):
+        train(two, tmp_path / "run", force=True)
+
+
+def test_another_network_does_not_fit_a_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(Stopped):
+        train(small(), tmp_path / "run", stop=_stop_after(2))
+    with pytest.raises(InputError, match="do not fit this recipe"):
+        train(small(model={"width": 20}), tmp_path / "run", force=True)
+
+
+def test_a_damaged_checkpoint_costs_a_little_work_and_nothing_else(tmp_path: Path) -> None:
+    recipe = small(method="barre", members=2, checkpoint={"seconds": 0})
+    train(recipe, tmp_path / "whole")
+    with pytest.raises(Stopped):
+        train(recipe, tmp_path / "run", stop=_stop_after(9))
+    newest = max((tmp_path / "run" / "checkpoints").glob("*.safetensors"))
+    newest.write_bytes(newest.read_bytes()[:-10])
+    said: list[str] = []
+    train(recipe, tmp_path / "run", say=said.append)
+    assert "the checkpoint before it is used" in said[0]
+    assert str(newest) in said[0]
+    assert _files(tmp_path / "run") == _files(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batch_size": 2000}, "batch_size is 2000; the training set has only 1257 images"),
+        ({"model": {"name": "resnet21"}}, "unknown model 'resnet21'; valid: resnet20"),
+        ({"data": {"name": "digit"}}, "unknown data set 'digit'; valid: digits"),
+        ({"validation": {"attack": "apgds"}}, "unknown attack 'apgds'; valid: apgd-s"),
+    ],
+)
+def test_impossible_wishes_are_refused_before_a_folder_is_made(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        train(small(**changes), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_nothing_is_chosen_on_test_data(tmp_path: Path) -> None:
+    pair = (data.load("digits", "train"), data.load("digits", "test"))
+    with pytest.raises(InputError, match="'train' and 'test'"):
+        train(small(), tmp_path / "run", data=pair)
+
+
+def test_data_of_ones_own(tmp_path: Path) -> None:
+    whole = data.from_arrays(np.random.default_rng(0).random((60, 5), dtype=np.float32), [0, 1, 2] * 20)
+    rec = train(small(batch_size=16), tmp_path / "run", data=whole.hold_out(0.3))
+    assert rec.members[0].architecture["classes"] == 3
+    assert rec.members[0].architecture["input_shape"] == [5]
+
+
+def test_another_kind_of_folder_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "a.txt").write_text("mine")
+    with pytest.raises(FileError, match="not a run folder"):
+        train(small(), tmp_path / "notes")
+    assert (tmp_path / "notes" / "a.txt").read_text() == "mine"
+    Run.create(tmp_path / "other", kind="quickstart")
+    with pytest.raises(FileError, match="another kind"):
+        train(small(), tmp_path / "other")
+
+
+def test_divergence_stops_with_the_last_good_state_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = small(checkpoint={"seconds": 0}, epochs=3)
+    rates = iter([0.1] * 8 + [float("inf")] * 100)
+    with monkeypatch.context() as patched:
+        patched.setattr(engine_module, "learning_rate", lambda *_: next(rates))
+        with pytest.raises(Diverged, match=r"epoch 2, step 2: .* not finite; the last good state is kept"):
+            train(recipe, tmp_path / "run")
+    said: list[str] = []
+    rec = train(recipe, tmp_path / "run", say=said.append)
+    assert said == ["continuing after member 1, epoch 2, step 1"]
+    whole = train(recipe, tmp_path / "whole")
+    assert all(torch.equal(v, whole.state_dict()[k]) for k, v in rec.state_dict().items())
+
+
+def test_a_huge_rate_diverges_and_says_so(tmp_path: Path) -> None:
+    with pytest.raises(Diverged, match="lower the rate"):
+        train(small(optimizer={"lr": 1e30}, epochs=20), tmp_path / "run")
+
+
+def test_a_full_disk_stops_the_run_and_it_continues_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = small(checkpoint={"seconds": 0})
+    train(recipe, tmp_path / "whole")
+    real, calls = os.fsync, 0
+
+    def full(handle: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls > 12:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(handle)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(FileError, match="No space left"):
+            train(recipe, tmp_path / "run")
+    train(recipe, tmp_path / "run")
+    assert _files(tmp_path / "run") == _files(tmp_path / "whole")
+
+
+def test_catastrophic_overfitting_stops_a_member_and_keeps_its_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The verdicts are played: 40 % robust after epoch 2, then nothing, while training goes on as it does."""
+    from randens.witness import WitnessPool
+
+    played = iter([0.3, 0.4, 0.02, 0.01, 0.5, 0.5])
+    recipe = small(epochs=6, validation={"patience": 2})
+    real = engine_module.attacked
+
+    def verdict(*arguments: Any) -> Any:
+        robust = next(played)
+        fooled = np.ones((round(100 * (1 - robust)), 1), dtype=bool)
+        pool = WitnessPool(100, 1, np.arange(len(fooled)), fooled)
+        found = real(*arguments)
+        return type(found)(0.0, 1 - robust, pool, found.clean_risks, 0, 0)
+
+    monkeypatch.setattr(engine_module, "attacked", verdict)
+    said: list[str] = []
+    train(recipe, tmp_path / "run", say=said.append)
+    assert len(said) == 2
+    assert "fell from 40.0% to 2.0%" in said[0]
+    assert said[0].endswith("watching")
+    assert said[1].endswith("training of this member stops, its best checkpoint is kept")
+    lines = list(Run.open(tmp_path / "run").metrics())
+    assert [line["event"] for line in lines].count("epoch") == 4
+    assert next(line for line in lines if line["event"] == "member")["best_epoch"] == 2
+
+
+def test_the_best_checkpoint_is_kept_not_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def recorded(keep: str) -> tuple[list[dict[str, torch.Tensor]], dict[str, torch.Tensor]]:
+        states: list[dict[str, torch.Tensor]] = []
+        real = engine_module._Engine._keep
+        risks = iter([0.5, 0.2, 0.4])
+
+        def record(self: Any, stage: Any, choice: Choice) -> None:
+            states.append({k: v.clone() for k, v in stage.averaged[0].state_dict().items()})
+            verdict = type(choice.verdict)(
+                0.1, next(risks), choice.verdict.pool, choice.verdict.clean_risks, 0, 0
+            )
+            real(self, stage, Choice(choice.probs, verdict))
+
+        with monkeypatch.context() as patched:
+            patched.setattr(engine_module._Engine, "_keep", record)
+            rec = train(small(epochs=3, validation={"keep": keep}), tmp_path / keep)
+        return states, dict(rec.members[0].state_dict())
+
+    for keep, index in (("best", 1), ("last", 2)):
+        states, kept = recorded(keep)
+        assert all(torch.equal(v, kept[k]) for k, v in states[index].items()), keep
+
+
+def test_progress_is_told_per_epoch_member_and_run(tmp_path: Path) -> None:
+    told: dict[str, list[tuple[float, float]]] = {}
+    recipe: Recipe = small(method="barre", members=2)
+
+    def progress(task: str, done: float, total: float) -> None:
+        told.setdefault(task, []).append((done, total))
+
+    train(recipe, tmp_path / "run", progress)
+    assert set(told) == {"epoch", "member", "run"}
+    done = [value for value, _ in told["run"]]
+    assert done == sorted(done)
+    assert told["run"][-1][0] == pytest.approx(told["run"][-1][1])
+    assert told["run"][-1][1] == 2 * 3 + 2 * 5  # member 2 costs more: two victims
+    assert told["member"][-1] == (14, 14)
+
+
+def test_metrics_are_json_lines_with_what_one_wants_to_plot(tmp_path: Path) -> None:
+    train(small(log_every=5), tmp_path / "run")
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["event"] for line in lines] == ["step", "epoch", "step", "epoch", "member", "finished"]
+    epoch = lines[1]
+    assert {"member", "epoch", "loss", "accuracy", "natural", "robust", "probs", "seconds"} <= set(epoch)
+    assert epoch["robust"] <= epoch["natural"]
+    assert lines[0]["lr"] > 0
+    summary = Run.open(tmp_path / "run").read("training")
+    assert summary["validation"]["robust_accuracy"] == pytest.approx(lines[-1]["robust"])

@@ -1,0 +1,179 @@
+"""Methods: who starts where, who is attacked, what happens to α; and that they share their first member."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.training.small_runs import small
+from torch import nn
+
+from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble, load
+from randens.errors import InputError
+from randens.runs import Run
+from randens.training import estimate, train
+from randens.training.cost import plan
+from randens.training.methods import METHODS, Roster, uniform
+
+
+def _roster(finished: int, trained: int) -> Roster:
+    members = [nn.Linear(1, 2) for _ in range(finished + trained)]
+    probs = np.arange(1.0, finished + trained + 1)
+    return Roster(members[:finished], members[finished:], probs / probs.sum())
+
+
+def _weights(rec: RandomizedEnsemble, index: int) -> dict[str, torch.Tensor]:
+    return dict(rec.members[index].state_dict())
+
+
+def _equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(a[key], b[key]) for key in a)
+
+
+def test_who_is_attacked() -> None:
+    roster = _roster(2, 1)
+    everyone = roster.everyone
+    expected = {
+        "at": ([everyone[2]], [1.0]),
+        "iat": ([everyone[2]], [1.0]),
+        "mrboost": (everyone, [1 / 3] * 3),
+        "barre": (everyone, roster.probs.tolist()),
+        "bat": ([everyone[0]], [1.0]),
+        "joint": (everyone, roster.probs.tolist()),
+    }
+    for name, (members, probs) in expected.items():
+        attacked, weights = METHODS[name]().victims(roster)
+        assert list(attacked) == members, name
+        assert weights.tolist() == pytest.approx(probs), name
+
+
+def test_what_checkpoints_are_judged_by() -> None:
+    roster = _roster(2, 1)
+    assert list(METHODS["iat"]().judged(roster).members) == list(roster.trained)
+    boosted = METHODS["mrboost"]().judged(roster).members
+    assert len(boosted) == 1
+    assert isinstance(boosted[0], DeterministicEnsemble)
+    assert list(boosted[0].members) == roster.everyone
+    assert METHODS["barre"]().judged(roster).probs.tolist() == pytest.approx(roster.probs.tolist())
+
+
+def test_levels_follow_the_table() -> None:
+    levels = {name: METHODS[name]().level for name in METHODS}
+    assert levels == {
+        "at": "loss",
+        "iat": "loss",
+        "mrboost": "logits",
+        "barre": "softmax",
+        "bat": "loss",
+        "joint": "softmax",
+    }
+    assert METHODS["joint"]().stages(3) == [3]
+    assert METHODS["barre"]().stages(3) == [1, 1, 1]
+    assert uniform(4).tolist() == [0.25] * 4
+
+
+def test_all_methods_share_their_first_member_bit_by_bit(tmp_path: Path) -> None:
+    first = _weights(train(small(), tmp_path / "at"), 0)
+    for method in ("iat", "mrboost", "barre", "bat"):
+        rec = train(small(method=method, members=2), tmp_path / method)
+        assert _equal(_weights(rec, 0), first), method
+        assert not _equal(_weights(rec, 1), first), method
+        assert len(rec) == 2
+
+
+def test_a_given_first_member_is_taken_and_costs_nothing(tmp_path: Path) -> None:
+    at = train(small(seed=5), tmp_path / "at")
+    recipe = small(method="barre", members=2, first=str(tmp_path / "at"))
+    rec = train(recipe, tmp_path / "barre")
+    assert _equal(_weights(rec, 0), _weights(at, 0))
+    stages = {line["member"] for line in Run.open(tmp_path / "barre").metrics() if line["event"] == "epoch"}
+    assert stages == {2}
+    assert [stage.epochs for stage in plan(recipe)] == [0, 2]
+    other = small(method="barre", members=2, first=str(tmp_path / "at"), model={"width": 17})
+    with pytest.raises(InputError, match=r"another architecture: width: 16 → 17"):
+        train(other, tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_barre_starts_from_the_previous_member_and_moves_alpha(tmp_path: Path) -> None:
+    # With a rate next to nothing the second member stays where it started.
+    recipe = small(method="barre", members=2, optimizer={"lr": 1e-9, "weight_decay": 0.0}, epochs=1)
+    rec = train(recipe, tmp_path / "still")
+    for key, value in _weights(rec, 0).items():
+        assert torch.allclose(value, _weights(rec, 1)[key], atol=1e-6), key
+    independent = train(recipe.model_copy(update={"method": "iat"}), tmp_path / "independent")
+    assert not torch.allclose(
+        _weights(independent, 0)["body.layers.1.weight"], _weights(independent, 1)["body.layers.1.weight"]
+    )
+    moving = train(small(method="barre", members=2, epochs=3), tmp_path / "moving")
+    lines = [line for line in Run.open(tmp_path / "moving").metrics() if line["event"] == "epoch"]
+    alphas = [line["probs"] for line in lines if line["member"] == 2]
+    assert any(alpha != [0.5, 0.5] for alpha in alphas)
+    assert all(alpha[-1] >= 0.25 - 1e-12 for alpha in alphas)
+    assert float(moving.probs.sum()) == pytest.approx(1.0)
+
+
+def test_joint_training_moves_all_members_and_alpha_at_once(tmp_path: Path) -> None:
+    rec = train(small(method="joint", members=3, sampling={"method": "uniform"}), tmp_path / "joint")
+    assert len(rec) == 3
+    lines = [line for line in Run.open(tmp_path / "joint").metrics() if line["event"] == "epoch"]
+    assert all(len(line["loss"]) == 3 for line in lines)
+    probs, losses = lines[0]["probs"], lines[0]["loss"]
+    expected = np.exp(-0.5 * np.array(losses))
+    assert probs == pytest.approx((expected / expected.sum()).tolist())
+    started = train(small(method="joint", members=3, optimizer={"lr": 1e-9}), tmp_path / "started")
+    for index in range(3):
+        assert not _equal(_weights(rec, index), _weights(started, index))
+
+
+def test_bat_trains_its_second_member_on_the_first_ones_examples(tmp_path: Path) -> None:
+    recipe = small(method="bat", members=2, epochs=4, threat={"eps": 0.2})
+    rec = train(recipe, tmp_path / "bat")
+    lines = [line for line in Run.open(tmp_path / "bat").metrics() if line["event"] == "epoch"]
+    # Examples of a fixed network are far easier than one's own.
+    second = [line["accuracy"] for line in lines if line["member"] == 2]
+    first = [line["accuracy"] for line in lines if line["member"] == 1]
+    assert second[-1] > first[-1] + 0.1
+    share = float(rec.probs[0]) * 10
+    assert share == pytest.approx(round(share))  # swept over a grid
+
+
+@pytest.mark.parametrize(
+    ("method", "members", "expected"),
+    [
+        ("at", 1, [3]),
+        ("iat", 3, [3, 3, 3]),
+        ("barre", 3, [3, 5, 7]),
+        ("mrboost", 2, [3, 5]),
+        ("joint", 3, [9]),
+    ],
+)
+def test_plans_count_passes_as_the_notes_do(method: str, members: int, expected: list[int]) -> None:
+    stages = plan(small(method=method, members=members))
+    assert [s.crafting + s.training for s in stages] == expected
+
+
+def test_the_ledger_counts_what_was_planned(tmp_path: Path) -> None:
+    recipe = small(method="mrboost", members=2, validation={"size": 10})
+    train(recipe, tmp_path / "run")
+    cost = Run.open(tmp_path / "run").read("training")["cost"]
+    estimated = estimate(recipe, measure=False)
+    planned = estimated.crafting + estimated.training
+    assert planned == 2 * (3 + 5) * 1257
+    assert planned < cost["backwards"] <= estimated.passes
+    assert estimated.seconds is None
+    measured = estimate(recipe)
+    assert measured.seconds is not None
+    assert 0 < measured.seconds < 60
+    assert "member passes" in measured.sentence()
+
+
+def test_load_gives_back_what_train_returned(tmp_path: Path) -> None:
+    rec = train(small(method="iat", members=2), tmp_path / "run")
+    again = load(tmp_path / "run" / "ensemble")
+    assert again.probs.tolist() == rec.probs.tolist()
+    assert again.threat == rec.threat
+    assert again.classes == tuple("0123456789")
+    assert all(_equal(_weights(rec, i), _weights(again, i)) for i in range(2))

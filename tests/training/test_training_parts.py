@@ -1,0 +1,141 @@
+"""Small parts: schedule, moving average, overfitting watch, mirror descent, checkpoints."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from randens.errors import FileError
+from randens.training.average import average
+from randens.training.checkpoint import Checkpoint, Checkpoints
+from randens.training.methods import mirror_descent
+from randens.training.recipe import SchedulePart
+from randens.training.schedule import learning_rate
+from randens.training.watch import Watch
+
+
+def test_the_papers_schedule_divides_by_ten_at_50_and_75() -> None:
+    part = SchedulePart(name="steps", milestones=(50, 75), factor=0.1)
+    rates = [learning_rate(part, 0.1, epoch * 8, 8, 100) for epoch in (0, 49, 50, 74, 75, 99)]
+    assert rates == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001, 0.001])
+
+
+def test_a_cycle_rises_to_the_peak_and_falls_to_nothing() -> None:
+    part = SchedulePart(name="cyclic", peak=0.25)
+    rates = [learning_rate(part, 1.0, step, 10, 10) for step in range(100)]
+    assert int(np.argmax(rates)) in (24, 25)
+    assert max(rates) == pytest.approx(1.0, abs=0.03)
+    assert 0 < rates[0] < 0.03
+    assert 0 < rates[-1] < 0.01
+    assert learning_rate(SchedulePart(name="constant"), 0.3, 7, 10, 10) == 0.3
+
+
+def test_the_average_follows_the_weights_and_the_statistics() -> None:
+    target, source = nn.BatchNorm1d(2), nn.BatchNorm1d(2)
+    with torch.no_grad():
+        source.weight.fill_(3.0)
+        assert source.running_mean is not None
+        source.running_mean.fill_(5.0)
+        assert source.num_batches_tracked is not None
+        source.num_batches_tracked.fill_(7)
+    average(target, source, decay=0.9, step=1000)
+    assert target.weight.tolist() == pytest.approx([1.2, 1.2])
+    assert target.running_mean is not None
+    assert target.running_mean.tolist() == pytest.approx([0.5, 0.5])
+    assert target.num_batches_tracked is not None
+    assert int(target.num_batches_tracked) == 7
+    average(target, source, decay=0.9, step=0)  # early on it forgets faster: d = 1/10
+    assert target.weight.tolist() == pytest.approx([0.12 + 2.7, 0.12 + 2.7])
+
+
+def test_the_watch_wants_a_collapse_while_training_improves() -> None:
+    watch = Watch().seen(0.4, 0.5, 0.5)
+    assert watch == Watch(0.4, 0.5, 0)
+    assert watch.seen(0.05, 0.9, 0.5).faults == 1
+    assert watch.seen(0.05, 0.9, 0.5).seen(0.04, 0.95, 0.5).faults == 2
+    assert watch.seen(0.05, 0.9, 0.5).seen(0.3, 0.9, 0.5).faults == 0
+    assert watch.seen(0.05, 0.2, 0.5).faults == 0  # training fell too: it is not overfitting
+    assert watch.seen(0.25, 0.9, 0.5).faults == 0
+    assert Watch(0.05, 0.1, 0).seen(0.0, 0.2, 0.5).faults == 0  # chance level
+
+
+def test_mirror_descent_moves_towards_the_smaller_loss() -> None:
+    probs = mirror_descent(np.array([0.5, 0.5]), np.array([1.0, 3.0]), 0.5)
+    assert probs.sum() == pytest.approx(1.0)
+    assert probs[0] / probs[1] == pytest.approx(np.e)
+
+
+def _checkpoint(value: float) -> Checkpoint:
+    return Checkpoint(
+        {"weights": torch.full((3, 2), value), "count": torch.tensor(4)}, {"step": int(value), "x": None}
+    )
+
+
+def test_a_checkpoint_comes_back_and_only_two_are_kept(tmp_path: Path) -> None:
+    store = Checkpoints(tmp_path)
+    assert store.load() == (None, [])
+    for value in (1.0, 2.0, 3.0):
+        store.save(_checkpoint(value))
+    assert len(store.files()) == 2
+    loaded, faults = store.load()
+    assert loaded is not None
+    assert faults == []
+    assert loaded.position == {"step": 3, "x": None}
+    assert torch.equal(loaded.tensors["weights"], torch.full((3, 2), 3.0))
+    assert int(loaded.tensors["count"]) == 4
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "empty", "position"])
+def test_a_damaged_checkpoint_is_noticed_and_the_previous_one_used(tmp_path: Path, damage: str) -> None:
+    store = Checkpoints(tmp_path)
+    store.save(_checkpoint(1.0))
+    newest = store.save(_checkpoint(2.0))
+    content = bytearray(newest.read_bytes())
+    if damage == "flip":
+        content[-3] ^= 1
+    elif damage == "truncate":
+        content = content[:-5]
+    elif damage == "empty":
+        content = bytearray()
+    else:
+        content = content.replace(b'\\"step\\": 2', b'\\"step\\": 7')
+    assert bytes(content) != newest.read_bytes()
+    newest.write_bytes(content)
+    loaded, faults = store.load()
+    assert loaded is not None
+    assert loaded.position["step"] == 1
+    assert len(faults) == 1
+    assert str(newest) in faults[0]
+    assert "the checkpoint before it is used" in faults[0]
+
+
+def test_if_all_are_damaged_nothing_is_thrown_away_silently(tmp_path: Path) -> None:
+    store = Checkpoints(tmp_path)
+    for value in (1.0, 2.0):
+        store.save(_checkpoint(value)).write_bytes(b"nothing")
+    with pytest.raises(FileError, match="every checkpoint"):
+        store.load()
+
+
+def test_a_full_disk_leaves_the_old_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Checkpoints(tmp_path)
+    store.save(_checkpoint(1.0))
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(FileError, match="No space left"):
+        store.save(_checkpoint(2.0))
+    monkeypatch.undo()
+    loaded, faults = store.load()
+    assert loaded is not None
+    assert loaded.position["step"] == 1
+    assert faults == []
+    assert [p.name for p in tmp_path.iterdir()] == ["00000001.safetensors"]

@@ -1,0 +1,109 @@
+"""Recipes: values, messages that name the field, settings from the command line, the recipes we ship."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.training.small_runs import small
+
+from randens.errors import FileError, InputError
+from randens.training import load_recipe
+from randens.training.recipe import difference, recipe_from
+
+RECIPES = Path(__file__).resolve().parents[2] / "recipes"
+
+
+def test_fractions_and_settings(tmp_path: Path) -> None:
+    path = tmp_path / "r.toml"
+    path.write_text(
+        'method = "at"\nepochs = 3\n[model]\nname = "mlp"\n[data]\nname = "digits"\n[threat]\neps = "8/255"\n'
+    )
+    recipe = load_recipe(path, ["optimizer.lr=0.05", "adversary.step=2/255", "first=none", "ema=0.9"])
+    assert recipe.threat.eps == pytest.approx(8 / 255)
+    assert recipe.adversary.step == pytest.approx(2 / 255)
+    assert (recipe.optimizer.lr, recipe.ema, recipe.first) == (0.05, 0.9, None)
+    assert recipe.threat.build().bounds == (0.0, 1.0)
+    assert load_recipe(path, ["loss.name=trades"]).loss.name == "trades"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"members": 0}, "members is 0; input should be greater than or equal to 1"),
+        ({"epohs": 3}, "unknown field 'epohs'; did you mean 'epochs'?"),
+        ({"optimizer": {"learning": 1}}, "unknown field 'optimizer.learning'"),
+        ({"optimizer": {"momentun": 1}}, "did you mean 'momentum'?"),
+        ({"method": "bare"}, "method is 'bare'.*did you mean 'barre'?"),
+        ({"members": 2}, "members is 2; method 'at' trains exactly 1"),
+        ({"method": "bat"}, "members is 1; method 'bat' needs at least 2"),
+        ({"threat": {"eps": "8/0"}}, "threat.eps is '8/0'"),
+        ({"threat": {"eps": -1}}, "threat.eps is -1; input should be greater than 0"),
+        ({"optimizer": {"lr": float("inf")}}, "optimizer.lr is inf; input should be a finite number"),
+        ({"schedule": {"name": "steps", "milestones": [5]}}, "schedule.milestones holds 5; there are only 2"),
+        ({"adversary": "pgd"}, "adversary is 'pgd'"),
+        ({"seed": 1.5}, "seed is 1.5"),
+        ({"method": "joint", "members": 2, "start": "previous"}, "start is 'previous'; joint"),
+    ],
+)
+def test_messages_name_the_field(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message.replace("?", r"\?")) as caught:
+        small(**changes)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_field_is_named() -> None:
+    with pytest.raises(InputError, match="field 'epochs' is missing; field 'model' is missing"):
+        recipe_from({"method": "at"})
+
+
+@pytest.mark.parametrize("setting", ["optimizer.lr", "=3", "epochs.first=3"])
+def test_bad_settings_are_refused(setting: str) -> None:
+    with pytest.raises(InputError, match="--set"):
+        small().with_settings([setting])
+
+
+def test_files_that_are_not_recipes(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match="cannot read the recipe"):
+        load_recipe(tmp_path / "none.toml")
+    (tmp_path / "bad.toml").write_text("method = \n")
+    with pytest.raises(FileError, match="not valid TOML"):
+        load_recipe(tmp_path / "bad.toml")
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(FileError, match="not valid TOML"):
+        load_recipe(tmp_path / "binary.toml")
+
+
+def test_differences_are_shown_with_dots() -> None:
+    old = small().to_json()
+    new = small(optimizer={"lr": 0.3}, epochs=5).to_json()
+    assert difference(old, new) == ["epochs: 2 → 5", "optimizer.lr: 0.1 → 0.3"]
+    assert difference(old, old) == []
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.rglob("*.toml")), ids=lambda p: f"{p.parent.name}-{p.stem}")
+def test_every_recipe_we_ship_is_valid(path: Path) -> None:
+    recipe = load_recipe(path)
+    assert path.stem.endswith(recipe.method)
+    assert path.stem.startswith(f"{recipe.data.name}-{recipe.model.name}")
+
+
+def test_the_papers_table_is_complete() -> None:
+    """Table 1 and the setup in the Appendix: 3 networks × 2 data sets × 4 methods, 100 epochs, batches of 256."""
+    sizes = {"resnet20": 5, "mobilenetv1": 5, "resnet18": 4}
+    for data in ("cifar10", "cifar100"):
+        for network, members in sizes.items():
+            for method in ("at", "iat", "mrboost", "barre"):
+                recipe = load_recipe(RECIPES / "paper" / f"{data}-{network}-{method}.toml")
+                assert recipe.members == (1 if method == "at" else members)
+                assert (recipe.epochs, recipe.batch_size) == (100, 256)
+                assert (recipe.optimizer.lr, recipe.optimizer.momentum) == (0.1, 0.9)
+                assert recipe.optimizer.weight_decay == 5e-4
+                assert (recipe.schedule.name, recipe.schedule.milestones) == ("steps", (50, 75))
+                assert recipe.threat.eps == pytest.approx(8 / 255)
+                assert (recipe.adversary.name, recipe.adversary.steps) == ("pgd", 10)
+                assert recipe.adversary.step == pytest.approx(2 / 255)
+                assert recipe.loss.name == "mce"
+                assert (recipe.data.crop_padding, recipe.data.flip) == (4, True)
+                assert (recipe.sampling.every, recipe.sampling.iterations) == (10, 10)
+                assert recipe.validation.keep == "best"
