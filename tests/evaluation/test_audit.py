@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from randens import RandomizedEnsemble, Threat, attacks, evaluate
 from randens.cli.main import run as command
 from randens.errors import InputError
-from randens.evaluation.audit import Audit, audit
+from randens.evaluation.auditing import Audit, audit
 from randens.runs import Run
 
 FEW = 64

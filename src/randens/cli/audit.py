@@ -11,7 +11,7 @@ from randens.cli import choices
 from randens.cli.output import Json, console, print_json
 from randens.cli.progress import bars
 from randens.evaluation import Evaluation
-from randens.evaluation.audit import audit as run_audit
+from randens.evaluation import audit as run_audit
 from randens.evaluation.subject import open_subject
 
 __all__ = ["audit"]

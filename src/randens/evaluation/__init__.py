@@ -1,5 +1,6 @@
 """Numbers that can be trusted: accuracies on the worst perturbations found, probabilities chosen under attack."""
 
+from randens.evaluation.auditing import Audit, Check, audit
 from randens.evaluation.evaluating import evaluate, save_worst_inputs, transferred, worst_inputs
 from randens.evaluation.intervals import Estimate, difference, estimate
 from randens.evaluation.results import Accuracy, Evaluation, Level, Pair, Points
@@ -7,13 +8,16 @@ from randens.evaluation.sampling import AttackedSampling, Sweep, optimize_sampli
 
 __all__ = [
     "Accuracy",
+    "Audit",
     "AttackedSampling",
+    "Check",
     "Estimate",
     "Evaluation",
     "Level",
     "Pair",
     "Points",
     "Sweep",
+    "audit",
     "difference",
     "estimate",
     "evaluate",
