@@ -149,7 +149,10 @@ def _quickstart(parent: str | os.PathLike[str], seed: int, report: Progress) -> 
 
 
 def judge(at: Evaluation, rec: Evaluation) -> Verdict:
-    """Compare per input: does the ensemble beat AT, and is the difference more than chance?"""
+    """Compare per input: does the ensemble beat AT, and is the difference more than chance?
+
+    A second sentence compares it with its own best member, which anybody could use alone instead.
+    """
     gained = difference(at.risk, rec.risk, _CONFIDENCE)
     points = f"{100 * abs(gained.value):.1f} points of robust accuracy"
     interval = f"{_CONFIDENCE:.0%} interval {100 * gained.low:+.1f} to {100 * gained.high:+.1f}"
@@ -160,10 +163,16 @@ def judge(at: Evaluation, rec: Evaluation) -> Verdict:
     elif gained.value > 0:
         sentence = f"The randomized ensemble is ahead of AT by {points}; {rec.n} inputs do not settle it ({interval})."
     else:
-        sentence = (
-            f"The randomized ensemble does NOT beat AT here: the difference is {points} down ({interval})."
-        )
-    return Verdict(gained, sentence)
+        sentence = f"The randomized ensemble does NOT beat AT: it is behind by {points} ({interval})."
+    return Verdict(gained, f"{sentence} {_against_best_member(rec)}")
+
+
+def _against_best_member(rec: Evaluation) -> str:
+    best = int(rec.member_risks.argmin())
+    ahead = 100 * (float(rec.member_risks[best]) - (1 - rec.robust))
+    if ahead > 0:
+        return f"Drawing is {ahead:.1f} points better than using its best member, number {best}, alone."
+    return f"Drawing is no better than using its best member, number {best}, alone ({ahead:+.1f} points)."
 
 
 def _named(name: str, progress: Progress) -> Progress:

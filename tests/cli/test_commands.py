@@ -1,0 +1,272 @@
+"""The commands on a small run folder: what they print, write and refuse."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from tests.cli.commands import Shell
+
+import randens
+from randens import RandomizedEnsemble, quickstart
+from randens.evaluation import Evaluation
+from randens.runs import Run
+
+FAST = ("--attack", "saddle", "--limit", "60")
+
+
+# ---- evaluate ----------------------------------------------------------------------------------------------------
+
+
+def test_evaluate_writes_what_it_prints(shell: Shell, run_folder: Path) -> None:
+    printed = shell.json("evaluate", run_folder, *FAST)
+    saved = Evaluation.load(run_folder / "evaluation.json")
+    assert saved.to_json() == printed
+    rec = randens.load(run_folder / "ensemble")
+    data = randens.data.load("digits", "test").subset(slice(0, 60))
+    assert saved.natural == pytest.approx(rec.accuracy(data.x, data.y))
+    assert 0 < saved.robust < saved.natural
+    assert (saved.data, saved.split, saved.n) == ("digits", "test", 60)
+    assert saved.chosen_on == {"checkpoints": "validation"}
+    assert saved.attacks[0]["name"] == "saddle"
+
+
+def test_evaluate_for_people(shell: Shell, run_folder: Path) -> None:
+    code, out, err = shell("evaluate", run_folder, *FAST)
+    assert code == 0
+    for expected in (
+        "randomized, uniform",
+        "deterministic, all 3",
+        "floor",
+        "Worst cases found by",
+        "checkpoints chosen",
+    ):
+        assert expected in out
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(("style", "start"), [("markdown", "| | natural"), ("latex", "member 0 &")])
+def test_evaluate_as_rows(shell: Shell, run_folder: Path, style: str, start: str) -> None:
+    code, out, _ = shell("evaluate", run_folder, *FAST, "--format", style, "--no-deterministic")
+    assert code == 0
+    assert out.startswith(start)
+    assert "deterministic" not in out
+
+
+def test_evaluate_elsewhere_with_another_threat(shell: Shell, run_folder: Path, tmp_path: Path) -> None:
+    options = ("--norm", "l2", "--eps", "1/4", "--set", "orders=1", "--output", tmp_path / "e.json")
+    adversarial = tmp_path / "adv.safetensors"
+    printed = shell.json("evaluate", run_folder, *FAST, *options, "--adversarial", adversarial)
+    assert printed["threat"] == {"norm": "l2", "eps": 0.25, "bounds": [0.0, 1.0]}
+    assert printed["attacks"][0]["orders"] == 1
+    assert not (run_folder / "evaluation.json").exists()
+    saved = safetensors.torch.load_file(adversarial)
+    rec = randens.load(run_folder / "ensemble")
+    assert torch.equal(rec.errors(saved["x_adv"], saved["y"]), saved["errors"])
+
+
+def test_evaluate_refuses(shell: Shell, run_folder: Path, tmp_path: Path) -> None:
+    assert "not a folder" in shell.refused("evaluate", tmp_path / "nowhere")
+    assert "unknown attack 'arcr'; valid: arc-r" in shell.refused("evaluate", run_folder, "--attack", "arcr")
+    assert "unknown data set 'digit'" in shell.refused("evaluate", run_folder, "--data", "digit")
+    assert "unknown split 'tset'; valid: test" in shell.refused("evaluate", run_folder, "--split", "tset")
+    assert "--eps is 'a/b'" in shell.refused("evaluate", run_folder, "--eps", "a/b")
+    assert "eps is 0" in shell.refused("evaluate", run_folder, "--eps", "0")
+    assert "give its radius too" in shell.refused("evaluate", run_folder, "--norm", "l2")
+    assert "limit is 0" in shell.refused("evaluate", run_folder, "--limit", "0")
+    assert "name=value" in shell.refused("evaluate", run_folder, "--set", "steps")
+    assert "unknown option" in shell.refused("evaluate", run_folder, "--attack", "pgd", "--set", "stps=3")
+    shutil.rmtree(run_folder / "ensemble")
+    assert "no ensemble yet" in shell.refused("evaluate", run_folder)
+
+
+def test_evaluate_refuses_damaged_ensembles(shell: Shell, run_folder: Path) -> None:
+    member = run_folder / "ensemble" / "member-00.safetensors"
+    member.write_bytes(member.read_bytes()[:-1])
+    assert "checksum" in shell.refused("evaluate", run_folder)
+
+
+def test_runs_that_do_not_name_data_or_threat(
+    shell: Shell, tmp_path: Path, ensemble: RandomizedEnsemble
+) -> None:
+    run = Run.create(tmp_path / "bare")
+    RandomizedEnsemble(list(ensemble.members)).save(run.ensemble)
+    assert "--data" in shell.refused("evaluate", run.path)
+    assert "--norm and --eps" in shell.refused("evaluate", run.path, "--data", "digits")
+    options = ("--data", "digits", "--norm", "linf", "--eps", "0.05")
+    assert shell.json("evaluate", run.path, *FAST, *options)["summary"]["n"] == 60
+
+
+# ---- sample ------------------------------------------------------------------------------------------------------
+
+
+def test_sample_finds_writes_and_reuses(shell: Shell, run_folder: Path) -> None:
+    first = shell.json("sample", run_folder, *FAST)
+    assert json.loads((run_folder / "sampling.json").read_text()) == first
+    assert sum(first["probs"]) == pytest.approx(1)
+    assert first["gap"] <= 1e-3
+    assert first["split"] == "validation"
+    assert first["claim"].startswith("optimal against every witness found")
+    risks = {m["name"]: m["risk"] for m in first["methods"]}
+    assert risks["exact"] <= min(risks.values()) + 1e-3
+    assert risks["exact"] <= risks["uniform"] + 1e-3
+    assert len(first["contributions"]) == 3
+    again = shell.json("sample", run_folder, *FAST)
+    assert again["reused_witnesses"] > 0
+    assert again["risk"] >= first["lower_bound"] - 1e-12
+    fresh = shell.json("sample", run_folder, *FAST, "--fresh")
+    assert (fresh["reused_witnesses"], fresh["risk"]) == (0, first["risk"])
+    other = shell.json("sample", run_folder, *FAST, "--eps", "0.03")
+    assert other["reused_witnesses"] == 0
+    assert other["risk"] < first["risk"]
+
+
+def test_sample_for_people_and_apply(shell: Shell, run_folder: Path) -> None:
+    code, out, _ = shell("sample", run_folder, *FAST, "--apply")
+    assert code == 0
+    for expected in (
+        "probabilities",
+        "lower bound",
+        "subgradient, T = 10 ",
+        "candidates",
+        "validation split",
+    ):
+        assert expected in out
+    chosen = json.loads((run_folder / "sampling.json").read_text())["probs"]
+    assert randens.load(run_folder / "ensemble").probs.tolist() == chosen
+
+
+def test_a_member_that_is_never_drawn_is_to_be_dropped(
+    shell: Shell, tmp_path: Path, ensemble: RandomizedEnsemble
+) -> None:
+    # A member that always says 0 is wrong nine times out of ten, whatever the attack.
+    useless = randens.models.create("linear", classes=10, input_shape=(1, 8, 8), seed=0)
+    with torch.no_grad():
+        for parameter in useless.parameters():
+            parameter.zero_()
+        list(useless.parameters())[1][0] = 1.0
+    run = Run.create(tmp_path / "run", recipe={"data": {"name": "digits"}})
+    RandomizedEnsemble([ensemble.members[0], useless], threat=ensemble.threat).save(run.ensemble)
+    code, out, _ = shell("sample", run.path, *FAST)
+    assert code == 0
+    assert "Advice: drop member 1: it is never drawn." in out
+
+
+def test_sample_refuses_test_data(shell: Shell, run_folder: Path) -> None:
+    assert "test split of digits" in shell.refused("sample", run_folder, "--split", "test")
+    assert "tol is 2" in shell.refused("sample", run_folder, "--tol", "2")
+    assert not (run_folder / "sampling.json").exists()
+
+
+# ---- explain -----------------------------------------------------------------------------------------------------
+
+
+def test_explain(shell: Shell) -> None:
+    document = shell.json("explain", "0.5", "0.4", "0.45")
+    assert document["floor"] == pytest.approx(0.5 / 3)
+    assert document["ceiling"] == 0.5
+    code, out, _ = shell("explain", "0.5", "0.4", "0.45", "--classes", "10")
+    assert code == 0
+    assert "floor    0.1667" in out
+    assert "deterministic threshold vote" not in out
+
+
+@pytest.mark.parametrize("risks", [("a",), ("1.5",), ("nan",)])
+def test_explain_refuses(shell: Shell, risks: tuple[str, ...]) -> None:
+    assert risks[0] in shell.refused("explain", *risks)
+
+
+# ---- doctor ------------------------------------------------------------------------------------------------------
+
+
+def test_doctor(shell: Shell) -> None:
+    code, out, _ = shell("doctor")
+    assert code == 0
+    for name in ("versions", "device", "threads", "bfloat16", "disk", "data", "theory", "attack", "sampling"):
+        assert f"ok   {name}" in out
+    assert shell.json("doctor")["ok"] is True
+
+
+def test_doctor_reports_what_is_broken(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("no luck")
+
+    monkeypatch.setattr("randens.doctor.optimal_sampling", broken)
+    code, out, _ = shell("doctor")
+    assert code == 1
+    assert "BAD  theory     RuntimeError: no luck" in out
+    assert "ok   ensemble" in out
+
+
+# ---- quickstart --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The quickstart with a single epoch per member."""
+    real = quickstart.recipes
+
+    def short(seed: int = 0) -> tuple[Any, Any]:
+        return tuple(recipe.with_settings(["epochs=1", "adversary.steps=1"]) for recipe in real(seed))  # type: ignore[return-value]
+
+    monkeypatch.setattr(quickstart, "recipes", short)
+
+
+@pytest.mark.usefixtures("hurried")
+def test_quickstart(shell: Shell, tmp_path: Path) -> None:
+    code, out, err = shell("quickstart", "--runs", tmp_path)
+    assert code == 0, err
+    for expected in (
+        "AT ",
+        "BARRE member 2",
+        "randomized, uniform",
+        "deterministic, all 3",
+        "FLOPs",
+        "floor",
+        "gain",
+    ):
+        assert expected in out
+    assert str(tmp_path / "quickstart-1") in out
+    assert "What to try next" in out
+    document = shell.json("quickstart", "--runs", tmp_path)
+    assert document["run"] == str(tmp_path / "quickstart-2")
+    first, second = (Run.open(tmp_path / f"quickstart-{i}") for i in (1, 2))
+    assert first.manifest["chosen_on"]["probs"] == "validation"
+    # The same seed gives the same numbers.
+    one, two = (Evaluation.load(run.path / "evaluation.json") for run in (first, second))
+    assert one.risk.tolist() == two.risk.tolist()
+    assert document["barre"]["summary"]["robust"]["value"] == two.robust
+    assert randens.load(second.ensemble).probs.tolist() == document["sampling"]["probs"]
+    assert (
+        document["verdict"]["sentence"].split(".")[0]
+        in quickstart.judge(Evaluation.load(second.path / "at" / "evaluation.json"), two).sentence
+    )
+    assert list(first.metrics())[-1]["event"] == "quickstart"
+    # A run folder of the quickstart is a run folder like any other.
+    assert shell.json("evaluate", second.path, *FAST)["ensemble"] == two.ensemble
+
+
+def test_the_verdict_is_computed(run_folder: Path) -> None:
+    rec = randens.load(run_folder / "ensemble")
+    data = randens.data.load("digits", "test")
+    attack = randens.attacks.create("saddle", rec.threat or randens.Threat("linf", 0.06))
+    good = randens.evaluate(rec, data, attack)
+    worse = randens.evaluate(
+        rec.with_probs((1, 0, 0)), data, randens.attacks.create("saddle", attack.threat.scaled(2))
+    )
+    assert "does NOT beat AT: it is worse by" in quickstart.judge(good, worse).sentence
+    assert "beats AT by" in quickstart.judge(worse, good).sentence
+    assert "does NOT beat AT: it is behind by 0.0" in quickstart.judge(good, good).sentence
+
+
+@pytest.mark.slow
+def test_the_whole_quickstart_takes_less_than_three_minutes(shell: Shell, tmp_path: Path) -> None:
+    document = shell.json("quickstart", "--runs", tmp_path)
+    assert document["seconds"] < 180
+    assert document["sampling"]["gap"] <= 1e-3
+    assert document["sampling"]["sweeps"] <= 6

@@ -1,0 +1,95 @@
+"""The frame of the command line: help, versions, one-line errors, exit codes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from tests.cli.commands import Shell
+
+import randens
+from randens.cli import main
+from randens.errors import InputError
+
+
+def test_help_lists_the_verbs_that_exist(shell: Shell) -> None:
+    for arguments in ((), ("--help",)):
+        code, out, _ = shell(*arguments)
+        assert code == 0
+        for verb in ("quickstart", "doctor", "evaluate", "sample", "explain", "data"):
+            assert verb in out
+    missing = set(main.VERBS) - set(main.available())
+    assert not any(f"│ {verb} " in out for verb in missing)
+
+
+@pytest.mark.parametrize("verb", main.available())
+def test_every_verb_explains_itself(shell: Shell, verb: str) -> None:
+    code, out, _ = shell(verb, "--help")
+    assert code == 0
+    assert f"randens {verb}" in out
+
+
+def test_version(shell: Shell) -> None:
+    assert shell("--version") == (0, f"{randens.__version__}\n", "")
+
+
+def test_an_unknown_command_is_named_with_the_closest_first(shell: Shell) -> None:
+    line = shell.refused("evalute", "x")
+    assert line.startswith("unknown command 'evalute'; valid: evaluate, ")
+    assert "quickstart" in line
+    assert shell.refused("data", "lst").startswith("unknown command of 'data' 'lst'; valid: list, ")
+
+
+def test_missing_and_unknown_options_are_one_line(shell: Shell) -> None:
+    assert "risks" in shell.refused("explain")
+    assert "run" in shell.refused("evaluate").lower()
+    assert "--nope" in shell.refused("doctor", "--nope")
+    assert "--wrong" in shell.refused("--wrong")
+    assert "'--limit'" in shell.refused("evaluate", "r", "--limit", "x")
+
+
+def test_a_bare_group_shows_its_help(shell: Shell) -> None:
+    code, out, err = shell("data")
+    assert code == 2
+    assert "fetch" in out + err
+
+
+def test_an_interrupt_has_its_exit_code_and_no_traceback(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("randens.cli.explain.explain_risks", interrupted)
+    code, out, err = shell("explain", "0.5")
+    assert (code, out) == (130, "")
+    assert "Traceback" not in err
+
+
+def test_errors_of_the_library_lose_their_line_breaks(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: object, **__: object) -> None:
+        raise InputError("first\n  second")
+
+    monkeypatch.setattr("randens.cli.explain.explain_risks", failing)
+    assert shell.refused("explain", "0.5") == "first second"
+
+
+def test_bugs_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("randens.cli.explain.explain_risks", broken)
+    with pytest.raises(ZeroDivisionError):
+        main.run(["explain", "0.5"])
+
+
+def test_the_command_exits_without_a_traceback() -> None:
+    code = "from randens.cli.main import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "nothing"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert "Traceback" not in done.stderr
