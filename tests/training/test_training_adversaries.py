@@ -77,7 +77,7 @@ def test_fgsm_rs_on_a_linear_member_is_the_closed_form() -> None:
     attacker = FGSMRS(threat, "loss", step=0.2)
     start = attacker.begin(x, torch.Generator().manual_seed(0))
     x_adv = attacker.craft(Victims.of([model], torch.ones(1)), Start(x, y, start))
-    weight = model.body.linear.weight.detach()
+    weight = model.state_dict()["body.linear.weight"]
     corner = torch.stack([(weight[1 - label] - weight[label]).sign() for label in y.tolist()])
     assert torch.allclose(x_adv, x + 0.1 * corner, atol=1e-6)
 

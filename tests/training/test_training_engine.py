@@ -15,10 +15,13 @@ from tests.training.small_runs import small
 
 from randens import data
 from randens.errors import FileError, InputError
+from randens.models import Classifier
 from randens.runs import Run
 from randens.training import Diverged, Recipe, Stopped, train
 from randens.training import engine as engine_module
-from randens.training.validation import Choice
+from randens.training.recipe import SchedulePart
+from randens.training.schedule import learning_rate
+from randens.training.validation import Choice, attacked
 
 
 def _files(folder: Path) -> dict[str, bytes]:
@@ -151,8 +154,9 @@ def test_nothing_is_chosen_on_test_data(tmp_path: Path) -> None:
 def test_data_of_ones_own(tmp_path: Path) -> None:
     whole = data.from_arrays(np.random.default_rng(0).random((60, 5), dtype=np.float32), [0, 1, 2] * 20)
     rec = train(small(batch_size=16), tmp_path / "run", data=whole.hold_out(0.3))
-    assert rec.members[0].architecture["classes"] == 3
-    assert rec.members[0].architecture["input_shape"] == [5]
+    member = rec.members[0]
+    assert isinstance(member, Classifier)
+    assert (member.classes, member.input_shape) == (3, (5,))
 
 
 def test_another_kind_of_folder_is_left_alone(tmp_path: Path) -> None:
@@ -170,9 +174,12 @@ def test_divergence_stops_with_the_last_good_state_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = small(checkpoint={"seconds": 0}, epochs=3)
-    rates = iter([0.1] * 8 + [float("inf")] * 100)
+
+    def explodes(part: SchedulePart, base: float, step: int, steps: int, epochs: int) -> float:
+        return learning_rate(part, base, step, steps, epochs) if step < 8 else float("inf")
+
     with monkeypatch.context() as patched:
-        patched.setattr(engine_module, "learning_rate", lambda *_: next(rates))
+        patched.setattr(engine_module, "learning_rate", explodes)
         with pytest.raises(Diverged, match=r"epoch 2, step 2: .* not finite; the last good state is kept"):
             train(recipe, tmp_path / "run")
     said: list[str] = []
@@ -217,13 +224,12 @@ def test_catastrophic_overfitting_stops_a_member_and_keeps_its_best(
 
     played = iter([0.3, 0.4, 0.02, 0.01, 0.5, 0.5])
     recipe = small(epochs=6, validation={"patience": 2})
-    real = engine_module.attacked
 
     def verdict(*arguments: Any) -> Any:
         robust = next(played)
         fooled = np.ones((round(100 * (1 - robust)), 1), dtype=bool)
         pool = WitnessPool(100, 1, np.arange(len(fooled)), fooled)
-        found = real(*arguments)
+        found = attacked(*arguments)
         return type(found)(0.0, 1 - robust, pool, found.clean_risks, 0, 0)
 
     monkeypatch.setattr(engine_module, "attacked", verdict)
