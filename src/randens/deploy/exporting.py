@@ -139,7 +139,9 @@ def _to_onnx(member: nn.Module, shape: tuple[int, ...], index: int) -> onnx.Mode
     except Exception as error:
         # The exporter raises whatever the network's own code and torch's tracing raise.
         reason = " ".join(str(error).split())[:200]
-        raise ModelError(f"member {index}, a {type(member).__name__}, cannot be exported: {reason}") from error
+        raise ModelError(
+            f"member {index}, a {type(member).__name__}, cannot be exported: {reason}"
+        ) from error
 
 
 def simplified(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -155,9 +157,7 @@ def simplified(model: onnx.ModelProto) -> onnx.ModelProto:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
         options.optimized_model_filepath = place
         options.log_severity_level = 3
-        onnxruntime.InferenceSession(
-            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-        )
+        onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
         result = onnx.load(place)
     used = {node.domain for node in result.graph.node}
     kept = [entry for entry in result.opset_import if entry.domain in used or entry.domain in ("", "ai.onnx")]

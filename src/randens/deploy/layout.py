@@ -47,7 +47,9 @@ def store(
     folder = Path(path)
     if folder.exists():
         raise FileError(f"{folder} exists already; choose another folder or remove it first")
-    opsets = {entry.version for model in members for entry in model.opset_import if entry.domain in ("", "ai.onnx")}
+    opsets = {
+        entry.version for model in members for entry in model.opset_import if entry.domain in ("", "ai.onnx")
+    }
     if len(opsets) != 1:
         raise InputError(f"members have the opsets {sorted(opsets)}; they must share one")
     files = []

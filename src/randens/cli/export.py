@@ -1,0 +1,85 @@
+"""`randens export`: the ensemble of a run as ONNX files that need no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from randens.cli import choices
+from randens.cli.output import Json, console, print_json
+from randens.cli.progress import bars
+from randens.deploy import Bundle
+from randens.deploy.exporting import export as export_bundle
+from randens.deploy.quantizing import quantize
+from randens.evaluation.subject import open_subject
+
+__all__ = ["export"]
+
+
+def export(
+    run: choices.RunFolder,
+    output: Annotated[
+        Path | None, typer.Option(help="The new folder; RUN/bundle by default.", show_default=False)
+    ] = None,
+    int8: Annotated[
+        bool, typer.Option("--int8", help="Also write an int8 version beside it, and attack both.")
+    ] = False,
+    attack: choices.Attacks = None,
+    settings: choices.Settings = None,
+    limit: Annotated[int, typer.Option(help="Test inputs on which int8 is measured.")] = 256,
+    data: choices.Data = None,
+    norm: choices.Norm = None,
+    eps: choices.Eps = None,
+    seed: choices.Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Export the ensemble of RUN: one ONNX file per member and a manifest, compared with torch on validation data."""
+    subject = open_subject(run, data=data, norm=norm, eps=choices.number("--eps", eps))
+    target = output or subject.run.path / "bundle"
+    real = subject.load("validation")
+    with bars() as progress:
+        made = [export_bundle(subject.rec, real, target, progress=progress)]
+        if int8:
+            chosen = choices.make_attacks(attack, ("pgd", "arc-r"), subject.threat, settings, seed)
+            coarse = quantize(
+                made[0],
+                subject.rec,
+                target.with_name(f"{target.name}-int8"),
+                calibration=real,
+                test=subject.load("test", limit),
+                attack=chosen,
+                progress=progress,
+            )
+            made.append(coarse)
+    if as_json:
+        print_json([{"path": str(b.path), "checksum": b.checksum, **b.to_json()} for b in made])
+        return
+    for bundle in made:
+        _print(bundle)
+    console().print(f"Next: randens serve {made[-1].path}")
+
+
+def _print(bundle: Bundle) -> None:
+    out = console()
+    size = sum(member.size for member in bundle.members) / 1e6
+    out.print(
+        f"{bundle.path}: {len(bundle.members)} members, {bundle.precision}, opset {bundle.opset}, {size:.2f} MB"
+    )
+    parity: dict[str, Any] = bundle.sign_off["parity"]
+    accuracy: dict[str, Any] | None = bundle.sign_off.get("accuracy")
+    if accuracy is None:
+        out.print(
+            f"  largest difference from torch {parity['max_difference']:.2g} on {parity['inputs']} inputs of "
+            f"{parity['data']} {parity['split']} (logits reach {parity['largest_logit']:.3g}); "
+            f"{parity['labels_changed']} labels changed"
+        )
+    else:
+        for precision in ("float32", "int8"):
+            natural, robust = (100 * accuracy[precision][kind]["value"] for kind in ("natural", "robust"))
+            out.print(f"  {precision:<8} natural {natural:.1f} %, robust {robust:.1f} %")
+        out.print(
+            f"  on {accuracy['inputs']} inputs of {accuracy['data']} {accuracy['split']}. {accuracy['how']}"
+        )
+    out.print(f"  checksum {bundle.checksum}")

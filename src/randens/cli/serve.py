@@ -1,0 +1,74 @@
+"""`randens serve`: a bundle behind HTTP."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from randens.deploy.predictor import Predictor
+from randens.deploy.server import Limits, Settings, create_app, is_loopback, listen, loopback_hosts
+from randens.deploy.server import serve as serve_app
+from randens.errors import FileError
+
+__all__ = ["serve"]
+
+_USUAL = Limits()
+
+
+def serve(
+    bundle: Annotated[Path, typer.Argument(help="A bundle made by `randens export`.", show_default=False)],
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; loopback unless told otherwise.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="File with the token that clients must send as a bearer token.", show_default=False
+        ),
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(help="A name under which clients may reach the server; repeatable.", show_default=False),
+    ] = None,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Tell clients which member answered. Never in production.")
+    ] = False,
+    lean: Annotated[bool, typer.Option("--lean", help="Keep only members just drawn in memory.")] = False,
+    threads: Annotated[int, typer.Option(help="Threads of ONNX Runtime.")] = 1,
+    expect: Annotated[
+        str | None, typer.Option(help="Refuse a bundle with another checksum.", show_default=False)
+    ] = None,
+    max_body: Annotated[int, typer.Option(help="Bytes of a request's body.")] = _USUAL.body,
+    max_pixels: Annotated[int, typer.Option(help="Pixels of a picture.")] = _USUAL.pixels,
+    max_batch: Annotated[int, typer.Option(help="Inputs times draws of a request.")] = _USUAL.batch,
+    max_active: Annotated[int, typer.Option(help="Requests worked on at once.")] = _USUAL.active,
+    timeout: Annotated[float, typer.Option(help="Seconds for an answer.")] = _USUAL.answer_seconds,
+) -> None:
+    """Serve BUNDLE over HTTP until interrupted: POST /v1/predict, and a page at / to try it."""
+    limits = Limits(
+        body=max_body, pixels=max_pixels, batch=max_batch, active=max_active, answer_seconds=timeout
+    )
+    local = is_loopback(host)
+    hosts = tuple(allow_host) if allow_host else (loopback_hosts() if local else None)
+    settings = Settings(limits, None if token_file is None else _token(token_file), debug, hosts)
+    predictor = Predictor(bundle, lean=lean, threads=threads, expect=expect)
+    bound = listen(host, port)
+    address, number = bound.getsockname()[:2]
+    where = f"[{address}]" if ":" in address else address
+    typer.echo(f"Serving {bundle} at http://{where}:{number}/ (checksum {predictor.bundle.checksum})")
+    if not local and settings.token is None:
+        typer.echo("Warning: anybody who reaches this address may use it; see --token-file.", err=True)
+    if debug:
+        typer.echo("Warning: --debug tells clients which member answered.", err=True)
+    serve_app(create_app(predictor, settings), bound, limits)
+    typer.echo("Stopped.")
+
+
+def _token(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileError(f"cannot read the token from {path}: {error}") from error

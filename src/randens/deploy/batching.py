@@ -1,0 +1,126 @@
+"""One queue in front of the predictor: requests that wait together are answered by one call.
+
+While a call runs, new requests gather; the next call takes them all. So nobody ever waits for company, and batches
+grow only as the load does. Draws are made inside the call, one for each input.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from randens.deploy.predictor import Prediction
+from randens.errors import InputError
+
+__all__ = ["Batcher"]
+
+Predict = Callable[[NDArray[np.float32]], Prediction]
+
+
+@dataclass(frozen=True, eq=False)
+class _Waiting:
+    inputs: NDArray[np.float32]
+    answer: asyncio.Future[Prediction]
+
+
+class Batcher:
+    """Answers `submit` by calls of `predict` on at most `most` inputs, in the order of arrival, in one thread.
+
+    All answers of a call are handed out together: who shares a call learns nothing from when it returns.
+    `seen` is told how many inputs each call had.
+    """
+
+    def __init__(self, predict: Predict, most: int, seen: Callable[[int], None] | None = None) -> None:
+        self._predict = predict
+        self._most = most
+        self._seen = seen
+        self._queue: deque[_Waiting] = deque()
+        self._arrived = asyncio.Event()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="randens-predict")
+        self._task: asyncio.Task[None] | None = None
+        self._stopping = False
+
+    @property
+    def waiting(self) -> int:
+        """Requests in the queue."""
+        return len(self._queue)
+
+    @property
+    def alive(self) -> bool:
+        """Whether requests are being answered."""
+        return self._task is not None and not self._task.done()
+
+    def start(self) -> None:
+        """Begin to answer; needs a running event loop."""
+        self._task = asyncio.get_running_loop().create_task(self._work())
+
+    async def stop(self) -> None:
+        """Answer everything that waits, then stop."""
+        self._stopping = True
+        self._arrived.set()
+        if self._task is not None:
+            await self._task
+        self._thread.shutdown(wait=True)
+
+    async def submit(self, inputs: NDArray[np.float32]) -> Prediction:
+        """The answers to some inputs, at most `most`; cancelling the caller withdraws them."""
+        if len(inputs) > self._most:
+            raise InputError(f"there are {len(inputs)} inputs; at most {self._most} go into one call")
+        entry = _Waiting(inputs, asyncio.get_running_loop().create_future())
+        self._queue.append(entry)
+        self._arrived.set()
+        return await entry.answer
+
+    async def _work(self) -> None:
+        while True:
+            await self._arrived.wait()
+            batch = self._take()
+            if not batch:
+                if self._stopping:
+                    return
+                self._arrived.clear()
+                continue
+            outcomes = await asyncio.get_running_loop().run_in_executor(self._thread, self._answer, batch)
+            for entry, outcome in zip(batch, outcomes, strict=True):
+                if entry.answer.done():
+                    continue
+                if isinstance(outcome, Prediction):
+                    entry.answer.set_result(outcome)
+                else:
+                    entry.answer.set_exception(outcome)
+
+    def _take(self) -> list[_Waiting]:
+        batch: list[_Waiting] = []
+        total = 0
+        while self._queue and total + len(self._queue[0].inputs) <= self._most:
+            entry = self._queue.popleft()
+            if not entry.answer.done():
+                batch.append(entry)
+                total += len(entry.inputs)
+        if batch and self._seen is not None:
+            self._seen(total)
+        return batch
+
+    def _answer(self, batch: list[_Waiting]) -> list[Prediction | Exception]:
+        if len(batch) > 1:
+            ends = np.cumsum([len(entry.inputs) for entry in batch]).tolist()
+            # Whatever it is, it is found again below, at the request that causes it.
+            with contextlib.suppress(Exception):
+                whole = self._predict(np.concatenate([entry.inputs for entry in batch]))
+                return [whole.part(a, b) for a, b in zip([0, *ends[:-1]], ends, strict=True)]
+        # Alone, or after a refusal: one request's inputs must not spoil the others' answers.
+        return [self._alone(entry) for entry in batch]
+
+    def _alone(self, entry: _Waiting) -> Prediction | Exception:
+        try:
+            return self._predict(entry.inputs)
+        except Exception as error:
+            # Handed to the request it belongs to; the queue goes on.
+            return error

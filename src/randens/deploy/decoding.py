@@ -1,0 +1,195 @@
+"""Request bodies as inputs: JSON arrays, .npy, PNG and JPEG. Whatever is wrong with one is the sender's error.
+
+Nothing is allocated on the word of a header: sizes are compared with limits, and with the bytes really there, first.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+
+from randens.deploy.bundle import Bundle
+from randens.errors import InputError
+
+__all__ = ["Decoder", "Refused"]
+
+_LONGEST_HEADER = 1024
+_MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
+
+Inputs = NDArray[np.float32]
+
+
+class Refused(InputError):
+    """A body that is not accepted, with the HTTP status that says why."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """Turns bodies into inputs [n, *shape] of one bundle: at most `batch` of them, pictures of at most `pixels`."""
+
+    shape: tuple[int, ...]
+    bounds: tuple[float, float] | None
+    batch: int
+    pixels: int
+    schema: type[BaseModel]
+
+    @staticmethod
+    def of(bundle: Bundle, batch: int, pixels: int) -> Decoder:
+        """The decoder for a bundle."""
+        return Decoder(
+            bundle.input_shape,
+            bundle.bounds,
+            batch,
+            pixels,
+            _schema(bundle.input_shape, bundle.bounds, batch),
+        )
+
+    @property
+    def types(self) -> Mapping[str, Callable[[bytes, bool], Inputs]]:
+        """Media types and what reads them. Pictures only where inputs are pictures with values from 0 to 1."""
+        readers: dict[str, Callable[[bytes, bool], Inputs]] = {
+            "application/json": self._json,
+            "application/x-npy": self._npy,
+        }
+        if len(self.shape) == 3 and self.shape[0] in (1, 3) and self.bounds == (0.0, 1.0):
+            readers["image/png"] = lambda body, resize: self._picture(body, "PNG", resize)
+            readers["image/jpeg"] = lambda body, resize: self._picture(body, "JPEG", resize)
+        return readers
+
+    def decode(self, media_type: str, body: bytes, resize: bool) -> Inputs:
+        """Inputs from a body; `resize` lets pictures have any size."""
+        reader = self.types.get(media_type)
+        if reader is None:
+            raise Refused(
+                415, f"content type is {media_type[:80]!r}; it must be one of {', '.join(self.types)}"
+            )
+        if not body:
+            raise Refused(422, "the body is empty; send inputs in it")
+        return reader(body, resize)
+
+    def _json(self, body: bytes, resize: bool) -> Inputs:
+        del resize
+        try:
+            values: Any = self.schema.model_validate_json(body)
+        except ValidationError as error:
+            raise Refused(422, _first(error)) from None
+        return self._finite(np.asarray(values.inputs, dtype=np.float64))
+
+    def _npy(self, body: bytes, resize: bool) -> Inputs:
+        del resize
+        file = io.BytesIO(body)
+        try:
+            version = np.lib.format.read_magic(file)
+            read = {
+                (1, 0): np.lib.format.read_array_header_1_0,
+                (2, 0): np.lib.format.read_array_header_2_0,
+            }[version]
+            shape, fortran, dtype = read(file, max_header_size=_LONGEST_HEADER)
+        except Exception:
+            # The header is a Python literal; parsing hostile ones raises nearly anything.
+            raise Refused(
+                422,
+                "the body is not a .npy file of version 1 or 2 with a plain header; write it with numpy.save",
+            ) from None
+        small = dtype == np.uint8 and self.bounds == (0.0, 1.0)
+        if not small and (dtype.kind != "f" or dtype.itemsize > 8 or dtype.fields or dtype.subdtype):
+            raise Refused(
+                422,
+                f"the array has dtype {str(dtype)[:40]}; it must be float16, float32, float64 or, for images, uint8",
+            )
+        self._fits(shape)
+        if len(body) - file.tell() != math.prod(shape) * dtype.itemsize:
+            raise Refused(
+                422, f"the array says {list(shape)} but has {len(body) - file.tell()} bytes of values"
+            )
+        flat = np.frombuffer(body, dtype=dtype, offset=file.tell())
+        array = flat.reshape(shape, order="F" if fortran else "C")
+        return self._finite(array.astype(np.float64) / 255 if small else array)
+
+    def _picture(self, body: bytes, kind: str, resize: bool) -> Inputs:
+        channels, height, width = self.shape
+        try:
+            picture: Image.Image = Image.open(io.BytesIO(body), formats=[kind])
+        except Image.DecompressionBombError:
+            raise Refused(
+                413, f"the picture has too many pixels; at most {self.pixels} are accepted"
+            ) from None
+        except Exception:
+            # Pillow's readers raise nearly anything on damaged files.
+            raise Refused(422, f"the body is not a {kind} picture") from None
+        # So far only the head was read; pixels are decoded after this.
+        size = picture.width * picture.height
+        if size > self.pixels:
+            raise Refused(413, f"the picture has {size} pixels; at most {self.pixels} are accepted")
+        if picture.mode not in _MODES:
+            raise Refused(422, f"the picture has mode {picture.mode}; 8 bits per channel are accepted")
+        try:
+            picture = ImageOps.exif_transpose(picture).convert("L" if channels == 1 else "RGB")
+        except Exception:
+            raise Refused(422, f"the {kind} picture is truncated or damaged") from None
+        if picture.size != (width, height):
+            if not resize:
+                raise Refused(
+                    422,
+                    f"the picture is {picture.width}×{picture.height}; it must be {width}×{height}, "
+                    "or say resize=true",
+                )
+            picture = picture.resize((width, height), Image.Resampling.BILINEAR)
+        pixels = np.asarray(picture, dtype=np.float32).reshape(height, width, channels)
+        return np.ascontiguousarray(pixels.transpose(2, 0, 1)[None] / np.float32(255))
+
+    def _fits(self, shape: tuple[int, ...]) -> None:
+        wanted = f"[1 to {self.batch}, {', '.join(map(str, self.shape))}]"
+        if tuple(shape[1:]) != self.shape or len(shape) == 0 or shape[0] < 1:
+            raise Refused(422, f"the array has shape {str(list(shape))[:80]}; it must be {wanted}")
+        if shape[0] > self.batch:
+            raise Refused(413, f"there are {shape[0]} inputs; at most {self.batch} are accepted at once")
+
+    def _finite(self, array: NDArray[Any]) -> Inputs:
+        with np.errstate(over="ignore", invalid="ignore"):
+            values = np.ascontiguousarray(array, dtype=np.float32)
+        low, high = float(values.min()), float(values.max())
+        if not (math.isfinite(low) and math.isfinite(high)):
+            raise Refused(422, "the inputs hold NaN or infinite values; they must be finite")
+        if self.bounds is not None and (
+            float(array.min()) < self.bounds[0] or float(array.max()) > self.bounds[1]
+        ):
+            raise Refused(
+                422, f"the inputs range over [{low:g}, {high:g}]; they must lie in {list(self.bounds)}"
+            )
+        # A bound that is no float32 may be stepped over by rounding.
+        return values if self.bounds is None else np.clip(values, *self.bounds)
+
+
+def _schema(shape: tuple[int, ...], bounds: tuple[float, float] | None, batch: int) -> type[BaseModel]:
+    """What the JSON must be, checked while it is parsed: no text, no booleans, no NaN, every length right."""
+    low, high = bounds if bounds is not None else (None, None)
+    nested: Any = Annotated[float, Field(ge=low, le=high, allow_inf_nan=False)]
+    for size in reversed(shape):
+        nested = Annotated[list[nested], Field(min_length=size, max_length=size)]
+    outer: Any = Annotated[list[nested], Field(min_length=1, max_length=batch)]
+    return create_model(
+        "Inputs",
+        __config__=ConfigDict(strict=True, extra="forbid"),
+        __doc__="Inputs as nested lists of numbers.",
+        inputs=(outer, Field(description=f"[n, {', '.join(map(str, shape))}], n from 1 to {batch}")),
+    )
+
+
+def _first(error: ValidationError) -> str:
+    """The first complaint as a sentence, without what was sent."""
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    place = ".".join(str(part)[:40] for part in first["loc"])
+    return f"{place or 'the body'}: {first['msg'][:160]}"

@@ -1,0 +1,68 @@
+"""What the server counts, for Prometheus. Nothing here tells draws apart unless the server runs in debug mode:
+whoever could watch a counter per member would see each draw."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+__all__ = ["Metrics"]
+
+_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
+
+class Metrics:
+    """Counters of one server, apart from every other in the process."""
+
+    media_type = CONTENT_TYPE_LATEST
+
+    def __init__(self, draws: bool) -> None:
+        registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        self._registry = registry
+        self._requests = Counter(
+            "randens_requests_total", "Requests answered", ("path", "status"), registry=registry
+        )
+        self._seconds = Histogram(
+            "randens_request_seconds",
+            "Time to answer a request",
+            ("path",),
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self._inputs = Histogram(
+            "randens_call_inputs",
+            "Inputs answered by one call of the predictor",
+            buckets=_SIZES,
+            registry=registry,
+        )
+        self.active = Gauge("randens_active_requests", "Predictions being worked on", registry=registry)
+        self._draws = (
+            Counter(
+                "randens_draws_total", "Draws of each member (debug mode)", ("member",), registry=registry
+            )
+            if draws
+            else None
+        )
+
+    def request(self, path: str, status: int, seconds: float) -> None:
+        """A request was answered."""
+        self._requests.labels(path, str(status)).inc()
+        self._seconds.labels(path).observe(seconds)
+
+    def call(self, inputs: int) -> None:
+        """The predictor was called."""
+        self._inputs.observe(inputs)
+
+    def drawn(self, members: Sequence[int]) -> None:
+        """These members were drawn; counted in debug mode only."""
+        if self._draws is not None:
+            for member in members:
+                self._draws.labels(str(member)).inc()
+
+    def text(self) -> bytes:
+        """Everything in Prometheus' text format."""
+        return generate_latest(self._registry)

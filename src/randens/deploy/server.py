@@ -1,0 +1,532 @@
+"""A bundle behind HTTP: predictions by fresh draws that no client can foresee, influence or look up.
+
+`create_app` makes the application, `serve` runs it. The answer to an input is a label; which member gave it is said
+in debug mode only.
+"""
+
+# Annotations are evaluated here: FastAPI reads those of the local functions below.
+import asyncio
+import base64
+import contextlib
+import hashlib
+import hmac
+import ipaddress
+import re
+import signal
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping
+from dataclasses import dataclass, field
+from importlib import resources
+from typing import Annotated, Any
+
+import numpy as np
+import uvicorn
+from fastapi import Depends, FastAPI, HTTPException, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from pydantic import BaseModel
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import ClientDisconnect
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from randens._version import __version__
+from randens.deploy.batching import Batcher
+from randens.deploy.decoding import Decoder, Refused
+from randens.deploy.metrics import Metrics
+from randens.deploy.predictor import Prediction, Predictor
+from randens.errors import InputError, RandensError
+
+__all__ = [
+    "Limits",
+    "Settings",
+    "create_app",
+    "is_loopback",
+    "listen",
+    "loopback_hosts",
+    "make_server",
+    "serve",
+]
+
+_PATHS = ("/", "/v1/predict", "/v1/model", "/healthz", "/metrics", "/openapi.json")
+_INLINE = 1 << 16  # larger bodies are decoded in a thread, so that others need not wait
+_DECODERS = 2
+_LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+_HEADERS = (
+    (b"cache-control", b"no-store"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"x-frame-options", b"DENY"),
+)
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one client may ask for. body: bytes; pixels: of a picture; batch: inputs times draws of a request, and of
+    a call of the predictor; active: requests worked on at once, more are told to come back.
+
+    Seconds: for the head of a request, for its body, for its answer, and for finishing when the server is stopped.
+    """
+
+    body: int = 8 << 20
+    pixels: int = 1 << 24
+    batch: int = 256
+    active: int = 64
+    head_seconds: float = 10.0
+    body_seconds: float = 10.0
+    answer_seconds: float = 30.0
+    stop_seconds: float = 30.0
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, bool) or not value > 0:
+                raise InputError(f"{name} is {value!r}; it must be a number > 0")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a server behaves. token: required from clients if not None. debug: say which member answered, with its
+    logits. hosts: accepted Host headers; None accepts any."""
+
+    limits: Limits = field(default_factory=Limits)
+    token: str | None = field(default=None, repr=False)
+    debug: bool = False
+    hosts: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.token is not None and len(self.token) < 16:
+            raise InputError(f"token has {len(self.token)} characters; it must have at least 16")
+
+
+class Answer(BaseModel):
+    """One prediction."""
+
+    label: int
+    name: str
+
+
+class DebugAnswer(Answer):
+    """One prediction, and who made it."""
+
+    member: int
+    logits: list[float]
+
+
+class Answers(BaseModel):
+    """Predictions in the order of the inputs; with draws = k, k consecutive ones for every input."""
+
+    predictions: list[Answer]
+
+
+class DebugAnswers(BaseModel):
+    """Predictions in the order of the inputs; with draws = k, k consecutive ones for every input."""
+
+    predictions: list[DebugAnswer]
+
+
+class Model(BaseModel):
+    """What is served. Probabilities are no secret: robustness is measured against adversaries who know them."""
+
+    input_shape: list[int]
+    bounds: list[float] | None
+    classes: list[str]
+    members: int
+    probs: list[float]
+    threat: dict[str, Any] | None
+    precision: str
+    opset: int
+    checksum: str
+    sign_off: dict[str, Any]
+    content_types: list[str]
+    limits: dict[str, float]
+    debug: bool
+    version: str
+
+
+class Health(BaseModel):
+    """Whether predictions are being made."""
+
+    status: str
+
+
+class Problem(BaseModel):
+    """Why a request was refused, in one sentence."""
+
+    detail: str
+
+
+def create_app(predictor: Predictor, settings: Settings | None = None) -> FastAPI:
+    """The application that serves `predictor`."""
+    chosen = settings or Settings()
+    limits, bundle = chosen.limits, predictor.bundle
+    decoder = Decoder.of(bundle, limits.batch, limits.pixels)
+    metrics = Metrics(draws=chosen.debug)
+    batcher = Batcher(predictor.predict, limits.batch, metrics.call)
+    decoders = asyncio.Semaphore(_DECODERS)
+    page, policy = _page()
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        del app
+        batcher.start()
+        try:
+            yield
+        finally:
+            await batcher.stop()
+
+    app = FastAPI(
+        title="randens",
+        version=__version__,
+        description="Predictions of a randomized ensemble: a fresh draw of one member for every input.",
+        docs_url=None,
+        redoc_url=None,
+        lifespan=lifespan,
+    )
+    _explain_refusals(app)
+    bearer = HTTPBearer(auto_error=False, description="The token the server was started with.")
+
+    def authorize(given: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]) -> None:
+        if chosen.token is None or (given is not None and _same(given.credentials, chosen.token)):
+            return
+        raise HTTPException(401, "a valid bearer token is needed", headers={"WWW-Authenticate": "Bearer"})
+
+    guarded = [Depends(authorize)] if chosen.token is not None else []
+    statuses = [408, 413, 415, 422, 429, 503, *([401] if chosen.token is not None else [])]
+    problems: dict[int | str, dict[str, Any]] = {status: {"model": Problem} for status in statuses}
+    refusals: dict[int | str, dict[str, Any]] = {
+        status: problems[status] for status in problems if status == 401
+    }
+
+    async def read(request: Request) -> bytes:
+        parts: list[bytes] = []
+        size = 0
+        async for part in request.stream():
+            size += len(part)
+            if size > limits.body:
+                raise Refused(413, f"the body is larger than {limits.body} bytes")
+            parts.append(part)
+        return b"".join(parts)
+
+    async def receive(request: Request) -> bytes:
+        declared = request.headers.get("content-length", "")
+        if declared.isdecimal() and int(declared[:20]) > limits.body:
+            raise Refused(413, f"the body has {declared[:20]} bytes; at most {limits.body} are accepted")
+        try:
+            return await asyncio.wait_for(read(request), limits.body_seconds)
+        except asyncio.TimeoutError:
+            raise Refused(408, f"the body did not arrive within {limits.body_seconds:g} seconds") from None
+
+    async def decode(media_type: str, body: bytes, resize: bool) -> Any:
+        # A small picture can be a large one in disguise.
+        if len(body) <= _INLINE and not media_type.startswith("image/"):
+            return decoder.decode(media_type, body, resize)
+        async with decoders:
+            return await asyncio.to_thread(decoder.decode, media_type, body, resize)
+
+    def said(prediction: Prediction) -> list[dict[str, Any]]:
+        labels = prediction.labels.tolist()
+        answers: list[dict[str, Any]] = [{"label": i, "name": bundle.classes[i]} for i in labels]
+        if chosen.debug:
+            metrics.drawn(prediction.members.tolist())
+            for answer, member, logits in zip(
+                answers, prediction.members.tolist(), prediction.logits.tolist(), strict=True
+            ):
+                answer.update(member=member, logits=logits)
+        return answers
+
+    async def work(request: Request, draws: int, resize: bool) -> Response:
+        if request.headers.get("content-encoding", "identity") != "identity":
+            raise Refused(415, "the body has a content encoding; send it as it is")
+        media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if media_type not in decoder.types:
+            raise Refused(
+                415, f"content type is {media_type[:80]!r}; it must be one of {', '.join(decoder.types)}"
+            )
+        inputs = await decode(media_type, await receive(request), resize)
+        if len(inputs) * draws > limits.batch:
+            raise Refused(
+                413,
+                f"{len(inputs)} inputs with {draws} draws each; at most {limits.batch} in all are accepted",
+            )
+        repeated = np.repeat(inputs, draws, axis=0) if draws > 1 else inputs
+        try:
+            prediction = await asyncio.wait_for(batcher.submit(repeated), limits.answer_seconds)
+        except asyncio.TimeoutError:
+            raise Refused(503, f"no answer within {limits.answer_seconds:g} seconds; try later") from None
+        return JSONResponse({"predictions": said(prediction)})
+
+    active = 0
+
+    @app.post(
+        "/v1/predict",
+        response_model=DebugAnswers if chosen.debug else Answers,
+        responses=problems,
+        dependencies=guarded,
+        openapi_extra={"requestBody": _body_schema(decoder)},
+    )
+    async def predict(
+        request: Request,
+        draws: Annotated[
+            int, Query(ge=1, le=limits.batch, description="Independent predictions for every input.")
+        ] = 1,
+        resize: Annotated[bool, Query(description="Let pictures have any size.")] = False,
+    ) -> Response:
+        """Classify inputs, each by a member drawn for it alone."""
+        nonlocal active
+        if active >= limits.active:
+            raise Refused(429, f"{active} requests are being worked on; try again in a moment")
+        active += 1
+        metrics.active.set(active)
+        try:
+            return await work(request, draws, resize)
+        finally:
+            active -= 1
+            metrics.active.set(active)
+
+    @app.get("/v1/model", responses=refusals, dependencies=guarded)
+    async def model() -> Model:
+        """What is served, and within which limits."""
+        return Model(
+            input_shape=list(bundle.input_shape),
+            bounds=None if bundle.bounds is None else list(bundle.bounds),
+            classes=list(bundle.classes),
+            members=len(bundle.members),
+            probs=list(bundle.probs),
+            threat=None if bundle.threat is None else dict(bundle.threat),
+            precision=bundle.precision,
+            opset=bundle.opset,
+            checksum=bundle.checksum,
+            sign_off=dict(bundle.sign_off),
+            content_types=list(decoder.types),
+            limits={name: float(value) for name, value in vars(limits).items()},
+            debug=chosen.debug,
+            version=__version__,
+        )
+
+    @app.get("/healthz", responses={503: {"model": Problem}})
+    async def healthz() -> Health:
+        """Whether predictions are being made."""
+        if not batcher.alive:
+            raise Refused(503, "predictions are not being made")
+        return Health(status="ok")
+
+    @app.get(
+        "/metrics",
+        response_class=Response,
+        responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}, **refusals},
+        dependencies=guarded,
+    )
+    async def metrics_() -> Response:
+        """Counters in Prometheus' text format."""
+        return Response(metrics.text(), media_type=metrics.media_type)
+
+    @app.get("/", response_class=HTMLResponse, include_in_schema=False)
+    async def index() -> HTMLResponse:
+        """A page to try the model on."""
+        return HTMLResponse(page, headers={"Content-Security-Policy": policy})
+
+    if chosen.hosts is not None:
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(chosen.hosts), www_redirect=False)
+    app.add_middleware(_Watched, metrics=metrics)
+    return app
+
+
+def is_loopback(host: str) -> bool:
+    """Whether `host` can be reached from this machine only."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket bound to the address; port 0 takes a free one."""
+    if not 0 <= port <= 65535:
+        raise InputError(f"port is {port}; it must be from 0 to 65535")
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        bound = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as error:
+        raise InputError(f"host is {host!r}, which is no address of this machine ({error})") from error
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((host, port))
+    except OSError as error:
+        bound.close()
+        raise InputError(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
+    return bound
+
+
+def serve(app: FastAPI, bound: socket.socket, limits: Limits | None = None) -> None:
+    """Answer requests on a bound socket until SIGINT or SIGTERM; then finish what was begun and return."""
+    with _signals_kept():
+        make_server(app, limits or Limits()).run(sockets=[bound])
+
+
+def loopback_hosts() -> tuple[str, ...]:
+    """Host headers that a server on loopback accepts: no web page can reach it under a name of its own."""
+    return _LOOPBACK
+
+
+def make_server(app: FastAPI, limits: Limits) -> uvicorn.Server:
+    """The server that `serve` runs; setting its `should_exit` stops it gracefully."""
+    return uvicorn.Server(
+        uvicorn.Config(
+            app,
+            http=_patience(limits.head_seconds),
+            ws="none",
+            lifespan="on",
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=5,
+            timeout_graceful_shutdown=int(np.ceil(limits.stop_seconds)),
+            h11_max_incomplete_event_size=16 << 10,
+        )
+    )
+
+
+def _patience(seconds: float) -> type[H11Protocol]:
+    """uvicorn's protocol, closing connections whose next request does not begin in time once bytes arrive."""
+
+    class Patient(H11Protocol):
+        _deadline: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._watch()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self._watch()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._unwatch()
+            super().connection_lost(exc)
+
+        def _watch(self) -> None:
+            if self.cycle is not None and not self.cycle.response_complete:
+                self._unwatch()
+            elif self._deadline is None:
+                self._deadline = self.loop.call_later(seconds, self._give_up)
+
+        def _unwatch(self) -> None:
+            if self._deadline is not None:
+                self._deadline.cancel()
+                self._deadline = None
+
+        def _give_up(self) -> None:
+            self._deadline = None
+            if self.cycle is None or self.cycle.response_complete:
+                self.transport.close()
+
+    return Patient
+
+
+@contextlib.contextmanager
+def _signals_kept() -> Iterator[None]:
+    """uvicorn stops gracefully on signals and then raises them again; here stopping was all that was wanted."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    wanted = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, lambda *_: None) for number in wanted]
+    try:
+        yield
+    finally:
+        for number, handler in zip(wanted, before, strict=True):
+            signal.signal(number, handler)
+
+
+class _Watched:
+    """Counts and times every request, and adds the headers that all answers have."""
+
+    def __init__(self, app: Any, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began, status = time.perf_counter(), 500
+
+        async def watched(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", []), *_HEADERS]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        finally:
+            # Only known paths: anything else would let clients fill the memory with names.
+            path = scope["path"] if scope["path"] in _PATHS else "other"
+            self._metrics.request(path, status, time.perf_counter() - began)
+
+
+def _explain_refusals(app: FastAPI) -> None:
+    """Every error in the same form: a sentence under "detail"."""
+
+    def problem(status: int, reason: str) -> JSONResponse:
+        headers = {"Retry-After": "1"} if status in (429, 503) else None
+        return JSONResponse({"detail": reason}, status, headers=headers)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        del request
+        first = error.errors()[0]
+        place = ".".join(str(part)[:40] for part in first["loc"])
+        return problem(422, f"{place}: {first['msg'][:160]}")
+
+    @app.exception_handler(Refused)
+    async def refused(request: Request, error: Refused) -> JSONResponse:
+        del request
+        return problem(error.status, str(error))
+
+    @app.exception_handler(RandensError)
+    async def unusable(request: Request, error: RandensError) -> JSONResponse:
+        del request
+        return problem(422, str(error))
+
+    @app.exception_handler(ClientDisconnect)
+    async def gone(request: Request, error: ClientDisconnect) -> JSONResponse:
+        del request, error
+        return problem(400, "the connection was closed before the body was complete")
+
+
+def _same(given: str, token: str) -> bool:
+    """Compare without telling by the time it takes how much is right, or how long the token is."""
+    digests = [hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest() for text in (given, token)]
+    return hmac.compare_digest(*digests)
+
+
+def _body_schema(decoder: Decoder) -> dict[str, Any]:
+    binary = {"schema": {"type": "string", "format": "binary"}}
+    json_schema = {"schema": decoder.schema.model_json_schema()}
+    content = {kind: json_schema if kind == "application/json" else binary for kind in decoder.types}
+    return {"required": True, "content": content}
+
+
+def _page() -> tuple[str, str]:
+    """The page, and the policy that lets its own script run and nothing else."""
+    text = resources.files("randens.deploy").joinpath("page.html").read_text(encoding="utf-8")
+    scripts = re.findall(r"<script>(.*?)</script>", text, flags=re.DOTALL)
+    hashes = " ".join(
+        f"'sha256-{base64.b64encode(hashlib.sha256(s.encode()).digest()).decode()}'" for s in scripts
+    )
+    policy = (
+        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src blob: data:; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    return text, policy
