@@ -34,6 +34,7 @@ def test_evaluate_writes_what_it_prints(shell: Shell, run_folder: Path) -> None:
     assert (saved.data, saved.split, saved.n) == ("digits", "test", 60)
     assert saved.chosen_on == {"checkpoints": "validation"}
     assert saved.attacks[0]["name"] == "saddle"
+    assert not (run_folder / "evaluating").exists()
 
 
 def test_evaluate_for_people(shell: Shell, run_folder: Path) -> None:

@@ -351,3 +351,38 @@ def test_progress_is_reported_to_the_end() -> None:
     randens.evaluate(rec, (x, y), attacks.create("pgd", THREAT, batch_size=8), progress=note)
     assert "pgd on the ensemble" in seen
     assert all(done == total for done, total in seen.values())
+
+
+# ---- interruptions ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("survives", [0, 3, 9, 14])
+def test_an_interrupted_evaluation_is_continued(tmp_path: Path, survives: int) -> None:
+    rec, x, y = random_linear(3, 6)
+    attack = attacks.create("pgd", THREAT, steps=3, batch_size=8)
+    whole = randens.evaluate(rec, (x, y), attack)
+    calls = 0
+
+    def interrupt(*_: object) -> None:
+        nonlocal calls
+        calls += 1
+        if calls > survives:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        randens.evaluate(rec, (x, y), attack, folder=tmp_path, progress=interrupt)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("batch-*")}
+    assert len(before) >= min(survives - 3, 8)
+    again = randens.evaluate(rec, (x, y), attack, folder=tmp_path)
+    assert again.risk.tolist() == whole.risk.tolist()
+    assert again.points.sources == whole.points.sources
+    assert again.cost == whole.cost
+    assert again.profile == whole.profile
+    assert all(path.stat().st_mtime_ns == when for path, when in before.items())
+
+
+def test_a_folder_of_another_evaluation_is_refused(tmp_path: Path) -> None:
+    rec, x, y = random_linear(2, 6)
+    randens.evaluate(rec, (x, y), attacks.create("fgsm", THREAT), folder=tmp_path)
+    with pytest.raises(FileError, match="holds another attack"):
+        randens.evaluate(rec, (x, y), attacks.create("pgd", THREAT), folder=tmp_path)

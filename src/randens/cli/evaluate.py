@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +14,7 @@ from randens.cli import choices
 from randens.cli.output import Json, console, print_json
 from randens.cli.progress import bars
 from randens.evaluation import tables
+from randens.evaluation.kept import workplace
 from randens.evaluation.subject import open_subject
 
 __all__ = ["evaluate"]
@@ -47,11 +49,15 @@ def evaluate(
     style: Annotated[Format, typer.Option("--format", help="Table, Markdown or LaTeX rows.")] = Format.table,
     as_json: Json = False,
 ) -> None:
-    """Evaluate the ensemble of RUN: exact expected accuracies on the worst perturbations found."""
+    """Evaluate the ensemble of RUN: exact expected accuracies on the worst perturbations found.
+
+    An interrupted evaluation is continued by the same command.
+    """
     subject = open_subject(run, data=data, norm=norm, eps=choices.number("--eps", eps))
     images = subject.load(split, limit)
     chosen = choices.make_attacks(attack, ("suite",), subject.threat, settings, seed)
     also = {} if len(subject.rec) == 1 else {"uniform": None}
+    parts = workplace(subject.run, subject.rec, images, chosen)
     with bars() as progress:
         result = evaluation.evaluate(
             subject.rec,
@@ -60,9 +66,11 @@ def evaluate(
             also=also,
             deterministic=deterministic,
             chosen_on=subject.chosen_on,
+            folder=parts,
             progress=progress,
         )
     path = result.save(output or subject.run.path / "evaluation.json")
+    shutil.rmtree(parts.parent, ignore_errors=True)
     if adversarial is not None:
         evaluation.save_worst_inputs(adversarial, result, subject.rec, images)
     if as_json:

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble, check_pr
 from randens.errors import InputError
 from randens.evaluation.inputs import Data, Labelled, fingerprint, labelled
 from randens.evaluation.results import Evaluation, Points
-from randens.evaluation.sweeps import Knowledge, as_attacks, attack_in_batches, clean_pool
+from randens.evaluation.sweeps import Knowledge, as_attacks, clean_pool
 from randens.files import write_atomic
 from randens.progress import Progress, silent
 from randens.witness import WitnessPool
@@ -38,6 +39,7 @@ def evaluate(
     pool: WitnessPool | None = None,
     chosen_on: Mapping[str, str] | None = None,
     confidence: float = 0.95,
+    folder: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> Evaluation:
     """Natural and robust accuracy of the ensemble, of each member and of the deterministic ensemble.
@@ -47,7 +49,8 @@ def evaluate(
     inputs that cannot get worse are not attacked again. Several attacks in a list work one after the other.
 
     pool: witnesses known already for these very inputs and members. chosen_on: which split chose what, e.g.
-    {"probs": "validation"}; choices made on test data are refused.
+    {"probs": "validation"}; choices made on test data are refused. folder: where finished batches are kept; an
+    interrupted call is continued by the same call, and once it has returned the folder may be removed.
     """
     start = time.perf_counter()
     report = silent if progress is None else progress
@@ -58,7 +61,14 @@ def evaluate(
     extra = {name: check_probs(value, len(rec)).numpy() for name, value in (also or {}).items()}
 
     clean = _errors(rec, inputs, inputs.x)
-    known = Knowledge(rec, inputs, clean_pool(inputs, clean), report, Cost(forwards=clean.size))
+    known = Knowledge(
+        rec,
+        inputs,
+        clean_pool(inputs, clean),
+        report,
+        Cost(forwards=clean.size),
+        folder=None if folder is None else Path(folder),
+    )
     if pool is not None:
         known.pool = known.pool.merge(_with_inputs(pool))
     for step in chosen:
@@ -165,10 +175,9 @@ def _deterministic(
     for attack in attacks:
         rows = np.flatnonzero(~fooled)
         if len(rows):
-            part = torch.from_numpy(rows)
-            task = f"{attack.name} on the deterministic ensemble"
-            found = attack_in_batches(attack, whole, data.x[part], data.y[part], task, known.progress)
-            known.cost = known.cost + found.cost
+            found = known.run(
+                attack, whole, torch.from_numpy(rows), f"{attack.name} on the deterministic ensemble"
+            )
             fooled[rows] = found.errors[:, 0].numpy()
             known.show(rows, found.x_adv, attack.name)
     return clean, fooled

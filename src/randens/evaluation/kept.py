@@ -7,8 +7,10 @@ threat. Other members or another threat look for another file and find none.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
+from randens.attacks import Attack
 from randens.data import ImageData
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation.inputs import fingerprint
@@ -17,7 +19,7 @@ from randens.runs import Run
 from randens.threat import Threat
 from randens.witness import WitnessPool
 
-__all__ = ["keep", "recall"]
+__all__ = ["keep", "recall", "workplace"]
 
 
 def recall(run: Run, rec: RandomizedEnsemble, data: ImageData, threat: Threat) -> WitnessPool | None:
@@ -31,6 +33,19 @@ def keep(run: Run, rec: RandomizedEnsemble, data: ImageData, threat: Threat, poo
     path = _path(run, rec, data, threat)
     pool.without_inputs().save(path)
     return path
+
+
+def workplace(run: Run, rec: RandomizedEnsemble, data: ImageData, attacks: Sequence[Attack]) -> Path:
+    """A folder for the finished batches of one evaluation: the same command finds the same folder again."""
+    case = [
+        fingerprint(rec),
+        rec.probs.tolist(),
+        data.name,
+        data.split,
+        len(data),
+        [repr(a) for a in attacks],
+    ]
+    return run.path / "evaluating" / sha256(json.dumps(case).encode())[:16]
 
 
 def _path(run: Run, rec: RandomizedEnsemble, data: ImageData, threat: Threat) -> Path:

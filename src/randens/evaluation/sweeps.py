@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
+import safetensors.torch
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from randens.attacks import Attack, Cost, Found
+from randens.attacks import Attack, Cost, Found, Survey
 from randens.attacks.base import join
 from randens.attacks.members import GradientMembers
 from randens.attacks.search import attacking
@@ -30,6 +32,7 @@ class Knowledge:
     """Everything known about some inputs: the pool, which only grows, and what it has cost.
 
     `flags` holds, per attack, the shares of inputs with unusable gradients, as the attack reported them.
+    `folder` is where finished batches are kept, numbered by `attacked`, so that an interruption costs little.
     """
 
     rec: RandomizedEnsemble
@@ -38,6 +41,8 @@ class Knowledge:
     progress: Progress = silent
     cost: Cost = field(default_factory=Cost)
     flags: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    folder: Path | None = None
+    attacked: int = 0
 
     def open_rows(self, probs: NDArray[np.float64]) -> NDArray[np.int64]:
         """Inputs at which no single known perturbation fools every member that can be drawn."""
@@ -57,13 +62,22 @@ class Knowledge:
         drawn = np.flatnonzero(probs)
         part = RandomizedEnsemble([self.rec.members[i] for i in drawn.tolist()], probs[drawn])
         chosen = torch.from_numpy(rows)
-        found = attack_in_batches(attack, part, self.data.x[chosen], self.data.y[chosen], task, self.progress)
-        self.cost = self.cost + found.cost
+        found = self.run(attack, part, chosen, task)
         if len(drawn) == len(probs):
             self.flags[attack.name] = found.flags
             self.learn(rows, found.pool)
         else:
             self._show(rows[found.pool.points], found.pool, drawn)
+
+    def run(self, attack: Attack, target: RandomizedEnsemble, rows: Tensor, task: str) -> Found:
+        """Attack `target` on some inputs, count the cost, and keep finished batches in `folder` if there is one."""
+        place = None if self.folder is None else self.folder / f"{self.attacked:03d}"
+        self.attacked += 1
+        found = attack_in_batches(
+            attack, target, self.data.x[rows], self.data.y[rows], task, self.progress, place
+        )
+        self.cost = self.cost + found.cost
+        return found
 
     def learn(self, rows: NDArray[np.int64], pool: WitnessPool) -> None:
         """Merge a pool whose input j is `rows[j]` here."""
@@ -128,11 +142,25 @@ def as_attacks(attack: Attack | Sequence[Attack]) -> tuple[Attack, ...]:
 
 
 def attack_in_batches(
-    attack: Attack, rec: RandomizedEnsemble, x: Tensor, y: Tensor, task: str, progress: Progress
+    attack: Attack,
+    rec: RandomizedEnsemble,
+    x: Tensor,
+    y: Tensor,
+    task: str,
+    progress: Progress,
+    folder: Path | None = None,
 ) -> Found:
-    """`attack(rec, x, y)`, reporting after every batch how far it is."""
-    parts = []
+    """`attack(rec, x, y)`, reporting after every batch how far it is.
+
+    With `folder`, finished batches are kept there, and an interrupted call is continued by the same call.
+    """
     progress(task, 0, len(x))
+    if folder is not None:
+        survey = attack.survey(
+            rec, (x, y), folder=folder, progress=lambda _, done, total: progress(task, done, total)
+        )
+        return _read_back(survey)
+    parts = []
     with attacking(rec):
         prepared = GradientMembers(list(rec.members), attack.precision)
         for number, start in enumerate(range(0, len(x), attack.batch_size)):
@@ -140,3 +168,24 @@ def attack_in_batches(
             parts.append(attack.attack_batch(rec, x[start:stop], y[start:stop], number, prepared))
             progress(task, stop, len(x))
     return join(parts)
+
+
+def _read_back(survey: Survey) -> Found:
+    """A survey keeps perturbed inputs on disk only; here they are wanted in memory."""
+    assert survey.folder is not None
+    stored = [
+        safetensors.torch.load(path.read_bytes())
+        for path in sorted(survey.folder.glob("batch-*.safetensors"))
+    ]
+    pool = survey.pool
+    inputs = torch.cat([tensors["pool.x_adv"] for tensors in stored]).numpy()
+    return Found(
+        torch.cat([tensors["x_adv"] for tensors in stored]),
+        survey.errors,
+        survey.risk,
+        survey.clean_errors,
+        WitnessPool(pool.n, pool.members, pool.points, pool.fooled, x_adv=inputs, sources=pool.sources),
+        survey.cost,
+        survey.sources,
+        survey.flags,
+    )
