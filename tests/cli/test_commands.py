@@ -265,6 +265,12 @@ def test_the_verdict_is_computed(run_folder: Path) -> None:
     assert "does NOT beat AT: it is behind by 0.0" in quickstart.judge(good, good).sentence
 
 
+def test_quickstart_refuses_an_unwritable_place(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("kept")
+    assert "cannot create" in shell.refused("quickstart", "--runs", tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "kept"
+
+
 @pytest.mark.slow
 def test_the_whole_quickstart_takes_less_than_three_minutes(shell: Shell, tmp_path: Path) -> None:
     document = shell.json("quickstart", "--runs", tmp_path)

@@ -34,7 +34,7 @@ def _print(result: Quickstart) -> None:
     out = console()
     barre = result.barre
     threat = f"{barre.threat.norm}, ε = {barre.threat.eps:g}"
-    rows = [*tables.rows(result.at, "AT"), *tables.rows(barre, "BARRE")]
+    rows = [*tables.rows(result.at, "AT"), *tables.rows(barre, "BARRE", "optimal")]
     out.print(tables.terminal(rows, f"{barre.data}, {barre.n} test images, {threat}", barre.confidence))
     out.print()
     for line in tables.statements(barre):

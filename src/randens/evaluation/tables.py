@@ -24,8 +24,11 @@ class Row:
     flops: float
 
 
-def rows(evaluation: Evaluation, name: str = "") -> list[Row]:
-    """Members, the randomized ensemble at each of its probabilities, the deterministic ensemble."""
+def rows(evaluation: Evaluation, name: str = "", probs_are: str = "α =") -> list[Row]:
+    """Members, the randomized ensemble at each of its probabilities, the deterministic ensemble.
+
+    probs_are: what to call the ensemble's own probabilities, where more is known about them.
+    """
     flops = np.array(evaluation.flops, dtype=np.float64)
     title = f"{name} " if name else ""
     if evaluation.members == 1:
@@ -36,7 +39,7 @@ def rows(evaluation: Evaluation, name: str = "") -> list[Row]:
     ]
     for label, probs in evaluation.also.items():
         found.append(Row(f"{title}randomized, {label}", evaluation.at(probs), float(probs @ flops)))
-    own = f"{title}randomized, α = {_probs(evaluation.probs)}"
+    own = f"{title}randomized, {probs_are} {_probs(evaluation.probs)}"
     found.append(Row(own, evaluation.accuracy, evaluation.expected_flops))
     if evaluation.deterministic is not None:
         found.append(
