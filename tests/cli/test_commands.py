@@ -226,6 +226,7 @@ def test_quickstart(shell: Shell, tmp_path: Path) -> None:
         "AT ",
         "BARRE member 2",
         "randomized, uniform",
+        "randomized, optimal (",
         "deterministic, all 3",
         "FLOPs",
         "floor",
