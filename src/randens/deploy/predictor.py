@@ -153,7 +153,8 @@ class _Loaded:
     """A member whose weights stay in memory, in the layout that is fastest on this machine."""
 
     def __init__(self, bundle: Bundle, index: int, threads: int) -> None:
-        self._session = _session(bundle, index, bundle.read(index), _options(threads))
+        bundle.read(index)  # verifies it
+        self._session = _session(bundle, index, _options(threads))
         self._input: str = self._session.get_inputs()[0].name
 
     def run(self, inputs: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -185,7 +186,7 @@ class _Mapped:
             value = runtime.OrtValue.ortvalue_from_numpy(view)
             options.add_initializer(weight.name, value)
             self._weights.append((view, value))
-        self._session = _session(bundle, index, self._pages[:], options)
+        self._session = _session(bundle, index, options)
         self._input: str = self._session.get_inputs()[0].name
         self._resident = True
         self.rest()
@@ -221,10 +222,11 @@ def _run(session: Any, name: str, inputs: NDArray[np.float32]) -> NDArray[np.flo
     return np.concatenate([session.run(None, {name: part})[0] for part in parts])
 
 
-def _session(bundle: Bundle, index: int, content: bytes, options: Any) -> Any:
+def _session(bundle: Bundle, index: int, options: Any) -> Any:
     file = bundle.path / bundle.members[index].file
     try:
-        session = _runtime().InferenceSession(content, options, providers=["CPUExecutionProvider"])
+        # By its path: of a file given as bytes ONNX Runtime would keep a copy.
+        session = _runtime().InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
     except Exception as error:
         # ONNX Runtime's exceptions have no public base class.
         reason = " ".join(str(error).split())[:200]

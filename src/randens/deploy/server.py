@@ -353,7 +353,8 @@ def listen(host: str, port: int) -> socket.socket:
         raise InputError(f"port is {port}; it must be from 0 to 65535")
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        bound = socket.socket(family, socket.SOCK_STREAM)
+        # Named as TCP, or asyncio leaves Nagle's algorithm on and every answer waits 40 ms for an acknowledgement.
+        bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     except OSError as error:
         raise InputError(f"host is {host!r}, which is no address of this machine ({error})") from error
     try:
