@@ -24,6 +24,7 @@ VERBS = (
     "attack",
     "evaluate",
     "audit",
+    "certify",
     "sample",
     "explain",
     "report",

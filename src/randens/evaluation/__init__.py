@@ -1,6 +1,7 @@
 """Numbers that can be trusted: accuracies on the worst perturbations found, probabilities chosen under attack."""
 
 from randens.evaluation.auditing import Audit, Check, audit
+from randens.evaluation.certifying import Certification, certify
 from randens.evaluation.evaluating import evaluate, save_worst_inputs, transferred, worst_inputs
 from randens.evaluation.intervals import Estimate, difference, estimate
 from randens.evaluation.results import Accuracy, Evaluation, Level, Pair, Points
@@ -10,6 +11,7 @@ __all__ = [
     "Accuracy",
     "Audit",
     "AttackedSampling",
+    "Certification",
     "Check",
     "Estimate",
     "Evaluation",
@@ -18,6 +20,7 @@ __all__ = [
     "Points",
     "Sweep",
     "audit",
+    "certify",
     "difference",
     "estimate",
     "evaluate",

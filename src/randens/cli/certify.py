@@ -1,0 +1,78 @@
+"""`randens certify`: what no attack can do to the ensemble of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from randens import evaluation
+from randens.cli import choices
+from randens.cli.output import Json, console, print_json
+from randens.cli.progress import bars
+from randens.evaluation import Certification, tables
+from randens.evaluation.subject import open_subject
+
+__all__ = ["certify"]
+
+
+def certify(
+    run: choices.RunFolder,
+    attack: choices.Attacks = None,
+    settings: choices.Settings = None,
+    split: Annotated[str, typer.Option(help="The split to certify on.")] = "test",
+    limit: choices.Limit = None,
+    data: choices.Data = None,
+    norm: choices.Norm = None,
+    eps: choices.Eps = None,
+    seed: choices.Seed = 0,
+    refine: Annotated[
+        int, typer.Option(help="ReLU layers up to this many units get the tighter, slower bounds.")
+    ] = 4096,
+    output: Annotated[
+        Path | None, typer.Option(help="Where the JSON goes; certification.json of the run by default.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Certified accuracies of the ensemble of RUN: lower bounds that hold against every attack."""
+    subject = open_subject(run, data=data, norm=norm, eps=choices.number("--eps", eps))
+    images = subject.load(split, limit)
+    chosen = choices.make_attacks(attack, ("saddle",), subject.threat, settings, seed)
+    with bars() as progress:
+        attacked = evaluation.evaluate(
+            subject.rec, images, chosen, deterministic=False, chosen_on=subject.chosen_on, progress=progress
+        )
+        result = evaluation.certify(
+            subject.rec, images, subject.threat, pool=attacked.pool, refine=refine, progress=progress
+        )
+    path = result.save(output or subject.run.path / "certification.json")
+    if as_json:
+        print_json(result.to_json())
+        return
+    out = console()
+    title = f"{run} on {result.data} {result.split}, {result.threat.norm} ε = {result.threat.eps:.4g}"
+    out.print(_table(result, title))
+    best = ", ".join(f"{p:.3g}" for p in result.best.probs.tolist())
+    out.print(f"Smallest certified risk at any probabilities: {result.best.risk:.4f} at α = ({best}).")
+    out.print(
+        f"Members one by one would give {result.separate():.4f}; {result.refuted} sets of members were proven not "
+        "to fall together."
+    )
+    out.print(f"{result.n} inputs, {result.seconds:.1f} s. Written to {path}.")
+
+
+def _table(result: Certification, title: str) -> Table:
+    table = Table("", title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for heading in ("natural", "under attack", "certified"):
+        table.add_column(heading, justify="right")
+    attacked = result.witnesses.member_risks if result.witnesses is not None else result.clean.mean(axis=0)
+    for i, upper in enumerate(result.member_upper.tolist()):
+        natural = 1 - result.clean[:, i].mean()
+        shares = (natural, 1 - attacked[i], 1 - upper)
+        table.add_row(f"member {i}", *(tables.percent(float(share)) for share in shares))
+    natural = 1 - float((result.clean @ result.probs).mean())
+    shares = (natural, 1 - result.lower(), 1 - result.upper())
+    table.add_row("randomized", *(tables.percent(share) for share in shares))
+    return table

@@ -1,0 +1,162 @@
+"""CROWN: linear lower bounds of a network's outputs, by going backward through it (Zhang et al. 2018).
+
+A ReLU whose input v lies in [l, u], l < 0 < u, lies between two lines. Going backward from Σ_j a_j relu(v_j), a
+coefficient a_j ≥ 0 takes the lower line and a_j < 0 the upper one, so that what arrives at the input is a linear
+function below the output, for all inputs of the perturbation set.
+
+The backward pass is torch's own: affine operations have their exact transposes there already, and a ReLU of our
+own returns the coefficients of its lines. The constant needs no bookkeeping either. At the clean input x the true
+network gives s·z(x); replacing relu(v) by its line changes that by a·(line(v) − relu(v)) ≤ 0 for each ReLU. So
+
+    s·z(x + δ) ≥ s·z(x) + Σ_ReLUs a·(line(v(x)) − relu(v(x))) + A·δ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from randens.threat import Threat
+
+__all__ = ["Lower", "Region", "crown"]
+
+Bounds = Sequence[tuple[Tensor, Tensor]]
+
+_ROWS = 1 << 21  # numbers per layer and pass: keeps the working set in the cache
+
+
+@dataclass(frozen=True)
+class Region:
+    """Where δ may lie for each of n inputs: low ≤ δ ≤ high [n, d], and ‖δ‖₂ ≤ radius if there is one."""
+
+    low: Tensor
+    high: Tensor
+    radius: float | None
+
+    @staticmethod
+    def around(x: Tensor, threat: Threat) -> Region:
+        """The perturbation set of `threat` at inputs x, in float64."""
+        flat = x.double().flatten(1)
+        low, high = torch.full_like(flat, -threat.eps), torch.full_like(flat, threat.eps)
+        if threat.bounds is not None:
+            low = torch.maximum(low, threat.bounds[0] - flat).clamp(max=0.0)
+            high = torch.minimum(high, threat.bounds[1] - flat).clamp(min=0.0)
+        return Region(low, high, threat.eps if threat.norm == "l2" else None)
+
+    def lowest(self, slopes: Tensor, rows: Tensor) -> Tensor:
+        """A lower bound on min slope·δ [R] for slopes [R, d] at inputs `rows`; the minimum itself in linf."""
+        low, high = self.low[rows], self.high[rows]
+        box = torch.minimum(slopes * low, slopes * high).sum(dim=1)
+        if self.radius is None:
+            return box
+        norms = torch.linalg.vector_norm(slopes, dim=1)
+        best = torch.maximum(box, -self.radius * norms)
+        # Every multiplier μ of the ball gives a valid bound, separable over the box; a few find a good one.
+        for share in torch.logspace(-3, 0, 25, dtype=torch.float64).tolist():
+            mu = (share * norms / self.radius).clamp_min(1e-30).unsqueeze(1)
+            delta = torch.clamp(-slopes / mu, low, high)
+            value = (slopes * delta).sum(dim=1)
+            value = value + (mu.squeeze(1) / 2) * (delta.square().sum(dim=1) - self.radius**2)
+            best = torch.maximum(best, value)
+        return best
+
+
+@dataclass(frozen=True)
+class Lower:
+    """R linear functions below R outputs: value + slope·δ, with value [R] and slopes [R, d]."""
+
+    value: Tensor
+    slopes: Tensor
+
+
+def crown(
+    member: nn.Module,
+    x: Tensor,
+    rows: Tensor,
+    directions: Callable[[Tensor], Tensor],
+    bounds: Bounds,
+    at: int | None = None,
+    widest: int = 1,
+) -> Lower:
+    """Linear lower bounds of directions·output for inputs x[rows], R of them.
+
+    The output is the logits, or with `at` the input of that ReLU. directions(rows of this chunk's positions) gives
+    the coefficients [r, ...] shaped like the output. bounds: of every ReLU's input, [n, ...] each. widest: the
+    number of values in the largest layer, which decides how many rows go together.
+    """
+    size = max(1, _ROWS // max(widest, x[0].numel()))
+    values, slopes = [], []
+    for positions in torch.split(torch.arange(len(rows)), size):
+        chosen = rows[positions]
+        point = x[chosen].detach().requires_grad_(True)
+        gaps: list[Tensor] = []
+        with torch.enable_grad():
+            with _Relaxed(bounds, chosen, gaps, at) as relaxed:
+                try:
+                    output = member(point)
+                except _ReachedError:
+                    assert relaxed.reached is not None
+                    output = relaxed.reached
+            coefficients = directions(positions)
+            here = (output.detach() * coefficients).flatten(1).sum(dim=1)
+            (slope,) = torch.autograd.grad(output, point, coefficients)
+        values.append(here + sum(gaps, torch.zeros_like(here)))
+        slopes.append(slope.flatten(1))
+    return Lower(torch.cat(values), torch.cat(slopes))
+
+
+class _ReachedError(Exception):
+    """The ReLU asked for is reached; nothing behind it is needed."""
+
+
+class _Relaxed(TorchFunctionMode):
+    """Within this context every ReLU is one whose backward pass gives the coefficients of its lines."""
+
+    def __init__(self, bounds: Bounds, rows: Tensor, gaps: list[Tensor], at: int | None) -> None:
+        super().__init__()
+        self.bounds, self.rows, self.gaps, self.at = bounds, rows, gaps, at
+        self.count = 0
+        self.reached: Tensor | None = None
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if getattr(func, "__name__", "") not in ("relu", "relu_"):
+            return func(*args, **(kwargs or {}))
+        value = args[0] if args else (kwargs or {})["input"]
+        if self.count == self.at:
+            self.reached = value
+            raise _ReachedError
+        low, high = self.bounds[self.count]
+        self.count += 1
+        return _Relu.apply(value, low[self.rows], high[self.rows], self.gaps)  # type: ignore[no-untyped-call]
+
+
+class _Relu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, low: Tensor, high: Tensor, gaps: list[Tensor]) -> Tensor:
+        ctx.save_for_backward(value, low, high)
+        ctx.gaps = gaps
+        return value.clamp_min(0)
+
+    @staticmethod
+    def backward(ctx: Any, *coefficients: Any) -> Any:
+        value, low, high = ctx.saved_tensors
+        (a,) = coefficients
+        unstable = (low < 0) & (high > 0)
+        active = (low >= 0).to(a.dtype)
+        rise = high / (high - low).clamp_min(1e-300)
+        upper = torch.where(unstable, rise, active)
+        offset = torch.where(unstable, -rise * low, torch.zeros_like(low))
+        # Of the lines through 0 below an unstable ReLU, the one that leaves the smaller area.
+        lower = torch.where(unstable, (high > -low).to(a.dtype), active)
+        above, below = a.clamp_min(0), a.clamp_max(0)
+        true = value.clamp_min(0)
+        gap = above * (lower * value - true) + below * (upper * value + offset - true)
+        ctx.gaps.append(gap.flatten(1).sum(dim=1))
+        return above * lower + below * upper, None, None, None
