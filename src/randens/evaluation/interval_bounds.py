@@ -66,6 +66,11 @@ class Interval:
     def __bool__(self) -> bool:
         raise InputError("the network decides by values of its input, which cannot be certified")
 
+    def _compared(self, _: object) -> bool:
+        return bool(self)
+
+    __lt__ = __le__ = __gt__ = __ge__ = _compared
+
     def __getitem__(self, index: Any) -> Interval:
         return self._with(self.centre[index], self.radius[index])
 
@@ -225,12 +230,10 @@ def _relu(value: Interval, inplace: bool = False) -> Interval:
     return value._with(centre, radius)
 
 
-def _pad(
-    value: Interval, pad: Any, mode: str = "constant", constant: float | None = None, **kwargs: Any
-) -> Interval:
-    if mode != "constant" or kwargs:
+def _pad(tensor: Interval, pad: Any, mode: str = "constant", value: float | None = None) -> Interval:
+    if mode != "constant":
         _refuse(f"padding of mode {mode!r}")
-    return value._with(F.pad(value.centre, pad, value=constant or 0.0), F.pad(value.radius, pad))
+    return tensor._with(F.pad(tensor.centre, pad, value=value or 0.0), F.pad(tensor.radius, pad))
 
 
 def _cat(parts: Any, dim: int = 0) -> Interval:
