@@ -1,0 +1,46 @@
+"""`randens explore`: the risk landscape of numbers typed in by hand, as a page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from randens.cli import choices
+from randens.cli.output import Json, console, print_json
+from randens.report import write_explorer
+
+__all__ = ["explore"]
+
+
+def explore(
+    risks: Annotated[
+        list[str] | None,
+        typer.Argument(help="The members' adversarial risks, e.g. 0.42 0.45 0.5.", show_default=False),
+    ] = None,
+    conflict: Annotated[
+        float, typer.Option(help="1: a perturbation fools one member only; 0: all that can be fooled.")
+    ] = 1.0,
+    configuration: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Instead of risks: a weight and the sets that can be fooled, e.g. '0.6: 10 01'; repeatable.",
+            show_default=False,
+        ),
+    ] = None,
+    output: Annotated[Path, typer.Option(help="Where the page goes.")] = Path("explore.html"),
+    as_json: Json = False,
+) -> None:
+    """Write a page that draws the risk over all probabilities for RISKS or configurations, to be changed in it."""
+    numbers = [choices.number("risks", text) for text in risks or []]
+    path = write_explorer(
+        output,
+        member_risks=[n for n in numbers if n is not None],
+        conflict=conflict,
+        configurations=configuration,
+    )
+    if as_json:
+        print_json({"page": str(path), "bytes": path.stat().st_size})
+    else:
+        console().print(f"Written to {path}; open it in a browser.", markup=False)

@@ -1,0 +1,30 @@
+"""`randens figure`: one figure of a run, for a paper."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from randens.cli import choices
+from randens.cli.output import Json, console, print_json
+from randens.report import FIGURES, write_figure
+
+__all__ = ["figure"]
+
+
+def figure(
+    name: Annotated[str, typer.Argument(help=f"One of: {', '.join(FIGURES)}.", show_default=False)],
+    run: choices.RunFolder,
+    output: Annotated[
+        Path | None, typer.Option(help="A .png, .svg or .pdf file; NAME.pdf in the run folder by default.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Draw the figure NAME of RUN as PNG, SVG or PDF."""
+    path = write_figure(name, run, output)
+    if as_json:
+        print_json({"figure": str(path), "bytes": path.stat().st_size})
+    else:
+        console().print(f"Written to {path}.", markup=False)

@@ -1,0 +1,71 @@
+"""`randens report`: one self-contained page about one run or several."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from randens.cli import choices
+from randens.cli.output import Json, console, print_json
+from randens.cli.progress import bars
+from randens.evaluation.subject import open_subject
+from randens.report import measure as run_measure
+from randens.report import write_report
+from randens.report.comparing import verdicts
+from randens.report.material import gather_all
+
+__all__ = ["report"]
+
+
+def report(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Run folders; the first is the subject, the others are compared with it.", show_default=False
+        ),
+    ],
+    output: Annotated[
+        Path | None, typer.Option(help="Where the page goes; report.html of the first run by default.")
+    ] = None,
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure",
+            help="First attack for what the page shows beyond an evaluation: radii, attacks, pictures.",
+        ),
+    ] = False,
+    limit: Annotated[int, typer.Option(help="With --measure: how many inputs.")] = 200,
+    split: Annotated[str, typer.Option(help="With --measure: the split.")] = "test",
+    data: choices.Data = None,
+    norm: choices.Norm = None,
+    eps: choices.Eps = None,
+    seed: choices.Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Write a page about RUNS that opens in any browser without a network."""
+    if measure:
+        for run in runs:
+            subject = open_subject(run, data=data, norm=norm, eps=choices.number("--eps", eps))
+            with bars() as progress:
+                found = run_measure(
+                    subject.rec, subject.load(split, limit), subject.threat, seed=seed, progress=progress
+                )
+            found.save(subject.run)
+    path = write_report(runs, output)
+    said = verdicts(gather_all(runs))
+    if as_json:
+        print_json(
+            {
+                "report": str(path),
+                "bytes": path.stat().st_size,
+                "runs": [str(r) for r in runs],
+                "verdicts": said,
+            }
+        )
+        return
+    out = console()
+    for line in said:
+        out.print(line, markup=False)
+    out.print(f"Written to {path}; open it in a browser.", markup=False)

@@ -1,0 +1,19 @@
+"""One self-contained page about one run or several; the teaching page; figures for papers."""
+
+from randens.report.explorer import write_explorer
+from randens.report.figures import FIGURES, write_figure
+from randens.report.landscape import Reading, read_landscape, shares
+from randens.report.measuring import Measurements, measure
+from randens.report.page import write_report
+
+__all__ = [
+    "FIGURES",
+    "Measurements",
+    "Reading",
+    "measure",
+    "read_landscape",
+    "shares",
+    "write_explorer",
+    "write_figure",
+    "write_report",
+]

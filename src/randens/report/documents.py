@@ -1,0 +1,195 @@
+"""Files of a run folder that only the report reads or writes; what does not fit them is named, not guessed at."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from randens.errors import FileError
+from randens.evaluation import Estimate
+from randens.runs import Run
+
+__all__ = [
+    "AttackLine",
+    "AttackTable",
+    "Audit",
+    "Check",
+    "Example",
+    "Gallery",
+    "Interval",
+    "Radii",
+    "Radius",
+    "SamplingNote",
+    "TrainingNote",
+    "read",
+]
+
+_PNG = re.compile(r"data:image/png;base64,[A-Za-z0-9+/]+={0,2}")
+
+
+def _finite(value: float) -> float:
+    if not math.isfinite(value):
+        raise ValueError("must be finite")
+    return value
+
+
+def _picture(value: str) -> str:
+    if not _PNG.fullmatch(value):
+        raise ValueError("must be a PNG picture as a data URI")
+    return value
+
+
+Real = Annotated[float, AfterValidator(_finite)]
+Picture = Annotated[str, AfterValidator(_picture)]
+
+
+class _Document(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Interval(_Document):
+    """A mean with its confidence interval."""
+
+    value: Real
+    low: Real
+    high: Real
+
+    @staticmethod
+    def of(estimate: Estimate) -> Interval:
+        """The same numbers as a document."""
+        return Interval(value=estimate.value, low=estimate.low, high=estimate.high)
+
+
+class Radius(_Document):
+    """Accuracies at one radius: of the randomized ensemble, of each member, of the deterministic ensemble."""
+
+    eps: Real
+    robust: Interval
+    members: list[Interval]
+    deterministic: Interval | None = None
+
+
+class Radii(_Document):
+    """Robust accuracy over ε. Witnesses of smaller radii count at larger ones, so that no curve rises."""
+
+    format: Literal["randens-radii-1"] = "randens-radii-1"
+    data: str
+    split: str
+    n: int = Field(ge=1)
+    norm: str
+    attacks: list[str]
+    confidence: Real
+    radii: list[Radius] = Field(min_length=1)
+
+
+class AttackLine(_Document):
+    """One attack alone on the ensemble: what is left of the accuracy, and what the attack cost."""
+
+    name: str
+    robust: Interval
+    forwards: int
+    backwards: int
+    seconds: Real
+
+
+class AttackTable(_Document):
+    """Attacks compared on the same inputs; `together` is the worst case of all of them."""
+
+    format: Literal["randens-attack-table-1"] = "randens-attack-table-1"
+    data: str
+    split: str
+    n: int = Field(ge=1)
+    norm: str
+    eps: Real
+    attacks: list[AttackLine]
+    together: Interval
+
+
+class Example(_Document):
+    """One input: the pictures, and what every member said before and after."""
+
+    index: int
+    label: int = Field(ge=0)
+    risk: Real
+    source: str
+    clean: Picture
+    perturbed: Picture
+    difference: Picture
+    before: list[int]
+    after: list[int]
+
+
+class Gallery(_Document):
+    """Worst perturbations found, with differences shown `amplified` times as large around grey."""
+
+    format: Literal["randens-gallery-1"] = "randens-gallery-1"
+    data: str
+    split: str
+    norm: str
+    eps: Real
+    amplified: Real
+    classes: list[str]
+    probs: list[Real]
+    examples: list[Example]
+
+
+class SamplingNote(_Document):
+    """What the report shows of sampling.json."""
+
+    probs: list[Real] = Field(min_length=1)
+    risk: Real
+    lower_bound: Real
+    gap: Real
+    method: str
+    exact_probs: list[str] | None = None
+    claim: str = ""
+    split: str = "unknown"
+    sweeps: int = 0
+    methods: list[dict[str, Any]] = []
+    contributions: list[dict[str, Any]] = []
+
+
+class TrainingNote(_Document):
+    """What the report shows of training.json."""
+
+    method: str = ""
+    finished: bool = True
+    cost: dict[str, Real] = {}
+
+
+class Check(_Document):
+    """One check of an audit."""
+
+    name: str
+    passed: bool
+    finding: str = ""
+    advice: str = ""
+
+
+class Audit(_Document):
+    """What the report shows of audit.json."""
+
+    passed: bool
+    verdict: str = ""
+    ensemble: str = ""
+    checks: list[Check]
+
+
+Kind = TypeVar("Kind", bound=_Document)
+
+
+def read(run: Run, name: str, kind: type[Kind]) -> Kind | None:
+    """`name`.json of the run, or None if there is none; a file of another shape is an error that names the field."""
+    if not (run.path / f"{name}.json").exists():
+        return None
+    try:
+        return kind.model_validate(run.read(name))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the document"
+        raise FileError(
+            f"{run.path / name}.json is damaged or of another version: {where}: {first['msg']}"
+        ) from error

@@ -1,0 +1,153 @@
+"""What a report shows beyond an evaluation, measured: accuracy over ε, attacks side by side, pictures.
+
+The results stay in the run folder, under report/, so that the page can be made again without attacking again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from randens import attacks
+from randens.data import ImageData
+from randens.ensemble import RandomizedEnsemble
+from randens.errors import InputError
+from randens.evaluation import estimate, evaluate
+from randens.progress import Progress, silent
+from randens.report.documents import AttackLine, AttackTable, Gallery, Interval, Radii, Radius
+from randens.report.pictures import make_gallery
+from randens.runs import Run
+from randens.threat import Threat
+from randens.witness import WitnessPool
+
+__all__ = ["COMPARED", "FACTORS", "Measurements", "measure"]
+
+FACTORS = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
+"""Radii of the robustness curve, in units of the threat's."""
+
+COMPARED = ("afgsm", "apgd-l", "apgd-s", "arc", "arc-r", "lattice", "saddle")
+"""Attacks on the ensemble that are compared by default."""
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """Robust accuracy over ε, attacks compared, and pictures (None for inputs that are not pictures)."""
+
+    radii: Radii
+    attacks: AttackTable
+    gallery: Gallery | None
+
+    def save(self, run: Run) -> None:
+        """Put them where the report looks for them."""
+        run.write("report/radii", self.radii.model_dump())
+        run.write("report/attacks", self.attacks.model_dump())
+        if self.gallery is not None:
+            run.write("report/gallery", self.gallery.model_dump())
+
+
+def measure(
+    rec: RandomizedEnsemble,
+    data: ImageData,
+    threat: Threat,
+    *,
+    attack: Sequence[str] = ("saddle",),
+    compared: Sequence[str] = COMPARED,
+    factors: Sequence[float] = FACTORS,
+    pool: WitnessPool | None = None,
+    seed: int = 0,
+    confidence: float = 0.95,
+    progress: Progress | None = None,
+) -> Measurements:
+    """Attack `rec` with `attack` at every radius, and with each of `compared` alone at the threat's own radius.
+
+    pool: witnesses already known for these very inputs at the threat's radius; pictures are taken from it, and
+    otherwise from what is found here.
+    """
+    report = silent if progress is None else progress
+    sizes = sorted(set(factors))
+    if not sizes or not all(0 < f < float("inf") for f in sizes):
+        raise InputError(f"factors is {tuple(factors)}; give numbers > 0, in units of eps")
+    found: WitnessPool | None = None
+    at_threat = pool
+    radii = []
+    for place, factor in enumerate(sizes):
+        report("accuracy over ε", place, len(sizes))
+        scaled = threat.scaled(factor)
+        if factor == 1.0 and pool is not None:
+            found = pool if found is None else found.merge(pool)
+        result = evaluate(
+            rec,
+            data,
+            [attacks.create(name, scaled, seed=seed) for name in attack],
+            pool=found,
+            confidence=confidence,
+        )
+        # Smaller balls lie inside larger ones: what fools someone there fools them here.
+        found = result.pool
+        if factor == 1.0 or (factor < 1.0 and pool is None):
+            at_threat = found
+        radii.append(
+            Radius(
+                eps=scaled.eps,
+                robust=Interval.of(result.accuracy.robust),
+                members=[Interval.of(a.robust) for a in result.member_accuracies],
+                deterministic=None
+                if result.deterministic is None or len(rec) == 1
+                else Interval.of(result.deterministic.robust),
+            )
+        )
+    report("accuracy over ε", len(sizes), len(sizes))
+    curve = Radii(
+        data=data.name,
+        split=data.split,
+        n=len(data),
+        norm=threat.norm,
+        attacks=list(attack),
+        confidence=confidence,
+        radii=radii,
+    )
+    pictures = None
+    if len(data.shape) == 3 and at_threat is not None:
+        pictures = make_gallery(rec, data, at_threat, threat)
+    return Measurements(curve, _compare(rec, data, threat, compared, seed, confidence, report), pictures)
+
+
+def _compare(
+    rec: RandomizedEnsemble,
+    data: ImageData,
+    threat: Threat,
+    names: Sequence[str],
+    seed: int,
+    confidence: float,
+    progress: Progress,
+) -> AttackTable:
+    lines = []
+    together = np.zeros(len(data))
+    for place, name in enumerate(names):
+        progress("comparing attacks", place, len(names))
+        begun = time.perf_counter()
+        found = attacks.create(name, threat, seed=seed)(rec, data.x, data.y)
+        risks = found.risk.numpy()
+        together = np.maximum(together, risks)
+        lines.append(
+            AttackLine(
+                name=name,
+                robust=Interval.of(estimate(1 - risks, confidence)),
+                forwards=found.cost.forwards,
+                backwards=found.cost.backwards,
+                seconds=time.perf_counter() - begun,
+            )
+        )
+    progress("comparing attacks", len(names), len(names))
+    return AttackTable(
+        data=data.name,
+        split=data.split,
+        n=len(data),
+        norm=threat.norm,
+        eps=threat.eps,
+        attacks=lines,
+        together=Interval.of(estimate(1 - together, confidence)),
+    )

@@ -1,0 +1,105 @@
+"""Inputs as pictures: clean, perturbed, and the difference where the eye can see it."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections import defaultdict
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from randens.data import ImageData
+from randens.ensemble import RandomizedEnsemble
+from randens.errors import InputError
+from randens.evaluation import worst_inputs
+from randens.report.documents import Example, Gallery
+from randens.threat import Threat
+from randens.witness import WitnessPool
+
+__all__ = ["make_gallery", "to_png"]
+
+_LARGEST_SIDE = 96
+
+
+def make_gallery(
+    rec: RandomizedEnsemble, data: ImageData, pool: WitnessPool, threat: Threat, count: int = 12
+) -> Gallery:
+    """Worst perturbations of `count` inputs on which every member was right, of as many kinds as there are.
+
+    pool: witnesses of these very inputs, with the perturbed inputs. A kind is a set of members that falls;
+    the kinds take turns, the most frequent first.
+    """
+    if len(data.shape) != 3:
+        raise InputError(
+            f"inputs have shape {data.shape}; a gallery needs pictures, [channels, height, width]"
+        )
+    if pool.n != len(data):
+        raise InputError(f"pool describes {pool.n} inputs; data has {len(data)}")
+    probs = rec.probs.cpu().numpy()
+    risks, rows = pool.best(probs)
+    chosen = _choose(rec, data, pool, np.where(risks > 0, rows, -1), count)
+    x, y = data[chosen]
+    worst = worst_inputs(pool, probs, data.x)[chosen]
+    change = worst - x
+    largest = float(change.abs().max()) if len(chosen) else 0.0
+    amplified = 0.5 / largest if largest > 0 else 1.0
+    before, after = rec.verdicts(x.to(rec.device)), rec.verdicts(worst.to(rec.device))
+    low, high = threat.bounds or (float(data.x.min()), float(data.x.max()))
+    examples = [
+        Example(
+            index=index,
+            label=int(y[j]),
+            risk=float(risks[index]),
+            source=pool.sources[int(rows[index])],
+            clean=to_png((x[j] - low) / (high - low)),
+            perturbed=to_png((worst[j] - low) / (high - low)),
+            difference=to_png(0.5 + amplified * change[j]),
+            before=before[j].tolist(),
+            after=after[j].tolist(),
+        )
+        for j, index in enumerate(chosen)
+    ]
+    return Gallery(
+        data=data.name,
+        split=data.split,
+        norm=threat.norm,
+        eps=threat.eps,
+        amplified=amplified,
+        classes=list(rec.classes or data.classes),
+        probs=probs.tolist(),
+        examples=examples,
+    )
+
+
+def to_png(image: Tensor) -> str:
+    """A picture [channels, height, width] with values in [0, 1] as a PNG data URI; large ones are made smaller."""
+    values = torch.round(image.detach().float().clamp(0, 1) * 255).to(torch.uint8).cpu().numpy()
+    if len(values) == 3:
+        picture = Image.fromarray(np.ascontiguousarray(values.transpose(1, 2, 0)))
+    else:
+        picture = Image.fromarray(values.mean(axis=0).round().astype(np.uint8))
+    if max(picture.size) > _LARGEST_SIDE:
+        picture.thumbnail((_LARGEST_SIDE, _LARGEST_SIDE))
+    target = io.BytesIO()
+    picture.save(target, format="PNG", optimize=True)
+    return "data:image/png;base64," + base64.b64encode(target.getvalue()).decode("ascii")
+
+
+def _choose(
+    rec: RandomizedEnsemble, data: ImageData, pool: WitnessPool, rows: NDArray[np.int64], count: int
+) -> list[int]:
+    clean = rec.errors(data.x.to(rec.device), data.y.to(rec.device)).cpu().numpy().any(axis=1)
+    kinds: dict[bytes, list[int]] = defaultdict(list)
+    for index in np.flatnonzero((rows >= 0) & ~clean).tolist():
+        kinds[pool.fooled[rows[index]].tobytes()].append(index)
+    queues = sorted(kinds.values(), key=len, reverse=True)
+    chosen: list[int] = []
+    turn = 0
+    while len(chosen) < count and any(turn < len(queue) for queue in queues):
+        chosen += [queue[turn] for queue in queues if turn < len(queue)]
+        turn += 1
+    return sorted(chosen[:count])
