@@ -97,6 +97,7 @@ def workers(device: str) -> Iterator[Workers]:
     """The processes that ``torchrun`` or ``srun`` started, or just this one.
 
     On leaving, everything that holds the process group is collected first: gloo aborts some exits otherwise.
+    A group that exists already is used and left as it is, so that several runs can share one.
     """
     wanted = pick_device(device)
     world, local = _layout()
@@ -113,13 +114,14 @@ def workers(device: str) -> Iterator[Workers]:
         # Buffers stay local: BatchNorm is synchronised explicitly or not at all.
         strategy=DDPStrategy(broadcast_buffers=False),
     )
+    shared = dist.is_initialized()
     fabric.launch()
     try:
         yield Workers(fabric.device, fabric)
     finally:
         del fabric
         gc.collect()
-        if dist.is_initialized():
+        if dist.is_initialized() and not shared:
             with contextlib.suppress(RuntimeError):
                 dist.barrier()
             dist.destroy_process_group()
@@ -173,11 +175,26 @@ class SyncedBatchNorm(nn.BatchNorm2d):
         return output.to(x.dtype)
 
 
-def _sum_over_ranks(values: Tensor) -> Tensor:
-    """The sum over ranks, through which gradients flow back to every rank."""
-    from torch.distributed.nn.functional import all_reduce
+class _SumOverRanks(torch.autograd.Function):
+    """The sum over ranks. Every rank's loss depends on every rank's values, so gradients are summed too."""
 
-    summed: Tensor = all_reduce(values)  # type: ignore[no-untyped-call]
+    @staticmethod
+    def forward(ctx: Any, values: Tensor) -> Tensor:
+        del ctx
+        summed = values.clone()
+        dist.all_reduce(summed)
+        return summed
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        del ctx
+        summed = gradients[0].clone()
+        dist.all_reduce(summed)
+        return summed
+
+
+def _sum_over_ranks(values: Tensor) -> Tensor:
+    summed: Tensor = _SumOverRanks.apply(values)  # type: ignore[no-untyped-call]
     return summed
 
 

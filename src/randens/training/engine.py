@@ -96,7 +96,8 @@ def _train(
     if crew.world > 1 and recipe.batch_size < 4 * crew.world:
         raise InputError(f"batch_size is {recipe.batch_size}; {crew.world} processes need 4 images each")
     # Whatever can be wrong with names is found before a folder is made.
-    attacks.create(recipe.validation.attack, recipe.threat.build())
+    for attack in {recipe.validation.attack, recipe.sampling.attack or recipe.validation.attack}:
+        attacks.create(attack, recipe.threat.build())
     blueprint = Blueprint.of(recipe, train_data)
     first = first_member(recipe.first, blueprint) if recipe.first is not None else None
     blueprint()
@@ -135,7 +136,8 @@ class _Engine:
         self.inherits = recipe.start == "previous" or (recipe.start == "auto" and self.method.inherits)
         self.sizes = self.method.stages(recipe.members)
         self.loss = training_loss(recipe.loss)
-        self.attack = self._attack()
+        self.attack = self._attack(self.method.attack or recipe.validation.attack)
+        self.oracle = self._attack(self.method.attack or recipe.sampling.attack or recipe.validation.attack)
         self.augment = _augment(recipe)
         self.batches = math.ceil(len(train_data) / recipe.batch_size)
         self.checkpoints = Checkpoints(run.path / "checkpoints")
@@ -304,7 +306,7 @@ class _Engine:
     def _validated(self, stage: Stage, reweigh: bool) -> Choice:
         rec = self.method.judged(Roster(self.finished, stage.averaged, stage.probs))
         if reweigh:
-            choice = choose(rec, self.held_x, self.held_y, self.attack, self.recipe.sampling, self.crew)
+            choice = choose(rec, self.held_x, self.held_y, self.oracle, self.recipe.sampling, self.crew)
         else:
             verdict = attacked(rec, self.held_x, self.held_y, self.attack, self.crew)
             choice = Choice(stage.probs, verdict)
@@ -351,7 +353,7 @@ class _Engine:
         sampling = recipe.sampling
         if sampling.method == "exact" and self.method.choice is not None:
             sampling = sampling.model_copy(update={"method": self.method.choice})
-        choice = choose(rec, self.held_x, self.held_y, self.attack, sampling, self.crew)
+        choice = choose(rec, self.held_x, self.held_y, self.oracle, sampling, self.crew)
         self._spend(choice.verdict)
         rec = RandomizedEnsemble(self.finished, choice.probs, classes=classes, threat=self.threat).cpu()
         if self.crew.writes:
@@ -373,7 +375,7 @@ class _Engine:
             "probs": choice.probs.tolist(),
             "validation": {
                 "images": len(self.held_y),
-                "attack": self.attack.name,
+                "attack": self.oracle.name,
                 "natural_accuracy": 1 - verdict.natural,
                 "robust_accuracy": 1 - verdict.risk,
                 "robust_accuracy_uniform": 1 - profile.risk(uniform(members)),
@@ -431,12 +433,10 @@ class _Engine:
         radius = min(1.0, (stage.epoch + 1) / (warmup + 1))
         return adversary(self.recipe.adversary, self.threat.scaled(radius), level)
 
-    def _attack(self) -> attacks.Attack:
-        part = self.recipe.validation
-        name = self.method.attack or part.attack
+    def _attack(self, name: str) -> attacks.Attack:
         options: dict[str, Any] = {"seed": self.recipe.seed, "precision": self.recipe.precision}
         if hasattr(attacks.create(name, self.threat), "steps"):
-            options["steps"] = part.steps
+            options["steps"] = self.recipe.validation.steps
         return attacks.create(name, self.threat, **options)
 
     def _average_buffers(self, stage: Stage) -> None:

@@ -138,13 +138,15 @@ class SamplingPart(_Part):
     with `iterations` (T_o) steps beyond, `subgradient` and `candidates` those alone, `sweep` a grid over the
     first member's probability, `uniform` 1/M. While a member is trained α moves every `every` epochs (E_o), and
     the member keeps at least the share `floor` of 1/m, so that it never drops out of its own training attack.
-    `rate` is the step of joint training's mirror descent.
+    `attack` is the attack that α is chosen under (None: validation's own; the method's own comes first), `rate`
+    the step of joint training's mirror descent.
     """
 
     method: Literal["exact", "paper", "subgradient", "candidates", "sweep", "uniform"] = "exact"
     every: Count = 10
     iterations: Count = 10
     sweeps: Count = 4
+    attack: str | None = None
     floor: Annotated[float, Field(ge=0, le=1)] = 0.5
     rate: Positive = 0.5
 
