@@ -53,6 +53,7 @@ __all__ = [
 _PATHS = ("/", "/v1/predict", "/v1/model", "/healthz", "/metrics", "/openapi.json")
 _INLINE = 1 << 16  # larger bodies are decoded in a thread, so that others need not wait
 _DECODERS = 2
+_CLOSE = {"Connection": "close"}
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 _HEADERS = (
     (b"cache-control", b"no-store"),
@@ -480,7 +481,8 @@ def _explain_refusals(app: FastAPI) -> None:
     """Every error in the same form: a sentence under "detail"."""
 
     def problem(status: int, reason: str) -> JSONResponse:
-        headers = {"Retry-After": "1"} if status in (429, 503) else None
+        # Where a body was not read to its end, what follows on the connection is not a request.
+        headers = {429: {"Retry-After": "1"}, 503: {"Retry-After": "1"}, 408: _CLOSE, 413: _CLOSE}.get(status)
         return JSONResponse({"detail": reason}, status, headers=headers)
 
     @app.exception_handler(RequestValidationError)
