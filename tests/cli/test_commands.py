@@ -140,6 +140,8 @@ def test_sample_for_people_and_apply(shell: Shell, run_folder: Path) -> None:
         assert expected in out
     chosen = json.loads((run_folder / "sampling.json").read_text())["probs"]
     assert randens.load(run_folder / "ensemble").probs.tolist() == chosen
+    evaluated = shell.json("evaluate", run_folder, *FAST)
+    assert evaluated["chosen_on"] == {"checkpoints": "validation", "probs": "validation"}
 
 
 def test_a_member_that_is_never_drawn_is_to_be_dropped(

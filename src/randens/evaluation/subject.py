@@ -37,7 +37,13 @@ class Subject:
     def chosen_on(self) -> dict[str, str]:
         """Which split chose the probabilities and the checkpoints, as the run recorded it."""
         recorded = self.run.manifest.get("chosen_on")
-        return {str(k): str(v) for k, v in recorded.items()} if isinstance(recorded, Mapping) else {}
+        choices = {str(k): str(v) for k, v in recorded.items()} if isinstance(recorded, Mapping) else {}
+        if (self.run.path / "sampling.json").exists():
+            sampling = self.run.read("sampling")
+            # Probabilities that were found but not applied chose nothing.
+            if sampling.get("probs") == self.rec.probs.tolist():
+                choices["probs"] = str(sampling.get("split"))
+        return choices
 
 
 def open_subject(
