@@ -23,7 +23,9 @@ from randens.deploy.server import Settings, create_app, listen, make_server
 BOX = {"norm": "linf", "eps": 0.1, "bounds": [0.0, 1.0]}
 
 
-def linear_model(weight: NDArray[np.float32], bias: NDArray[np.float32], shape: Sequence[int]) -> onnx.ModelProto:
+def linear_model(
+    weight: NDArray[np.float32], bias: NDArray[np.float32], shape: Sequence[int]
+) -> onnx.ModelProto:
     """logits = flatten(inputs) · weight + bias."""
     graph = helper.make_graph(
         [
@@ -98,7 +100,9 @@ class Running:
 
 
 @contextlib.contextmanager
-def running(bundle: Bundle, settings: Settings | None = None, predictor: Predictor | None = None) -> Iterator[Running]:
+def running(
+    bundle: Bundle, settings: Settings | None = None, predictor: Predictor | None = None
+) -> Iterator[Running]:
     """Serve a bundle from a thread of this process."""
     chosen = settings or Settings()
     app = create_app(predictor or Predictor(bundle), chosen)

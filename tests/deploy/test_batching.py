@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.deploy.planted import chi_squared, telling_bundle
 
 from randens.deploy import Prediction, Predictor
 from randens.deploy.batching import Batcher
 from randens.errors import InputError, ModelError
-from tests.deploy.planted import chi_squared, telling_bundle
 
 
 class Gated:
@@ -43,7 +43,8 @@ async def settled(batcher: Batcher, waiting: int) -> None:
 
 def test_what_waits_together_goes_together_and_comes_back_in_place() -> None:
     async def scenario() -> None:
-        predict, sizes = Gated(), []
+        predict = Gated()
+        sizes: list[int] = []
         batcher = Batcher(predict, 6, sizes.append)
         batcher.start()
         first = asyncio.create_task(batcher.submit(inputs(7)))

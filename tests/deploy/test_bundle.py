@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import helper, numpy_helper
+from tests.deploy.planted import random_bundle
 
 from randens.deploy import Bundle, Predictor, layout
 from randens.deploy.bundle import MANIFEST
 from randens.errors import FileError
 from randens.files import sha256
-from tests.deploy.planted import random_bundle
 
 
 def rewritten(folder: Path, **changes: Any) -> None:
@@ -56,7 +56,12 @@ def test_damaged_members_are_refused(tmp_path: Path, damage: str, lean: bool) ->
         file.unlink()
     else:
         content[len(content) // 2] ^= 1
-        changed = {"truncated": bytes(content[:-7]), "altered": bytes(content), "empty": b"", "longer": content + b"0"}
+        changed = {
+            "truncated": bytes(content[:-7]),
+            "altered": bytes(content),
+            "empty": b"",
+            "longer": bytes(content + b"0"),
+        }
         file.write_bytes(changed[damage])
     with pytest.raises(FileError, match=r"member-01\.onnx"):
         Predictor(bundle, lean=lean)

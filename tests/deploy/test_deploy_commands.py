@@ -13,13 +13,13 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+from tests.deploy.conftest import Exported
+from tests.deploy.planted import random_bundle
 
 from randens import data
 from randens.cli.main import run
 from randens.deploy import Bundle, Predictor
 from randens.runs import Run
-from tests.deploy.conftest import Exported
-from tests.deploy.planted import random_bundle
 
 PROGRAM = "from randens.cli.main import main; main()"
 ROOT = Path(__file__).parents[2]
@@ -120,7 +120,10 @@ def test_serve_until_terminated(exported: Exported, tmp_path: Path) -> None:
         assert child.wait(20) == 0
         assert "Stopped." in child.stdout.read()
     # Connections the system had queued but the server had not yet taken may be reset; nothing else may fail.
-    assert all(isinstance(error, httpx.ReadError | httpx.RemoteProtocolError | httpx.WriteError) for error in failures)
+    assert all(
+        isinstance(error, httpx.ReadError | httpx.RemoteProtocolError | httpx.WriteError)
+        for error in failures
+    )
     assert len(failures) <= 3
     assert {a.status_code for a in answers} == {200}
     possible = Predictor(exported.bundle).logits(x).argmax(axis=2)

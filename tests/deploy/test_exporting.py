@@ -9,12 +9,12 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from tests.deploy.conftest import Exported
 from torch import Tensor, nn
 
 from randens import RandomizedEnsemble, Threat, data, models
 from randens.deploy import Bundle, Predictor, export
 from randens.errors import FileError, ModelError
-from tests.deploy.conftest import Exported
 
 
 def test_every_member_answers_as_torch_does(exported: Exported) -> None:
@@ -67,8 +67,18 @@ def test_each_file_alone_takes_any_batch_of_plain_pixels(exported: Exported, n: 
 
 
 def test_batch_normalisation_is_folded_and_right(tmp_path: Path) -> None:
-    member = models.create("resnet20", classes=4, input_shape=(3, 8, 8), width=4, mean=0.4, std=0.2, seed=0)
     generator = torch.Generator().manual_seed(0)
+    body = nn.Sequential(
+        nn.Conv2d(3, 8, 3, bias=False),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Conv2d(8, 16, 3),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(256, 4),
+    )
+    member = models.adapt(body, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
     # Statistics of a trained network: not the 0 and 1 that hide a wrong folding.
     for module in member.modules():
         if isinstance(module, nn.BatchNorm2d):
@@ -83,7 +93,9 @@ def test_batch_normalisation_is_folded_and_right(tmp_path: Path) -> None:
     with torch.no_grad():
         expected = member(x).numpy()
     for lean in (False, True):
-        np.testing.assert_allclose(Predictor(bundle, lean=lean).logits(x.numpy())[0], expected, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(
+            Predictor(bundle, lean=lean).logits(x.numpy())[0], expected, rtol=1e-4, atol=1e-4
+        )
     assert bundle.classes == ("0", "1", "2", "3")
     assert bundle.threat is None
 
@@ -112,7 +124,9 @@ class Undecided(nn.Module):
         return z if float(x.sum()) > 1 else -z
 
 
-@pytest.mark.parametrize(("member", "reason"), [(TwoFaced, "more than rounding"), (Undecided, "cannot be exported")])
+@pytest.mark.parametrize(
+    ("member", "reason"), [(TwoFaced, "more than rounding"), (Undecided, "cannot be exported")]
+)
 def test_what_cannot_be_exported_rightly_is_not_exported(
     tmp_path: Path, member: type[nn.Module], reason: str
 ) -> None:

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import hypothesis
 import httpx
+import hypothesis
 import numpy as np
 import pytest
 import schemathesis
@@ -25,10 +25,10 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
-
-from randens.deploy import Predictor
 from tests.deploy.planted import random_bundle, resident, running
 from tests.deploy.test_decoding import VALID
+
+from randens.deploy import Predictor
 
 PATHS = (("/v1/predict", "POST"), ("/v1/model", "GET"), ("/healthz", "GET"), ("/metrics", "GET"))
 CHECKS: list[Any] = [
@@ -43,7 +43,11 @@ X = np.random.default_rng(2).random((4, 1, 4, 4)).astype(np.float32)
 
 def settings(examples: int) -> hypothesis.settings:
     return hypothesis.settings(
-        max_examples=examples, deadline=None, derandomize=False, database=None, suppress_health_check=list(HealthCheck)
+        max_examples=examples,
+        deadline=None,
+        derandomize=False,
+        database=None,
+        suppress_health_check=list(HealthCheck),
     )
 
 

@@ -7,15 +7,16 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import scipy.stats
 from numpy.typing import NDArray
+from tests.deploy.planted import chi_squared, linear_bundle, random_bundle, telling_bundle
 
 from randens.deploy import Bundle, Predictor
 from randens.errors import InputError, ModelError
-from tests.deploy.planted import chi_squared, linear_bundle, random_bundle, telling_bundle
 
 SURELY = 1e-7  # a right implementation fails such a test once in ten million runs
 
@@ -137,9 +138,7 @@ def test_threads_must_be_a_whole_number(tmp_path: Path, threads: int) -> None:
 
 def test_logits_that_overflow_are_an_error_and_not_an_answer(tmp_path: Path) -> None:
     weights = np.full((1, 4, 2), 1e30, dtype=np.float32)
-    bundle = linear_bundle(
-        tmp_path / "b", weights, np.zeros((1, 2), np.float32), (1.0,), (4,), threat=None
-    )
+    bundle = linear_bundle(tmp_path / "b", weights, np.zeros((1, 2), np.float32), (1.0,), (4,), threat=None)
     x = np.zeros((3, 4), dtype=np.float32)
     x[1] = 1e30
     with pytest.raises(ModelError, match="input 1 "):
@@ -175,7 +174,7 @@ def test_lean_keeps_only_drawn_members_in_memory(tmp_path: Path) -> None:
     biases = np.zeros((members, 2000), dtype=np.float32)
     bundle = linear_bundle(tmp_path / "b", weights, biases, [1 / members] * members, (1, 32, 32))
 
-    def measured(mode: str) -> dict[str, dict[str, int]]:
+    def measured(mode: str) -> dict[str, Any]:
         run = subprocess.run(
             [sys.executable, "-c", _LEAN, str(bundle.path), mode], capture_output=True, text=True, check=True
         )
@@ -188,7 +187,7 @@ def test_lean_keeps_only_drawn_members_in_memory(tmp_path: Path) -> None:
     assert saved > 0.9 * members * size
     assert lean["loaded"]["RssFile"] < usual["loaded"]["RssFile"] + size
     base = lean["loaded"]["RssFile"]
-    singles = [m["RssFile"] - base for m in lean["one"]]  # type: ignore[call-overload]
+    singles = [m["RssFile"] - base for m in lean["one"]]
     # One member's pages at a time, whoever was drawn before; all of them after a batch that draws all.
     assert max(singles) < 1.7 * size
     assert lean["all"]["RssFile"] - base > 0.9 * members * size

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.deploy.conftest import Exported
 
 from randens import RandomizedEnsemble, Threat, attacks, data, models
 from randens.deploy import Bundle, Predictor, quantize
 from randens.deploy.quantizing import StraightThrough
 from randens.errors import InputError
-from tests.deploy.conftest import Exported
 
 THREAT = Threat("linf", 0.1)
 
@@ -65,7 +65,9 @@ def test_int8_is_judged_at_least_as_hard_as_by_transfer(exported: Exported, coar
     assert coarse.sign_off["accuracy"]["int8"]["robust"]["value"] <= transfer_only + 1e-9
 
 
-def test_straight_through_answers_for_one_and_differentiates_the_other(exported: Exported, coarse: Bundle) -> None:
+def test_straight_through_answers_for_one_and_differentiates_the_other(
+    exported: Exported, coarse: Bundle
+) -> None:
     twin = exported.rec.members[0]
     exact = models.onnx(coarse.path / coarse.members[0].file)
     member = StraightThrough(exact, twin)

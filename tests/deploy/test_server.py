@@ -18,16 +18,20 @@ import numpy as np
 import pytest
 import scipy.stats
 from numpy.typing import NDArray
+from tests.deploy.planted import Running, chi_squared, random_bundle, running, telling_bundle
+from tests.deploy.test_decoding import npy, picture
 
 from randens.deploy import Prediction, Predictor
 from randens.deploy.server import Limits, Settings, create_app, is_loopback, listen, loopback_hosts
 from randens.errors import InputError
-from tests.deploy.planted import Running, chi_squared, random_bundle, running, telling_bundle
-from tests.deploy.test_decoding import npy, picture
 
 SURELY = 1e-7
 PROBS = (0.55, 0.25, 0.2)
 X = np.random.default_rng(0).random((3, 1, 4, 4)).astype(np.float32)
+HEAD = (
+    b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\n"
+    b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+)
 PLAIN = {"inputs": [[[[0.0, 0.0], [0.0, 0.0]]]]}
 
 
@@ -120,7 +124,9 @@ def test_debug_tells_the_member_and_its_logits(tmp_path: Path) -> None:
         response = server.client.post("/v1/predict?draws=20", json={"inputs": X.tolist()})
         members = set()
         for row, prediction in enumerate(response.json()["predictions"]):
-            np.testing.assert_allclose(prediction["logits"], known[prediction["member"], row // 20], atol=1e-5)
+            np.testing.assert_allclose(
+                prediction["logits"], known[prediction["member"], row // 20], atol=1e-5
+            )
             assert prediction["label"] == int(np.argmax(prediction["logits"]))
             members.add(prediction["member"])
         assert members == {0, 1, 2}
@@ -142,7 +148,9 @@ def test_served_draws_follow_the_probabilities(telling: Running) -> None:
 
 def test_draws_of_single_requests_follow_the_probabilities_too(telling: Running) -> None:
     with ThreadPoolExecutor(8) as threads:
-        found = list(threads.map(lambda _: labels(telling.client.post("/v1/predict", json=PLAIN))[0], range(600)))
+        found = list(
+            threads.map(lambda _: labels(telling.client.post("/v1/predict", json=PLAIN))[0], range(600))
+        )
     assert chi_squared(np.bincount(found, minlength=3).tolist(), PROBS) > SURELY
 
 
@@ -151,7 +159,11 @@ def test_two_identical_requests_are_independent(telling: Running) -> None:
     table = np.zeros((3, 3))
     for _ in range(10):
         first, second = (
-            labels(telling.client.post("/v1/predict", content=npy(x), headers={"content-type": "application/x-npy"}))
+            labels(
+                telling.client.post(
+                    "/v1/predict", content=npy(x), headers={"content-type": "application/x-npy"}
+                )
+            )
             for _ in range(2)
         )
         assert first != second
@@ -251,7 +263,9 @@ def test_the_page_needs_nothing_from_elsewhere(usual: Running) -> None:
         ({"content": picture(np.zeros((100, 100), np.uint8)), "headers": {"content-type": "image/png"}}, 413),
     ],
 )
-def test_bad_requests_are_told_why(usual: Running, request_: dict[str, Any], status: int, right: list[int]) -> None:
+def test_bad_requests_are_told_why(
+    usual: Running, request_: dict[str, Any], status: int, right: list[int]
+) -> None:
     response = usual.client.post("/v1/predict", **request_)
     assert response.status_code == status
     detail = response.json()["detail"]
@@ -280,7 +294,7 @@ def test_the_token_guards_what_it_should(tmp_path: Path) -> None:
         body = {"inputs": X.tolist()}
         wrong = ["", "Bearer", f"Bearer {token[:-1]}", f"Bearer {token}x", f"Basic {token}", "Bearer ünïcode"]
         for value in [None, *wrong]:
-            headers = {} if value is None else {"authorization": value.encode("latin1")}
+            headers = {} if value is None else {b"authorization": value.encode("latin1")}
             for response in (
                 client.post("/v1/predict", json=body, headers=headers),
                 client.get("/v1/model", headers=headers),
@@ -319,8 +333,13 @@ class Slow(Predictor):
 
 def test_too_many_at_once_are_told_to_come_back(tmp_path: Path) -> None:
     bundle = random_bundle(tmp_path / "b")
-    with running(bundle, Settings(Limits(active=2)), Slow(bundle)) as server, ThreadPoolExecutor(8) as threads:
-        jobs = [threads.submit(server.client.post, "/v1/predict", json={"inputs": X.tolist()}) for _ in range(8)]
+    with (
+        running(bundle, Settings(Limits(active=2)), Slow(bundle)) as server,
+        ThreadPoolExecutor(8) as threads,
+    ):
+        jobs = [
+            threads.submit(server.client.post, "/v1/predict", json={"inputs": X.tolist()}) for _ in range(8)
+        ]
         answers = [job.result() for job in jobs]
         codes = sorted(a.status_code for a in answers)
         assert set(codes) == {200, 429}
@@ -355,7 +374,7 @@ def exchange(port: int, *parts: bytes, pause: float = 0.0) -> bytes:
 
 def test_slow_bodies_and_slow_heads_are_given_up(tmp_path: Path) -> None:
     limits = Limits(body_seconds=0.3, head_seconds=0.3)
-    head = b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n"
+    head = HEAD % 99
     with running(random_bundle(tmp_path / "b"), Settings(limits)) as server:
         answer = exchange(server.port, head + b'{"inp')
         assert answer.startswith(b"HTTP/1.1 408")
@@ -384,7 +403,7 @@ def test_slow_bodies_and_slow_heads_are_given_up(tmp_path: Path) -> None:
         b"POST /v1/predict HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
         b"GET /" + b"a" * 40_000 + b" HTTP/1.1\r\n\r\n",
         b"GET /%00%ff HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n",
-        b"POST /v1/predict HTTP/1.1\r\nHost: a\r\nContent-Type: \xff\xfe\r\nContent-Length: 0\r\nConnection: close\r\n\r\n",
+        b"POST /v1/predict HTTP/1.0\r\nHost: a\r\nContent-Type: \xff\xfe\r\nContent-Length: 0\r\n\r\n",
         b"POST /v1/predict?draws=%ff HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\nConnection: close\r\n\r\n",
     ],
 )
@@ -394,7 +413,7 @@ def test_malformed_http(usual: Running, raw: bytes, right: list[int]) -> None:
 
 
 def test_a_client_that_leaves_does_no_harm(usual: Running, right: list[int]) -> None:
-    head = b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 9999\r\n\r\n"
+    head = HEAD % 9999
     for _ in range(20):
         with socket.create_connection(("127.0.0.1", usual.port), timeout=5) as connection:
             connection.sendall(head + b"{")
@@ -418,7 +437,9 @@ def test_concurrent_requests_share_calls_and_all_are_right(tmp_path: Path, right
             body = json.dumps({"inputs": X[row : row + 1].tolist()})
             with httpx.Client(base_url=server.url, timeout=30) as own:
                 for _ in range(40):
-                    found = own.post("/v1/predict", content=body, headers={"content-type": "application/json"})
+                    found = own.post(
+                        "/v1/predict", content=body, headers={"content-type": "application/json"}
+                    )
                     if found.status_code != 200 or labels(found) != [right[row]]:
                         failures.append(found.text)
 
@@ -439,7 +460,9 @@ def test_stopping_finishes_what_was_accepted(tmp_path: Path) -> None:
     with ThreadPoolExecutor(12) as threads:
         with running(bundle, Settings(Limits(batch=3)), Slow(bundle)) as server:
             jobs = [
-                threads.submit(httpx.post, f"{server.url}/v1/predict", json={"inputs": X.tolist()}, timeout=20)
+                threads.submit(
+                    httpx.post, f"{server.url}/v1/predict", json={"inputs": X.tolist()}, timeout=20
+                )
                 for _ in range(6)
             ]
             # Each call takes one request and 0.3 s: when the stop comes, most still wait.
@@ -456,7 +479,14 @@ def test_stopping_finishes_what_was_accepted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("host", "local"),
-    [("127.0.0.1", True), ("127.8.8.8", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("::", False)],
+    [
+        ("127.0.0.1", True),
+        ("127.8.8.8", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("::", False),
+    ],
 )
 def test_loopback(host: str, local: bool) -> None:
     assert is_loopback(host) is local
