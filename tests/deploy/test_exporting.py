@@ -12,7 +12,7 @@ import torch
 from tests.deploy.conftest import Exported
 from torch import Tensor, nn
 
-from randens import RandomizedEnsemble, Threat, data, models
+from randens import RandomizedEnsemble, Threat, data
 from randens.deploy import Bundle, Predictor, export
 from randens.errors import FileError, ModelError
 
@@ -68,7 +68,7 @@ def test_each_file_alone_takes_any_batch_of_plain_pixels(exported: Exported, n: 
 
 def test_batch_normalisation_is_folded_and_right(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
-    body = nn.Sequential(
+    member = nn.Sequential(
         nn.Conv2d(3, 8, 3, bias=False),
         nn.BatchNorm2d(8),
         nn.ReLU(),
@@ -78,7 +78,6 @@ def test_batch_normalisation_is_folded_and_right(tmp_path: Path) -> None:
         nn.Flatten(),
         nn.Linear(256, 4),
     )
-    member = models.adapt(body, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
     # Statistics of a trained network: not the 0 and 1 that hide a wrong folding.
     for module in member.modules():
         if isinstance(module, nn.BatchNorm2d):
@@ -112,6 +111,18 @@ class TwoFaced(nn.Module):
         return z + 1e-2 * x.sum(dim=1, keepdim=True) if torch.compiler.is_exporting() else z
 
 
+class Rigid(nn.Module):
+    """A Python number made of the batch size becomes a constant when traced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z: Tensor = self.linear(x)
+        return z.reshape(len(x), 3)
+
+
 class Undecided(nn.Module):
     """Control flow that depends on values cannot be traced."""
 
@@ -125,7 +136,8 @@ class Undecided(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("member", "reason"), [(TwoFaced, "more than rounding"), (Undecided, "cannot be exported")]
+    ("member", "reason"),
+    [(TwoFaced, "more than rounding"), (Undecided, "cannot be exported"), (Rigid, "fixes the batch size")],
 )
 def test_what_cannot_be_exported_rightly_is_not_exported(
     tmp_path: Path, member: type[nn.Module], reason: str

@@ -135,13 +135,19 @@ def _to_onnx(member: nn.Module, shape: tuple[int, ...], index: int) -> onnx.Mode
                 verbose=False,
             )
         assert program is not None
-        return simplified(program.model_proto)
+        model = simplified(program.model_proto)
     except Exception as error:
         # The exporter raises whatever the network's own code and torch's tracing raise.
         reason = " ".join(str(error).split())[:200]
         raise ModelError(
             f"member {index}, a {type(member).__name__}, cannot be exported: {reason}"
         ) from error
+    if model.graph.input[0].type.tensor_type.shape.dim[0].HasField("dim_value"):
+        raise ModelError(
+            f"member {index}, a {type(member).__name__}, cannot be exported: its code fixes the batch size "
+            "(len(x) does, x.shape[0] does not)"
+        )
+    return model
 
 
 def simplified(model: onnx.ModelProto) -> onnx.ModelProto:
