@@ -72,6 +72,7 @@ def _landscape(one: Material) -> Figure:
         axes.plot(share, risks, color=_COLOURS[0], label="risk η(α)")
         axes.plot(share, average, "--", color=_COLOURS[1], label="Σ α_i η_i")
         axes.axhline(result.bounds.floor, color="#666666", linestyle=":", label="floor")
+        assert optimum is not None  # two members are solved
         axes.plot([optimum.probs[1]], [optimum.risk], "*", color="black", markersize=11, label="optimum")
         axes.plot(
             [result.probs[1]],
@@ -85,7 +86,8 @@ def _landscape(one: Material) -> Figure:
         axes.set_ylabel("risk")
         axes.legend(frameon=False)
         return figure
-    face = sorted(np.argsort(-optimum.probs, kind="stable")[:3].tolist())
+    drawn = result.probs if optimum is None else optimum.probs
+    face = sorted(np.argsort(-drawn, kind="stable")[:3].tolist())
     part = profile.restrict(face)
     grid = np.array([(i, j, _FINE - i - j) for i in range(_FINE + 1) for j in range(_FINE + 1 - i)]) / _FINE
     values = np.array([part.risk(p) for p in grid])
@@ -108,7 +110,7 @@ def _landscape(one: Material) -> Figure:
         clip_on=False,
         label="candidates",
     )
-    if optimum.probs[face].sum() > 1 - 1e-9:
+    if optimum is not None and optimum.probs[face].sum() > 1 - 1e-9:
         axes.plot(
             *_flat(optimum.probs[face][None]),
             "*",

@@ -21,18 +21,18 @@ from randens.risk import (
     auxiliary_risk,
     bounds,
     candidates,
-    exact_sampling,
     optimal_sampling,
 )
 from randens.risk.checks import as_probs
 from randens.risk.sets import unpack, weigh
 
-__all__ = ["Reading", "landscape_data", "optimum_data", "read_landscape", "shares", "solve"]
+__all__ = ["MOST_SOLVED", "Reading", "landscape_data", "optimum_data", "read_landscape", "shares", "solve"]
 
 # Sets whose values differ by less are equally damaging; rounding must not decide between them.
 _TIE = 1e-12
-_MANY_MEMBERS = 16
-_COARSE = 1e-3
+MOST_SOLVED = 16
+"""Up to so many members a report finds the optimum itself."""
+
 _MOST_CANDIDATES = 4  # with five members there are thousands, too many to mark
 
 
@@ -125,13 +125,13 @@ def optimum_data(profile: RiskProfile, optimum: Sampling) -> dict[str, Any]:
     return data
 
 
-def solve(profile: RiskProfile, clean_risks: ArrayLike | None = None) -> Sampling:
+def solve(profile: RiskProfile, clean_risks: ArrayLike | None = None) -> Sampling | None:
     """The optimum over all probabilities on this profile, with its certificate.
 
-    With many members the last digits take minutes and change nothing that a picture shows.
+    None for one member, where there is nothing to choose, and for many, where it may take minutes.
     """
-    if profile.members > _MANY_MEMBERS:
-        return exact_sampling(profile, clean_risks=clean_risks, tol=_COARSE)
+    if not 2 <= profile.members <= MOST_SOLVED:
+        return None
     return optimal_sampling(profile, method="exact", clean_risks=clean_risks)
 
 

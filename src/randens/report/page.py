@@ -61,7 +61,7 @@ def render(runs: tuple[Material, ...]) -> str:
         if one.evaluation is not None:
             result = one.evaluation
             marks = [("evaluated α", result.probs), *result.also.items()]
-            optimum = solve(result.profile, result.points.clean.mean(axis=0)) if result.members > 1 else None
+            optimum = solve(result.profile, result.points.clean.mean(axis=0))
             data = landscape_data(result.profile, marks=marks, start=result.probs, optimum=optimum)
             blocks.append(embedded_json(f"data-{number}", data))
             reading = read_landscape(result.profile, result.probs)

@@ -10,7 +10,7 @@ from typing import Any
 from randens.evaluation import Evaluation, tables
 from randens.report import charts, pieces, series
 from randens.report.documents import AttackTable
-from randens.report.landscape import Reading
+from randens.report.landscape import MOST_SOLVED, Reading
 from randens.report.markup import Markup, Node, element
 from randens.report.material import Material
 
@@ -56,18 +56,18 @@ def _landscape(one: Material, number: int, reading: Reading | None) -> Markup:
         class_="note",
     )
     said = [element("p", intro)]
-    if result.members > 1:
+    if result.members > MOST_SOLVED:
+        note = f"With more than {MOST_SOLVED} members the optimum is not looked for here; randens sample finds it."
+        said.append(element("p", note, class_="note"))
+    elif result.members > 1:
         source = result.chosen_on.get("probs")
-        optimum = "The optimum marked here is the best on these very inputs, for orientation"
-        said.append(
-            element(
-                "p",
-                f"{optimum}; the probabilities in use were chosen on {source} data."
-                if source
-                else f"{optimum}; choose probabilities on validation data with randens sample.",
-                class_="note",
-            )
+        chosen = (
+            f"the probabilities in use were chosen on {source} data."
+            if source
+            else "choose probabilities on validation data with randens sample."
         )
+        note = f"The optimum marked here is the best on these very inputs, for orientation; {chosen}"
+        said.append(element("p", note, class_="note"))
     return element(
         "div",
         said,

@@ -1,0 +1,115 @@
+"""Run folders made for the tests: some of chosen numbers, one of members that were really trained."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+
+import randens
+from randens.attacks import Cost
+from randens.data import ImageData
+from randens.ensemble import RandomizedEnsemble
+from randens.evaluation import Evaluation, Points
+from randens.runs import Run
+from randens.threat import Threat
+from randens.witness import WitnessPool
+
+__all__ = ["chosen_evaluation", "chosen_run", "trained_ensemble"]
+
+THREAT = Threat("linf", 0.1)
+
+
+def chosen_evaluation(
+    members: int,
+    *,
+    n: int = 200,
+    sets_per_input: int = 3,
+    share: float = 0.35,
+    probs: ArrayLike | None = None,
+    seed: int = 0,
+    data: str = "digits",
+    threat: Threat = THREAT,
+    flops: int = 1000,
+) -> Evaluation:
+    """An evaluation of verdicts drawn at random, without any network: consistent, and as large as one likes."""
+    rng = np.random.default_rng(seed)
+    points = np.repeat(np.arange(n), sets_per_input)
+    fooled = rng.random((n * sets_per_input, members)) < share
+    clean = rng.random((n, members)) < 0.03
+    pool = WitnessPool(n, members, np.r_[points, np.arange(n)], np.r_[fooled, clean], sources="saddle")
+    alpha = np.full(members, 1 / members) if probs is None else np.asarray(probs, dtype=np.float64)
+    rows = pool.best(alpha)[1]
+    worst: NDArray[np.bool_] = np.where(rows[:, None] >= 0, pool.fooled[rows], False)
+    whole = worst.sum(axis=1) * 2 > members
+    return Evaluation(
+        probs=alpha,
+        points=Points(
+            clean,
+            worst,
+            pool.foolable,
+            tuple(pool.sources[r] if r >= 0 else "" for r in rows.tolist()),
+            clean.sum(axis=1) * 2 > members,
+            whole,
+        ),
+        profile=pool.profile(),
+        threat=threat,
+        data=data,
+        split="test",
+        classes=10,
+        ensemble="0" * 64,
+        attacks=({"name": "saddle", "orders": 1},),
+        flops=(flops,) * members,
+        cost=Cost(12_345, 6_789),
+        seconds=1.5,
+        chosen_on={"probs": "validation"},
+        also={} if members == 1 else {"uniform": np.full(members, 1 / members)},
+    )
+
+
+def chosen_run(path: Path, evaluation: Evaluation | None, *, method: str = "barre", epochs: int = 0) -> Path:
+    """A run folder with that evaluation and, if wanted, a training log."""
+    run = Run.create(path, recipe={"method": method, "model": {"name": "convnet"}}, seed=7)
+    if evaluation is not None:
+        evaluation.save(run.path / "evaluation.json")
+    for epoch in range(epochs):
+        run.log(
+            event="epoch",
+            member=1 + epoch // 4,
+            epoch=1 + epoch % 4,
+            loss=[2.0 - 0.1 * epoch],
+            accuracy=0.3 + 0.05 * epoch,
+            natural=0.5 + 0.04 * epoch,
+            robust=0.2 + 0.03 * epoch,
+            probs=[1.0],
+        )
+    return path
+
+
+def trained_ensemble(
+    members: int = 3, images: int = 700, steps: int = 60, classes: Sequence[str] | None = None
+) -> tuple[RandomizedEnsemble, ImageData]:
+    """Small convolutional networks trained on digits with noise, from different seeds, and 60 test images."""
+    train, test = randens.data.load("digits", "train"), randens.data.load("digits", "test")
+    x, y = train[:images]
+    networks = []
+    for seed in range(members):
+        network = randens.models.create("convnet", input_shape=train.shape, classes=10, seed=seed)
+        rng = torch.Generator().manual_seed(seed)
+        optimizer = torch.optim.Adam(network.parameters(), lr=3e-3)
+        network.train()
+        for _ in range(steps):
+            rows = torch.randint(len(x), (64,), generator=rng)
+            noisy = (x[rows] + 0.1 * torch.randn(x[rows].shape, generator=rng)).clamp(0, 1)
+            loss = torch.nn.functional.cross_entropy(network(noisy), y[rows])
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        networks.append(network.eval())
+    rec = RandomizedEnsemble(networks, classes=classes or train.classes, threat=THREAT)
+    small = test.subset(slice(0, 60))
+    return rec, dataclasses.replace(small, classes=tuple(classes)) if classes else small

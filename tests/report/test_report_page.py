@@ -1,0 +1,321 @@
+"""The page: every section, what is missing, what is wrong, and nothing that could run or call out."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from randens.ensemble import RandomizedEnsemble
+from randens.errors import FileError, InputError
+from randens.evaluation import difference
+from randens.files import write_json
+from randens.models import create
+from randens.report import write_report
+from randens.report.comparing import compare, verdict, verdicts
+from randens.report.landscape import MOST_SOLVED
+from randens.report.material import gather, gather_all
+from randens.risk import RiskProfile
+from randens.threat import Threat
+from tests.report.conftest import HOSTILE
+from tests.report.made_runs import chosen_evaluation, chosen_run
+
+TITLES = (
+    "Results",
+    "Robustness against compute",
+    "Risk landscape",
+    "Who falls together",
+    "Robustness over ε",
+    "Attacks compared",
+    "Audit",
+    "Gallery",
+    "Training",
+    "Cost",
+    "How to reproduce",
+)
+
+
+def page_of(*runs: Path) -> str:
+    return write_report(runs).read_text(encoding="utf-8")
+
+
+def text_of(page: str) -> str:
+    body = page[page.index("<body>") : page.index('<script type="application/json"')] if "data-0" in page else page
+    return " ".join(re.sub(r"<[^>]+>", " ", body).split())
+
+
+def test_a_whole_run_has_every_section(trained_run: Path) -> None:
+    page = page_of(trained_run)
+    for title in TITLES:
+        assert f">{title}</h2>" in page
+    assert "produced by <code>randens audit" in page
+    assert page.count("data:image/png;base64,") >= 9
+    assert len(page.encode()) < 1_000_000
+
+
+def test_numbers_in_the_table_are_the_evaluation_s(tmp_path: Path) -> None:
+    result = chosen_evaluation(3, probs=[0.5, 0.25, 0.25])
+    page = text_of(page_of(chosen_run(tmp_path / "r", result)))
+    assert f"{100 * result.robust:.1f} %" in page
+    assert f"{100 * result.natural:.1f} %" in page
+    for accuracy in result.member_accuracies:
+        assert f"{100 * accuracy.robust.value:.1f} %" in page
+    assert f"risk {1 - result.robust:.4f}, floor {result.bounds.floor:.4f}, gain {result.gain:.4f}" in page
+    assert f"{100 * result.profile.jointly(0, 1):.1f}" in page
+    assert f"{100 * result.profile.conflict(0, 2):.1f}" in page
+
+
+def test_nothing_is_loaded_and_nothing_foreign_runs(trained_run: Path) -> None:
+    page = page_of(trained_run)
+    assert not re.search(r"""(src|href|action|data)\s*=\s*["'](?!data:|\#)""", page.split("<script>")[0])
+    assert "@import" not in page
+    assert "url(" not in page[page.index("<style>") : page.index("</style>")]
+    assert not re.search(r"""\s(style|on\w+)\s*=\s*["']""", re.sub(r"<script>.*?</script>", "", page, flags=re.S))
+    policy = re.search(r'Content-Security-Policy" content="([^"]+)"', page)
+    assert policy is not None
+    allowed = policy.group(1).replace("&#x27;", "'")
+    assert "default-src 'none'" in allowed
+    assert "unsafe" not in allowed
+    for kind, pattern in (("script-src", r"<script>(.*?)</script>"), ("style-src", r"<style>(.*?)</style>")):
+        directive = next(d for d in allowed.split("; ") if d.startswith(kind))
+        inline = re.findall(pattern, page, flags=re.S)
+        assert inline
+        for code in inline:
+            digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
+            assert f"'sha256-{digest}'" in directive
+
+
+def test_hostile_names_are_shown_not_run(trained_run: Path) -> None:
+    page = page_of(trained_run)
+    assert HOSTILE not in page
+    assert "<img src=x" not in page
+    assert "&lt;img src=x onerror=alert" in page
+
+
+def test_a_run_without_evaluation_says_what_to_do(tmp_path: Path) -> None:
+    path = chosen_run(tmp_path / "fresh", None, epochs=8)
+    text = text_of(page_of(path))
+    assert "has not been evaluated" in text
+    assert f"randens evaluate {path}" in text
+    assert "accuracy. Validation accuracies are of the ensemble so far" in text
+
+
+def test_one_member(tmp_path: Path) -> None:
+    result = chosen_evaluation(1)
+    text = text_of(page_of(chosen_run(tmp_path / "single", result, method="at")))
+    assert "with one member there is nothing to draw" in text
+    assert "One member: nobody to fall with" in text
+
+
+@pytest.mark.parametrize("members", [2, 4, 7, 64])
+def test_any_number_of_members(tmp_path: Path, members: int) -> None:
+    result = chosen_evaluation(members, n=60, sets_per_input=2, share=0.2)
+    page = page_of(chosen_run(tmp_path / "r", result))
+    block = re.search(r'id="data-0">(.*?)</script>', page)
+    assert block is not None
+    data = json.loads(block.group(1))
+    assert data["members"] == members
+    if members <= MOST_SOLVED:
+        assert data["optimum"]["lower_bound"] <= data["optimum"]["risk"] <= result.profile.risk(result.probs)
+    else:
+        assert data["optimum"] is None
+        assert "the optimum is not looked for here" in page
+    assert len(page.encode()) < 2_000_000
+
+
+def test_a_hundred_members(tmp_path: Path) -> None:
+    """More than a risk profile takes: the run still has a page, without numbers that do not exist."""
+    network = create("linear", classes=3, input_shape=(4,), seed=0)
+    path = chosen_run(tmp_path / "hundred", None)
+    RandomizedEnsemble([network] * 100).save(path / "ensemble")
+    assert "has not been evaluated" in text_of(page_of(path))
+
+
+def test_ten_thousand_points_stay_small(tmp_path: Path) -> None:
+    result = chosen_evaluation(5, n=10_000)
+    page = write_report([chosen_run(tmp_path / "r", result)])
+    assert page.stat().st_size < 600_000
+
+
+def test_a_page_that_would_be_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("randens.report.page.MOST_BYTES", 10_000)
+    with pytest.raises(InputError, match="give fewer runs"):
+        write_report([chosen_run(tmp_path / "r", chosen_evaluation(2))])
+    assert not (tmp_path / "r" / "report.html").exists()
+
+
+def test_an_old_or_altered_evaluation_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+    path = chosen_run(tmp_path / "r", chosen_evaluation(2))
+    document = json.loads((path / "evaluation.json").read_text())
+    for change in ({"format": "randens-evaluation-0"}, {"probs": [0.9, 0.1]}):
+        write_json(path / "evaluation.json", {**document, **change})
+        with pytest.raises(FileError, match=r"run randens evaluate .*r again"):
+            write_report([path])
+    (path / "evaluation.json").write_text("{")
+    with pytest.raises(FileError, match="not valid JSON"):
+        write_report([path])
+
+
+def test_an_old_run_folder_is_an_error(tmp_path: Path) -> None:
+    path = chosen_run(tmp_path / "r", None)
+    write_json(path / "manifest.json", {"format": "randens-run-0"})
+    with pytest.raises(FileError, match="not a run of format"):
+        write_report([path])
+    with pytest.raises(FileError, match="is not a folder"):
+        write_report([tmp_path / "nowhere"])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("sampling", {"probs": "many"}, "sampling.json is damaged or of another version: probs"),
+        ("report/radii", {"format": "randens-radii-0"}, "radii.json is damaged or of another version: format"),
+        ("report/gallery", {"examples": [{"clean": "data:text/html,<script>"}]}, "gallery.json is damaged"),
+        ("audit", {"checks": 3}, "audit.json is damaged or of another version"),
+    ],
+)
+def test_damaged_extras_do_not_spoil_the_page(tmp_path: Path, name: str, content: object, said: str) -> None:
+    path = chosen_run(tmp_path / "r", chosen_evaluation(3))
+    write_json(path / f"{name}.json", content)
+    text = text_of(page_of(path))
+    assert said in text
+    assert "Make it again with" in text
+
+
+def test_a_broken_training_log_is_named(tmp_path: Path) -> None:
+    path = chosen_run(tmp_path / "r", chosen_evaluation(2), epochs=2)
+    (path / "metrics.jsonl").write_text("{}\nnot json\n")
+    assert "metrics.jsonl line 2 is not valid JSON" in text_of(page_of(path))
+
+
+def test_training_curves_of_runs_inside_a_run(tmp_path: Path) -> None:
+    path = chosen_run(tmp_path / "r", chosen_evaluation(2))
+    chosen_run(path / "at", None, epochs=5)
+    curves = gather(path).curves
+    assert [curve.name for curve in curves] == ["at"]
+    assert len(curves[0].epochs) == 5
+
+
+def test_sampling_and_audit_are_shown(tmp_path: Path) -> None:
+    path = chosen_run(tmp_path / "r", chosen_evaluation(3))
+    write_json(
+        path / "sampling.json",
+        {
+            "probs": [0.5, 0.5, 0.0],
+            "exact_probs": ["1/2", "1/2", "0"],
+            "risk": 0.25,
+            "lower_bound": 0.24,
+            "gap": 0.01,
+            "method": "cutting-planes",
+            "split": "validation",
+            "claim": "not yet optimal",
+            "methods": [{"name": "uniform", "risk": 0.3}],
+            "contributions": [{"prob": 0, "advice": "drop member 2: it is never drawn"}],
+        },
+    )
+    write_json(
+        path / "audit.json",
+        {
+            "passed": False,
+            "verdict": "1 of 2 checks failed.",
+            "ensemble": "another",
+            "checks": [
+                {"name": "plateau", "passed": True, "finding": "risk is flat in steps"},
+                {"name": "transfer", "passed": False, "finding": "<b>transfer wins</b>", "advice": "use suite"},
+            ],
+        },
+    )
+    page = page_of(path)
+    text = text_of(page)
+    assert "α = (1/2, 1/2, 0), chosen on validation data" in text
+    assert "drop member 2" in text
+    assert "✗ FAILED transfer : &lt;b&gt;transfer wins&lt;/b&gt; → use suite" in text
+    assert "other members than the evaluation" in text
+
+
+def test_differences_between_runs_are_paired_over_the_same_inputs(tmp_path: Path) -> None:
+    one, two = chosen_evaluation(3, seed=1), chosen_evaluation(2, seed=2, share=0.6)
+    page = page_of(chosen_run(tmp_path / "one", one), chosen_run(tmp_path / "two", two))
+    expected = difference(1 - two.risk, 1 - one.risk)
+    shown = f"{100 * expected.value:+.1f} ({100 * expected.low:+.1f} to {100 * expected.high:+.1f})"
+    assert f'<span class="bad">{shown}</span>' in page
+    assert "one beats two by" in text_of(page)
+    assert page.count('data-landscape="data-') == 2
+
+
+def test_runs_that_cannot_be_compared_say_why(tmp_path: Path) -> None:
+    one = chosen_evaluation(2)
+    other_data = compare(one, chosen_evaluation(2, data="mnist"))
+    assert other_data.robust is None
+    assert "mnist test instead of digits test" in other_data.reason
+    other_threat = compare(one, chosen_evaluation(2, threat=Threat("l2", 1.0)))
+    assert "l2 ε = 1 instead of linf ε = 0.1" in other_threat.reason
+    fewer = compare(one, chosen_evaluation(2, n=50))
+    assert fewer.robust is not None
+    assert not fewer.paired
+    text = text_of(
+        page_of(
+            chosen_run(tmp_path / "one", one),
+            chosen_run(tmp_path / "two", chosen_evaluation(2, data="mnist")),
+            chosen_run(tmp_path / "three", None),
+        )
+    )
+    assert "one and two cannot be compared" in text
+    assert "not evaluated" in text
+
+
+def test_unpaired_intervals_cover_the_truth() -> None:
+    """Two halves of one population have the same accuracy: about 95 % of the intervals must hold 0."""
+    held = 0
+    for seed in range(60):
+        first, other = chosen_evaluation(2, n=150, seed=2 * seed), chosen_evaluation(2, n=140, seed=2 * seed + 1)
+        found = compare(first, other).robust
+        assert found is not None
+        held += found.low <= 0 <= found.high
+    assert held >= 51
+
+
+@pytest.mark.parametrize(
+    ("together", "alone", "words"),
+    [
+        (0.2, 0.4, "20.0 points more than its best member alone, member 0 ("),
+        (0.4, 0.2, "20.0 points LESS than its best member alone"),
+        (0.390, 0.395, "0.5 points more than its best member alone, member 0, which 200 inputs do not settle"),
+        (0.4, 0.4, "no more than its best member alone"),
+    ],
+)
+def test_the_verdict_follows_the_numbers(tmp_path: Path, together: float, alone: float, words: str) -> None:
+    """`together`: how often both fall at the worst perturbation; `alone`: how often member 0 can be fooled."""
+    place = np.arange(200)
+    both, first = place < round(200 * together), place >= 200 - round(200 * alone)
+    result = chosen_evaluation(2)
+    points = dataclasses.replace(
+        result.points,
+        worst=np.stack([both, both], axis=1),
+        foolable=np.stack([first, np.ones(200, dtype=bool)], axis=1),
+    )
+    sets = [[(0, 1), (1, 0)] if falls else [(0, 1)] for falls in first]
+    profile = RiskProfile.from_configurations(sets)
+    chosen_run(tmp_path / "r", dataclasses.replace(result, points=points, profile=profile))
+    assert words in verdict(gather(tmp_path / "r"))
+
+
+def test_verdicts_name_the_runs(tmp_path: Path) -> None:
+    paths = [chosen_run(tmp_path / a / "run", chosen_evaluation(2, share=s)) for a, s in (("x", 0.7), ("y", 0.2))]
+    runs = gather_all(paths)
+    assert [one.name for one in runs] == ["x/run", "y/run"]
+    assert "x/run does NOT beat y/run" in verdicts(runs)[1]
+
+
+def test_bad_lists_of_runs(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="runs is empty"):
+        write_report([])
+    path = chosen_run(tmp_path / "r", None)
+    with pytest.raises(InputError, match="same folder twice"):
+        write_report([path, tmp_path / "." / "r"])
