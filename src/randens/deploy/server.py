@@ -53,6 +53,7 @@ __all__ = [
 _PATHS = ("/", "/v1/predict", "/v1/model", "/healthz", "/metrics", "/openapi.json")
 _INLINE = 1 << 16  # larger bodies are decoded in a thread, so that others need not wait
 _DECODERS = 2
+_BACKLOG = 1024
 _CLOSE = {"Connection": "close"}
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 _HEADERS = (
@@ -349,7 +350,7 @@ def is_loopback(host: str) -> bool:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket bound to the address; port 0 takes a free one."""
+    """A socket listening at the address; port 0 takes a free one."""
     if not 0 <= port <= 65535:
         raise InputError(f"port is {port}; it must be from 0 to 65535")
     try:
@@ -361,6 +362,8 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind((host, port))
+        # From here on clients may connect; they are answered as soon as the server runs.
+        bound.listen(_BACKLOG)
     except OSError as error:
         bound.close()
         raise InputError(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
@@ -390,6 +393,7 @@ def make_server(app: FastAPI, limits: Limits) -> uvicorn.Server:
             access_log=False,
             server_header=False,
             proxy_headers=False,
+            backlog=_BACKLOG,
             timeout_keep_alive=5,
             timeout_graceful_shutdown=int(np.ceil(limits.stop_seconds)),
             h11_max_incomplete_event_size=16 << 10,
