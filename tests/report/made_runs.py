@@ -91,9 +91,9 @@ def chosen_run(path: Path, evaluation: Evaluation | None, *, method: str = "barr
 
 
 def trained_ensemble(
-    members: int = 3, images: int = 700, steps: int = 60, classes: Sequence[str] | None = None
+    members: int = 3, images: int = 700, steps: int = 40, classes: Sequence[str] | None = None
 ) -> tuple[RandomizedEnsemble, ImageData]:
-    """Small convolutional networks trained on digits with noise, from different seeds, and 60 test images."""
+    """Small convolutional networks trained on digits with noise, from different seeds, and 40 test images."""
     train, test = randens.data.load("digits", "train"), randens.data.load("digits", "test")
     x, y = train[:images]
     networks = []
@@ -111,5 +111,5 @@ def trained_ensemble(
             optimizer.step()
         networks.append(network.eval())
     rec = RandomizedEnsemble(networks, classes=classes or train.classes, threat=THREAT)
-    small = test.subset(slice(0, 60))
+    small = test.subset(slice(0, 40))
     return rec, dataclasses.replace(small, classes=tuple(classes)) if classes else small

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from randens.report.charts import ticks
 from randens.report.markup import Markup, element, embedded_json
 
-_hostile = st.text(alphabet=st.sampled_from("<>&\"'/!-script \u2028\u2029éα\n\\"), max_size=40) | st.text(max_size=40)
+_hostile = st.text(alphabet=st.sampled_from("<>&\"'/!-script \u2028\u2029éα\n\\"), max_size=40) | st.text(
+    max_size=40
+)
 
 
 class _Reader(HTMLParser):
@@ -40,7 +42,11 @@ def test_text_and_attributes_come_out_as_they_went_in(text: str, value: str) -> 
     assert reader.text == text
 
 
-@given(value=st.recursive(_hostile, lambda inner: st.lists(inner) | st.dictionaries(_hostile, inner), max_leaves=8))
+@given(
+    value=st.recursive(
+        _hostile, lambda inner: st.lists(inner) | st.dictionaries(_hostile, inner), max_leaves=8
+    )
+)
 def test_data_blocks_cannot_be_left_and_read_back_the_same(value: object) -> None:
     block = embedded_json("data-0", value)
     head, tail = '<script type="application/json" id="data-0">', "</script>"

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.report.conftest import HOSTILE
+from tests.report.made_runs import chosen_evaluation, chosen_run
 
 from randens.ensemble import RandomizedEnsemble
 from randens.errors import FileError, InputError
@@ -23,8 +25,6 @@ from randens.report.landscape import MOST_SOLVED
 from randens.report.material import gather, gather_all
 from randens.risk import RiskProfile
 from randens.threat import Threat
-from tests.report.conftest import HOSTILE
-from tests.report.made_runs import chosen_evaluation, chosen_run
 
 TITLES = (
     "Results",
@@ -46,7 +46,11 @@ def page_of(*runs: Path) -> str:
 
 
 def text_of(page: str) -> str:
-    body = page[page.index("<body>") : page.index('<script type="application/json"')] if "data-0" in page else page
+    body = (
+        page[page.index("<body>") : page.index('<script type="application/json"')]
+        if "data-0" in page
+        else page
+    )
     return " ".join(re.sub(r"<[^>]+>", " ", body).split())
 
 
@@ -76,7 +80,9 @@ def test_nothing_is_loaded_and_nothing_foreign_runs(trained_run: Path) -> None:
     assert not re.search(r"""(src|href|action|data)\s*=\s*["'](?!data:|\#)""", page.split("<script>")[0])
     assert "@import" not in page
     assert "url(" not in page[page.index("<style>") : page.index("</style>")]
-    assert not re.search(r"""\s(style|on\w+)\s*=\s*["']""", re.sub(r"<script>.*?</script>", "", page, flags=re.S))
+    assert not re.search(
+        r"""\s(style|on\w+)\s*=\s*["']""", re.sub(r"<script>.*?</script>", "", page, flags=re.S)
+    )
     policy = re.search(r'Content-Security-Policy" content="([^"]+)"', page)
     assert policy is not None
     allowed = policy.group(1).replace("&#x27;", "'")
@@ -175,7 +181,11 @@ def test_an_old_run_folder_is_an_error(tmp_path: Path) -> None:
     ("name", "content", "said"),
     [
         ("sampling", {"probs": "many"}, "sampling.json is damaged or of another version: probs"),
-        ("report/radii", {"format": "randens-radii-0"}, "radii.json is damaged or of another version: format"),
+        (
+            "report/radii",
+            {"format": "randens-radii-0"},
+            "radii.json is damaged or of another version: format",
+        ),
         ("report/gallery", {"examples": [{"clean": "data:text/html,<script>"}]}, "gallery.json is damaged"),
         ("audit", {"checks": 3}, "audit.json is damaged or of another version"),
     ],
@@ -227,7 +237,12 @@ def test_sampling_and_audit_are_shown(tmp_path: Path) -> None:
             "ensemble": "another",
             "checks": [
                 {"name": "plateau", "passed": True, "finding": "risk is flat in steps"},
-                {"name": "transfer", "passed": False, "finding": "<b>transfer wins</b>", "advice": "use suite"},
+                {
+                    "name": "transfer",
+                    "passed": False,
+                    "finding": "<b>transfer wins</b>",
+                    "advice": "use suite",
+                },
             ],
         },
     )
@@ -274,7 +289,10 @@ def test_unpaired_intervals_cover_the_truth() -> None:
     """Two halves of one population have the same accuracy: about 95 % of the intervals must hold 0."""
     held = 0
     for seed in range(60):
-        first, other = chosen_evaluation(2, n=150, seed=2 * seed), chosen_evaluation(2, n=140, seed=2 * seed + 1)
+        first, other = (
+            chosen_evaluation(2, n=150, seed=2 * seed),
+            chosen_evaluation(2, n=140, seed=2 * seed + 1),
+        )
         found = compare(first, other).robust
         assert found is not None
         held += found.low <= 0 <= found.high
@@ -286,7 +304,11 @@ def test_unpaired_intervals_cover_the_truth() -> None:
     [
         (0.2, 0.4, "20.0 points more than its best member alone, member 0 ("),
         (0.4, 0.2, "20.0 points LESS than its best member alone"),
-        (0.390, 0.395, "0.5 points more than its best member alone, member 0, which 200 inputs do not settle"),
+        (
+            0.390,
+            0.395,
+            "0.5 points more than its best member alone, member 0, which 200 inputs do not settle",
+        ),
         (0.4, 0.4, "no more than its best member alone"),
     ],
 )
@@ -307,7 +329,9 @@ def test_the_verdict_follows_the_numbers(tmp_path: Path, together: float, alone:
 
 
 def test_verdicts_name_the_runs(tmp_path: Path) -> None:
-    paths = [chosen_run(tmp_path / a / "run", chosen_evaluation(2, share=s)) for a, s in (("x", 0.7), ("y", 0.2))]
+    paths = [
+        chosen_run(tmp_path / a / "run", chosen_evaluation(2, share=s)) for a, s in (("x", 0.7), ("y", 0.2))
+    ]
     runs = gather_all(paths)
     assert [one.name for one in runs] == ["x/run", "y/run"]
     assert "x/run does NOT beat y/run" in verdicts(runs)[1]

@@ -32,16 +32,17 @@ def table(runs: Sequence[Material]) -> Markup:
             continue
         name = one.name if len(runs) > 1 else (one.method or "")
         for row in tables.rows(result, name):
-            main = "randomized, α = " in row.name or result.members == 1
+            label, drawn, _ = row.name.partition("randomized, α = ")
+            shown = f"{label}{drawn}{pieces.probs(result.probs)}" if drawn else row.name
             body.append(
                 element(
                     "tr",
-                    element("th", row.name, scope="row"),
+                    element("th", shown, scope="row"),
                     element("td", pieces.percent(row.accuracy.natural.value)),
                     element("td", pieces.percent(row.accuracy.robust.value)),
                     element("td", pieces.interval(row.accuracy.robust)),
                     element("td", tables.count(row.flops)),
-                    class_="main" if main else None,
+                    class_="main" if drawn or result.members == 1 else None,
                 )
             )
     confidence = next((r.evaluation.confidence for r in runs if r.evaluation is not None), 0.95)

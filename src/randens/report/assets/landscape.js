@@ -284,6 +284,14 @@ function paintTriangle(groups, scale) {
   return { url: canvas.toDataURL("image/png"), low, high };
 }
 
+function roundNumbers(low, high) {
+  const size = 10 ** Math.floor(Math.log10((high - low) / 4));
+  const step = [1, 2, 2.5, 5, 10].map((k) => k * size).find((k) => k >= ((high - low) / 5) * 0.999);
+  const found = [];
+  for (let k = Math.ceil(low / step - 1e-9); k * step <= high + 1e-9 * step; k++) found.push(k * step);
+  return found;
+}
+
 function allFaces(members) {
   const faces = [];
   for (let i = 0; i < members; i++) {
@@ -326,7 +334,7 @@ class Landscape {
   buildReadings(panel) {
     const names = [
       ["risk", "risk η(α)", "How often the member drawn is fooled, on the worst perturbations found."],
-      ["accuracy", "robust accuracy 1 − η(α)", "The expected accuracy on the worst perturbations found."],
+      ["accuracy", "robust accuracy", "The expected accuracy on the worst perturbations found."],
       ["gain", "gain Σ α_i η_i − η(α)", "What the adversary loses because it cannot foresee the draw."],
       ["floor", "floor at these α, h(α)", "No members with these risks could have a lower risk at these α."],
       ["lowest", "floor at any α", "Theorem 3: no members with these risks go below, at any α."],
@@ -524,13 +532,15 @@ class Landscape {
       "aria-label": "risk of the ensemble over the probability of member 1" });
     picture.append(svg("rect", { class: "area", x: left, y: top, width: width - left - right, height: height - top - bottom }));
     for (let tick = 0; tick <= 4; tick++) {
-      const value = bottomValue + (tick / 4) * (topValue - bottomValue);
-      const line = svg("line", { class: "grid", x1: left, x2: width - right, y1: y(value), y2: y(value) });
-      const label = svg("text", { x: left - 6, y: y(value) + 4, "text-anchor": "end" });
-      label.textContent = value.toFixed(3);
       const under = svg("text", { x: x(tick / 4), y: height - bottom + 18, "text-anchor": "middle" });
       under.textContent = String(tick / 4);
-      picture.append(line, label, under);
+      picture.append(under);
+    }
+    for (const value of roundNumbers(bottomValue, topValue)) {
+      const line = svg("line", { class: "grid", x1: left, x2: width - right, y1: y(value), y2: y(value) });
+      const label = svg("text", { x: left - 6, y: y(value) + 4, "text-anchor": "end" });
+      label.textContent = String(Number(value.toFixed(6)));
+      picture.append(line, label);
     }
     const title = svg("text", { x: x(0.5), y: height - 8, "text-anchor": "middle" });
     title.textContent = "probability of member 1";

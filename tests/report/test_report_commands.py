@@ -1,0 +1,77 @@
+"""report, explore and figure from the command line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from tests.report.made_runs import chosen_evaluation, chosen_run
+
+from randens.cli.main import run
+
+
+def test_report_says_what_it_found_and_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = chosen_run(tmp_path / "one", chosen_evaluation(3, share=0.2))
+    two = chosen_run(tmp_path / "two", chosen_evaluation(2, share=0.7))
+    assert run(["report", str(one), str(two)]) == 0
+    said = capsys.readouterr().out
+    assert "one beats two by" in said
+    assert str(one / "report.html") in said
+    assert run(["report", str(one), "--output", str(tmp_path / "x.html"), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["report"] == str(tmp_path / "x.html")
+    assert document["bytes"] == (tmp_path / "x.html").stat().st_size
+
+
+def test_measure_fills_the_page(
+    trained_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(trained_run, folder)
+    shutil.rmtree(folder / "report")
+    assert run(["report", str(folder), "--measure", "--limit", "4"]) == 0
+    assert json.loads((folder / "report" / "radii.json").read_bytes())["n"] == 4
+    assert "produced by <code>randens report" not in (folder / "report.html").read_text()
+    assert "Written to" in capsys.readouterr().out
+
+
+def test_explore_and_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "e.html"
+    assert run(["explore", "0.2", "1/4", "--conflict", "0.5", "--output", str(page)]) == 0
+    assert 'value="0.2 0.25"' in page.read_text()
+    assert (
+        run(["explore", "--configuration", "0.6: 10 01", "--configuration", "0.4: 00", "--output", str(page)])
+        == 0
+    )
+    assert "0.6: 10 01\n0.4: 00" in page.read_text()
+    folder = chosen_run(tmp_path / "r", chosen_evaluation(2))
+    capsys.readouterr()
+    assert run(["figure", "flops", str(folder), "--output", str(tmp_path / "f.svg"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["bytes"] == (tmp_path / "f.svg").stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["report", "nowhere"], "is not a folder"),
+        (["explore", "2"], "a risk must lie in [0, 1]"),
+        (["explore", "much"], "must be a number"),
+        (["figure", "landscap", "nowhere"], "unknown figure 'landscap'; valid: landscape"),
+        (["figure", "landscape", "nowhere"], "is not a folder"),
+    ],
+)
+def test_bad_input_is_one_line(
+    arguments: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(arguments) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
