@@ -1,0 +1,104 @@
+"""The paper's two figures of measurements: cost against robustness, and what training with ARC does."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from randens.evaluation.measuring import Measured
+from randens.evaluation.reproduce import Found, Wanted, paper
+from randens.files import write_atomic
+
+__all__ = ["figure1", "figure5", "points", "save"]
+
+_MARKERS = {"at": "o", "mrboost": "D", "barre": "*"}
+_NAMES = {"at": "AT", "mrboost": "MRBoost, deterministic", "barre": "BARRE, randomized"}
+_COLOURS = {"at": "#4c4c4c", "mrboost": "#b35806", "barre": "#2166ac"}
+
+
+def points(found: Found, networks: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
+    """Figure 1 as data: for AT, MRBoost and BARRE the cost (MFLOPs) and robust accuracy (%), ours and the paper's.
+
+    MRBoost and BARRE with the most members that both have.
+    """
+    listed: dict[str, list[dict[str, Any]]] = {method: [] for method in _MARKERS}
+    for network in networks:
+        for method in _MARKERS:
+            run = Wanted("cifar10", network, method)
+            have = found.get(run)
+            if method == "at":
+                stated = paper()["best"][network]["at"]["cifar10"][1]
+            else:
+                stated = paper()["sizes"]["cifar10"][network][method][-1][1]
+            cost = paper()["mflops"][network] * (4 if method == "mrboost" else 1)
+            listed[method].append(
+                {
+                    "network": network,
+                    "ours": None if have is None else _ours(have, method),
+                    "paper": {"mflops": cost, "robust": stated},
+                }
+            )
+    return listed
+
+
+def _ours(have: Measured, method: str) -> dict[str, float]:
+    if method == "mrboost":
+        return {"mflops": sum(have.flops) / 1e6, "robust": 100 * have.deterministic[-1][1]}
+    return {"mflops": have.flops[0] / 1e6, "robust": 100 * have.randomized[-1][1]}
+
+
+def figure1(found: Found, networks: Sequence[str], title: str) -> Figure:
+    """Robust accuracy against FLOPs per inference; filled markers are ours, hollow ones the paper's."""
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.subplots()
+    for method, entries in points(found, networks).items():
+        for side, filled in (("paper", False), ("ours", True)):
+            known = [entry[side] for entry in entries if entry[side] is not None]
+            axes.scatter(
+                [p["mflops"] for p in known],
+                [p["robust"] for p in known],
+                s=110 if method == "barre" else 55,
+                marker=_MARKERS[method],
+                facecolors=_COLOURS[method] if filled else "none",
+                edgecolors=_COLOURS[method],
+                label=f"{_NAMES[method]} ({side})",
+            )
+    axes.set_xscale("log")
+    axes.set_xlabel("MFLOPs per inference")
+    axes.set_ylabel("robust accuracy [%]")
+    axes.set_title(title, fontsize=10)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=7)
+    return figure
+
+
+def figure5(curves: Mapping[str, Measured], title: str) -> Figure:
+    """Robust (left) and natural (right) accuracy per epoch of the second member, by training attack."""
+    figure = Figure(figsize=(8, 3.2), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for (name, have), colour in zip(curves.items(), ("#2166ac", "#b35806"), strict=False):
+        epochs = [epoch for epoch, _, _ in have.curve]
+        left.plot(epochs, [100 * robust for _, _, robust in have.curve], color=colour, label=name)
+        right.plot(epochs, [100 * natural for _, natural, _ in have.curve], color=colour, label=name)
+    for axes, what in ((left, "robust"), (right, "natural")):
+        axes.set_xlabel("epoch of the second member")
+        axes.set_ylabel(f"{what} accuracy [%]")
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=7)
+    figure.suptitle(title, fontsize=10)
+    return figure
+
+
+def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
+    """Write a PNG, atomically."""
+    FigureCanvasAgg(figure)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=150)
+    write_atomic(path, buffer.getvalue())
+    return Path(path)
