@@ -96,6 +96,10 @@ class Attack:
     def __call__(self, rec: nn.Module, x: Tensor, y: Tensor) -> Found:
         """Attack `rec` (or a single classifier: an ensemble of one) on inputs x with labels y."""
         ensemble = as_ensemble(rec)
+        if not isinstance(x, Tensor) or not isinstance(y, Tensor):
+            raise InputError(
+                f"x is {type(x).__name__} and y is {type(y).__name__}; both must be tensors (survey takes loaders)"
+            )
         if len(x) == 0:
             return self._empty(ensemble, x)
         parts = []
@@ -157,8 +161,10 @@ class Attack:
 
     def _empty(self, rec: RandomizedEnsemble, x: Tensor) -> Found:
         none = torch.zeros(0, len(rec.members), dtype=torch.bool)
-        pool = WitnessPool(0, len(rec.members), x_adv=x.numpy())
-        return Found(x, none, torch.zeros(0, dtype=torch.float64), none, pool, Cost(), (), _flags([]))
+        pool = WitnessPool(0, len(rec.members), x_adv=x.detach().cpu().numpy())
+        nobody = [0.0] * len(rec.members)
+        flags = {"zero_gradient": nobody, "nan_gradient": list(nobody)}
+        return Found(x.detach(), none, torch.zeros(0, dtype=torch.float64), none, pool, Cost(), (), flags)
 
 
 def as_ensemble(model: nn.Module) -> RandomizedEnsemble:

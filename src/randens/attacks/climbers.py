@@ -31,7 +31,7 @@ def climb(s: Search, sweep: int, resisted: Tensor, reach: Reach) -> None:
     found and has not resisted alone, and begin with such a member: they look for other maximal sets.
     `resisted` [n, M] remembers who was tried alone and not fooled.
     """
-    order = s.uniform(s.members)
+    order = s.ranks()
     chosen = torch.ones(s.n, dtype=torch.bool, device=s.device)
     if sweep:
         missing = ~resisted & ~s.best_errors & (s.probs > 0)
@@ -67,16 +67,17 @@ def _largest(order: Tensor, among: Tensor) -> Tensor:
 class descend_to:
     """Reach T by projected descent of Σ_{j∈T} relu(margin_j + κ)/‖∇margin_j‖_q, stopping once all of T are fooled.
 
-    Starts from the current point, then from the clean input, then from a random one.
+    Starts from the current point, then from the clean input, then from `elsewhere` [n, ...].
     """
 
     steps: int
     step: float
     kappa: float
+    elsewhere: Tensor
 
     def __call__(self, s: Search, rows: Tensor, points: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         ended, errors = points.clone(), torch.zeros_like(targets)
-        starts = [points, s.x[rows], s.random_start()[rows]]
+        starts = [points, s.x[rows], self.elsewhere[rows]]
         for start in starts:
             missing = (~(errors | ~targets).all(dim=1)).nonzero().flatten()
             if len(missing):
@@ -169,10 +170,9 @@ class Lattice(Attack):
     kappa: float = 0.05
 
     def search(self, s: Search) -> None:
-        reach = descend_to(self.steps, self.step, self.kappa)
         resisted = torch.zeros_like(s.foolable)
         for sweep in range(self.orders):
-            climb(s, sweep, resisted, reach)
+            climb(s, sweep, resisted, descend_to(self.steps, self.step, self.kappa, s.random_start()))
 
 
 @register("saddle")

@@ -74,19 +74,21 @@ class Search:
         gradient_members: GradientMembers | None = None,
         drop_finished: bool = True,
     ) -> None:
-        threat.check(x)
+        if x.dim() < 2:
+            raise InputError(f"x has shape {tuple(x.shape)}; it must be [n, ...], one row per input")
+        threat.check(x.detach())
         if y.dim() != 1 or len(y) != len(x):
             raise InputError(f"y has shape {tuple(y.shape)}; it must be [{len(x)}], one label per input")
         if y.is_floating_point() or y.dtype == torch.bool:
             raise InputError(f"y has dtype {y.dtype}; labels must be integers")
         self.rec = rec
-        self.threat = threat
         self.device = rec.device
         first = next(rec.parameters(), None)
         dtype = first.dtype if first is not None and first.is_floating_point() else x.dtype
         # Rounding to the members' precision may step over the box by half a float.
         moved = x.detach().to(self.device, dtype)
         self.x = to_layout(moved if threat.bounds is None else moved.clamp(*threat.bounds))
+        self.threat = threat = _around_rounded(threat, self.x, x.detach())
         # For linf the legal set is an interval per coordinate, worked out once.
         self._interval = threat.interval(self.x) if threat.norm == "linf" else None
         self.y = y.to(self.device, torch.int64)
@@ -95,7 +97,7 @@ class Search:
         self.source = source
         self.cost = Cost()
         self.seed, self.restart = seed, 0
-        self.generator = torch.Generator()
+        self.generator, self._shuffler = torch.Generator(), torch.Generator()
         self.drop_finished = drop_finished
         self._gradient_members = gradient_members or GradientMembers(list(rec.members))
         self._gradient_members.verify(self.x)
@@ -119,9 +121,9 @@ class Search:
     def begin(self, restart: int, stream: int = 0) -> None:
         """Restart number `restart`: its random numbers depend on the seed, the stream and the number only."""
         self.restart = restart
-        self.generator.manual_seed(
-            (self.seed * 1_000_003 + stream * 15_485_863 + restart * 7919 + 1) % (2**63)
-        )
+        seed = (self.seed * 1_000_003 + stream * 15_485_863 + restart * 7919 + 1) % (2**63)
+        self.generator.manual_seed(seed)
+        self._shuffler.manual_seed(seed ^ 0x5DEECE66D)
 
     @contextlib.contextmanager
     def credited(self, source: str) -> Iterator[None]:
@@ -156,9 +158,17 @@ class Search:
         """Uniform random numbers [n, *shape] from the search's generator."""
         return torch.rand(self.n, *shape, generator=self.generator).to(self.device)
 
+    def ranks(self) -> Tensor:
+        """Uniform random numbers [n, M] to order the members by.
+
+        They have a generator of their own: the points drawn must not depend on how many members there are, so
+        that M copies of one member fare as it does alone.
+        """
+        return torch.rand(self.n, self.members, generator=self._shuffler).to(self.device)
+
     def orders(self) -> Tensor:
         """A random order of the members for every input, [n, M]."""
-        return self.uniform(self.members).argsort(dim=1)
+        return self.ranks().argsort(dim=1)
 
     def project(self, rows: Tensor, points: Tensor) -> Tensor:
         """The legal points next to `points`."""
@@ -250,6 +260,8 @@ class Search:
         if len(counts) > 1:
             raise InputError(f"members have different class counts {sorted(counts)}; they must agree")
         self.classes = counts.pop()
+        if self.classes < 2:
+            raise InputError(f"the members have {self.classes} class; at least 2 are needed to fool one")
         if int(self.y.min()) < 0 or int(self.y.max()) >= self.classes:
             raise InputError(
                 f"y ranges over [{int(self.y.min())}, {int(self.y.max())}]; the members have {self.classes} "
@@ -318,13 +330,20 @@ class Search:
         """
         chosen = list(members) if members is not None else self.probs.nonzero().flatten().tolist()
         inputs = to_layout(points).detach().requires_grad_(True)
-        z = self._gradient_pass(inputs, chosen)
+        outputs = self._outputs(inputs, chosen)
         weights = self.probs[chosen] if members is None else torch.full((len(chosen),), 1.0 / len(chosen))
+        z = torch.stack(outputs).detach().requires_grad_(True)
         value = loss(z, self.y[rows], weights.to(self.device))
-        (gradient,) = torch.autograd.grad(value.sum(), inputs)
+        (slopes,) = torch.autograd.grad(value.sum(), z)
+        gradient = torch.zeros_like(inputs)
+        # Member by member, at the same cost: one with NaN gradients must not silence the others, and one
+        # without any must be seen among them.
+        for position, index in enumerate(chosen):
+            own = _pull_back(outputs[position], slopes[position], inputs)
+            gradient += self._usable(rows, own, [index])
         self.cost.backwards += len(points) * sum(self._passes[i] for i in chosen)
         self._learn_logits(rows, points, z.detach(), chosen)
-        return self._usable(rows, gradient, chosen)
+        return gradient.detach()
 
     def linearise(self, rows: Tensor, points: Tensor, wanted: Tensor, classes: int = 1) -> Linearisation:
         """Margins and their gradients for the members `wanted` [k, M] at legal `points`: one pass per wanted member.
@@ -401,19 +420,23 @@ class Search:
         gradients = []
         for g in range(near.shape[1]):
             last = g == near.shape[1] - 1
-            (gradient,) = torch.autograd.grad(chosen[:, g].sum(), inputs, retain_graph=not last)
+            gradient = _pull_back(chosen[:, g], torch.ones_like(chosen[:, g]), inputs, keep=not last)
             gradients.append(self._usable(rows, gradient, [index]))
         self.cost.backwards += len(points) * near.shape[1] * self._passes[index]
         return chosen.detach(), torch.stack(gradients, dim=1), self._fooled(z.detach(), self.y[rows])
 
     def _gradient_pass(self, inputs: Tensor, chosen: Sequence[int]) -> Tensor:
+        return torch.stack(self._outputs(inputs, chosen))
+
+    def _outputs(self, inputs: Tensor, chosen: Sequence[int]) -> list[Tensor]:
+        """The chosen members' logits, each with a graph of its own."""
         outputs = []
         for index in chosen:
             z = self._gradient_members(index, inputs)
             self._check_logits(index, z, len(inputs))
             outputs.append(z)
         self.cost.forwards += len(inputs) * sum(self._passes[i] for i in chosen)
-        return torch.stack(outputs)
+        return outputs
 
     def _learn(self, rows: Tensor, points: Tensor, errors: Tensor, seen: Tensor) -> Tensor:
         """Record the verdicts a gradient pass gave for free; returns the exact ones.
@@ -447,6 +470,31 @@ class Search:
                 self.no_gradient[rows[zero].cpu(), index] = True
             gradient = torch.where(torch.isfinite(gradient), gradient, torch.zeros_like(gradient))
         return gradient.detach()
+
+
+def _around_rounded(threat: Threat, rounded: Tensor, x: Tensor) -> Threat:
+    """The threat around `rounded` whose points are legal around `x` too: less what rounding has moved."""
+    if rounded.dtype == x.dtype:
+        return threat
+    moved = (rounded.cpu().double() - x.cpu().double()).flatten(1)
+    distance = float(torch.linalg.vector_norm(moved, threat.p, dim=1).max()) if moved.numel() else 0.0
+    if distance == 0:
+        return threat
+    left = 1 - 1e-12 - distance / threat.eps
+    if left <= 0:
+        raise InputError(
+            f"eps is {threat.eps:g}; rounding x from {x.dtype} to the members' {rounded.dtype} moves it by "
+            f"{distance:g} already (give x in the members' precision)"
+        )
+    return threat.scaled(left)
+
+
+def _pull_back(output: Tensor, slope: Tensor, inputs: Tensor, *, keep: bool = False) -> Tensor:
+    """slope·∂output/∂inputs; zero, which is flagged, where the output does not depend on the inputs."""
+    if not output.requires_grad:
+        return torch.zeros_like(inputs)
+    (gradient,) = torch.autograd.grad(output, inputs, slope, retain_graph=keep, allow_unused=True)
+    return torch.zeros_like(inputs) if gradient is None else gradient
 
 
 @contextlib.contextmanager
