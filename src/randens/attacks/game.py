@@ -72,16 +72,16 @@ def solve_game(
 ) -> Solution:
     """Primal-dual iterations (Chambolle and Pock) from `delta`; c [k, T], a [k, T, d], support bool [k, T].
 
-    A single target has a closed form. Rows stop mattering once all their targets are below zero.
+    A single target has a closed form. All iterations are made, even where δ wins or λ proves that none can: a
+    better compromise fools more members on the way, and no row depends on those it shares the batch with.
     """
     matrix = a * support.unsqueeze(2)
     lone = support.sum(dim=1) == 1
+    gradient = matrix.sum(dim=1)
+    closed = torch.where(gradient == 0, delta, domain.lowest(gradient))
+    closed_value = _worst(c, matrix, support, closed)
     if bool(lone.all()):
-        gradient = matrix.sum(dim=1)
-        best = domain.lowest(gradient)
-        best = torch.where(gradient == 0, delta, best)
-        value = _worst(c, matrix, support, best)
-        return Solution(best, value, value, support.to(c.dtype))
+        return Solution(closed, closed_value, _floor(c, matrix, support, domain), support.to(c.dtype))
     weights = support.to(c.dtype) / support.sum(dim=1, keepdim=True).clamp_min(1)
     # Steps scaled to the sizes of δ's domain and of the simplex; their product stays below 1/‖A‖².
     operator = torch.linalg.matrix_norm(torch.bmm(matrix, matrix.transpose(1, 2)), ord="fro").sqrt()
@@ -91,8 +91,9 @@ def solve_game(
         size = size.clamp(max=domain.radius)
     primal, dual = 0.95 * size / operator, 0.95 / (size.clamp_min(1e-20) * operator)
     current = domain.project(delta)
-    best, best_value = current, _worst(c, matrix, support, current)
-    floor = torch.full_like(best_value, -torch.inf)
+    best = torch.where(lone.unsqueeze(1), closed, current)
+    best_value = _worst(c, matrix, support, best)
+    floor = torch.where(lone, _floor(c, matrix, support, domain), -torch.inf)
     kept_weights = weights
     mean_delta, mean_weights = torch.zeros_like(current), torch.zeros_like(weights)
     for count in range(1, iterations + 1):
@@ -106,18 +107,20 @@ def solve_game(
         if count % 5 == 0 or count == iterations:
             for candidate in (current, mean_delta):
                 value = _worst(c, matrix, support, candidate)
-                better = value < best_value
+                better = ~lone & (value < best_value)
                 best = torch.where(better.unsqueeze(1), candidate, best)
                 best_value = torch.where(better, value, best_value)
             slope = torch.bmm(mean_weights.unsqueeze(1), matrix).squeeze(1)
             bound = (mean_weights * c.masked_fill(~support, 0.0)).sum(dim=1) + domain.floor(slope)
-            higher = bound > floor
+            higher = ~lone & (bound > floor)
             floor = torch.where(higher, bound, floor)
             kept_weights = torch.where(higher.unsqueeze(1), mean_weights, kept_weights)
-            # Every row is settled: a winning δ is found, or λ proves that there is none.
-            if bool(((best_value <= 0) | (floor > 0)).all()):
-                break
     return Solution(best, best_value, floor, kept_weights)
+
+
+def _floor(c: Tensor, matrix: Tensor, support: Tensor, domain: Domain) -> Tensor:
+    """A lower bound on the game's value for single targets."""
+    return c.masked_fill(~support, 0.0).sum(dim=1) + domain.floor(matrix.sum(dim=1))
 
 
 def _worst(c: Tensor, matrix: Tensor, support: Tensor, delta: Tensor) -> Tensor:
