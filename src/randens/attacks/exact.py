@@ -75,9 +75,10 @@ def affine(member: nn.Module, example: Tensor) -> tuple[Array, Array]:
     with torch.no_grad():
         bias = wide(zero).squeeze(0)
         probe = example[: min(8, len(example))].double()
-        probe = torch.cat([probe, 2 * probe + 1])
-        gap = (wide(probe) - probe.flatten(1) @ weight.T - bias).abs().max()
-    if float(gap) > 1e-6 * max(1.0, float(weight.abs().max()), float(bias.abs().max())):
+        probe = torch.cat([probe, 2 * probe + 1, -probe - 1])
+        z = wide(probe)
+        gap = (z - probe.flatten(1) @ weight.T - bias).abs().max()
+    if float(gap) > 1e-6 * float(z.abs().max()):
         raise InputError(
             f"{type(member).__name__} is not linear in its input; the exact attack needs linear members"
         )
@@ -136,13 +137,17 @@ def problems(rec: nn.ModuleList, x: Tensor, y: Tensor, threat: Threat) -> Iterat
         margins = z[:, [label]] - z
         margins[:, label] = np.inf
         gradients = weights[:, [label]] - weights
+        # The largest logit anywhere in the cube: the scale on which verdicts tell a win from a tie.
+        largest = (np.abs(z) + np.abs(weights) @ np.maximum(high[j] - inputs[j], inputs[j] - low[j])).max(
+            axis=1
+        )
         yield _Problem(
             margins,
             gradients,
             low[j] - inputs[j],
             high[j] - inputs[j],
             radius,
-            _TAU * (1 + np.abs(z).max(axis=1)),
+            _TAU * largest,
         )
 
 
@@ -313,5 +318,5 @@ class Exact(Attack):
         s.judge(rows, s.x[rows] + torch.stack(chosen).to(s.x).reshape(s.x[rows].shape))
 
     def _solve(self, s: Search, rows: Tensor, probs: Array) -> list[Tensor]:
-        cases = problems(s.rec.members, s.x[rows].cpu(), s.y[rows].cpu(), self.threat)
+        cases = problems(s.rec.members, s.x[rows].cpu(), s.y[rows].cpu(), s.threat)
         return [torch.from_numpy(optimum(case, probs).delta) for case in cases]

@@ -99,9 +99,10 @@ class Suite(Attack):
         parts(self.preset, self.threat)
 
     def search(self, s: Search) -> None:
+        again = s.restart
         for stream, attack in enumerate(parts(self.preset, self.threat), start=1):
             with s.credited(attack.name):
-                for restart in range(attack.restarts):
+                for restart in range(again * attack.restarts, (again + 1) * attack.restarts):
                     s.begin(restart, stream)
                     if len(s.unfinished):
                         attack.search(s)
