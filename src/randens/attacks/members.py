@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.fx.experimental.optimization import fuse
 
-from randens.errors import unknown
-from randens.models.precision import bfloat16_pays
+from randens.errors import ModelError, unknown
+from randens.models.precision import bfloat16_pays, probe
 
 __all__ = ["GradientMembers"]
 
@@ -35,6 +35,11 @@ class GradientMembers:
         self.device = first.device.type if first is not None else "cpu"
         if precision == "auto":
             precision = "bfloat16" if convolutional and bfloat16_pays(self.device) else "float32"
+        elif precision == "bfloat16" and self.device == "cpu" and probe().bfloat16 is None:
+            # Some machines end the whole process at the first such instruction.
+            raise ModelError(
+                f"precision is 'bfloat16', which does not work on this machine: {probe().reason}"
+            )
         self.precision = precision
         self.exact = precision == "float32"
         self._members = [_folded(m) if fold and convolutional else m for m in members]

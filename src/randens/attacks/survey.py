@@ -134,6 +134,8 @@ def survey(
         parts = _gather(parts)
     if not parts:
         raise InputError("data is empty; there is nothing to attack")
+    if place is not None and (extra := place / f"batch-{max(parts) + 1:06d}.safetensors").exists():
+        raise FileError(f"{extra} lies beyond the end of the data, so {place} belongs to other data")
     if done:
         tell(f"attack {attack.name}", done, done)
     return _assemble([parts[number] for number in sorted(parts)], rec, place)
@@ -153,14 +155,26 @@ class _Part:
         }
         metadata = {"format": _FORMAT, "sources": "\n".join(self.sources), **extra}
         metadata["pool_sources"] = "\n".join(self.pool_sources)
+        metadata["checksum"] = _checksum(tensors)
         return safetensors.torch.save(tensors, metadata)
+
+    def lean(self) -> _Part:
+        """Without the perturbed inputs, which only the file keeps: memory stays flat however many batches."""
+        tensors = {k: v for k, v in self.tensors.items() if k not in ("x_adv", "pool.x_adv")}
+        return _Part(tensors, self.sources, self.pool_sources)
 
     @staticmethod
     def unpack(content: bytes) -> tuple[_Part, dict[str, str]]:
         length = int.from_bytes(content[:8], "little")
         metadata = json.loads(content[8 : 8 + length]).get("__metadata__", {})
         tensors = safetensors.torch.load(content)
+        if metadata.get("checksum") != _checksum(tensors):
+            raise ValueError("the content does not match its checksum")
         return _Part(tensors, _lines(metadata["sources"]), _lines(metadata["pool_sources"])), metadata
+
+
+def _checksum(tensors: dict[str, Tensor]) -> str:
+    return sha256(b"".join(k.encode() + tensors[k].numpy().tobytes() for k in sorted(tensors)))
 
 
 def _lines(text: str) -> tuple[str, ...]:
@@ -171,13 +185,13 @@ def _one(
     place: Path | None, number: int, x: Tensor, y: Tensor, run_batch: Callable[[int, Tensor, Tensor], Found]
 ) -> _Part:
     path = place / f"batch-{number:06d}.safetensors" if place is not None else None
-    content_hash = sha256(x.contiguous().numpy().tobytes() + y.contiguous().numpy().tobytes())
+    content_hash = sha256(b"".join(t.detach().cpu().contiguous().numpy().tobytes() for t in (x, y)))
     if path is not None and path.exists():
         try:
             part, metadata = _Part.unpack(path.read_bytes())
             if metadata.get("data") == content_hash:
-                return part
-        except (SafetensorError, ValueError, KeyError):
+                return part.lean()
+        except (SafetensorError, ValueError, KeyError, AttributeError):
             pass  # a damaged batch is simply attacked again
         else:
             raise FileError(f"{path} belongs to other data; choose another folder")
@@ -200,9 +214,7 @@ def _one(
     part = _Part(tensors, found.sources, pool.sources)
     if path is not None:
         write_atomic(path, part.pack(inputs=True, data=content_hash))
-    # Only the file keeps the perturbed inputs: memory stays flat however many batches there are.
-    lean = {k: v for k, v in tensors.items() if k not in ("x_adv", "pool.x_adv")}
-    return _Part(lean, part.sources, part.pool_sources)
+    return part.lean()
 
 
 def _assemble(parts: list[_Part], rec: RandomizedEnsemble, place: Path | None) -> Survey:
@@ -259,7 +271,8 @@ def _claim(place: Path, fingerprint: dict[str, Any]) -> None:
     """Make the folder this attack's own, or check that it is."""
     path = place / "attack.json"
     if not path.exists():
-        if place.exists() and any(place.iterdir()):
+        # What a killed first call may have left under a temporary name is no content.
+        if place.exists() and any(not p.name.startswith(".") for p in place.iterdir()):
             raise FileError(f"{place} is not empty and holds no attack; choose another folder")
         write_json(path, fingerprint)
         return
