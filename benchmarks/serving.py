@@ -1,7 +1,7 @@
 """The server at its saturation load, on loopback, for a bounded time: throughput, latencies, errors, memory.
 
-Clients send one image after the other, each over its own connection, as fast as answers come back. The number of
-clients is the smallest that nearly reaches the best throughput; that load is then held. Targets: no errors, p99 at most 5 times
+Clients send one image after the other, each over its own connection, as fast as answers come back. Their number is
+the smallest that nearly reaches the best throughput; that load is then held. Targets: no errors, p99 at most 5 times
 p50, flat memory.
 
     python -m benchmarks.serving
