@@ -54,27 +54,28 @@ def _ours(have: Measured, method: str) -> dict[str, float]:
 
 
 def figure1(found: Found, networks: Sequence[str], title: str) -> Figure:
-    """Robust accuracy against FLOPs per inference; filled markers are ours, hollow ones the paper's."""
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    axes = figure.subplots()
-    for method, entries in points(found, networks).items():
-        for side, filled in (("paper", False), ("ours", True)):
+    """Robust accuracy against FLOPs per inference, ours (left) and the paper's (right)."""
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    for axes, side in zip(figure.subplots(1, 2), ("ours", "paper"), strict=True):
+        for method, entries in points(found, networks).items():
             known = [entry[side] for entry in entries if entry[side] is not None]
+            if not known:
+                continue
             axes.scatter(
                 [p["mflops"] for p in known],
                 [p["robust"] for p in known],
-                s=110 if method == "barre" else 55,
+                s=130 if method == "barre" else 55,
                 marker=_MARKERS[method],
-                facecolors=_COLOURS[method] if filled else "none",
-                edgecolors=_COLOURS[method],
-                label=f"{_NAMES[method]} ({side})",
+                color=_COLOURS[method],
+                label=_NAMES[method],
             )
-    axes.set_xscale("log")
-    axes.set_xlabel("MFLOPs per inference")
-    axes.set_ylabel("robust accuracy [%]")
-    axes.set_title(title, fontsize=10)
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=7)
+        axes.set_xlabel("MFLOPs per inference")
+        axes.set_ylabel("robust accuracy [%]")
+        axes.set_title(side, fontsize=9)
+        if axes.collections:
+            axes.set_xscale("log")
+        _finish(axes, bool(axes.collections))
+    figure.suptitle(title, fontsize=10)
     return figure
 
 
@@ -89,10 +90,17 @@ def figure5(curves: Mapping[str, Measured], title: str) -> Figure:
     for axes, what in ((left, "robust"), (right, "natural")):
         axes.set_xlabel("epoch of the second member")
         axes.set_ylabel(f"{what} accuracy [%]")
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize=7)
+        _finish(axes, bool(curves))
     figure.suptitle(title, fontsize=10)
     return figure
+
+
+def _finish(axes: Any, filled: bool) -> None:
+    if not filled:
+        axes.text(0.5, 0.5, "no runs yet", ha="center", va="center", transform=axes.transAxes)
+        return
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=7)
 
 
 def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
