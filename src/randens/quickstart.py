@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from randens.evaluation import (
     transferred,
 )
 from randens.progress import Progress, silent
+from randens.report import measure, write_report
 from randens.runs import Run
 from randens.training import Recipe, train
 
@@ -33,6 +35,10 @@ __all__ = ["Quickstart", "Verdict", "quickstart", "recipes"]
 
 _CONFIDENCE = 0.95
 _ATTACKS = ("pgd", "arc-r", "saddle")
+# What the report shows beyond the evaluation is measured on a part of the test images, to stay within minutes.
+_SHOWN = 120
+_COMPARED = ("afgsm", "apgd-l", "apgd-s", "arc-r", "saddle")
+_FACTORS = (0.25, 0.5, 1.0, 1.5, 2.0)
 
 
 @dataclass(frozen=True)
@@ -49,19 +55,22 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Quickstart:
-    """What the quickstart did: two evaluations on the test split, the sampling, the verdict, the run folder."""
+    """What the quickstart did: two evaluations on the test split, the sampling, the verdict, the run folder,
+    and the report in it."""
 
     run: Run
     at: Evaluation
     barre: Evaluation
     sampling: AttackedSampling
     verdict: Verdict
+    report: Path
     seconds: float
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary for JSON."""
         return {
             "run": str(self.run.path),
+            "report": str(self.report),
             "seconds": self.seconds,
             "verdict": self.verdict.to_json(),
             "sampling": self.sampling.to_json(),
@@ -144,8 +153,25 @@ def _quickstart(parent: str | os.PathLike[str], seed: int, report: Progress) -> 
     barre.save(run.path / "evaluation.json")
     single.save(run.path / "at" / "evaluation.json")
     verdict = judge(single, barre)
+    shown = test.subset(slice(0, _SHOWN))
+    for name, one, known, folder in (
+        ("BARRE", rec, barre.pool, run),
+        ("AT", at, single.pool, Run.open(run.path / "at")),
+    ):
+        pool = None if known is None else known.select(0, len(shown))
+        measure(
+            one,
+            shown,
+            threat,
+            compared=_COMPARED,
+            factors=_FACTORS,
+            pool=pool,
+            seed=seed,
+            progress=_named(name, report),
+        ).save(folder)
+    page = write_report([run.path, run.path / "at"])
     run.log(event="quickstart", seconds=time.perf_counter() - begun, verdict=verdict.to_json())
-    return Quickstart(run, single, barre, sampling, verdict, time.perf_counter() - begun)
+    return Quickstart(run, single, barre, sampling, verdict, page, time.perf_counter() - begun)
 
 
 def judge(at: Evaluation, rec: Evaluation) -> Verdict:

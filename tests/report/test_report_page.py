@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import json
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -343,3 +344,30 @@ def test_bad_lists_of_runs(tmp_path: Path) -> None:
     path = chosen_run(tmp_path / "r", None)
     with pytest.raises(InputError, match="same folder twice"):
         write_report([path, tmp_path / "." / "r"])
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "what"), [("ensemble", "f" * 64, "members"), ("probs", [1, 0, 0], "probabilities")]
+)
+def test_measurements_of_something_else_are_pointed_out(
+    trained_run: Path, tmp_path: Path, key: str, value: object, what: str
+) -> None:
+    folder = tmp_path / "r"
+    shutil.copytree(trained_run, folder)
+    assert "Measured with other" not in page_of(folder)
+    for name in ("radii", "attacks", "gallery"):
+        document = json.loads((folder / "report" / f"{name}.json").read_text())
+        write_json(folder / "report" / f"{name}.json", {**document, key: value})
+    assert page_of(folder).count(f"Measured with other {what} than were evaluated") == 3
+
+
+def test_attacks_that_found_more_than_the_evaluation_are_pointed_out(
+    trained_run: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "r"
+    shutil.copytree(trained_run, folder)
+    document = json.loads((folder / "report" / "attacks.json").read_text())
+    for together, said in ((0.0, True), (1.0, False)):
+        document["together"]["value"] = together
+        write_json(folder / "report" / "attacks.json", document)
+        assert ("its attacks were not the strongest" in page_of(folder)) is said

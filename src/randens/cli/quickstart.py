@@ -44,6 +44,7 @@ def _print(result: Quickstart) -> None:
     out.print(result.verdict.sentence, style="bold")
     out.print()
     folder = result.run.path
+    out.print(f"The report is {result.report}: open it in a browser.")
     out.print(f"Everything is in {folder} ({result.seconds:.0f} s). What to try next:")
     out.print(f"  randens evaluate {folder} --attack suite     a stronger portfolio of attacks")
     out.print(f"  randens sample {folder}                      other ways to choose the probabilities")

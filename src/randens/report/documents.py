@@ -72,12 +72,19 @@ class Radius(_Document):
     deterministic: Interval | None = None
 
 
-class Radii(_Document):
+class _Measured(_Document):
+    """What was measured: the members by their fingerprint, at these probabilities, on these data."""
+
+    ensemble: str
+    probs: list[Real] = Field(min_length=1)
+    data: str
+    split: str
+
+
+class Radii(_Measured):
     """Robust accuracy over ε. Witnesses of smaller radii count at larger ones, so that no curve rises."""
 
     format: Literal["randens-radii-1"] = "randens-radii-1"
-    data: str
-    split: str
     n: int = Field(ge=1)
     norm: str
     attacks: list[str]
@@ -95,12 +102,10 @@ class AttackLine(_Document):
     seconds: Real
 
 
-class AttackTable(_Document):
+class AttackTable(_Measured):
     """Attacks compared on the same inputs; `together` is the worst case of all of them."""
 
     format: Literal["randens-attack-table-1"] = "randens-attack-table-1"
-    data: str
-    split: str
     n: int = Field(ge=1)
     norm: str
     eps: Real
@@ -122,17 +127,14 @@ class Example(_Document):
     after: list[int]
 
 
-class Gallery(_Document):
+class Gallery(_Measured):
     """Worst perturbations found, with differences shown `amplified` times as large around grey."""
 
     format: Literal["randens-gallery-1"] = "randens-gallery-1"
-    data: str
-    split: str
     norm: str
     eps: Real
     amplified: Real
     classes: list[str]
-    probs: list[Real]
     examples: list[Example]
 
 
@@ -188,7 +190,8 @@ def read(run: Run, name: str, kind: type[Kind]) -> Kind | None:
     try:
         return kind.model_validate(run.read(name))
     except ValidationError as error:
-        first = error.errors()[0]
+        # Another format explains everything else that does not fit.
+        first = min(error.errors(), key=lambda e: e["loc"] != ("format",))
         where = ".".join(str(part) for part in first["loc"]) or "the document"
         raise FileError(
             f"{run.path / name}.json is damaged or of another version: {where}: {first['msg']}"

@@ -16,6 +16,7 @@ from randens.data import ImageData
 from randens.ensemble import RandomizedEnsemble
 from randens.errors import InputError
 from randens.evaluation import estimate, evaluate
+from randens.evaluation.inputs import fingerprint
 from randens.progress import Progress, silent
 from randens.report.documents import AttackLine, AttackTable, Gallery, Interval, Radii, Radius
 from randens.report.pictures import make_gallery
@@ -101,6 +102,8 @@ def measure(
         )
     report("accuracy over ε", len(sizes), len(sizes))
     curve = Radii(
+        ensemble=fingerprint(rec),
+        probs=rec.probs.tolist(),
         data=data.name,
         split=data.split,
         n=len(data),
@@ -143,6 +146,8 @@ def _compare(
         )
     progress("comparing attacks", len(names), len(names))
     return AttackTable(
+        ensemble=fingerprint(rec),
+        probs=rec.probs.tolist(),
         data=data.name,
         split=data.split,
         n=len(data),

@@ -16,6 +16,7 @@ from randens.data import ImageData
 from randens.ensemble import RandomizedEnsemble
 from randens.errors import InputError
 from randens.evaluation import worst_inputs
+from randens.evaluation.inputs import fingerprint
 from randens.report.documents import Example, Gallery
 from randens.threat import Threat
 from randens.witness import WitnessPool
@@ -64,6 +65,7 @@ def make_gallery(
         for j, index in enumerate(chosen)
     ]
     return Gallery(
+        ensemble=fingerprint(rec),
         data=data.name,
         split=data.split,
         norm=threat.norm,

@@ -7,9 +7,12 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+from numpy.typing import ArrayLike
+
 from randens.evaluation import Evaluation, tables
 from randens.report import charts, pieces, series
-from randens.report.documents import AttackTable
+from randens.report.documents import AttackTable, Gallery, Radii
 from randens.report.landscape import MOST_SOLVED, Reading
 from randens.report.markup import Markup, Node, element
 from randens.report.material import Material
@@ -195,7 +198,8 @@ def _radii(one: Material) -> Markup:
         f"{radii.data} {radii.split}, {radii.n} inputs, attacked with {' and '.join(radii.attacks)}; "
         f"whiskers: {radii.confidence:.0%} intervals."
     )
-    return pieces.figure(picture, caption, pieces.table(("ε", *(line.name for line in lines)), body))
+    numbers = pieces.table(("ε", *(line.name for line in lines)), body)
+    return element("div", _stale(one, radii), pieces.figure(picture, caption, numbers))
 
 
 def _attacks(one: Material) -> Markup:
@@ -205,6 +209,7 @@ def _attacks(one: Material) -> Markup:
     if compared is None:
         parts.append(pieces.missing(one, "measure", "attacks"))
     else:
+        parts.append(_stale(one, compared))
         ordered = sorted(compared.attacks, key=lambda a: a.robust.value)
         picture = charts.bars(
             [(a.name, a.robust.value, (a.robust.low, a.robust.high), "") for a in ordered],
@@ -276,10 +281,32 @@ def _attacks(one: Material) -> Markup:
     return element("div", parts)
 
 
+def _stale(one: Material, measured: Radii | AttackTable | Gallery) -> Markup | None:
+    """A warning where a measurement belongs to other members or probabilities than the evaluation."""
+    result = one.evaluation
+    if result is None or (measured.ensemble == result.ensemble and _same(measured.probs, result.probs)):
+        return None
+    what = "members" if measured.ensemble != result.ensemble else "probabilities"
+    command = element("code", f"randens report {shlex.quote(str(one.run.path))} --measure")
+    return element(
+        "p",
+        f"Measured with other {what} than were evaluated; measure again with ",
+        command,
+        ".",
+        class_="warning",
+    )
+
+
+def _same(first: ArrayLike, second: ArrayLike) -> bool:
+    one, two = np.asarray(first), np.asarray(second)
+    return one.shape == two.shape and np.allclose(one, two)
+
+
 def _same_case(result: Evaluation, compared: AttackTable) -> bool:
-    case = (compared.data, compared.split, compared.n, compared.norm)
-    return case == (result.data, result.split, result.n, result.threat.norm) and math.isclose(
-        compared.eps, result.threat.eps
+    case = (compared.ensemble, compared.data, compared.split, compared.n, compared.norm)
+    mine = (result.ensemble, result.data, result.split, result.n, result.threat.norm)
+    return (
+        case == mine and _same(compared.probs, result.probs) and math.isclose(compared.eps, result.threat.eps)
     )
 
 
@@ -381,7 +408,7 @@ def _gallery(one: Material) -> Markup:
         f"Worst perturbations found at α = {pieces.probs(gallery.probs)} on {gallery.data} {gallery.split}, "
         f"{gallery.norm} ε = {gallery.eps:.4g}, on inputs that every member gets right without them."
     )
-    return element("div", element("p", caption), element("ul", items, class_="gallery"))
+    return element("div", _stale(one, gallery), element("p", caption), element("ul", items, class_="gallery"))
 
 
 def _training(one: Material) -> Markup:
