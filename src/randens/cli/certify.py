@@ -55,10 +55,13 @@ def certify(
     title = f"{run} on {result.data} {result.split}, {result.threat.norm} ε = {result.threat.eps:.4g}"
     out.print(_table(result, title))
     best = ", ".join(f"{p:.3g}" for p in result.best.probs.tolist())
-    out.print(f"Smallest certified risk at any probabilities: {result.best.risk:.4f} at α = ({best}).")
+    advice = " Use --split validation to choose α by it." if result.split == "test" else ""
     out.print(
-        f"Members one by one would give {result.separate():.4f}; {result.refuted} sets of members were proven not "
-        "to fall together."
+        f"Smallest certified risk at any probabilities: {result.best.risk:.4f} at α = ({best}).{advice}"
+    )
+    out.print(
+        f"Members one by one would give {result.separate():.4f}; sets of members proven not to fall together: "
+        f"{result.refuted}."
     )
     out.print(f"{result.n} inputs, {result.seconds:.1f} s. Written to {path}.")
 

@@ -105,7 +105,10 @@ class Certification:
 
     @cached_property
     def best(self) -> Sampling:
-        """The probabilities with the smallest certified risk, with proof that none are better on this profile."""
+        """The probabilities with the smallest certified risk, with proof that none are better on this profile.
+
+        On test data this is a bound to look at; choose probabilities by it on validation data.
+        """
         return optimal_sampling(self.profile, method="exact", clean_risks=self.clean.mean(axis=0))
 
     def to_json(self) -> dict[str, Any]:
