@@ -31,7 +31,7 @@ from randens.witness import WitnessPool
 if TYPE_CHECKING:
     from randens.attacks.base import Attack, Found
 
-__all__ = ["Survey", "batches", "survey"]
+__all__ = ["Survey", "batches", "place_of", "survey"]
 
 _FORMAT = "randens-attack-1"
 
@@ -265,6 +265,13 @@ def _fingerprint(attack: Attack, rec: RandomizedEnsemble) -> dict[str, Any]:
         "probs": rec.probs.tolist(),
         "members": sha256(weights),
     }
+
+
+def place_of(parent: Path, attack: Attack, rec: RandomizedEnsemble, data: Any) -> Path:
+    """A folder name that the same attack on the same ensemble and number of inputs finds again."""
+    content = {"data": [getattr(data, "name", ""), getattr(data, "split", ""), _length(data)]}
+    text = json.dumps({**_fingerprint(attack, rec), **content}, sort_keys=True)
+    return parent / f"{attack.name}-{sha256(text.encode())[:12]}"
 
 
 def _claim(place: Path, fingerprint: dict[str, Any]) -> None:

@@ -1,0 +1,82 @@
+"""`randens attack`: attack a run's ensemble with one attack or several, and keep the witnesses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from randens.attacks.survey import place_of
+from randens.cli import choices
+from randens.cli.output import Json, console, print_json
+from randens.cli.progress import bars
+from randens.evaluation.attacking import Attacked, attack_all, draw_worst
+from randens.evaluation.subject import open_subject
+
+__all__ = ["attack"]
+
+
+def attack(
+    run: choices.RunFolder,
+    attack: choices.Attacks = None,
+    settings: choices.Settings = None,
+    split: Annotated[str, typer.Option(help="The split whose inputs are attacked.")] = "test",
+    limit: choices.Limit = None,
+    data: choices.Data = None,
+    norm: choices.Norm = None,
+    eps: choices.Eps = None,
+    seed: choices.Seed = 0,
+    save_images: Annotated[
+        Path | None,
+        typer.Option(help="Write a PNG of clean, perturbed and difference there.", show_default=False),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Attack the ensemble of RUN; witnesses and perturbed inputs are kept in its folder `attacks`.
+
+    The default is the saddle climber. An interrupted attack is continued by the same command; one that has
+    finished is read back.
+    """
+    subject = open_subject(run, data=data, norm=norm, eps=choices.number("--eps", eps))
+    images = subject.load(split, limit)
+    chosen = choices.make_attacks(attack, ("saddle",), subject.threat, settings, seed)
+    with bars() as progress:
+        results = attack_all(
+            subject.rec,
+            images,
+            chosen,
+            lambda a: place_of(subject.run.path / "attacks", a, subject.rec, images),
+            progress,
+        )
+    if save_images is not None:
+        draw_worst(save_images, images, results[-1], subject.rec, subject.threat)
+    if as_json:
+        print_json([result.to_json() for result in results])
+        return
+    out = console()
+    out.print(_table(results, f"{subject.run.path} on {images.name} {split}, {len(images)} inputs"))
+    for result in results:
+        for line in result.warnings:
+            out.print(line, markup=False)
+    out.print(f"Witnesses and perturbed inputs are in {subject.run.path / 'attacks'}.", markup=False)
+    if save_images is not None:
+        out.print(f"Pictures are in {save_images}.", markup=False)
+
+
+def _table(results: list[Attacked], title: str) -> Table:
+    table = Table(title=title)
+    for name in ("attack", "natural", "robust", "members", "forwards", "backwards"):
+        table.add_column(name, justify="left" if name == "attack" else "right")
+    for result in results:
+        table.add_row(
+            result.name,
+            f"{100 * result.natural:.2f}",
+            f"{100 * result.robust:.2f}",
+            " ".join(f"{100 * (1 - r):.1f}" for r in result.member_risks),
+            f"{result.forwards / result.inputs:.1f}",
+            f"{result.backwards / result.inputs:.1f}",
+        )
+    table.caption = "accuracies in %, exact expectations; member passes per input"
+    return table
