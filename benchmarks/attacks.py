@@ -15,6 +15,7 @@ import copy
 import importlib.util
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,14 @@ def textbook_arc_r(
     return point
 
 
+def channels_first(member: nn.Module) -> nn.Module:
+    """A frozen copy in torch's default layout, as other libraries would run it."""
+    twin = copy.deepcopy(member).eval().requires_grad_(False)
+    for parameter in twin.parameters():
+        parameter.data = parameter.data.contiguous()
+    return twin
+
+
 def bare_passes(member: nn.Module, x: Tensor, y: Tensor, steps: int) -> Callable[[], None]:
     """`steps` forward and backward passes of one prepared member and nothing else."""
     prepared = GradientMembers([member])
@@ -136,9 +145,7 @@ def trained() -> Path:
 
 
 def ensemble_rows(rec: RandomizedEnsemble, x: Tensor, y: Tensor, threat: Threat, repeats: int) -> list[Row]:
-    plain = [copy.deepcopy(m).to(memory_format=torch.contiguous_format).eval() for m in rec.members]
-    for member in plain:
-        member.requires_grad_(False)
+    plain = [channels_first(m) for m in rec.members]
     contiguous = x.contiguous()
     create = randens.attacks.create
     cases: dict[str, Callable[[], Any]] = {
@@ -165,7 +172,7 @@ def ensemble_rows(rec: RandomizedEnsemble, x: Tensor, y: Tensor, threat: Threat,
 
 
 def single_rows(member: nn.Module, x: Tensor, y: Tensor, threat: Threat, repeats: int) -> list[Row]:
-    plain = copy.deepcopy(member).to(memory_format=torch.contiguous_format).eval()
+    plain = channels_first(member)
     contiguous = x.contiguous()
     create = randens.attacks.create
     cases: dict[str, Callable[[], Any]] = {
@@ -175,7 +182,7 @@ def single_rows(member: nn.Module, x: Tensor, y: Tensor, threat: Threat, repeats
     }
     for package, run in (("foolbox", foolbox_pgd), ("torchattacks", torchattacks_pgd)):
         if importlib.util.find_spec(package):
-            cases[f"{package} PGD-20"] = lambda run=run: run(plain, contiguous, y, threat.eps)
+            cases[f"{package} PGD-20"] = partial(run, plain, contiguous, y, threat.eps)
         else:
             print(f"{package} is not installed: left out")
     measured = interleaved(cases, repeats)
