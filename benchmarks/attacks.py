@@ -107,10 +107,11 @@ def bare_passes(member: nn.Module, x: Tensor, y: Tensor, steps: int) -> Callable
 
 
 def foolbox_pgd(member: nn.Module, x: Tensor, y: Tensor, eps: float) -> Tensor:
-    import foolbox
+    from foolbox.attacks import LinfPGD
+    from foolbox.models import PyTorchModel
 
-    model = foolbox.PyTorchModel(member, bounds=(0, 1), device="cpu")
-    attack = foolbox.attacks.LinfPGD(rel_stepsize=0.25, steps=20, random_start=False)
+    model = PyTorchModel(member, bounds=(0, 1), device="cpu")
+    attack = LinfPGD(rel_stepsize=0.25, steps=20, random_start=False)
     clipped: Tensor = attack(model, x, y, epsilons=eps)[1]
     return clipped
 
