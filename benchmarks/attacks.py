@@ -108,7 +108,7 @@ def bare_passes(member: nn.Module, x: Tensor, y: Tensor, steps: int) -> Callable
 
 def foolbox_pgd(member: nn.Module, x: Tensor, y: Tensor, eps: float) -> Tensor:
     from foolbox.attacks import LinfPGD
-    from foolbox.models import PyTorchModel
+    from foolbox.models.pytorch import PyTorchModel
 
     model = PyTorchModel(member, bounds=(0, 1), device="cpu")
     attack = LinfPGD(rel_stepsize=0.25, steps=20, random_start=False)
