@@ -1,4 +1,4 @@
-"""Eight-bit members: smaller and often faster, and their robust accuracy measured anew, not assumed."""
+"""Eight-bit members: smaller files, and their robust accuracy measured anew, not assumed."""
 
 from __future__ import annotations
 
