@@ -154,18 +154,15 @@ def _quickstart(parent: str | os.PathLike[str], seed: int, report: Progress) -> 
     single.save(run.path / "at" / "evaluation.json")
     verdict = judge(single, barre)
     shown = test.subset(slice(0, _SHOWN))
-    for name, one, known, folder in (
-        ("BARRE", rec, barre.pool, run),
-        ("AT", at, single.pool, Run.open(run.path / "at")),
-    ):
-        pool = None if known is None else known.select(0, len(shown))
+    subjects = (("BARRE", rec, barre.pool, run), ("AT", at, single.pool, Run.open(run.path / "at")))
+    for name, one, witnesses, folder in subjects:
         measure(
             one,
             shown,
             threat,
             compared=_COMPARED,
             factors=_FACTORS,
-            pool=pool,
+            pool=None if witnesses is None else witnesses.select(0, len(shown)),
             seed=seed,
             progress=_named(name, report),
         ).save(folder)

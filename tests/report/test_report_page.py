@@ -208,6 +208,8 @@ def test_a_broken_training_log_is_named(tmp_path: Path) -> None:
 def test_training_curves_of_runs_inside_a_run(tmp_path: Path) -> None:
     path = chosen_run(tmp_path / "r", chosen_evaluation(2))
     chosen_run(path / "at", None, epochs=5)
+    write_json(path / "at" / "training.json", {"cost": {"forwards": 1234, "backwards": 567, "seconds": 8.0}})
+    assert "training at 1,234 567 8 s" in text_of(page_of(path))
     curves = gather(path).curves
     assert [curve.name for curve in curves] == ["at"]
     assert len(curves[0].epochs) == 5

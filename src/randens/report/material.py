@@ -38,7 +38,7 @@ class Material:
     attacks: documents.AttackTable | None = None
     gallery: documents.Gallery | None = None
     audit: documents.Audit | None = None
-    training: documents.TrainingNote | None = None
+    trainings: tuple[tuple[str, documents.TrainingNote], ...] = ()
     curves: tuple[Curve, ...] = ()
     problems: Mapping[str, str] = field(default_factory=dict)
 
@@ -83,7 +83,7 @@ def gather(path: str | os.PathLike[str], name: str | None = None) -> Material:
         attacks=extra("attacks", lambda: documents.read(run, "report/attacks", documents.AttackTable)),
         gallery=extra("gallery", lambda: documents.read(run, "report/gallery", documents.Gallery)),
         audit=extra("audit", lambda: documents.read(run, "audit", documents.Audit)),
-        training=extra("cost", lambda: documents.read(run, "training", documents.TrainingNote)),
+        trainings=extra("cost", lambda: _trainings(run)) or (),
         curves=extra("training", lambda: _curves(run)) or (),
         problems=problems,
     )
@@ -101,19 +101,28 @@ def _evaluation(source: Path) -> Evaluation:
 
 
 def _curves(run: Run) -> tuple[Curve, ...]:
-    """Training curves of the run itself and of the runs inside its folder."""
-    inside = [run]
-    for folder in sorted(p for p in run.path.iterdir() if (p / "manifest.json").is_file()):
-        try:
-            inside.append(Run.open(folder))
-        except FileError:
-            continue  # a folder of something else is not part of this run's story
     found = []
-    for one in inside:
+    for one in _inside(run):
         lines = [line for line in one.metrics() if isinstance(line, dict) and line.get("event") == "epoch"]
         if lines:
             found.append(Curve(one.path.name, lines))
     return tuple(found)
+
+
+def _trainings(run: Run) -> tuple[tuple[str, documents.TrainingNote], ...]:
+    notes = ((one.path.name, documents.read(one, "training", documents.TrainingNote)) for one in _inside(run))
+    return tuple((name, note) for name, note in notes if note is not None)
+
+
+def _inside(run: Run) -> list[Run]:
+    """The run itself and the runs in its folder: what was trained on the way to it."""
+    found = [run]
+    for folder in sorted(p for p in run.path.iterdir() if (p / "manifest.json").is_file()):
+        try:
+            found.append(Run.open(folder))
+        except FileError:
+            continue  # a folder of something else is not part of this run's story
+    return found
 
 
 def _short_names(folders: Sequence[Path]) -> list[str]:

@@ -457,13 +457,9 @@ def _cost(one: Material) -> Markup:
         rows.append(element("tr", element("th", name, scope="row"), [element("td", c) for c in cells]))
 
     result = one.evaluation
-    if one.training is not None and one.training.cost:
-        cost = one.training.cost
-        row(
-            "training",
-            *(f"{cost.get(key, 0):,.0f}" for key in ("forwards", "backwards")),
-            f"{cost.get('seconds', 0):,.0f} s",
-        )
+    for name, note in one.trainings:
+        passes = (f"{note.cost.get(key, 0):,.0f}" for key in ("forwards", "backwards"))
+        row(f"training {name}", *passes, f"{note.cost.get('seconds', 0):,.0f} s")
     if result is not None:
         row(
             "evaluation",

@@ -320,7 +320,8 @@ class Landscape {
     this.root.replaceChildren();
     const plot = html("div", { class: "plot" });
     const panel = html("div", { class: "panel" });
-    this.root.append(plot, panel);
+    if (this.members > 1) this.root.append(plot);
+    this.root.append(panel);
     if (this.members === 2) this.buildCurve(plot);
     else if (this.members >= 3) this.buildTriangle(plot);
     this.buildReadings(panel);
