@@ -41,7 +41,7 @@ class Adapted(nn.Module):
             x = x - self.mean
         if self.std is not None:
             x = x / self.std
-        return _logits(self.module(x), len(x), type(self.module).__name__)
+        return _logits(self.module(x), x.shape[0], type(self.module).__name__)
 
 
 def adapt(
@@ -150,7 +150,7 @@ def _logits(answer: Any, count: int, name: str) -> torch.Tensor:
         answer = answer[0]
     elif not isinstance(answer, torch.Tensor):
         answer = getattr(answer, "logits", answer)
-    if not isinstance(answer, torch.Tensor) or answer.ndim != 2 or len(answer) != count:
+    if not isinstance(answer, torch.Tensor) or answer.ndim != 2 or answer.shape[0] != count:
         found = f"shape {tuple(answer.shape)}" if isinstance(answer, torch.Tensor) else type(answer).__name__
         raise ModelError(
             f"{name} returned {found} for {count} images; a member returns logits [{count}, classes]"
