@@ -28,14 +28,27 @@ class Domain:
         if self.radius is not None:
             norm = torch.linalg.vector_norm(delta, dim=1, keepdim=True)
             delta = delta * (self.radius / norm.clamp_min(self.radius))
-        return torch.minimum(torch.maximum(delta, self.low), self.high)
+        return self._clip(delta)
 
     def lowest(self, gradient: Tensor) -> Tensor:
-        """Where a linear function with this gradient [k, d] is smallest (for l2: on the ball, then clipped)."""
+        """Where a linear function with this gradient [k, d] is smallest.
+
+        For l2 with a box the minimiser is clip(−s·g) with the s that uses up the ball: coordinates that hit the
+        box leave their share of the budget to the others. Found by bisection.
+        """
         if self.radius is None:
             return torch.where(gradient > 0, self.low, self.high)
-        norm = torch.linalg.vector_norm(gradient, dim=1, keepdim=True).clamp_min(1e-30)
-        return self.project(-self.radius * gradient / norm)
+        unit = gradient / torch.linalg.vector_norm(gradient, dim=1, keepdim=True).clamp_min(1e-30)
+        short = torch.full_like(unit[:, :1], self.radius)
+        long = short / unit.abs().masked_fill(unit == 0, torch.inf).amin(dim=1, keepdim=True).clamp_min(1e-6)
+        for _ in range(40):
+            middle = (short * long).sqrt()
+            inside = torch.linalg.vector_norm(self._clip(-middle * unit), dim=1, keepdim=True) <= self.radius
+            short, long = torch.where(inside, middle, short), torch.where(inside, long, middle)
+        return self._clip(-short * unit)
+
+    def _clip(self, delta: Tensor) -> Tensor:
+        return torch.minimum(torch.maximum(delta, self.low), self.high)
 
     def floor(self, gradient: Tensor) -> Tensor:
         """A lower bound [k] on min_δ gradient·δ; exact for linf."""

@@ -72,13 +72,17 @@ def _folded(member: nn.Module) -> nn.Module:
     """A frozen copy with BatchNorm folded into convolutions, or the member itself where that is not possible."""
     if not any(isinstance(m, nn.BatchNorm2d) for m in member.modules()):
         return member
-    modes = [(m, m.training) for m in member.modules()]
-    folded: nn.Module | None = None
-    # Tracing fails on data-dependent control flow: such a member simply stays as it is.
+    folded = _fold(copy.deepcopy(member).eval())
+    folded.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return folded.requires_grad_(False)
+
+
+def _fold(module: nn.Module) -> nn.Module:
+    """Fold the largest parts that can be traced; control flow that depends on the data stays as it is."""
+    if not any(isinstance(m, nn.BatchNorm2d) for m in module.modules()):
+        return module
     with contextlib.suppress(Exception):
-        folded = fuse(copy.deepcopy(member).eval())
-        folded.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        folded.requires_grad_(False)
-    for submodule, training in modes:
-        submodule.training = training
-    return member if folded is None else folded
+        return fuse(module)
+    for name, child in module.named_children():
+        setattr(module, name, _fold(child))
+    return module
