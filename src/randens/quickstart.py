@@ -150,6 +150,7 @@ def _quickstart(parent: str | os.PathLike[str], seed: int, report: Progress) -> 
         chosen_on={"checkpoints": "validation"},
         progress=_named("AT", report),
     )
+    assert single.pool is not None
     barre.save(run.path / "evaluation.json")
     single.save(run.path / "at" / "evaluation.json")
     verdict = judge(single, barre)
@@ -162,7 +163,7 @@ def _quickstart(parent: str | os.PathLike[str], seed: int, report: Progress) -> 
             threat,
             compared=_COMPARED,
             factors=_FACTORS,
-            pool=None if witnesses is None else witnesses.select(0, len(shown)),
+            pool=witnesses.select(0, len(shown)),
             seed=seed,
             progress=_named(name, report),
         ).save(folder)
