@@ -191,7 +191,7 @@ class Saddle(Attack):
     trust: float = 0.6
     hopeless: float = 1.0
     hyperplanes: int = 2  # runners-up considered by every restart after the first
-    restarts: int = field(default=2, kw_only=True)
+    restarts: int = field(default=3, kw_only=True)
 
     def search(self, s: Search) -> None:
         classes = 1 if s.restart == 0 else self.hyperplanes

@@ -65,7 +65,7 @@ def parts(preset: str, threat: Threat) -> tuple[Attack, ...]:
         return (Saddle(threat, orders=1, restarts=2), _Adaptive(threat, steps=10))
     if preset == "standard":
         return (
-            Saddle(threat, orders=4, restarts=2),
+            Saddle(threat, orders=4, restarts=4),
             PGD(threat),
             _Adaptive(threat, steps=20),
             ARCR(threat, steps=20),
@@ -75,7 +75,7 @@ def parts(preset: str, threat: Threat) -> tuple[Attack, ...]:
     if preset == "thorough":
         return (
             FGSM(threat),
-            Saddle(threat, orders=8, restarts=4, hyperplanes=3),
+            Saddle(threat, orders=8, restarts=8, hyperplanes=3),
             PGD(threat, steps=50, step=0.1, restarts=2),
             _Adaptive(threat, steps=50, restarts=2),
             _Automatic(threat, steps=100),
