@@ -340,7 +340,9 @@ class Search:
         # without any must be seen among them.
         for position, index in enumerate(chosen):
             own = _pull_back(outputs[position], slopes[position], inputs)
-            gradient += self._usable(rows, own, [index])
+            # A loss may be flat by design where a member is fooled already; that hides nothing.
+            fooled = self._fooled(z[position].detach(), self.y[rows])
+            gradient += self._usable(rows, own, [index], watched=~fooled)
         self.cost.backwards += len(points) * sum(self._passes[i] for i in chosen)
         self._learn_logits(rows, points, z.detach(), chosen)
         return gradient.detach()
@@ -459,11 +461,15 @@ class Search:
             seen[:, index] = True
         self._learn(rows, points, errors, seen)
 
-    def _usable(self, rows: Tensor, gradient: Tensor, chosen: Sequence[int]) -> Tensor:
-        """Flag inputs whose gradient is NaN or exactly zero; NaN becomes 0, which moves nothing."""
+    def _usable(
+        self, rows: Tensor, gradient: Tensor, chosen: Sequence[int], watched: Tensor | None = None
+    ) -> Tensor:
+        """Flag inputs whose gradient is NaN, or exactly zero where `watched`; NaN becomes 0, which moves nothing."""
         flat = gradient.detach().flatten(1)
         bad = ~torch.isfinite(flat).all(dim=1)
         zero = (flat == 0).all(dim=1)
+        if watched is not None:
+            zero &= watched
         if bool(bad.any()) or bool(zero.any()):
             for index in chosen:
                 self.nan_gradient[rows[bad].cpu(), index] = True

@@ -76,7 +76,8 @@ def batches(data: Any, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         x, y = data
         if len(x) != len(y):
             raise InputError(f"y has {len(y)} labels; there are {len(x)} inputs")
-        yield from zip(torch.split(x, size), torch.split(y, size), strict=True)
+        if len(x):
+            yield from zip(torch.split(x, size), torch.split(y, size), strict=True)
         return
     source: Iterable[Any] = data.batches(size) if hasattr(data, "batches") else data
     waiting: list[tuple[Tensor, Tensor]] = []
