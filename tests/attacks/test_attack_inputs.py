@@ -1,0 +1,302 @@
+"""Inputs that are unusual but right, and inputs that are wrong: a right answer or one clear sentence."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from tests.attacks.cases import attack, attacks_for, case, convnet, digits, found, mlp, quadrants
+from tests.attacks.planted import linear, planted
+from torch import Tensor, nn
+
+from randens import DeterministicEnsemble, RandomizedEnsemble, Threat, attacks
+from randens.attacks import Search
+from randens.errors import InputError, ModelError
+from randens.models.precision import probe
+
+EVERY = attacks_for("convnet")
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_layouts_and_strides_do_not_matter(name: str) -> None:
+    given, expected = case("convnet", "linf"), found(name, "linf", "convnet")
+    wide = torch.zeros(len(given.x), 1, 8, 16)
+    wide[..., ::2] = given.x
+    for x in (given.x.contiguous(memory_format=torch.channels_last), wide[..., ::2]):
+        result = attack(name, given.threat)(given.rec, x, given.y)
+        assert torch.equal(result.x_adv, expected.x_adv)
+        assert torch.equal(result.errors, expected.errors)
+    vectors, expected = case("mlp", "l2"), found(name, "l2", "mlp")
+    transposed = vectors.x.T.contiguous().T
+    assert not transposed.is_contiguous()
+    result = attack(name, vectors.threat)(vectors.rec, transposed, vectors.y.to(torch.int32))
+    assert torch.equal(result.x_adv, expected.x_adv)
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+@pytest.mark.parametrize("name", EVERY)
+def test_float64_inputs_are_legal_around_what_was_given(name: str, norm: str) -> None:
+    given = case("convnet", norm)
+    generator = torch.Generator().manual_seed(3)
+    x = (given.x.double() + 1e-3 * torch.rand(given.x.shape, generator=generator)).clamp(0, 1)
+    x[0, 0, 0, 0] = 1 - 1e-12  # rounds to 1, the end of the box
+    result = attack(name, given.threat)(given.rec, x, given.y)
+    assert result.x_adv.dtype == torch.float32
+    assert given.threat.contains(result.x_adv, x).all()
+    assert torch.equal(given.rec.errors(result.x_adv, given.y), result.errors)
+    # Members in double precision are attacked in double precision.
+    double = RandomizedEnsemble([copy.deepcopy(m).double() for m in given.rec.members])
+    result = attack(name, given.threat)(double, x, given.y)
+    assert result.x_adv.dtype == torch.float64
+    assert given.threat.contains(result.x_adv, x).all()
+    assert torch.equal(double.errors(result.x_adv, given.y), result.errors)
+
+
+def test_an_eps_below_the_rounding_of_the_inputs_is_refused() -> None:
+    given = case("mlp", "linf")
+    with pytest.raises(InputError, match=r"eps is 1e-12; rounding x from torch.float64"):
+        attack("pgd", Threat("linf", 1e-12, None))(given.rec, given.x.double() + 1e-9, given.y)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_batch_of_one(name: str) -> None:
+    given = case("convnet", "l2")
+    result = attack(name, given.threat)(given.rec, given.x[:1], given.y[:1])
+    assert result.risk.shape == (1,)
+    assert torch.equal(given.rec.errors(result.x_adv, given.y[:1]), result.errors)
+    assert given.threat.contains(result.x_adv, given.x[:1]).all()
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_batch_of_none(name: str) -> None:
+    given = case("convnet", "linf")
+    result = attack(name, given.threat)(given.rec, given.x[:0], given.y[:0])
+    assert result.x_adv.shape == (0, 1, 8, 8)
+    assert result.errors.shape == result.clean_errors.shape == (0, 2)
+    assert (result.robust_accuracy, len(result.pool), result.sources) == (1.0, 0, ())
+    assert result.flags == {"zero_gradient": [0.0, 0.0], "nan_gradient": [0.0, 0.0]}
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_members_all_wrong_on_the_clean_inputs(name: str) -> None:
+    given = case("convnet", "linf", n=6)
+    wrong = (given.rec.verdicts(given.x)[:, 0] + 1) % 10
+    wrong = torch.where(given.rec.verdicts(given.x)[:, 1] == wrong, (wrong + 1) % 10, wrong)
+    result = attack(name, given.threat)(given.rec, given.x, wrong)
+    assert torch.equal(result.risk, torch.ones(6, dtype=torch.float64))
+    assert torch.equal(result.x_adv, given.x)
+    assert set(result.sources) == {"clean"}
+    assert result.cost.backwards == 0
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+@pytest.mark.parametrize("name", [n for n in attacks.names() if n in (*EVERY, "exact")])
+def test_two_classes_are_fewer_than_hyperplanes(name: str, norm: str) -> None:
+    made = planted(norm, n=6, members=2, d=6)
+    options = {"hyperplanes": 5} if name in ("arc", "arc-r", "saddle") else {}
+    result = attack(name, made.threat, **options)(made.rec, made.x, made.y)
+    assert torch.equal(made.rec.errors(result.x_adv, made.y), result.errors)
+    # The mean of two opposed members stands still between them: that one attack finds nothing, as it should.
+    assert bool((result.risk > 0).any()) == (name != "apgd-z")
+
+
+class Quantised(nn.Module):
+    """A member whose gradient is zero everywhere: it rounds its input."""
+
+    def __init__(self, member: nn.Module) -> None:
+        super().__init__()
+        self.member = member
+
+    def forward(self, x: Tensor) -> Tensor:
+        z: Tensor = self.member((x * 8).round() / 8)
+        return z
+
+
+class NotANumber(nn.Module):
+    """A member whose logits are right and whose gradient is NaN (0·∞ in the backward pass)."""
+
+    def __init__(self, member: nn.Module) -> None:
+        super().__init__()
+        self.member = member
+
+    def forward(self, x: Tensor) -> Tensor:
+        z: Tensor = self.member(x)
+        return z + (z - z.detach()).abs().sqrt() * 0
+
+
+class Constant(nn.Module):
+    """A member whose output does not depend on its input at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.tensor([0.0, 3.0, 0.0, 0.0]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.bias.expand(len(x), 4)
+
+
+GRADIENT_ATTACKS = tuple(n for n in EVERY if n != "random")
+
+
+@pytest.mark.parametrize("name", GRADIENT_ATTACKS)
+def test_members_without_usable_gradients_are_flagged_and_stop_nobody_else(name: str) -> None:
+    x, y = quadrants(24)
+    threat = Threat("linf", 0.4, None)
+    wrong = RandomizedEnsemble([mlp(0), mlp(1)]).errors(x, y).any(dim=1)
+    x, y = x[~wrong], y[~wrong]
+    options = {"steps": 5} if _has_steps(name) else {}
+    healthy = attack(name, threat, **options)(mlp(0), x, y)
+    assert healthy.flags["zero_gradient"] == healthy.flags["nan_gradient"] == [0.0]
+    for broken, flag in ((Quantised(mlp(1)), "zero_gradient"), (NotANumber(mlp(1)), "nan_gradient")):
+        rec = RandomizedEnsemble([mlp(0), broken])
+        result = attack(name, threat, **options)(rec, x, y)
+        other = "nan_gradient" if flag == "zero_gradient" else "zero_gradient"
+        assert result.flags[flag][1] > 0.5, flag
+        assert result.flags[flag][0] == 0.0
+        assert result.flags[other][0] == 0.0
+        # The healthy member is still fooled where one step on it alone fools it.
+        if name not in ("apgd-z",):  # its logits are averaged, so a broken member dilutes it by design
+            alone = healthy.errors[:, 0]
+            together = torch.from_numpy(result.pool.foolable[:, 0])
+            assert float(together.double().mean()) >= 0.7 * float(alone.double().mean()), (flag, name)
+
+
+def _has_steps(name: str) -> bool:
+    return "steps" in attacks.create(name, Threat("linf", 1.0)).__dataclass_fields__
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_member_that_ignores_its_input(name: str) -> None:
+    x, y = quadrants(8)
+    rec = RandomizedEnsemble([Constant(), mlp(0)])
+    result = attack(name, Threat("l2", 0.5, None))(rec, x, y)
+    assert torch.equal(result.errors[:, 0], y != 1)
+    if name in GRADIENT_ATTACKS:
+        assert result.flags["zero_gradient"][0] > 0
+    assert result.flags["nan_gradient"] == [0.0, 0.0]
+
+
+def test_a_deterministic_ensemble_is_attacked_as_one_classifier() -> None:
+    given = case("convnet", "linf")
+    vote = DeterministicEnsemble(list(given.rec.members))
+    result = attack("apgd-z", given.threat)(vote, given.x, given.y)
+    assert result.errors.shape == (len(given.x), 1)
+    assert torch.equal(vote(result.x_adv).argmax(dim=1) != given.y, result.errors[:, 0])
+    # One pass through it costs two members' passes.
+    single = attack("apgd-z", given.threat, drop_finished=False)(convnet(0), given.x, given.y)
+    double = attack("apgd-z", given.threat, drop_finished=False)(vote, given.x, given.y)
+    assert double.cost.backwards == 2 * single.cost.backwards
+
+
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda x, y: ((x * 255).to(torch.uint8), y),
+            r"x has dtype torch.uint8; inputs must be floating point",
+        ),
+        (lambda x, y: (x + 1, y), r"x ranges over \[1, 2\]; the threat's bounds are \[0, 1\]"),
+        (lambda x, y: (x * torch.nan, y), r"x holds NaN or infinite values"),
+        (
+            lambda x, y: (x, y + 10),
+            r"y ranges over .*; the members have 10 classes, so labels must be in \[0, 9\]",
+        ),
+        (lambda x, y: (x, y - 20), r"y ranges over \[-20, "),
+        (lambda x, y: (x, y[:-1]), r"y has 3 labels; there are 4 inputs"),
+        (lambda x, y: (x, y.float()), r"y has dtype torch.float32; labels must be integers"),
+        (lambda x, y: (x, y.unsqueeze(1)), r"y has shape \(4, 1\); it must be \[4\]"),
+        (lambda x, y: (x, y.tolist()), r"x is Tensor and y is list; both must be tensors"),
+        (lambda x, y: (x.numpy(), y), r"x is ndarray and y is Tensor; both must be tensors"),
+        (lambda x, y: (x.flatten(1)[:, 0], y), r"x has shape \(4,\); it must be \[n, \.\.\.\]"),
+    ],
+)
+def test_wrong_inputs_are_refused(name: str, change: object, message: str) -> None:
+    x, y = (t[:4] for t in digits("test"))
+    assert callable(change)
+    x, y = change(x, y)
+    with pytest.raises(InputError, match=message):
+        attack(name, Threat("linf", 0.1))(RandomizedEnsemble([convnet(0)]), x, y)
+
+
+def test_members_that_disagree_or_answer_nonsense_are_refused() -> None:
+    x, y = quadrants(4)
+    threat = Threat("linf", 0.1, None)
+    with pytest.raises(InputError, match=r"members have different class counts \[3, 4\]"):
+        attack("pgd", threat)(RandomizedEnsemble([mlp(0), nn.Linear(3, 3)]), x, y % 3)
+    with pytest.raises(InputError, match=r"member 0 returns shape \(4,\) for 4 inputs"):
+        attack("pgd", threat)(nn.Sequential(nn.Linear(3, 1), nn.Flatten(0)), x, y)
+    with pytest.raises(InputError, match="the members have 1 class; at least 2 are needed"):
+        attack("pgd", threat)(nn.Linear(3, 1), x, y * 0)
+    bad = linear(torch.full((4, 3), torch.inf), torch.zeros(4))
+    with pytest.raises(ModelError, match="member 1 returns NaN or infinite logits"):
+        attack("pgd", threat)(RandomizedEnsemble([mlp(0), bad]), x, y)
+    with pytest.raises(InputError, match=r"rec is str; give a RandomizedEnsemble or a torch\.nn\.Module"):
+        attack("pgd", threat)("resnet", x, y)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("arcr", {}, "unknown attack 'arcr'; valid: arc-r, arc"),
+        ("pgd", {"step_size": 1}, "unknown option of attack 'pgd' 'step_size'; valid: step"),
+        ("pgd", {"steps": 0}, "steps is 0; it must be a whole number ≥ 1"),
+        ("pgd", {"steps": 2.5}, "steps is 2.5; it must be a whole number ≥ 1"),
+        ("pgd", {"steps": True}, "steps is True; it must be a whole number ≥ 1"),
+        ("pgd", {"step": 0.0}, "step is 0.0; it must be a number > 0, in units of eps"),
+        ("pgd", {"restarts": -1}, "restarts is -1; it must be a whole number ≥ 1"),
+        ("pgd", {"batch_size": 0}, "batch_size is 0; it must be a whole number ≥ 1"),
+        ("pgd", {"seed": 1.5}, "seed is 1.5; it must be a whole number"),
+        ("arc", {"hyperplanes": 0}, "hyperplanes is 0; it must be a whole number ≥ 1"),
+        ("random", {"queries": 0}, "queries is 0; it must be a whole number ≥ 1"),
+        ("saddle", {"orders": 0}, "orders is 0; it must be a whole number ≥ 1"),
+        ("suite", {"preset": "standrd"}, "unknown preset 'standrd'; valid: standard, fast"),
+    ],
+)
+def test_wrong_options_are_refused(name: str, options: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message.replace(".", r"\.")):
+        attacks.create(name, Threat("linf", 0.1), **options)
+
+
+def test_a_threat_and_a_precision_are_checked() -> None:
+    with pytest.raises(InputError, match=r"threat is 0\.1; give a Threat"):
+        attacks.create("pgd", 0.1)  # type: ignore[arg-type]
+    given = case("mlp", "linf")
+    with pytest.raises(InputError, match="unknown precision 'float8'; valid: "):
+        attack("pgd", given.threat, precision="float8")(given.rec, given.x, given.y)
+    if probe().bfloat16 is None:
+        with pytest.raises(ModelError, match="precision is 'bfloat16', which does not work on this machine"):
+            attack("pgd", given.threat, precision="bfloat16")(given.rec, given.x, given.y)
+
+
+def test_exact_refuses_what_is_not_linear() -> None:
+    given = case("convnet", "linf")
+    with pytest.raises(InputError, match="Sequential is not linear in its input"):
+        attack("exact", given.threat)(given.rec, given.x, given.y)
+    x = torch.rand(4, 3)
+    bent = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    with torch.no_grad():
+        bent[0].weight.copy_(torch.rand(4, 3))  # type: ignore[operator]
+        bent[0].bias.zero_()  # type: ignore[operator]
+    # Linear wherever inputs are positive, and only there.
+    with pytest.raises(InputError, match="not linear"):
+        attack("exact", Threat("linf", 2.0, None))(bent, x, bent(x).argmax(dim=1))
+    many = RandomizedEnsemble([nn.Linear(3, 2) for _ in range(11)])
+    with pytest.raises(InputError, match="the ensemble has 11 members; the exact attack takes at most 10"):
+        attack("exact", Threat("linf", 0.1, None))(many, x, torch.zeros(4, dtype=torch.int64))
+
+
+def test_a_search_is_usable_on_its_own() -> None:
+    """What an attack is given: proposals outside the ball are moved inside before they are judged."""
+    given = case("mlp", "linf")
+    s = Search(given.rec.eval(), given.x, given.y, given.threat)
+    rows = torch.arange(s.n)
+    errors = s.judge(rows, given.x + 100.0)
+    corner = given.x + given.threat.eps
+    np.testing.assert_allclose(s.project(rows, given.x + 100.0).numpy(), corner.numpy(), atol=1e-6)
+    assert torch.equal(
+        errors | s.clean_errors, given.rec.errors(s.project(rows, corner), given.y) | s.clean_errors
+    )
+    assert s.cost.forwards == 2 * 3 * s.n

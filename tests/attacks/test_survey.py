@@ -1,0 +1,301 @@
+"""Attacks on whole data sets: interrupted, continued, shared out, damaged, and always the same result."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from tests.attacks.cases import attack, case, mlp, quadrants
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from randens import RandomizedEnsemble, Threat, data
+from randens.attacks import Attack, Survey
+from randens.errors import FileError, InputError
+from randens.files import read_json
+
+ROOT = Path(__file__).parents[2]
+
+
+def ensemble() -> RandomizedEnsemble:
+    return RandomizedEnsemble([mlp(0), mlp(1), mlp(2)], [0.5, 0.3, 0.2])
+
+
+def arc_r(batch_size: int = 16) -> Attack:
+    return attack("arc-r", Threat("linf", 0.4, None), batch_size=batch_size)
+
+
+def same(a: Survey, b: Survey) -> bool:
+    return (
+        torch.equal(a.errors, b.errors)
+        and torch.equal(a.risk, b.risk)
+        and torch.equal(a.clean_errors, b.clean_errors)
+        and torch.equal(a.labels, b.labels)
+        and np.array_equal(a.pool.points, b.pool.points)
+        and np.array_equal(a.pool.fooled, b.pool.fooled)
+        and a.pool.sources == b.pool.sources
+        and a.cost == b.cost
+        and a.sources == b.sources
+        and a.flags == b.flags
+    )
+
+
+def perturbed(survey: Survey) -> Tensor:
+    return torch.cat([x for x, _ in survey.perturbed()])
+
+
+def test_a_survey_is_the_batches_attack(tmp_path: Path) -> None:
+    x, y = quadrants(50)
+    rec = ensemble()
+    found, survey = arc_r()(rec, x, y), arc_r().survey(rec, (x, y), folder=tmp_path / "a")
+    assert torch.equal(survey.errors, found.errors)
+    assert torch.equal(survey.risk, found.risk)
+    assert torch.equal(survey.clean_errors, rec.errors(x, y))
+    assert torch.equal(survey.labels, y)
+    assert survey.robust_accuracy == found.robust_accuracy
+    assert survey.cost == found.cost
+    assert survey.sources == found.sources
+    assert np.array_equal(survey.pool.fooled, found.pool.fooled)
+    np.testing.assert_allclose(survey.flags["zero_gradient"], found.flags["zero_gradient"])
+    assert torch.equal(perturbed(survey), found.x_adv)
+    assert torch.equal(rec.errors(perturbed(survey), y), survey.errors)
+
+
+@pytest.mark.parametrize("size", [1, 7, 16, 50, 200])
+def test_the_loaders_batch_size_does_not_matter(size: int) -> None:
+    x, y = quadrants(50)
+    expected = arc_r().survey(ensemble(), (x, y))
+    loader = DataLoader(TensorDataset(x, y), batch_size=size)
+    assert same(arc_r().survey(ensemble(), loader), expected)
+    pairs = list(zip(torch.split(x, size), torch.split(y, size), strict=True))
+    assert same(arc_r().survey(ensemble(), pairs), expected)
+    assert same(arc_r().survey(ensemble(), iter(pairs)), expected)
+
+
+def test_data_of_the_data_room() -> None:
+    images = data.load("digits", "test").subset(slice(0, 20))
+    given = case("convnet", "linf")
+    survey = attack("pgd", given.threat, batch_size=8).survey(given.rec, images)
+    found = attack("pgd", given.threat, batch_size=8)(given.rec, images.x, images.y)
+    assert torch.equal(survey.errors, found.errors)
+
+
+class Interrupted(Exception):
+    """Stands for whatever ends a process in the middle."""
+
+
+def broken(x: Tensor, y: Tensor, after: int) -> Iterator[tuple[Tensor, Tensor]]:
+    for number, pair in enumerate(zip(torch.split(x, 10), torch.split(y, 10), strict=True)):
+        if number == after:
+            raise Interrupted
+        yield pair
+
+
+def test_an_interrupted_survey_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = quadrants(50)
+    expected = arc_r().survey(ensemble(), (x, y), folder=tmp_path / "one-go")
+    with pytest.raises(Interrupted):
+        arc_r().survey(ensemble(), broken(x, y, after=4), folder=tmp_path / "two")
+    done = sorted((tmp_path / "two").glob("batch-*"))
+    assert [p.name for p in done] == ["batch-000000.safetensors", "batch-000001.safetensors"]
+    attacked = []
+    original = Attack.attack_batch
+
+    def counting(self: Attack, rec: Any, x: Tensor, y: Tensor, number: int = 0, prepared: Any = None) -> Any:
+        attacked.append(number)
+        return original(self, rec, x, y, number, prepared)
+
+    monkeypatch.setattr(Attack, "attack_batch", counting)
+    calls: list[tuple[str, float, float]] = []
+    survey = arc_r().survey(
+        ensemble(), (x, y), folder=tmp_path / "two", progress=lambda *told: calls.append(told)
+    )
+    assert attacked == [2, 3]
+    assert same(survey, expected)
+    assert torch.equal(perturbed(survey), perturbed(expected))
+    assert calls[-1] == ("attack arc-r", 50, 50)
+    assert [done for _, done, _ in calls] == sorted(done for _, done, _ in calls)
+    assert all(total == 50 for _, _, total in calls)
+    # Everything is known: a third call attacks nothing.
+    attacked.clear()
+    assert same(arc_r().survey(ensemble(), (x, y), folder=tmp_path / "two"), expected)
+    assert attacked == []
+
+
+KILLED = """
+import sys, time, torch
+torch.set_num_threads(1)
+from tests.attacks.cases import quadrants
+from tests.attacks.test_survey import arc_r, ensemble
+def tell(task, done, total):
+    print(done, flush=True)
+    time.sleep({pause})
+arc_r().survey(ensemble(), quadrants(50), folder=sys.argv[1], progress=tell)
+"""
+
+
+def _python(script: str, *arguments: str) -> subprocess.Popen[str]:
+    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-c", script, *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+        cwd=ROOT,
+    )
+
+
+def test_a_killed_process_is_continued(tmp_path: Path) -> None:
+    x, y = quadrants(50)
+    process = _python(KILLED.format(pause=5), str(tmp_path / "a"))
+    assert process.stdout is not None
+    assert process.stdout.readline().strip() == "16"
+    process.send_signal(signal.SIGKILL)
+    assert process.wait(30) == -signal.SIGKILL
+    assert len(list((tmp_path / "a").glob("batch-*"))) in (1, 2)
+    survey = arc_r().survey(ensemble(), (x, y), folder=tmp_path / "a")
+    expected = arc_r().survey(ensemble(), (x, y), folder=tmp_path / "b")
+    assert same(survey, expected)
+    assert torch.equal(perturbed(survey), perturbed(expected))
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "nonsense"])
+def test_a_damaged_batch_is_attacked_again(tmp_path: Path, damage: str) -> None:
+    x, y = quadrants(40)
+    expected = arc_r().survey(ensemble(), (x, y), folder=tmp_path)
+    path = tmp_path / "batch-000001.safetensors"
+    content = path.read_bytes()
+    altered = {
+        "truncated": content[: len(content) // 2],
+        "flipped": content[:-5] + bytes([content[-5] ^ 1]) + content[-4:],
+        "empty": b"",
+        "nonsense": b"\x02\x00\x00\x00\x00\x00\x00\x00[]",
+    }[damage]
+    path.write_bytes(altered)
+    assert same(arc_r().survey(ensemble(), (x, y), folder=tmp_path), expected)
+    again, before = safetensors.torch.load(path.read_bytes()), safetensors.torch.load(content)
+    assert again.keys() == before.keys()
+    assert all(torch.equal(again[key], before[key]) for key in before)
+
+
+def test_folders_of_something_else_are_refused(tmp_path: Path) -> None:
+    x, y = quadrants(40)
+    folder = tmp_path / "a"
+    arc_r().survey(ensemble(), (x, y), folder=folder)
+    other = RandomizedEnsemble([mlp(0), mlp(1), mlp(1)], [0.5, 0.3, 0.2])
+    threat = Threat("linf", 0.4, None)
+    for wrong, rec, named in (
+        (attack("arc", threat, batch_size=16), ensemble(), "attack was 'arc-r', now 'arc'"),
+        (attack("arc-r", threat, batch_size=16, steps=9), ensemble(), "options was"),
+        (attack("arc-r", threat, batch_size=8), ensemble(), "options was"),
+        (attack("arc-r", threat.scaled(2), batch_size=16), ensemble(), "threat was"),
+        (arc_r(), other, "members was"),
+        (arc_r(), ensemble().with_probs(None), "probs was"),
+    ):
+        with pytest.raises(FileError, match=f"holds another attack: {named}"):
+            wrong.survey(rec, (x, y), folder=folder)
+    for data_ in ((x + 1, y), (x, (y + 1) % 4), (x[:20], y[:20])):
+        with pytest.raises(FileError, match="belongs to other data"):
+            arc_r().survey(ensemble(), data_, folder=folder)
+    with pytest.raises(FileError, match="lies beyond the end of the data"):
+        arc_r().survey(ensemble(), (x[:16], y[:16]), folder=folder)
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "notes.txt").write_text("mine")
+    with pytest.raises(FileError, match="is not empty and holds no attack"):
+        arc_r().survey(ensemble(), (x, y), folder=tmp_path / "b")
+    assert read_json(folder / "attack.json")["attack"] == "arc-r"
+
+
+def test_wrong_data_is_refused() -> None:
+    x, y = quadrants(8)
+    for data_, message in (
+        ([], "data is empty; there is nothing to attack"),
+        ((x[:0], y[:0]), "data is empty|nothing to attack"),
+        ([x, y, x], r"data yields Tensor; it must yield \(inputs, labels\) pairs"),
+        ([(x, y.tolist())], "labels are needed to attack"),
+        ((x, y[:3]), "y has 3 labels; there are 8 inputs"),
+    ):
+        with pytest.raises(InputError, match=message):
+            arc_r().survey(ensemble(), data_)
+    with pytest.raises(InputError, match=r"folder is None; give attack\.survey"):
+        next(arc_r().survey(ensemble(), (x, y)).perturbed())
+
+
+SHARED = """
+import gc, sys, torch
+import torch.distributed as dist
+torch.set_num_threads(1)
+from tests.attacks.cases import quadrants
+from tests.attacks.test_survey import arc_r, ensemble
+rank, folder = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+survey = arc_r().survey(ensemble(), quadrants(50))
+kept = arc_r().survey(ensemble(), quadrants(50), folder=f"{folder}/kept")
+torch.save({"errors": survey.errors, "risk": survey.risk, "fooled": torch.from_numpy(survey.pool.fooled),
+            "points": torch.from_numpy(survey.pool.points), "kept": kept.risk,
+            "cost": torch.tensor([survey.cost.forwards, survey.cost.backwards])}, f"{folder}/{rank}.pt")
+gc.collect()
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_two_processes_find_what_one_finds(tmp_path: Path) -> None:
+    expected = arc_r().survey(ensemble(), quadrants(50), folder=tmp_path / "one")
+    processes = [_python(SHARED, str(rank), str(tmp_path)) for rank in range(2)]
+    assert [p.wait(120) for p in processes] == [0, 0]
+    for rank in range(2):
+        got = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
+        assert torch.equal(got["errors"], expected.errors)
+        assert torch.equal(got["risk"], expected.risk)
+        assert torch.equal(got["kept"], expected.risk)
+        assert np.array_equal(got["fooled"].numpy(), expected.pool.fooled)
+        assert np.array_equal(got["points"].numpy(), expected.pool.points)
+        assert got["cost"].tolist() == [expected.cost.forwards, expected.cost.backwards]
+    # Both wrote into one folder, and a single process continues from it.
+    assert len(list((tmp_path / "kept").glob("batch-*"))) == 4
+    assert same(arc_r().survey(ensemble(), quadrants(50), folder=tmp_path / "kept"), expected)
+
+
+def _live_megabytes(n: int, folder: Path | None) -> float:
+    """The most that tensors hold while `n` inputs of 12 kB each are streamed through an attack."""
+    torch.manual_seed(0)
+    rec = RandomizedEnsemble([nn.Sequential(nn.Flatten(), nn.Linear(3072, 2)) for _ in range(2)])
+
+    def stream() -> Iterator[tuple[Tensor, Tensor]]:
+        for start in range(0, n, 32):
+            generator = torch.Generator().manual_seed(start)
+            x = torch.rand(32, 3, 32, 32, generator=generator)
+            yield x, rec.members[0](x).argmax(dim=1)
+
+    largest = 0
+
+    def measure(*_: object) -> None:
+        nonlocal largest
+        storages = [t.untyped_storage() for t in gc.get_objects() if type(t) is Tensor]
+        largest = max(largest, sum({s.data_ptr(): s.nbytes() for s in storages}.values()))
+
+    attack("fgsm", Threat("linf", 0.1), batch_size=32).survey(rec, stream(), folder=folder, progress=measure)
+    return largest / 2**20
+
+
+def test_memory_does_not_grow_with_the_data(tmp_path: Path) -> None:
+    """Four times the data is 4.5 MB more of inputs, and as much again of perturbed ones and of witnesses."""
+    for folder in (None, tmp_path):
+        gc.collect()
+        small = _live_megabytes(128, folder / "small" if folder else None)
+        large = _live_megabytes(512, folder / "large" if folder else None)
+        continued = _live_megabytes(512, folder / "large" if folder else None)
+        assert large < small + 0.5
+        assert continued < small + 0.5
