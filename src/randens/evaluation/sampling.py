@@ -20,7 +20,7 @@ from randens.errors import InputError
 from randens.evaluation.inputs import Data, labelled
 from randens.evaluation.sweeps import Knowledge, as_attacks, clean_pool
 from randens.progress import Progress, silent
-from randens.risk import RiskProfile, Sampling, optimal_sampling
+from randens.risk import RiskProfile, Sampling, cutting_planes, optimal_sampling
 from randens.witness import WitnessPool
 
 __all__ = ["AttackedSampling", "Sweep", "optimize_sampling"]
@@ -127,35 +127,23 @@ def optimize_sampling(
     if pool is not None:
         known.pool = known.pool.merge(pool)
         alpha = _best(known.pool, clean).probs
-    attacked: list[NDArray[np.float64]] = []
     history: list[Sweep] = []
-    iterations = 0
-    while True:
-        expected = known.pool.risk(alpha)
+    expected = 0.0
+
+    def attack_at(probs: NDArray[np.float64]) -> RiskProfile:
+        nonlocal expected
+        expected = known.pool.risk(probs)
         for step in chosen:
-            known.attack(step, alpha, f"sweep {len(history) + 1}: {step.name}")
-        attacked.append(alpha)
-        optimum = _best(known.pool, clean)
-        iterations += optimum.iterations
-        values = [known.pool.risk(a) for a in attacked]
-        best = int(np.argmin(values))
-        history.append(Sweep(alpha, expected, values[-1], values[best], optimum.lower_bound))
-        if values[best] - optimum.lower_bound <= tol or len(history) == max_sweeps:
-            break
-        if any(np.array_equal(optimum.probs, a) for a in attacked):
-            # Attacked before, and still the optimum: what is left of the gap is the solver's rounding.
-            break
-        alpha = optimum.probs
-    exact = optimum.exact_probs if np.array_equal(attacked[best], optimum.probs) else None
-    inherited = {f.name: getattr(optimum, f.name) for f in fields(Sampling)}
-    inherited.update(
-        probs=attacked[best],
-        risk=values[best],
-        exact_probs=exact,
-        method="cutting-planes",
-        iterations=iterations,
-        sweeps=len(history),
+            known.attack(step, probs, f"sweep {len(history) + 1}: {step.name}")
+        return known.pool.profile()
+
+    def note(probs: NDArray[np.float64], risk: float, best: float, lower_bound: float) -> None:
+        history.append(Sweep(probs, expected, risk, best, lower_bound))
+
+    found = cutting_planes(
+        attack_at, alpha, tol=tol, max_sweeps=max_sweeps, clean_risks=clean.mean(axis=0), watch=note
     )
+    inherited = {f.name: getattr(found, f.name) for f in fields(Sampling)}
     return AttackedSampling(
         **inherited,
         pool=known.pool,

@@ -14,12 +14,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from randens.errors import InputError
 from randens.progress import Progress, silent
-from randens.risk.checks import as_count, as_positive, as_probs, frozen
+from randens.risk.checks import as_count, as_probs, frozen
 from randens.risk.exact import exact_sampling
 from randens.risk.profile import RiskProfile
 from randens.risk.result import Sampling
 
-__all__ = ["Oracle", "cutting_planes"]
+__all__ = ["Oracle", "Watch", "cutting_planes"]
 
 Oracle = Callable[[NDArray[np.float64]], RiskProfile]
 """Attacks every input at the given probabilities, keeps what it finds in a pool, and returns the pool's
@@ -27,6 +27,9 @@ profile.
 
 The pool must only grow, and the same inputs must be attacked every time.
 """
+
+Watch = Callable[[NDArray[np.float64], float, float, float], None]
+"""Called as watch(probs attacked, their risk, the best risk so far, lower bound) after every sweep."""
 
 
 def cutting_planes(
@@ -37,16 +40,19 @@ def cutting_planes(
     max_sweeps: int = 20,
     clean_risks: ArrayLike | None = None,
     progress: Progress | None = None,
+    watch: Watch | None = None,
 ) -> Sampling:
     """Alternate between attacking at α and minimising the risk over everything found, until they agree.
 
     The result's risk is the lowest that the final pool gives to any α that was attacked; its lower bound and
     certificate refer to the same pool. With an exact oracle the gap is a true optimality gap; with an attack
-    it says "optimal against every witness found". Stops when the gap is at most `tol`, when a sweep at the
+    it says "optimal against every witness found". `watch` is told of every
+    sweep. Stops when the gap is at most `tol`, when a sweep at the
     pool's own minimiser finds nothing new, or after `max_sweeps` sweeps over the inputs.
     """
     alpha = as_probs(start, name="start")
-    tol = as_positive("tol", tol)
+    if not 0 <= tol < np.inf:
+        raise InputError(f"tol must be a number of at least 0, got {tol!r}")
     limit = as_count("max_sweeps", max_sweeps)
     report = progress or silent
     attacked: list[NDArray[np.float64]] = []
@@ -65,6 +71,8 @@ def cutting_planes(
         # them.
         risks = [profile.risk(point) for point in attacked]
         best = int(np.argmin(risks))
+        if watch is not None:
+            watch(alpha, risks[-1], risks[best], lowest.lower_bound)
         settled = any(np.array_equal(lowest.probs, point) for point in attacked)
         if risks[best] - lowest.lower_bound <= tol or settled or len(attacked) == limit:
             break
