@@ -103,7 +103,7 @@ def test_bad_options_are_named() -> None:
         cutting_planes(attacker, [0.5, 0.0])
     with pytest.raises(InputError, match="start has 3 values where the oracle attacks 2 members"):
         cutting_planes(lambda _: attacker.truth(), [0.5, 0.5, 0.0])
-    with pytest.raises(InputError, match="tol must be a number above 0, got -1"):
+    with pytest.raises(InputError, match="tol must be a number of at least 0, got -1"):
         cutting_planes(attacker, [0.5, 0.5], tol=-1)
     with pytest.raises(InputError, match="max_sweeps must be a whole number of at least 1, got 0"):
         cutting_planes(attacker, [0.5, 0.5], max_sweeps=0)
