@@ -12,6 +12,7 @@ from randens.attacks.survey import place_of
 from randens.cli import choices
 from randens.cli.output import Json, console, print_json
 from randens.cli.progress import bars
+from randens.errors import InputError
 from randens.evaluation.attacking import Attacked, attack_all, draw_worst
 from randens.evaluation.subject import open_subject
 
@@ -42,6 +43,14 @@ def attack(
     subject = open_subject(run, data=data, norm=norm, eps=choices.number("--eps", eps))
     images = subject.load(split, limit)
     chosen = choices.make_attacks(attack, ("saddle",), subject.threat, settings, seed)
+    if save_images is not None:
+        # Before the work, not after it.
+        if save_images.suffix.lower() != ".png":
+            raise InputError(
+                f"--save-images is {str(save_images)!r}; pictures are written as PNG, e.g. worst.png"
+            )
+        if len(chosen) > 1:
+            raise InputError("--save-images shows one attack at a time; give a single --attack")
     with bars() as progress:
         results = attack_all(
             subject.rec,
