@@ -1,0 +1,92 @@
+"""`randens train`: the result for people and programs, bad input in one line, Ctrl-C and the same command again."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from randens.cli import train as command
+from randens.cli.main import run
+from randens.progress import Progress
+
+_TINY = ["--set", "epochs=1", "--set", "validation.size=30", "--set", "model.width=8"]
+RECIPE = str(Path(__file__).resolve().parents[2] / "recipes" / "cpu" / "digits-mlp-barre.toml")
+
+
+def test_json_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "run"
+    assert run(["train", RECIPE, "--out", str(folder), *_TINY, "--set", "later_epochs=1", "--json"]) == 0
+    captured = capsys.readouterr()
+    result = json.loads(captured.out)
+    assert result["run"] == str(folder)
+    assert (result["method"], result["members"], len(result["probs"])) == ("barre", 3, 3)
+    assert "member passes" in captured.err
+    assert run(["train", RECIPE, "--out", str(folder), *_TINY, "--set", "later_epochs=1"]) == 0
+    captured = capsys.readouterr()
+    assert "finished already" in captured.err
+    assert captured.out.startswith("barre, 3 members, α = (")
+    assert f"randens evaluate {folder}" in captured.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--set", "optimiser.lr=1"], "unknown field 'optimiser'; did you mean 'optimizer'?"),
+        (["--set", "members=0"], "members is 0"),
+        (["--set", "batch_size=5000"], "the training set has only 1257 images"),
+        (["--set", "first=nowhere"], "cannot read nowhere"),
+    ],
+)
+def test_bad_input_is_one_line_and_code_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    folder = tmp_path / "run"
+    assert run(["train", RECIPE, "--out", str(folder), *arguments]) == 2
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+    assert last.startswith("randens: ")
+    assert message in last
+    assert not folder.exists()
+
+
+def test_ctrl_c_finishes_the_step_and_the_same_command_continues(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextlib.contextmanager
+    def interrupting() -> Iterator[Progress]:
+        steps = 0
+
+        def progress(task: str, done: float, total: float) -> None:
+            nonlocal steps
+            steps += task == "epoch" and done < total
+            if task == "epoch" and steps == 4:
+                os.kill(os.getpid(), signal.SIGINT)
+
+        yield progress
+
+    arguments = ["train", RECIPE, "--out", str(tmp_path / "run"), *_TINY, "--set", "later_epochs=1"]
+    before = signal.getsignal(signal.SIGINT)
+    with monkeypatch.context() as patched:
+        patched.setattr(command, "bars", interrupting)
+        assert run(arguments) == 130
+    said = capsys.readouterr().err
+    assert "stopping after this step" in said
+    assert "stopped after member 1, epoch 1, step 5" in said
+    assert "the same command continues" in said
+    assert signal.getsignal(signal.SIGINT) is before
+    assert run(arguments) == 0
+    assert "continuing after member 1, epoch 1, step 5" in capsys.readouterr().err
+
+
+def test_the_folder_is_named_after_the_recipe(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(["train", RECIPE, *_TINY, "--set", "method=at", "--set", "members=1"]) == 0
+    capsys.readouterr()
+    assert (tmp_path / "runs" / "digits-mlp-barre" / "training.json").is_file()
