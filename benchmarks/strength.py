@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tests.attacks.planted import planted, share_solved, truth
 
 from randens import attacks
 from randens.files import write_json
-from tests.attacks.planted import planted, share_solved, truth
 
 CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("pgd", {}),
