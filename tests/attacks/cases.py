@@ -98,10 +98,13 @@ def case(kind: str, norm: str, n: int = 8) -> Case:
 
 def attack(name: str, threat: Threat, **options: object) -> Attack:
     """The attack with few steps where it has them: laws must hold at any budget."""
-    small: dict[str, object] = {"precision": "float32"}
-    fields = attacks.create(name, threat).__dataclass_fields__
-    small |= {k: v for k, v in {"steps": 3, "queries": 8, "preset": "fast"}.items() if k in fields}
-    return attacks.create(name, threat, **(small | options))
+    made = attacks.create(name, threat, precision="float32")
+    small = {k: v for k, v in _SMALL.items() if k in made.__dataclass_fields__}
+    small |= {"restarts": min(2, made.restarts)}
+    return attacks.create(name, threat, **({"precision": "float32"} | small | options))
+
+
+_SMALL = {"steps": 3, "queries": 8, "preset": "fast", "relinearisations": 2, "iterations": 10}
 
 
 @functools.cache

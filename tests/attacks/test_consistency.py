@@ -14,7 +14,7 @@ from randens import RandomizedEnsemble, Threat, attacks
 from randens.attacks import Found
 from randens.risk import bounds
 
-N = 40
+N = 20
 PROBS = [0.5, 0.3, 0.2]
 
 
@@ -79,7 +79,7 @@ def test_the_risk_lies_within_the_papers_bounds(norm: str) -> None:
 
 @pytest.mark.parametrize("norm", NORMS)
 def test_the_risk_rises_with_the_radius_to_one(norm: str) -> None:
-    risks = [float(found("saddle", norm, f).risk.mean()) for f in (0.25, 0.5, 1.0, 2.0, 5.0)]
+    risks = [float(found("saddle", norm, f).risk.mean()) for f in (0.25, 1.0, 5.0)]
     assert all(a <= b + 1 / N for a, b in itertools.pairwise(risks))
     assert risks[0] < 0.5 < risks[-1]
     assert risks[-1] > 0.97

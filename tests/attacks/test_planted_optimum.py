@@ -40,19 +40,19 @@ def share(name: str, norm: str, ensembles: int, n: int, **options: object) -> fl
 
 @pytest.mark.parametrize(("norm", "wanted"), [("l2", 0.95), ("linf", 0.90)])
 def test_the_standard_suite_finds_the_optimum(norm: str, wanted: float) -> None:
-    assert share("suite", norm, 1, 24) >= wanted
+    assert share("suite", norm, 1, 20) >= wanted
 
 
 @pytest.mark.parametrize("norm", ["l2", "linf"])
 def test_the_saddle_climber_reaches_its_listed_share(norm: str) -> None:
     wanted = {"l2": 0.98, "linf": 0.96}[norm]
-    assert share("saddle", norm, 2, 16, orders=5) >= wanted
+    assert share("saddle", norm, 1, 20, orders=5) >= wanted
 
 
 @pytest.mark.parametrize("norm", ["l2", "linf"])
 def test_conflict_is_real(norm: str) -> None:
     """The cases tell attacks apart: members alone are fooled far more often than together."""
-    for case, optimum in cases(norm, 2, 16):
+    for case, optimum in cases(norm, 1, 20):
         result = attacks.create("pgd", case.threat)(case.rec, case.x, case.y)
         alone = result.pool.foolable.mean()
         assert alone > 0.6
@@ -70,7 +70,7 @@ def test_unequal_weights_classes_and_the_box(norm: str) -> None:
     for options in kinds:
         case = planted(norm, n=10, **options)
         optimum = truth(case)
-        result = attacks.create("saddle", case.threat, orders=5)(case.rec, case.x, case.y)
+        result = attacks.create("saddle", case.threat)(case.rec, case.x, case.y)
         assert bool((result.risk.numpy() <= optimum + 1e-9).all())
         assert share_solved(result.risk, optimum) >= 0.9, options
         proven = attacks.create("exact", case.threat)(case.rec, case.x, case.y)
