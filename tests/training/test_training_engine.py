@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import errno
+import importlib.util
 import json
 import os
+import shutil
+import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -293,3 +297,85 @@ def test_metrics_are_json_lines_with_what_one_wants_to_plot(tmp_path: Path) -> N
     assert lines[0]["lr"] > 0
     summary = Run.open(tmp_path / "run").read("training")
     assert summary["validation"]["robust_accuracy"] == pytest.approx(lines[-1]["robust"])
+
+
+@pytest.mark.parametrize(
+    ("adversary", "loss"),
+    [
+        ({"name": "fgsm-rs"}, {"name": "mce"}),
+        ({"name": "n-fgsm"}, {"name": "cross-entropy"}),
+        ({"name": "pgd", "level": "loss"}, {"name": "trades"}),
+        ({"name": "pgd", "warmup": 2}, {"name": "trades", "weight": 2.0}),
+        ({"name": "arc-r", "steps": 2}, {"name": "mce"}),
+    ],
+    ids=lambda part: "-".join(str(value) for value in part.values()),
+)
+def test_every_adversary_and_loss_trains_two_members(
+    tmp_path: Path, adversary: dict[str, Any], loss: dict[str, Any]
+) -> None:
+    recipe = small(
+        method="barre",
+        members=2,
+        epochs=3,
+        batch_size=100,
+        adversary=adversary,
+        loss=loss,
+        threat={"eps": 0.03},
+    )
+    rec = train(recipe, tmp_path / "run")
+    lines = [line for line in Run.open(tmp_path / "run").metrics() if line["event"] == "epoch"]
+    losses = [line["loss"][0] for line in lines if line["member"] == 1]
+    x, y = data.load("digits", "test")[:]
+    assert losses[-1] < losses[0] or "warmup" in adversary  # ε grows meanwhile, and the loss with it
+    assert rec.accuracy(x, y) > 0.6
+
+
+def _pretend(monkeypatch: pytest.MonkeyPatch, *, tensorboard: bool) -> None:
+    real = importlib.util.find_spec
+
+    def find_spec(name: str, package: str | None = None) -> Any:
+        if name == "tensorboard":
+            return object() if tensorboard else None
+        return real(name, package)
+
+    monkeypatch.setattr(importlib.util, "find_spec", find_spec)
+
+
+def test_tensorboard_gets_what_the_metrics_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[tuple[str, float, int]] = []
+
+    class Writer:
+        def __init__(self, folder: str) -> None:
+            assert folder == str(tmp_path / "run" / "tensorboard")
+
+        def add_scalar(self, name: str, value: float, step: int) -> None:
+            written.append((name, value, step))
+
+        def close(self) -> None:
+            written.append(("closed", 0.0, 0))
+
+    fake = types.ModuleType("torch.utils.tensorboard")
+    fake.SummaryWriter = Writer  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
+    _pretend(monkeypatch, tensorboard=True)
+    train(small(tensorboard=True), tmp_path / "run")
+    lines = [line for line in Run.open(tmp_path / "run").metrics() if line["event"] == "epoch"]
+    robust = [(value, step) for name, value, step in written if name == "member-1/robust"]
+    assert robust == [(line["robust"], line["epoch"]) for line in lines]
+    assert written[-1][0] == "closed"
+
+
+def test_tensorboard_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _pretend(monkeypatch, tensorboard=False)
+    with pytest.raises(InputError, match="tensorboard is true, but it is not installed"):
+        train(small(tensorboard=True), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+def test_compiled_members_learn_the_same(tmp_path: Path) -> None:
+    plain = train(small(threat={"norm": "l2"}), tmp_path / "plain")
+    compiled = train(small(compile=True, threat={"norm": "l2"}), tmp_path / "compiled")
+    for key, value in plain.state_dict().items():
+        assert torch.allclose(value, compiled.state_dict()[key], atol=1e-3), key

@@ -7,6 +7,7 @@ from torch's own: a run that was killed and continued draws exactly what an unin
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import math
 import os
 import time
@@ -98,6 +99,10 @@ def _train(
     # Whatever can be wrong with names is found before a folder is made.
     for attack in {recipe.validation.attack, recipe.sampling.attack or recipe.validation.attack}:
         attacks.create(attack, recipe.threat.build())
+    if recipe.tensorboard and importlib.util.find_spec("tensorboard") is None:
+        raise InputError(
+            "tensorboard is true, but it is not installed; install the extra randens[tensorboard]"
+        )
     blueprint = Blueprint.of(recipe, train_data)
     first = first_member(recipe.first, blueprint) if recipe.first is not None else None
     blueprint()
@@ -553,12 +558,8 @@ def _augment(recipe: Recipe) -> Augment | None:
 
 
 def _board(run: Run) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise InputError(
-            "tensorboard is true, but it is not installed; install the extra randens[tensorboard]"
-        ) from None
+    from torch.utils.tensorboard import SummaryWriter
+
     return SummaryWriter(str(run.path / "tensorboard"))
 
 
