@@ -89,7 +89,9 @@ class descend_to:
         points = points.clone()
         errors = torch.zeros_like(targets)
         left = torch.arange(len(rows), device=s.device)
-        for _ in range(self.steps):
+        for number in range(self.steps):
+            # From four times `step` to nothing: wide enough to leave x, fine enough to end between boundaries.
+            stride = 4 * self.step * (1 - number / self.steps) ** 2 * s.threat.eps
             lin = s.linearise(rows[left], points[left], targets[left])
             errors[left] = lin.errors
             left = left[~(errors[left] | ~targets[left]).all(dim=1)]
@@ -101,7 +103,7 @@ class descend_to:
             pull = (
                 (lin.gradients[keep] * (pulling / scale).unsqueeze(2)).sum(dim=1).reshape(points[left].shape)
             )
-            moved = points[left] - self.step * s.threat.eps * s.threat.steepest(pull)
+            moved = points[left] - stride * s.threat.steepest(pull)
             points[left] = s.project(rows[left], moved)
         errors[left] = s.judge(rows[left], points[left], targets[left])
         return points, errors
@@ -167,7 +169,7 @@ class Lattice(Attack):
     steps: int = 20
     step: float = 0.15
     orders: int = 2
-    kappa: float = 0.05
+    kappa: float = 0.01
 
     def search(self, s: Search) -> None:
         resisted = torch.zeros_like(s.foolable)
