@@ -29,7 +29,7 @@ __all__ = ["Exact", "Optimum", "Refutation", "affine", "optimum"]
 
 Array = NDArray[np.float64]
 _MOST_MEMBERS = 10
-_TAU = 2e-4  # relative to the largest logit: clear of what the search's verdicts treat as a tie
+_TAU = 8e-5  # relative to the largest logit: clear of what the search's verdicts treat as a tie
 
 
 @dataclass(frozen=True)
