@@ -81,16 +81,15 @@ def case(kind: str, norm: str, n: int = 8) -> Case:
     if kind == "planted":
         made = planted(norm, n=n, members=4, d=12, probs=[0.4, 0.3, 0.2, 0.1])
         return Case(made.rec, made.x, made.y, made.threat)
-    if kind == "mlp":
+    if kind in ("mlp", "zero-weight"):
         x, y = quadrants(n)
         threat = Threat(norm, 0.4 if norm == "linf" else 0.5, None)
-        return Case(RandomizedEnsemble([mlp(0), mlp(1), mlp(2)], [0.5, 0.25, 0.25]), x, y, threat)
+        probs = [0.5, 0.25, 0.25] if kind == "mlp" else [0.7, 0.0, 0.3]
+        return Case(RandomizedEnsemble([mlp(0), mlp(1), mlp(2)], probs), x, y, threat)
     x, y = digits("test")
     threat = Threat(norm, 0.1 if norm == "linf" else 0.5)
     if kind == "convnet":
         rec = RandomizedEnsemble([convnet(0), convnet(1)])
-    elif kind == "zero-weight":
-        rec = RandomizedEnsemble([convnet(0), convnet(1), convnet(2)], [0.7, 0.0, 0.3])
     else:
         rec = RandomizedEnsemble([convnet(0)] * 3, [0.2, 0.3, 0.5])
     return Case(rec, x[:n].clone(), y[:n].clone(), threat)

@@ -64,7 +64,7 @@ def test_never_below_the_clean_risk(name: str, norm: str, kind: str) -> None:
     assert bool((torch.from_numpy(result.pool.foolable) | ~result.clean_errors).all())
 
 
-@every_case
+@pytest.mark.parametrize(("name", "norm", "kind"), [case_ for case_ in ALL if case_[2] != "identical"])
 def test_same_seed_same_bits(name: str, norm: str, kind: str) -> None:
     given, result = case(kind, norm), found(name, norm, kind)
     torch.manual_seed(123)  # the global generator must not matter, nor be touched
@@ -90,8 +90,8 @@ def test_dropping_finished_inputs_changes_nothing(name: str, norm: str, kind: st
 @pytest.mark.parametrize("kind", ["planted", "mlp"])
 @pytest.mark.parametrize("name", ["arc-r", "lattice", "saddle", "suite"])
 def test_dropping_changes_nothing_in_larger_batches(name: str, kind: str, norm: str) -> None:
-    given = case(kind, norm, n=24)
-    options = {"restarts": 2}
+    given = case(kind, norm, n=20)
+    options = {} if name == "suite" else {"restarts": 2}
     dropped = attack(name, given.threat, **options)(given.rec, given.x, given.y)
     kept = attack(name, given.threat, drop_finished=False, **options)(given.rec, given.x, given.y)
     assert torch.equal(dropped.errors, kept.errors)

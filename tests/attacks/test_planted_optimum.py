@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
-from tests.attacks.planted import Planted, planted, share_solved, truth
+from tests.attacks.planted import Array, Planted, planted, share_solved, truth
 
 from randens import attacks
+from randens.attacks import exact
 
 Options = dict[str, object]
 
@@ -23,17 +24,25 @@ LISTED: list[tuple[str, Options, float, float]] = [
 
 
 @functools.cache
-def cases(norm: str, ensembles: int, n: int) -> list[tuple[Planted, NDArray[np.float64]]]:
+def cases(norm: str, ensembles: int, n: int) -> list[tuple[Planted, Array]]:
     """Inputs of several ensembles, as conflicts differ from one to the next, with their exact optima."""
     made = [planted(norm, n=n, seed=seed) for seed in range(ensembles)]
     return [(case, truth(case)) for case in made]
+
+
+def check_not_beaten(case: Planted, risk: Array, optimum: Array) -> None:
+    """No attack beats the proven optimum, but for wins by less than the solver's slack: then the optimum without it."""
+    problems = list(exact.problems(case.rec.members, case.x, case.y, case.threat))
+    for row in np.flatnonzero(risk > optimum + 1e-9):
+        sharp = dataclasses.replace(problems[row], tau=0 * problems[row].tau)
+        assert risk[row] <= exact.optimum(sharp, case.rec.probs.numpy()).value + 1e-9
 
 
 def share(name: str, norm: str, ensembles: int, n: int, **options: object) -> float:
     shares = []
     for case, optimum in cases(norm, ensembles, n):
         result = attacks.create(name, case.threat, **options)(case.rec, case.x, case.y)
-        assert bool((result.risk.numpy() <= optimum + 1e-9).all()), "no attack beats the proven optimum"
+        check_not_beaten(case, result.risk.numpy(), optimum)
         shares.append(share_solved(result.risk, optimum))
     return float(np.mean(shares))
 
@@ -71,7 +80,7 @@ def test_unequal_weights_classes_and_the_box(norm: str) -> None:
         case = planted(norm, n=10, **options)
         optimum = truth(case)
         result = attacks.create("saddle", case.threat)(case.rec, case.x, case.y)
-        assert bool((result.risk.numpy() <= optimum + 1e-9).all())
+        check_not_beaten(case, result.risk.numpy(), optimum)
         assert share_solved(result.risk, optimum) >= 0.9, options
         proven = attacks.create("exact", case.threat)(case.rec, case.x, case.y)
         np.testing.assert_allclose(proven.risk.numpy(), optimum, rtol=0, atol=1e-12)
@@ -81,7 +90,7 @@ def test_unequal_weights_classes_and_the_box(norm: str) -> None:
 @pytest.mark.parametrize("norm", ["l2", "linf"])
 @pytest.mark.parametrize(("name", "options", "l2", "linf"), LISTED)
 def test_listed_shares(name: str, options: Options, l2: float, linf: float, norm: str) -> None:
-    assert share(name, norm, 10, 30, **options) >= {"l2": l2, "linf": linf}[norm]
+    assert share(name, norm, 10, 20, **options) >= {"l2": l2, "linf": linf}[norm]
 
 
 @pytest.mark.slow
