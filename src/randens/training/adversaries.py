@@ -133,10 +133,10 @@ class PGD(Adversary):
         return self.steps
 
     def craft(self, victims: Victims, start: Start) -> Tensor:
-        direction = self.climb(victims, start)
+        direction, onto = self.climb(victims, start), _projection(self.threat, start.x)
         point = start.point
         for _ in range(self.steps):
-            point = self.threat.project(point + self.step * direction(point), start.x)
+            point = onto(point + self.step * direction(point))
         return point
 
 
@@ -198,6 +198,14 @@ class Arc(Adversary):
     def passes(self, victims: int) -> int:
         # At most, per step and member: gradients to two boundaries, and all members' verdicts on a candidate.
         return self.steps * victims * (2 + victims)
+
+
+def _projection(threat: Threat, x: Tensor) -> Callable[[Tensor], Tensor]:
+    """`threat.project` onto the set around x; for linf its interval is worked out once for all steps."""
+    if threat.norm != "linf":
+        return lambda point: threat.project(point, x)
+    low, high = threat.interval(x)
+    return lambda point: torch.minimum(torch.maximum(point, low), high)
 
 
 def adversary(part: AdversaryPart, threat: Threat, level: str) -> Adversary:
