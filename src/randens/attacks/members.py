@@ -17,7 +17,7 @@ from torch.fx.experimental.optimization import fuse
 from randens.errors import ModelError, unknown
 from randens.models.precision import bfloat16_pays, probe
 
-__all__ = ["GradientMembers"]
+__all__ = ["GradientMembers", "folded"]
 
 _PRECISIONS = ("auto", "float32", "bfloat16")
 
@@ -42,7 +42,7 @@ class GradientMembers:
             )
         self.precision = precision
         self.exact = precision == "float32"
-        self._members = [_folded(m) if fold and convolutional else m for m in members]
+        self._members = [folded(m) if fold and convolutional else m for m in members]
         self._originals = list(members)
         self._checked = all(a is b for a, b in zip(self._members, members, strict=True))
 
@@ -68,7 +68,7 @@ class GradientMembers:
         return z.float() if z.dtype in (torch.bfloat16, torch.float16) else z
 
 
-def _folded(member: nn.Module) -> nn.Module:
+def folded(member: nn.Module) -> nn.Module:
     """A frozen copy with BatchNorm folded into convolutions, or the member itself where that is not possible."""
     if not any(isinstance(m, nn.BatchNorm2d) for m in member.modules()):
         return member

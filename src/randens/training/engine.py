@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from randens import attacks
 from randens import data as datasets
+from randens.attacks.members import folded
 from randens.data import Augment, ImageData
 from randens.ensemble import RandomizedEnsemble, frozen, load, to_layout
 from randens.errors import InputError, ModelError, RandensError
@@ -427,7 +428,9 @@ class _Engine:
         weights = torch.from_numpy(np.array(probs)).to(self.crew.device)
         for member in members:
             if member not in self.forwards:
-                self.forwards[member] = self._forward(self._compiled(member))
+                # Finished members never change: their BatchNorm is folded into the convolutions once.
+                still = folded(member) if member in self.finished else member
+                self.forwards[member] = self._forward(self._compiled(still))
         return Victims.of(members, weights, [self.forwards[member] for member in members])
 
     def _adversary(self, stage: Stage) -> Adversary:
