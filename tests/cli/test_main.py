@@ -61,7 +61,7 @@ def test_an_interrupt_has_its_exit_code_and_no_traceback(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("randens.cli.explain.explain_risks", interrupted)
+    monkeypatch.setattr("randens.risk.explain", interrupted)
     code, out, err = shell("explain", "0.5")
     assert (code, out) == (130, "")
     assert "Traceback" not in err
@@ -71,7 +71,7 @@ def test_errors_of_the_library_lose_their_line_breaks(shell: Shell, monkeypatch:
     def failing(*_: object, **__: object) -> None:
         raise InputError("first\n  second")
 
-    monkeypatch.setattr("randens.cli.explain.explain_risks", failing)
+    monkeypatch.setattr("randens.risk.explain", failing)
     assert shell.refused("explain", "0.5") == "first second"
 
 
@@ -79,7 +79,7 @@ def test_bugs_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("randens.cli.explain.explain_risks", broken)
+    monkeypatch.setattr("randens.risk.explain", broken)
     with pytest.raises(ZeroDivisionError):
         main.run(["explain", "0.5"])
 

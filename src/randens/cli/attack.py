@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
-from randens.attacks.survey import place_of
-from randens.cli import choices
+from randens.cli import choices, names
 from randens.cli.output import Json, console, print_json
 from randens.cli.progress import bars
 from randens.errors import InputError
-from randens.evaluation.attacking import Attacked, attack_all, draw_worst
-from randens.evaluation.subject import open_subject
+
+if TYPE_CHECKING:
+    from randens.evaluation.attacking import Attacked
 
 __all__ = ["attack"]
 
@@ -23,7 +23,13 @@ def attack(
     run: choices.RunFolder,
     attack: choices.Attacks = None,
     settings: choices.Settings = None,
-    split: Annotated[str, typer.Option(help="The split whose inputs are attacked.")] = "test",
+    split: Annotated[
+        str,
+        typer.Option(
+            help="The split to attack: train, validation or test.",
+            autocompletion=names.starting(names.SPLITS),
+        ),
+    ] = "test",
     limit: choices.Limit = None,
     data: choices.Data = None,
     norm: choices.Norm = None,
@@ -37,9 +43,16 @@ def attack(
 ) -> None:
     """Attack the ensemble of RUN; witnesses and perturbed inputs are kept in its folder `attacks`.
 
-    The default is the saddle climber. An interrupted attack is continued by the same command; one that has
-    finished is read back.
+    The default is the saddle climber. An interrupted attack is continued by the
+    same command; one that has finished is read back.
+
+    Example: randens attack runs/quickstart-1 --attack arc-r --set steps=40
+    --save-images worst.png
     """
+    from randens.attacks.survey import place_of
+    from randens.evaluation.attacking import attack_all, draw_worst
+    from randens.evaluation.subject import open_subject
+
     subject = open_subject(run, data=data, norm=norm, eps=choices.number("--eps", eps))
     images = subject.load(split, limit)
     chosen = choices.make_attacks(attack, ("saddle",), subject.threat, settings, seed)

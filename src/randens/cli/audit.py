@@ -7,20 +7,22 @@ from typing import Annotated
 
 import typer
 
-from randens.cli import choices
+from randens.cli import choices, names
 from randens.cli.output import Json, console, print_json
 from randens.cli.progress import bars
-from randens.evaluation import Evaluation
-from randens.evaluation import audit as run_audit
-from randens.evaluation.subject import open_subject
 
 __all__ = ["audit"]
 
 
 def audit(
     run: choices.RunFolder,
-    split: Annotated[str, typer.Option(help="The split whose inputs are used.")] = "test",
-    limit: Annotated[int, typer.Option(help="How many inputs.")] = 128,
+    split: Annotated[
+        str,
+        typer.Option(
+            help="The split to use: train, validation or test.", autocompletion=names.starting(names.SPLITS)
+        ),
+    ] = "test",
+    limit: Annotated[int, typer.Option(help="Use only so many inputs, the first ones.")] = 128,
     data: choices.Data = None,
     norm: choices.Norm = None,
     eps: choices.Eps = None,
@@ -30,7 +32,17 @@ def audit(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Check the ensemble of RUN for masked gradients, randomness and broken laws; exit code 1 if a check fails."""
+    """Check the ensemble of RUN for masked gradients, randomness and broken laws; exit code 1 if a check fails.
+
+    Twenty checks that published evaluations failed, each with what to do about
+    it. Written to audit.json of the run.
+
+    Example: randens audit runs/quickstart-1
+    """
+    from randens.evaluation import Evaluation
+    from randens.evaluation import audit as run_audit
+    from randens.evaluation.subject import open_subject
+
     subject = open_subject(run, data=data, norm=norm, eps=choices.number("--eps", eps))
     images = subject.load(split, limit)
     known = subject.run.path / "evaluation.json"

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from fractions import Fraction
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from randens import attacks
-from randens.attacks import Attack
+from randens.cli import names as known
 from randens.errors import InputError
-from randens.threat import Threat
+
+if TYPE_CHECKING:
+    from randens.attacks import Attack
+    from randens.threat import Threat
 
 __all__ = [
     "Attacks",
@@ -26,19 +28,55 @@ __all__ = [
     "number",
 ]
 
-RunFolder = Annotated[Path, typer.Argument(help="A run folder, e.g. runs/quickstart-1.", show_default=False)]
+RunFolder = Annotated[
+    Path,
+    typer.Argument(
+        help="A run folder, as `randens quickstart` and `randens train` make them, e.g. runs/quickstart-1.",
+        show_default=False,
+    ),
+]
 Attacks = Annotated[
     list[str] | None,
-    typer.Option("--attack", help="An attack by name; several work one after the other.", show_default=False),
+    typer.Option(
+        "--attack",
+        help=f"An attack by name; repeatable, the worst of all counts. One of: {', '.join(known.ATTACKS)}.",
+        show_default=False,
+        autocompletion=known.starting(known.ATTACKS),
+    ),
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", help="An option of the attack, e.g. steps=40; repeatable.", show_default=False),
+    typer.Option(
+        "--set", help="An option of every attack named, e.g. steps=40; repeatable.", show_default=False
+    ),
 ]
-Norm = Annotated[str | None, typer.Option(help="linf or l2 instead of the run's.", show_default=False)]
-Eps = Annotated[str | None, typer.Option(help="Radius instead of the run's, e.g. 8/255.", show_default=False)]
-Data = Annotated[str | None, typer.Option(help="Data set instead of the run's.", show_default=False)]
-Limit = Annotated[int | None, typer.Option(help="Use the first inputs only.", show_default=False)]
+Norm = Annotated[
+    str | None,
+    typer.Option(
+        help="linf or l2, instead of the run's; give --eps too.",
+        show_default=False,
+        autocompletion=known.starting(known.NORMS),
+    ),
+]
+Eps = Annotated[
+    str | None,
+    typer.Option(
+        help="Radius of the perturbations instead of the run's, e.g. 0.03 or 8/255; pixels go from 0 to 1.",
+        show_default=False,
+    ),
+]
+Data = Annotated[
+    str | None,
+    typer.Option(
+        help=f"Data set instead of the run's. One of: {', '.join(known.DATA_SETS)}.",
+        show_default=False,
+        autocompletion=known.starting(known.DATA_SETS),
+    ),
+]
+Limit = Annotated[
+    int | None,
+    typer.Option(help="Use only so many inputs, the first ones; all by default.", show_default=False),
+]
 Seed = Annotated[int, typer.Option(help="Decides every random choice of the attacks.")]
 
 
@@ -58,6 +96,8 @@ def make_attacks(
     names: list[str] | None, default: tuple[str, ...], threat: Threat, settings: list[str] | None, seed: int
 ) -> list[Attack]:
     """The attacks named, each with the settings."""
+    from randens import attacks
+
     options = dict(_setting(text) for text in settings or [])
     return [attacks.create(name, threat, seed=seed, **options) for name in names or default]
 

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from randens import data
+from randens.cli import names as known
 from randens.progress import Progress
 
 __all__ = ["app"]
@@ -22,7 +22,12 @@ __all__ = ["app"]
 app = typer.Typer(help="List, fetch, verify and locate data sets.", no_args_is_help=True)
 
 _Names = Annotated[
-    list[str] | None, typer.Argument(help="Data sets; all if none is named.", show_default=False)
+    list[str] | None,
+    typer.Argument(
+        help="Data sets; all if none is named.",
+        show_default=False,
+        autocompletion=known.starting(known.DATA_SETS),
+    ),
 ]
 _Folder = Annotated[
     Path | None,
@@ -36,6 +41,8 @@ _Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 @app.command("list")
 def list_(folder: _Folder = None, as_json: _Json = False) -> None:
     """Show the known data sets and which of them are in the cache folder."""
+    from randens import data
+
     here = data.present(folder)
     rows: list[dict[str, Any]] = [
         {
@@ -61,7 +68,14 @@ def list_(folder: _Folder = None, as_json: _Json = False) -> None:
 
 @app.command()
 def fetch(
-    names: Annotated[list[str], typer.Argument(help="Data sets to fetch.")],
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            help=f"Data sets to fetch. Known: {', '.join(known.DATA_SETS)}.",
+            show_default=False,
+            autocompletion=known.starting(known.DATA_SETS),
+        ),
+    ],
     source: Annotated[
         Path | None,
         typer.Option(
@@ -72,6 +86,8 @@ def fetch(
     as_json: _Json = False,
 ) -> None:
     """Put data sets into the cache folder and say which source gave them."""
+    from randens import data
+
     for name in names:
         data.entry(name)
     results = []
@@ -101,6 +117,8 @@ def fetch(
 @app.command()
 def verify(names: _Names = None, folder: _Folder = None, as_json: _Json = False) -> None:
     """Check stored data sets against their checksums; exit code 1 if one is damaged, or named and missing."""
+    from randens import data
+
     verdicts = [data.verify(name, folder=folder) for name in names or data.names()]
     wrong = [v for v in verdicts if not v.ok and (v.present or names)]
     if as_json:
@@ -120,10 +138,19 @@ def verify(names: _Names = None, folder: _Folder = None, as_json: _Json = False)
 
 @app.command()
 def path(
-    name: Annotated[str | None, typer.Argument(help="A data set; none for the cache folder itself.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="A data set; none for the cache folder itself.",
+            show_default=False,
+            autocompletion=known.starting(known.DATA_SETS),
+        ),
+    ] = None,
     folder: _Folder = None,
 ) -> None:
     """Print the cache folder, or a data set's folder in it."""
+    from randens import data
+
     base = data.data_folder(folder)
     typer.echo(base if name is None else base / data.entry(name).name)
 

@@ -5,13 +5,20 @@ from __future__ import annotations
 import typer
 
 from randens.cli.output import Json, console, print_json
-from randens.doctor import diagnose
 
 __all__ = ["doctor"]
 
 
 def doctor(as_json: Json = False) -> None:
-    """Check versions, device, precision, disk, data, and the main functions; exit code 1 if something is wrong."""
+    """Check versions, device, precision, disk, data, and the main functions; exit code 1 if something is wrong.
+
+    Takes seconds and changes nothing. Its output is what to send along with a
+    question.
+
+    Example: randens doctor
+    """
+    from randens.doctor import diagnose
+
     found = diagnose()
     if as_json:
         print_json(found.to_json())

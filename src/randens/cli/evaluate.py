@@ -9,13 +9,9 @@ from typing import Annotated
 
 import typer
 
-from randens import evaluation
-from randens.cli import choices
+from randens.cli import choices, names
 from randens.cli.output import Json, console, print_json
 from randens.cli.progress import bars
-from randens.evaluation import tables
-from randens.evaluation.kept import workplace
-from randens.evaluation.subject import open_subject
 
 __all__ = ["evaluate"]
 
@@ -32,7 +28,13 @@ def evaluate(
     run: choices.RunFolder,
     attack: choices.Attacks = None,
     settings: choices.Settings = None,
-    split: Annotated[str, typer.Option(help="The split to evaluate on.")] = "test",
+    split: Annotated[
+        str,
+        typer.Option(
+            help="The split to evaluate on: train, validation or test.",
+            autocompletion=names.starting(names.SPLITS),
+        ),
+    ] = "test",
     limit: choices.Limit = None,
     data: choices.Data = None,
     norm: choices.Norm = None,
@@ -51,8 +53,18 @@ def evaluate(
 ) -> None:
     """Evaluate the ensemble of RUN: exact expected accuracies on the worst perturbations found.
 
-    An interrupted evaluation is continued by the same command.
+    The default attack is the portfolio `suite`. The numbers go to evaluation.json
+    of the run, which the report, the figures and the audit read. An interrupted
+    evaluation is continued by the same command.
+
+    Example: randens evaluate runs/quickstart-1 --attack arc-r --attack saddle
+    --limit 100
     """
+    from randens import evaluation
+    from randens.evaluation import tables
+    from randens.evaluation.kept import workplace
+    from randens.evaluation.subject import open_subject
+
     subject = open_subject(run, data=data, norm=norm, eps=choices.number("--eps", eps))
     images = subject.load(split, limit)
     chosen = choices.make_attacks(attack, ("suite",), subject.threat, settings, seed)

@@ -9,7 +9,6 @@ import typer
 
 from randens.cli import choices
 from randens.cli.output import Json, console, print_json
-from randens.report import write_explorer
 
 __all__ = ["explore"]
 
@@ -32,7 +31,12 @@ def explore(
     output: Annotated[Path, typer.Option(help="Where the page goes.")] = Path("explore.html"),
     as_json: Json = False,
 ) -> None:
-    """Write a page that draws the risk over all probabilities for RISKS or configurations, to be changed in it."""
+    """Write a page that draws the risk over all probabilities for RISKS or configurations, to be changed in it.
+
+    Example: randens explore 0.2 0.45 --output landscape.html
+    """
+    from randens.report import write_explorer
+
     numbers = [choices.number("risks", text) for text in risks or []]
     path = write_explorer(
         output,

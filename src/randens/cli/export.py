@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from randens.cli import choices
 from randens.cli.output import Json, console, print_json
 from randens.cli.progress import bars
-from randens.deploy import Bundle
-from randens.deploy.exporting import export as export_bundle
-from randens.deploy.quantizing import quantize
-from randens.evaluation.subject import open_subject
+
+if TYPE_CHECKING:
+    from randens.deploy import Bundle
 
 __all__ = ["export"]
 
@@ -35,7 +34,17 @@ def export(
     seed: choices.Seed = 0,
     as_json: Json = False,
 ) -> None:
-    """Export the ensemble of RUN: one ONNX file per member and a manifest, compared with torch on validation data."""
+    """Export the ensemble of RUN: one ONNX file per member and a manifest, compared with torch on validation data.
+
+    Needs the extra `deploy`. The folder it makes is what `randens serve` and
+    randens.deploy.Predictor take.
+
+    Example: randens export runs/quickstart-1
+    """
+    from randens.deploy.exporting import export as export_bundle
+    from randens.deploy.quantizing import quantize
+    from randens.evaluation.subject import open_subject
+
     subject = open_subject(run, data=data, norm=norm, eps=choices.number("--eps", eps))
     target = output or subject.run.path / "bundle"
     real = subject.load("validation")

@@ -7,22 +7,36 @@ from typing import Annotated
 
 import typer
 
-from randens.cli import choices
+from randens.cli import choices, names
 from randens.cli.output import Json, console, print_json
-from randens.report import FIGURES, write_figure
 
 __all__ = ["figure"]
 
 
 def figure(
-    name: Annotated[str, typer.Argument(help=f"One of: {', '.join(FIGURES)}.", show_default=False)],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help=f"One of: {', '.join(names.FIGURES)}.",
+            show_default=False,
+            autocompletion=names.starting(names.FIGURES),
+        ),
+    ],
     run: choices.RunFolder,
     output: Annotated[
         Path | None, typer.Option(help="A .png, .svg or .pdf file; NAME.pdf in the run folder by default.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Draw the figure NAME of RUN as PNG, SVG or PDF."""
+    """Draw the figure NAME of RUN as PNG, SVG or PDF.
+
+    The data come from what evaluate, train and report --measure have left in the
+    run folder.
+
+    Example: randens figure landscape runs/quickstart-1 --output landscape.svg
+    """
+    from randens.report import write_figure
+
     path = write_figure(name, run, output)
     if as_json:
         print_json({"figure": str(path), "bytes": path.stat().st_size})

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -39,6 +42,17 @@ VERBS = (
 """In the order of a first encounter; those without a module in this room are not there yet."""
 
 _INTERRUPTED = 130
+# Packages that the plain installation leaves out, and the extras that bring them.
+_EXTRAS = {
+    **dict.fromkeys(
+        ("fastapi", "onnx", "onnxruntime", "onnxscript", "prometheus_client", "starlette", "uvicorn"),
+        "deploy",
+    ),
+    "tensorboard": "tensorboard",
+}
+# Set by the script that --install-completion leaves in the shell; the words typed so far are in the others.
+_COMPLETION = "_RANDENS_COMPLETE"
+_TYPED = ("_TYPER_COMPLETE_ARGS", "COMP_WORDS")
 
 
 def main() -> None:
@@ -61,6 +75,12 @@ def run(arguments: Sequence[str]) -> int:
         if message := error.format_message().strip():
             _say(message)
         return error.exit_code
+    except ModuleNotFoundError as error:
+        extra = _EXTRAS.get((error.name or "").partition(".")[0])
+        if extra is None:
+            raise
+        _say(f"{error.name} is not installed and {chosen[0]!r} needs it; pip install 'randens[{extra}]'")
+        return 2
     except typer.Exit as done:
         return done.exit_code
     except (KeyboardInterrupt, typer.Abort):
@@ -74,26 +94,24 @@ def available() -> list[str]:
 
 
 def _app(arguments: Sequence[str]) -> typer.Typer:
-    """The application with the one command that is asked for, or with all of them for --help.
+    """The application with the one command that is asked for; the others are there by name and summary alone.
 
-    Importing a command imports what it needs, and for most that includes torch, which takes seconds.
+    Importing a command imports what it needs, which takes time and may need packages that are not installed.
     """
-    verbs = available()
-    first = arguments[0]
-    if not first.startswith("-"):
-        if first not in verbs:
-            unknown("command", first, verbs)
-        verbs = [first]
-    elif first == "--version":
-        verbs = []
     app = typer.Typer(
         name="randens",
-        add_completion=False,
         help="Randomized ensembles of classifiers: attack them, prove what they can and cannot do, train them, "
         "ship them.",
+        epilog="Exit codes: 0 done, 1 a check failed, 2 bad input, 130 interrupted.",
     )
     app.callback(invoke_without_command=True)(_root)
+    verbs, wanted = available(), _wanted(arguments)
+    if wanted is not None and wanted not in verbs:
+        unknown("command", wanted, verbs)
     for verb in verbs:
+        if verb != wanted:
+            app.command(verb, help=_summary(verb))(_elsewhere)
+            continue
         module = importlib.import_module(f"randens.cli.{verb}")
         group = getattr(module, "app", None)
         if isinstance(group, typer.Typer):
@@ -104,6 +122,35 @@ def _app(arguments: Sequence[str]) -> typer.Typer:
             command: Callable[..., Any] = getattr(module, verb)
             app.command(verb)(command)
     return app
+
+
+def _wanted(arguments: Sequence[str]) -> str | None:
+    """The verb that the arguments ask for, or that the words being completed begin with; None for the root."""
+    if os.environ.get(_COMPLETION):
+        typed = next((os.environ[name] for name in _TYPED if os.environ.get(name)), "")
+        return next((word for word in typed.split()[1:] if word in available()), None)
+    return None if arguments[0].startswith("-") else arguments[0]
+
+
+def _summary(verb: str) -> str:
+    """The first paragraph of a command's own help, read from its source without importing it."""
+    spec = importlib.util.find_spec(f"randens.cli.{verb}")
+    assert spec is not None
+    assert spec.origin is not None
+    for node in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef) and node.name == verb:
+            return (ast.get_docstring(node) or "").partition("\n\n")[0]
+        if (
+            isinstance(node, ast.Assign)
+            and ast.unparse(node.targets[0]) == "app"
+            and isinstance(node.value, ast.Call)
+        ):
+            return str(next(ast.literal_eval(k.value) for k in node.value.keywords if k.arg == "help"))
+    return ""
+
+
+def _elsewhere() -> None:
+    """Stands for a command that was not asked for."""
 
 
 def _root(

@@ -7,14 +7,9 @@ from typing import Annotated
 
 import typer
 
-from randens.cli import choices
+from randens.cli import choices, names
 from randens.cli.output import Json, console, print_json
 from randens.cli.progress import bars
-from randens.evaluation.subject import open_subject
-from randens.report import measure as run_measure
-from randens.report import write_report
-from randens.report.comparing import verdicts
-from randens.report.material import gather_all
 
 __all__ = ["report"]
 
@@ -37,14 +32,29 @@ def report(
         ),
     ] = False,
     limit: Annotated[int, typer.Option(help="With --measure: how many inputs.")] = 200,
-    split: Annotated[str, typer.Option(help="With --measure: the split.")] = "test",
+    split: Annotated[
+        str, typer.Option(help="With --measure: the split.", autocompletion=names.starting(names.SPLITS))
+    ] = "test",
     data: choices.Data = None,
     norm: choices.Norm = None,
     eps: choices.Eps = None,
     seed: choices.Seed = 0,
     as_json: Json = False,
 ) -> None:
-    """Write a page about RUNS that opens in any browser without a network."""
+    """Write a page about RUNS that opens in any browser without a network.
+
+    Shows what evaluate, sample, audit and train have left in the run folders, and
+    says which command brings what is missing.
+
+    Example: randens report runs/quickstart-1 runs/quickstart-1/at --output
+    comparison.html
+    """
+    from randens.evaluation.subject import open_subject
+    from randens.report import measure as run_measure
+    from randens.report import write_report
+    from randens.report.comparing import verdicts
+    from randens.report.material import gather_all
+
     if measure:
         for run in runs:
             subject = open_subject(run, data=data, norm=norm, eps=choices.number("--eps", eps))

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from randens.cli import choices
+from randens.cli import choices, names
 from randens.cli.output import Json, console, print_json
 from randens.cli.progress import bars
-from randens.reproduce import Reproduction
-from randens.reproduce import reproduce as run_reproduction
+
+if TYPE_CHECKING:
+    from randens.reproduce import Reproduction
 
 __all__ = ["reproduce"]
 
 
 def reproduce(
     scale: Annotated[
-        str, typer.Option(help="digits (minutes), cpu (CIFAR-10 on two cores) or paper.")
+        str,
+        typer.Option(
+            help="digits (minutes, trained here), cpu (CIFAR-10 on two cores) or paper (as published).",
+            autocompletion=names.starting(names.SCALES),
+        ),
     ] = "digits",
     runs: Annotated[
         Path | None,
@@ -32,12 +37,26 @@ def reproduce(
             show_default=False,
         ),
     ] = None,
-    attack: Annotated[str, typer.Option(help="The attack behind robust accuracies.")] = "arc-r",
+    attack: Annotated[
+        str,
+        typer.Option(
+            help=f"The attack behind robust accuracies. One of: {', '.join(names.ATTACKS)}.",
+            autocompletion=names.starting(names.ATTACKS),
+        ),
+    ] = "arc-r",
     limit: choices.Limit = None,
     seed: choices.Seed = 0,
     as_json: Json = False,
 ) -> None:
-    """Regenerate the paper's tables and figures from run folders; the same command continues after a break."""
+    """Regenerate the paper's tables and figures from run folders; the same command continues after a break.
+
+    Writes reproduction.md, reproduction.json and figures next to the run folders:
+    our number, the paper's, and the difference in every cell.
+
+    Example: randens reproduce --scale digits
+    """
+    from randens.reproduce import reproduce as run_reproduction
+
     with bars() as progress:
         result = run_reproduction(
             scale, runs, training=training, limit=limit, attack=attack, seed=seed, progress=progress

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
-from randens import evaluation
-from randens.cli import choices
+from randens.cli import choices, names
 from randens.cli.output import Json, console, print_json
 from randens.cli.progress import bars
-from randens.evaluation import AttackedSampling
-from randens.evaluation.advice import Contribution, MethodValue, compare_methods, contributions
-from randens.evaluation.kept import keep, recall
-from randens.evaluation.subject import open_subject
+
+if TYPE_CHECKING:
+    from randens.evaluation import AttackedSampling
+    from randens.evaluation.advice import Contribution, MethodValue
 
 __all__ = ["sample"]
 
@@ -23,7 +22,13 @@ def sample(
     run: choices.RunFolder,
     attack: choices.Attacks = None,
     settings: choices.Settings = None,
-    split: Annotated[str, typer.Option(help="The split to choose on; never test.")] = "validation",
+    split: Annotated[
+        str,
+        typer.Option(
+            help="The split to choose on: validation or train, never test.",
+            autocompletion=names.starting(names.SPLITS),
+        ),
+    ] = "validation",
     limit: choices.Limit = None,
     data: choices.Data = None,
     norm: choices.Norm = None,
@@ -39,7 +44,19 @@ def sample(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Find the sampling probabilities of the ensemble of RUN, with a bound on how much better others could be."""
+    """Find the sampling probabilities of the ensemble of RUN, with a bound on how much better others could be.
+
+    Says too what each member is worth and what simpler ways to choose would give.
+    Written to sampling.json of the run; the ensemble itself changes with --apply
+    only.
+
+    Example: randens sample runs/quickstart-1 --apply
+    """
+    from randens import evaluation
+    from randens.evaluation.advice import compare_methods, contributions
+    from randens.evaluation.kept import keep, recall
+    from randens.evaluation.subject import open_subject
+
     subject = open_subject(run, data=data, norm=norm, eps=choices.number("--eps", eps))
     images = subject.load(split, limit)
     chosen = choices.make_attacks(attack, ("arc-r", "saddle"), subject.threat, settings, seed)

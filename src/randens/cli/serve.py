@@ -47,7 +47,13 @@ def serve(
     max_active: Annotated[int, typer.Option(help="Requests worked on at once.")] = _USUAL.active,
     timeout: Annotated[float, typer.Option(help="Seconds for an answer.")] = _USUAL.answer_seconds,
 ) -> None:
-    """Serve BUNDLE over HTTP until interrupted: POST /v1/predict, and a page at / to try it."""
+    """Serve BUNDLE over HTTP until interrupted: POST /v1/predict, and a page at / to try it.
+
+    Needs the extra `deploy`. Ctrl-C or SIGTERM finishes what was begun and ends
+    with exit code 0.
+
+    Example: randens serve runs/quickstart-1/bundle --port 8000
+    """
     limits = Limits(
         body=max_body, pixels=max_pixels, batch=max_batch, active=max_active, answer_seconds=timeout
     )

@@ -17,8 +17,6 @@ from randens.cli.progress import bars
 from randens.errors import InputError
 from randens.files import read_json
 from randens.progress import silent
-from randens.training import Stopped, estimate, load_recipe
-from randens.training import train as run_training
 
 __all__ = ["train"]
 
@@ -26,7 +24,12 @@ _INTERRUPTED = 130
 
 
 def train(
-    recipe: Annotated[Path, typer.Argument(help="A recipe, e.g. recipes/cpu/digits-convnet-barre.toml.")],
+    recipe: Annotated[
+        Path,
+        typer.Argument(
+            help="A recipe in TOML, e.g. recipes/cpu/digits-convnet-barre.toml.", show_default=False
+        ),
+    ],
     out: Annotated[
         Path | None,
         typer.Option(
@@ -35,12 +38,25 @@ def train(
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Another value, e.g. optimizer.lr=0.05; repeatable.", show_default=False),
+        typer.Option(
+            "--set",
+            help="Another value for a field of the recipe, e.g. optimizer.lr=0.05; repeatable.",
+            show_default=False,
+        ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Continue although the recipe has changed.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Train an ensemble by RECIPE. The same command continues a run that was interrupted or killed."""
+    """Train an ensemble by RECIPE. The same command continues a run that was interrupted or killed.
+
+    Says first what the run will cost on this machine. Ctrl-C saves and ends with
+    exit code 130. The result is a run folder that the other commands take.
+
+    Example: randens train recipes/cpu/digits-convnet-barre.toml --set epochs=5
+    """
+    from randens.training import Stopped, estimate, load_recipe
+    from randens.training import train as run_training
+
     chosen = load_recipe(recipe, settings or [])
     folder = out if out is not None else Path("runs") / recipe.stem
     leads = int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))) == 0

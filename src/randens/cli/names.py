@@ -1,0 +1,42 @@
+"""Names that the shell completes. They are written down here because asking the library for them imports torch,
+which takes seconds, and a key press should not; a test compares them with the library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+__all__ = ["ATTACKS", "DATA_SETS", "FIGURES", "NORMS", "SCALES", "SPLITS", "starting"]
+
+ATTACKS = (
+    "saddle",
+    "suite",
+    "lattice",
+    "arc",
+    "arc-r",
+    "fgsm",
+    "pgd",
+    "afgsm",
+    "apgd-l",
+    "apgd-s",
+    "apgd-z",
+    "apgd-margin",
+    "apgd-mce",
+    "cw",
+    "auto-pgd",
+    "random",
+    "exact",
+)
+DATA_SETS = ("digits", "mnist", "fashion-mnist", "cifar10", "cifar100")
+FIGURES = ("landscape", "flops", "cofooling", "sets", "radius", "training", "attacks")
+NORMS = ("linf", "l2")
+SCALES = ("digits", "cpu", "paper")
+SPLITS = ("train", "validation", "test")
+
+
+def starting(names: tuple[str, ...]) -> Callable[[str], list[str]]:
+    """What Typer asks when Tab is pressed: those of the names that begin as what has been typed."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [name for name in names if name.startswith(incomplete)]
+
+    return complete
