@@ -257,7 +257,8 @@ def _assemble(parts: list[_Part], rec: RandomizedEnsemble, place: Path | None) -
 def _fingerprint(attack: Attack, rec: RandomizedEnsemble) -> dict[str, Any]:
     """What must be the same for an interrupted attack to be continued."""
     weights = b"".join(v.detach().cpu().contiguous().numpy().tobytes() for v in rec.state_dict().values())
-    options = {f.name: getattr(attack, f.name) for f in dataclasses.fields(attack) if f.name != "threat"}
+    fields = [f.name for f in dataclasses.fields(attack) if f.name != "threat" and f.compare]
+    options = {name: getattr(attack, name) for name in fields}
     return {
         "format": _FORMAT,
         "attack": attack.name,
