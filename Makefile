@@ -7,13 +7,14 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 # One torch thread per test worker: two workers with two threads each would fight for two cores.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: help quickstart test lint types rooms pytest slow clean
+.PHONY: help quickstart test lint types rooms pytest slow docs clean
 
 help:
 	@echo "make quickstart   train, attack and explain a randomized ensemble, in minutes"
 	@echo "make test         ruff, mypy, import rules and the tests"
 	@echo "make slow         the tests that take long"
-	@echo "make clean        remove the environment"
+	@echo "make docs         the documentation as a site, into site/"
+	@echo "make clean        remove the environment and the site"
 
 quickstart: $(VENV)/installed
 	$(BIN)/randens quickstart
@@ -35,8 +36,13 @@ pytest: $(VENV)/installed-dev
 slow: $(VENV)/installed-dev
 	$(ONE_THREAD) $(BIN)/python -m pytest -q -m slow
 
+# Warnings are errors. The variable silences a notice about the builder's successor, which is no warning.
+docs: $(VENV)/installed-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "The site is in site/: open site/index.html."
+
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) site
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.10 or later is needed, this is " + sys.version.split()[0] if sys.version_info < (3, 10) else 0)'

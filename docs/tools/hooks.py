@@ -1,0 +1,73 @@
+"""What the site needs beyond Markdown: API pages from `__all__`, and a menu that knows which pages exist."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+PACKAGE = Path(__file__).parents[2] / "src" / "randens"
+ROOMS = ("risk", "attacks", "evaluation", "training", "models", "data", "report", "deploy", "errors")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add an API page for the package and for each room; then fit the menu to the pages there are."""
+    files.append(File.generated(config, "api/index.md", content=_page("randens", PACKAGE / "__init__.py")))
+    for room in ROOMS:
+        folder = PACKAGE / room
+        source = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
+        files.append(File.generated(config, f"api/{room}.md", content=_page(f"randens.{room}", source)))
+    pages = [file.src_uri for file in files.documentation_pages()]
+    named: set[str] = set()
+    config.nav = _existing(config.nav or [], set(pages), named)
+    unnamed = [page for page in pages if page not in named]
+    if unnamed:
+        config.nav.append({"More": unnamed})
+    return files
+
+
+def _page(module: str, source: Path) -> str:
+    """Every public name of a module with its documentation; sub-modules as links to what they hold."""
+    tree = ast.parse(source.read_text(encoding="utf-8"))
+    names = next(
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    )
+    about = ast.get_docstring(tree) or ""
+    homes = {name: _home(module, tree, name) for name in names}
+    blocks = [f"# {module}\n\n{about}\n"]
+    if module == "randens":
+        # Names that a room exports are documented there.
+        there = {n: h.split(".")[1] for n, h in homes.items() if h.split(".")[1] in ROOMS and n not in ROOMS}
+        homes = {n: h for n, h in homes.items() if n not in there and n not in ROOMS and not n.startswith("_")}
+        links = [f"- [`randens.{room}`]({room}.md)" for room in ROOMS]
+        links += [f"- `randens.{name}`: see [`randens.{room}`]({room}.md)" for name, room in there.items()]
+        blocks.append("\n".join(links) + "\n")
+    blocks += [f"::: {home}\n" for home in homes.values()]
+    return "\n".join(blocks)
+
+
+def _home(module: str, tree: ast.Module, name: str) -> str:
+    """Where a name is defined: the module that it is imported from, found by reading the imports."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and name in {a.asname or a.name for a in node.names}:
+            return f"{node.module}.{name}"
+    return f"{module}.{name}"
+
+
+def _existing(menu: list[Any], pages: set[str], named: set[str]) -> list[Any]:
+    kept: list[Any] = []
+    for entry in menu:
+        ((title, target),) = entry.items()
+        if isinstance(target, list):
+            inner = _existing(target, pages, named)
+            if inner:
+                kept.append({title: inner})
+        elif target in pages:
+            named.add(target)
+            kept.append(entry)
+    return kept
