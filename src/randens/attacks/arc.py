@@ -36,49 +36,79 @@ def arc(
     A member already fooled is pulled back to its boundary, as in the paper, and that is kept only if another one
     is fooled instead: without such exchanges half of the planted optima are missed.
     """
-    eps = s.threat.eps
-    b = radius * eps
-    shape = (-1,) + (1,) * (s.x.dim() - 1)
+    b = radius * s.threat.eps
     everyone = torch.arange(s.n, device=s.device)
     errors = s.clean_errors.clone() if torch.equal(point, s.x) else s.judge(everyone, point)
     value = errors.double() @ s.probs
     for _ in range(steps):
-        rows = s.unfinished
-        if not len(rows):
+        if not len(s.unfinished):
             return
         sequence = order(s)
         centre = point.clone()
         local = torch.zeros_like(point)
         for position in range(s.members):
-            for member in s.probs.nonzero().flatten().tolist():
-                part = rows[sequence[rows, position] == member]
-                if not len(part):
-                    continue
-                gaps, normals = s.hyperplanes(part, point[part], member, hyperplanes)
-                norms = torch.linalg.vector_norm(normals.flatten(2), s.threat.q, dim=2).clamp_min(1e-20)
-                signed, nearest = (gaps / norms).min(dim=1)
-                chosen = torch.arange(len(part), device=s.device)
-                w, w_norm = normals[chosen, nearest], norms[chosen, nearest]
-                side = torch.where(errors[part, member], -1.0, 1.0).to(w.dtype)
-                residual = side * signed
-                # ζ, the boundary's distance from the local centre, by the same hyperplane.
-                inner = side * (w.flatten(1) * local[part].flatten(1)).sum(dim=1) / w_norm
-                zeta = residual - inner
-                beta = torch.full_like(zeta, b)
-                if position:
-                    reach = (b - zeta).clamp_min(1e-6 * b)
-                    beta = torch.where(zeta < b, b / reach * residual.abs() + _RHO * eps, beta)
-                stride = (side * beta.clamp(max=1e3 * eps)).reshape(shape)
-                pulled = local[part] - stride * s.threat.steepest(w)
-                length = torch.linalg.vector_norm(pulled.flatten(1), s.threat.p, dim=1).clamp_min(1e-20)
-                pulled = pulled * (b / length).reshape(shape)
-                candidate = s.project(part, centre[part] + pulled)
-                fooled = s.judge(part, candidate)
-                risk = fooled.double() @ s.probs
-                accept = risk >= value[part]
-                taken = part[accept]
-                point[taken], local[taken] = candidate[accept], pulled[accept]
-                errors[taken], value[taken] = fooled[accept], risk[accept]
+            member = sequence[:, position]
+            rows = s.unfinished
+            rows = rows[s.probs[member[rows]] > 0]
+            pulled = local.clone()
+            for index in sorted(set(member[rows].tolist())):
+                part = rows[member[rows] == index]
+                gaps, normals = s.hyperplanes(part, point[part], index, hyperplanes)
+                plane = _nearest(gaps, normals, s.threat)
+                pulled[part] = _pull(
+                    local[part], plane, errors[part, index], s.threat, b, first=position == 0
+                )
+            # One verdict for all rows of this position. Who is fooled already and who pulls decide; a member that
+            # is pulled back may free any of the others.
+            pulls = member[rows].unsqueeze(1)
+            asked = (errors[rows] | errors[rows].gather(1, pulls)).scatter(1, pulls, True)
+            candidate = s.project(rows, centre[rows] + pulled[rows])
+            fooled = s.judge(rows, candidate, asked)
+            risk = fooled.double() @ s.probs
+            accept = risk >= value[rows]
+            taken = rows[accept]
+            point[taken], local[taken] = candidate[accept], pulled[taken]
+            errors[taken], value[taken] = fooled[accept], risk[accept]
+
+
+@dataclass(frozen=True)
+class _Plane:
+    """Linearised boundaries, one per input: signed distance [k], normal [k, ...] and its dual norm [k]."""
+
+    distance: Tensor
+    normal: Tensor
+    norm: Tensor
+
+
+def _nearest(gaps: Tensor, normals: Tensor, threat: Threat) -> _Plane:
+    """The nearest of G boundaries; gaps [k, G], normals [k, G, ...]."""
+    norms = torch.linalg.vector_norm(normals.flatten(2), threat.q, dim=2).clamp_min(1e-20)
+    signed, nearest = (gaps / norms).min(dim=1)
+    chosen = torch.arange(len(gaps), device=gaps.device)
+    return _Plane(signed, normals[chosen, nearest], norms[chosen, nearest])
+
+
+def _pull(local: Tensor, plane: _Plane, fooled: Tensor, threat: Threat, b: float, *, first: bool) -> Tensor:
+    """local − β·μ(w), scaled back to length b: towards the boundary, or back to it for a member that is fooled.
+
+    The first mover's length does not matter, for it is scaled; a later one moves by β, just enough that its own
+    boundary is passed after scaling.
+    """
+    shape = (-1,) + (1,) * (local.dim() - 1)
+    side = torch.where(fooled, -1.0, 1.0).to(local.dtype)
+    residual = side * plane.distance
+    # ζ, the boundary's distance from the local centre, by the same hyperplane.
+    inner = side * (plane.normal.flatten(1) * local.flatten(1)).sum(dim=1) / plane.norm
+    zeta = residual - inner
+    beta = torch.full_like(zeta, b)
+    if not first:
+        reach = (b - zeta).clamp_min(1e-6 * b)
+        beta = torch.where(zeta < b, b / reach * residual.abs() + _RHO * threat.eps, beta)
+    stride = (side * beta.clamp(max=1e3 * threat.eps)).reshape(shape)
+    pulled = local - stride * threat.steepest(plane.normal)
+    length = torch.linalg.vector_norm(pulled.flatten(1), threat.p, dim=1).clamp_min(1e-20)
+    scaled: Tensor = pulled * (b / length).reshape(shape)
+    return scaled
 
 
 def binary_linear_arc(

@@ -82,7 +82,7 @@ def _fold(module: nn.Module) -> nn.Module:
     if not any(isinstance(m, nn.BatchNorm2d) for m in module.modules()):
         return module
     with contextlib.suppress(Exception):
-        return fuse(module)
+        return fuse(module, inplace=True)  # of our own copy
     for name, child in module.named_children():
         setattr(module, name, _fold(child))
     return module

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -182,8 +183,8 @@ class Search:
     def judge(self, rows: Tensor, points: Tensor, first: Tensor | None = None) -> Tensor:
         """Exact verdicts bool [k, M] for the projections of `points`; keeps and pools what is new.
 
-        With `first` [k, M], the other members are evaluated only where one of those is fooled and the set could
-        still be new; members not evaluated count as not fooled.
+        With `first` [k, M], the other members are evaluated only where those of them that are fooled make a new
+        set already; members not evaluated count as not fooled.
         """
         points = self.project(rows, points)
         margin = self.x.new_full((len(rows), self.members), torch.inf)
@@ -193,7 +194,7 @@ class Search:
             self._record(rows, points, errors)
             return errors
         self._fill(rows, points, errors, margin, first)
-        return self._settle(rows, points, errors, first)
+        return self._settle(rows, points, errors, first, ~self._dominated(rows, errors))
 
     def examine(self, rows: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
         """Like `judge` on all members, with every member's margin too, relative to its logits' spread [k, M]."""
@@ -204,12 +205,17 @@ class Search:
         self._record(rows, points, errors)
         return errors, margin
 
-    def _settle(self, rows: Tensor, points: Tensor, errors: Tensor, known: Tensor) -> Tensor:
-        """Record verdicts known in part; complete them where something is fooled and the set could be new.
+    def _promising(self, rows: Tensor, errors: Tensor, known: Tensor) -> Tensor:
+        """Bool [k]: somebody is fooled, and the set could be new once those not `known` have been asked.
 
         A point that fools nobody asked so far is left alone: the others get their own turn to be asked.
         """
-        promising = errors.any(dim=1) & ~self._dominated(rows, errors | ~known)
+        return errors.any(dim=1) & ~self._dominated(rows, errors | ~known)
+
+    def _settle(
+        self, rows: Tensor, points: Tensor, errors: Tensor, known: Tensor, promising: Tensor
+    ) -> Tensor:
+        """Verdicts `known` in part, completed and recorded where they are `promising` [k]."""
         chosen = promising.nonzero().flatten()
         if len(chosen):
             complete = errors[chosen]
@@ -232,7 +238,13 @@ class Search:
 
     def _forward(self, index: int, points: Tensor) -> Tensor:
         with torch.no_grad():
-            z: Tensor = self.rec.members[index](to_layout(points))
+            # Folding changes less than `_TIE` allows for.
+            member = (
+                partial(self._gradient_members, index)
+                if self._gradient_members.exact
+                else self.rec.members[index]
+            )
+            z: Tensor = member(to_layout(points))
         self.cost.forwards += len(points) * self._passes[index]
         self._check_logits(index, z, len(points))
         return z
@@ -255,7 +267,10 @@ class Search:
         if not self.n:
             return torch.zeros(0, self.members, dtype=torch.bool, device=self.device)
         with torch.no_grad():
-            outputs = [self._forward(i, self.x) for i in range(self.members)]
+            outputs = [member(self.x) for member in self.rec.members]
+        for index, z in enumerate(outputs):
+            self._check_logits(index, z, self.n)
+        self.cost.forwards += self.n * sum(self._passes)
         counts = {z.shape[1] for z in outputs}
         if len(counts) > 1:
             raise InputError(f"members have different class counts {sorted(counts)}; they must agree")
@@ -383,7 +398,7 @@ class Search:
                 memory.gradients[rows[fresh], index] = gradients[fresh, index]
                 memory.errors[rows[fresh], index] = errors[fresh, index]
                 memory.wanted[rows[fresh], index] = True
-        errors = self._learn(rows, points, errors, wanted)
+        errors = self._learn(rows, points, errors, wanted, self._promising(rows, errors, wanted))
         return Linearisation(values, gradients, wanted, errors)
 
     def _clean_memory(self) -> Linearisation:
@@ -407,7 +422,8 @@ class Search:
         errors[:, index] = fooled
         seen = torch.zeros_like(errors)
         seen[:, index] = True
-        self._learn(rows, points, errors, seen)
+        # The rule of `judge`: the point was judged when it was taken, by whoever mattered then.
+        self._learn(rows, points, errors, seen, ~self._dominated(rows, errors))
         return gaps, gradients
 
     def _planes(self, rows: Tensor, points: Tensor, index: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -440,14 +456,14 @@ class Search:
         self.cost.forwards += len(inputs) * sum(self._passes[i] for i in chosen)
         return outputs
 
-    def _learn(self, rows: Tensor, points: Tensor, errors: Tensor, seen: Tensor) -> Tensor:
+    def _learn(self, rows: Tensor, points: Tensor, errors: Tensor, seen: Tensor, promising: Tensor) -> Tensor:
         """Record the verdicts a gradient pass gave for free; returns the exact ones.
 
         Inexact verdicts (bfloat16) only decide which points are judged in float32.
         """
         if self._gradient_members.exact:
-            return self._settle(rows, points, errors, seen)
-        chosen = (errors.any(dim=1) & ~self._dominated(rows, errors | ~seen)).nonzero().flatten()
+            return self._settle(rows, points, errors, seen, promising)
+        chosen = promising.nonzero().flatten()
         exact = torch.zeros_like(errors)
         if len(chosen):
             exact[chosen] = self.judge(rows[chosen], points[chosen])
@@ -459,7 +475,7 @@ class Search:
         for position, index in enumerate(chosen):
             errors[:, index] = self._fooled(z[position], self.y[rows])
             seen[:, index] = True
-        self._learn(rows, points, errors, seen)
+        self._learn(rows, points, errors, seen, self._promising(rows, errors, seen))
 
     def _usable(
         self, rows: Tensor, gradient: Tensor, chosen: Sequence[int], watched: Tensor | None = None
