@@ -1,0 +1,36 @@
+"""A randomized ensemble for code that expects one deterministic model."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from randens.ensemble import RandomizedEnsemble
+from randens.errors import InputError
+
+__all__ = ["Mixture"]
+
+
+class Mixture(nn.Module):
+    """log Σ_i α_i softmax_i(x), [n, C]: the log-probabilities of a randomized ensemble's answers, as one module.
+
+    By logsumexp, so that confident members do not underflow; softmax leaves it unchanged, and cross-entropy of it is
+    the mixture's. Attacks that expect a deterministic model (AutoAttack's standard version) can work on it.
+
+    Its argmax is *not* the randomized ensemble: it is a deterministic ensemble that averages probabilities and asks
+    all members. To say how robust the randomized one is, take the perturbed inputs and ask
+    ``rec.risk(x_adv, y)``, or use `randens.attacks.from_autoattack` and its siblings, which do.
+    """
+
+    def __init__(self, rec: RandomizedEnsemble) -> None:
+        super().__init__()
+        if not isinstance(rec, RandomizedEnsemble):
+            raise InputError(f"rec is a {type(rec).__name__}; give a RandomizedEnsemble")
+        self.rec = rec
+
+    @property
+    def passes(self) -> int:
+        """How many member passes one call costs."""
+        return len(self.rec)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.rec.mixture(x)
