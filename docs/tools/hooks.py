@@ -43,7 +43,9 @@ def _page(module: str, source: Path) -> str:
     if module == "randens":
         # Names that a room exports are documented there.
         there = {n: h.split(".")[1] for n, h in homes.items() if h.split(".")[1] in ROOMS and n not in ROOMS}
-        homes = {n: h for n, h in homes.items() if n not in there and n not in ROOMS and not n.startswith("_")}
+        homes = {
+            n: h for n, h in homes.items() if n not in there and n not in ROOMS and not n.startswith("_")
+        }
         links = [f"- [`randens.{room}`]({room}.md)" for room in ROOMS]
         links += [f"- `randens.{name}`: see [`randens.{room}`]({room}.md)" for name, room in there.items()]
         blocks.append("\n".join(links) + "\n")
@@ -54,7 +56,11 @@ def _page(module: str, source: Path) -> str:
 def _home(module: str, tree: ast.Module, name: str) -> str:
     """Where a name is defined: the module that it is imported from, found by reading the imports."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module and name in {a.asname or a.name for a in node.names}:
+        if (
+            isinstance(node, ast.ImportFrom)
+            and node.module
+            and name in {a.asname or a.name for a in node.names}
+        ):
             return f"{node.module}.{name}"
     return f"{module}.{name}"
 

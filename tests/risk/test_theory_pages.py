@@ -1,20 +1,14 @@
-"""The theory's page, examples and benchmark run as they stand."""
+"""The theory's examples and benchmark run as they stand."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
-BLOCKS = re.findall(
-    r"```python\n(.*?)```", (ROOT / "docs" / "theory.md").read_text(encoding="utf-8"), re.DOTALL
-)
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
@@ -28,19 +22,6 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
         env=environment,
         check=False,
     )
-
-
-@pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
-def test_every_block_of_the_page_runs_alone_and_shows_what_it_says(block: str) -> None:
-    finished = run("-c", block)
-    assert finished.returncode == 0, finished.stderr
-    promised = re.findall(r"^print\(.*?\)\s+# (\S.*)$", block, re.MULTILINE)
-    if len(promised) == block.count("print("):
-        assert finished.stdout.splitlines() == promised
-
-
-def test_the_page_has_its_blocks() -> None:
-    assert len(BLOCKS) == 6
 
 
 def test_the_tour_shows_the_theorems() -> None:
