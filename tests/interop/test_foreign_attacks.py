@@ -105,7 +105,7 @@ def test_every_witness_of_the_pool_is_real(name: str) -> None:
 
 @pytest.mark.parametrize("name", PACKAGES)
 def test_the_mixture_and_the_members_both_add_witnesses(name: str) -> None:
-    given = planted("linf", n=40, members=3, d=12, seed=1)
+    given = planted("linf", n=40, members=3, d=12, conflict=0.3, seed=1)
     alone, mixed, both = (
         made(name, given.threat, target=target)(given.rec, given.x, given.y)
         for target in ("members", "mixture", "both")
@@ -282,7 +282,9 @@ def test_the_view_of_confident_members_keeps_its_gradient() -> None:
     inputs = x.clone().requires_grad_()
     z = View(s, [0, 1])(inputs)
     unlikely = z.detach().argmin(dim=1)
-    assert float(z.gather(1, unlikely.unsqueeze(1)).max()) < -150  # far below the smallest float's logarithm
+    assert (
+        float(z.detach().gather(1, unlikely.unsqueeze(1)).max()) < -150
+    )  # far below the smallest float's logarithm
     (gradient,) = torch.autograd.grad(nn.functional.cross_entropy(z, unlikely), inputs)
     assert bool(torch.isfinite(z).all())
     assert bool(torch.isfinite(gradient).all())

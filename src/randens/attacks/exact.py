@@ -70,6 +70,10 @@ def affine(member: nn.Module, example: Tensor) -> tuple[Array, Array]:
     with torch.enable_grad():
         point = zero.clone().requires_grad_(True)
         z = wide(point).squeeze(0)
+        if not z.requires_grad:
+            raise InputError(
+                f"{type(member).__name__} gives no gradients; the exact attack needs linear members that do"
+            )
         lines = [torch.autograd.grad(value, point, retain_graph=True)[0].flatten() for value in z]
     weight = torch.stack(lines)
     with torch.no_grad():

@@ -95,7 +95,7 @@ class RandomizedEnsembleClassifier(ClassifierMixin, BaseEstimator):  # type: ign
         self.classes_, codes = np.unique(labels, return_inverse=True)
         if len(self.classes_) < 2:
             raise InputError(
-                f"y holds one class, {self.classes_[0]!r}; a classifier needs at least 2 classes"
+                f"y holds one class, {self.classes_.tolist()[0]!r}; a classifier needs at least 2 classes"
             )
         random = check_random_state(self.random_state)
         seed = int(random.randint(2**31 - 1))
@@ -184,7 +184,7 @@ class RandomizedEnsembleClassifier(ClassifierMixin, BaseEstimator):  # type: ign
         codes = np.searchsorted(self.classes_, given).clip(max=len(self.classes_) - 1)
         strange = given[self.classes_[codes] != given]
         if len(strange):
-            raise InputError(f"y holds {strange[0]!r}; the classes are {self.classes_.tolist()}")
+            raise InputError(f"y holds {strange.tolist()[0]!r}; the classes are {self.classes_.tolist()}")
         return codes.astype(np.int64)
 
     # ---- fitting -------------------------------------------------------------------------------------------------

@@ -74,7 +74,7 @@ def sklearn_member(estimator: Any) -> nn.Module:
     _check(estimator)
     steps, final = _taken_apart(estimator)
     parts = _coefficients(final)
-    before = None if parts is None else _affine(steps, int(estimator.n_features_in_))
+    before = None if parts is None else _affine(steps, _features(estimator))
     if parts is None or before is None:
         return QueriedMember(estimator)
     member = _linear(*parts, *before)
@@ -93,7 +93,7 @@ def sklearn_ensemble(
         raise InputError(f"estimators is {estimators!r}; give a list of fitted scikit-learn classifiers")
     members = [sklearn_member(estimator) for estimator in estimators]
     classes = [np.asarray(estimator.classes_).tolist() for estimator in estimators]
-    features = [int(estimator.n_features_in_) for estimator in estimators]
+    features = [_features(estimator) for estimator in estimators]
     for position in range(1, len(estimators)):
         if classes[position] != classes[0]:
             raise InputError(
@@ -122,7 +122,7 @@ class QueriedMember(nn.Module):
         super().__init__()
         _check(estimator)
         self.estimator = estimator
-        self.input_shape = (int(estimator.n_features_in_),)
+        self.input_shape = (_features(estimator),)
         self.classes = len(estimator.classes_)
         # Weights tell ensembles apart wherever witnesses are kept; this member has none of its own.
         digest = bytes.fromhex(joblib.hash(estimator))
@@ -162,9 +162,14 @@ def _check(estimator: Any) -> None:
         raise InputError(f"estimator is a {name}; give a fitted scikit-learn classifier")
     try:
         check_is_fitted(estimator)
-        classes, features = estimator.classes_, estimator.n_features_in_
-    except (NotFittedError, AttributeError):
+        classes, features = estimator.classes_, _features(estimator)
+    except NotFittedError:
         raise InputError(f"estimator is a {name} that is not fitted; call its fit first") from None
+    except AttributeError as error:
+        raise InputError(
+            f"estimator is a {name} that does not say its classes and number of features ({error}); give a classifier "
+            "of tables of numbers"
+        ) from None
     if isinstance(classes, list) or np.asarray(classes).ndim != 1 or len(classes) < 2:
         raise InputError(
             f"estimator is a {name} with classes_ {classes!r}; it must know one list of 2 classes or more"
@@ -177,6 +182,13 @@ def _check(estimator: Any) -> None:
         raise InputError(
             f"estimator is a {name} that answers with shape {answer.shape} for one input; give one with one answer"
         )
+
+
+def _features(estimator: Any) -> int:
+    """How many features it takes; a Pipeline whose first step does nothing does not say itself."""
+    if isinstance(estimator, Pipeline):
+        return _features(next(s for _, s in estimator.steps if s is not None and s != "passthrough"))
+    return int(estimator.n_features_in_)
 
 
 def _taken_apart(estimator: Any) -> tuple[list[Any], Any]:
@@ -197,7 +209,7 @@ def _coefficients(final: Any) -> tuple[Array, Array] | None:
     if not isinstance(final, _LINEAR) and not kernel:
         return None
     raw = final.coef_
-    coef = np.asarray(raw.toarray() if hasattr(raw, "toarray") else raw, dtype=np.float64)
+    coef = np.atleast_2d(np.asarray(raw.toarray() if hasattr(raw, "toarray") else raw, dtype=np.float64))
     intercept = np.broadcast_to(np.asarray(final.intercept_, dtype=np.float64), (len(coef),))
     if two and len(coef) == 1:
         return np.vstack([-coef, coef]) / 2, np.r_[-intercept, intercept] / 2
