@@ -57,4 +57,6 @@ $(VENV)/installed: pyproject.toml constraints.txt | $(BIN)/python
 $(VENV)/installed-dev: pyproject.toml constraints.txt | $(VENV)/installed
 	@echo "Installing the tools for development into $(VENV)."
 	$(PIP) --no-build-isolation --editable ".[dev]"
+# Its requirements name torchvision and an old requests, which its attacks do not need.
+	$(PIP) --no-deps torchattacks
 	@touch $@ $(VENV)/installed
