@@ -467,7 +467,8 @@ class _Engine:
 
     def _rate(self, stage: Stage, epochs: int) -> float:
         step = stage.epoch * self.batches + stage.step
-        return learning_rate(self.recipe.schedule, self.recipe.optimizer.lr, step, self.batches, epochs)
+        base = self.recipe.lr_of(stage.number)
+        return learning_rate(self.recipe.schedule, base, step, self.batches, epochs)
 
     def _where(self, stage: Stage) -> str:
         return f"member {len(self.finished) + 1}, epoch {stage.epoch + 1}, step {stage.step}"

@@ -107,9 +107,11 @@ class LossPart(_Part):
 
 
 class OptimizerPart(_Part):
-    """Stochastic gradient descent."""
+    """Stochastic gradient descent; `later_lr` is the rate of members after the first, which may start from a
+    trained one."""
 
     lr: Positive = 0.1
+    later_lr: Positive | None = None
     momentum: Share = 0.9
     weight_decay: Annotated[float, BeforeValidator(_fraction), Field(ge=0, allow_inf_nan=False)] = 5e-4
     nesterov: bool = False
@@ -228,6 +230,11 @@ class Recipe(_Part):
     def epochs_of(self, stage: int) -> int:
         """Epochs of member number `stage` (0 is the first)."""
         return self.epochs if stage == 0 or self.later_epochs is None else self.later_epochs
+
+    def lr_of(self, stage: int) -> float:
+        """The learning rate that the schedule of stage number `stage` scales."""
+        part = self.optimizer
+        return part.lr if stage == 0 or part.later_lr is None else part.later_lr
 
     def with_settings(self, settings: Iterable[str]) -> Recipe:
         """The recipe with ``key=value`` settings applied, e.g. ``optimizer.lr=0.05``."""
