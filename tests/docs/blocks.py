@@ -77,6 +77,11 @@ def inline_commands(page: Path) -> list[list[str]]:
 def check_arguments(words: list[str]) -> None:
     """Have the command line's own parser read the words after `randens`, without doing what they ask for."""
     group = typer.main.get_command(_app(words))
+    if words[0].startswith("-"):
+        # Options of `randens` itself act while they are parsed, and one of them changes the shell's start-up file.
+        known = {name for parameter in group.params for name in parameter.opts} | {"--help"}
+        assert words[0] in known, words
+        return
     waiting = [group]
     while waiting:
         command = waiting.pop()

@@ -48,6 +48,7 @@ def clone(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
         (folder / name).symlink_to(ROOT / name)
     monkeypatch.chdir(folder)
     monkeypatch.setenv("RANDENS_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("HOME", str(tmp_path))
     whole = datasets.load
 
     def first_inputs(name: str, split: str, **options: Any) -> ImageData:
