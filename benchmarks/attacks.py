@@ -2,33 +2,58 @@
 
 ARC-R and the saddle climber against a textbook ARC-R (channels first, float32, every member re-evaluated after
 every step and again after every iteration, G + 1 backward passes per member, nothing dropped); PGD-20 on one
-model against Foolbox and torchattacks, where they are installed, and against the bare cost of its passes.
+model against Foolbox, torchattacks and ART, where they are installed; every attack against the bare cost of its
+passes; the suite's cost per preset. ResNet-20, 128 images, linf.
 
-    python benchmarks/attacks.py                     # trains three ResNet-20s by members.toml, once
-    python benchmarks/attacks.py --ensemble runs/x/ensemble --quick --json attacks.json
+    python -m benchmarks.attacks                     # members of the zoo, or trained once by members.toml
+    python -m benchmarks.attacks --ensemble runs/x/ensemble --quick --json attacks.json
 """
 
 from __future__ import annotations
 
-import argparse
 import copy
 import importlib.util
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import platformdirs
 import torch
 from torch import Tensor, nn
 
 import randens
+from benchmarks import harness, machine, members
+from benchmarks.harness import (
+    Goal,
+    Row,
+    Settings,
+    Side,
+    Timed,
+    Timing,
+    as_fast,
+    interleaved,
+    left_out,
+    of_cost,
+)
 from randens import RandomizedEnsemble, Threat
+from randens.attacks import Found
 from randens.attacks.members import GradientMembers
-from randens.files import write_json
+from randens.models.precision import probe
 
-Row = dict[str, Any]
+STEPS = 20
+SADDLES: dict[str, dict[str, int]] = {
+    "saddle, orders=1": {"orders": 1, "restarts": 1},
+    "saddle, orders=1 restarts=2": {"orders": 1, "restarts": 2},
+    "saddle (default)": {},
+}
+"""From cheap to strong: the first that reaches the textbook's robust accuracy is what it is compared by."""
+PEERS = {"foolbox": "Foolbox", "torchattacks": "torchattacks", "art": "ART"}
+_DISTRIBUTION = {"art": "adversarial-robustness-toolbox"}
+
+FASTER_ARC = Goal(at_least=6, accuracy_not_higher=True)
+FASTER_SADDLE = Goal(at_least=25, accuracy_not_higher=True)
+FASTER_PGD = Goal(at_least=1.5, accuracy_not_higher=True)
+NEAR_BARE = Goal(at_most=1.15)
 
 
 def textbook_arc_r(
@@ -92,18 +117,64 @@ def channels_first(member: nn.Module) -> nn.Module:
     return twin
 
 
-def bare_passes(member: nn.Module, x: Tensor, y: Tensor, steps: int) -> Callable[[], None]:
-    """`steps` forward and backward passes of one prepared member and nothing else."""
-    prepared = GradientMembers([member])
+@dataclass(frozen=True)
+class Subject:
+    """What is attacked: members, a batch, the threat, the textbook's copies of the members."""
 
-    def run() -> None:
-        inputs = x.clone()
-        for _ in range(steps):
-            inputs = inputs.detach().requires_grad_(True)
-            loss = nn.functional.cross_entropy(prepared(0, inputs), y)
-            torch.autograd.grad(loss, inputs)
+    rec: RandomizedEnsemble
+    x: Tensor
+    y: Tensor
+    threat: Threat
+    plain: list[nn.Module]
 
-    return run
+    def attack(self, name: str, **options: Any) -> Found:
+        return randens.attacks.create(name, self.threat, **options)(self.rec, self.x, self.y)
+
+    def part(self, count: int) -> Subject:
+        return Subject(self.rec, self.x[:count], self.y[:count], self.threat, self.plain)
+
+
+class Bare:
+    """Passes of one prepared member on one batch and nothing else: the limit."""
+
+    def __init__(self, member: nn.Module, x: Tensor, y: Tensor, precision: str = "float32") -> None:
+        self.members = GradientMembers([member], precision)
+        self.x, self.y = x.contiguous(memory_format=torch.channels_last), y
+
+    def forward(self) -> None:
+        with torch.no_grad():
+            self.members(0, self.x)
+
+    def both(self) -> None:
+        inputs = self.x.detach().requires_grad_(True)
+        torch.autograd.grad(nn.functional.cross_entropy(self.members(0, inputs), self.y), inputs)
+
+    def spend(self, forwards: int, backwards: int) -> None:
+        for _ in range(backwards):
+            self.both()
+        for _ in range(forwards - backwards):
+            self.forward()
+
+
+def limit(found: Found, measured: dict[str, Timed[Any]], batch: int) -> Side:
+    """What the passes of an attack cost bare, from the time of one pass over `batch` inputs."""
+
+    def total(forward: float, both: float) -> float:
+        return (found.cost.forwards * forward + found.cost.backwards * (both - forward)) / batch
+
+    forward, both = measured["forward"].timing, measured["both"].timing
+    timing = Timing(total(forward.best, both.best), total(forward.median, both.median), forward.repeats)
+    return Side("its passes, bare", timing)
+
+
+def side(name: str, measured: Timed[Any], subject: Subject) -> Side:
+    """Our attacks know their accuracy and passes; of others' points they are worked out."""
+    value = measured.value
+    if isinstance(value, Found):
+        count = max(1, len(subject.x))
+        passes = f"{value.cost.forwards / count:.1f} f {value.cost.backwards / count:.1f} b"
+        return Side(name, measured.timing, value.robust_accuracy, passes)
+    return Side(name, measured.timing, 1.0 - float(subject.rec.risk(value, subject.y).mean()))
 
 
 def foolbox_pgd(member: nn.Module, x: Tensor, y: Tensor, eps: float) -> Tensor:
@@ -111,7 +182,7 @@ def foolbox_pgd(member: nn.Module, x: Tensor, y: Tensor, eps: float) -> Tensor:
     from foolbox.models.pytorch import PyTorchModel
 
     model = PyTorchModel(member, bounds=(0, 1), device="cpu")
-    attack = LinfPGD(rel_stepsize=0.25, steps=20, random_start=False)
+    attack = LinfPGD(rel_stepsize=0.25, steps=STEPS, random_start=False)
     clipped: Tensor = attack(model, x, y, epsilons=eps)[1]
     return clipped
 
@@ -119,109 +190,153 @@ def foolbox_pgd(member: nn.Module, x: Tensor, y: Tensor, eps: float) -> Tensor:
 def torchattacks_pgd(member: nn.Module, x: Tensor, y: Tensor, eps: float) -> Tensor:
     import torchattacks
 
-    adversarial: Tensor = torchattacks.PGD(member, eps=eps, alpha=eps / 4, steps=20, random_start=False)(x, y)
+    attack = torchattacks.PGD(member, eps=eps, alpha=eps / 4, steps=STEPS, random_start=False)
+    adversarial: Tensor = attack(x, y)
     return adversarial
 
 
-def interleaved(cases: dict[str, Callable[[], Any]], repeats: int) -> dict[str, tuple[float, float, Any]]:
-    """Best and median seconds and the last value of every case, repeats taken in turn."""
-    seconds: dict[str, list[float]] = {name: [] for name in cases}
-    values: dict[str, Any] = {}
-    for _ in range(repeats):
-        for name, call in cases.items():
-            start = time.perf_counter()
-            values[name] = call()
-            seconds[name].append(time.perf_counter() - start)
-    return {n: (min(s), sorted(s)[len(s) // 2], values[n]) for n, s in seconds.items()}
+def art_pgd(member: nn.Module, x: Tensor, y: Tensor, eps: float) -> Tensor:
+    from art.attacks.evasion import ProjectedGradientDescentPyTorch
+    from art.estimators.classification import PyTorchClassifier
 
-
-def trained() -> Path:
-    """The benchmark's own ensemble, trained on first use and kept in the user's cache."""
-    folder = Path(platformdirs.user_cache_dir("randens")) / "benchmark-members"
-    if not (folder / "ensemble").exists():
-        print(f"training three ResNet-20s into {folder}; an interrupted run continues")
-        recipe = randens.training.load_recipe(Path(__file__).with_name("members.toml"))
-        randens.training.train(recipe, folder)
-    return folder / "ensemble"
-
-
-def ensemble_rows(rec: RandomizedEnsemble, x: Tensor, y: Tensor, threat: Threat, repeats: int) -> list[Row]:
-    plain = [channels_first(m) for m in rec.members]
-    contiguous = x.contiguous()
-    create = randens.attacks.create
-    cases: dict[str, Callable[[], Any]] = {
-        "textbook ARC-R": lambda: textbook_arc_r(plain, contiguous, y, threat.eps, 20, 2, seed=0),
-        "ARC-R": lambda: create("arc-r", threat)(rec, x, y),
-        "saddle, 1 order, 1 restart": lambda: create("saddle", threat, orders=1, restarts=1)(rec, x, y),
-        "saddle (default)": lambda: create("saddle", threat)(rec, x, y),
-        "suite fast": lambda: create("suite", threat, preset="fast")(rec, x, y),
-    }
-    measured = interleaved(cases, repeats)
-    rows = []
-    reference = measured["textbook ARC-R"][0]
-    for name, (best, median, value) in measured.items():
-        if isinstance(value, Tensor):
-            accuracy, passes = 1.0 - float(rec.risk(value, y).mean()), {}
-        else:
-            accuracy = value.robust_accuracy
-            passes = {"forwards": value.cost.forwards / len(x), "backwards": value.cost.backwards / len(x)}
-        rows.append(
-            {"what": name, "seconds": best, "median": median, "times_as_fast": reference / best}
-            | {"robust_accuracy": accuracy, **passes}
-        )
-    return rows
-
-
-def single_rows(member: nn.Module, x: Tensor, y: Tensor, threat: Threat, repeats: int) -> list[Row]:
-    plain = channels_first(member)
-    contiguous = x.contiguous()
-    create = randens.attacks.create
-    cases: dict[str, Callable[[], Any]] = {
-        "PGD-20": lambda: create("pgd", threat)(member, x, y),
-        "PGD-20, nothing dropped": lambda: create("apgd-l", threat, drop_finished=False)(member, x, y),
-        "bare passes of PGD-20": bare_passes(member, x.contiguous(memory_format=torch.channels_last), y, 20),
-    }
-    for package, run in (("foolbox", foolbox_pgd), ("torchattacks", torchattacks_pgd)):
-        if importlib.util.find_spec(package):
-            cases[f"{package} PGD-20"] = partial(run, plain, contiguous, y, threat.eps)
-        else:
-            print(f"{package} is not installed: left out")
-    measured = interleaved(cases, repeats)
-    own = measured["PGD-20"][0]
-    rows = []
-    for name, (best, median, value) in measured.items():
-        row: Row = {"what": name, "seconds": best, "median": median, "ours_times_as_fast": best / own}
-        if isinstance(value, Tensor):
-            with torch.no_grad():
-                row["robust_accuracy"] = float((plain(value).argmax(1) == y).double().mean())
-        elif value is not None:
-            row["robust_accuracy"] = value.robust_accuracy
-        rows.append(row)
-    return rows
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    with torch.no_grad():
+        classes = member(x[:1]).shape[1]
+    classifier = PyTorchClassifier(
+        member,
+        loss=nn.CrossEntropyLoss(),
+        input_shape=tuple(x.shape[1:]),
+        nb_classes=classes,
+        clip_values=(0.0, 1.0),
+        device_type="cpu",
     )
-    parser.add_argument("--ensemble", type=Path, help="an ensemble folder; default: trained once by members.toml")
-    parser.add_argument("--data", default="cifar10")
-    parser.add_argument("--images", type=int, default=128)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--quick", action="store_true", help="32 images, one repeat")
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    images, repeats = (32, 1) if options.quick else (options.images, options.repeats)
-    rec = randens.load(options.ensemble or trained())
-    x, y = randens.data.load(options.data, "validation")[torch.arange(images)]
+    attack = ProjectedGradientDescentPyTorch(
+        classifier, eps=eps, eps_step=eps / 4, max_iter=STEPS, batch_size=len(x), verbose=False
+    )
+    return torch.from_numpy(attack.generate(x.numpy(), y.numpy()))
+
+
+_PGD = {"foolbox": foolbox_pgd, "torchattacks": torchattacks_pgd, "art": art_pgd}
+
+
+def ensemble_rows(subject: Subject, which: str, precision: str, repeats: int) -> Iterator[Row]:
+    """ARC-R and the saddle climber against the textbook, and each against its own bare passes."""
+    bare = Bare(subject.rec.members[0], subject.x, subject.y, precision)
+    contiguous = subject.x.contiguous()
+    names: dict[str, tuple[str, dict[str, Any]]] = {"ARC-R": ("arc-r", {})}
+    names |= {name: ("saddle", options) for name, options in SADDLES.items()}
+    cases: dict[str, Callable[[], Any]] = {
+        "textbook": lambda: textbook_arc_r(
+            subject.plain, contiguous, subject.y, subject.threat.eps, STEPS, 2, seed=0
+        )
+    }
+    for name, (kind, options) in names.items():
+        cases[name] = partial(subject.attack, kind, precision=precision, **options)
+    # The limit is measured right beside what it limits.
+    cases |= {"forward": bare.forward, "both": bare.both}
+    bare.both()
+    measured = interleaved(cases, repeats, seconds=260)
+    textbook = side("textbook ARC-R", measured["textbook"], subject)
+    sides = {name: side(f"{name}, {precision}", measured[name], subject) for name in names}
+    yield as_fast(f"ARC-R, {precision}", sides["ARC-R"], textbook, FASTER_ARC, note=which)
+    assert textbook.accuracy is not None
+    reaching = [n for n in SADDLES if (sides[n].accuracy or 0.0) <= textbook.accuracy + 1e-9]
+    quickest = reaching[0] if reaching else list(SADDLES)[-1]
+    yield as_fast(
+        f"saddle to the textbook's accuracy, {precision}",
+        sides[quickest],
+        textbook,
+        FASTER_SADDLE,
+        note=quickest if reaching else f"{quickest} does not reach it",
+    )
+    for name in SADDLES:
+        if name != quickest:
+            yield as_fast(f"{name}, {precision}", sides[name], textbook)
+    for name in names:
+        found = measured[name].value
+        yield of_cost(f"{name}, {precision}", sides[name], limit(found, measured, len(subject.x)))
+
+
+def single_rows(subject: Subject, precision: str, repeats: int) -> Iterator[Row]:
+    """PGD-20 on one model against other libraries, and against the bare cost of its passes."""
+    member, plain, x, y = subject.rec.members[0], subject.plain[0], subject.x, subject.y
+    alone = Subject(RandomizedEnsemble([member]), x, y, subject.threat, [plain])
+    bare = Bare(member, x, y, precision)
+    # On one model the loss-level adaptive attack is PGD; it drops nothing when told so, and its passes are full.
+    undropped = partial(alone.attack, "apgd-l", precision=precision, drop_finished=False)
+    cost = undropped().cost
+    spent = cost.forwards // len(x), cost.backwards // len(x)
+    cases: dict[str, Callable[[], Any]] = {
+        "PGD-20": partial(alone.attack, "pgd", precision=precision),
+        "nothing dropped": undropped,
+        "its passes": partial(bare.spend, *spent),
+        "forward": bare.forward,
+        "both": bare.both,
+    }
+    for package, attack in _PGD.items():
+        if importlib.util.find_spec(package):
+            cases[package] = partial(attack, plain, x.contiguous(), y, subject.threat.eps)
+    measured = interleaved(cases, repeats, seconds=110)
+    ours = side(f"PGD-20, {precision}", measured["PGD-20"], alone)
+    for package, label in PEERS.items():
+        goal = None if package == "art" else FASTER_PGD
+        if package not in cases:
+            yield left_out(f"PGD-20, {precision}", label, f"{label} is not installed: left out", goal)
+            continue
+        version = machine.installed(_DISTRIBUTION.get(package, package)) or ""
+        theirs = side(f"{label} {version}".strip(), measured[package], alone)
+        yield as_fast(f"PGD-20, {precision}", ours, theirs, goal)
+    whole = side(f"PGD-20, nothing dropped, {precision}", measured["nothing dropped"], alone)
+    yield of_cost(
+        f"PGD-20, nothing dropped, {precision}",
+        whole,
+        Side("its passes, bare", measured["its passes"].timing, passes=f"{spent[0]} f {spent[1]} b"),
+        NEAR_BARE,
+    )
+    yield of_cost(f"PGD-20, {precision}", ours, limit(measured["PGD-20"].value, measured, len(x)))
+
+
+def suite_rows(subject: Subject, images: dict[str, int], repeats: int) -> Iterator[Row]:
+    """What each preset spends, against the bare cost of its passes; fewer images for the dear ones."""
+    for preset, count in images.items():
+        part = subject.part(count)
+        bare = Bare(part.rec.members[0], part.x, part.y)
+        cases: dict[str, Callable[[], Any]] = {
+            preset: partial(part.attack, "suite", preset=preset, precision="float32"),
+            "forward": bare.forward,
+            "both": bare.both,
+        }
+        measured = interleaved(cases, repeats if preset == "fast" else 1)
+        ours = side(f"suite {preset}", measured[preset], part)
+        per_image = measured[preset].timing.best / count
+        yield of_cost(
+            f"suite {preset}, float32",
+            ours,
+            limit(measured[preset].value, measured, count),
+            note=f"{count} images, {per_image:.2g} s each",
+            facts={"images": float(count), "seconds_per_image": per_image},
+        )
+
+
+def rows(settings: Settings) -> Iterator[Row]:
+    rec, which = members.locate(settings.ensemble)
+    images, repeats = (8, 2) if settings.quick else (128, 3)
+    x, y = randens.data.load("cifar10", "validation")[torch.arange(images)]
     threat = rec.threat or Threat("linf", 8 / 255)
-    rows = ensemble_rows(rec, x, y, threat, repeats)
-    rows += single_rows(rec.members[0], x, y, threat, repeats)
-    for row in rows:
-        print("  ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{v:32}" for k, v in row.items()))
-    if options.json:
-        write_json(options.json, {"threads": torch.get_num_threads(), "images": images, "rows": rows})
+    subject = Subject(rec, x, y, threat, [channels_first(m) for m in rec.members])
+    yield from ensemble_rows(subject, which, "float32", repeats)
+    yield from single_rows(subject, "float32", repeats)
+    presets = {"fast": 8, "standard": 4} if settings.quick else {"fast": 128, "standard": 64, "thorough": 8}
+    yield from suite_rows(subject, presets, repeats)
+    works = probe()
+    if works.bfloat16 is None:
+        why = f"bfloat16 does not work here ({works.reason})"
+        yield left_out("ARC-R, bfloat16", "textbook ARC-R", why, FASTER_ARC)
+        yield left_out("saddle to the textbook's accuracy, bfloat16", "textbook ARC-R", why, FASTER_SADDLE)
+        yield left_out("PGD-20, bfloat16", "Foolbox", why, FASTER_PGD)
+        return
+    yield from ensemble_rows(subject, which, "bfloat16", repeats)
+    yield from single_rows(subject, "bfloat16", repeats)
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(harness.main(rows, __doc__))

@@ -1,39 +1,28 @@
-"""What augmentation costs, as a share of one ResNet-20 training step (target: under 3 %).
+"""What augmentation costs, as a share of one ResNet-20 training step.
 
-The step is the cheapest there is: natural training, one forward and backward pass and one SGD update.
+The step is the cheapest there is: natural training, one forward and backward pass and one SGD update, on one thread.
 Adversarial training with PGD-10 costs about eleven times as much, so its share is a tenth.
 
-    python benchmarks/augmentation.py [--batch 128] [--threads 1] [--precision bfloat16]
+    python -m benchmarks.augmentation
 """
 
 from __future__ import annotations
 
-import argparse
-import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
 
+from benchmarks import harness
+from benchmarks.harness import Goal, Row, Settings, Side, interleaved
 from randens import models
 from randens.data import Augment
 
-TARGET = 0.03
+SHARE = Goal(at_most=0.03)
 
 
-def median_seconds(action: Callable[[], object], repeats: int) -> float:
-    """Median time of `action` after two unmeasured runs."""
-    times = []
-    for index in range(repeats + 2):
-        start = time.perf_counter()
-        action()
-        if index >= 2:
-            times.append(time.perf_counter() - start)
-    return statistics.median(times)
-
-
-def training_step(batch: int, precision: str) -> Callable[[], None]:
+def training_step(batch: int) -> Callable[[], object]:
     """One natural training step of ResNet-20 on CIFAR-sized images, in channels_last layout."""
     model = models.create("resnet20", classes=10, input_shape=(3, 32, 32), seed=0).train()
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -42,34 +31,35 @@ def training_step(batch: int, precision: str) -> Callable[[], None]:
     y = torch.randint(0, 10, (batch,))
 
     def step() -> None:
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bfloat16"):
-            loss = F.cross_entropy(model(x), y)
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
     return step
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--repeats", type=int, default=20)
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
+def rows(settings: Settings) -> Iterator[Row]:
+    torch.set_num_threads(1)
+    batch, repeats = (32, 3) if settings.quick else (128, 10)
     augment, generator = Augment(), torch.Generator().manual_seed(0)
-    x = torch.rand(arguments.batch, 3, 32, 32)
-    cost = median_seconds(lambda: augment(x, generator), 5 * arguments.repeats)
-    step = median_seconds(training_step(arguments.batch, arguments.precision), arguments.repeats)
-    share = cost / step
-    print(f"batch {arguments.batch}, {arguments.threads} thread(s), {arguments.precision}")
-    print(f"augmentation {1e3 * cost:.2f} ms, training step {1e3 * step:.1f} ms: share {100 * share:.2f} %")
-    return int(share >= TARGET)
+    x = torch.rand(batch, 3, 32, 32)
+    measured = interleaved(
+        {"augmentation": lambda: augment(x, generator), "step": training_step(batch)},
+        repeats,
+        warm_up=2,
+        clock=time.process_time,
+    )
+    ours, step = measured["augmentation"].timing, measured["step"].timing
+    yield Row(
+        f"augmentation, batch {batch}",
+        Side("augmentation", ours),
+        Side("a natural training step", step),
+        ours.best / step.best,
+        "of the step",
+        goal=SHARE,
+        note="one thread, processor time",
+    )
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(harness.main(rows, __doc__))

@@ -1,35 +1,31 @@
 """What a prediction costs: a randomized ensemble against one member, against all members, and against torch.
 
-ResNet-20, 32×32 images. All are timed in turns within one run, so that what else the machine does hits all alike;
-ratios of medians are what counts. Target: one prediction at most 1.10 times one member's ONNX session.
+ResNet-20, 32×32 images, one thread; for M = 1, 2, 4, 8 members. Untrained networks cost what trained ones cost. The
+goal is a prediction at no more than 1.10 times one member's ONNX session.
 
-    python benchmarks/inference.py
-    python benchmarks/inference.py --members 5 --batch 1 64 --repeats 300 --json inference.json
+    python -m benchmarks.inference
 """
 
 from __future__ import annotations
 
-import argparse
-import statistics
 import tempfile
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
-import onnxruntime
 import torch
 
+from benchmarks import harness
+from benchmarks.harness import Fact, Goal, Row, Settings, Side, Timed, as_fast, interleaved, left_out, of_cost
 from randens import RandomizedEnsemble, Threat, models
 from randens.deploy import Bundle, Predictor, export
-from randens.files import write_json
 
-TARGET = 1.10
-WARM_UP = 5
+ONE_MEMBER = Goal(at_most=1.10)
+THREADS = 1
 
 
 def resnet_bundle(folder: Path, members: int) -> tuple[RandomizedEnsemble, Bundle]:
-    """Untrained networks: they cost what trained ones cost."""
+    """A randomized ensemble of ResNet-20s and its bundle in a new folder."""
     networks = [
         models.create("resnet20", classes=10, input_shape=(3, 32, 32), seed=i) for i in range(members)
     ]
@@ -41,75 +37,90 @@ def resnet_bundle(folder: Path, members: int) -> tuple[RandomizedEnsemble, Bundl
     return rec, export(rec, pair, folder / "bundle")
 
 
-def in_turns(actions: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Median seconds of each action, all of them executed once per round."""
-    times: dict[str, list[float]] = {name: [] for name in actions}
-    for number in range(repeats + WARM_UP):
-        for name, action in actions.items():
-            start = time.perf_counter()
-            action()
-            if number >= WARM_UP:
-                times[name].append(time.perf_counter() - start)
-    return {name: statistics.median(values) for name, values in times.items()}
+def ensemble_rows(bundle: Bundle, batch: int, repeats: int, calls: int) -> Iterator[Row]:
+    """One prediction of the ensemble, drawn and of all members, against one member's session."""
+    import onnxruntime
 
-
-def measure(
-    rec: RandomizedEnsemble, bundle: Bundle, batch: int, repeats: int, threads: int
-) -> dict[str, float]:
-    """Median milliseconds for one batch."""
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
+    options.intra_op_num_threads = THREADS
     session = onnxruntime.InferenceSession(str(bundle.path / bundle.members[0].file), options)
-    predictor, lean = Predictor(bundle, threads=threads), Predictor(bundle, threads=threads, lean=True)
+    predictor, lean = Predictor(bundle, threads=THREADS), Predictor(bundle, threads=THREADS, lean=True)
     x = np.random.default_rng(0).random((batch, 3, 32, 32), dtype=np.float32)
-    tensor = torch.from_numpy(x).contiguous(memory_format=torch.channels_last)
-
-    def eager() -> object:
-        with torch.inference_mode():
-            return rec.members[0](tensor)
-
-    seconds = in_turns(
+    measured = interleaved(
         {
-            "one member's session": lambda: session.run(None, {"inputs": x}),
-            "randomized ensemble": lambda: predictor.predict(x),
-            "randomized, lean": lambda: lean.predict(x),
-            "deterministic ensemble": lambda: predictor.logits(x).mean(axis=0),
-            "torch eager, one member": eager,
+            "session": lambda: session.run(None, {"inputs": x}),
+            "drawn": lambda: predictor.predict(x),
+            "lean": lambda: lean.predict(x),
+            "all": lambda: predictor.logits(x).mean(axis=0),
         },
         repeats,
+        warm_up=3,
+        calls=calls,
     )
-    return {name: 1000 * value for name, value in seconds.items()}
+    limit = Side("one member's ONNX session", measured["session"].timing, passes="1 f")
+    members = len(bundle.members)
+    for name, what, passes in (
+        ("drawn", "randomized ensemble", 1),
+        ("lean", "randomized ensemble, lean", 1),
+        ("all", "deterministic ensemble", members),
+    ):
+        facts: dict[str, Fact] = {"members": float(members), "batch": float(batch), "case": name}
+        goal = ONE_MEMBER if name == "drawn" and batch == 1 else None
+        ours = Side(what, measured[name].timing, passes=f"{passes} f")
+        yield of_cost(f"{what}, M = {members}, batch {batch}", ours, limit, goal, facts=facts)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--members", type=int, default=5)
-    parser.add_argument("--batch", type=int, nargs="+", default=[1, 64])
-    parser.add_argument("--repeats", type=int, default=300, help="for batches of one; fewer for larger ones")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--json", type=Path)
-    chosen = parser.parse_args()
-    torch.set_num_threads(chosen.threads)
-    results = []
+def torch_rows(
+    rec: RandomizedEnsemble, bundle: Bundle, batch: int, repeats: int, calls: int, compiling: bool
+) -> Iterator[Row]:
+    """One member: ONNX Runtime against eager torch and, with `compiling`, against compiled torch."""
+    predictor = Predictor(bundle, threads=THREADS)
+    x = np.random.default_rng(0).random((batch, 3, 32, 32), dtype=np.float32)
+    tensor = torch.from_numpy(x).contiguous(memory_format=torch.channels_last)
+    cases: dict[str, Callable[[], object]] = {
+        "onnx": lambda: predictor.predict(x),
+        "torch eager": _without_gradients(rec.members[0], tensor),
+    }
+    what = f"one member by ONNX Runtime, batch {batch}"
+    if compiling:
+        try:
+            compiled = _without_gradients(torch.compile(rec.members[0]), tensor)
+            compiled()
+            cases["torch.compile"] = compiled
+        except Exception as error:  # Compiling needs a C++ compiler and fails in many ways.
+            why = f"torch.compile does not work here ({type(error).__name__})"
+            yield left_out(what, "torch.compile", why)
+    else:
+        yield left_out(what, "torch.compile", "compiling takes long: left out of quick runs")
+    measured: dict[str, Timed[object]] = interleaved(cases, repeats, warm_up=2, calls=calls)
+    ours = Side("ONNX Runtime", measured["onnx"].timing, passes="1 f")
+    for name in cases:
+        if name != "onnx":
+            facts: dict[str, Fact] = {"members": 1.0, "batch": float(batch), "case": name}
+            yield as_fast(what, ours, Side(name, measured[name].timing, passes="1 f"), facts=facts)
+
+
+def _without_gradients(member: Callable[[torch.Tensor], object], x: torch.Tensor) -> Callable[[], object]:
+    def call() -> object:
+        with torch.inference_mode():
+            return member(x)
+
+    return call
+
+
+def rows(settings: Settings) -> Iterator[Row]:
+    torch.set_num_threads(THREADS)
+    # Means over enough calls that a measurement takes tens of milliseconds: shorter ones are mostly jitter.
+    sizes = {1: 10} if settings.quick else {1: 40, 64: 1}
+    repeats = 5 if settings.quick else 15
     with tempfile.TemporaryDirectory() as folder:
-        rec, bundle = resnet_bundle(Path(folder), chosen.members)
-        for batch in chosen.batch:
-            found = measure(rec, bundle, batch, max(10, chosen.repeats // batch), chosen.threads)
-            base = found["one member's session"]
-            results.append({"batch": batch, "milliseconds": found})
-            print(f"batch {batch}, {chosen.members} members, {chosen.threads} thread(s)")
-            for name, value in found.items():
-                print(f"  {name:<26}{value:9.3f} ms   {value / base:6.2f} ×")
-    ratio = (
-        results[0]["milliseconds"]["randomized ensemble"] / results[0]["milliseconds"]["one member's session"]
-    )
-    print(f"randomized / one member: {ratio:.3f} (target ≤ {TARGET})")
-    if chosen.json is not None:
-        write_json(chosen.json, {"members": chosen.members, "threads": chosen.threads, "results": results})
-    return 0 if ratio <= TARGET else 1
+        for members in (1, 4) if settings.quick else (1, 2, 4, 8):
+            rec, bundle = resnet_bundle(Path(folder) / str(members), members)
+            for batch, calls in sizes.items():
+                yield from ensemble_rows(bundle, batch, repeats, calls)
+                if members == 1:
+                    yield from torch_rows(rec, bundle, batch, repeats, calls, not settings.quick)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(harness.main(rows, __doc__))

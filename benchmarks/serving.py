@@ -1,16 +1,14 @@
 """The server at its saturation load, on loopback, for a bounded time: throughput, latencies, errors, memory.
 
 Clients send one image after the other, each over its own connection, as fast as answers come back. Their number is
-the smallest that nearly reaches the best throughput; that load is then held. Targets: no errors, p99 at most 5 times
-p50, flat memory.
+the smallest that nearly reaches the best throughput; that load is then held for 30 seconds. Goals: no errors, p99 at
+most 5 times p50, memory that does not grow by more than 8 MiB.
 
     python -m benchmarks.serving
-    python -m benchmarks.serving --seconds 30 --clients 16 --json serving.json
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import io
 import statistics
@@ -18,17 +16,21 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+
+from benchmarks import harness
+from benchmarks.harness import Goal, Row, Settings, Side
 from benchmarks.inference import resnet_bundle
 
-from randens.files import write_json
-
 PROGRAM = "from randens.cli.main import main; main()"
-SPREAD = 5.0
-GROWTH = 8 << 20
+MEMBERS = 5
+SPREAD = Goal(at_most=5)
+NO_ERRORS = Goal(at_most=0)
+GROWTH = Goal(at_most=8)
 
 
 @dataclass(frozen=True)
@@ -84,18 +86,16 @@ async def hold(port: int, clients: int, seconds: float) -> Load:
     )
     took = time.perf_counter() - start
     if not latencies:
-        raise SystemExit(f"no request was answered: {results[0]!r}")
+        raise RuntimeError(f"no request was answered: {results[0]!r}")
     errors = sum(1 if isinstance(r, BaseException) else r for r in results)
     milliseconds = [1000 * t for t in latencies]
     cuts = statistics.quantiles(milliseconds, n=100)
     return Load(clients, took, len(latencies), errors, cuts[49], cuts[98], max(milliseconds))
 
 
-def saturation(port: int) -> int:
+def saturation(port: int, counts: tuple[int, ...], seconds: float) -> int:
     """The smallest number of clients that reaches nine tenths of the best throughput."""
-    tried = [asyncio.run(hold(port, count, 2.0)) for count in (1, 2, 4, 8, 16, 32)]
-    for load in tried:
-        print(f"  {load.clients:3d} clients {load.throughput:8.0f} answers/s")
+    tried = [asyncio.run(hold(port, count, seconds)) for count in counts]
     best = max(load.throughput for load in tried)
     return next(load.clients for load in tried if load.throughput >= 0.9 * best)
 
@@ -106,41 +106,45 @@ def resident(pid: int) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS"))
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--members", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=30.0)
-    parser.add_argument("--clients", type=int, help="instead of looking for saturation")
-    parser.add_argument("--json", type=Path)
-    chosen = parser.parse_args()
+def measure(settings: Settings) -> tuple[Load, float]:
+    """The load held, and by how many MiB the server grew meanwhile."""
+    counts, trial, held = ((1, 4), 0.5, 2.0) if settings.quick else ((1, 2, 4, 8, 16, 32), 1.5, 30.0)
     with tempfile.TemporaryDirectory() as folder:
-        _, bundle = resnet_bundle(Path(folder), chosen.members)
+        _, bundle = resnet_bundle(Path(folder), MEMBERS)
         command = [sys.executable, "-c", PROGRAM, "serve", str(bundle.path), "--port", "0"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
             try:
                 assert server.stdout is not None
                 port = int(server.stdout.readline().split("http://127.0.0.1:")[1].split("/")[0])
-                clients = chosen.clients or saturation(port)
-                asyncio.run(hold(port, clients, 3.0))
+                clients = saturation(port, counts, trial)
+                asyncio.run(hold(port, clients, held / 10))
                 before = resident(server.pid)
-                load = asyncio.run(hold(port, clients, chosen.seconds))
+                load = asyncio.run(hold(port, clients, held))
                 after = resident(server.pid)
             finally:
                 server.terminate()
                 server.wait(30)
-    print(
-        f"{load.clients} clients for {load.seconds:.1f} s: {load.throughput:.0f} answers/s, {load.errors} errors"
-    )
-    print(
-        f"p50 {load.p50:.2f} ms, p99 {load.p99:.2f} ms ({load.p99 / load.p50:.1f} ×), slowest {load.slowest:.1f} ms"
-    )
-    print(f"memory {before / 1e6:.1f} MB before, {after / 1e6:.1f} MB after")
-    if chosen.json is not None:
-        write_json(chosen.json, {**vars(load), "memory_before": before, "memory_after": after})
-    return 0 if load.errors == 0 and load.p99 <= SPREAD * load.p50 and after - before <= GROWTH else 1
+    return load, (after - before) / 2**20
+
+
+def rows(settings: Settings) -> Iterator[Row]:
+    load, grown = measure(settings)
+    what = f"server, M = {MEMBERS}, {load.clients} clients, {load.seconds:.0f} s"
+    note = f"{load.throughput:.0f} answers/s, slowest {load.slowest:.0f} ms"
+    facts: dict[str, harness.Fact] = {
+        "throughput": load.throughput,
+        "p50_ms": load.p50,
+        "p99_ms": load.p99,
+        "slowest_ms": load.slowest,
+        "clients": float(load.clients),
+    }
+    slow, usual = Side(f"p99 {load.p99:.1f} ms"), Side(f"p50 {load.p50:.1f} ms")
+    yield Row(f"{what}: p99", slow, usual, load.p99 / load.p50, "× p50", goal=SPREAD, note=note, facts=facts)
+    answers = Side(f"{load.answers} answers")
+    yield Row(f"{what}: errors", answers, answers, float(load.errors), "errors", goal=NO_ERRORS)
+    memory = Side("memory before")
+    yield Row(f"{what}: growth", memory, memory, grown, "MiB", goal=GROWTH)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(harness.main(rows, __doc__))

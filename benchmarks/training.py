@@ -1,37 +1,52 @@
-"""What a training step costs beyond its bare forward and backward passes, and what precision and layout bring.
-
-    python benchmarks/training.py [--network resnet20] [--batch 128] [--steps 12]
+"""What a training step costs beyond its bare forward and backward passes, and what layout, precision, compiling and
+a second process bring. ResNet-20, batch 128, three crafting gradients.
 
 The engine's step (batch, augmentation, random start, adversary, loss, optimiser, moving average, accounting) is
 timed from outside, by its progress reports, against the same passes in a bare loop; both on one thread and in
-processor time, so that other processes on the machine matter little, and the fastest of each counts. The goals
-are a ratio of at most 1.15, and bfloat16 with channels_last at least 3 times as fast as float32 with channels
-first; where bfloat16 does not work, that is said.
+processor time, so that other processes on the machine matter little. Precisions that end the process are measured in
+a child process; where one does not work, that is said. Two processes are compared with one by the clock on the wall,
+one thread each, by the same recipe.
+
+    python -m benchmarks.training
 """
 
 from __future__ import annotations
 
-import argparse
-import json
+import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from benchmarks import harness, machine
+from benchmarks.harness import Goal, Row, Settings, Side, Timing, as_fast, interleaved, left_out, of_cost
 from randens import data, models
 from randens.ensemble import frozen
+from randens.files import read_json, write_json
 from randens.models.precision import probe
 from randens.training import Recipe, train
 
 GRADIENTS = 3
+NEAR_BARE = Goal(at_most=1.15)
+THREE_TIMES = Goal(at_least=3)
 
 
-def recipe(network: str, batch: int, method: str, members: int) -> Recipe:
+@dataclass(frozen=True)
+class Size:
+    """Batch size and number of steps that are timed."""
+
+    batch: int
+    steps: int
+
+
+def recipe(batch: int, method: str, members: int, **settings: Any) -> Recipe:
     return Recipe.model_validate(
         {
             "method": method,
@@ -40,13 +55,14 @@ def recipe(network: str, batch: int, method: str, members: int) -> Recipe:
             "batch_size": batch,
             "ema": 0.99,
             "precision": "float32",
-            "model": {"name": network},
+            "model": {"name": "resnet20"},
             "data": {"name": "cifar10", "crop_padding": 4, "flip": True},
             "threat": {"eps": "8/255"},
             "adversary": {"name": "pgd", "steps": GRADIENTS},
             "validation": {"attack": "fgsm", "size": 8},
             "sampling": {"method": "uniform"},
             "checkpoint": {"seconds": 1e9},
+            **settings,
         }
     )
 
@@ -57,104 +73,193 @@ def images(count: int, split: str) -> data.ImageData:
     return data.from_arrays(x, torch.arange(count) % 10, split=split, classes=10)
 
 
-def engine_step(network: str, batch: int, steps: int, method: str, members: int) -> float:
-    """Seconds of the engine's fastest step of the last member."""
+def engine_steps(
+    chosen: Recipe, steps: int, clock: Callable[[], float], shared: Path | None = None
+) -> list[float]:
+    """Seconds of the engine's steps of the last member, the first left out.
+
+    Several processes must train into one folder, `shared`.
+    """
     moments: list[float] = []
 
     def progress(task: str, done: float, total: float) -> None:
         if task == "epoch" and done <= total:
             if done == 1:
                 moments.clear()
-            moments.append(time.process_time())
+            moments.append(clock())
 
-    pair = (images(batch * steps, "train"), images(8, "validation"))
+    pair = (images(chosen.batch_size * steps, "train"), images(8, "validation"))
     with tempfile.TemporaryDirectory() as folder:
-        train(recipe(network, batch, method, members), Path(folder) / "run", progress, data=pair)
-    return min(moments[k + 1] - moments[k] for k in range(steps - 1))
+        train(chosen, shared or Path(folder) / "run", progress, data=pair)
+    return [moments[k + 1] - moments[k] for k in range(steps - 1)]
 
 
-def bare_passes(
-    network: str, batch: int, repeats: int, members: int, *, layout: str = "last", dtype: str = "float32"
-) -> float:
-    """Seconds of the same forward and backward passes and nothing else."""
-    memory = torch.channels_last if layout == "last" else torch.contiguous_format
-    nets: list[nn.Module] = []
-    for seed in range(members):
-        net: nn.Module = models.create(network, classes=10, input_shape=(3, 32, 32), seed=seed)
-        net.to(memory_format=memory)  # type: ignore[call-overload]
-        nets.append(net)
-    for earlier in nets[:-1]:
-        earlier.eval().requires_grad_(False)
-    last = nets[-1].train()
-    generator = torch.Generator().manual_seed(0)
-    x = torch.rand(batch, 3, 32, 32, generator=generator).contiguous(memory_format=memory)
-    y = torch.arange(batch) % 10
+class BareStep:
+    """The forward and backward passes of one step and nothing else."""
 
-    def loss(net: nn.Module, point: Tensor) -> Tensor:
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == "bfloat16"):
+    def __init__(self, batch: int, members: int, *, layout: str = "last", dtype: str = "float32") -> None:
+        memory = torch.channels_last if layout == "last" else torch.contiguous_format
+        self.low = dtype == "bfloat16"
+        self.nets: list[nn.Module] = []
+        for seed in range(members):
+            net: nn.Module = models.create("resnet20", classes=10, input_shape=(3, 32, 32), seed=seed)
+            net.to(memory_format=memory)  # type: ignore[call-overload]
+            self.nets.append(net)
+        for earlier in self.nets[:-1]:
+            earlier.eval().requires_grad_(False)
+        self.nets[-1].train()
+        generator = torch.Generator().manual_seed(0)
+        self.x = torch.rand(batch, 3, 32, 32, generator=generator).contiguous(memory_format=memory)
+        self.y = torch.arange(batch) % 10
+
+    def loss(self, net: nn.Module, point: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.low):
             z = net(point)
-        return nn.functional.cross_entropy(z.float(), y)
+        return nn.functional.cross_entropy(z.float(), self.y)
 
-    times = []
-    for _ in range(repeats):
-        begun = time.process_time()
+    def __call__(self) -> None:
+        last = self.nets[-1]
         with frozen(last):
             for _ in range(GRADIENTS):
-                point = x.detach().requires_grad_()
-                torch.autograd.grad(torch.stack([loss(net, point) for net in nets]).sum(), point)
-        torch.autograd.backward(loss(last, x))
+                point = self.x.detach().requires_grad_()
+                torch.autograd.grad(torch.stack([self.loss(net, point) for net in self.nets]).sum(), point)
+        torch.autograd.backward(self.loss(last, self.x))
         last.zero_grad(set_to_none=True)
-        times.append(time.process_time() - begun)
-    return min(times)
 
 
-def in_a_child(arguments: list[str]) -> float | None:
-    """Bare passes measured in a process of their own, which may die of an instruction it may not use."""
-    child = subprocess.run(
-        [sys.executable, __file__, "--child", *arguments], capture_output=True, text=True, check=False
-    )
-    return float(child.stdout) if child.returncode == 0 else None
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--network", default="resnet20")
-    parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--child", nargs=2, metavar=("LAYOUT", "DTYPE"), help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    torch.set_num_threads(1)
-    if given.child:
-        layout, dtype = given.child
-        print(bare_passes(given.network, given.batch, 4, 1, layout=layout, dtype=dtype))
-        return
-    results: dict[str, Any] = {"network": given.network, "batch": given.batch, "gradients": GRADIENTS}
+def step_rows(size: Size, rounds: int) -> Iterator[Row]:
+    """The engine's step against its bare passes, in turns."""
     for method, members in (("at", 1), ("barre", 2)):
-        # Taken in turns: a machine that slows down for a while must not slow down only one of them.
-        bare = step = float("inf")
-        for _ in range(3):
-            bare = min(bare, bare_passes(given.network, given.batch, given.steps // 2, members))
-            step = min(step, engine_step(given.network, given.batch, given.steps // 2, method, members))
-        results[f"{method}-{members}"] = {"step": step, "bare": bare, "ratio": step / bare}
-        print(
-            f"{method}, {members} members: step {step:.3f} s, bare passes {bare:.3f} s, ratio {step / bare:.3f}"
+        bare = BareStep(size.batch, members)
+        bare()
+        limits: list[float] = []
+        steps: list[float] = []
+        for _ in range(rounds):
+            for _ in range(size.steps - 1):
+                begun = time.process_time()
+                bare()
+                limits.append(time.process_time() - begun)
+            steps += engine_steps(recipe(size.batch, method, members), size.steps, time.process_time)
+        # Per step GRADIENTS crafting passes over all members and one training pass of the last.
+        passes = f"{GRADIENTS * members + 1} f {GRADIENTS * members + 1} b"
+        yield of_cost(
+            f"training step, {method}, M = {members}",
+            Side("step", Timing.of(steps), passes=passes),
+            Side("its passes, bare", Timing.of(limits), passes=passes),
+            NEAR_BARE,
+            note="one thread, processor time",
         )
-    first = bare_passes(given.network, given.batch, 4, 1, layout="first")
-    last = bare_passes(given.network, given.batch, 4, 1)
-    results["layout"] = {"channels_first": first, "channels_last": last, "ratio": first / last}
-    print(f"float32: channels first {first:.3f} s, channels_last {last:.3f} s, ratio {first / last:.2f}")
-    low = in_a_child(["last", "bfloat16"])
-    results["bfloat16"] = {"channels_last": low, "ratio": None if low is None else first / low}
-    if low is None:
-        print(f"bfloat16: does not work on this machine ({probe().reason})")
+
+
+def layout_rows(size: Size, repeats: int) -> Iterator[Row]:
+    """Float32 channels first against channels_last, and against bfloat16 channels_last where that works."""
+    cases = {
+        "first": BareStep(size.batch, 1, layout="first"),
+        "last": BareStep(size.batch, 1, layout="last"),
+    }
+    lower = probe()
+    low = "passes of a step, bfloat16 channels_last"
+    if lower.bfloat16 is not None:
+        cases["bfloat16"] = BareStep(size.batch, 1, dtype="bfloat16")
+    measured = interleaved(cases, repeats, warm_up=1, clock=time.process_time)
+    first = Side("float32 channels first", measured["first"].timing)
+    yield as_fast(
+        "passes of a step, float32 channels_last",
+        Side("float32 channels_last", measured["last"].timing),
+        first,
+        note="one thread, processor time",
+    )
+    if "bfloat16" in cases:
+        ours = Side("bfloat16 channels_last", measured["bfloat16"].timing)
+        yield as_fast(low, ours, first, THREE_TIMES, note="one thread, processor time")
     else:
-        print(
-            f"bfloat16 channels_last {low:.3f} s: {first / low:.2f} times as fast as float32 channels first"
+        why = f"bfloat16 does not work here ({lower.reason})"
+        yield left_out(low, first.name, why, THREE_TIMES)
+
+
+def process_rows(size: Size, rounds: int) -> Iterator[Row]:
+    """One process against two: by the wall clock, one thread each."""
+    if machine.cores() < 2:
+        yield left_out("training step, two processes", "one process", "there is only one core")
+        return
+    times: dict[int, list[float]] = {1: [], 2: []}
+    for _ in range(rounds):
+        for processes, found in times.items():
+            found += in_processes(processes, size)
+    yield as_fast(
+        "training step, at, two processes",
+        Side("two processes", Timing.of(times[2])),
+        Side("one process", Timing.of(times[1])),
+        note=f"batch {size.batch} split over gloo, one thread each",
+    )
+
+
+def compile_row(size: Size) -> Row:
+    """Compiled members against eager ones. The first steps compile and are not counted."""
+    compiled = engine_steps(recipe(size.batch, "at", 1, compile=True), size.steps + 2, time.process_time)[2:]
+    eager = engine_steps(recipe(size.batch, "at", 1), size.steps, time.process_time)
+    return as_fast(
+        "training step, at, compiled",
+        Side("compiled", Timing.of(compiled)),
+        Side("eager", Timing.of(eager)),
+        note="one thread, processor time, after compiling",
+    )
+
+
+def in_processes(count: int, size: Size) -> list[float]:
+    """Wall seconds of the engine's steps in `count` processes, as the first of them sees them."""
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder) / "steps.json"
+        command = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nproc-per-node",
+            str(count),
+            "--standalone",
+        ]
+        command += ["-m", "benchmarks.training", "worker", str(target), str(size.batch), str(size.steps)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=False, timeout=240
         )
-    if given.json:
-        given.json.write_text(json.dumps(results, indent=2) + "\n")
+        if done.returncode:
+            raise RuntimeError(f"{count} processes: exit code {done.returncode}: {done.stderr[-300:]}")
+        found: list[float] = read_json(target)
+    return found
+
+
+def worker(target: Path, size: Size) -> None:
+    """One of several processes that train together."""
+    from randens.training.distributed import workers
+
+    torch.set_num_threads(1)
+    with workers("cpu") as crew:
+        steps = engine_steps(
+            recipe(size.batch, "at", 1), size.steps, time.perf_counter, target.parent / "run"
+        )
+        if crew.writes:
+            write_json(target, steps)
+
+
+def rows(settings: Settings) -> Iterator[Row]:
+    torch.set_num_threads(1)
+    size, rounds = (Size(32, 4), 2) if settings.quick else (Size(128, 6), 3)
+    yield from step_rows(size, rounds)
+    yield from layout_rows(size, 3 if settings.quick else 6)
+    compiled = "training step, at, compiled"
+    if settings.quick:
+        yield left_out(compiled, "eager", "compiling takes minutes: left out of quick runs")
+    else:
+        try:
+            yield compile_row(size)
+        except Exception as error:  # Compiling needs a C++ compiler and fails in many ways.
+            yield left_out(compiled, "eager", f"torch.compile does not work here ({type(error).__name__})")
+    yield from process_rows(size, 1 if settings.quick else 2)
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["worker"]:
+        worker(Path(sys.argv[2]), Size(int(sys.argv[3]), int(sys.argv[4])))
+    else:
+        raise SystemExit(harness.main(rows, __doc__))

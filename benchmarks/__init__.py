@@ -1,0 +1,1 @@
+"""Ratios against peers and against the limit: one function per file, one table. See docs/benchmarks.md."""

@@ -1,0 +1,146 @@
+"""How cost grows with inputs, members, steps and input size, and memory with inputs and members.
+
+ARC-R with nothing dropped, so that the work does not depend on what it finds, on small untrained networks. Exponents
+b of cost ≈ a·x^b are fitted by least squares on logarithms; those of member passes do not depend on the machine.
+Peak memory is that of a child process that attacks a data set batch by batch, generated as it goes, less that of a
+child that only loads everything.
+
+    python -m benchmarks.growth
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from benchmarks import harness
+from benchmarks.harness import Goal, Row, Settings, Side, interleaved, slope
+from randens import RandomizedEnsemble, Threat, attacks, models
+from randens.attacks import Found
+
+STEPS, BATCH, SIZE = 5, 64, 16
+LINEAR = Goal(at_most=1.1)
+QUADRATIC = Goal(at_most=2.1)
+FLAT = Goal(at_most=0.1)
+
+
+def ensemble(members: int, size: int, width: int = 16) -> RandomizedEnsemble:
+    networks = [
+        models.create("convnet", classes=10, input_shape=(3, size, size), width=width, seed=seed)
+        for seed in range(members)
+    ]
+    return RandomizedEnsemble(networks).eval()
+
+
+def batch(n: int, size: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(n, 3, size, size, generator=generator), torch.arange(n) % 10
+
+
+def attack(steps: int) -> attacks.Attack:
+    threat = Threat("linf", 4 / 255)
+    return attacks.create(
+        "arc-r", threat, steps=steps, batch_size=BATCH, precision="float32", drop_finished=False
+    )
+
+
+def case(n: int = BATCH, members: int = 3, steps: int = STEPS, size: int = SIZE) -> Callable[[], Found]:
+    """One attack of a certain size."""
+    rec, (x, y) = ensemble(members, size), batch(n, size)
+    return partial(attack(steps), rec, x, y)
+
+
+def grown(axis: str, values: Sequence[int], cases: Sequence[Callable[[], Found]], repeats: int) -> Row:
+    """The fitted exponent of seconds along one axis."""
+    measured = interleaved(
+        {str(v): c for v, c in zip(values, cases, strict=True)}, repeats, warm_up=1, seconds=60
+    )
+    seconds = [measured[str(v)].timing.best for v in values]
+    costs = [measured[str(v)].value.cost for v in values]
+    passes = [float(cost.forwards + cost.backwards) for cost in costs]
+    x = [float(v) ** 2 if axis == "pixels" else float(v) for v in values]
+    # Verdicts of all members after a step towards each of them: up to quadratic in M, linear in all else.
+    goal = QUADRATIC if axis == "members" else LINEAR
+    worst = max((m.timing for m in measured.values()), key=lambda timing: timing.spread)
+    return Row(
+        f"ARC-R: seconds against {axis}",
+        Side(f"{values[0]} to {values[-1]}", worst),
+        Side("a straight line" if goal is LINEAR else "a square"),
+        slope(x, seconds),
+        "slope",
+        goal=goal,
+        note=f"slope of passes {slope(x, passes):.2f}",
+        facts={"axis": axis, "x": x, "seconds": seconds, "passes": passes},
+    )
+
+
+def swollen(axis: str, values: Sequence[int], peaks: Sequence[float], loaded: Sequence[float]) -> Row:
+    """The fitted exponent of peak memory beyond what is there after loading."""
+    working = [max(1.0, peak - base) for peak, base in zip(peaks, loaded, strict=True)]
+    x = [float(v) for v in values]
+    return Row(
+        f"ARC-R: peak memory against {axis}",
+        Side(f"{values[0]} to {values[-1]}"),
+        Side("a level line" if axis == "inputs" else "a straight line"),
+        slope(x, working),
+        "slope",
+        goal=FLAT if axis == "inputs" else LINEAR,
+        note=f"{working[0]:.0f} to {working[-1]:.0f} MB beyond {loaded[0]:.0f} MB after loading",
+        facts={"axis": f"memory against {axis}", "x": x, "megabytes": working, "peak": list(peaks)},
+    )
+
+
+def peak(n: int, members: int) -> float:
+    """Peak memory in MB of a child process that attacks n inputs."""
+    command = [sys.executable, "-m", "benchmarks.growth", "child", str(n), str(members)]
+    # Two threads' buffers are two threads' buffers; freed memory should count as freed at once.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_TRIM_THRESHOLD_": "65536"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=180)
+    if done.returncode:
+        raise RuntimeError(f"memory for n = {n}, M = {members}: exit code {done.returncode}: {done.stderr[-300:]}")
+    return float(done.stdout)
+
+
+def child(n: int, members: int) -> None:
+    """Attack n inputs that exist one batch at a time, and say how much memory that took at most."""
+    torch.set_num_threads(1)
+    rec = ensemble(members, 32, width=32)
+    chosen = attack(2)
+    loader = [partial(batch, BATCH, 32, seed) for seed in range(n // BATCH)]
+    # One pass over nothing: whatever is loaded on first use is loaded now.
+    if loader:
+        chosen.survey(rec, (make() for make in loader))
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+
+
+def rows(settings: Settings) -> Iterator[Row]:
+    torch.set_num_threads(1)
+    quick = settings.quick
+    repeats = 2 if quick else 5
+    counts = [64, 128, 256] if quick else [64, 128, 256, 512, 1024]
+    yield grown("inputs", counts, [case(n=n, steps=2) for n in counts], repeats)
+    sizes = [1, 2, 4] if quick else [1, 2, 4, 8]
+    yield grown("members", sizes, [case(members=m) for m in sizes], repeats)
+    steps = [4, 8, 16] if quick else [5, 10, 20, 40, 80]
+    yield grown("steps", steps, [case(members=2, steps=k) for k in steps], repeats)
+    edges = [16, 32] if quick else [16, 32, 64, 96]
+    yield grown("pixels", edges, [case(n=16, members=2, size=edge) for edge in edges], repeats)
+    counts = [64, 256] if quick else [128, 512, 2048, 8192]
+    empty = peak(0, 2)
+    yield swollen("inputs", counts, [peak(n, 2) for n in counts], [empty] * len(counts))
+    sizes = [1, 4] if quick else [1, 2, 4, 8, 16]
+    yield swollen("members", sizes, [peak(BATCH, m) for m in sizes], [peak(0, 1)] * len(sizes))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["child"]:
+        child(int(sys.argv[2]), int(sys.argv[3]))
+    else:
+        raise SystemExit(harness.main(rows, __doc__))
