@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from randens._version import __version__
 
 if TYPE_CHECKING:
-    from randens import attacks, data, deploy, evaluation, interop, models, report, risk, training
+    from randens import attacks, data, deploy, evaluation, interop, models, report, risk, training, zoo
     from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble, load
     from randens.errors import RandensError
     from randens.evaluation import evaluate, optimize_sampling
@@ -28,7 +28,7 @@ _HOMES = {
     "evaluate": "randens.evaluation",
     "optimize_sampling": "randens.evaluation",
 }
-_ROOMS = ("attacks", "data", "deploy", "evaluation", "interop", "models", "report", "risk", "training")
+_ROOMS = ("attacks", "data", "deploy", "evaluation", "interop", "models", "report", "risk", "training", "zoo")
 
 __all__ = [
     "DeterministicEnsemble",
@@ -49,6 +49,7 @@ __all__ = [
     "report",
     "risk",
     "training",
+    "zoo",
 ]
 
 

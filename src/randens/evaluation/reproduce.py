@@ -15,13 +15,13 @@ from typing import Any
 
 from randens.evaluation.measuring import ATTACKS, Measured
 
-__all__ = ["Cell", "Row", "Table", "Wanted", "paper", "tables"]
+__all__ = ["Cell", "METHOD_NAMES", "Row", "Table", "Wanted", "paper", "tables"]
 
 DATA = ("cifar10", "cifar100")
 NETWORKS = ("resnet20", "mobilenetv1", "resnet18")
 METHODS = ("iat", "mrboost", "barre")
 
-_METHOD_NAMES = {"at": "AT", "iat": "IAT", "mrboost": "MRBoost", "mrboost-r": "MRBoost-R", "barre": "BARRE"}
+METHOD_NAMES = {"at": "AT", "iat": "IAT", "mrboost": "MRBoost", "mrboost-r": "MRBoost-R", "barre": "BARRE"}
 _ATTACK_NAMES = {
     "cw": "ACW (l2)",
     "afgsm": "AFGSM",
@@ -132,7 +132,7 @@ def _best(found: Found, networks: Sequence[str], names: Names) -> Table:
                 pair = None
                 if have is not None:
                     pair = have.uniform if method.endswith("-uniform") else have.randomized[-1]
-                label = "MRBoost-R, uniform α" if method.endswith("-uniform") else _METHOD_NAMES[method]
+                label = "MRBoost-R, uniform α" if method.endswith("-uniform") else METHOD_NAMES[method]
                 size = f"{'–' if have is None else have.members} ({numbers['members']})"
                 rows.append(Row((names(data, network), label, size), _cells(pair, numbers[data]), (run,)))
     headings = ("network, data", "method", "M (paper)", "natural", "robust")
@@ -152,7 +152,7 @@ def _sizes(found: Found, networks: Sequence[str], data: str, number: str, names:
                 ours = None
                 if have is not None and m <= have.members:
                     ours = (sum(have.flops[:m]) if method == "mrboost" else have.flops[0]) / 1e6
-                labels = (names(data, network), _METHOD_NAMES[method], str(m), _flops(ours, cost))
+                labels = (names(data, network), METHOD_NAMES[method], str(m), _flops(ours, cost))
                 rows.append(Row(labels, _cells(pair, numbers), (run,)))
     headings = ("network, data", "method", "M", "MFLOPs (paper)", "natural", "robust")
     title = f"{number}. Randomized (BARRE) and deterministic (MRBoost) ensembles by size"
@@ -167,7 +167,7 @@ def _individual(found: Found, networks: Sequence[str], data: str, number: str, n
             have = found.get(run)
             for i, numbers in enumerate(paper()["individual"][data][network][method]):
                 pair = have.individual[i] if have is not None and i < have.members else None
-                labels = (names(data, network), _METHOD_NAMES[method], f"f{i + 1}")
+                labels = (names(data, network), METHOD_NAMES[method], f"f{i + 1}")
                 rows.append(Row(labels, _cells(pair, numbers), (run,)))
     headings = ("network, data", "method", "member", "natural", "robust")
     title = f"{number}. Members attacked alone"
@@ -185,7 +185,7 @@ def _attacks(found: Found, networks: Sequence[str], names: Names) -> Table:
                 Cell(None if have is None or a not in have.attacks else 100 * have.attacks[a], numbers[a])
                 for a in ATTACKS
             )
-            label = _METHOD_NAMES["mrboost-r" if method == "mrboost" else method]
+            label = METHOD_NAMES["mrboost-r" if method == "mrboost" else method]
             rows.append(Row((names("cifar10", network), label), cells, (run,)))
     headings = ("network, data", "method", *(_ATTACK_NAMES[a] for a in ATTACKS))
     return Table("table5", "Table 5. Robust accuracy by attack, uniform α", headings, tuple(rows))
@@ -211,7 +211,7 @@ def _probabilities(found: Found, networks: Sequence[str], names: Names) -> Table
                     )
                     for i in range(count)
                 )
-                rows.append(Row((names(data, network), _METHOD_NAMES[method]), cells, (run,)))
+                rows.append(Row((names(data, network), METHOD_NAMES[method]), cells, (run,)))
     widest = max((len(row.cells) for row in rows), default=0)
     rows = [Row(r.labels, r.cells + (Cell(None, None),) * (widest - len(r.cells)), r.runs) for r in rows]
     headings = ("network, data", "method", *(f"α{i + 1}" for i in range(widest)))

@@ -1,0 +1,146 @@
+"""`randens zoo`: trained ensembles that come with randens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from randens.cli.output import Json, console, print_json
+
+__all__ = ["app"]
+
+app = typer.Typer(help="Trained ensembles that come with randens.", no_args_is_help=True)
+
+_Name = Annotated[str, typer.Argument(help="An entry; `randens zoo list` shows them.")]
+_Zoo = Annotated[
+    Path | None,
+    typer.Option("--zoo", help="Another zoo folder than the one that came with randens.", show_default=False),
+]
+
+
+@app.command("list")
+def list_(zoo: _Zoo = None, as_json: Json = False) -> None:
+    """Show the ensembles in the zoo and their accuracies.
+
+    Example: randens zoo list
+    """
+    from randens import zoo as home
+    from randens.evaluation.tables import percent
+
+    rows = []
+    for name in home.names(zoo):
+        item = home.entry(name, zoo)
+        main = item.evaluations.get("evaluation")
+        rows.append(
+            {
+                "name": name,
+                "method": item.recipe["method"],
+                "members": item.training["members"],
+                "data": item.recipe["data"]["name"],
+                "natural": None if main is None else main.natural,
+                "robust": None if main is None else main.robust,
+                "images": None if main is None else main.n,
+            }
+        )
+    if as_json:
+        print_json(rows)
+        return
+    table = Table(box=None, pad_edge=False)
+    for heading in ("name", "method", "members", "data", "natural", "robust", "images"):
+        table.add_column(heading)
+    for row in rows:
+        shares = [percent(v) if isinstance(v, float) else "–" for v in (row["natural"], row["robust"])]
+        table.add_row(
+            str(row["name"]),
+            str(row["method"]),
+            str(row["members"]),
+            str(row["data"]),
+            *shares,
+            str(row["images"] or "–"),
+        )
+    console().print(table)
+
+
+@app.command("load")
+def load(
+    name: _Name,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", help="The new run folder; runs/NAME by default.", show_default=False),
+    ] = None,
+    zoo: _Zoo = None,
+) -> None:
+    """Copy an ensemble to a run folder of your own, checksums verified.
+
+    Example: randens zoo load cifar10-resnet20-barre-m3
+    """
+    from randens import zoo as home
+
+    run = home.take(name, output or Path("runs") / name, zoo)
+    typer.echo(f"{name} is in {run.path}; go on with e.g. randens evaluate {run.path} --limit 100")
+
+
+@app.command("card")
+def card(name: _Name, zoo: _Zoo = None, as_json: Json = False) -> None:
+    """Show what an ensemble is, how it was made, its numbers and its limits.
+
+    Example: randens zoo card cifar10-resnet20-barre-m3
+    """
+    from randens import zoo as home
+
+    item = home.entry(name, zoo)
+    if as_json:
+        evaluations = {stem: found.summary() for stem, found in item.evaluations.items()}
+        print_json(
+            {"manifest": item.run.manifest, "training": dict(item.training), "evaluations": evaluations}
+        )
+        return
+    typer.echo(home.card(item), nl=False)
+
+
+@app.command("add")
+def add(
+    run: Annotated[Path, typer.Argument(help="A finished run folder, evaluated.")],
+    name: Annotated[str, typer.Argument(help="What it is to be called.")],
+    zoo: _Zoo = None,
+    commit: Annotated[
+        str | None,
+        typer.Option(help="The commit that trained it, where the run does not say.", show_default=False),
+    ] = None,
+) -> None:
+    """Put a finished run into the zoo and write its card.
+
+    Example: randens zoo add runs/mine my-ensemble --zoo zoo
+    """
+    from randens import zoo as home
+    from randens.files import write_atomic
+
+    item = home.add(run, name, zoo, commit=commit)
+    path = item.run.path / "CARD.md"
+    write_atomic(path, home.card(item).encode())
+    typer.echo(f"{name} is in the zoo; its card is {path}")
+
+
+@app.command("results")
+def results(
+    output: Annotated[
+        Path | None, typer.Option("--output", help="Write there instead of printing.", show_default=False)
+    ] = None,
+    zoo: _Zoo = None,
+) -> None:
+    """Make the page of results: all entries next to the paper's numbers.
+
+    Example: randens zoo results --output docs/results.md
+    """
+    from randens import zoo as home
+    from randens.files import write_atomic
+
+    page = home.results(zoo)
+    if output is None:
+        typer.echo(page, nl=False)
+        return
+    write_atomic(output, page.encode())
+    typer.echo(f"Written to {output}.")

@@ -1,0 +1,115 @@
+"""The card of a zoo entry: everything on it is read from the entry's own files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from randens.evaluation import Evaluation, tables
+from randens.evaluation.reproduce import METHOD_NAMES
+from randens.evaluation.results import THREAT_MODEL
+from randens.files import sha256
+from randens.zoo.entries import Entry
+
+__all__ = ["attacks_of", "card", "schooling"]
+
+
+def card(entry: Entry) -> str:
+    """Markdown: what it is, how it was made, what it cost, its numbers, its limits, its files."""
+    rec = entry.load()
+    recipe, manifest = entry.recipe, entry.run.manifest
+    probs = ", ".join(f"{p:.4g}" for p in rec.probs.tolist())
+    text = [
+        f"# {entry.name}",
+        "",
+        f"{len(rec)} × {recipe['model']['name']} on {recipe['data']['name']}, trained by "
+        f"{METHOD_NAMES.get(recipe['method'], recipe['method'])} against {recipe['threat']['norm']} "
+        f"ε = {recipe['threat']['eps']:.4g}; α = ({probs}).",
+        "",
+        "```python",
+        "import randens",
+        "",
+        f'rec = randens.zoo.load("{entry.name}")',
+        "```",
+        "",
+        "## Numbers",
+        "",
+    ]
+    for name, evaluation in entry.evaluations.items():
+        text += [_heading(name, evaluation), "", tables.markdown(tables.rows(evaluation)), ""]
+        text += [f"- {line}" for line in tables.statements(evaluation)] + [""]
+    if not entry.evaluations:
+        text += ["Not evaluated on test data.", ""]
+    cost = entry.training["cost"]
+    text += [
+        "## Training",
+        "",
+        schooling(recipe),
+        "",
+        f"{cost['forwards']:,} forward and {cost['backwards']:,} backward member passes in all, "
+        f"{cost['seconds'] / 60:.0f} minutes; checkpoints and α chosen on validation images "
+        f"({entry.training['validation']['images']} images, {entry.training['validation']['attack']}). "
+        f"Seed {manifest.get('seed')}; sources at commit {manifest.get('git_commit') or 'unknown'}; "
+        f"{_versions(manifest)}. The whole recipe is in `manifest.json`, the course of training in `metrics.jsonl`.",
+        "",
+        "## Limits",
+        "",
+        f"- {THREAT_MODEL}",
+        f"- Made for {recipe['threat']['norm']} perturbations of {recipe['threat']['eps']:.4g} on "
+        f"{recipe['data']['name']} images in [0, 1]; nothing is known about other perturbations, sizes or pictures.",
+        "- Trained with a small budget, to show methods side by side: not meant for use where safety depends on it.",
+        "",
+        "## Files",
+        "",
+        "| file | SHA-256 |",
+        "|---|---|",
+    ]
+    for path in sorted(entry.run.ensemble.iterdir()):
+        text.append(f"| `ensemble/{path.name}` | `{sha256(path.read_bytes())}` |")
+    return "\n".join(text) + "\n"
+
+
+def schooling(recipe: Mapping[str, Any]) -> str:
+    """How the members were trained, in a sentence."""
+    later = recipe.get("later_epochs")
+    optimizer = recipe["optimizer"]
+    epochs = f"{recipe['epochs']} epochs" + (
+        f" for the first member and {later} for each later one"
+        if later and recipe["members"] > 1
+        else " per member"
+    )
+    rate = f"rate {optimizer['lr']:g}" + (
+        f" ({optimizer['later_lr']:g} for later members)" if optimizer.get("later_lr") else ""
+    )
+    adversary = recipe["adversary"]
+    how = adversary["name"] + (f"-{adversary['steps']}" if adversary["name"] == "pgd" else "")
+    averaged = f", weights averaged ({recipe['ema']:g})" if recipe["ema"] else ""
+    return (
+        f"{epochs}, batches of {recipe['batch_size']}, adversary {how}, loss {recipe['loss']['name']}, "
+        f"{recipe['schedule']['name']} schedule, {rate}, weight decay {optimizer['weight_decay']:g}{averaged}."
+    )
+
+
+def attacks_of(evaluation: Evaluation) -> str:
+    """The attacks behind an evaluation, with the options that set their budgets."""
+    return ", ".join(_attack(options) for options in evaluation.attacks)
+
+
+def _attack(options: Mapping[str, Any]) -> str:
+    shown = [
+        f"{key} {options[key]}"
+        for key in ("preset", "steps", "hyperplanes", "orders", "restarts")
+        if options.get(key)
+    ]
+    return f"{options['name']} ({', '.join(shown)})"
+
+
+def _heading(name: str, evaluation: Evaluation) -> str:
+    return (
+        f"### {attacks_of(evaluation)}: the first {evaluation.n:,} images of {evaluation.data} {evaluation.split} "
+        f"(`{name}.json`)"
+    )
+
+
+def _versions(manifest: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {number}" for name, number in manifest["versions"].items())

@@ -1,0 +1,148 @@
+"""What the zoo holds: run folders without checkpoints, found by name, copied in and out.
+
+Being run folders, they are taken by every command that takes one. The members' checksums are verified whenever
+an ensemble is loaded, those of evaluations whenever one is read.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from randens import ensemble
+from randens.ensemble import RandomizedEnsemble
+from randens.errors import FileError, InputError, unknown
+from randens.evaluation import Evaluation
+from randens.files import write_json
+from randens.runs import Run
+
+__all__ = ["Entry", "add", "entry", "load", "names", "root", "take"]
+
+_NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+_KEPT = ("training.json", "sampling.json", "metrics.jsonl")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One ensemble of the zoo; `evaluations` by file name without its ending."""
+
+    name: str
+    run: Run
+    evaluations: Mapping[str, Evaluation]
+
+    @property
+    def recipe(self) -> Mapping[str, Any]:
+        """The recipe it was trained by, with every default written out."""
+        found: Mapping[str, Any] = self.run.manifest["recipe"]
+        return found
+
+    @property
+    def training(self) -> Mapping[str, Any]:
+        """What training measured on validation data, and its cost."""
+        found: Mapping[str, Any] = self.run.read("training")
+        return found
+
+    def load(self) -> RandomizedEnsemble:
+        """The ensemble; damaged files are refused."""
+        return ensemble.load(self.run.ensemble)
+
+
+def root() -> Path:
+    """The zoo's folder: beside this module in an installed package, `zoo/` in a clone of the repository."""
+    here = Path(__file__).parent
+    for folder in (here / "runs", here.parents[2] / "zoo"):
+        if folder.is_dir():
+            return folder
+    raise FileError(
+        "this installation has no zoo; it comes with the wheel and with a clone of the repository"
+    )
+
+
+def names(zoo: Path | None = None) -> tuple[str, ...]:
+    """What `load` knows, sorted."""
+    folder = zoo or root()
+    return tuple(sorted(path.parent.name for path in folder.glob("*/manifest.json")))
+
+
+def entry(name: str, zoo: Path | None = None) -> Entry:
+    """The entry called `name`, with its evaluations."""
+    folder = zoo or root()
+    known = names(folder)
+    if name not in known:
+        unknown("zoo entry", name, known)
+    run = Run.open(folder / name)
+    files = sorted(run.path.glob("evaluation*.json"))
+    return Entry(name, run, {path.stem: Evaluation.load(path) for path in files})
+
+
+def load(name: str, zoo: Path | None = None) -> RandomizedEnsemble:
+    """The ensemble called `name`, ready to attack, draw from or export; its checksums are verified."""
+    return entry(name, zoo).load()
+
+
+def take(name: str, folder: str | os.PathLike[str], zoo: Path | None = None) -> Run:
+    """Copy an entry to a new run folder, for commands that write their results there."""
+    source = entry(name, zoo)
+    source.load()
+    target = Path(folder)
+    if target.exists():
+        raise FileError(f"{target} exists already; name a folder that does not")
+    _copy(source.run.path, target)
+    return Run.open(target)
+
+
+def add(
+    run_folder: str | os.PathLike[str], name: str, zoo: Path | None = None, *, commit: str | None = None
+) -> Entry:
+    """Put a finished run into the zoo under `name`, in place of what was there by that name.
+
+    Only what a reader needs is taken: manifest, ensemble, training summary, metrics, evaluations. Of the command
+    that made the run, paths keep their last part only: where it was made says nothing to anybody else.
+    `commit`: the sources that trained it, where the manifest does not say.
+    """
+    if not _NAME.fullmatch(name):
+        raise InputError(
+            f"name is {name!r}; use small letters, digits and single hyphens, e.g. cifar10-resnet20-at"
+        )
+    run = Run.open(run_folder)
+    if not run.ensemble.is_dir() or not (run.path / "training.json").is_file():
+        raise FileError(f"{run.path} is not a finished training run; the zoo takes no others")
+    rec = ensemble.load(run.ensemble)
+    evaluations = sorted(run.path.glob("evaluation*.json"))
+    for path in evaluations:
+        Evaluation.load(path).check(rec)
+    folder = zoo or root()
+    fresh = folder / f".{name}.new"
+    shutil.rmtree(fresh, ignore_errors=True)
+    _copy(run.path, fresh)
+    manifest = dict(run.manifest)
+    manifest["command"] = [Path(word).name if "/" in word else word for word in manifest.get("command", [])]
+    manifest["recipe"] = dict(manifest["recipe"])
+    if manifest["recipe"].get("first"):
+        manifest["recipe"]["first"] = Path(manifest["recipe"]["first"]).name
+    manifest["git_commit"] = manifest.get("git_commit") or commit
+    write_json(fresh / "manifest.json", manifest)
+    old = folder / f".{name}.old"
+    shutil.rmtree(old, ignore_errors=True)
+    if (folder / name).exists():
+        os.replace(folder / name, old)
+    os.replace(fresh, folder / name)
+    shutil.rmtree(old, ignore_errors=True)
+    return entry(name, folder)
+
+
+def _copy(source: Path, target: Path) -> None:
+    target.mkdir(parents=True)
+    for path in (
+        source / "manifest.json",
+        *(source / kept for kept in _KEPT),
+        *source.glob("evaluation*.json"),
+    ):
+        if path.is_file():
+            shutil.copyfile(path, target / path.name)
+    shutil.copytree(source / "ensemble", target / "ensemble")
