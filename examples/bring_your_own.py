@@ -1,7 +1,10 @@
-"""Members of your own: a module that answers as Hugging Face does, a plain one, a TorchScript and an ONNX file.
+"""Attack an ensemble of your own: a module that answers as Hugging Face does, a plain one, a TorchScript and an ONNX
+file.
 
-Trains four small classifiers of the digits in a few seconds, makes a randomized ensemble of them, attacks it.
-The ONNX file has no gradients: the ensemble that holds it is attacked by random search, the other by PGD.
+Trains four small classifiers of the digits in a few seconds and makes a randomized ensemble of three of them. Two
+attacks look for witnesses, perturbations with the members they fool: the saddle climber, and Foolbox's PGD if it is
+installed. Their pool is the risk for every way of drawing the members, so that the best way is read off it.
+The ONNX file has no gradients: the ensemble that holds it is attacked by random search.
 
     python examples/bring_your_own.py
 """
@@ -81,6 +84,39 @@ def as_onnx(model: nn.Module, path: Path) -> nn.Module:
     return randens.models.onnx(path)
 
 
+def attacked(
+    rec: randens.RandomizedEnsemble, x: torch.Tensor, y: torch.Tensor, threat: randens.Threat
+) -> randens.WitnessPool:
+    """Witnesses of two attacks, ours and another library's, in one pool."""
+    print(f"natural accuracy               {rec.accuracy(x, y):.3f}")
+    found = randens.attacks.create("saddle", threat)(rec, x, y)
+    print(f"under the saddle climber       {found.robust_accuracy:.3f}")
+    try:
+        import foolbox
+    except ImportError:
+        print("(Foolbox is not installed: pip install foolbox)")
+        return found.pool
+    theirs = randens.attacks.from_foolbox(foolbox.attacks.LinfPGD(steps=40), threat)(rec, x, y)
+    print(f"under Foolbox's PGD            {theirs.robust_accuracy:.3f}")
+    pool = found.pool.merge(theirs.pool)
+    print(f"under the worst of both        {1 - pool.risk(rec.probs.numpy()):.3f}")
+    return pool
+
+
+def report(rec: randens.RandomizedEnsemble, pool: randens.WitnessPool) -> None:
+    """What the pool says about every way of drawing the members."""
+    profile = pool.profile()
+    best = randens.risk.optimal_sampling(profile)
+    alone = ", ".join(f"{1 - risk:.3f}" for risk in profile.member_risks)
+    print(f"each member alone              {alone}")
+    print(
+        f"drawing at its best            {1 - best.risk:.3f} with {[round(p, 3) for p in best.probs.tolist()]}"
+    )
+    print(
+        f"randomising gains              {profile.gain(rec.probs.numpy()):.3f} over the mean member when uniform"
+    )
+
+
 def main() -> None:
     torch.manual_seed(0)
     digits = randens.data.load("digits", "train")
@@ -96,10 +132,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         differentiable = [adapted, mine, as_torchscript(ours[0], Path(folder) / "member.pt")]
         rec = randens.RandomizedEnsemble(differentiable)
-        found = randens.attacks.create("pgd", threat, steps=10)(rec, x, y)
-        print(
-            f"with gradients:    natural accuracy {rec.accuracy(x, y):.3f}, under PGD {1 - found.risk.mean():.3f}"
-        )
+        report(rec, attacked(rec, x, y, threat))
 
         try:
             exported = as_onnx(ours[1], Path(folder) / "member.onnx")
