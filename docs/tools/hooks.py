@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import typer
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+from randens.cli.main import _app, available
 
 PACKAGE = Path(__file__).parents[2] / "src" / "randens"
-ROOMS = ("risk", "attacks", "evaluation", "training", "models", "data", "report", "deploy", "errors")
+ROOMS = (
+    "risk",
+    "attacks",
+    "evaluation",
+    "training",
+    "models",
+    "data",
+    "report",
+    "deploy",
+    "interop",
+    "errors",
+)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -77,3 +93,49 @@ def _existing(menu: list[Any], pages: set[str], named: set[str]) -> list[Any]:
             named.add(target)
             kept.append(entry)
     return kept
+
+
+def on_page_markdown(markdown: str, page: Page, **kwargs: Any) -> str:
+    """Put every command with its options into the page about the command line, as its own parser knows them."""
+    del kwargs
+    if page.file.src_uri != "command-line.md":
+        return markdown
+    return markdown.replace("<!-- every command -->", "\n".join(_commands()))
+
+
+def _commands() -> Iterator[str]:
+    for verb in available():
+        group = typer.main.get_command(_app([verb]))
+        command = getattr(group, "commands", {})[verb]
+        inner = getattr(command, "commands", None)
+        if inner is None:
+            yield from _command(f"randens {verb}", command)
+        else:
+            for name, sub in inner.items():
+                yield from _command(f"randens {verb} {name}", sub)
+
+
+def _command(title: str, command: Any) -> Iterator[str]:
+    arguments = [p for p in command.params if p.param_type_name == "argument"]
+    options = [p for p in command.params if p.param_type_name == "option" and p.name != "help"]
+    yield f"\n### {title}\n"
+    yield _text(command.help or "") + "\n"
+    yield "| | | default |\n|---|---|---|"
+    for p in arguments:
+        shown = f"{p.name.upper()}…" if p.nargs == -1 else str(p.name).upper()
+        yield f"| `{shown}` | {_text(p.help)} | {'required' if p.required else ''} |"
+    for p in options:
+        names = ", ".join(f"`{name}`" for name in (*p.opts, *p.secondary_opts))
+        yield f"| {names} | {_text(p.help)} | {_default(p)} |"
+
+
+def _default(parameter: Any) -> str:
+    value = parameter.default
+    if value is None or value is False or callable(value) or not parameter.show_default:
+        return ""
+    return f"`{getattr(value, 'value', value)}`"
+
+
+def _text(text: str) -> str:
+    """One line for a table or paragraphs for a page, with what Markdown would take for markup left as it is."""
+    return text.replace("|", "\\|").replace("<", "&lt;")
