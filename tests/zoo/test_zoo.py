@@ -1,0 +1,170 @@
+"""The zoo: what goes in comes out unchanged, damaged or foreign files are refused, pages are made from files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.cli.commands import Shell, shell
+from tests.training.small_runs import small
+
+import randens
+from randens import attacks, data, evaluation, training, zoo
+from randens.errors import FileError, InputError
+
+__all__ = ["shell"]
+
+RADIUS = {"norm": "linf", "eps": 0.1}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """AT and BARRE on digits, evaluated on the same 40 test images."""
+    folder = tmp_path_factory.mktemp("runs")
+    images = data.load("digits", "test").subset(slice(0, 40))
+    for name, changes in {"at": {}, "barre": {"method": "barre", "members": 2}}.items():
+        rec = training.train(small(threat=RADIUS, **changes), folder / name)
+        assert rec.threat is not None
+        attack = attacks.create("pgd", rec.threat, steps=3)
+        evaluation.evaluate(rec, images, attack).save(folder / name / "evaluation.json")
+    return folder
+
+
+@pytest.fixture
+def filled(tmp_path: Path, runs: Path) -> Path:
+    """A zoo with both."""
+    place = tmp_path / "zoo"
+    place.mkdir()
+    for name in ("at", "barre"):
+        zoo.add(runs / name, f"digits-{name}", place, commit="abc")
+    return place
+
+
+def test_what_goes_in_comes_out(filled: Path, runs: Path, tmp_path: Path) -> None:
+    assert zoo.names(filled) == ("digits-at", "digits-barre")
+    before, after = randens.load(runs / "barre" / "ensemble"), zoo.load("digits-barre", filled)
+    assert torch.equal(before.probs, after.probs)
+    for one, two in zip(before.parameters(), after.parameters(), strict=True):
+        assert torch.equal(one, two)
+    taken = zoo.take("digits-barre", tmp_path / "mine", filled)
+    assert randens.load(taken.ensemble).probs.tolist() == before.probs.tolist()
+    assert not (taken.path / "checkpoints").exists()
+    assert zoo.entry("digits-at", filled).run.manifest["git_commit"] is not None
+
+
+def test_adding_again_replaces_and_leaves_nothing_behind(filled: Path, runs: Path) -> None:
+    zoo.add(runs / "barre", "digits-at", filled)
+    assert len(zoo.load("digits-at", filled)) == 2
+    assert sorted(path.name for path in filled.iterdir()) == ["digits-at", "digits-barre"]
+
+
+def test_paths_of_the_machine_stay_outside(runs: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    zoo_folder = tmp_path / "zoo"
+    zoo_folder.mkdir()
+    training.train(small(threat=RADIUS, method="barre", members=2, first=str(runs / "at")), run)
+    zoo.add(run, "shared-first", zoo_folder)
+    assert str(runs) not in (zoo_folder / "shared-first" / "manifest.json").read_text(encoding="utf-8")
+    assert zoo.entry("shared-first", zoo_folder).recipe["first"] == "at"
+
+
+def test_damage_is_noticed(filled: Path) -> None:
+    member = filled / "digits-at" / "ensemble" / "member-00.safetensors"
+    content = bytearray(member.read_bytes())
+    content[-1] ^= 1
+    member.write_bytes(bytes(content))
+    with pytest.raises(FileError, match="member-00"):
+        zoo.load("digits-at", filled)
+    file = filled / "digits-barre" / "evaluation.json"
+    file.write_text(file.read_text(encoding="utf-8").replace('"split": "test"', '"split": "train"'))
+    with pytest.raises(FileError, match="altered"):
+        zoo.entry("digits-barre", filled)
+
+
+def test_bad_input_is_named(filled: Path, runs: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="digits-at"):
+        zoo.load("digits-att", filled)
+    with pytest.raises(InputError, match="Bad Name"):
+        zoo.add(runs / "at", "Bad Name", filled)
+    with pytest.raises(FileError, match="exists already"):
+        zoo.take("digits-at", tmp_path, filled)
+    (tmp_path / "foreign").mkdir()
+    with pytest.raises(FileError, match=r"manifest\.json"):
+        zoo.add(tmp_path / "foreign", "foreign", filled)
+
+
+def test_an_evaluation_of_other_members_is_refused(runs: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    training.train(small(threat=RADIUS, seed=5), run)
+    (run / "evaluation.json").write_bytes((runs / "at" / "evaluation.json").read_bytes())
+    with pytest.raises(InputError, match="other members"):
+        zoo.add(run, "mixed", tmp_path)
+
+
+def test_the_card_says_what_the_files_say(filled: Path) -> None:
+    entry = zoo.entry("digits-barre", filled)
+    text = zoo.card(entry)
+    main = entry.evaluations["evaluation"]
+    assert f"{100 * main.robust:.1f} %" in text
+    assert f"{entry.training['cost']['forwards']:,} forward" in text
+    assert "pgd" in text
+    assert "first 40 images of digits test" in text
+
+
+def test_results_compare_image_by_image(filled: Path) -> None:
+    page = zoo.results(filled)
+    one, two = (zoo.entry(f"digits-{name}", filled).evaluations["evaluation"] for name in ("barre", "at"))
+    gain = 100 * float(np.mean(two.risk - one.risk))
+    assert f"BARRE minus AT (`evaluation`): {gain:+.1f} points" in page
+    goal = 100 * (0.65 - two.natural)
+    verdict = f"missed by {goal:.1f} points" if goal > 0 else "met"
+    assert f"AT, natural accuracy: {100 * two.natural:.1f}, wanted at least 65: {verdict}" in page
+
+
+def test_commands(shell: Shell, filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = shell("zoo", "list", "--zoo", str(filled), "--json")
+    assert code == 0
+    listed = {row["name"]: row for row in json.loads(out)}
+    assert listed["digits-barre"]["members"] == 2
+    assert listed["digits-at"]["images"] == 40
+    code, out, _ = shell("zoo", "load", "digits-at", "--zoo", str(filled))
+    assert code == 0
+    assert (tmp_path / "runs" / "digits-at" / "ensemble").is_dir()
+    code, out, _ = shell("zoo", "card", "digits-at", "--zoo", str(filled))
+    assert (code, out) == (0, zoo.card(zoo.entry("digits-at", filled)))
+    code, out, error = shell("zoo", "card", "digits", "--zoo", str(filled))
+    assert code == 2
+    assert "digits-at" in error
+
+
+def test_what_ships_is_whole_and_small() -> None:
+    sizes = 0
+    for name in zoo.names():
+        entry = zoo.entry(name)
+        rec = entry.load()
+        for found in entry.evaluations.values():
+            found.check(rec)
+        assert (entry.run.path / "CARD.md").read_text(encoding="utf-8") == zoo.card(entry)
+        sizes += sum(path.stat().st_size for path in entry.run.path.rglob("*") if path.is_file())
+    assert 0 < sizes < 15e6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", [n for n in zoo.names() if (zoo.root() / n / "evaluation-200.json").exists()]
+)
+def test_the_card_is_reproduced_image_by_image(name: str) -> None:
+    entry = zoo.entry(name)
+    kept = entry.evaluations["evaluation-200"]
+    images = data.load(kept.data, kept.split).subset(slice(0, kept.n))
+    options = dict(kept.attacks[0])
+    again = evaluation.evaluate(
+        entry.load(), images, attacks.create(options.pop("name"), kept.threat, **options), deterministic=False
+    )
+    assert np.array_equal(again.points.clean, kept.points.clean)
+    assert np.array_equal(again.points.worst, kept.points.worst)
+    assert np.array_equal(again.points.foolable, kept.points.foolable)
