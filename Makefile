@@ -3,17 +3,21 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Benchmarks have an environment of their own: peers that nothing else needs live there.
+BENCH := .venv-bench
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 # One torch thread per test worker: two workers with two threads each would fight for two cores.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: help quickstart test lint types rooms pytest slow docs clean
+.PHONY: help quickstart test lint types rooms pytest slow docs bench bench-docs clean
 
 help:
 	@echo "make quickstart   train, attack and explain a randomized ensemble, in minutes"
 	@echo "make test         ruff, mypy, import rules and the tests"
 	@echo "make slow         the tests that take long"
 	@echo "make docs         the documentation as a site, into site/"
+	@echo "make bench        ratios against peers and against the limit; ARGS='--quick' for a short run"
+	@echo "make bench-docs   docs/benchmarks.md and its plots from benchmarks/results.json"
 	@echo "make clean        remove the environment and the site"
 
 quickstart: $(VENV)/installed
@@ -41,8 +45,14 @@ docs: $(VENV)/installed-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "The site is in site/: open site/index.html."
 
+bench: $(BENCH)/installed
+	$(BENCH)/bin/python -m benchmarks $(ARGS)
+
+bench-docs: $(BENCH)/installed
+	$(BENCH)/bin/python -m benchmarks.page
+
 clean:
-	rm -rf $(VENV) site
+	rm -rf $(VENV) $(BENCH) site
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.10 or later is needed, this is " + sys.version.split()[0] if sys.version_info < (3, 10) else 0)'
@@ -51,7 +61,7 @@ $(BIN)/python:
 $(VENV)/installed: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing randens and what it needs into $(VENV); this takes a few minutes the first time."
 	$(PIP) hatchling editables
-	$(PIP) --no-build-isolation --editable .
+	$(PIP) --no-build-isolation --editable ".[torch]"
 	@touch $@
 
 $(VENV)/installed-dev: pyproject.toml constraints.txt | $(VENV)/installed
@@ -60,3 +70,13 @@ $(VENV)/installed-dev: pyproject.toml constraints.txt | $(VENV)/installed
 # Its requirements name torchvision and an old requests, which its attacks do not need.
 	$(PIP) --no-deps torchattacks
 	@touch $@ $(VENV)/installed
+
+BENCH_PIP := $(BENCH)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+$(BENCH)/installed: pyproject.toml constraints.txt benchmarks/requirements.txt benchmarks/requirements-alone.txt
+	@echo "Installing randens and the peers it is measured against into $(BENCH); minutes the first time."
+	$(PYTHON) -m venv $(BENCH)
+	$(BENCH_PIP) hatchling editables
+	$(BENCH_PIP) --no-build-isolation --editable ".[deploy]" --requirement benchmarks/requirements.txt
+	$(BENCH_PIP) --no-deps --requirement benchmarks/requirements-alone.txt
+	@touch $@

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import machine, members, runner
+from benchmarks import machine, runner
 from benchmarks.harness import Settings
 from randens.errors import InputError, RandensError
 
@@ -63,6 +63,9 @@ def _run(asked: argparse.Namespace, known: Sequence[runner.Benchmark]) -> int:
     whole = len(benchmarks) == len(known)
     out = asked.out or (RESULTS if whole and not asked.quick else ELSEWHERE)
     if asked.ensemble is None and any(b.needs_members for b in benchmarks):
+        # Imports torch, which takes seconds that a list of names should not cost.
+        from benchmarks import members
+
         members.prepare(say)
     settings = Settings(asked.quick, asked.ensemble)
     document = runner.run(benchmarks, out, settings, threads=asked.threads, everything=whole, say=say)

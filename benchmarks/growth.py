@@ -2,8 +2,8 @@
 
 ARC-R with nothing dropped, so that the work does not depend on what it finds, on small untrained networks. Exponents
 b of cost ≈ a·x^b are fitted by least squares on logarithms; those of member passes do not depend on the machine.
-Peak memory is that of a child process that attacks a data set batch by batch, generated as it goes, less that of a
-child that only loads everything.
+Peak memory is that of a child process that attacks narrow ResNet-20s by adaptive PGD on a data set that is generated
+as it goes, less that of a child that only loads everything.
 
     python -m benchmarks.growth
 """
@@ -26,14 +26,15 @@ from randens import RandomizedEnsemble, Threat, attacks, models
 from randens.attacks import Found
 
 STEPS, BATCH, SIZE = 5, 64, 16
+LARGE = 128  # the batch whose memory is measured
 LINEAR = Goal(at_most=1.1)
 QUADRATIC = Goal(at_most=2.1)
 FLAT = Goal(at_most=0.1)
 
 
-def ensemble(members: int, size: int, width: int = 16) -> RandomizedEnsemble:
+def ensemble(network: str, members: int, size: int, width: int) -> RandomizedEnsemble:
     networks = [
-        models.create("convnet", classes=10, input_shape=(3, size, size), width=width, seed=seed)
+        models.create(network, classes=10, input_shape=(3, size, size), width=width, seed=seed)
         for seed in range(members)
     ]
     return RandomizedEnsemble(networks).eval()
@@ -44,17 +45,15 @@ def batch(n: int, size: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     return torch.rand(n, 3, size, size, generator=generator), torch.arange(n) % 10
 
 
-def attack(steps: int) -> attacks.Attack:
-    threat = Threat("linf", 4 / 255)
-    return attacks.create(
-        "arc-r", threat, steps=steps, batch_size=BATCH, precision="float32", drop_finished=False
-    )
+def attack(name: str, steps: int, batch_size: int) -> attacks.Attack:
+    options = {"steps": steps, "batch_size": batch_size, "precision": "float32", "drop_finished": False}
+    return attacks.create(name, Threat("linf", 4 / 255), **options)
 
 
 def case(n: int = BATCH, members: int = 3, steps: int = STEPS, size: int = SIZE) -> Callable[[], Found]:
     """One attack of a certain size."""
-    rec, (x, y) = ensemble(members, size), batch(n, size)
-    return partial(attack(steps), rec, x, y)
+    rec, (x, y) = ensemble("convnet", members, size, width=16), batch(n, size)
+    return partial(attack("arc-r", steps, BATCH), rec, x, y)
 
 
 def grown(axis: str, values: Sequence[int], cases: Sequence[Callable[[], Found]], repeats: int) -> Row:
@@ -86,7 +85,7 @@ def swollen(axis: str, values: Sequence[int], peaks: Sequence[float], loaded: Se
     working = [max(1.0, peak - base) for peak, base in zip(peaks, loaded, strict=True)]
     x = [float(v) for v in values]
     return Row(
-        f"ARC-R: peak memory against {axis}",
+        f"adaptive PGD: peak memory against {axis}",
         Side(f"{values[0]} to {values[-1]}"),
         Side("a level line" if axis == "inputs" else "a straight line"),
         slope(x, working),
@@ -100,23 +99,22 @@ def swollen(axis: str, values: Sequence[int], peaks: Sequence[float], loaded: Se
 def peak(n: int, members: int) -> float:
     """Peak memory in MB of a child process that attacks n inputs."""
     command = [sys.executable, "-m", "benchmarks.growth", "child", str(n), str(members)]
-    # Two threads' buffers are two threads' buffers; freed memory should count as freed at once.
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_TRIM_THRESHOLD_": "65536"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=180)
     if done.returncode:
-        raise RuntimeError(f"memory for n = {n}, M = {members}: exit code {done.returncode}: {done.stderr[-300:]}")
+        raise RuntimeError(
+            f"memory for n = {n}, M = {members}: exit code {done.returncode}: {done.stderr[-300:]}"
+        )
     return float(done.stdout)
 
 
 def child(n: int, members: int) -> None:
     """Attack n inputs that exist one batch at a time, and say how much memory that took at most."""
     torch.set_num_threads(1)
-    rec = ensemble(members, 32, width=32)
-    chosen = attack(2)
-    loader = [partial(batch, BATCH, 32, seed) for seed in range(n // BATCH)]
-    # One pass over nothing: whatever is loaded on first use is loaded now.
-    if loader:
-        chosen.survey(rec, (make() for make in loader))
+    rec = ensemble("resnet20", members, 32, width=8)
+    if n:
+        data = (batch(LARGE, 32, seed) for seed in range(n // LARGE))
+        attack("apgd-s", 2, LARGE).survey(rec, data)
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 
 
@@ -132,11 +130,11 @@ def rows(settings: Settings) -> Iterator[Row]:
     yield grown("steps", steps, [case(members=2, steps=k) for k in steps], repeats)
     edges = [16, 32] if quick else [16, 32, 64, 96]
     yield grown("pixels", edges, [case(n=16, members=2, size=edge) for edge in edges], repeats)
-    counts = [64, 256] if quick else [128, 512, 2048, 8192]
+    counts = [128, 512] if quick else [128, 512, 2048]
     empty = peak(0, 2)
     yield swollen("inputs", counts, [peak(n, 2) for n in counts], [empty] * len(counts))
     sizes = [1, 4] if quick else [1, 2, 4, 8, 16]
-    yield swollen("members", sizes, [peak(BATCH, m) for m in sizes], [peak(0, 1)] * len(sizes))
+    yield swollen("members", sizes, [peak(LARGE, m) for m in sizes], [peak(0, 1)] * len(sizes))
 
 
 if __name__ == "__main__":

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 
 import platformdirs
 
 import randens
-from randens import RandomizedEnsemble, training
+from randens import RandomizedEnsemble, training, zoo
 
 __all__ = ["NAME", "locate", "prepare"]
 
 NAME = "cifar10-resnet20-barre-m3"
 """The ensemble of the zoo that is preferred."""
-
-_ROOT = Path(__file__).resolve().parents[1]
 
 
 def prepare(say: Callable[[str], None] | None = None) -> None:
@@ -35,14 +31,13 @@ def locate(given: Path | None) -> tuple[RandomizedEnsemble, str]:
     if given is not None:
         return randens.load(given), "an ensemble given by --ensemble"
     if _in_the_zoo():
-        rec: RandomizedEnsemble = importlib.import_module("randens.zoo").load(NAME)
-        return rec, NAME
+        return zoo.load(NAME), f"{NAME} of the zoo"
     prepare()
     return randens.load(_trained() / "ensemble"), "three ResNet-20s by members.toml"
 
 
 def _in_the_zoo() -> bool:
-    return importlib.util.find_spec("randens.zoo") is not None and (_ROOT / "zoo" / NAME).is_dir()
+    return NAME in zoo.names()
 
 
 def _trained() -> Path:

@@ -168,9 +168,12 @@ def _one(benchmark: Benchmark, settings: Settings, threads: int) -> dict[str, An
         target, log = Path(folder) / "rows.json", Path(folder) / "log"
         code = _child(_command(benchmark, settings, target), log, threads, limit)
         seconds = time.monotonic() - clock
-        written = read_json(target) if target.exists() else {"rows": [], "error": "unfinished"}
+        written: dict[str, Any] = {"rows": [], "error": "unfinished"}
+        if target.exists():
+            written = read_json(target)
         tail = log.read_text(errors="replace").strip().splitlines()[-1:] or [""]
-    rows, error = written["rows"], written["error"]
+    rows: list[dict[str, Any]] = written["rows"]
+    error: str = written["error"]
     status = "ok" if code == 0 and not error else "failed"
     if code is None:
         error, status = f"stopped after {limit:.0f} s; rows that were ready are kept", "timed out"

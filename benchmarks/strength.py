@@ -36,7 +36,7 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("suite", {"preset": "fast"}),
     ("suite", {"preset": "standard"}),
 )
-QUICK = (("saddle", {}), ("suite", {"preset": "fast"}))
+QUICK: tuple[tuple[str, dict[str, Any]], ...] = (("saddle", {}), ("suite", {"preset": "fast"}))
 GOALS = {("standard", "l2"): Goal(at_least=0.95), ("standard", "linf"): Goal(at_least=0.90)}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -46,17 +45,6 @@ def test_the_worst_case_needs_a_small_ball() -> None:
     finished = run(str(ROOT / "examples" / "worst_case_deterministic.py"), "--eps", "0.8")
     assert finished.returncode == 2
     assert "--eps is 0.8" in finished.stderr
-
-
-def test_the_benchmark_prints_and_writes_its_table(tmp_path: Path) -> None:
-    target = tmp_path / "sampling.json"
-    arguments = ["--members", "3", "--inputs", "100", "200", "--json", str(target)]
-    finished = run(str(ROOT / "benchmarks" / "sampling.py"), *arguments)
-    assert finished.returncode == 0, finished.stderr
-    assert len(finished.stdout.splitlines()) == 4
-    rows = json.loads(target.read_text())["rows"]
-    assert [(row["members"], row["inputs"]) for row in rows] == [(3, 100), (3, 200)]
-    assert all(row["gap"] <= 1e-9 and row["T=10 a=1 excess"] >= -1e-12 for row in rows)
 
 
 def test_the_theory_does_not_import_torch() -> None:

@@ -1,0 +1,301 @@
+"""docs/benchmarks.md and its plots, from results that were measured: ``make bench-docs`` or
+
+python -m benchmarks.page [RESULTS.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from benchmarks import table
+from benchmarks.runner import BENCHMARKS, ROOT
+from randens.errors import RandensError
+from randens.files import read_json, write_atomic
+
+__all__ = ["PAGE", "RESULTS", "main", "page", "plots"]
+
+RESULTS = ROOT / "benchmarks" / "results.json"
+PAGE = ROOT / "docs" / "benchmarks.md"
+FIGURES = ROOT / "docs" / "figures"
+
+Rows = Sequence[Mapping[str, Any]]
+
+_FRAME = """# Benchmarks
+
+<!-- Made by `make bench-docs` from benchmarks/results.json: change benchmarks/page.py, not this file. -->
+
+`make bench` measures randens against peers and against limits, in an environment of its own, in under 20 minutes, and
+writes `benchmarks/results.json`; `make bench-docs` makes this page from it. `make bench ARGS=--quick` takes under 3
+minutes; `randens bench NAME` measures one of them, `python -m benchmarks.NAME` does so without collecting.
+
+**How to read it.** *× as fast* is the other side's time over ours, *× the cost* is ours over the limit's. Both sides
+are timed in turns within one run, on the same inputs; a ratio is that of the best times, and that of the medians stands
+beside it. Pairs are ours / theirs. Passes are per input: f forward, b backward. A median more than 15 % above the best
+time is marked NOISY: such a row says little. Times are of this machine; ratios and, more so, passes carry over to
+others.
+"""
+
+_TEXTS = {
+    "attacks": "ResNet-20, CIFAR-10, linf ε = 8/255. The textbook ARC-R is its algorithm box written down in "
+    "`benchmarks/attacks.py`: channels first, float32, every member evaluated anew after every step, nothing "
+    "dropped. *Its passes, bare* is what the forward and backward passes that an attack has counted cost by "
+    "themselves, at the full batch: nothing that makes those passes can be faster.",
+    "strength": "Linear members in conflict, whose optimum is known: M = 5, d = 20. Seconds of one run.",
+    "sampling": "Planted witnesses, M = 2 to 16, n = 100 to 100,000. A sweep is one look at all inputs. The exact "
+    "method ends with a certificate, which is verified here; the subgradient method is Algorithm 1 with the "
+    "step that is best for Theorem 4.",
+    "cutting_planes": "The same question with real attacks: three small networks on digits, every sweep attacks all "
+    "inputs with the saddle climber. All answers are judged by the pool of everything that anybody found.",
+    "training": "ResNet-20, three crafting gradients per step.",
+    "augmentation": "Against the cheapest training step there is, a natural one.",
+    "inference": "ResNet-20, one thread. *Lean* keeps only drawn members in memory.",
+    "serving": "One image per request over loopback, as fast as answers come back.",
+    "growth": "ARC-R on small untrained networks with nothing dropped, so that the work does not depend on what is "
+    "found; memory of child processes, beyond what loading takes.",
+}
+
+
+def page(document: Mapping[str, Any]) -> str:
+    """The page as Markdown."""
+    parts = [_FRAME, _machine(document), _verdicts(document)]
+    drawn = {name: file for name, file, _ in _DRAWN}
+    for benchmark in BENCHMARKS:
+        entry = document["benchmarks"].get(benchmark.name)
+        if entry is None:
+            continue
+        parts.append(f"## {benchmark.name.replace('_', ' ').capitalize()}\n\n{_TEXTS[benchmark.name]}")
+        remarks = [f"**{entry['status'].capitalize()}:** {entry['error']}."] if entry["error"] else []
+        remarks += [f"**Warning:** {warning}." for warning in entry["warnings"]]
+        parts += ["\n".join(remarks)] if remarks else []
+        if benchmark.name in drawn and _drawable(benchmark.name, entry["rows"]):
+            parts.append(f"![{benchmark.title}](figures/{drawn[benchmark.name]})")
+        parts.append(table.markdown(entry["rows"]) if entry["rows"] else "Nothing was measured.")
+    return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+
+def plots(document: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
+    """File names and contents of the plots for which there are rows."""
+    for name, file, draw in _DRAWN:
+        rows = document["benchmarks"].get(name, {}).get("rows", [])
+        if not _drawable(name, rows):
+            continue
+        # Without a date and with fixed identifiers the same results give the same file.
+        with matplotlib.rc_context({"svg.hashsalt": "randens", "font.size": 9, "svg.fonttype": "path"}):
+            figure = draw(rows)
+            content = io.BytesIO()
+            figure.savefig(content, format="svg", metadata={"Date": None}, bbox_inches="tight")
+        yield file, content.getvalue()
+
+
+def _machine(document: Mapping[str, Any]) -> str:
+    facts = document["machine"]
+    packages = ", ".join(f"{name} {version}" for name, version in facts["packages"].items() if version)
+    entries = list(document["benchmarks"].values())
+    commits = sorted({entry["commit"] for entry in entries})
+    threads = sorted({entry["threads"] for entry in entries})
+    minutes = sum(entry["seconds"] for entry in entries) / 60
+    lines = [
+        "## Machine",
+        "",
+        f"{facts['cpu']}, {facts['cores']} cores, {facts['memory_gb']} GB, {facts['system']}; "
+        f"Python {facts['python']}, {packages}. "
+        f"Up to {' or '.join(map(str, threads))} threads. Commit {', '.join(commits) or 'unknown'}, "
+        f"{min((e['started'] for e in entries), default='')}, {minutes:.0f} minutes"
+        + (", a **quick** run: small sizes, few repeats." if document["quick"] else "."),
+        "",
+        "| benchmark | minutes | load before | load after | used by others | outcome |",
+        "|---|---|---|---|---|---|",
+    ]
+    for benchmark in BENCHMARKS:
+        if (entry := document["benchmarks"].get(benchmark.name)) is not None:
+            others = "unknown" if entry["others"] is None else f"{entry['others']:.0%}"
+            lines.append(
+                f"| {benchmark.name} | {entry['seconds'] / 60:.1f} | {entry['load_before']} | {entry['load_after']} "
+                f"| {others} | {entry['status']} |"
+            )
+    return "\n".join(lines)
+
+
+def _verdicts(document: Mapping[str, Any]) -> str:
+    """The rows with goals, first: what was promised and what came out."""
+    rows = [
+        row
+        for benchmark in BENCHMARKS
+        for row in document["benchmarks"].get(benchmark.name, {}).get("rows", [])
+        if row["goal"] is not None
+    ]
+    return "## Goals\n\n" + (table.markdown(rows) if rows else "None was measured.")
+
+
+def _drawable(name: str, rows: Rows) -> bool:
+    keys = {
+        "attacks": None,
+        "sampling": "inputs",
+        "inference": "members",
+        "growth": "axis",
+        "strength": "attack",
+    }
+    key = keys[name]
+    return any(row["figure"] is not None and (key is None or key in row["facts"]) for row in rows)
+
+
+def _attacks(rows: Rows) -> Figure:
+    """How many times as fast, as bars on a logarithmic axis, and the cost over bare passes."""
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    for axes, unit, title in zip(
+        figure.subplots(1, 2),
+        ("× as fast", "× the cost"),
+        ("times as fast as the peer", "cost over bare passes"),
+        strict=True,
+    ):
+        shown = [row for row in rows if row["unit"] == unit and row["figure"] is not None][::-1]
+        peer = unit == "× as fast"
+        labels = [f"{r['what']}\nagainst {r['theirs']['name']}" if peer else r["what"] for r in shown]
+        bars = axes.barh(labels, [row["figure"] for row in shown], color="#4477aa")
+        axes.bar_label(bars, fmt="%.3g", padding=2, fontsize=7)
+        axes.axvline(1.0, color="black", linewidth=0.8)
+        axes.tick_params(axis="y", labelsize=6)
+        axes.set_title(title)
+        if peer:
+            axes.set_xscale("log")
+        axes.margins(x=0.15)
+    return figure
+
+
+def _strength(rows: Rows) -> Figure:
+    """The share of inputs solved, by attack and norm."""
+    figure = Figure(figsize=(6.5, 3), layout="constrained")
+    axes = figure.subplots()
+    names = list(dict.fromkeys(row["facts"]["attack"] for row in rows))
+    for shift, (norm, color) in zip((-0.2, 0.2), (("l2", "#4477aa"), ("linf", "#ee6677")), strict=True):
+        shares = {r["facts"]["attack"]: 100 * r["figure"] for r in rows if r["facts"]["norm"] == norm}
+        places = [index + shift for index, name in enumerate(names) if name in shares]
+        axes.bar(places, [shares[n] for n in names if n in shares], 0.4, label=norm, color=color)
+    axes.set_xticks(range(len(names)), names, rotation=30, ha="right", fontsize=7)
+    axes.set_ylabel("solved exactly, %")
+    axes.legend(frameon=False)
+    return figure
+
+
+def _sampling(rows: Rows) -> Figure:
+    """Seconds against inputs, and how far above the optimum Algorithm 1 ends."""
+    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    sizes = sorted({row["facts"]["members"] for row in rows})
+    for index, members in enumerate(sizes):
+        series = [row for row in rows if row["facts"]["members"] == members]
+        n = [row["facts"]["inputs"] for row in series]
+        color = matplotlib.colormaps["viridis"](index / max(1, len(sizes)))
+        left.loglog(
+            n,
+            [row["ours"]["timing"]["best"] for row in series],
+            "o-",
+            color=color,
+            label=f"M = {members:.0f}",
+        )
+        left.loglog(n, [row["theirs"]["timing"]["best"] for row in series], "x:", color=color)
+        right.loglog(n, [row["facts"]["excess_10"] for row in series], "x:", color=color)
+        right.loglog(n, [row["facts"]["excess_100"] for row in series], "x-", color=color)
+    left.set(
+        xlabel="inputs", ylabel="seconds", title="exact (o, line), subgradient with 100 sweeps (x, dotted)"
+    )
+    right.set(
+        xlabel="inputs", ylabel="risk above the optimum", title="subgradient: 10 (dotted), 100 sweeps (line)"
+    )
+    for axes in (left, right):
+        axes.title.set_fontsize(8)
+    left.legend(frameon=False, fontsize=7)
+    return figure
+
+
+def _inference(rows: Rows) -> Figure:
+    """Cost of a prediction against the number of members, in units of one member's session."""
+    figure = Figure(figsize=(6.5, 3.2), layout="constrained")
+    axes = figure.subplots()
+    styles = {
+        "drawn": ("randomized", "o", "#4477aa"),
+        "lean": ("randomized, lean", "s", "#ccbb44"),
+        "all": ("deterministic", "^", "#ee6677"),
+    }
+    for case, (label, marker, color) in styles.items():
+        for batch, line in ((1.0, "-"), (64.0, ":")):
+            series = [r for r in rows if r["facts"].get("case") == case and r["facts"]["batch"] == batch]
+            if series:
+                x = [row["facts"]["members"] for row in series]
+                y = [row["figure"] for row in series]
+                axes.plot(x, y, line, marker=marker, color=color, label=f"{label}, batch {batch:.0f}")
+    axes.axhline(1.0, color="black", linewidth=0.8)
+    axes.set(xscale="log", yscale="log", xlabel="members", ylabel="× one member's session")
+    members = sorted({row["facts"]["members"] for row in rows if "members" in row["facts"]})
+    axes.set_xticks(members, [f"{m:.0f}" for m in members])
+    axes.minorticks_off()
+    axes.legend(frameon=False, fontsize=7)
+    return figure
+
+
+def _growth(rows: Rows) -> Figure:
+    """Each axis on its own logarithmic panel, with the fitted line."""
+    shown = [row for row in rows if row["figure"] is not None]
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    grid = figure.subplots(2, 3).flatten()
+    for axes, row in zip(grid, shown, strict=False):
+        facts, slope = row["facts"], row["figure"]
+        x = facts["x"]
+        seconds = "seconds" in facts
+        y = facts["seconds" if seconds else "megabytes"]
+        axes.loglog(x, y, "o", color="#4477aa")
+        # The least-squares line goes through the mean of the logarithms.
+        middle = [statistics.geometric_mean(values) for values in (x, y)]
+        axes.loglog(x, [middle[1] * (v / middle[0]) ** slope for v in x], color="#ee6677", linewidth=1)
+        axes.set_title(f"{row['what'].split(': ')[0]}: slope {slope:.2f}", fontsize=8)
+        axes.set_xlabel(facts["axis"].removeprefix("memory against "))
+        axes.set_ylabel("seconds" if seconds else "MB beyond loading")
+        axes.set_xticks(x, [f"{v:.0f}" for v in x])
+        axes.minorticks_off()
+        # A level line should look level, and one that rises as steep as it is.
+        axes.set_ylim(min(y) / 2, max(y) * 2)
+    for axes in grid[len(shown) :]:
+        axes.set_visible(False)
+    return figure
+
+
+_DRAWN: tuple[tuple[str, str, Callable[[Rows], Figure]], ...] = (
+    ("attacks", "benchmark-attacks.svg", _attacks),
+    ("strength", "benchmark-strength.svg", _strength),
+    ("sampling", "benchmark-sampling.svg", _sampling),
+    ("inference", "benchmark-inference.svg", _inference),
+    ("growth", "benchmark-growth.svg", _growth),
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("results", nargs="?", type=Path, default=RESULTS)
+    parser.add_argument("--page", type=Path, default=PAGE)
+    parser.add_argument("--figures", type=Path, default=FIGURES)
+    asked = parser.parse_args(arguments)
+    try:
+        document = read_json(asked.results)
+        write_atomic(asked.page, page(document).encode())
+        for file, content in plots(document):
+            write_atomic(asked.figures / file, content)
+    except RandensError as error:
+        print(f"randens: {error}", file=sys.stderr)
+        return 2
+    print(f"written to {asked.page} and {asked.figures}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

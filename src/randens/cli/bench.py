@@ -1,0 +1,63 @@
+"""`randens bench`: ratios against peers and against the limit, by the benchmarks of a clone of the repository."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import randens
+from randens.cli.output import Json
+from randens.errors import InputError
+
+__all__ = ["bench"]
+
+
+def bench(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Benchmarks to run; all by default.")
+    ] = None,
+    listing: Annotated[bool, typer.Option("--list", help="Say which benchmarks there are.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Small sizes; under three minutes.")] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where the JSON goes; benchmarks/results.json for a whole run, runs/bench.json otherwise."
+        ),
+    ] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads of torch; all cores by default.")] = None,
+    ensemble: Annotated[
+        Path | None, typer.Option(help="An ensemble folder to attack instead of the benchmark's own.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure randens against peers and against the limit; exit code 1 if a benchmark failed."""
+    arguments = list(names or [])
+    arguments += [
+        flag for flag, given in (("--list", listing), ("--quick", quick), ("--json", as_json)) if given
+    ]
+    # The benchmarks run in the clone; paths are meant from here.
+    for option, path in (("--out", out), ("--ensemble", ensemble)):
+        arguments += [] if path is None else [option, str(path.absolute())]
+    arguments += [] if threads is None else ["--threads", str(threads)]
+    command = [sys.executable, "-m", "benchmarks", *arguments]
+    # The package must be found in the child exactly where this process found it.
+    home = str(Path(randens.__file__).resolve().parents[1])
+    paths = os.pathsep.join([home, *filter(None, [os.environ.get("PYTHONPATH")])])
+    child = subprocess.run(command, cwd=_clone(), env={**os.environ, "PYTHONPATH": paths}, check=False)
+    raise typer.Exit(child.returncode if child.returncode >= 0 else 1)
+
+
+def _clone() -> Path:
+    """The clone of the repository that the current folder is in."""
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        if (folder / "benchmarks" / "runner.py").is_file() and (folder / "src" / "randens").is_dir():
+            return folder
+    raise InputError(
+        "the benchmarks live in randens's repository: run `make bench` or `randens bench` inside a clone of it"
+    )
