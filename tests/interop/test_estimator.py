@@ -263,6 +263,8 @@ def test_its_ensemble_is_an_ordinary_one() -> None:
             r"x ranges over \[-1, 2\]; the threat's bounds are \[0, 1\]",
         ),
         ({"estimators": []}, r"estimators is \[\]; give a list of scikit-learn classifiers"),
+        ({"estimators": "trees"}, "estimators is 'trees'; give a list of scikit-learn classifiers"),
+        ({"estimators": ["tree"]}, "estimators holds 'tree'; each must be a scikit-learn classifier"),
         ({"estimators": [LinearRegression()]}, r"estimators holds LinearRegression\(\); each must be"),
         ({"estimators": [LogisticRegression]}, "estimators holds .*; each must be a scikit-learn classifier"),
     ],
@@ -283,5 +285,9 @@ def test_labels_and_radii_that_cannot_be() -> None:
         estimator.robust_score(x, [0, 1], -1)
     with pytest.raises(InputError, match=r"eps is 0\.1 and attack is given too"):
         estimator.robust_score(x, [0, 1], 0.1, attack=attacks.create("pgd", estimator.threat_))
+    with pytest.raises(InputError, match=r"y has shape \(3,\); X has 2 rows, so give as many labels"):
+        estimator.score(x, [0, 1, 1])
+    with pytest.raises(InputError, match="attack is 'pgd'; give one made by"):
+        estimator.robust_score(x, [0, 1], attack="pgd")
     with pytest.raises(InputError, match="y holds one class, 1; a classifier needs at least 2 classes"):
         Estimator().fit(x, [1, 1])

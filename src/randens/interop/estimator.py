@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from sklearn.base import BaseEstimator, ClassifierMixin, clone, is_classifier
+from sklearn.base import BaseEstimator, ClassifierMixin, clone
 from sklearn.model_selection import train_test_split
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
@@ -22,7 +22,7 @@ from randens.attacks import Attack
 from randens.ensemble import RandomizedEnsemble
 from randens.errors import InputError, unknown
 from randens.evaluation import AttackedSampling, optimize_sampling
-from randens.interop.sklearn_members import QueriedMember, sklearn_member
+from randens.interop.sklearn_members import QueriedMember, classifies, sklearn_member
 from randens.threat import Threat
 from randens.training.adversaries import PGD, Start, Victims
 from randens.training.losses import Examples, margin_cross_entropy
@@ -148,7 +148,10 @@ class RandomizedEnsembleClassifier(ClassifierMixin, BaseEstimator):  # type: ign
 
     def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
         """Expected accuracy of `predict`: an exact sum over the members, not the accuracy of one draw."""
-        right = self.vote(X)[np.arange(len(np.asarray(y))), self.encode(y)]
+        votes, codes = self.vote(X), self.encode(y)
+        if codes.shape != (len(votes),):
+            raise InputError(f"y has shape {codes.shape}; X has {len(votes)} rows, so give as many labels")
+        right = votes[np.arange(len(votes)), codes]
         return float(np.average(right, weights=None if sample_weight is None else np.asarray(sample_weight)))
 
     def robust_score(
@@ -161,6 +164,8 @@ class RandomizedEnsembleClassifier(ClassifierMixin, BaseEstimator):  # type: ign
         inputs, labels = self.scaled(X), torch.from_numpy(self.encode(y))
         if eps is not None and attack is not None:
             raise InputError(f"eps is {eps!r} and attack is given too; the attack has an eps of its own")
+        if attack is not None and not isinstance(attack, Attack):
+            raise InputError(f"attack is {attack!r}; give one made by randens.attacks.create, or None")
         if isinstance(eps, (int, float)) and not isinstance(eps, bool) and eps == 0:
             return self.score(X, y)
         threat = self.threat_ if eps is None else Threat(self.norm, eps, self.bounds)
@@ -209,12 +214,16 @@ class RandomizedEnsembleClassifier(ClassifierMixin, BaseEstimator):  # type: ign
                 "standardize=False"
             )
         if self.estimators is not None:
-            if not isinstance(self.estimators, Sequence) or not len(self.estimators):
+            if (
+                isinstance(self.estimators, str)
+                or not isinstance(self.estimators, Sequence)
+                or not self.estimators
+            ):
                 raise InputError(
                     f"estimators is {self.estimators!r}; give a list of scikit-learn classifiers"
                 )
             for estimator in self.estimators:
-                if isinstance(estimator, type) or not is_classifier(estimator):
+                if not classifies(estimator):
                     raise InputError(
                         f"estimators holds {estimator!r}; each must be a scikit-learn classifier"
                     )

@@ -150,15 +150,19 @@ class QueriedMember(nn.Module):
         return repr(self.estimator)
 
 
+def classifies(estimator: Any) -> bool:
+    """Whether this is a classifier in scikit-learn's sense; any object may be asked about."""
+    try:
+        return bool(is_classifier(estimator)) and not isinstance(estimator, type)
+    except (AttributeError, TypeError):
+        return False
+
+
 def _check(estimator: Any) -> None:
     if isinstance(estimator, type):
         raise InputError(f"estimator is the class {estimator.__name__}; give a fitted instance")
     name = type(estimator).__name__
-    try:
-        fits = is_classifier(estimator)
-    except (AttributeError, TypeError):
-        fits = False
-    if not fits:
+    if not classifies(estimator):
         raise InputError(f"estimator is a {name}; give a fitted scikit-learn classifier")
     try:
         check_is_fitted(estimator)
