@@ -56,12 +56,12 @@ def algorithm_1(
 
 
 def rows(settings: Settings) -> Iterator[Row]:
-    shorter = ["epochs=20", "later_epochs=10"] if settings.quick else []
+    shorter = ["epochs=10", "later_epochs=5"] if settings.quick else []
     recipe = training.load_recipe(RECIPE, shorter)
     with tempfile.TemporaryDirectory() as folder:
         training.train(recipe, Path(folder) / "run")
         rec = load(Path(folder) / "run" / "ensemble").with_probs(None)
-    count, sweeps = (40, (5, 10)) if settings.quick else (100, (10, 40))
+    count, sweeps = (20, (5, 10)) if settings.quick else (100, (10, 40))
     images = data.load("digits", "validation").subset(slice(0, count))
     attack = attacks.create("saddle", recipe.threat.build())
     start = time.perf_counter()

@@ -130,11 +130,11 @@ def rows(settings: Settings) -> Iterator[Row]:
     yield grown("steps", steps, [case(members=2, steps=k) for k in steps], repeats)
     edges = [16, 32] if quick else [16, 32, 64, 96]
     yield grown("pixels", edges, [case(n=16, members=2, size=edge) for edge in edges], repeats)
-    counts = [128, 512] if quick else [128, 512, 2048]
+    counts = [128, 256] if quick else [128, 512, 2048]
     empty = peak(0, 2)
     yield swollen("inputs", counts, [peak(n, 2) for n in counts], [empty] * len(counts))
     sizes = [1, 4] if quick else [1, 2, 4, 8, 16]
-    yield swollen("members", sizes, [peak(LARGE, m) for m in sizes], [peak(0, 1)] * len(sizes))
+    yield swollen("members", sizes, [peak(LARGE, m) for m in sizes], [empty] * len(sizes))
 
 
 if __name__ == "__main__":

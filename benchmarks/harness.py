@@ -179,7 +179,10 @@ class Row:
         """A plain dictionary, with the verdict on the goal and on the noise."""
         met = None if self.goal is None or self.figure is None else self.goal.met(self)
         content: dict[str, Any] = dataclasses.asdict(self)
-        content["goal"] = None if self.goal is None else {"text": str(self.goal), "met": met}
+        content["goal"] = None
+        if self.goal is not None:
+            bound = self.goal.at_most if self.goal.at_least is None else self.goal.at_least
+            content["goal"] = {"text": str(self.goal), "bound": bound, "met": met}
         content["noisy"] = self.spread > NOISE
         content["spread"] = self.spread
         return content

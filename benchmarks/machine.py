@@ -79,6 +79,10 @@ class Meter:
     def start(cls) -> Meter:
         return cls(time.monotonic(), _busy(), _own())
 
+    def spent(self) -> float:
+        """Processor seconds of this process and its finished children since the start."""
+        return round(_own() - self.own, 1)
+
     def others(self) -> float | None:
         """Share of all processors' time that went to processes that are neither this one nor its children."""
         busy = _busy()

@@ -154,7 +154,7 @@ def _attacks(rows: Rows) -> Figure:
     for axes, unit, title in zip(
         figure.subplots(1, 2),
         ("× as fast", "× the cost"),
-        ("times as fast as the peer", "cost over bare passes"),
+        ("times as fast as the peer; red: goal", "cost over bare passes; red: goal"),
         strict=True,
     ):
         shown = [row for row in rows if row["unit"] == unit and row["figure"] is not None][::-1]
@@ -162,6 +162,11 @@ def _attacks(rows: Rows) -> Figure:
         labels = [f"{r['what']}\nagainst {r['theirs']['name']}" if peer else r["what"] for r in shown]
         bars = axes.barh(labels, [row["figure"] for row in shown], color="#4477aa")
         axes.bar_label(bars, fmt="%.3g", padding=2, fontsize=7)
+        for place, row in enumerate(shown):
+            if row["goal"] is not None:
+                axes.plot(
+                    [row["goal"]["bound"]] * 2, [place - 0.45, place + 0.45], color="#ee6677", linewidth=2
+                )
         axes.axvline(1.0, color="black", linewidth=0.8)
         axes.tick_params(axis="y", labelsize=6)
         axes.set_title(title)

@@ -186,6 +186,7 @@ def _one(benchmark: Benchmark, settings: Settings, threads: int) -> dict[str, An
         "error": _without_paths(error),
         "started": started,
         "seconds": round(seconds, 1),
+        "processor_seconds": meter.spent(),
         "threads": threads,
         "load_before": before,
         "load_after": machine.load(),
@@ -198,8 +199,7 @@ def _one(benchmark: Benchmark, settings: Settings, threads: int) -> dict[str, An
 def _command(benchmark: Benchmark, settings: Settings, target: Path) -> list[str]:
     command = [sys.executable, "-m", benchmark.module, "--json", str(target)]
     command += ["--quick"] if settings.quick else []
-    # Only benchmarks that attack trained members know what to do with one.
-    if settings.ensemble is not None:
+    if settings.ensemble is not None and benchmark.needs_members:
         command += ["--ensemble", str(settings.ensemble)]
     return command
 

@@ -27,7 +27,6 @@ from benchmarks.harness import Goal, Row, Settings, Side
 from benchmarks.inference import resnet_bundle
 
 PROGRAM = "from randens.cli.main import main; main()"
-MEMBERS = 5
 SPREAD = Goal(at_most=5)
 NO_ERRORS = Goal(at_most=0)
 GROWTH = Goal(at_most=8)
@@ -110,7 +109,7 @@ def measure(settings: Settings) -> tuple[Load, float]:
     """The load held, and by how many MiB the server grew meanwhile."""
     counts, trial, held = ((1, 4), 0.5, 2.0) if settings.quick else ((1, 2, 4, 8, 16, 32), 1.5, 30.0)
     with tempfile.TemporaryDirectory() as folder:
-        _, bundle = resnet_bundle(Path(folder), MEMBERS)
+        _, bundle = resnet_bundle(Path(folder), _members(settings))
         command = [sys.executable, "-c", PROGRAM, "serve", str(bundle.path), "--port", "0"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
             try:
@@ -127,9 +126,13 @@ def measure(settings: Settings) -> tuple[Load, float]:
     return load, (after - before) / 2**20
 
 
+def _members(settings: Settings) -> int:
+    return 2 if settings.quick else 5
+
+
 def rows(settings: Settings) -> Iterator[Row]:
     load, grown = measure(settings)
-    what = f"server, M = {MEMBERS}, {load.clients} clients, {load.seconds:.0f} s"
+    what = f"server, M = {_members(settings)}, {load.clients} clients, {load.seconds:.0f} s"
     note = f"{load.throughput:.0f} answers/s, slowest {load.slowest:.0f} ms"
     facts: dict[str, harness.Fact] = {
         "throughput": load.throughput,

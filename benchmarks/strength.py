@@ -75,7 +75,7 @@ def _usual(options: dict[str, Any]) -> bool:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(add_help=False)
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--ensembles", type=int)
     own, rest = parser.parse_known_args()
     raise SystemExit(harness.main(partial(rows, ensembles=own.ensembles), __doc__, rest))

@@ -244,7 +244,7 @@ def worker(target: Path, size: Size) -> None:
 
 def rows(settings: Settings) -> Iterator[Row]:
     torch.set_num_threads(1)
-    size, rounds = (Size(32, 4), 2) if settings.quick else (Size(128, 6), 3)
+    size, rounds = (Size(16, 4), 2) if settings.quick else (Size(128, 6), 3)
     yield from step_rows(size, rounds)
     yield from layout_rows(size, 3 if settings.quick else 6)
     compiled = "training step, at, compiled"

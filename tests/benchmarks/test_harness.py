@@ -127,7 +127,7 @@ def test_ratios_goals_and_noise() -> None:
     slow = Side("slow", Timing(6.0, 7.0, 3), accuracy=0.4)
     row = as_fast("x", fast, slow, Goal(at_least=6, accuracy_not_higher=True)).to_json()
     assert (row["figure"], row["figure_of_medians"]) == (6.0, 7.0)
-    assert row["goal"] == {"text": "≥ 6, accuracy no higher", "met": True}
+    assert row["goal"] == {"text": "≥ 6, accuracy no higher", "bound": 6, "met": True}
     assert row["noisy"]  # 7 is more than 15 % above 6
     weaker = Side("weaker", Timing(1.0, 1.0, 3), accuracy=0.5)
     assert (
