@@ -1,0 +1,71 @@
+"""The textbook attack is a legal and working one, and the limit is the sum of the passes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from benchmarks.attacks import Bare, channels_first, limit, textbook_arc_r
+from benchmarks.harness import Timed, Timing
+
+from randens import RandomizedEnsemble, Threat, attacks, models
+from randens.attacks import Cost, Found
+
+
+def _ensemble() -> RandomizedEnsemble:
+    shape = (1, 6, 6)
+    return RandomizedEnsemble(
+        [models.create("mlp", classes=3, input_shape=shape, width=16, seed=seed) for seed in range(3)]
+    ).eval()
+
+
+def _batch(rec: RandomizedEnsemble) -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.rand(24, 1, 6, 6, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        y = torch.stack([member(x) for member in rec.members]).mean(dim=0).argmax(dim=1)
+    return x, y
+
+
+def test_the_textbook_attack_is_legal_and_works() -> None:
+    rec = _ensemble()
+    x, y = _batch(rec)
+    eps = 0.1
+    plain = [channels_first(member) for member in rec.members]
+    found = textbook_arc_r(plain, x, y, eps, steps=10, planes=2, seed=0)
+    assert float((found - x).abs().max()) <= eps + 1e-6
+    assert float(found.min()) >= 0
+    assert float(found.max()) <= 1
+    clean, risk = rec.risk(x, y), rec.risk(found, y)
+    assert bool((risk >= clean).all())
+    assert float(risk.mean()) > float(clean.mean()) + 0.1
+    # Ours may only be stronger.
+    ours = attacks.create("arc-r", Threat("linf", eps))(rec, x, y)
+    assert float(ours.risk.mean()) >= float(risk.mean()) - 0.05
+
+
+def test_the_limit_is_what_the_counted_passes_cost() -> None:
+    rec = _ensemble()
+    x, y = _batch(rec)
+    found: Found = attacks.create("fgsm", Threat("linf", 0.1))(rec, x, y)
+    found = Found(
+        found.x_adv, found.errors, found.risk, found.clean_errors, found.pool, Cost(48, 24), found.sources
+    )
+    measured = {
+        "forward": Timed(Timing(1.0, 2.0, 3), None),
+        "both": Timed(Timing(3.0, 5.0, 3), None),
+    }
+    # 48 forwards of batches of 24 are two passes, 24 backwards are one: 2·1 + 1·(3 − 1), medians 2·2 + (5 − 2).
+    timing = limit(found, measured, 24).timing
+    assert timing is not None
+    assert timing.best == pytest.approx(4.0)
+    assert timing.median == pytest.approx(7.0)
+
+
+def test_bare_passes_are_as_many_as_asked_for() -> None:
+    rec = _ensemble()
+    x, y = _batch(rec)
+    member = rec.members[0]
+    counted: list[bool] = []
+    handle = member.register_forward_hook(lambda *_: counted.append(torch.is_grad_enabled()))
+    Bare(member, x, y).spend(forwards=5, backwards=3)
+    handle.remove()
+    assert counted == [True] * 3 + [False] * 2
