@@ -369,6 +369,14 @@ def _wrong() -> list[tuple[Callable[[], object], str]]:
             lambda: attacks.from_torchattacks(torchattacks.PGD, threat, step=3),
             "unknown option of PGD 'step'; valid: steps",
         ),
+        (
+            lambda: attacks.from_torchattacks(torchattacks.PGDL2, threat),
+            "attack is PGDL2, which measures l2; the threat is linf",
+        ),
+        (
+            lambda: attacks.from_torchattacks(torchattacks.MIFGSM, Threat("l2", 0.5)),
+            "attack is MIFGSM, which measures linf; the threat is l2",
+        ),
         (lambda: attacks.from_art(torchattacks.PGD, threat), "give a class such as art.attacks.evasion"),
         (
             lambda: attacks.from_art(art.ProjectedGradientDescent, threat, targeted=True),
@@ -385,9 +393,11 @@ def _wrong() -> list[tuple[Callable[[], object], str]]:
     ]
 
 
-@pytest.mark.parametrize("number", range(17))
+@pytest.mark.parametrize("number", range(19))
 def test_what_is_wrong_is_said_in_one_sentence(number: int) -> None:
-    attempt, message = _wrong()[number]
+    cases = _wrong()
+    assert len(cases) == 19
+    attempt, message = cases[number]
     with pytest.raises(InputError, match=message) as raised:
         attempt()
     assert "\n" not in str(raised.value)

@@ -285,6 +285,13 @@ def from_torchattacks(
         attack, package.Attack, "torchattacks.PGD", options, ("eps", "max_epsilon", "norm", "n_classes")
     )
     _threat(threat)
+    takes = inspect.signature(attack).parameters
+    measures = "l2" if attack.__name__.endswith("L2") else "linf"  # those without a norm to choose
+    if "norm" not in takes and ("eps" in takes or "max_epsilon" in takes) and measures != threat.norm:
+        raise InputError(
+            f"attack is {attack.__name__}, which measures {measures}; the threat is {threat.norm}, so give an attack "
+            "for that norm"
+        )
 
     def propose(view: View, x: Tensor, y: Tensor, threat: Threat, seed: int) -> Tensor:
         eps = view.length(threat.eps)
