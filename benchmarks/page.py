@@ -15,6 +15,7 @@ from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from benchmarks import table
 from benchmarks.runner import BENCHMARKS, ROOT
@@ -172,6 +173,7 @@ def _attacks(rows: Rows) -> Figure:
         axes.set_title(title)
         if peer:
             axes.set_xscale("log")
+            _plain(axes.xaxis)
         axes.margins(x=0.15)
     return figure
 
@@ -218,6 +220,7 @@ def _sampling(rows: Rows) -> Figure:
     )
     for axes in (left, right):
         axes.title.set_fontsize(8)
+        _plain(axes.yaxis)
     left.legend(frameon=False, fontsize=7)
     return figure
 
@@ -242,7 +245,8 @@ def _inference(rows: Rows) -> Figure:
     axes.set(xscale="log", yscale="log", xlabel="members", ylabel="× one member's session")
     members = sorted({row["facts"]["members"] for row in rows if "members" in row["facts"]})
     axes.set_xticks(members, [f"{m:.0f}" for m in members])
-    axes.minorticks_off()
+    axes.set_xticks([], minor=True)
+    _plain(axes.yaxis)
     axes.legend(frameon=False, fontsize=7)
     return figure
 
@@ -264,13 +268,21 @@ def _growth(rows: Rows) -> Figure:
         axes.set_title(f"{row['what'].split(': ')[0]}: slope {slope:.2f}", fontsize=8)
         axes.set_xlabel(facts["axis"].removeprefix("memory against "))
         axes.set_ylabel("seconds" if seconds else "MB beyond loading")
-        axes.set_xticks(x, [f"{v:.0f}" for v in x])
-        axes.minorticks_off()
+        axes.set_xticks(x, [f"{v:.0f}" for v in x], fontsize=7)
+        axes.set_xticks([], minor=True)
+        _plain(axes.yaxis)
         # A level line should look level, and one that rises as steep as it is.
         axes.set_ylim(min(y) / 2, max(y) * 2)
     for axes in grid[len(shown) :]:
         axes.set_visible(False)
     return figure
+
+
+def _plain(axis: Any) -> None:
+    """Ticks at 1, 2 and 5 times powers of ten, written as plain numbers."""
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(NullFormatter())
 
 
 _DRAWN: tuple[tuple[str, str, Callable[[Rows], Figure]], ...] = (
