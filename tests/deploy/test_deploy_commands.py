@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import signal
 import subprocess
@@ -134,15 +133,12 @@ def test_serve_until_terminated(exported: Exported, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_an_environment_without_torch(tmp_path: Path, exported: Exported) -> None:
-    """A real environment with randens and what the extra `runtime` names, and nothing else."""
-    tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    """A real environment with `randens[runtime]` and nothing else."""
     place = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", str(place)], check=True)
     python = str(place / "bin" / "python")
     install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*install, *extras["runtime"]], check=True)
-    subprocess.run([*install, "--no-deps", str(ROOT)], check=True)
+    subprocess.run([*install, f"{ROOT}[runtime]"], check=True)
     x = data.load("digits", "test").x[:50].numpy()
     np.save(tmp_path / "x.npy", x)
     program = """
@@ -157,3 +153,7 @@ print(json.dumps(predictor.logits(numpy.load(sys.argv[2])).argmax(axis=2).tolist
         [python, "-c", program, *arguments], check=True, capture_output=True, text=True, cwd=tmp_path
     ).stdout
     assert json.loads(output) == exported.rec.verdicts(data.load("digits", "test").x[:50]).T.tolist()
+    refused = subprocess.run([place / "bin" / "randens", "quickstart"], capture_output=True, text=True, cwd=tmp_path)
+    assert refused.returncode == 2
+    assert refused.stderr.count("\n") == 1
+    assert "pip install 'randens[torch]'" in refused.stderr

@@ -45,6 +45,19 @@ _INTERRUPTED = 130
 # Packages that the plain installation leaves out, and the extras that bring them.
 _EXTRAS = {
     **dict.fromkeys(
+        (
+            "torch",
+            "sklearn",
+            "lightning_fabric",
+            "safetensors",
+            "pydantic",
+            "matplotlib",
+            "PIL",
+            "platformdirs",
+        ),
+        "torch",
+    ),
+    **dict.fromkeys(
         ("fastapi", "onnx", "onnxruntime", "onnxscript", "prometheus_client", "starlette", "uvicorn"),
         "deploy",
     ),
