@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from tests.cli.commands import Shell
@@ -93,3 +94,20 @@ def test_the_command_exits_without_a_traceback() -> None:
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1
     assert "Traceback" not in done.stderr
+
+
+def test_bad_input_is_noticed_before_the_work(shell: Shell, run_folder: Path, tmp_path: Path) -> None:
+    assert "unknown attack 'x'" in shell.refused("reproduce", "--attack", "x", "--runs", tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
+    assert "unknown attack 'x'" in shell.refused("export", run_folder, "--int8", "--attack", "x")
+    assert "limit is 0" in shell.refused("export", run_folder, "--int8", "--limit", "0")
+    assert not (run_folder / "bundle").exists()
+    assert "--seed" in shell.refused("quickstart", "--seed", "-5", "--runs", tmp_path / "runs")
+    (tmp_path / "file").touch()
+    assert "--folder" in shell.refused("data", "list", "--folder", tmp_path / "file")
+
+
+def test_a_run_is_not_a_bundle(shell: Shell, run_folder: Path) -> None:
+    assert "`randens export RUN` makes one" in shell.refused("serve", run_folder)
+    (run_folder / "bundle").mkdir()
+    assert f"did you mean {run_folder / 'bundle'}?" in shell.refused("serve", run_folder)

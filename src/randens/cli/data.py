@@ -32,7 +32,10 @@ _Names = Annotated[
 _Folder = Annotated[
     Path | None,
     typer.Option(
-        "--folder", help="Cache folder instead of RANDENS_DATA or the platform's.", show_default=False
+        "--folder",
+        help="Cache folder instead of RANDENS_DATA or the platform's.",
+        show_default=False,
+        file_okay=False,
     ),
 ]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]

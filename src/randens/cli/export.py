@@ -48,16 +48,18 @@ def export(
     subject = open_subject(run, data=data, norm=norm, eps=choices.number("--eps", eps))
     target = output or subject.run.path / "bundle"
     real = subject.load("validation")
+    # What int8 needs is checked before the work, not after it.
+    chosen = choices.make_attacks(attack, ("pgd", "arc-r"), subject.threat, settings, seed)
+    measured = subject.load("test", limit)
     with bars() as progress:
         made = [export_bundle(subject.rec, real, target, progress=progress)]
         if int8:
-            chosen = choices.make_attacks(attack, ("pgd", "arc-r"), subject.threat, settings, seed)
             coarse = quantize(
                 made[0],
                 subject.rec,
                 target.with_name(f"{target.name}-int8"),
                 calibration=real,
-                test=subject.load("test", limit),
+                test=measured,
                 attack=chosen,
                 progress=progress,
             )

@@ -18,7 +18,7 @@ __all__ = ["quickstart"]
 
 def quickstart(
     runs: Annotated[Path, typer.Option(help="Where run folders go.")] = Path("runs"),
-    seed: Annotated[int, typer.Option(help="Decides every random choice.")] = 0,
+    seed: Annotated[int, typer.Option(help="Decides every random choice; not negative.", min=0)] = 0,
     as_json: Json = False,
 ) -> None:
     """Train AT and BARRE on digits, attack both, choose the probabilities, and say what came out.

@@ -10,6 +10,7 @@ import typer
 from randens.cli import choices, names
 from randens.cli.output import Json, console, print_json
 from randens.cli.progress import bars
+from randens.errors import unknown
 
 if TYPE_CHECKING:
     from randens.reproduce import Reproduction
@@ -55,8 +56,12 @@ def reproduce(
 
     Example: randens reproduce --scale digits
     """
+    from randens import attacks
     from randens.reproduce import reproduce as run_reproduction
 
+    # Before anything is trained: this attack comes last.
+    if attack not in attacks.names():
+        unknown("attack", attack, attacks.names())
     with bars() as progress:
         result = run_reproduction(
             scale, runs, training=training, limit=limit, attack=attack, seed=seed, progress=progress

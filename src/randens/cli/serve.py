@@ -60,6 +60,10 @@ def serve(
     local = is_loopback(host)
     hosts = tuple(allow_host) if allow_host else (loopback_hosts() if local else None)
     settings = Settings(limits, None if token_file is None else _token(token_file), debug, hosts)
+    if bundle.is_dir() and not (bundle / "bundle.json").is_file():
+        there = bundle / "bundle"
+        hint = f"did you mean {there}?" if there.is_dir() else "`randens export RUN` makes one"
+        raise FileError(f"{bundle} is not a bundle: it has no bundle.json; {hint}")
     predictor = Predictor(bundle, lean=lean, threads=threads, expect=expect)
     bound = listen(host, port)
     address, number = bound.getsockname()[:2]
