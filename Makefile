@@ -40,9 +40,9 @@ pytest: $(VENV)/installed-dev
 slow: $(VENV)/installed-dev
 	$(ONE_THREAD) $(BIN)/python -m pytest -q -m slow
 
-# Warnings are errors. The variable silences a notice about the builder's successor, which is no warning.
+# Warnings are errors (never with --quiet, which drops them uncounted). The variable silences a notice about the builder's successor, which is no warning.
 docs: $(VENV)/installed-dev
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "The site is in site/: open site/index.html."
 
 bench: $(BENCH)/installed

@@ -28,6 +28,12 @@ ROOMS = (
     "errors",
 )
 
+# Pages that commands write from results; until they have been, a sentence stands in for them.
+WRITTEN = {
+    "results.md": ("Results", "randens zoo results --output docs/results.md"),
+    "benchmarks.md": ("Benchmarks", "make bench-docs"),
+}
+
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add an API page for the package and for each room; then fit the menu to the pages there are."""
@@ -36,6 +42,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         folder = PACKAGE / room
         source = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
         files.append(File.generated(config, f"api/{room}.md", content=_page(f"randens.{room}", source)))
+    for name, (title, command) in WRITTEN.items():
+        if files.get_file_from_path(name) is None:
+            text = (
+                f"# {title}\n\nThis page is written from measurements by `{command}` and is not there yet.\n"
+            )
+            files.append(File.generated(config, name, content=text))
     pages = [file.src_uri for file in files.documentation_pages()]
     named: set[str] = set()
     config.nav = _existing(config.nav or [], set(pages), named)

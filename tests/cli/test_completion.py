@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -98,12 +97,13 @@ def test_help_does_not_wait_for_torch(arguments: tuple[str, ...]) -> None:
 
 def test_help_is_quick() -> None:
     def seconds() -> float:
-        begun = time.perf_counter()
+        # Processor time: waiting for other work on the machine is no fault of the command.
+        begun = os.times()
         assert _run("-m", "randens", "--help").returncode == 0
-        return time.perf_counter() - begun
+        ended = os.times()
+        return ended.children_user + ended.children_system - begun.children_user - begun.children_system
 
-    # The best of several: other work on the machine is no fault of the command.
-    assert min(seconds() for _ in range(5)) < 0.6
+    assert min(seconds() for _ in range(3)) < 0.6
 
 
 def test_help_lists_the_first_sentence_of_every_verb(shell: Shell) -> None:
