@@ -379,3 +379,15 @@ def test_compiled_members_learn_the_same(tmp_path: Path) -> None:
     compiled = train(small(compile=True, threat={"norm": "l2"}), tmp_path / "compiled")
     for key, value in plain.state_dict().items():
         assert torch.allclose(value, compiled.state_dict()[key], atol=1e-3), key
+
+
+def test_later_members_have_a_rate_of_their_own(tmp_path: Path) -> None:
+    optimizer = {"lr": 0.08, "later_lr": 0.02}
+    train(
+        small(method="barre", members=2, log_every=1, optimizer=optimizer, schedule={"name": "constant"}),
+        tmp_path / "r",
+    )
+    rates = {
+        (line["member"], line["lr"]) for line in Run.open(tmp_path / "r").metrics() if line["event"] == "step"
+    }
+    assert rates == {(1, 0.08), (2, 0.02)}
