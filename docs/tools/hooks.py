@@ -25,6 +25,8 @@ ROOMS = (
     "report",
     "deploy",
     "interop",
+    "zoo",
+    "zoo",
     "errors",
 )
 
