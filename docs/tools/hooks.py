@@ -26,7 +26,6 @@ ROOMS = (
     "deploy",
     "interop",
     "zoo",
-    "zoo",
     "errors",
 )
 
