@@ -275,7 +275,7 @@ def single_rows(subject: Subject, precision: str, repeats: int) -> Iterator[Row]
     for package, attack in _PGD.items():
         if importlib.util.find_spec(package):
             cases[package] = partial(attack, plain, x.contiguous(), y, subject.threat.eps)
-    measured = interleaved(cases, repeats, seconds=110)
+    measured = interleaved(cases, repeats, seconds=80)
     ours = side(f"PGD-20, {precision}", measured["PGD-20"], alone)
     for package, label in PEERS.items():
         goal = None if package == "art" else FASTER_PGD

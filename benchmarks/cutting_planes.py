@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from benchmarks import harness
@@ -56,6 +57,7 @@ def algorithm_1(
 
 
 def rows(settings: Settings) -> Iterator[Row]:
+    torch.set_num_threads(1)  # Networks this small lose time to a second thread.
     shorter = ["epochs=10", "later_epochs=5"] if settings.quick else []
     recipe = training.load_recipe(RECIPE, shorter)
     with tempfile.TemporaryDirectory() as folder:

@@ -112,7 +112,7 @@ def rows(settings: Settings) -> Iterator[Row]:
     torch.set_num_threads(THREADS)
     # Means over enough calls that a measurement takes tens of milliseconds: shorter ones are mostly jitter.
     sizes = {1: 10} if settings.quick else {1: 40, 64: 1}
-    repeats = 5 if settings.quick else 15
+    repeats = 5 if settings.quick else 10
     with tempfile.TemporaryDirectory() as folder:
         for members in (1, 2) if settings.quick else (1, 2, 4, 8):
             rec, bundle = resnet_bundle(Path(folder) / str(members), members)

@@ -26,7 +26,7 @@ __all__ = ["PAGE", "RESULTS", "main", "page", "plots"]
 
 RESULTS = ROOT / "benchmarks" / "results.json"
 PAGE = ROOT / "docs" / "benchmarks.md"
-FIGURES = ROOT / "docs" / "figures"
+FIGURES = ROOT / "docs" / "benchmarks"
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -78,7 +78,7 @@ def page(document: Mapping[str, Any]) -> str:
         remarks += [f"**Warning:** {warning}." for warning in entry["warnings"]]
         parts += ["\n".join(remarks)] if remarks else []
         if benchmark.name in drawn and _drawable(benchmark.name, entry["rows"]):
-            parts.append(f"![{benchmark.title}](figures/{drawn[benchmark.name]})")
+            parts.append(f"![{benchmark.title}](benchmarks/{drawn[benchmark.name]})")
         parts.append(table.markdown(entry["rows"]) if entry["rows"] else "Nothing was measured.")
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
@@ -286,11 +286,11 @@ def _plain(axis: Any) -> None:
 
 
 _DRAWN: tuple[tuple[str, str, Callable[[Rows], Figure]], ...] = (
-    ("attacks", "benchmark-attacks.svg", _attacks),
-    ("strength", "benchmark-strength.svg", _strength),
-    ("sampling", "benchmark-sampling.svg", _sampling),
-    ("inference", "benchmark-inference.svg", _inference),
-    ("growth", "benchmark-growth.svg", _growth),
+    ("attacks", "attacks.svg", _attacks),
+    ("strength", "strength.svg", _strength),
+    ("sampling", "sampling.svg", _sampling),
+    ("inference", "inference.svg", _inference),
+    ("growth", "growth.svg", _growth),
 )
 
 
@@ -305,8 +305,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         document = read_json(asked.results)
         write_atomic(asked.page, page(document).encode())
-        for file, content in plots(document):
+        drawn = dict(plots(document))
+        for file, content in drawn.items():
             write_atomic(asked.figures / file, content)
+        # Plots that these results have no rows for would show others'.
+        for path in asked.figures.glob("*.svg"):
+            if path.name not in drawn:
+                path.unlink()
     except RandensError as error:
         print(f"randens: {error}", file=sys.stderr)
         return 2

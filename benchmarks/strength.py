@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from tests.attacks.planted import planted, share_solved, truth
 
 from benchmarks import harness
@@ -42,6 +43,7 @@ GOALS = {("standard", "l2"): Goal(at_least=0.95), ("standard", "linf"): Goal(at_
 
 def rows(settings: Settings, ensembles: int | None = None) -> Iterator[Row]:
     """With a number of `ensembles`, repeated climbs and restarts are measured, too; they take minutes."""
+    torch.set_num_threads(1)  # Networks this small lose time to a second thread.
     asked = QUICK if settings.quick else CASES if ensembles else [case for case in CASES if _usual(case[1])]
     ensembles = ensembles or (1 if settings.quick else 2)
     for norm in ("l2", "linf"):
