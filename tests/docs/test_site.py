@@ -158,3 +158,12 @@ def test_the_figures_are_those_of_the_code(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == shown
     for name in shown:
         assert (tmp_path / name).read_bytes() == (FIGURES / name).read_bytes(), "python docs/tools/figures.py"
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
+def test_pages_outside_the_site_link_to_files_that_exist(page: str) -> None:
+    # Pages that commands write from results may be missing until they have been written.
+    later = {"docs/results.md", "docs/benchmarks.md"}
+    targets = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", (ROOT / page).read_text(encoding="utf-8"))
+    local = {target for target in targets if not urlparse(target).scheme}
+    assert not {target for target in local - later if not (ROOT / target).exists()}

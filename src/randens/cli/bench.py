@@ -26,7 +26,9 @@ def bench(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Where the JSON goes; benchmarks/results.json for a whole run, runs/bench.json otherwise."
+            "--out",
+            "--output",
+            help="Where the JSON goes; benchmarks/results.json for a whole run, runs/bench.json otherwise.",
         ),
     ] = None,
     threads: Annotated[int | None, typer.Option(help="Threads of torch; all cores by default.")] = None,

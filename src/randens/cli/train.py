@@ -33,7 +33,10 @@ def train(
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", help="The run folder; runs/ and the recipe's name by default.", show_default=False
+            "--out",
+            "--output",
+            help="The run folder; runs/ and the recipe's name by default.",
+            show_default=False,
         ),
     ] = None,
     settings: Annotated[
