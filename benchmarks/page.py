@@ -189,7 +189,7 @@ def _strength(rows: Rows) -> Figure:
         axes.bar(places, [shares[n] for n in names if n in shares], 0.4, label=norm, color=color)
     axes.set_xticks(range(len(names)), names, rotation=30, ha="right", fontsize=7)
     axes.set_ylabel("solved exactly, %")
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1.0))
     return figure
 
 

@@ -28,6 +28,7 @@ __all__ = ["BENCHMARKS", "ROOT", "Benchmark", "chosen", "failures", "run", "summ
 ROOT = Path(__file__).resolve().parents[1]
 _FORMAT = "randens-bench-1"
 _OTHERS = 0.10
+_GRACE = 3.0
 
 
 @dataclass(frozen=True)
@@ -222,8 +223,11 @@ def _child(command: list[str], log: Path, threads: int, limit: float) -> int | N
         except subprocess.TimeoutExpired:
             return None
         finally:
-            # Whatever it started goes with it: workers, a server.
+            # Whatever it started goes with it: a server, torchrun, which must be asked to stop its own workers.
             with contextlib.suppress(ProcessLookupError, PermissionError):
+                if child.poll() is None:
+                    os.killpg(child.pid, signal.SIGTERM)
+                    time.sleep(_GRACE)
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait()
 
