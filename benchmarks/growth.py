@@ -59,7 +59,7 @@ def case(n: int = BATCH, members: int = 3, steps: int = STEPS, size: int = SIZE)
 def grown(axis: str, values: Sequence[int], cases: Sequence[Callable[[], Found]], repeats: int) -> Row:
     """The fitted exponent of seconds along one axis."""
     measured = interleaved(
-        {str(v): c for v, c in zip(values, cases, strict=True)}, repeats, warm_up=1, seconds=60
+        {str(v): c for v, c in zip(values, cases, strict=True)}, repeats, warm_up=1, seconds=30
     )
     seconds = [measured[str(v)].timing.best for v in values]
     costs = [measured[str(v)].value.cost for v in values]
@@ -128,7 +128,7 @@ def _memory(kind: str) -> float:
 def rows(settings: Settings) -> Iterator[Row]:
     torch.set_num_threads(1)
     quick = settings.quick
-    repeats = 2 if quick else 5
+    repeats = 2 if quick else 3
     counts = [64, 128, 256] if quick else [64, 128, 256, 512, 1024]
     yield grown("inputs", counts, [case(n=n, steps=2) for n in counts], repeats)
     sizes = [1, 2, 4] if quick else [1, 2, 4, 8]
