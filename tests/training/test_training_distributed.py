@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.training.two_processes import main
+from tests.training.two_processes import main, measured
 
+from randens import data
 from randens.ensemble import load
 from randens.errors import InputError
 from randens.runs import Run
@@ -76,6 +77,11 @@ def test_two_processes_give_the_loss_curve_of_one(tmp_path: Path) -> None:
     events = [line["event"] for line in Run.open(tmp_path / "two" / "smooth").metrics()]
     assert events.count("finished") == 1
     assert events.count("epoch") == 4
+    # What two processes measured of their ensemble, one measures of it, too.
+    shared = json.loads((tmp_path / "two" / "smooth" / "measured.json").read_text())
+    held = data.load("digits", "validation").subset(slice(0, 60))
+    assert measured(load(tmp_path / "two" / "smooth" / "ensemble"), held) == shared
+    assert any(map(any, shared["worst"]))
 
 
 def test_parts_cover_a_batch_without_overlap() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from tests.training.small_runs import small
 
-from randens import data
+from randens import RandomizedEnsemble, attacks, data, evaluate, optimize_sampling
 from randens.training import train
 from randens.training.distributed import workers
 
@@ -19,9 +19,27 @@ def main(folder: Path, runs: dict[str, dict[str, Any]]) -> None:
     torch.set_num_threads(1)
     images = data.load("digits", "train").subset(slice(0, 100))
     held = data.load("digits", "validation").subset(slice(0, 60))
-    with workers("cpu"):
+    with workers("cpu") as crew:
         for name, settings in runs.items():
-            train(small(**settings), folder / name, data=(images, held))
+            rec = train(small(**settings), folder / name, data=(images, held))
+            results = measured(rec, held)
+            if crew.writes:
+                (folder / name / "measured.json").write_text(json.dumps(results))
+
+
+def measured(rec: RandomizedEnsemble, images: data.ImageData) -> dict[str, Any]:
+    """An evaluation and a choice of α, in batches that several processes share out: all verdicts and counts."""
+    assert rec.threat is not None
+    attack = attacks.create("saddle", rec.threat, batch_size=16)
+    evaluation = evaluate(rec, images, attack)
+    sampling = optimize_sampling(rec, images, attack)
+    return {
+        "worst": evaluation.points.worst.tolist(),
+        "foolable": evaluation.points.foolable.tolist(),
+        "forwards": evaluation.cost.forwards,
+        "probs": sampling.probs.tolist(),
+        "lower_bound": sampling.lower_bound,
+    }
 
 
 if __name__ == "__main__":

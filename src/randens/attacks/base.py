@@ -115,11 +115,13 @@ class Attack:
         data: Any,
         *,
         folder: str | os.PathLike[str] | None = None,
+        inputs: bool = False,
         progress: Progress | None = None,
     ) -> Survey:
         """Attack a whole data set: a loader, a data set of the data room, or an (x, y) pair of tensors.
 
-        With `folder`, the perturbed inputs are kept there and an interrupted call is continued by the same call.
+        With `folder`, the perturbed inputs are kept there and an interrupted call is continued by the same call;
+        with `inputs` they stay in memory, too.
         Under torch.distributed the batches are shared out; every rank gets the whole result.
         """
         ensemble = as_ensemble(rec)
@@ -131,6 +133,7 @@ class Attack:
                 data,
                 lambda number, x, y: self.attack_batch(ensemble, x, y, number, prepared),
                 folder=folder,
+                inputs=inputs,
                 progress=progress,
             )
 

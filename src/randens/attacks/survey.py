@@ -38,7 +38,8 @@ _FORMAT = "randens-attack-1"
 
 @dataclass(frozen=True)
 class Survey:
-    """What an attack found on a data set: everything but the perturbed inputs, which are in `folder` if given."""
+    """What an attack found on a data set. The perturbed inputs are in `folder` if one was given, and in memory
+    (`x_adv` [n, ...], and in the pool) only if that was asked for."""
 
     errors: Tensor
     risk: Tensor
@@ -49,6 +50,7 @@ class Survey:
     sources: tuple[str, ...]
     flags: dict[str, Any]
     folder: Path | None
+    x_adv: Tensor | None = None
 
     @property
     def robust_accuracy(self) -> float:
@@ -108,12 +110,14 @@ def survey(
     run_batch: Callable[[int, Tensor, Tensor], Found],
     *,
     folder: str | os.PathLike[str] | None = None,
+    inputs: bool = False,
     progress: Progress | None = None,
 ) -> Survey:
     """Attack every batch of `data` once, whoever does it, and put the parts together.
 
     With `folder`, each finished batch is a file there; a second call with the same attack, ensemble and data
-    continues where the first stopped. Under torch.distributed, batches are dealt out to the ranks.
+    continues where the first stopped. With `inputs`, perturbed inputs stay in memory. Under torch.distributed,
+    batches are dealt out to the ranks.
     """
     tell = progress or silent
     rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
@@ -128,11 +132,12 @@ def survey(
     done = 0
     for number, (x, y) in enumerate(batches(data, attack.batch_size)):
         if number % world == rank:
-            parts[number] = _one(place, number, x, y, run_batch)
+            part = _one(place, number, x, y, run_batch)
+            parts[number] = part if inputs else part.lean()
         done += len(x)
         tell(f"attack {attack.name}", done, max(total or 0, done) if total else done + 1)
     if world > 1:
-        parts = _gather(parts)
+        parts = _gather(parts, inputs)
     if not parts:
         raise InputError("data is empty; there is nothing to attack")
     if place is not None and (extra := place / f"batch-{max(parts) + 1:06d}.safetensors").exists():
@@ -191,7 +196,7 @@ def _one(
         try:
             part, metadata = _Part.unpack(path.read_bytes())
             if metadata.get("data") == content_hash:
-                return part.lean()
+                return part
         except (SafetensorError, ValueError, KeyError, AttributeError):
             pass  # a damaged batch is simply attacked again
         else:
@@ -215,7 +220,7 @@ def _one(
     part = _Part(tensors, found.sources, pool.sources)
     if path is not None:
         write_atomic(path, part.pack(inputs=True, data=content_hash))
-    return part.lean()
+    return part
 
 
 def _assemble(parts: list[_Part], rec: RandomizedEnsemble, place: Path | None) -> Survey:
@@ -230,6 +235,7 @@ def _assemble(parts: list[_Part], rec: RandomizedEnsemble, place: Path | None) -
             len(rec.members),
             p.tensors["pool.points"].numpy(),
             p.tensors["pool.fooled"].numpy(),
+            x_adv=p.tensors["pool.x_adv"].numpy() if "pool.x_adv" in p.tensors else None,
             sources=p.pool_sources,
         )
         for p in parts
@@ -251,6 +257,7 @@ def _assemble(parts: list[_Part], rec: RandomizedEnsemble, place: Path | None) -
         tuple(s for p in parts for s in p.sources),
         flags,
         place,
+        joined("x_adv") if all("x_adv" in p.tensors for p in parts) else None,
     )
 
 
@@ -291,10 +298,10 @@ def _claim(place: Path, fingerprint: dict[str, Any]) -> None:
             raise FileError(f"{place} holds another attack: {key} was {before.get(key)!r}, now {value!r}")
 
 
-def _gather(parts: dict[int, _Part]) -> dict[int, _Part]:
+def _gather(parts: dict[int, _Part], inputs: bool) -> dict[int, _Part]:
     """Everybody's parts on every rank, as bytes in tensors."""
     numbers = sorted(parts)
-    payloads = [parts[n].pack(inputs=False, number=str(n)) for n in numbers]
+    payloads = [parts[n].pack(inputs=inputs, number=str(n)) for n in numbers]
     packed = b"".join(len(p).to_bytes(8, "little") + p for p in payloads)
     mine = (
         torch.frombuffer(bytearray(packed), dtype=torch.uint8)

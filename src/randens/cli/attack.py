@@ -44,7 +44,8 @@ def attack(
     """Attack the ensemble of RUN; witnesses and perturbed inputs are kept in its folder `attacks`.
 
     The default is the saddle climber. An interrupted attack is continued by the
-    same command; one that has finished is read back.
+    same command; one that has finished is read back. Under torchrun or srun the
+    processes share the images out.
 
     Example: randens attack runs/quickstart-1 --attack arc-r --set steps=40
     --save-images worst.png
@@ -52,6 +53,7 @@ def attack(
     from randens.attacks.survey import place_of
     from randens.evaluation.attacking import attack_all, draw_worst
     from randens.evaluation.subject import open_subject
+    from randens.training.distributed import workers
 
     subject = open_subject(run, data=data, norm=norm, eps=choices.number("--eps", eps))
     images = subject.load(split, limit)
@@ -64,7 +66,7 @@ def attack(
             )
         if len(chosen) > 1:
             raise InputError("--save-images shows one attack at a time; give a single --attack")
-    with bars() as progress:
+    with workers("cpu") as crew, bars() as progress:
         results = attack_all(
             subject.rec,
             images,
@@ -72,6 +74,8 @@ def attack(
             lambda a: place_of(subject.run.path / "attacks", a, subject.rec, images),
             progress,
         )
+    if not crew.writes:
+        return
     if save_images is not None:
         draw_worst(save_images, images, results[-1], subject.rec, subject.threat)
     if as_json:

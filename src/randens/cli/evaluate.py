@@ -55,7 +55,8 @@ def evaluate(
 
     The default attack is the portfolio `suite`. The numbers go to evaluation.json
     of the run, which the report, the figures and the audit read. An interrupted
-    evaluation is continued by the same command.
+    evaluation is continued by the same command. Under torchrun or srun the
+    processes share the images out.
 
     Example: randens evaluate runs/quickstart-1 --attack arc-r --attack saddle
     --limit 100
@@ -64,13 +65,14 @@ def evaluate(
     from randens.evaluation import tables
     from randens.evaluation.kept import workplace
     from randens.evaluation.subject import open_subject
+    from randens.training.distributed import workers
 
     subject = open_subject(run, data=data, norm=norm, eps=choices.number("--eps", eps))
     images = subject.load(split, limit)
     chosen = choices.make_attacks(attack, ("suite",), subject.threat, settings, seed)
     also = {} if len(subject.rec) == 1 else {"uniform": None}
     parts = workplace(subject.run, subject.rec, images, chosen)
-    with bars() as progress:
+    with workers("cpu") as crew, bars() as progress:
         result = evaluation.evaluate(
             subject.rec,
             images,
@@ -81,6 +83,8 @@ def evaluate(
             folder=parts,
             progress=progress,
         )
+    if not crew.writes:
+        return
     path = result.save(output or subject.run.path / "evaluation.json")
     shutil.rmtree(parts.parent, ignore_errors=True)
     if adversarial is not None:

@@ -48,7 +48,7 @@ def sample(
 
     Says too what each member is worth and what simpler ways to choose would give.
     Written to sampling.json of the run; the ensemble itself changes with --apply
-    only.
+    only. Under torchrun or srun the processes share the images out.
 
     Example: randens sample runs/quickstart-1 --apply
     """
@@ -56,15 +56,18 @@ def sample(
     from randens.evaluation.advice import compare_methods, contributions
     from randens.evaluation.kept import keep, recall
     from randens.evaluation.subject import open_subject
+    from randens.training.distributed import workers
 
     subject = open_subject(run, data=data, norm=norm, eps=choices.number("--eps", eps))
     images = subject.load(split, limit)
     chosen = choices.make_attacks(attack, ("arc-r", "saddle"), subject.threat, settings, seed)
     kept = None if fresh else recall(subject.run, subject.rec, images, subject.threat)
-    with bars() as progress:
+    with workers("cpu") as crew, bars() as progress:
         found = evaluation.optimize_sampling(
             subject.rec, images, chosen, tol=tol, max_sweeps=max_sweeps, pool=kept, progress=progress
         )
+    if not crew.writes:
+        return
     keep(subject.run, subject.rec, images, subject.threat, found.pool)
     methods, members = compare_methods(found.profile, found), contributions(found.profile, found)
     document = {

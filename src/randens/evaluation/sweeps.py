@@ -7,15 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import safetensors.torch
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from randens.attacks import Attack, Cost, Found, Survey
-from randens.attacks.base import join
-from randens.attacks.members import GradientMembers
-from randens.attacks.search import attacking
+from randens.attacks import Attack, Cost, Found
 from randens.ensemble import RandomizedEnsemble
 from randens.errors import InputError
 from randens.evaluation.inputs import Labelled
@@ -150,41 +146,21 @@ def attack_in_batches(
     progress: Progress,
     folder: Path | None = None,
 ) -> Found:
-    """`attack(rec, x, y)`, reporting after every batch how far it is.
+    """`attack(rec, x, y)`, reporting after every batch how far it is; several processes share the batches out.
 
     With `folder`, finished batches are kept there, and an interrupted call is continued by the same call.
     """
     progress(task, 0, len(x))
-    if folder is not None:
-        survey = attack.survey(
-            rec, (x, y), folder=folder, progress=lambda _, done, total: progress(task, done, total)
-        )
-        return _read_back(survey)
-    parts = []
-    with attacking(rec):
-        prepared = GradientMembers(list(rec.members), attack.precision)
-        for number, start in enumerate(range(0, len(x), attack.batch_size)):
-            stop = min(len(x), start + attack.batch_size)
-            parts.append(attack.attack_batch(rec, x[start:stop], y[start:stop], number, prepared))
-            progress(task, stop, len(x))
-    return join(parts)
-
-
-def _read_back(survey: Survey) -> Found:
-    """A survey keeps perturbed inputs on disk only; here they are wanted in memory."""
-    assert survey.folder is not None
-    stored = [
-        safetensors.torch.load(path.read_bytes())
-        for path in sorted(survey.folder.glob("batch-*.safetensors"))
-    ]
-    pool = survey.pool
-    inputs = torch.cat([tensors["pool.x_adv"] for tensors in stored]).numpy()
+    survey = attack.survey(
+        rec, (x, y), folder=folder, inputs=True, progress=lambda _, done, total: progress(task, done, total)
+    )
+    assert survey.x_adv is not None
     return Found(
-        torch.cat([tensors["x_adv"] for tensors in stored]),
+        survey.x_adv,
         survey.errors,
         survey.risk,
         survey.clean_errors,
-        WitnessPool(pool.n, pool.members, pool.points, pool.fooled, x_adv=inputs, sources=pool.sources),
+        survey.pool,
         survey.cost,
         survey.sources,
         survey.flags,
