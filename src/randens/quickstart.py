@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 from randens import attacks
 from randens import data as datasets
 from randens.ensemble import RandomizedEnsemble
+from randens.errors import InputError
 from randens.evaluation import (
     AttackedSampling,
     Estimate,
@@ -105,6 +107,8 @@ def quickstart(
     parent: str | os.PathLike[str] = "runs", *, seed: int = 0, progress: Progress | None = None
 ) -> Quickstart:
     """Train AT and BARRE (M = 3), choose the probabilities, attack, and compare. Makes parent/quickstart-N."""
+    if not 0 <= seed < 2**31:
+        raise InputError(f"seed is {seed}; it must be a whole number from 0 to 2147483647")
     # Networks this small gain nothing from several threads, and lose much where others use the cores.
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -138,22 +142,29 @@ def _quickstart(parent: str | os.PathLike[str], seed: int, report: Progress) -> 
     rec.save(run.ensemble)
     run.write("sampling", sampling.to_json())
 
-    splits = {"checkpoints": "validation", "probs": "validation"}
-    barre = evaluate(
-        rec, test, chosen, also={"uniform": None}, chosen_on=splits, progress=_named("BARRE", report)
-    )
-    assert barre.pool is not None
-    # Whatever fools the ensemble is tried on AT as well: both are judged by the same perturbations.
-    known = transferred(barre.pool, at, test)
-    single = evaluate(
+    # Whatever fools the one is tried on the other: both are judged by the same perturbations.
+    alone_on = partial(
+        evaluate,
         at,
         test,
         chosen,
-        pool=known,
         deterministic=False,
         chosen_on={"checkpoints": "validation"},
         progress=_named("AT", report),
     )
+    known = alone_on().pool
+    assert known is not None
+    barre = evaluate(
+        rec,
+        test,
+        chosen,
+        also={"uniform": None},
+        pool=transferred(known, rec, test),
+        chosen_on={"checkpoints": "validation", "probs": "validation"},
+        progress=_named("BARRE", report),
+    )
+    assert barre.pool is not None
+    single = alone_on(pool=known.merge(transferred(barre.pool, at, test)))
     assert single.pool is not None
     barre.save(run.path / "evaluation.json")
     single.save(run.path / "at" / "evaluation.json")

@@ -274,6 +274,14 @@ def test_runs_that_cannot_be_compared_say_why(tmp_path: Path) -> None:
     assert "mnist test instead of digits test" in other_data.reason
     other_threat = compare(one, chosen_evaluation(2, threat=Threat("l2", 1.0)))
     assert "l2 ε = 1 instead of linf ε = 0.1" in other_threat.reason
+    weaker = dataclasses.replace(chosen_evaluation(2), attacks=({"name": "pgd", "steps": 5},))
+    assert "pgd instead of saddle" in compare(one, weaker).reason
+    longer = dataclasses.replace(chosen_evaluation(2), attacks=({"name": "saddle", "orders": 9},))
+    assert "saddle with other options" in compare(one, longer).reason
+    reseeded = dataclasses.replace(
+        chosen_evaluation(2), attacks=({"name": "saddle", "orders": 1, "seed": 7},)
+    )
+    assert compare(one, reseeded).robust is not None
     fewer = compare(one, chosen_evaluation(2, n=50))
     assert fewer.robust is not None
     assert not fewer.paired

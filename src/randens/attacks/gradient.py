@@ -23,7 +23,7 @@ __all__ = ["ascend", "ascend_adaptively"]
 
 
 def ascend(s: Search, loss: Loss, *, steps: int, step: float, members: Sequence[int] | None = None) -> None:
-    """Projected gradient ascent (Eq. 20): δ ← Π(δ + step·ε·μ_p(∇ loss)); every iterate is scored.
+    """Projected gradient ascent (Eq. 95): δ ← Π(δ + step·ε·μ_p(∇ loss)); every iterate is scored.
 
     With `members`, an input rests once all of them are known to be foolable there.
     """
@@ -151,7 +151,7 @@ class _AdaptivePGD(Attack):
 @register("apgd-l")
 @dataclass(frozen=True)
 class APGDL(_AdaptivePGD):
-    """Adaptive PGD with the expectation at the loss (Eq. 21)."""
+    """Adaptive PGD with the expectation at the loss (Eq. 96)."""
 
     def search(self, s: Search) -> None:
         ascend(s, expected_cross_entropy, steps=self.steps, step=self.step)

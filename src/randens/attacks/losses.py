@@ -37,7 +37,7 @@ def margins(z: Tensor, y: Tensor) -> Tensor:
 
 
 def expected_cross_entropy(z: Tensor, y: Tensor, probs: Tensor) -> Tensor:
-    """Σ_i α_i CE(z_i, y): expectation at the loss (APGD-L, Eq. 21)."""
+    """Σ_i α_i CE(z_i, y): expectation at the loss (APGD-L, Eq. 96)."""
     return probs.to(z.dtype) @ _cross_entropies(z, y)
 
 

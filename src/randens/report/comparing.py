@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,13 +30,19 @@ class Comparison:
 
 
 def compare(first: Evaluation, other: Evaluation) -> Comparison:
-    """`other` against `first`. Runs under different threats or on different data have no difference."""
+    """`other` against `first`. Runs under different threats or attacks or on different data have no difference."""
     if first.threat != other.threat:
         return Comparison(None, None, False, f"another threat: {_threat(other)} instead of {_threat(first)}")
     if (first.data, first.split) != (other.data, other.split):
         return Comparison(
             None, None, False, f"other data: {other.data} {other.split} instead of {first.data} {first.split}"
         )
+    if _budgets(first) != _budgets(other):
+        names = [", ".join(str(a["name"]) for a in e.attacks) for e in (other, first)]
+        said = (
+            f"{names[0]} instead of {names[1]}" if names[0] != names[1] else f"{names[0]} with other options"
+        )
+        return Comparison(None, None, False, f"other attacks: {said}; evaluate both alike")
     natural = [1 - e.points.clean @ e.probs for e in (first, other)]
     robust = [1 - e.risk for e in (first, other)]
     confidence = first.confidence
@@ -44,6 +51,12 @@ def compare(first: Evaluation, other: Evaluation) -> Comparison:
             difference(natural[1], natural[0], confidence), difference(robust[1], robust[0], confidence), True
         )
     return Comparison(_unpaired(natural, confidence), _unpaired(robust, confidence), False)
+
+
+def _budgets(evaluation: Evaluation) -> list[dict[str, Any]]:
+    """The attacks with what decides their strength; seeds and batch sizes do not."""
+    idle = ("seed", "batch_size", "precision", "drop_finished")
+    return [{k: v for k, v in attack.items() if k not in idle} for attack in evaluation.attacks]
 
 
 def verdict(one: Material) -> str:

@@ -123,7 +123,7 @@ class Adversary:
 
 @dataclass(frozen=True)
 class PGD(Adversary):
-    """δ ← Π(δ + step·μ_p(∇ objective)), from a random point of the ball (Eq. 20)."""
+    """δ ← Π(δ + step·μ_p(∇ objective)), from a random point of the ball (Eq. 95)."""
 
     steps: int
     step: float
