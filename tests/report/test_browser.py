@@ -275,15 +275,25 @@ def test_prints(browser: Browser, trained_run: Path, tmp_path: Path) -> None:
         assert not page.locator("nav.contents").is_visible()
 
 
+def test_ten_thousand_points_make_a_small_page(browser: Browser, tmp_path: Path) -> None:
+    path = made(tmp_path, chosen_evaluation(16, n=10_000))
+    assert path.stat().st_size < 6_000_000
+    with opened(browser, path) as page:
+        assert page.locator("[data-landscape]").first.is_visible()
+
+
+@pytest.mark.slow
 def test_ten_thousand_points_open_within_two_seconds(browser: Browser, tmp_path: Path) -> None:
-    """The browser's own clock from the start of the navigation to the end of all scripts; the best of three."""
+    """The browser's own clock from the start of the navigation to the end of all scripts; the best of three.
+
+    Left out by default: on a machine with other work it says nothing about the page.
+    """
     path = made(tmp_path, chosen_evaluation(16, n=10_000))
     times = []
     for _ in range(3):
         with opened(browser, path) as page:
             entry = page.evaluate("performance.getEntriesByType('navigation')[0].loadEventEnd")
             times.append(entry / 1000)
-    assert path.stat().st_size < 6_000_000
     assert min(times) < 2.0, times
 
 
