@@ -35,7 +35,7 @@ def results(zoo: Path | None = None) -> str:
     if not shown:
         return "\n".join([*text, "No entry has been evaluated.", ""])
     text += _table(shown) + _settings(shown)
-    text += _comparisons(shown) + _goals(shown) + _differences(shown)
+    text += _comparisons(shown) + _members(shown) + _goals(shown) + _differences(shown)
     return "\n".join(text) + "\n"
 
 
@@ -102,6 +102,40 @@ def _comparisons(shown: Sequence[Entry]) -> list[str]:
             f"{percent(main.robust)}; drawing at random is worth {100 * (main.robust - best):+.1f} points"
         )
     return [*lines, ""] if len(lines) > 2 else []
+
+
+def _members(shown: Sequence[Entry]) -> list[str]:
+    """Each ensemble's members alone, and which way training went from the first to the last."""
+    lines = []
+    for item in shown:
+        main = item.evaluations[_MAIN]
+        if main.members == 1:
+            continue
+        lines += [f"## The members of {_title(item)}", "", _line(["member", "α", "natural", "robust"])]
+        lines.append(_line(["---:"] * 4))
+        for i, accuracy in enumerate(main.member_accuracies):
+            cells = [str(i), f"{main.probs[i]:.3g}", percent(accuracy.natural.value), _interval(accuracy)]
+            lines.append(_line(cells))
+        first, last = main.member_accuracies[0], main.member_accuracies[-1]
+        natural = difference(main.points.clean[:, 0], main.points.clean[:, -1])
+        robust = difference(main.points.foolable[:, 0], main.points.foolable[:, -1])
+        lines += [
+            "",
+            f"From the first member to the last, natural accuracy changes by {_points(natural.value)} points "
+            f"({_points(natural.low)} to {_points(natural.high)}) and robust accuracy by {_points(robust.value)} "
+            f"({_points(robust.low)} to {_points(robust.high)})"
+            + (
+                ": later members moved along the trade-off between the two, towards natural accuracy, instead of "
+                "becoming more robust."
+                if last.natural.value > first.natural.value and robust.low <= 0
+                else "."
+            ),
+            "",
+            f"Randomisation gain Σ α_i η_i − η(α): {100 * main.gain:.1f} points; the floor of Theorem 3 allows a "
+            f"robust accuracy of up to {percent(1 - main.bounds.floor)} with members as robust as these.",
+            "",
+        ]
+    return lines
 
 
 def _goals(shown: Sequence[Entry]) -> list[str]:
