@@ -31,7 +31,8 @@ def locate(given: Path | None) -> tuple[RandomizedEnsemble, str]:
     if given is not None:
         return randens.load(given), "an ensemble given by --ensemble"
     if _in_the_zoo():
-        return zoo.load(NAME), f"{NAME} of the zoo"
+        # All members take part; the probabilities it ships with may leave some out.
+        return zoo.load(NAME).with_probs(None), f"{NAME} of the zoo, uniform"
     prepare()
     return randens.load(_trained() / "ensemble"), "three ResNet-20s by members.toml"
 
