@@ -53,7 +53,7 @@ def _table(shown: Sequence[Entry]) -> list[str]:
     lines = [_line(heads), _line(["---", *["---:"] * (len(heads) - 1)])]
     for item in shown:
         main = item.evaluations[_MAIN]
-        spent = count(item.training["cost"]["forwards"])
+        spent = count(_spent(item, shown))
         members = str(main.members)
         robust = [_robust(item.evaluations.get(name)) for name in (_MAIN, *others)]
         natural = percent(main.natural)
@@ -160,7 +160,7 @@ def _differences(shown: Sequence[Entry]) -> list[str]:
     lines = ["## What differs from the paper's setting", ""]
     for item in shown:
         recipe = item.recipe
-        spent = item.training["cost"]["forwards"]
+        spent = _spent(item, shown)
         theirs = _paper_passes(recipe["method"], _paper_members(recipe["method"]))
         lines.append(
             f"- {_title(item)}: {schooling(recipe)} {count(spent)} member passes against the paper's "
@@ -173,6 +173,13 @@ def _differences(shown: Sequence[Entry]) -> list[str]:
         "- The paper's robust accuracies are under ARC-R alone; a portfolio can only find more.",
     ]
     return [*lines, ""]
+
+
+def _spent(item: Entry, shown: Sequence[Entry]) -> int:
+    """Member passes of all its members: a shared first member was paid for by another run."""
+    first = item.recipe.get("first")
+    shared = sum(e.training["cost"]["forwards"] for e in shown if first and e.name == first)
+    return int(item.training["cost"]["forwards"]) + int(shared)
 
 
 def _paper_passes(method: str, members: int) -> int:
