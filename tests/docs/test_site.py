@@ -118,6 +118,7 @@ def test_every_public_name_is_in_the_reference(site: Path, pages: dict[Path, Pag
         "report",
         "deploy",
         "interop",
+        "zoo",
     ):
         assert (site / "api" / f"{room}.html").is_file()
         module = getattr(randens, room, None) or __import__(f"randens.{room}", fromlist=["*"])

@@ -7,6 +7,7 @@ and their parameters take no gradients; only the input does.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -68,7 +69,7 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Adversary:
+class Adversary(ABC):
     """`begin` draws the random beginning for a whole batch; `craft` goes on from there, for any part of it.
 
     The two are apart so that several processes can share one batch and still see the same random numbers.
@@ -91,9 +92,9 @@ class Adversary:
         """Where the search begins, for every input."""
         return self.threat.scaled(self.radius).random(x, generator) if self.radius else x
 
+    @abstractmethod
     def craft(self, victims: Victims, start: Start) -> Tensor:
         """Adversarial inputs."""
-        raise NotImplementedError
 
     def passes(self, victims: int) -> int:
         """Member passes, forward and as many backward, per image."""
