@@ -172,7 +172,7 @@ def test_modes_gradients_and_statistics_are_restored(name: str) -> None:
 @pytest.mark.parametrize("name", attacks_for("convnet"))
 def test_an_interrupted_attack_restores_the_members(name: str) -> None:
     class Failing(nn.Module):
-        """Works on the first calls, then breaks."""
+        """Works on the first calls, then breaks; what depends on the data cannot be traced, so copies do, too."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -180,7 +180,7 @@ def test_an_interrupted_attack_restores_the_members(name: str) -> None:
 
         def forward(self, x: Tensor) -> Tensor:
             self.calls += 1
-            if self.calls > 2:
+            if bool(torch.isfinite(x).all()) and self.calls > 2:
                 raise KeyboardInterrupt
             z: Tensor = self.inner(x)
             return z

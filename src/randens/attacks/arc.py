@@ -6,7 +6,7 @@ decision boundary, just far enough that the pull survives being scaled back into
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +20,9 @@ from randens.threat import Threat
 __all__ = ["arc", "binary_linear_arc"]
 
 _RHO = 0.05  # ρ/ε: how far past the boundary a pull aims
+# Work that is left out, by the members' own linear models: a verdict on a pull that ends further than _NEAR·ε before
+# its boundary, and inputs whose boundaries were all further than _FAR·ε outside the ball for _PATIENCE steps in a row.
+_NEAR, _FAR, _PATIENCE = 0.25, 0.5, 3
 
 
 def arc(
@@ -29,46 +32,58 @@ def arc(
     steps: int,
     radius: float,
     hyperplanes: int,
-    order: Callable[[Search], Tensor],
+    order: Callable[[Search], Sequence[int]],
 ) -> None:
-    """Algorithm 2 of ARC from `point`, with a local ball of `radius`·ε; `order(s)` is the members' order [n, M].
+    """Algorithm 2 of ARC from `point`, with a local ball of `radius`·ε; `order(s)` is the members' order for a step.
 
     A member already fooled is pulled back to its boundary, as in the paper, and that is kept only if another one
-    is fooled instead: without such exchanges half of the planted optima are missed.
+    is fooled instead: without such exchanges half of the planted optima are missed. Where it was refused, the
+    next pull of that member at the same point goes on instead, deeper past the boundary.
     """
     b = radius * s.threat.eps
     everyone = torch.arange(s.n, device=s.device)
     errors = s.clean_errors.clone() if torch.equal(point, s.x) else s.judge(everyone, point)
     value = errors.double() @ s.probs
+    # Each member's planes at the current points: a pull that is refused leaves them all as they are.
+    planes = [_Plane.empty(s.x) for _ in range(s.members)]
+    known = torch.zeros_like(errors)
+    # Steps in a row in which every boundary stayed out of reach.
+    hopeless = torch.zeros(s.n, dtype=torch.int64, device=s.device)
     for _ in range(steps):
-        if not len(s.unfinished):
-            return
-        sequence = order(s)
+        hopeless += 1
         centre = point.clone()
         local = torch.zeros_like(point)
-        for position in range(s.members):
-            member = sequence[:, position]
+        for position, index in enumerate(order(s)):
             rows = s.unfinished
-            rows = rows[s.probs[member[rows]] > 0]
-            pulled = local.clone()
-            for index in sorted(set(member[rows].tolist())):
-                part = rows[member[rows] == index]
-                gaps, normals = s.hyperplanes(part, point[part], index, hyperplanes)
-                plane = _nearest(gaps, normals, s.threat)
-                pulled[part] = _pull(
-                    local[part], plane, errors[part, index], s.threat, b, first=position == 0
+            rows = rows[hopeless[rows] <= _PATIENCE]
+            if not len(rows):
+                return
+            if s.probs[index] == 0:
+                continue
+            again = known[rows, index]
+            new = rows[~again]
+            if len(new):
+                planes[index].put(
+                    new, _nearest(*s.hyperplanes(new, point[new], index, hyperplanes), s.threat)
                 )
-            # One verdict for all rows of this position. Who is fooled already and who pulls decide; a member that
-            # is pulled back may free any of the others.
-            pulls = member[rows].unsqueeze(1)
-            asked = (errors[rows] | errors[rows].gather(1, pulls)).scatter(1, pulls, True)
-            candidate = s.project(rows, centre[rows] + pulled[rows])
-            fooled = s.judge(rows, candidate, asked)
-            risk = fooled.double() @ s.probs
+                known[new, index] = True
+            plane, fooled = planes[index].at(rows), errors[rows, index]
+            in_reach = plane.after(s.x[rows] - point[rows]) < (1 + _FAR) * s.threat.eps
+            hopeless[rows[in_reach | errors[rows].any(dim=1)]] = 0
+
+            pulled = _pull(local[rows], plane, fooled & ~again, s.threat, b, first=position == 0)
+            candidate = s.project(rows, centre[rows] + pulled)
+            # Who is fooled already and who pulls decide; a member that is pulled back may free any of the others,
+            # and one that is still far from its boundary need not be asked.
+            asked = errors[rows] | fooled.unsqueeze(1)
+            asked[:, index] |= plane.after(candidate - point[rows]) < _NEAR * s.threat.eps
+            found = s.judge(rows, candidate, asked)
+            risk = found.double() @ s.probs
             accept = risk >= value[rows]
             taken = rows[accept]
-            point[taken], local[taken] = candidate[accept], pulled[taken]
-            errors[taken], value[taken] = fooled[accept], risk[accept]
+            point[taken], local[taken] = candidate[accept], pulled[accept]
+            errors[taken], value[taken] = found[accept], risk[accept]
+            known[taken] = False
 
 
 @dataclass(frozen=True)
@@ -78,6 +93,25 @@ class _Plane:
     distance: Tensor
     normal: Tensor
     norm: Tensor
+
+    @staticmethod
+    def empty(x: Tensor) -> _Plane:
+        """Room for one plane per input of the batch x."""
+        return _Plane(x.new_zeros(len(x)), torch.zeros_like(x), x.new_zeros(len(x)))
+
+    def at(self, rows: Tensor) -> _Plane:
+        return _Plane(self.distance[rows], self.normal[rows], self.norm[rows])
+
+    def put(self, rows: Tensor, plane: _Plane) -> None:
+        self.distance[rows], self.normal[rows], self.norm[rows] = plane.distance, plane.normal, plane.norm
+
+    def along(self, step: Tensor) -> Tensor:
+        """By how much a step [k, ...] adds to the distance, [k]."""
+        return (self.normal.flatten(1) * step.flatten(1)).sum(dim=1) / self.norm
+
+    def after(self, step: Tensor) -> Tensor:
+        """The distance after a step, [k], by this linear model."""
+        return self.distance + self.along(step)
 
 
 def _nearest(gaps: Tensor, normals: Tensor, threat: Threat) -> _Plane:
@@ -98,8 +132,7 @@ def _pull(local: Tensor, plane: _Plane, fooled: Tensor, threat: Threat, b: float
     side = torch.where(fooled, -1.0, 1.0).to(local.dtype)
     residual = side * plane.distance
     # ζ, the boundary's distance from the local centre, by the same hyperplane.
-    inner = side * (plane.normal.flatten(1) * local.flatten(1)).sum(dim=1) / plane.norm
-    zeta = residual - inner
+    zeta = residual - side * plane.along(local)
     beta = torch.full_like(zeta, b)
     if not first:
         reach = (b - zeta).clamp_min(1e-6 * b)
@@ -149,8 +182,8 @@ def _wrong(weights: Tensor, biases: Tensor, x: Tensor, y: Tensor) -> Tensor:
     return y.unsqueeze(1) * (x @ weights.T + biases) < 0
 
 
-def _by_weight(s: Search) -> Tensor:
-    return s.probs.argsort(descending=True, stable=True).expand(s.n, -1)
+def _by_weight(s: Search) -> Sequence[int]:
+    return s.probs.argsort(descending=True, stable=True).tolist()
 
 
 def _default_radius(members: int) -> float:
@@ -178,10 +211,8 @@ class ARC(_ARC):
 @register("arc-r")
 @dataclass(frozen=True)
 class ARCR(_ARC):
-    """ARC with a fresh random order for every input and step; the orders make restarts from the input differ."""
+    """ARC with a fresh random order at every step; the orders make restarts from the input differ."""
 
     def search(self, s: Search) -> None:
         radius = self.step or _default_radius(s.members)
-        arc(
-            s, s.x.clone(), steps=self.steps, radius=radius, hyperplanes=self.hyperplanes, order=Search.orders
-        )
+        arc(s, s.x.clone(), steps=self.steps, radius=radius, hyperplanes=self.hyperplanes, order=Search.order)

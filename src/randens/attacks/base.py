@@ -231,8 +231,11 @@ def join(parts: Iterable[Found]) -> Found:
 
 def _conclude(s: Search) -> Found:
     # One last look at what is returned, by the very call a user would make: reported is what re-evaluates.
-    errors = s.rec.errors(s.best_x, s.y)
-    s.cost.forwards += s.n * sum(s._passes)
+    errors = s.clean_errors.clone()
+    moved = (s.best_x != s.x).flatten(1).any(dim=1).nonzero().flatten()
+    if len(moved):
+        errors[moved] = s.rec.errors(s.best_x[moved], s.y[moved])
+        s.cost.forwards += len(moved) * sum(s._passes)
     risk = errors.double() @ s.probs
     count = max(1, s.n)
     flags = {

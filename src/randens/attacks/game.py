@@ -89,13 +89,29 @@ def solve_game(
     better compromise fools more members on the way, and no row depends on those it shares the batch with.
     """
     matrix = a * support.unsqueeze(2)
-    lone = support.sum(dim=1) == 1
+    several = (support.sum(dim=1) > 1).nonzero().flatten()
     gradient = matrix.sum(dim=1)
-    closed = torch.where(gradient == 0, delta, domain.lowest(gradient))
-    closed_value = _worst(c, matrix, support, closed)
-    if bool(lone.all()):
-        return Solution(closed, closed_value, _floor(c, matrix, support, domain), support.to(c.dtype))
-    weights = support.to(c.dtype) / support.sum(dim=1, keepdim=True).clamp_min(1)
+    best = torch.where(gradient == 0, delta, domain.lowest(gradient))
+    alone = Solution(
+        best, _worst(c, matrix, support, best), _floor(c, matrix, support, domain), support.to(c.dtype)
+    )
+    if not len(several):
+        return alone
+    part = Domain(domain.low[several], domain.high[several], domain.radius)
+    played = _play(c[several], matrix[several], support[several], part, delta[several], iterations)
+    return Solution(
+        alone.delta.index_copy(0, several, played.delta),
+        alone.value.index_copy(0, several, played.value),
+        alone.floor.index_copy(0, several, played.floor),
+        alone.weights.index_copy(0, several, played.weights),
+    )
+
+
+def _play(
+    c: Tensor, matrix: Tensor, support: Tensor, domain: Domain, delta: Tensor, iterations: int
+) -> Solution:
+    """The iterations, for rows with several targets; `matrix` is zero outside `support`."""
+    weights = support.to(c.dtype) / support.sum(dim=1, keepdim=True)
     # Steps scaled to the sizes of δ's domain and of the simplex; their product stays below 1/‖A‖².
     operator = torch.linalg.matrix_norm(torch.bmm(matrix, matrix.transpose(1, 2)), ord="fro").sqrt()
     operator = operator.clamp_min(1e-20).unsqueeze(1)
@@ -104,10 +120,8 @@ def solve_game(
         size = size.clamp(max=domain.radius)
     primal, dual = 0.95 * size / operator, 0.95 / (size.clamp_min(1e-20) * operator)
     current = domain.project(delta)
-    best = torch.where(lone.unsqueeze(1), closed, current)
-    best_value = _worst(c, matrix, support, best)
-    floor = torch.where(lone, _floor(c, matrix, support, domain), -torch.inf)
-    kept_weights = weights
+    best, best_value = current, _worst(c, matrix, support, current)
+    floor, kept_weights = torch.full_like(best_value, -torch.inf), weights
     mean_delta, mean_weights = torch.zeros_like(current), torch.zeros_like(weights)
     for count in range(1, iterations + 1):
         gradient = torch.bmm(weights.unsqueeze(1), matrix).squeeze(1)
@@ -115,17 +129,17 @@ def solve_game(
         ahead = torch.bmm(matrix, (2 * following - current).unsqueeze(2)).squeeze(2)
         weights = project_simplex(weights + dual * (c + ahead), support)
         current = following
-        mean_delta += (current - mean_delta) / count
-        mean_weights += (weights - mean_weights) / count
+        mean_delta.lerp_(current, 1 / count)
+        mean_weights.lerp_(weights, 1 / count)
         if count % 5 == 0 or count == iterations:
             for candidate in (current, mean_delta):
                 value = _worst(c, matrix, support, candidate)
-                better = ~lone & (value < best_value)
+                better = value < best_value
                 best = torch.where(better.unsqueeze(1), candidate, best)
                 best_value = torch.where(better, value, best_value)
             slope = torch.bmm(mean_weights.unsqueeze(1), matrix).squeeze(1)
             bound = (mean_weights * c.masked_fill(~support, 0.0)).sum(dim=1) + domain.floor(slope)
-            higher = ~lone & (bound > floor)
+            higher = bound > floor
             floor = torch.where(higher, bound, floor)
             kept_weights = torch.where(higher.unsqueeze(1), mean_weights, kept_weights)
     return Solution(best, best_value, floor, kept_weights)

@@ -198,6 +198,8 @@ class _Engine:
             fused=True,
         )
         probs = uniform(len(self.finished) + len(trained))
+        if self.method.reweighs:
+            probs = _floored(probs, self.recipe.sampling.floor)
         return Stage(number, trained, averaged, optimizer, probs, Tally(np.zeros(len(trained))))
 
     def _run_stage(self, stage: Stage) -> None:
@@ -548,8 +550,8 @@ class _Engine:
 
 
 def _floored(probs: Weights, floor: float) -> Weights:
-    """α with at least floor/m for the last member, taken from the others in proportion."""
-    least = floor / len(probs)
+    """α with at least floor/m for the last member (all of it at most), taken from the others in proportion."""
+    least = min(1.0, floor / len(probs))
     if probs[-1] >= least:
         return probs
     others: Weights = probs[:-1] / probs[:-1].sum() * (1 - least)

@@ -139,7 +139,8 @@ class SamplingPart(_Part):
     `exact` is the certified optimum, `paper` the candidate search for up to 3 members and the subgradient OSP
     with `iterations` (T_o) steps beyond, `subgradient` and `candidates` those alone, `sweep` a grid over the
     first member's probability, `uniform` 1/M. While a member is trained α moves every `every` epochs (E_o), and
-    the member keeps at least the share `floor` of 1/m, so that it never drops out of its own training attack.
+    the member keeps at least `floor` times 1/m, so that it never drops out of its own training attack; above 1
+    the attack leans towards it.
     `attack` is the attack that α is chosen under (None: validation's own; the method's own comes first), `rate`
     the step of joint training's mirror descent.
     """
@@ -149,7 +150,7 @@ class SamplingPart(_Part):
     iterations: Count = 10
     sweeps: Count = 4
     attack: str | None = None
-    floor: Annotated[float, Field(ge=0, le=1)] = 0.5
+    floor: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.5
     rate: Positive = 0.5
 
 
