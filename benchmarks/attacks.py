@@ -3,7 +3,8 @@
 ARC-R and the saddle climber against a textbook ARC-R (channels first, float32, every member re-evaluated after
 every step and again after every iteration, G + 1 backward passes per member, nothing dropped); PGD-20 on one
 model against Foolbox, torchattacks and ART, where they are installed; every attack against the bare cost of its
-passes; the suite's cost per preset. ResNet-20, 128 images, linf.
+passes; the suite's cost per preset. ResNet-20, 128 images, linf. Every repeat takes another seed, and accuracies on
+the ensemble are means over them.
 
     python -m benchmarks.attacks                     # members of the zoo, or trained once by members.toml
     python -m benchmarks.attacks --ensemble runs/x/ensemble --quick --json attacks.json
@@ -130,6 +131,9 @@ class Subject:
     def attack(self, name: str, **options: Any) -> Found:
         return randens.attacks.create(name, self.threat, **options)(self.rec, self.x, self.y)
 
+    def seeded(self, name: str, seed: int, **options: Any) -> Found:
+        return self.attack(name, seed=seed, **options)
+
     def part(self, count: int) -> Subject:
         return Subject(self.rec, self.x[:count], self.y[:count], self.threat, self.plain)
 
@@ -167,14 +171,34 @@ def limit(found: Found, measured: dict[str, Timed[Any]], batch: int) -> Side:
     return Side("its passes, bare", timing)
 
 
+class Seeded:
+    """Every call takes the next seed: where one verdict is a quarter of a point, one order of members is chance."""
+
+    def __init__(self, call: Callable[[int], Found | Tensor]) -> None:
+        self.call = call
+        self.values: list[Found | Tensor] = []
+
+    def __call__(self) -> list[Found | Tensor]:
+        self.values.append(self.call(len(self.values)))
+        return self.values
+
+
 def side(name: str, measured: Timed[Any], subject: Subject) -> Side:
-    """Our attacks know their accuracy and passes; of others' points they are worked out."""
+    """Our attacks know their accuracy and passes; of others' points they are worked out. Means over seeds."""
     value = measured.value
+    found = value if isinstance(value, list) else [value]
+    accuracy = sum(_accuracy(each, subject) for each in found) / len(found)
+    ours = [each for each in found if isinstance(each, Found)]
+    count = max(1, len(subject.x)) * max(1, len(ours))
+    spent = sum(each.cost.forwards for each in ours), sum(each.cost.backwards for each in ours)
+    passes = f"{spent[0] / count:.1f} f {spent[1] / count:.1f} b" if ours else ""
+    return Side(name, measured.timing, accuracy, passes)
+
+
+def _accuracy(value: Found | Tensor, subject: Subject) -> float:
     if isinstance(value, Found):
-        count = max(1, len(subject.x))
-        passes = f"{value.cost.forwards / count:.1f} f {value.cost.backwards / count:.1f} b"
-        return Side(name, measured.timing, value.robust_accuracy, passes)
-    return Side(name, measured.timing, 1.0 - float(subject.rec.risk(value, subject.y).mean()))
+        return value.robust_accuracy
+    return 1.0 - float(subject.rec.risk(value, subject.y).mean())
 
 
 def foolbox_pgd(member: nn.Module, x: Tensor, y: Tensor, eps: float) -> Tensor:
@@ -225,12 +249,12 @@ def ensemble_rows(subject: Subject, which: str, precision: str, repeats: int) ->
     names: dict[str, tuple[str, dict[str, Any]]] = {"ARC-R": ("arc-r", {})}
     names |= {name: ("saddle", options) for name, options in SADDLES.items()}
     cases: dict[str, Callable[[], Any]] = {
-        "textbook": lambda: textbook_arc_r(
-            subject.plain, contiguous, subject.y, subject.threat.eps, STEPS, 2, seed=0
+        "textbook": Seeded(
+            partial(textbook_arc_r, subject.plain, contiguous, subject.y, subject.threat.eps, STEPS, 2)
         )
     }
     for name, (kind, options) in names.items():
-        cases[name] = partial(subject.attack, kind, precision=precision, **options)
+        cases[name] = Seeded(partial(subject.seeded, kind, precision=precision, **options))
     # The limit is measured right beside what it limits.
     cases |= {"forward": bare.forward, "both": bare.both}
     bare.both()
@@ -252,7 +276,7 @@ def ensemble_rows(subject: Subject, which: str, precision: str, repeats: int) ->
         if name != quickest:
             yield as_fast(f"{name}, {precision}", sides[name], textbook)
     for name in names:
-        found = measured[name].value
+        found = measured[name].value[-1]
         yield of_cost(f"{name}, {precision}", sides[name], limit(found, measured, len(subject.x)))
 
 

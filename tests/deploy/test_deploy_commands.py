@@ -153,7 +153,9 @@ print(json.dumps(predictor.logits(numpy.load(sys.argv[2])).argmax(axis=2).tolist
         [python, "-c", program, *arguments], check=True, capture_output=True, text=True, cwd=tmp_path
     ).stdout
     assert json.loads(output) == exported.rec.verdicts(data.load("digits", "test").x[:50]).T.tolist()
-    refused = subprocess.run([place / "bin" / "randens", "quickstart"], capture_output=True, text=True, cwd=tmp_path)
+    refused = subprocess.run(
+        [place / "bin" / "randens", "quickstart"], capture_output=True, text=True, cwd=tmp_path
+    )
     assert refused.returncode == 2
     assert refused.stderr.count("\n") == 1
     assert "pip install 'randens[torch]'" in refused.stderr

@@ -15,6 +15,7 @@ from randens.errors import InputError
 from randens.runs import Run
 from randens.training import estimate, train
 from randens.training.cost import plan
+from randens.training.engine import _floored
 from randens.training.methods import METHODS, Roster, uniform
 
 
@@ -177,3 +178,19 @@ def test_load_gives_back_what_train_returned(tmp_path: Path) -> None:
     assert again.threat == rec.threat
     assert again.classes == tuple("0123456789")
     assert all(_equal(_weights(rec, i), _weights(again, i)) for i in range(2))
+
+
+@pytest.mark.parametrize(
+    ("probs", "floor", "expected"),
+    [
+        ([0.5, 0.5], 0.5, [0.5, 0.5]),
+        ([1.0, 0.0], 0.5, [0.75, 0.25]),
+        ([0.5, 0.5], 1.5, [0.25, 0.75]),
+        ([0.6, 0.2, 0.2], 1.5, [0.375, 0.125, 0.5]),
+        ([0.5, 0.5], 9.0, [0.0, 1.0]),
+    ],
+)
+def test_the_member_in_training_keeps_its_share(
+    probs: list[float], floor: float, expected: list[float]
+) -> None:
+    assert _floored(np.array(probs), floor).tolist() == pytest.approx(expected)
