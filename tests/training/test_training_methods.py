@@ -180,6 +180,30 @@ def test_load_gives_back_what_train_returned(tmp_path: Path) -> None:
     assert all(_equal(_weights(rec, i), _weights(again, i)) for i in range(2))
 
 
+def test_independent_members_can_come_from_earlier_runs(tmp_path: Path) -> None:
+    alone = [train(small(seed=seed), tmp_path / f"at{seed}") for seed in (0, 1)]
+    recipe = small(method="iat", members=2, first=[str(tmp_path / "at0"), str(tmp_path / "at1")])
+    rec = train(recipe, tmp_path / "iat")
+    assert all(_equal(_weights(rec, i), _weights(alone[i], 0)) for i in range(2))
+    assert [stage.epochs for stage in plan(recipe)] == [0, 0]
+    # Nothing was trained, but the probabilities were chosen.
+    events = [line["event"] for line in Run.open(tmp_path / "iat").metrics()]
+    assert "epoch" not in events
+    assert events[-1] == "finished"
+    with pytest.raises(InputError, match=r"first names 3 runs; there are only 2 members"):
+        small(method="iat", members=2, first=["a", "b", "c"])
+
+
+def test_adversarial_training_goes_on_from_a_given_member(tmp_path: Path) -> None:
+    start = train(small(), tmp_path / "at")
+    longer = train(small(first=str(tmp_path / "at"), seed=1), tmp_path / "longer")
+    fresh = train(small(seed=1), tmp_path / "fresh")
+    assert not _equal(_weights(longer, 0), _weights(start, 0))
+    assert not _equal(_weights(longer, 0), _weights(fresh, 0))
+    stages = [line["epoch"] for line in Run.open(tmp_path / "longer").metrics() if line["event"] == "epoch"]
+    assert stages == [1, 2]
+
+
 @pytest.mark.parametrize(
     ("probs", "floor", "expected"),
     [

@@ -79,7 +79,7 @@ class Estimate:
 
 
 def plan(recipe: Recipe) -> list[StagePlan]:
-    """The stages of a recipe; a shared first member costs nothing."""
+    """The stages of a recipe; members given by earlier runs cost nothing."""
     method = METHODS[recipe.method]()
     level = "kl" if recipe.loss.name == "trades" else method.level
     craft = adversary(recipe.adversary, recipe.threat.build(), level)
@@ -90,8 +90,8 @@ def plan(recipe: Recipe) -> list[StagePlan]:
         before = sum(counts[:number])
         roster = Roster([nn.Identity()] * before, [nn.Identity()] * size, uniform(before + size))
         victims, _ = method.victims(roster)
-        shared = number == 0 and recipe.first is not None and len(counts) > 1
-        epochs = 0 if shared else recipe.epochs_of(number)
+        given = number < len(recipe.given) and len(counts) > 1
+        epochs = 0 if given else recipe.epochs_of(number)
         several = before + size if method.level != "loss" or recipe.method == "bat" else size
         attacks = math.ceil(epochs / recipe.validation.every)
         if method.reweighs and before:

@@ -34,7 +34,7 @@ from randens.training.cost import plan
 from randens.training.distributed import Workers, workers
 from randens.training.folder import is_finished, open_folder, rewind_metrics
 from randens.training.losses import Examples, Forward, passes, training_loss
-from randens.training.members import Blueprint, first_member, seed_for
+from randens.training.members import Blueprint, given_member, seed_for
 from randens.training.methods import METHODS, Roster, Weights, mirror_descent, uniform
 from randens.training.precision import arithmetic
 from randens.training.recipe import Recipe, load_recipe
@@ -105,7 +105,7 @@ def _train(
             "tensorboard is true, but it is not installed; install the extra randens[tensorboard]"
         )
     blueprint = Blueprint.of(recipe, train_data)
-    first = first_member(recipe.first, blueprint) if recipe.first is not None else None
+    given = [given_member(path, blueprint) for path in recipe.given]
     blueprint()
     if crew.writes:
         open_folder(recipe, folder, say, force)
@@ -114,7 +114,7 @@ def _train(
     if is_finished(run):
         say(f"{folder} is finished already; its ensemble is returned")
         return load(run.ensemble)
-    return _Engine(blueprint, run, crew, train_data, held, first, progress, say, stop).run_all()
+    return _Engine(blueprint, run, crew, train_data, held, given, progress, say, stop).run_all()
 
 
 class _Engine:
@@ -127,14 +127,14 @@ class _Engine:
         crew: Workers,
         train_data: ImageData,
         held: ImageData,
-        first: nn.Module | None,
+        given: list[nn.Module],
         progress: Progress,
         say: Say,
         stop: Callable[[], bool] | None,
     ) -> None:
         recipe = blueprint.recipe
         self.blueprint, self.recipe, self.run, self.crew = blueprint, recipe, run, crew
-        self.train_data, self.first = train_data, first
+        self.train_data, self.given = train_data, given
         self.progress, self.say, self.stop = progress, say, stop
         self.held_x, self.held_y = held[: recipe.validation.size or len(held)]
         self.threat = recipe.threat.build()
@@ -177,8 +177,8 @@ class _Engine:
         trained = []
         for index in range(before, before + self.sizes[number]):
             member = self._place(self.blueprint(index))
-            if index == 0 and self.first is not None:
-                member.load_state_dict(self.first.state_dict())
+            if index < len(self.given):
+                member.load_state_dict(self.given[index].state_dict())
             elif self.inherits and self.finished:
                 member.load_state_dict(self.finished[-1].state_dict())
             trained.append(member)
@@ -205,7 +205,7 @@ class _Engine:
     def _run_stage(self, stage: Stage) -> None:
         """Epochs until the end, or until the watch calls it off."""
         if self.work[stage.number] == 0:
-            return  # the first member is shared, not trained
+            return  # given by an earlier run
         epochs = self.recipe.epochs_of(stage.number)
         wrapped = [self._forward(self.crew.wrap(self._compiled(member))) for member in stage.trained]
         while stage.epoch < epochs and stage.watch.faults < self.recipe.validation.patience:

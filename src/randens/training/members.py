@@ -14,7 +14,7 @@ from randens.ensemble import load
 from randens.errors import InputError
 from randens.training.recipe import Recipe, difference
 
-__all__ = ["Blueprint", "first_member", "seed_for"]
+__all__ = ["Blueprint", "given_member", "seed_for"]
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ class Blueprint:
         )
 
 
-def first_member(path: str, blueprint: Blueprint) -> nn.Module:
-    """The shared first member, from a run folder or an ensemble folder; another network is refused."""
+def given_member(path: str, blueprint: Blueprint) -> nn.Module:
+    """The first member of a run folder or an ensemble folder; another network is refused."""
     folder = Path(path)
     rec = load(folder / "ensemble" if (folder / "ensemble").is_dir() else folder)
     member: nn.Module = rec.members[0]

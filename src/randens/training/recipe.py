@@ -179,7 +179,10 @@ class CheckpointPart(_Part):
 
 
 class Recipe(_Part):
-    """Everything that decides a training run."""
+    """Everything that decides a training run.
+
+    `first` takes the first member, or the first few, from earlier runs; method "at" trains it on.
+    """
 
     method: Method
     members: Count = 1
@@ -188,7 +191,7 @@ class Recipe(_Part):
     batch_size: Count = 128
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     start: Literal["auto", "fresh", "previous"] = "auto"
-    first: str | None = None
+    first: str | tuple[str, ...] | None = None
     ema: Share = 0.0
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -222,11 +225,20 @@ class Recipe(_Part):
             raise ValueError(
                 f"sampling.method is 'candidates'; that is for up to 4 members, not {self.members}"
             )
+        if len(self.given) > self.members:
+            raise ValueError(f"first names {len(self.given)} runs; there are only {self.members} members")
         if self.method == "joint" and self.start == "previous":
             raise ValueError(
                 "start is 'previous'; joint training has no previous member: members would be equal"
             )
         return self
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """Where the members that are not trained here come from, in order."""
+        if self.first is None:
+            return ()
+        return (self.first,) if isinstance(self.first, str) else self.first
 
     def epochs_of(self, stage: int) -> int:
         """Epochs of member number `stage` (0 is the first)."""

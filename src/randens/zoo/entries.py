@@ -123,8 +123,9 @@ def add(
     manifest = dict(run.manifest)
     manifest["command"] = [Path(word).name if "/" in word else word for word in manifest.get("command", [])]
     manifest["recipe"] = dict(manifest["recipe"])
-    if manifest["recipe"].get("first"):
-        manifest["recipe"]["first"] = Path(manifest["recipe"]["first"]).name
+    if first := manifest["recipe"].get("first"):
+        one = isinstance(first, str)
+        manifest["recipe"]["first"] = Path(first).name if one else [Path(path).name for path in first]
     manifest["git_commit"] = manifest.get("git_commit") or commit
     write_json(fresh / "manifest.json", manifest)
     old = folder / f".{name}.old"

@@ -176,10 +176,11 @@ def _differences(shown: Sequence[Entry]) -> list[str]:
 
 
 def _spent(item: Entry, shown: Sequence[Entry]) -> int:
-    """Member passes of all its members: a shared first member was paid for by another run."""
-    first = item.recipe.get("first")
-    shared = sum(e.training["cost"]["forwards"] for e in shown if first and e.name == first)
-    return int(item.training["cost"]["forwards"]) + int(shared)
+    """Member passes of all its members: those given by other runs were paid for there."""
+    first = item.recipe.get("first") or []
+    given = [first] if isinstance(first, str) else first
+    shared = sum(_spent(e, shown) for e in shown if e.name in given)
+    return int(item.training["cost"]["forwards"]) + shared
 
 
 def _paper_passes(method: str, members: int) -> int:
