@@ -59,6 +59,16 @@ def test_evaluate_as_rows(shell: Shell, run_folder: Path, style: str, start: str
     assert "deterministic" not in out
 
 
+def test_evaluate_at_equal_probabilities_unless_told_otherwise(shell: Shell, run_folder: Path) -> None:
+    rows = {}
+    for flag in ("--uniform", "--no-uniform"):
+        code, out, _ = shell("evaluate", run_folder, *FAST, "--format", "markdown", flag)
+        assert code == 0
+        rows[flag] = [line for line in out.splitlines() if "uniform" in line]
+    assert len(rows["--uniform"]) == 1
+    assert rows["--no-uniform"] == []
+
+
 def test_evaluate_elsewhere_with_another_threat(shell: Shell, run_folder: Path, tmp_path: Path) -> None:
     options = ("--norm", "l2", "--eps", "1/4", "--set", "orders=1", "--output", tmp_path / "e.json")
     adversarial = tmp_path / "adv.safetensors"

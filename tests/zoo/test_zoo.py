@@ -124,6 +124,34 @@ def test_results_compare_image_by_image(filled: Path) -> None:
     assert f"AT, natural accuracy: {100 * two.natural:.1f}, wanted at least 65: {verdict}" in page
 
 
+def test_trials_are_kept_without_members_and_shown(
+    shell: Shell, filled: Path, runs: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    rec = training.train(small(threat=RADIUS, method="barre", members=2, sampling={"floor": 1.5}), run)
+    assert rec.threat is not None
+    with pytest.raises(FileError, match="has not been evaluated"):
+        zoo.keep_trial(run, "leaning", filled)
+    images = data.load("digits", "validation").subset(slice(0, 40))
+    found = evaluation.evaluate(rec, images, attacks.create("pgd", rec.threat, steps=3), deterministic=False)
+    found.save(run / "evaluation.json")
+    code, out, _ = shell("zoo", "trial", str(run), "leaning", "--zoo", str(filled))
+    assert code == 0
+    assert "leaning" in out
+    assert zoo.names(filled) == ("digits-at", "digits-barre")
+    (kept,) = zoo.trials(filled)
+    assert not kept.run.ensemble.exists()
+    # The member trained last is what the settings made; α leant towards it.
+    robust = found.member_accuracies[-1].robust.value
+    line = next(line for line in zoo.results(filled).splitlines() if line.startswith("| leaning "))
+    assert f"{100 * robust:.1f} %" in line
+    assert "≥ 0.75" in line
+    with pytest.raises(InputError, match="is on test data; settings are compared on validation data"):
+        zoo.keep_trial(runs / "barre", "peeking", filled)
+    with pytest.raises(InputError, match="name is 'trials'"):
+        zoo.add(runs / "at", "trials", filled)
+
+
 def test_commands(shell: Shell, filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     code, out, _ = shell("zoo", "list", "--zoo", str(filled), "--json")

@@ -41,6 +41,7 @@ def evaluate(
     eps: choices.Eps = None,
     seed: choices.Seed = 0,
     deterministic: Annotated[bool, typer.Option(help="Attack the mean of all logits too.")] = True,
+    uniform: Annotated[bool, typer.Option(help="Attack equal probabilities, too.")] = True,
     output: Annotated[
         Path | None, typer.Option(help="Where the JSON goes; evaluation.json of the run by default.")
     ] = None,
@@ -70,7 +71,7 @@ def evaluate(
     subject = open_subject(run, data=data, norm=norm, eps=choices.number("--eps", eps))
     images = subject.load(split, limit)
     chosen = choices.make_attacks(attack, ("suite",), subject.threat, settings, seed)
-    also = {} if len(subject.rec) == 1 else {"uniform": None}
+    also = {"uniform": None} if uniform and len(subject.rec) > 1 else {}
     parts = workplace(subject.run, subject.rec, images, chosen)
     with workers("cpu") as crew, bars() as progress:
         result = evaluation.evaluate(

@@ -124,6 +124,26 @@ def add(
     typer.echo(f"{name} is in the zoo; its card is {path}")
 
 
+@app.command("trial")
+def trial(
+    run: Annotated[Path, typer.Argument(help="A finished run folder, evaluated on validation data.")],
+    name: Annotated[str, typer.Argument(help="What it is to be called.")],
+    zoo: _Zoo = None,
+    commit: Annotated[
+        str | None,
+        typer.Option(help="The commit that trained it, where the run does not say.", show_default=False),
+    ] = None,
+) -> None:
+    """Keep what a run found that was made to compare settings, without its members; the page of results shows it.
+
+    Example: randens zoo trial runs/pgd-2 pgd-2 --zoo zoo
+    """
+    from randens import zoo as home
+
+    item = home.keep_trial(run, name, zoo, commit=commit)
+    typer.echo(f"what {run} found is in {item.run.path}")
+
+
 @app.command("results")
 def results(
     output: Annotated[

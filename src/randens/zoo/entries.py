@@ -21,9 +21,10 @@ from randens.evaluation import Evaluation
 from randens.files import write_json
 from randens.runs import Run
 
-__all__ = ["Entry", "add", "entry", "load", "names", "root", "take"]
+__all__ = ["Entry", "add", "entry", "keep_trial", "load", "names", "root", "take", "trials"]
 
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+_TRIALS = "trials"
 _KEPT = ("training.json", "sampling.json", "metrics.jsonl")
 
 
@@ -105,21 +106,57 @@ def add(
     that made the run, paths keep their last part only: where it was made says nothing to anybody else.
     `commit`: the sources that trained it, where the manifest does not say.
     """
-    if not _NAME.fullmatch(name):
-        raise InputError(
-            f"name is {name!r}; use small letters, digits and single hyphens, e.g. cifar10-resnet20-at"
-        )
+    folder = zoo or root()
+    _put(_finished(run_folder), folder, name, commit, members=True)
+    return entry(name, folder)
+
+
+def keep_trial(
+    run_folder: str | os.PathLike[str], name: str, zoo: Path | None = None, *, commit: str | None = None
+) -> Entry:
+    """Keep what a run found that was made to compare settings: all but its members.
+
+    It must have been evaluated, and on validation data: settings are not compared on anything else.
+    """
+    run = _finished(run_folder)
+    found = {path.stem: Evaluation.load(path) for path in sorted(run.path.glob("evaluation*.json"))}
+    if not found:
+        raise FileError(f"{run.path} has not been evaluated; run randens evaluate --split validation")
+    for stem, evaluation in found.items():
+        if evaluation.split != "validation":
+            raise InputError(
+                f"{stem}.json of {run.path} is on {evaluation.split} data; settings are compared on validation data"
+            )
+    folder = (zoo or root()) / _TRIALS
+    _put(run, folder, name, commit, members=False)
+    return entry(name, folder)
+
+
+def trials(zoo: Path | None = None) -> tuple[Entry, ...]:
+    """What was kept of runs that compared settings, by name."""
+    folder = (zoo or root()) / _TRIALS
+    return tuple(entry(name, folder) for name in names(folder))
+
+
+def _finished(run_folder: str | os.PathLike[str]) -> Run:
     run = Run.open(run_folder)
     if not run.ensemble.is_dir() or not (run.path / "training.json").is_file():
         raise FileError(f"{run.path} is not a finished training run; the zoo takes no others")
+    return run
+
+
+def _put(run: Run, folder: Path, name: str, commit: str | None, *, members: bool) -> None:
+    """Copy a run to `folder`/`name`, whole or not at all."""
+    if not _NAME.fullmatch(name) or name == _TRIALS:
+        raise InputError(
+            f"name is {name!r}; use small letters, digits and single hyphens, e.g. cifar10-resnet20-at"
+        )
     rec = ensemble.load(run.ensemble)
-    evaluations = sorted(run.path.glob("evaluation*.json"))
-    for path in evaluations:
+    for path in sorted(run.path.glob("evaluation*.json")):
         Evaluation.load(path).check(rec)
-    folder = zoo or root()
     fresh = folder / f".{name}.new"
     shutil.rmtree(fresh, ignore_errors=True)
-    _copy(run.path, fresh)
+    _copy(run.path, fresh, members=members)
     manifest = dict(run.manifest)
     manifest["command"] = [Path(word).name if "/" in word else word for word in manifest.get("command", [])]
     manifest["recipe"] = dict(manifest["recipe"])
@@ -134,10 +171,9 @@ def add(
         os.replace(folder / name, old)
     os.replace(fresh, folder / name)
     shutil.rmtree(old, ignore_errors=True)
-    return entry(name, folder)
 
 
-def _copy(source: Path, target: Path) -> None:
+def _copy(source: Path, target: Path, *, members: bool = True) -> None:
     target.mkdir(parents=True)
     for path in (
         source / "manifest.json",
@@ -146,4 +182,5 @@ def _copy(source: Path, target: Path) -> None:
     ):
         if path.is_file():
             shutil.copyfile(path, target / path.name)
-    shutil.copytree(source / "ensemble", target / "ensemble")
+    if members:
+        shutil.copytree(source / "ensemble", target / "ensemble")

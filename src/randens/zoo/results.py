@@ -11,7 +11,7 @@ from randens.evaluation.reproduce import METHOD_NAMES, paper
 from randens.evaluation.results import Accuracy
 from randens.evaluation.tables import count, percent
 from randens.zoo.cards import attacks_of, schooling
-from randens.zoo.entries import Entry, entry, names
+from randens.zoo.entries import Entry, entry, names, trials
 
 __all__ = ["results"]
 
@@ -35,7 +35,8 @@ def results(zoo: Path | None = None) -> str:
     if not shown:
         return "\n".join([*text, "No entry has been evaluated.", ""])
     text += _table(shown) + _settings(shown)
-    text += _comparisons(shown) + _members(shown) + _goals(shown) + _differences(shown)
+    text += _comparisons(shown) + _members(shown) + _goals(shown)
+    text += _tried(trials(zoo)) + _differences(shown)
     return "\n".join(text) + "\n"
 
 
@@ -156,6 +157,31 @@ def _goal(what: str, value: float, goal: float) -> str:
     return f"- {what}: {100 * value:.1f}, wanted at least {100 * goal:.0f}: {verdict}"
 
 
+def _tried(tried: Sequence[Entry]) -> list[str]:
+    """The member trained last in every run that compared settings, beside the one it started from."""
+    if not tried:
+        return []
+    lines = ["## Settings compared on validation data", ""]
+    lines.append(_line(["trial", "method", "training", "α in training", "natural", "robust", "under"]))
+    lines.append(_line(["---", "---", "---", "---:", "---:", "---:", "---"]))
+    for item in tried:
+        for name, found in item.evaluations.items():
+            at_first, last = found.member_accuracies[0], found.member_accuracies[-1]
+            under = f"{attacks_of(found)}, {found.n:,} images"
+            if item is tried[0]:
+                start = [percent(at_first.natural.value), _interval(at_first)]
+                lines.append(_line(["its start, the first member", "", "", "", *start, under]))
+            how = schooling(item.recipe)
+            share = item.recipe["sampling"]["floor"] / item.recipe["members"]
+            least = f"≥ {min(1.0, share):.2g}" if item.recipe["method"] == "barre" else ""
+            method = METHOD_NAMES.get(item.recipe["method"], item.recipe["method"])
+            method += ", continued" if item.recipe["start"] == "previous" else ""
+            title = item.name if len(item.evaluations) == 1 else f"{item.name} (`{name}`)"
+            cells = [title, method, how, least, percent(last.natural.value), _interval(last), under]
+            lines.append(_line(cells))
+    return [*lines, ""]
+
+
 def _differences(shown: Sequence[Entry]) -> list[str]:
     lines = ["## What differs from the paper's setting", ""]
     for item in shown:
@@ -169,10 +195,15 @@ def _differences(shown: Sequence[Entry]) -> list[str]:
         )
     lines += [
         "- The paper reports the checkpoint that does best on test data, and trains on all 50,000 images; here "
-        "checkpoints and α are chosen on 500 of 5,000 validation images that are not trained on.",
+        f"checkpoints and α are chosen on {_validated(shown)} of 5,000 validation images that are not trained on.",
         "- The paper's robust accuracies are under ARC-R alone; a portfolio can only find more.",
     ]
     return [*lines, ""]
+
+
+def _validated(shown: Sequence[Entry]) -> str:
+    sizes = sorted({item.recipe["validation"].get("size") or 5000 for item in shown})
+    return " or ".join(f"{size:,}" for size in sizes)
 
 
 def _spent(item: Entry, shown: Sequence[Entry]) -> int:
