@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import importlib.util
 import json
+import math
 import os
 import shutil
 import sys
@@ -109,6 +110,18 @@ def test_more_members_can_be_added_to_a_finished_run_but_not_fewer(tmp_path: Pat
         assert all(torch.equal(v, b.state_dict()[k]) for k, v in a.state_dict().items())
     with pytest.raises(InputError, match=r"members is 2; .* holds 3 already"):
         train(two, tmp_path / "run", force=True)
+
+
+def test_a_stopped_run_can_end_with_the_members_it_has(tmp_path: Path) -> None:
+    one = train(small(method="iat"), tmp_path / "one")
+    two = small(method="iat", members=2)
+    steps = two.epochs * math.ceil(len(data.load("digits", "train")) / two.batch_size)
+    with pytest.raises(Stopped, match="member 2, epoch 1, step 3"):
+        train(two, tmp_path / "run", stop=_stop_after(steps + 3))
+    ended = train(small(method="iat"), tmp_path / "run", force=True)
+    assert len(ended) == 1
+    assert _files(tmp_path / "run") == _files(tmp_path / "one")
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), ended.parameters(), strict=True))
 
 
 def test_another_network_does_not_fit_a_checkpoint(tmp_path: Path) -> None:

@@ -503,7 +503,9 @@ class _Engine:
                 for index in range(checkpoint.position["finished"]):
                     self._add_finished(part(checkpoint.tensors, f"finished.{index}"))
                 self.ledger = Ledger(**checkpoint.position["ledger"])
-                if checkpoint.position["stage"] is not None:
+                # With fewer members than it was begun with, a run ends with those it has.
+                more = len(self.finished) < self.recipe.members
+                if more and checkpoint.position["stage"] is not None:
                     stage = self._begin()
                     restore(stage, checkpoint, self.batches)
             except (RuntimeError, KeyError, IndexError, StopIteration) as error:
