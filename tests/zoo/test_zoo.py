@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -69,6 +70,22 @@ def test_paths_of_the_machine_stay_outside(runs: Path, tmp_path: Path) -> None:
     zoo.add(run, "shared-first", zoo_folder)
     assert str(runs) not in (zoo_folder / "shared-first" / "manifest.json").read_text(encoding="utf-8")
     assert zoo.entry("shared-first", zoo_folder).recipe["first"] == "at"
+
+
+def test_commands_lose_places_and_nothing_else(runs: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(runs / "at", tmp_path / "run"))
+    manifest = json.loads((run / "manifest.json").read_text(encoding="utf-8"))
+    words = [
+        "train",
+        "/home/me/r.toml",
+        "--set",
+        "adversary.step=6/255",
+        "--set",
+        'first=["/a/b/c", "runs/d"]',
+    ]
+    (run / "manifest.json").write_text(json.dumps({**manifest, "command": words}), encoding="utf-8")
+    kept = zoo.add(run, "mine", tmp_path).run.manifest["command"]
+    assert kept == ["train", "r.toml", "--set", "adversary.step=6/255", "--set", 'first=["c", "d"]']
 
 
 def test_damage_is_noticed(filled: Path) -> None:

@@ -25,6 +25,8 @@ __all__ = ["Entry", "add", "entry", "keep_trial", "load", "names", "root", "take
 
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _TRIALS = "trials"
+# The folders of a path inside a word of a command; a fraction like 8/255 is none.
+_PLACE = re.compile(r"(?:/|[\w.~-]*[^\W\d][\w.~-]*/)(?:[\w.~-]+/)*")
 _KEPT = ("training.json", "sampling.json", "metrics.jsonl")
 
 
@@ -158,7 +160,7 @@ def _put(run: Run, folder: Path, name: str, commit: str | None, *, members: bool
     shutil.rmtree(fresh, ignore_errors=True)
     _copy(run.path, fresh, members=members)
     manifest = dict(run.manifest)
-    manifest["command"] = [Path(word).name if "/" in word else word for word in manifest.get("command", [])]
+    manifest["command"] = [_PLACE.sub("", word) for word in manifest.get("command", [])]
     manifest["recipe"] = dict(manifest["recipe"])
     if first := manifest["recipe"].get("first"):
         one = isinstance(first, str)
