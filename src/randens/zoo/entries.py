@@ -26,7 +26,7 @@ __all__ = ["Entry", "add", "entry", "keep_trial", "load", "names", "root", "take
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _TRIALS = "trials"
 # The folders of a path inside a word of a command; a fraction like 8/255 is none.
-_PLACE = re.compile(r"(?:/|[\w.~-]*[^\W\d][\w.~-]*/)(?:[\w.~-]+/)*")
+_PLACE = re.compile(r"(?:(?<!\w)/|[\w.~-]*[^\W\d][\w.~-]*/)(?:[\w.~-]+/)*")
 _KEPT = ("training.json", "sampling.json", "metrics.jsonl")
 
 
