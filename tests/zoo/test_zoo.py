@@ -83,8 +83,12 @@ def test_commands_lose_places_and_nothing_else(runs: Path, tmp_path: Path) -> No
         "--set",
         'first=["/a/b/c", "runs/d"]',
     ]
-    (run / "manifest.json").write_text(json.dumps({**manifest, "command": words}), encoding="utf-8")
-    kept = zoo.add(run, "mine", tmp_path).run.manifest["command"]
+    earlier = [{**manifest["recipe"], "first": "/a/b/c"}]
+    changed = {**manifest, "command": words, "earlier_recipes": earlier}
+    (run / "manifest.json").write_text(json.dumps(changed), encoding="utf-8")
+    entry = zoo.add(run, "mine", tmp_path)
+    assert entry.run.manifest["earlier_recipes"][0]["first"] == "c"
+    kept = entry.run.manifest["command"]
     assert kept == ["train", "r.toml", "--set", "adversary.step=6/255", "--set", 'first=["c", "d"]']
 
 

@@ -161,10 +161,9 @@ def _put(run: Run, folder: Path, name: str, commit: str | None, *, members: bool
     _copy(run.path, fresh, members=members)
     manifest = dict(run.manifest)
     manifest["command"] = [_PLACE.sub("", word) for word in manifest.get("command", [])]
-    manifest["recipe"] = dict(manifest["recipe"])
-    if first := manifest["recipe"].get("first"):
-        one = isinstance(first, str)
-        manifest["recipe"]["first"] = Path(first).name if one else [Path(path).name for path in first]
+    manifest["recipe"] = _without_places(manifest["recipe"])
+    if "earlier_recipes" in manifest:
+        manifest["earlier_recipes"] = [_without_places(recipe) for recipe in manifest["earlier_recipes"]]
     manifest["git_commit"] = manifest.get("git_commit") or commit
     write_json(fresh / "manifest.json", manifest)
     old = folder / f".{name}.old"
@@ -173,6 +172,14 @@ def _put(run: Run, folder: Path, name: str, commit: str | None, *, members: bool
         os.replace(folder / name, old)
     os.replace(fresh, folder / name)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _without_places(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    first = recipe.get("first")
+    if not first:
+        return dict(recipe)
+    named = Path(first).name if isinstance(first, str) else [Path(path).name for path in first]
+    return {**recipe, "first": named}
 
 
 def _copy(source: Path, target: Path, *, members: bool = True) -> None:

@@ -128,7 +128,7 @@ def _members(shown: Sequence[Entry]) -> list[str]:
             + (
                 ": later members moved along the trade-off between the two, towards natural accuracy, instead of "
                 "becoming more robust."
-                if last.natural.value > first.natural.value and robust.low <= 0
+                if last.natural.value > first.natural.value and robust.value < 0
                 else "."
             ),
             "",
