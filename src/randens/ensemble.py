@@ -349,6 +349,7 @@ def _fill(module: nn.Module, path: Path, expected: str) -> None:
     if sha256(content) != expected:
         raise FileError(f"{path} does not match its checksum; it is truncated or was altered")
     try:
+        # safetensors holds numbers and names only: reading it runs nothing.
         module.load_state_dict(safetensors.torch.load(content))
     except (SafetensorError, RuntimeError) as error:
         reason = " ".join(str(error).split())

@@ -77,13 +77,13 @@ def test_commands_lose_places_and_nothing_else(runs: Path, tmp_path: Path) -> No
     manifest = json.loads((run / "manifest.json").read_text(encoding="utf-8"))
     words = [
         "train",
-        "/home/me/r.toml",
+        str(tmp_path / "r.toml"),
         "--set",
         "adversary.step=6/255",
         "--set",
-        'first=["/a/b/c", "runs/d"]',
+        f'first=["{tmp_path / "c"}", "runs/d"]',
     ]
-    earlier = [{**manifest["recipe"], "first": "/a/b/c"}]
+    earlier = [{**manifest["recipe"], "first": str(tmp_path / "c")}]
     changed = {**manifest, "command": words, "earlier_recipes": earlier}
     (run / "manifest.json").write_text(json.dumps(changed), encoding="utf-8")
     entry = zoo.add(run, "mine", tmp_path)

@@ -64,6 +64,7 @@ class Survey:
                 "folder is None; give attack.survey(..., folder=...) to keep the perturbed inputs"
             )
         for path in sorted(self.folder.glob("batch-*.safetensors")):
+            # safetensors holds numbers and names only: reading it runs nothing.
             tensors = safetensors.torch.load(path.read_bytes())
             yield tensors["x_adv"], tensors["y"]
 
@@ -173,6 +174,7 @@ class _Part:
     def unpack(content: bytes) -> tuple[_Part, dict[str, str]]:
         length = int.from_bytes(content[:8], "little")
         metadata = json.loads(content[8 : 8 + length]).get("__metadata__", {})
+        # safetensors holds numbers and names only: reading it runs nothing.
         tensors = safetensors.torch.load(content)
         if metadata.get("checksum") != _checksum(tensors):
             raise ValueError("the content does not match its checksum")

@@ -19,6 +19,11 @@ _Zoo = Annotated[
     Path | None,
     typer.Option("--zoo", help="Another zoo folder than the one that came with randens.", show_default=False),
 ]
+_NewName = Annotated[str, typer.Argument(help="What it is to be called.")]
+_Commit = Annotated[
+    str | None,
+    typer.Option(help="The commit that trained it, where the run does not say.", show_default=False),
+]
 
 
 @app.command("list")
@@ -104,12 +109,9 @@ def card(name: _Name, zoo: _Zoo = None, as_json: Json = False) -> None:
 @app.command("add")
 def add(
     run: Annotated[Path, typer.Argument(help="A finished run folder, evaluated.")],
-    name: Annotated[str, typer.Argument(help="What it is to be called.")],
+    name: _NewName,
     zoo: _Zoo = None,
-    commit: Annotated[
-        str | None,
-        typer.Option(help="The commit that trained it, where the run does not say.", show_default=False),
-    ] = None,
+    commit: _Commit = None,
 ) -> None:
     """Put a finished run into the zoo and write its card.
 
@@ -127,12 +129,9 @@ def add(
 @app.command("trial")
 def trial(
     run: Annotated[Path, typer.Argument(help="A finished run folder, evaluated on validation data.")],
-    name: Annotated[str, typer.Argument(help="What it is to be called.")],
+    name: _NewName,
     zoo: _Zoo = None,
-    commit: Annotated[
-        str | None,
-        typer.Option(help="The commit that trained it, where the run does not say.", show_default=False),
-    ] = None,
+    commit: _Commit = None,
 ) -> None:
     """Keep what a run found that was made to compare settings, without its members; the page of results shows it.
 
