@@ -15,6 +15,7 @@ from tests.training.small_runs import small
 import randens
 from randens import attacks, data, evaluation, training, zoo
 from randens.errors import FileError, InputError
+from randens.evaluation.tables import count, percent
 
 __all__ = ["shell"]
 
@@ -139,10 +140,39 @@ def test_results_compare_image_by_image(filled: Path) -> None:
     page = zoo.results(filled)
     one, two = (zoo.entry(f"digits-{name}", filled).evaluations["evaluation"] for name in ("barre", "at"))
     gain = 100 * float(np.mean(two.risk - one.risk))
-    assert f"BARRE minus AT (`evaluation`): {gain:+.1f} points" in page
+    assert f"| BARRE | {gain:+.1f} (" in page
     goal = 100 * (0.65 - two.natural)
     verdict = f"missed by {goal:.1f} points" if goal > 0 else "met"
     assert f"AT, natural accuracy: {100 * two.natural:.1f}, wanted at least 65: {verdict}" in page
+
+
+def test_results_count_what_a_run_builds_on_once(runs: Path, tmp_path: Path) -> None:
+    """AT trained on, and IAT from both: their titles, their passes, the spread over the members."""
+    place = tmp_path / "zoo"
+    place.mkdir()
+    images = data.load("digits", "test").subset(slice(0, 40))
+    at, more, both = runs / "at", tmp_path / "more", tmp_path / "both"
+    training.train(small(threat=RADIUS, first=str(at), epochs=2), more)
+    training.train(small(threat=RADIUS, method="iat", members=2, first=[str(at), str(more)]), both)
+    for run in (more, both):
+        rec = randens.load(run / "ensemble")
+        assert rec.threat is not None
+        evaluation.evaluate(rec, images, attacks.create("pgd", rec.threat, steps=3)).save(
+            run / "evaluation.json"
+        )
+    for run in (at, more, both):
+        zoo.add(run, run.name, place)
+    spent = {name: zoo.entry(name, place).training["cost"]["forwards"] for name in ("at", "more", "both")}
+    epochs = sum(zoo.entry(name, place).recipe["epochs"] for name in ("at", "more"))
+    page = zoo.results(place)
+    lines = {line.split(" | ")[0]: line for line in reversed(page.splitlines())}
+    assert f" {count(spent['at'] + spent['more'])} " in lines[f"| AT, {epochs} epochs"]
+    assert f" {count(sum(spent.values()))} " in lines["| IAT"]
+    natural = [a.natural.value for a in zoo.entry("both", place).evaluations["evaluation"].member_accuracies]
+    spread = 100 * abs(natural[0] - natural[1]) / 2**0.5
+    assert f"mean {percent(sum(natural) / 2)}, standard deviation {spread:.1f} points" in page
+    assert "2 epochs on from `at`, batches" in zoo.card(zoo.entry("more", place))
+    assert "Members taken from `at`, `more`, batches" in zoo.card(zoo.entry("both", place))
 
 
 def test_trials_are_kept_without_members_and_shown(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from randens.evaluation import Evaluation, tables
@@ -11,7 +11,7 @@ from randens.evaluation.results import THREAT_MODEL
 from randens.files import sha256
 from randens.zoo.entries import Entry
 
-__all__ = ["attacks_of", "card", "schooling"]
+__all__ = ["attacks_of", "card", "given_names", "schooling"]
 
 
 def card(entry: Entry) -> str:
@@ -69,15 +69,30 @@ def card(entry: Entry) -> str:
     return "\n".join(text) + "\n"
 
 
+def given_names(recipe: Mapping[str, Any]) -> Sequence[str]:
+    """The runs that its first members come from; with AT, the run that it trains on from."""
+    first = recipe.get("first") or []
+    return [first] if isinstance(first, str) else first
+
+
 def schooling(recipe: Mapping[str, Any]) -> str:
     """How the members were trained, in a sentence."""
-    later = recipe.get("later_epochs")
     optimizer = recipe["optimizer"]
-    epochs = f"{recipe['epochs']} epochs" + (
-        f" for the first member and {later} for each later one"
-        if later and recipe["members"] > 1
-        else " per member"
-    )
+    given, members = given_names(recipe), recipe["members"]
+    later = recipe.get("later_epochs") or recipe["epochs"]
+    names = ", ".join(f"`{name}`" for name in given)
+    if given and recipe["method"] == "at":
+        epochs = f"{recipe['epochs']} epochs on from {names}"
+    elif given:
+        epochs = f"Members taken from {names}" + (
+            f", {later} epochs for each further one" if len(given) < members else ""
+        )
+    else:
+        epochs = f"{recipe['epochs']} epochs" + (
+            f" for the first member and {later} for each later one"
+            if recipe.get("later_epochs") and members > 1
+            else " per member"
+        )
     rate = f"rate {optimizer['lr']:g}" + (
         f" ({optimizer['later_lr']:g} for later members)" if optimizer.get("later_lr") else ""
     )

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 from randens.evaluation import Evaluation, difference
 from randens.evaluation.reproduce import METHOD_NAMES, paper
 from randens.evaluation.results import Accuracy
 from randens.evaluation.tables import count, percent
-from randens.zoo.cards import attacks_of, schooling
+from randens.zoo.cards import attacks_of, given_names, schooling
 from randens.zoo.entries import Entry, entry, names, trials
 
 __all__ = ["results"]
@@ -21,10 +23,26 @@ _PAPER_IMAGES, _PAPER_EPOCHS, _PAPER_STEPS = 50_000, 100, 10
 _MARGIN, _ROBUST, _NATURAL = 0.03, 0.36, 0.65  # what this budget was hoped to reach
 
 
+@dataclass(frozen=True)
+class _Row:
+    """An evaluated entry as the page shows it; `spent`: member passes to train all its members."""
+
+    item: Entry
+    title: str
+    spent: int
+
+    @property
+    def main(self) -> Evaluation:
+        return self.item.evaluations[_MAIN]
+
+    @property
+    def recipe(self) -> Mapping[str, Any]:
+        return self.item.recipe
+
+
 def results(zoo: Path | None = None) -> str:
     """Markdown: the table, comparisons image by image, goals, and what differs from the paper's setting."""
-    found = [entry(name, zoo) for name in names(zoo)]
-    shown = sorted((e for e in found if _MAIN in e.evaluations), key=_order)
+    shown = _rows([entry(name, zoo) for name in names(zoo)])
     text = [
         "# Results",
         "",
@@ -35,84 +53,99 @@ def results(zoo: Path | None = None) -> str:
     if not shown:
         return "\n".join([*text, "No entry has been evaluated.", ""])
     text += _table(shown) + _settings(shown)
-    text += _comparisons(shown) + _members(shown) + _goals(shown)
+    text += _comparisons(shown) + _members(shown) + _seeds(shown) + _goals(shown)
     text += _tried(trials(zoo)) + _differences(shown)
     return "\n".join(text) + "\n"
 
 
-def _order(item: Entry) -> tuple[int, int, str]:
+def _rows(found: Sequence[Entry]) -> list[_Row]:
+    """The evaluated entries in the paper's order of methods, cheaper ones first, no two with the same title."""
+    shown = [e for e in found if _MAIN in e.evaluations]
+    titles = [_title(e, found) for e in shown]
+    rows = [
+        _Row(e, title if titles.count(title) == 1 else f"{title} (`{e.name}`)", _spent(e, found))
+        for e, title in zip(shown, titles, strict=True)
+    ]
+    return sorted(rows, key=lambda row: (_place(row.recipe["method"]), row.spent, row.item.name))
+
+
+def _place(method: str) -> int:
     methods = list(METHOD_NAMES)
-    method = item.recipe["method"]
-    place = methods.index(method) if method in methods else len(methods)
-    return place, int(item.run.manifest.get("seed") or 0), item.name
+    return methods.index(method) if method in methods else len(methods)
 
 
-def _table(shown: Sequence[Entry]) -> list[str]:
-    others = sorted({name for e in shown for name in e.evaluations if name != _MAIN})
+def _table(shown: Sequence[_Row]) -> list[str]:
+    others = sorted({name for row in shown for name in row.item.evaluations if name != _MAIN})
     heads = ["", "M", "FLOPs", "natural", f"robust (`{_MAIN}`)", *(f"robust (`{name}`)" for name in others)]
     heads += ["member passes to train", "paper: natural / robust"]
     lines = [_line(heads), _line(["---", *["---:"] * (len(heads) - 1)])]
-    for item in shown:
-        main = item.evaluations[_MAIN]
-        spent = count(_spent(item, shown))
-        members = str(main.members)
-        robust = [_robust(item.evaluations.get(name)) for name in (_MAIN, *others)]
-        natural = percent(main.natural)
-        lines.append(
-            _line([_title(item), members, count(main.expected_flops), natural, *robust, spent, _paper(item)])
-        )
-        if main.members > 1 and main.deterministic is not None:
-            whole = [_deterministic(item.evaluations.get(name)) for name in (_MAIN, *others)]
-            name = f"{_title(item)}, mean of all logits"
-            natural = percent(main.deterministic.natural.value)
-            lines.append(_line([name, members, count(sum(main.flops)), natural, *whole, "the same", ""]))
+    for row in shown:
+        main = row.main
+        found = [row.item.evaluations.get(name) for name in (_MAIN, *others)]
+        start = [row.title, str(main.members), count(main.expected_flops), percent(main.natural)]
+        lines.append(_line([*start, *(_robust(e) for e in found), count(row.spent), _paper(row.recipe)]))
+        whole = next((e.deterministic for e in found if e is not None and e.deterministic is not None), None)
+        if main.members > 1 and whole is not None:
+            start = [f"{row.title}, mean of all logits", str(main.members), count(sum(main.flops))]
+            cells = [*start, percent(whole.natural.value), *(_deterministic(e) for e in found)]
+            lines.append(_line([*cells, "the same", ""]))
     return [*lines, ""]
 
 
-def _settings(shown: Sequence[Entry]) -> list[str]:
+def _settings(shown: Sequence[_Row]) -> list[str]:
     lines = ["Robust accuracies with 95 % intervals over the images, under:", ""]
     seen: dict[str, str] = {}
-    for item in shown:
-        for name, evaluation in item.evaluations.items():
+    for row in shown:
+        for name, evaluation in row.item.evaluations.items():
             where = f"the first {evaluation.n:,} images of {evaluation.data} {evaluation.split}"
             seen.setdefault(f"- `{name}`: {attacks_of(evaluation)} on {where}", "")
     return [*lines, *sorted(seen), ""]
 
 
-def _comparisons(shown: Sequence[Entry]) -> list[str]:
+def _comparisons(shown: Sequence[_Row]) -> list[str]:
     """Every randomized ensemble against every single member on the same images."""
-    lines = ["## Against single members, image by image", ""]
-    singles = [e for e in shown if e.evaluations[_MAIN].members == 1]
-    ensembles = [e for e in shown if e.evaluations[_MAIN].members > 1]
-    for item in ensembles:
-        for single in singles:
-            for name in item.evaluations.keys() & single.evaluations.keys():
-                one, two = item.evaluations[name], single.evaluations[name]
-                if one.n != two.n or one.split != two.split or one.attacks != two.attacks:
-                    continue
-                gain = difference(two.risk, one.risk)
-                lines.append(
-                    f"- {_title(item)} minus {_title(single)} (`{name}`): {_points(gain.value)} points of "
-                    f"robust accuracy ({_points(gain.low)} to {_points(gain.high)}), at "
-                    f"{one.expected_flops / two.expected_flops:.2f} times the FLOPs per inference"
-                )
-        main = item.evaluations[_MAIN]
-        best = max(a.robust.value for a in main.member_accuracies)
+    singles = [row for row in shown if row.main.members == 1]
+    ensembles = [row for row in shown if row.main.members > 1]
+    lines = []
+    for name in sorted({name for row in shown for name in row.item.evaluations}):
+        pairs = [(one, [_gain(one, two, name) for two in singles]) for one in ensembles]
+        pairs = [(one, gains) for one, gains in pairs if any(gains)]
+        if not pairs:
+            continue
+        lines += [f"Points of robust accuracy over single networks (`{name}`), with 95 % intervals:", ""]
+        lines += [_line(["", *(f"over {two.title}" for two in singles)])]
+        lines += [_line(["---", *["---:"] * len(singles)])]
+        lines += [_line([one.title, *gains]) for one, gains in pairs] + [""]
+    for one in ensembles:
+        best = max(a.robust.value for a in one.main.member_accuracies)
         lines.append(
-            f"- {_title(item)}: its best member alone has {percent(best)} on the same witnesses, the ensemble "
-            f"{percent(main.robust)}; drawing at random is worth {100 * (main.robust - best):+.1f} points"
+            f"- {one.title}: its best member alone has {percent(best)} on the same witnesses, the ensemble "
+            f"{percent(one.main.robust)}; drawing at random is worth {100 * (one.main.robust - best):+.1f} points"
         )
-    return [*lines, ""] if len(lines) > 2 else []
+    return ["## Against single members, image by image", "", *lines, ""] if lines else []
 
 
-def _members(shown: Sequence[Entry]) -> list[str]:
+def _gain(one: _Row, two: _Row, name: str) -> str:
+    """How much more robust `one` is than `two`; empty if they were not attacked alike on the same images."""
+    mine, theirs = one.item.evaluations.get(name), two.item.evaluations.get(name)
+    if mine is None or theirs is None:
+        return ""
+    if (mine.n, mine.split, mine.attacks) != (theirs.n, theirs.split, theirs.attacks):
+        return ""
+    gain = difference(theirs.risk, mine.risk)
+    flops = mine.expected_flops / theirs.expected_flops
+    cost = "" if abs(flops - 1) < 0.005 else f", {flops:.2f} times the FLOPs"
+    return f"{_points(gain.value)} ({_points(gain.low)} to {_points(gain.high)}){cost}"
+
+
+def _members(shown: Sequence[_Row]) -> list[str]:
     """Each ensemble's members alone, and which way training went from the first to the last."""
     lines = []
-    for item in shown:
-        main = item.evaluations[_MAIN]
+    for row in shown:
+        main = row.main
         if main.members == 1:
             continue
-        lines += [f"## The members of {_title(item)}", "", _line(["member", "α", "natural", "robust"])]
+        lines += [f"## The members of {row.title}", "", _line(["member", "α", "natural", "robust"])]
         lines.append(_line(["---:"] * 4))
         for i, accuracy in enumerate(main.member_accuracies):
             cells = [str(i), f"{main.probs[i]:.3g}", percent(accuracy.natural.value), _interval(accuracy)]
@@ -139,16 +172,37 @@ def _members(shown: Sequence[Entry]) -> list[str]:
     return lines
 
 
-def _goals(shown: Sequence[Entry]) -> list[str]:
+def _seeds(shown: Sequence[_Row]) -> list[str]:
+    """Single networks that differ in nothing but the seed: the members of independent adversarial training."""
+    lines = []
+    for row in shown:
+        if row.recipe["method"] != "iat" or row.recipe["start"] == "previous" or row.main.members == 1:
+            continue
+        accuracies = row.main.member_accuracies
+        for what, values in (
+            ("natural", [a.natural.value for a in accuracies]),
+            ("robust", [a.robust.value for a in accuracies]),
+        ):
+            shares = ", ".join(percent(value) for value in values)
+            lines.append(
+                f"- {what}: {shares}; mean {percent(fmean(values))}, standard deviation "
+                f"{100 * stdev(values):.1f} points ({row.title}, `{_MAIN}`)"
+            )
+    return ["## One network, several seeds", "", *lines, ""] if lines else []
+
+
+def _goals(shown: Sequence[_Row]) -> list[str]:
     """The goals set beforehand for this budget, met or missed by how much."""
     lines = ["## Goals set beforehand", ""]
-    at = next((e.evaluations[_MAIN] for e in shown if e.recipe["method"] == "at"), None)
-    barre = next((e.evaluations[_MAIN] for e in shown if e.recipe["method"] == "barre"), None)
-    if at is not None:
-        lines.append(_goal("AT, robust accuracy", at.robust, _ROBUST))
-        lines.append(_goal("AT, natural accuracy", at.natural, _NATURAL))
-    if at is not None and barre is not None:
-        lines.append(_goal("BARRE above AT, robust accuracy", barre.robust - at.robust, _MARGIN))
+    singles = [row for row in shown if row.recipe["method"] == "at"]
+    for row in singles:
+        lines.append(_goal(f"{row.title}, robust accuracy", row.main.robust, _ROBUST))
+        lines.append(_goal(f"{row.title}, natural accuracy", row.main.natural, _NATURAL))
+    for row in shown:
+        first = next((one for one in singles if one.item.name in given_names(row.recipe)[:1]), None)
+        if row.recipe["method"] == "barre" and first is not None:
+            what = f"{row.title} above its first member, {first.title}, robust accuracy"
+            lines.append(_goal(what, row.main.robust - first.main.robust, _MARGIN))
     return [*lines, ""]
 
 
@@ -182,16 +236,15 @@ def _tried(tried: Sequence[Entry]) -> list[str]:
     return [*lines, ""]
 
 
-def _differences(shown: Sequence[Entry]) -> list[str]:
+def _differences(shown: Sequence[_Row]) -> list[str]:
     lines = ["## What differs from the paper's setting", ""]
-    for item in shown:
-        recipe = item.recipe
-        spent = _spent(item, shown)
-        theirs = _paper_passes(recipe["method"], _paper_members(recipe["method"]))
+    for row in shown:
+        method = row.recipe["method"]
+        theirs = _paper_passes(method, _paper_members(method))
         lines.append(
-            f"- {_title(item)}: {schooling(recipe)} {count(spent)} member passes against the paper's "
-            f"{count(theirs)} ({theirs / spent:.0f} times as many: PGD-10, 100 epochs, "
-            f"M = {_paper_members(recipe['method'])})."
+            f"- {row.title}: {schooling(row.recipe)} {count(row.spent)} member passes against the paper's "
+            f"{count(theirs)} ({theirs / row.spent:.0f} times as many: PGD-10, 100 epochs, "
+            f"M = {_paper_members(method)})."
         )
     lines += [
         "- The paper reports the checkpoint that does best on test data, and trains on all 50,000 images; here "
@@ -201,17 +254,23 @@ def _differences(shown: Sequence[Entry]) -> list[str]:
     return [*lines, ""]
 
 
-def _validated(shown: Sequence[Entry]) -> str:
-    sizes = sorted({item.recipe["validation"].get("size") or 5000 for item in shown})
+def _validated(shown: Sequence[_Row]) -> str:
+    sizes = sorted({row.recipe["validation"].get("size") or 5000 for row in shown})
     return " or ".join(f"{size:,}" for size in sizes)
 
 
-def _spent(item: Entry, shown: Sequence[Entry]) -> int:
-    """Member passes of all its members: those given by other runs were paid for there."""
-    first = item.recipe.get("first") or []
-    given = [first] if isinstance(first, str) else first
-    shared = sum(_spent(e, shown) for e in shown if e.name in given)
-    return int(item.training["cost"]["forwards"]) + shared
+def _spent(item: Entry, found: Sequence[Entry]) -> int:
+    """Member passes of all its members. Those given by other runs were paid for there, and once each."""
+    return sum(int(e.training["cost"]["forwards"]) for e in _lineage(item, found).values())
+
+
+def _lineage(item: Entry, found: Sequence[Entry]) -> dict[str, Entry]:
+    """The entry and all that it builds on, by name."""
+    line = {item.name: item}
+    for before in found:
+        if before.name in given_names(item.recipe):
+            line |= _lineage(before, found)
+    return line
 
 
 def _paper_passes(method: str, members: int) -> int:
@@ -229,18 +288,22 @@ def _paper_members(method: str) -> int:
     return int(_paper_entry(method).get("members", 1))
 
 
-def _paper(item: Entry) -> str:
-    known = _paper_entry(item.recipe["method"])
-    if item.recipe["model"]["name"] != "resnet20" or item.recipe["data"]["name"] not in known:
+def _paper(recipe: Mapping[str, Any]) -> str:
+    known = _paper_entry(recipe["method"])
+    if recipe["model"]["name"] != "resnet20" or recipe["data"]["name"] not in known:
         return ""
-    natural, robust = known[item.recipe["data"]["name"]]
+    natural, robust = known[recipe["data"]["name"]]
     return f"{natural:.2f} / {robust:.2f} (M = {known['members']})"
 
 
-def _title(item: Entry) -> str:
-    method = METHOD_NAMES.get(item.recipe["method"], item.recipe["method"])
-    seed = item.run.manifest.get("seed")
-    return f"{method}, seed {seed}" if seed else method
+def _title(item: Entry, found: Sequence[Entry]) -> str:
+    recipe, seed = item.recipe, item.run.manifest.get("seed")
+    title = (
+        "MRBoost-R" if recipe["method"] == "mrboost" else METHOD_NAMES.get(recipe["method"], recipe["method"])
+    )
+    if recipe["method"] == "at" and given_names(recipe):
+        title += f", {sum(e.recipe['epochs'] for e in _lineage(item, found).values())} epochs"
+    return f"{title}, seed {seed}" if seed else title
 
 
 def _robust(evaluation: Evaluation | None) -> str:
