@@ -192,6 +192,9 @@ def test_independent_members_can_come_from_earlier_runs(tmp_path: Path) -> None:
     assert events[-1] == "finished"
     with pytest.raises(InputError, match=r"first names 3 runs; there are only 2 members"):
         small(method="iat", members=2, first=["a", "b", "c"])
+    with pytest.raises(InputError, match=r"first is 'nowhere'; there is no folder there"):
+        train(small(first="nowhere"), tmp_path / "lost")
+    assert not (tmp_path / "lost").exists()
 
 
 def test_adversarial_training_goes_on_from_a_given_member(tmp_path: Path) -> None:

@@ -51,6 +51,10 @@ class Blueprint:
 def given_member(path: str, blueprint: Blueprint) -> nn.Module:
     """The first member of a run folder or an ensemble folder; another network is refused."""
     folder = Path(path)
+    if not folder.is_dir():
+        raise InputError(
+            f"first is {path!r}; there is no folder there. Name a finished run or an ensemble's folder"
+        )
     rec = load(folder / "ensemble" if (folder / "ensemble").is_dir() else folder)
     member: nn.Module = rec.members[0]
     said = difference(getattr(member, "architecture", None) or {}, blueprint().architecture)
