@@ -48,13 +48,14 @@ def list_(zoo: _Zoo = None, as_json: Json = False) -> None:
                 "natural": None if main is None else main.natural,
                 "robust": None if main is None else main.robust,
                 "images": None if main is None else main.n,
+                "ships": item.ships,
             }
         )
     if as_json:
         print_json(rows)
         return
     table = Table(box=None, pad_edge=False)
-    for heading in ("name", "method", "members", "data", "natural", "robust", "images"):
+    for heading in ("name", "method", "members", "data", "natural", "robust", "images", ""):
         table.add_column(heading)
     for row in rows:
         shares = [percent(v) if isinstance(v, float) else "–" for v in (row["natural"], row["robust"])]
@@ -65,6 +66,7 @@ def list_(zoo: _Zoo = None, as_json: Json = False) -> None:
             str(row["data"]),
             *shares,
             str(row["images"] or "–"),
+            "" if row["ships"] else "numbers only",
         )
     console().print(table)
 
@@ -112,6 +114,9 @@ def add(
     name: _NewName,
     zoo: _Zoo = None,
     commit: _Commit = None,
+    members: Annotated[
+        bool, typer.Option("--members/--no-members", help="With its members, or its numbers alone.")
+    ] = True,
 ) -> None:
     """Put a finished run into the zoo and write its card.
 
@@ -120,7 +125,7 @@ def add(
     from randens import zoo as home
     from randens.files import write_atomic
 
-    item = home.add(run, name, zoo, commit=commit)
+    item = home.add(run, name, zoo, commit=commit, members=members)
     path = item.run.path / "CARD.md"
     write_atomic(path, home.card(item).encode())
     typer.echo(f"{name} is in the zoo; its card is {path}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,21 +17,16 @@ __all__ = ["attacks_of", "card", "given_names", "schooling"]
 
 def card(entry: Entry) -> str:
     """Markdown: what it is, how it was made, what it cost, its numbers, its limits, its files."""
-    rec = entry.load()
     recipe, manifest = entry.recipe, entry.run.manifest
-    probs = ", ".join(f"{p:.4g}" for p in rec.probs.tolist())
+    probs = entry.load().probs.tolist() if entry.ships else _evaluated_probs(entry)
     text = [
         f"# {entry.name}",
         "",
-        f"{len(rec)} × {recipe['model']['name']} on {recipe['data']['name']}, trained by "
+        f"{len(probs)} × {recipe['model']['name']} on {recipe['data']['name']}, trained by "
         f"{METHOD_NAMES.get(recipe['method'], recipe['method'])} against {recipe['threat']['norm']} "
-        f"ε = {recipe['threat']['eps']:.4g}; α = ({probs}).",
+        f"ε = {recipe['threat']['eps']:.4g}; α = ({', '.join(f'{p:.4g}' for p in probs)}).",
         "",
-        "```python",
-        "import randens",
-        "",
-        f'rec = randens.zoo.load("{entry.name}")',
-        "```",
+        *_how_to_get(entry),
         "",
         "## Numbers",
         "",
@@ -59,14 +55,34 @@ def card(entry: Entry) -> str:
         f"{recipe['data']['name']} images in [0, 1]; nothing is known about other perturbations, sizes or pictures.",
         "- Trained with a small budget, to show methods side by side: not meant for use where safety depends on it.",
         "",
-        "## Files",
-        "",
-        "| file | SHA-256 |",
-        "|---|---|",
     ]
-    for path in sorted(entry.run.ensemble.iterdir()):
-        text.append(f"| `ensemble/{path.name}` | `{sha256(path.read_bytes())}` |")
+    if entry.ships:
+        text += ["## Files", "", "| file | SHA-256 |", "|---|---|"]
+        for path in sorted(entry.run.ensemble.iterdir()):
+            text.append(f"| `ensemble/{path.name}` | `{sha256(path.read_bytes())}` |")
     return "\n".join(text) + "\n"
+
+
+def _how_to_get(entry: Entry) -> list[str]:
+    if entry.ships:
+        return ["```python", "import randens", "", f'rec = randens.zoo.load("{entry.name}")', "```"]
+    lines = ["Kept for its numbers and its verdicts per image; the members are not shipped."]
+    if words := entry.run.manifest.get("command"):
+        lines += [
+            "They were trained by",
+            "",
+            "```bash",
+            " ".join(["randens", *map(shlex.quote, words)]),
+            "```",
+        ]
+    return lines
+
+
+def _evaluated_probs(entry: Entry) -> list[float]:
+    """α as it was evaluated; as training left it where nothing was."""
+    evaluation = entry.evaluations.get("evaluation")
+    found: list[float] = entry.training["probs"] if evaluation is None else evaluation.probs.tolist()
+    return found
 
 
 def given_names(recipe: Mapping[str, Any]) -> Sequence[str]:

@@ -50,8 +50,17 @@ class Entry:
         found: Mapping[str, Any] = self.run.read("training")
         return found
 
+    @property
+    def ships(self) -> bool:
+        """Whether the members are here; some entries are kept for their numbers alone."""
+        return self.run.ensemble.is_dir()
+
     def load(self) -> RandomizedEnsemble:
         """The ensemble; damaged files are refused."""
+        if not self.ships:
+            raise FileError(
+                f"{self.name} is in the zoo for its numbers alone, without its members; its card says how to train them"
+            )
         return ensemble.load(self.run.ensemble)
 
 
@@ -100,16 +109,21 @@ def take(name: str, folder: str | os.PathLike[str], zoo: Path | None = None) -> 
 
 
 def add(
-    run_folder: str | os.PathLike[str], name: str, zoo: Path | None = None, *, commit: str | None = None
+    run_folder: str | os.PathLike[str],
+    name: str,
+    zoo: Path | None = None,
+    *,
+    commit: str | None = None,
+    members: bool = True,
 ) -> Entry:
     """Put a finished run into the zoo under `name`, in place of what was there by that name.
 
     Only what a reader needs is taken: manifest, ensemble, training summary, metrics, evaluations. Of the command
     that made the run, paths keep their last part only: where it was made says nothing to anybody else.
-    `commit`: the sources that trained it, where the manifest does not say.
+    `commit`: the sources that trained it, where the manifest does not say. members=False keeps the numbers alone.
     """
     folder = zoo or root()
-    _put(_finished(run_folder), folder, name, commit, members=True)
+    _put(_finished(run_folder), folder, name, commit, members=members)
     return entry(name, folder)
 
 
