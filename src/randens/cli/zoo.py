@@ -55,15 +55,15 @@ def list_(zoo: _Zoo = None, as_json: Json = False) -> None:
         print_json(rows)
         return
     table = Table(box=None, pad_edge=False)
-    for heading in ("name", "method", "members", "data", "natural", "robust", "images", ""):
-        table.add_column(heading)
+    for heading in ("name", "method", "members", "natural", "robust", "images", ""):
+        # Names are typed again, so they are never shortened.
+        table.add_column(heading, no_wrap=heading == "name", overflow="fold")
     for row in rows:
         shares = [percent(v) if isinstance(v, float) else "–" for v in (row["natural"], row["robust"])]
         table.add_row(
             str(row["name"]),
             str(row["method"]),
             str(row["members"]),
-            str(row["data"]),
             *shares,
             str(row["images"] or "–"),
             "" if row["ships"] else "numbers only",
