@@ -141,6 +141,8 @@ def test_results_compare_image_by_image(filled: Path) -> None:
     one, two = (zoo.entry(f"digits-{name}", filled).evaluations["evaluation"] for name in ("barre", "at"))
     gain = 100 * float(np.mean(two.risk - one.risk))
     assert f"| BARRE | {gain:+.1f} (" in page
+    # Nothing else took as many passes as BARRE did.
+    assert "the same number of training passes" not in page
     goal = 100 * (0.65 - two.natural)
     verdict = f"missed by {goal:.1f} points" if goal > 0 else "met"
     assert f"AT, natural accuracy: {100 * two.natural:.1f}, wanted at least 65: {verdict}" in page
@@ -170,6 +172,12 @@ def test_results_count_what_a_run_builds_on_once(runs: Path, tmp_path: Path) -> 
     assert f" {count(sum(spent.values()))} " in lines["| IAT"]
     natural = [a.natural.value for a in zoo.entry("both", place).evaluations["evaluation"].member_accuracies]
     spread = 100 * abs(natural[0] - natural[1]) / 2**0.5
+    # An ensemble whose training took as many passes is listed with BARRE.
+    zoo.add(runs / "barre", "barre", place)
+    zoo.add(runs / "barre", "twin", place)
+    accuracies = zoo.entry("barre", place).evaluations["evaluation"]
+    shown = f"{percent(accuracies.natural)} natural, {percent(accuracies.robust)} robust"
+    assert f"BARRE (`barre`) {shown}; BARRE (`twin`) {shown}" in zoo.results(place)
     assert f"mean {percent(sum(natural) / 2)}, standard deviation {spread:.1f} points" in page
     assert "2 epochs on from `at`, batches" in zoo.card(zoo.entry("more", place))
     assert "Members taken from `at`, `more`, batches" in zoo.card(zoo.entry("both", place))

@@ -22,6 +22,8 @@ _MAIN = "evaluation"
 _PAPER_IMAGES, _PAPER_EPOCHS, _PAPER_STEPS = 50_000, 100, 10
 _MARGIN, _ROBUST, _NATURAL = 0.03, 0.36, 0.65  # what this budget was hoped to reach
 
+_ALIKE = 0.05  # training budgets that differ by less count as the same
+
 
 @dataclass(frozen=True)
 class _Row:
@@ -53,7 +55,7 @@ def results(zoo: Path | None = None) -> str:
     if not shown:
         return "\n".join([*text, "No entry has been evaluated.", ""])
     text += _table(shown) + _settings(shown)
-    text += _comparisons(shown) + _members(shown) + _seeds(shown) + _goals(shown)
+    text += _comparisons(shown) + _budgets(shown) + _members(shown) + _seeds(shown) + _goals(shown)
     text += _tried(trials(zoo)) + _differences(shown)
     return "\n".join(text) + "\n"
 
@@ -185,6 +187,19 @@ def _papers_gain(recipe: Mapping[str, Any]) -> str:
         f" In the paper the members have {alone:.1f} % on average and the ensemble {drawn:.1f} %, "
         f"{drawn - alone:.1f} points more."
     )
+
+
+def _budgets(shown: Sequence[_Row]) -> list[str]:
+    """What else the passes of each BARRE buy: the entries whose training took about as many."""
+    lines = []
+    for row in shown:
+        alike = [r for r in shown if abs(r.spent - row.spent) <= _ALIKE * row.spent]
+        if row.recipe["method"] == "barre" and len(alike) > 1:
+            bought = "; ".join(
+                f"{r.title} {percent(r.main.natural)} natural, {percent(r.main.robust)} robust" for r in alike
+            )
+            lines.append(f"- {count(row.spent)} passes, within {percent(_ALIKE)}: {bought}")
+    return ["## What the same number of training passes buys", "", *lines, ""] if lines else []
 
 
 def _seeds(shown: Sequence[_Row]) -> list[str]:
