@@ -141,6 +141,10 @@ def test_results_compare_image_by_image(filled: Path) -> None:
     one, two = (zoo.entry(f"digits-{name}", filled).evaluations["evaluation"] for name in ("barre", "at"))
     gain = 100 * float(np.mean(two.risk - one.risk))
     assert f"| BARRE | {gain:+.1f} (" in page
+    best = max(a.robust.value for a in one.member_accuracies)
+    drawn = f"drawing at random is worth {100 * (one.robust - best):+.1f} points"
+    assert (drawn in page) == (one.probs.max() < 1)
+    assert ("nothing is drawn" in page) == (one.probs.max() == 1)
     # Nothing else took as many passes as BARRE did.
     assert "the same number of training passes" not in page
     goal = 100 * (0.65 - two.natural)

@@ -119,10 +119,16 @@ def _comparisons(shown: Sequence[_Row]) -> list[str]:
         lines += [_line(["---", *["---:"] * len(singles)])]
         lines += [_line([one.title, *gains]) for one, gains in pairs] + [""]
     for one in ensembles:
-        best = max(a.robust.value for a in one.main.member_accuracies)
+        main = one.main
+        if main.probs.max() == 1:
+            lines.append(
+                f"- {one.title}: α puts all weight on member {main.probs.argmax()}; nothing is drawn"
+            )
+            continue
+        best = max(a.robust.value for a in main.member_accuracies)
         lines.append(
             f"- {one.title}: its best member alone has {percent(best)} on the same witnesses, the ensemble "
-            f"{percent(one.main.robust)}; drawing at random is worth {100 * (one.main.robust - best):+.1f} points"
+            f"{percent(main.robust)}; drawing at random is worth {100 * (main.robust - best):+.1f} points"
         )
     return ["## Against single members, image by image", "", *lines, ""] if lines else []
 
