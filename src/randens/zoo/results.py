@@ -183,16 +183,24 @@ def _members(shown: Sequence[_Row]) -> list[str]:
 
 def _papers_gain(recipe: Mapping[str, Any]) -> str:
     """What drawing was worth in the paper, over the mean of its members; empty where the paper does not say."""
-    method, data, network = recipe["method"], recipe["data"]["name"], recipe["model"]["name"]
-    members = paper()["individual"].get(data, {}).get(network, {}).get(method)
-    known = _paper_entry(method)
-    if members is None or network != "resnet20" or data not in known:
+    found = _papers_members(recipe)
+    if found is None:
         return ""
-    alone, drawn = fmean(robust for _, robust in members), known[data][1]
+    alone, drawn = found
     return (
         f" In the paper the members have {alone:.1f} % on average and the ensemble {drawn:.1f} %, "
         f"{drawn - alone:.1f} points more."
     )
+
+
+def _papers_members(recipe: Mapping[str, Any]) -> tuple[float, float] | None:
+    """The paper's robust accuracies in per cent: its members' mean, its ensemble's."""
+    method, data, network = recipe["method"], recipe["data"]["name"], recipe["model"]["name"]
+    members = paper()["individual"].get(data, {}).get(network, {}).get(method)
+    known = _paper_entry(method)
+    if members is None or network != "resnet20" or data not in known:
+        return None
+    return fmean(robust for _, robust in members), known[data][1]
 
 
 def _budgets(shown: Sequence[_Row]) -> list[str]:
@@ -238,8 +246,28 @@ def _goals(shown: Sequence[_Row]) -> list[str]:
         first = next((one for one in singles if one.item.name in given_names(row.recipe)[:1]), None)
         if row.recipe["method"] == "barre" and first is not None:
             what = f"{row.title} above its first member, {first.title}, robust accuracy"
-            lines.append(_goal(what, row.main.robust - first.main.robust, _MARGIN))
+            gain = row.main.robust - first.main.robust
+            lines.append(_goal(what, gain, _MARGIN))
+            if gain < _MARGIN:
+                lines += _why(row, first, max(singles, key=lambda one: one.spent))
     return [*lines, ""]
+
+
+def _why(row: _Row, first: _Row, longest: _Row) -> list[str]:
+    """Where the points of an ensemble come from: from drawing, or from training its later members longer."""
+    main, found = row.main, _papers_members(row.recipe)
+    theirs = "" if found is None else f" (in the paper {found[1] - found[0]:+.1f})"
+    mean = main.probs @ [a.robust.value for a in main.member_accuracies]
+    lines = [
+        f"    - drawing is worth {_points(main.gain)} points{theirs}; the members that are drawn have "
+        f"{_points(mean - first.main.robust)} over {first.title} on average, from the training they had after it"
+    ]
+    if longest.spent > first.spent:
+        gain = longest.main.robust - first.main.robust
+        lines.append(
+            f"    - one network gains by longer training, too: {longest.title} {_points(gain)} points"
+        )
+    return lines
 
 
 def _goal(what: str, value: float, goal: float) -> str:
