@@ -187,6 +187,33 @@ def test_results_count_what_a_run_builds_on_once(runs: Path, tmp_path: Path) -> 
     assert "Members taken from `at`, `more`, batches" in zoo.card(zoo.entry("both", place))
 
 
+def test_results_say_where_the_points_come_from(runs: Path, tmp_path: Path) -> None:
+    """An ensemble's advantage over its first member: drawing, and what its members gained by their training."""
+    place, run = tmp_path / "zoo", tmp_path / "barre"
+    place.mkdir()
+    rec = training.train(small(threat=RADIUS, method="barre", members=2, first=str(runs / "at")), run)
+    rec = rec.with_probs([0.5, 0.5])
+    assert rec.threat is not None
+    rec.save(run / "ensemble", overwrite=True)
+    images = data.load("digits", "test").subset(slice(0, 40))
+    found = evaluation.evaluate(rec, images, attacks.create("pgd", rec.threat, steps=3))
+    found.save(run / "evaluation.json")
+    zoo.add(runs / "at", "at", place)
+    zoo.add(run, "barre", place)
+    before = zoo.entry("at", place).evaluations["evaluation"]
+    page = zoo.results(place)
+    gain = 100 * (found.robust - before.robust)
+    verdict = "met" if gain >= 3 else f"missed by {3 - gain:.1f} points"
+    assert (
+        f"BARRE above its first member, AT, robust accuracy: {gain:.1f}, wanted at least 3: {verdict}" in page
+    )
+    trained = 100 * (np.mean([a.robust.value for a in found.member_accuracies]) - before.robust)
+    said = f"drawing is worth {100 * found.gain:+.1f} points; the members that are drawn have {trained:+.1f} over AT"
+    assert (said in page) == (gain < 3)
+    # The two together are the whole advantage.
+    assert 100 * found.gain + trained == pytest.approx(gain)
+
+
 def test_trials_are_kept_without_members_and_shown(
     shell: Shell, filled: Path, runs: Path, tmp_path: Path
 ) -> None:

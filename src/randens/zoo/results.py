@@ -257,7 +257,7 @@ def _why(row: _Row, first: _Row, longest: _Row) -> list[str]:
     """Where the points of an ensemble come from: from drawing, or from training its later members longer."""
     main, found = row.main, _papers_members(row.recipe)
     theirs = "" if found is None else f" (in the paper {found[1] - found[0]:+.1f})"
-    mean = main.probs @ [a.robust.value for a in main.member_accuracies]
+    mean = sum(p * a.robust.value for p, a in zip(main.probs.tolist(), main.member_accuracies, strict=True))
     lines = [
         f"    - drawing is worth {_points(main.gain)} points{theirs}; the members that are drawn have "
         f"{_points(mean - first.main.robust)} over {first.title} on average, from the training they had after it"
