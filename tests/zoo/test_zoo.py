@@ -183,6 +183,9 @@ def test_results_count_what_a_run_builds_on_once(runs: Path, tmp_path: Path) -> 
     shown = f"{percent(accuracies.natural)} natural, {percent(accuracies.robust)} robust"
     assert f"BARRE (`barre`) {shown}; BARRE (`twin`) {shown}" in zoo.results(place)
     assert f"mean {percent(sum(natural) / 2)}, standard deviation {spread:.1f} points" in page
+    pair = zoo.entry("both", place).evaluations["evaluation"]
+    evenly = f"Drawn evenly they have at most {percent(pair.at(None).robust.value)} robust"
+    assert (evenly in page) == (pair.probs.tolist() != [0.5, 0.5])
     assert "2 epochs on from `at`, batches" in zoo.card(zoo.entry("more", place))
     assert "Members taken from `at`, `more`, batches" in zoo.card(zoo.entry("both", place))
 

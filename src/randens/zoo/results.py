@@ -8,6 +8,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+import numpy as np
+
 from randens.evaluation import Evaluation, difference
 from randens.evaluation.reproduce import METHOD_NAMES, paper
 from randens.evaluation.results import Accuracy
@@ -161,6 +163,13 @@ def _members(shown: Sequence[_Row]) -> list[str]:
         first, last = main.member_accuracies[0], main.member_accuracies[-1]
         natural = difference(main.points.clean[:, 0], main.points.clean[:, -1])
         robust = difference(main.points.foolable[:, 0], main.points.foolable[:, -1])
+        uniform = main.at(None)
+        if not np.allclose(main.probs, 1 / main.members):
+            lines += [
+                "",
+                f"Drawn evenly they have at most {percent(uniform.robust.value)} robust accuracy (judged by the "
+                f"perturbations found; none was made against that), {percent(uniform.natural.value)} natural.",
+            ]
         lines += [
             "",
             f"From the first member to the last, natural accuracy changes by {_points(natural.value)} points "
