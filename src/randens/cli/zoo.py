@@ -55,7 +55,7 @@ def list_(zoo: _Zoo = None, as_json: Json = False) -> None:
         print_json(rows)
         return
     table = Table(box=None, pad_edge=False)
-    for heading in ("name", "method", "members", "natural", "robust", "images", ""):
+    for heading in ("name", "method", "M", "natural", "robust", "images"):
         # Names are typed again, so they are never shortened.
         table.add_column(heading, no_wrap=heading == "name", overflow="fold")
     for row in rows:
@@ -66,9 +66,10 @@ def list_(zoo: _Zoo = None, as_json: Json = False) -> None:
             str(row["members"]),
             *shares,
             str(row["images"] or "–"),
-            "" if row["ships"] else "numbers only",
         )
     console().print(table)
+    if bare := [str(row["name"]) for row in rows if not row["ships"]]:
+        console().print(f"Numbers only, without members: {', '.join(bare)}")
 
 
 @app.command("load")
