@@ -40,7 +40,7 @@ def test_json_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         (["--set", "optimiser.lr=1"], "unknown field 'optimiser'; did you mean 'optimizer'?"),
         (["--set", "members=0"], "members is 0"),
         (["--set", "batch_size=5000"], "the training set has only 1257 images"),
-        (["--set", "first=nowhere"], "cannot read nowhere"),
+        (["--set", "first=nowhere"], "first is 'nowhere'; there is no folder there"),
     ],
 )
 def test_bad_input_is_one_line_and_code_2(
