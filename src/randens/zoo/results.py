@@ -65,12 +65,19 @@ def results(zoo: Path | None = None) -> str:
 def _rows(found: Sequence[Entry]) -> list[_Row]:
     """The evaluated entries in the paper's order of methods, cheaper ones first, no two with the same title."""
     shown = [e for e in found if _MAIN in e.evaluations]
+    spent = [_spent(e, found) for e in shown]
     titles = [_title(e, found) for e in shown]
-    rows = [
-        _Row(e, title if titles.count(title) == 1 else f"{title} (`{e.name}`)", _spent(e, found))
-        for e, title in zip(shown, titles, strict=True)
-    ]
+    longer = [f"{title}, {count(passes)} passes" for title, passes in zip(titles, spent, strict=True)]
+    titles = _unless_shared(
+        _unless_shared(titles, longer), [f"{t} (`{e.name}`)" for t, e in zip(titles, shown, strict=True)]
+    )
+    rows = [_Row(*row) for row in zip(shown, titles, spent, strict=True)]
     return sorted(rows, key=lambda row: (_place(row.recipe["method"]), row.spent, row.item.name))
+
+
+def _unless_shared(titles: Sequence[str], others: Sequence[str]) -> list[str]:
+    """Each title if it is the only one of its kind, or else the other that stands for it."""
+    return [a if titles.count(a) == 1 else b for a, b in zip(titles, others, strict=True)]
 
 
 def _place(method: str) -> int:
@@ -79,7 +86,15 @@ def _place(method: str) -> int:
 
 
 def _table(shown: Sequence[_Row]) -> list[str]:
-    others = sorted({name for row in shown for name in row.item.evaluations if name != _MAIN})
+    # Evaluations on fewer images are there to be checked again, not to be compared.
+    others = sorted(
+        {
+            name
+            for row in shown
+            for name, evaluation in row.item.evaluations.items()
+            if name != _MAIN and evaluation.n >= row.main.n
+        }
+    )
     heads = ["", "M", "FLOPs", "natural", f"robust (`{_MAIN}`)", *(f"robust (`{name}`)" for name in others)]
     heads += ["member passes to train", "paper: natural / robust"]
     lines = [_line(heads), _line(["---", *["---:"] * (len(heads) - 1)])]
@@ -315,7 +330,7 @@ def _differences(shown: Sequence[_Row]) -> list[str]:
         method = row.recipe["method"]
         theirs = _paper_passes(method, _paper_members(method))
         lines.append(
-            f"- {row.title}: {schooling(row.recipe)} {count(row.spent)} member passes against the paper's "
+            f"- {row.title} (`{row.item.name}`): {schooling(row.recipe)} {count(row.spent)} member passes against the paper's "
             f"{count(theirs)} ({theirs / row.spent:.0f} times as many: PGD-10, 100 epochs, "
             f"M = {_paper_members(method)})."
         )
