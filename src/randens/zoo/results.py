@@ -330,8 +330,8 @@ def _differences(shown: Sequence[_Row]) -> list[str]:
         method = row.recipe["method"]
         theirs = _paper_passes(method, _paper_members(method))
         lines.append(
-            f"- {row.title} (`{row.item.name}`): {schooling(row.recipe)} {count(row.spent)} member passes against the paper's "
-            f"{count(theirs)} ({theirs / row.spent:.0f} times as many: PGD-10, 100 epochs, "
+            f"- {row.title} (`{row.item.name}`): {schooling(row.recipe)} {count(row.spent)} member passes against "
+            f"the paper's {count(theirs)} ({theirs / row.spent:.0f} times as many: PGD-10, 100 epochs, "
             f"M = {_paper_members(method)})."
         )
     lines += [
