@@ -191,7 +191,7 @@ def test_the_example_runs() -> None:
         text=True,
         env=environment,
         check=True,
-        timeout=120,
+        timeout=900,
     )
     accuracy = {line.split()[0]: float(line.split()[1]) for line in done.stdout.splitlines()}
     assert list(accuracy) == ["clean", "momentum", "apgd-l", "saddle"]

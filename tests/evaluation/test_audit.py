@@ -6,6 +6,7 @@ import functools
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tests.evaluation.trained import (
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 from randens import RandomizedEnsemble, Threat, attacks, evaluate
 from randens.cli.main import run as command
 from randens.errors import InputError
+from randens.evaluation.audit_case import Case
 from randens.evaluation.auditing import Audit, audit
 from randens.runs import Run
 
@@ -68,19 +70,48 @@ def test_numbers_behind_the_checks_are_real() -> None:
     assert law["unstable"] == 0
 
 
-def test_huge_logits_are_caught() -> None:
+@pytest.mark.parametrize("seeds", [(0, 1), (1, 2), (2, 3)])
+def test_sound_members_pass_whatever_they_are(seeds: tuple[int, int]) -> None:
+    rec = RandomizedEnsemble([member("mlp", seed) for seed in seeds], threat=THREAT).eval()
+    assert audit(rec, inputs()).failed == ()
+
+
+@pytest.mark.parametrize("seeds", [(0, 1), (1, 2), (2, 3)])
+def test_huge_logits_are_caught(seeds: tuple[int, int]) -> None:
     # The cross-entropy of a member whose logits are scaled has no gradient left: PGD stalls, it looks robust.
-    found = audit(with_second(Scaled(member("mlp", 1), 1e4)), inputs())
+    sound, spoilt = (member("mlp", seed) for seed in seeds)
+    found = audit(RandomizedEnsemble([sound, Scaled(spoilt, 1e4)], threat=THREAT).eval(), inputs())
     assert not found.passed
-    assert {c.name for c in found.failed} == {"loss-gradients", "cross-entropy-as-good-as-margin"}
+    names = {c.name for c in found.failed}
+    assert {"loss-gradients", "cross-entropy-as-good-as-margin"} <= names
+    # Attacks that stall on it may show in these as well; what does not go through its loss is sound.
+    assert names <= {
+        "loss-gradients",
+        "cross-entropy-as-good-as-margin",
+        "iterative-beats-single-step",
+        "members-alone",
+    }
+    assert not any("member 0" in c.evidence.get("at_fault", ()) for c in found.failed)
     saturated = found["loss-gradients"].evidence["saturated"]
     assert saturated[0] == 0
     assert saturated[1] > 0.8
     losses = found["cross-entropy-as-good-as-margin"]
     assert "member 1" in losses.evidence["at_fault"]
-    assert "member 0" not in losses.evidence["at_fault"]
     risks = losses.evidence["risks"]["member 1"]
-    assert risks["margin"] > risks["cross-entropy"] + 0.15
+    assert risks["margin"] > risks["cross-entropy"] + 0.1
+
+
+@pytest.mark.parametrize(
+    ("ahead", "behind", "beaten"), [(2, 0, False), (6, 0, False), (7, 0, True), (10, 3, False), (20, 3, True)]
+)
+def test_an_attack_is_beaten_beyond_luck_only(ahead: int, behind: int, beaten: bool) -> None:
+    x, y = inputs()
+    case = Case(ensemble(), x, y, THREAT)
+    stronger, weaker = np.zeros(FEW), np.zeros(FEW)
+    weaker[:ahead] = 0.5
+    stronger[FEW - behind :] = 0.5
+    assert case.beaten(stronger, weaker) is beaten
+    assert not case.beaten(weaker, stronger)
 
 
 def test_quantised_inputs_are_caught() -> None:

@@ -52,7 +52,7 @@ def _torchrun(folder: Path, runs: dict[str, dict[str, Any]]) -> None:
     ]
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        command, env=environment, cwd=root, timeout=240, capture_output=True, text=True, check=False
+        command, env=environment, cwd=root, timeout=900, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
 

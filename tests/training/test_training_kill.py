@@ -47,7 +47,7 @@ def _run(folder: Path, kind: str, moment: int) -> int:
     paths = os.pathsep.join([str(root / "src"), str(root), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-c", _CHILD, str(folder), kind, str(moment)]
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, timeout=300, capture_output=True, check=False)
+    done = subprocess.run(command, env=environment, timeout=900, capture_output=True, check=False)
     return done.returncode
 
 

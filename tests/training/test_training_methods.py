@@ -167,7 +167,7 @@ def test_the_ledger_counts_what_was_planned(tmp_path: Path) -> None:
     assert estimated.seconds is None
     measured = estimate(recipe)
     assert measured.seconds is not None
-    assert 0 < measured.seconds < 60
+    assert measured.seconds > 0
     assert "member passes" in measured.sentence()
 
 

@@ -311,6 +311,9 @@ def test_the_card_is_reproduced_image_by_image(name: str) -> None:
     again = evaluation.evaluate(
         entry.load(), images, attacks.create(options.pop("name"), kept.threat, **options), deterministic=False
     )
-    assert np.array_equal(again.points.clean, kept.points.clean)
-    assert np.array_equal(again.points.worst, kept.points.worst)
-    assert np.array_equal(again.points.foolable, kept.points.foolable)
+    # On the machine that made the card, every verdict is the same. Elsewhere logits differ in their last digits: a
+    # clean image changes sides only where its logits are tied, a search that starts there may end elsewhere.
+    for verdicts, allowed in (("clean", 0.005), ("worst", 0.03), ("foolable", 0.03)):
+        changed = (getattr(again.points, verdicts) != getattr(kept.points, verdicts)).any(axis=1)
+        assert changed.mean() <= allowed + again.flags["unstable"], verdicts
+    assert again.robust == pytest.approx(float(kept.robust), abs=0.01)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from randens.ensemble import RandomizedEnsemble
-from randens.evaluation.audit_case import ENSEMBLE, Case, Check, named
+from randens.evaluation.audit_case import ENSEMBLE, Case, Check, Risks, named
 from randens.evaluation.results import Evaluation
 from randens.risk import bounds
 from randens.witness import WitnessPool
@@ -22,8 +22,6 @@ _QUERIES = 200
 _WIDER = (0.5, 2.0, 4.0)
 _LEFT = 0.05  # accuracy that may remain when inputs can be changed at will
 _ROUNDING = 1e-9
-
-Risks = NDArray[np.float64]
 
 
 def checks(case: Case, evaluation: Evaluation | None) -> list[Check]:
@@ -62,10 +60,11 @@ def _ordered(
     wrong = []
     said = []
     for who in case.everyone():
-        strong, weak = float(stronger(who).mean()), float(weaker(who).mean())
+        found, other = stronger(who), weaker(who)
+        strong, weak = float(found.mean()), float(other.mean())
         evidence[named(who)] = {words[0]: strong, words[1]: weak}
         said.append(f"{named(who)} {strong:.1%} and {weak:.1%}")
-        if weak > strong + case.allowed + _ROUNDING:
+        if case.beaten(found, other):
             wrong.append(named(who))
     return Check(
         name,
@@ -154,7 +153,8 @@ def _plateau(case: Case) -> Check:
             values.append(float(best.mean()))
         evidence[named(who)] = dict(zip(map(str, _STEPS), values, strict=True))
         said.append(f"{named(who)} " + ", ".join(f"{v:.1%}" for v in values))
-        if values[-1] > values[-2] + case.allowed + _ROUNDING:
+        few, many = (case.risk(who, "apgd-margin", steps=steps) for steps in _STEPS[-2:])
+        if values[-1] > values[-2] + case.allowed + _ROUNDING and case.beaten(few, many):
             wrong.append(named(who))
     return Check(
         "plateau-in-steps",
@@ -172,19 +172,22 @@ def _radius(case: Case) -> Check:
     evidence, wrong, said = {}, [], []
     scales = (*_WIDER, _everything(case))
     for who in range(len(case.members)):
-        curve = {1.0: float(case.risk(who, "apgd-margin", steps=_STEPS[-1]).mean())}
         fooled = case.risk(who, "apgd-margin", steps=_STEPS[-1])
+        curve = {1.0: fooled}
         for scale in scales:
             name = "cw" if scale == scales[-1] else "apgd-margin"
             risk = case.risk(who, name, scale, steps=_STEPS[-1])
-            curve[scale] = float(risk.mean())
+            curve[scale] = risk
             if scale > 1:
                 # A perturbation that was legal stays legal in a larger ball.
                 fooled = np.maximum(fooled, risk)
         ordered = [curve[s] for s in sorted(curve)][:-1]
-        falls = any(b < a - case.allowed - _ROUNDING for a, b in pairwise(ordered))
+        falls = any(case.beaten(larger, smaller) for smaller, larger in pairwise(ordered))
         left = 1 - float(fooled.mean())
-        evidence[named(who)] = {"risks": {f"{s:g}": curve[s] for s in sorted(curve)}, "left": left}
+        evidence[named(who)] = {
+            "risks": {f"{s:g}": float(curve[s].mean()) for s in sorted(curve)},
+            "left": left,
+        }
         said.append(f"{named(who)} {left:.1%}")
         if falls or left > max(_LEFT, 1 / case.n):
             wrong.append(named(who))
@@ -215,11 +218,11 @@ def _alone(case: Case) -> Check:
     evidence, wrong, said = {}, [], []
     together = case.attack(ENSEMBLE, "saddle").errors.numpy() if len(case.members) > 1 else None
     for who in range(len(case.members)):
-        alone = float(_white_box(case, who).mean())
-        within = alone if together is None else float(together[:, who].mean())
-        evidence[named(who)] = {"alone": alone, "within the ensemble": within}
-        said.append(f"{named(who)} {alone:.1%} and {within:.1%}")
-        if within > alone + case.allowed + _ROUNDING:
+        alone = _white_box(case, who)
+        within = alone if together is None else together[:, who].astype(np.float64)
+        evidence[named(who)] = {"alone": float(alone.mean()), "within the ensemble": float(within.mean())}
+        said.append(f"{named(who)} {alone.mean():.1%} and {within.mean():.1%}")
+        if case.beaten(alone, within):
             wrong.append(named(who))
     return Check(
         "members-alone",
@@ -240,8 +243,8 @@ def _identical(case: Case) -> Check:
     case.cost = case.cost + copies.cost
     three, one = whole.errors.numpy(), single.errors.numpy()[:, 0]
     split = float((three.any(axis=1) & ~three.all(axis=1)).mean())
-    apart = abs(float(three[:, 0].mean()) - float(one.mean()))
-    wrong = split > 0 or apart > case.allowed + _ROUNDING
+    first, alone = three[:, 0].astype(np.float64), one.astype(np.float64)
+    wrong = split > 0 or case.beaten(first, alone) or case.beaten(alone, first)
     return Check(
         "identical-members",
         not wrong,
@@ -266,8 +269,9 @@ def _laws(case: Case) -> Check:
     outside = int((~case.threat.contains(found.x_adv, case.x)).sum())
     unstable = float((again != found.errors).any(dim=1).double().mean())
     own = np.stack([_white_box(case, i) for i in range(members)], axis=1) > 0
-    heaviest = float((own * case.probs).max(axis=1).mean())
-    reached = float(np.maximum(found.risk.numpy(), _white_box(case, who)).mean())
+    likeliest = np.asarray((own * case.probs).max(axis=1))
+    best = np.maximum(found.risk.numpy(), _white_box(case, who))
+    heaviest, reached = float(likeliest.mean()), float(best.mean())
     pool = WitnessPool(case.n, members, np.arange(case.n), found.errors.numpy()).merge(
         *(WitnessPool(case.n, members, np.arange(case.n), _judged(case, i)) for i in range(members))
     )
@@ -278,7 +282,7 @@ def _laws(case: Case) -> Check:
         faults.append(f"{outside} perturbed inputs leave the perturbation set")
     if unstable:
         faults.append(f"verdicts changed on {unstable:.1%} of the inputs when looked at again")
-    if heaviest > reached + case.allowed + _ROUNDING:
+    if case.beaten(best, likeliest):
         faults.append(
             f"attacks on the ensemble find {reached:.1%}, fooling its likeliest member alone {heaviest:.1%}"
         )

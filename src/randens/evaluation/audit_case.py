@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy import stats
 from torch import Tensor, nn
 
 from randens import attacks
@@ -18,15 +19,21 @@ from randens.evaluation.sweeps import attack_in_batches
 from randens.progress import Progress, silent
 from randens.threat import Threat
 
-__all__ = ["ENSEMBLE", "Case", "Check", "Fooled", "TOLERANCE", "logits", "named"]
+__all__ = ["ENSEMBLE", "LUCK", "Case", "Check", "Fooled", "Risks", "TOLERANCE", "logits", "named"]
 
 Fooled = NDArray[np.bool_]
+Risks = NDArray[np.float64]
 
 ENSEMBLE = -1
 """Stands for the ensemble where a number stands for a member."""
 
 TOLERANCE = 0.02
 """Share of the inputs on which the weaker of two attacks may be luckier than the stronger one."""
+
+LUCK = 0.01
+"""The weaker of two attacks is luckier, and no more, unless a sign test over the inputs rejects that at this level."""
+
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -80,6 +87,16 @@ class Case:
     def allowed(self) -> float:
         """`TOLERANCE`, but never less than a single input."""
         return max(TOLERANCE, 1.0 / self.n)
+
+    def beaten(self, stronger: Risks, weaker: Risks) -> bool:
+        """Whether the attack that must be weaker finds more, per input [n]: beyond `allowed` and beyond luck.
+
+        Two attacks that stop after some steps differ on a few inputs, now one ahead, now the other; which, depends
+        on the last digits of the logits. A masked gradient puts the same one ahead on most of them.
+        """
+        ahead, behind = int((weaker > stronger).sum()), int((weaker < stronger).sum())
+        luck = float(stats.binom.sf(ahead - 1, ahead + behind, 0.5))
+        return bool(weaker.mean() > stronger.mean() + self.allowed + _ROUNDING) and luck < LUCK
 
     def everyone(self) -> Iterator[int]:
         """Every member, and the ensemble if it has more than one."""
