@@ -9,12 +9,25 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 # One torch thread per test worker: two workers with two threads each would fight for two cores.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: help quickstart test lint types rooms pytest slow docs bench bench-docs clean
+# Other processors, imitated on this one: which instructions torch, its libraries and NumPy may use, and how many threads.
+# What this processor lacks, they do without. The last digits of logits differ from one to the next.
+OLD := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_CBWR=COMPATIBLE NPY_DISABLE_CPU_FEATURES="AVX2 FMA3" \
+  OPENBLAS_CORETYPE=Nehalem
+AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_CBWR=AVX2 OPENBLAS_CORETYPE=Haswell
+TWO_THREADS := OMP_NUM_THREADS=2 MKL_NUM_THREADS=2 RANDENS_TEST_THREADS=2
+# Where a digit can decide: the tests of attacks, of what is measured with them, of training, and of figures.
+DIGITS := tests/attacks tests/evaluation tests/training tests/docs/test_drawings.py \
+  tests/docs/test_site.py::test_the_figures_are_those_of_the_code tests/benchmarks/test_page.py
+PYTEST := $(BIN)/python -m pytest -q
+
+.PHONY: help quickstart test lint types rooms pytest slow portable portable-short pythons docs bench bench-docs clean
 
 help:
 	@echo "make quickstart   train, attack and explain a randomized ensemble, in minutes"
 	@echo "make test         ruff, mypy, import rules and the tests"
-	@echo "make slow         the tests that take long"
+	@echo "make slow         the tests that take long, before a release"
+	@echo "make portable     the tests as on an older processor, on one with AVX2, and on this one with two threads"
+	@echo "make pythons      what needs no torch, on every Python from 3.10 to 3.13 that is installed"
 	@echo "make docs         the documentation as a site, into site/"
 	@echo "make bench        ratios against peers and against the limit; ARGS='--quick' for a short run"
 	@echo "make bench-docs   docs/benchmarks.md and its plots from benchmarks/results.json"
@@ -27,6 +40,7 @@ test: lint types rooms pytest
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 
 types: $(VENV)/installed-dev
 	$(BIN)/mypy
@@ -35,10 +49,21 @@ rooms: $(VENV)/installed-dev
 	$(BIN)/lint-imports
 
 pytest: $(VENV)/installed-dev
-	$(ONE_THREAD) $(BIN)/python -m pytest -n 2 -q
+	$(ONE_THREAD) $(PYTEST) -n 2
 
 slow: $(VENV)/installed-dev
-	$(ONE_THREAD) $(BIN)/python -m pytest -q -m slow
+	$(ONE_THREAD) $(PYTEST) -n 2 -m slow
+
+portable: $(VENV)/installed-dev
+	$(ONE_THREAD) $(OLD) $(PYTEST) -n 2
+	$(ONE_THREAD) $(AVX2) $(PYTEST) -n 2
+	$(TWO_THREADS) $(PYTEST)
+
+portable-short: $(VENV)/installed-dev
+	$(ONE_THREAD) $(OLD) $(PYTEST) -n 2 $(DIGITS)
+
+pythons:
+	.ci/pythons
 
 # Warnings are errors (never with --quiet, which drops them uncounted). The variable silences a notice about the builder's successor, which is no warning.
 docs: $(VENV)/installed-dev
@@ -52,7 +77,7 @@ bench-docs: $(BENCH)/installed
 	$(BENCH)/bin/python -m benchmarks.page
 
 clean:
-	rm -rf $(VENV) $(BENCH) site
+	rm -rf $(VENV) $(BENCH) .venv-3.* site
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.10 or later is needed, this is " + sys.version.split()[0] if sys.version_info < (3, 10) else 0)'

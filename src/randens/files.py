@@ -12,7 +12,20 @@ from typing import Any
 
 from randens.errors import FileError, InputError
 
-__all__ = ["new_folder", "read_json", "sha256", "write_atomic", "write_json"]
+__all__ = ["data_folder", "new_folder", "read_json", "sha256", "write_atomic", "write_json"]
+
+
+def data_folder(folder: str | os.PathLike[str] | None = None) -> Path:
+    """Where data sets are kept: `folder`, else what RANDENS_DATA says, else the platform's cache folder."""
+    if folder is not None:
+        return Path(folder).expanduser()
+    configured = os.environ.get("RANDENS_DATA")
+    if configured:
+        return Path(configured).expanduser()
+    # Imported here because prediction from a bundle writes files too, and is installed without it.
+    import platformdirs
+
+    return platformdirs.user_cache_path("randens") / "data"
 
 
 def write_atomic(path: str | os.PathLike[str], content: bytes) -> None:

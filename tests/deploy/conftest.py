@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
-from torch import nn
 
-from randens import RandomizedEnsemble, Threat, data, models
 from randens.deploy import Bundle
-from randens.deploy.exporting import export
+
+# Only the fixtures below need torch; most tests of this folder run without it.
+if TYPE_CHECKING:
+    from torch import nn
+
+    from randens import RandomizedEnsemble
+    from randens.data import ImageData
 
 
 @dataclass(frozen=True)
@@ -23,6 +27,9 @@ class Exported:
 
 @pytest.fixture(scope="session")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    from randens import RandomizedEnsemble, Threat, data, models
+    from randens.deploy.exporting import export
+
     train = data.load("digits", "train")
     mean, std = train.mean_std()
     members = [
@@ -36,7 +43,10 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
     return Exported(rec, export(rec, data.load("digits", "validation"), path))
 
 
-def fit(member: nn.Module, train: data.ImageData, seed: int) -> None:
+def fit(member: nn.Module, train: ImageData, seed: int) -> None:
+    import torch
+    from torch import nn
+
     optimizer = torch.optim.Adam(member.parameters(), 0.01)
     generator = torch.Generator().manual_seed(seed)
     for _ in range(3):

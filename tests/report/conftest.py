@@ -52,11 +52,11 @@ def browser() -> Iterator[Browser]:
     except ImportError:
         if required:
             raise
-        pytest.skip("no Playwright; install it with: pip install playwright")
+        pytest.skip("no browser: Playwright, which drives it, is not installed (pip install playwright)")
     if path is None:
         if required:
             pytest.fail("RANDENS_REQUIRE_BROWSER is 1 and there is no Chromium")
-        pytest.skip("no browser; install one with: apt-get install chromium, or name one in RANDENS_BROWSER")
+        pytest.skip("no browser")
     flags = [
         "--no-sandbox",
         "--disable-gpu",

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from randens.cli import names as known
+from randens.errors import unknown
 from randens.progress import Progress
 
 __all__ = ["app"]
@@ -152,10 +153,13 @@ def path(
     folder: _Folder = None,
 ) -> None:
     """Print the cache folder, or a data set's folder in it."""
-    from randens import data
+    # Not from `randens.data`, which brings torch along: a script that asks for a folder should not wait for it.
+    from randens.files import data_folder
 
-    base = data.data_folder(folder)
-    typer.echo(base if name is None else base / data.entry(name).name)
+    if name is not None and name not in known.DATA_SETS:
+        unknown("data set", name, known.DATA_SETS)
+    base = data_folder(folder)
+    typer.echo(base if name is None else base / name)
 
 
 @contextlib.contextmanager

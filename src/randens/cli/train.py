@@ -27,7 +27,8 @@ def train(
     recipe: Annotated[
         Path,
         typer.Argument(
-            help="A recipe in TOML, e.g. recipes/cpu/digits-convnet-barre.toml.", show_default=False
+            help="A recipe in TOML, or the name of one that comes with randens, e.g. digits-mlp-barre.",
+            show_default=False,
         ),
     ],
     out: Annotated[
@@ -55,7 +56,7 @@ def train(
     Says first what the run will cost on this machine. Ctrl-C saves and ends with
     exit code 130. The result is a run folder that the other commands take.
 
-    Example: randens train recipes/cpu/digits-convnet-barre.toml --set epochs=5
+    Example: randens train digits-convnet-barre --set epochs=5
     """
     from randens.training import Stopped, estimate, load_recipe
     from randens.training import train as run_training

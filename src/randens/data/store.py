@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import platformdirs
 import safetensors
 import safetensors.numpy
 import torch
@@ -22,7 +21,7 @@ from randens.data.formats import Arrays, Bytes, digest
 from randens.data.images import SPLITS, ImageData, held_out
 from randens.data.sources import check_space
 from randens.errors import FileError, unknown
-from randens.files import write_atomic
+from randens.files import data_folder, write_atomic
 
 __all__ = ["data_folder", "entry", "load", "names"]
 
@@ -39,16 +38,6 @@ def entry(name: str) -> Entry:
     if name not in CATALOGUE:
         unknown("data set", name, CATALOGUE)
     return CATALOGUE[name]
-
-
-def data_folder(folder: str | os.PathLike[str] | None = None) -> Path:
-    """Where data sets are kept: `folder`, else what RANDENS_DATA says, else the platform's cache folder."""
-    if folder is not None:
-        return Path(folder).expanduser()
-    configured = os.environ.get("RANDENS_DATA")
-    if configured:
-        return Path(configured).expanduser()
-    return platformdirs.user_cache_path("randens") / "data"
 
 
 def load(name: str, split: str, *, folder: str | os.PathLike[str] | None = None) -> ImageData:

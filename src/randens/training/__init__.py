@@ -2,6 +2,16 @@
 
 from randens.training.cost import Estimate, estimate
 from randens.training.engine import Diverged, Stopped, train
-from randens.training.recipe import Recipe, load_recipe
+from randens.training.recipe import Recipe, find_recipe, load_recipe, shipped_recipes
 
-__all__ = ["Diverged", "Estimate", "Recipe", "Stopped", "estimate", "load_recipe", "train"]
+__all__ = [
+    "Diverged",
+    "Estimate",
+    "Recipe",
+    "Stopped",
+    "estimate",
+    "find_recipe",
+    "load_recipe",
+    "shipped_recipes",
+    "train",
+]

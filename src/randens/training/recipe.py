@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from randens.errors import FileError, InputError
+from randens.errors import FileError, InputError, unknown
 from randens.threat import Threat
 
 if sys.version_info >= (3, 11):
@@ -30,7 +30,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["Recipe", "difference", "load_recipe"]
+__all__ = ["Recipe", "difference", "find_recipe", "load_recipe", "shipped_recipes"]
 
 
 def _fraction(value: object) -> object:
@@ -262,9 +262,43 @@ class Recipe(_Part):
         return self.model_dump(mode="json")
 
 
+def shipped_recipes() -> dict[str, Path]:
+    """The recipes that come with randens: files by name, e.g. "cpu/digits-mlp-barre"."""
+    here = Path(__file__).parent
+    # Beside this module in an installed package, `recipes/` in a clone of the repository.
+    folder = next((f for f in (here / "recipes", here.parents[2] / "recipes") if f.is_dir()), here)
+    found = sorted(folder.glob("*/*.toml"))
+    return {f"{path.parent.name}/{path.stem}": path for path in found}
+
+
+def find_recipe(source: str | os.PathLike[str]) -> Path:
+    """The file of a recipe.
+
+    Parameters
+    ----------
+    source : path or str
+        A file; else the name of a recipe that ships with randens ("digits-mlp-barre", with its folder where two
+        share it, "paper/cifar10-resnet20-barre"), or the path of such a recipe in a clone
+        ("recipes/cpu/digits-mlp-barre.toml").
+    """
+    path = Path(source)
+    if path.exists():
+        return path
+    shipped = shipped_recipes()
+    name = path.as_posix().removeprefix("recipes/")
+    if path.suffix == ".toml":
+        return shipped.get(name.removesuffix(".toml"), path)
+    fitting = [full for full in shipped if name in (full, full.rpartition("/")[2])]
+    if not fitting:
+        unknown("recipe", str(source), dict.fromkeys(full.rpartition("/")[2] for full in shipped))
+    if len(fitting) > 1:
+        raise InputError(f"recipe {str(source)!r} is the name of several; valid: {', '.join(fitting)}")
+    return shipped[fitting[0]]
+
+
 def load_recipe(path: str | os.PathLike[str], settings: Iterable[str] = ()) -> Recipe:
-    """Read a recipe from a TOML file and apply ``key=value`` settings to it."""
-    source = Path(path)
+    """Read a recipe from a TOML file, or one of randens' own by its name, and apply ``key=value`` settings."""
+    source = find_recipe(path)
     try:
         content = tomllib.loads(source.read_bytes().decode())
     except OSError as error:
