@@ -55,7 +55,7 @@ class Attack:
     """Base of all attacks. A subclass is a frozen dataclass whose fields are its options, and a `search`.
 
     `search(s)` proposes points to the `Search` s; it runs once per restart, the first from the clean input.
-    `seed` decides every random choice: same seed, same bits. `precision` is that of gradients only.
+    `seed` decides every random choice: same seed, same bits on one machine. `precision` is that of gradients only.
     """
 
     threat: Threat

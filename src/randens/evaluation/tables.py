@@ -129,7 +129,7 @@ def _warnings(evaluation: Evaluation) -> list[str]:
     if evaluation.flags.get("unstable"):
         said.append(
             f"Warning: at {evaluation.flags['unstable']:.1%} of the inputs verdicts changed when looked at again; "
-            "some member is not deterministic."
+            "some member is not deterministic, or its logits are tied there."
         )
     for attack, flags in evaluation.flags.get("gradients", {}).items():
         for kind, shares in flags.items():

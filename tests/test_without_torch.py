@@ -11,7 +11,7 @@ import pytest
 
 from randens.cli.main import available
 
-SOURCE = Path(__file__).parents[2] / "src"
+SOURCE = Path(__file__).parents[1] / "src"
 
 # Importing any of these ends the program, whether or not they are installed.
 _FORBIDDEN = """

@@ -1,0 +1,120 @@
+"""The wheel is the product: in an empty folder, away from a clone, its commands have all they need."""
+
+from __future__ import annotations
+
+import json
+import os
+import site
+import subprocess
+import sys
+import venv
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import randens
+
+ROOT = Path(__file__).parents[1]
+Installed = Callable[..., str]
+
+pytest.importorskip("hatchling", reason="hatchling builds the wheel; `make test` installs it")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    _checked(
+        [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder)], ROOT
+    )
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    """`randens` of a new environment that has the wheel and, for the rest, the packages of this one.
+
+    Runs in an empty folder of its own and gives back what was printed.
+    """
+    place = tmp_path_factory.mktemp("installed")
+    environment, folder = place / "environment", place / "empty"
+    folder.mkdir()
+    venv.create(environment, with_pip=False)
+    programs = environment / ("Scripts" if os.name == "nt" else "bin")
+    python = programs / "python"
+    (purelib,) = _checked(
+        [str(python), "-c", "import site; print(site.getsitepackages()[0])"], folder
+    ).splitlines()
+    # A path file adds folders without reading the path files in them: an editable randens there stays out.
+    Path(purelib, "rest.pth").write_text("\n".join(site.getsitepackages()) + "\n")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(python)]
+    _checked([*pip, "install", "--quiet", "--no-deps", "--no-index", str(wheel)], folder)
+
+    def run(*arguments: str, program: str = "randens") -> str:
+        return _checked([str(programs / program), *arguments], folder)
+
+    return run
+
+
+def _checked(command: list[str], folder: Path) -> str:
+    hidden = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"}
+    environment = {name: value for name, value in os.environ.items() if name not in hidden}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def test_everything_a_command_needs_is_inside(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        inside = set(archive.namelist())
+    assert wheel.name == f"randens-{randens.__version__}-py3-none-any.whl"
+    source = ROOT / "src"
+    here = {path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file()}
+    assert {name for name in here if "__pycache__" not in name} <= inside
+    recipes = {path.relative_to(ROOT / "recipes").as_posix() for path in (ROOT / "recipes").rglob("*.toml")}
+    assert recipes
+    assert {f"randens/training/recipes/{name}" for name in recipes} <= inside
+    zoo = {path.relative_to(ROOT / "zoo").as_posix() for path in (ROOT / "zoo").rglob("*") if path.is_file()}
+    assert {f"randens/zoo/runs/{name}" for name in zoo} <= inside
+    # And nothing else: no tests, no benchmarks, no page of the documentation.
+    assert {name.partition("/")[0] for name in inside} == {
+        "randens",
+        f"randens-{randens.__version__}.dist-info",
+    }
+
+
+def test_commands_work_in_an_empty_folder(installed: Installed) -> None:
+    found = installed("-c", "import randens; print(randens.__file__, randens.__version__)", program="python")
+    assert str(ROOT) not in found
+    assert found.split()[1] == randens.__version__
+    assert installed("--version").strip() == randens.__version__
+    # 1: a recipe by its name.
+    small = (
+        "--set",
+        "epochs=1",
+        "--set",
+        "later_epochs=1",
+        "--set",
+        "validation.size=20",
+        "--set",
+        "members=2",
+    )
+    trained = json.loads(installed("train", "digits-mlp-barre", *small, "--set", "model.width=8", "--json"))
+    assert trained["run"] == str(Path("runs", "digits-mlp-barre"))
+    # 2 and 3: what it made is judged and shown.
+    judged = installed("evaluate", trained["run"], "--attack", "pgd", "--limit", "10", "--json")
+    assert json.loads(judged)["summary"]["n"] == 10
+    installed("report", trained["run"])
+    # 4 and 5: the zoo, and the theory.
+    listed = json.loads(installed("zoo", "list", "--json"))
+    assert any(entry["name"] == "cifar10-resnet20-barre-m3" for entry in listed)
+    assert "floor" in installed("explain", "0.4", "0.5")
+
+
+@pytest.mark.slow
+def test_the_quickstart_works_in_an_empty_folder(installed: Installed) -> None:
+    said = json.loads(installed("quickstart", "--json"))
+    assert said["barre"]["summary"]["n"] == said["at"]["summary"]["n"] == 360
+    assert "robust accuracy" in said["verdict"]["sentence"]
