@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from randens.errors import ModelError
 from randens.risk.certificate import Certificate
 from randens.risk.checks import as_count, as_positive, as_risks, frozen
-from randens.risk.lp import lowest
+from randens.risk.lp import CutProgram
 from randens.risk.profile import RiskProfile
 from randens.risk.result import Sampling
 from randens.risk.snap import snap
@@ -54,17 +54,17 @@ def exact_sampling(
     point = best = lowest_point = np.full(members, 1.0 / members)
     risk = np.inf
     points: list[NDArray[np.float64]] = []
-    cuts = np.empty((0, members))
+    program = CutProgram(members)
     for _ in range(limit):
         cut = profile.subgradient(point)
         if cut @ point < risk:
             risk, best = float(cut @ point), point
         points.append(point)
-        cuts = np.vstack([cuts, cut])
+        program.add(cut)
         before = lowest_point
-        lowest_point, multipliers = lowest(cuts)
-        gap = risk - float((multipliers @ cuts).min())
-        if gap <= tol or any(np.array_equal(lowest_point, p) for p in points):
+        lowest_point, multipliers = program.lowest()
+        gap = risk - float((multipliers @ program.cuts).min())
+        if gap <= tol or (np.array(points) == lowest_point).all(axis=1).any():
             # A lowest point that has been cut already cannot move: what is left of the gap is rounding.
             break
         # A lowest point that stays where it was has probably found the optimum.
@@ -76,7 +76,7 @@ def exact_sampling(
         )
 
     certificate = _certificate(profile, points, multipliers)
-    probs, vertex = _finish(profile, prefer(profile, best, cuts, multipliers, clean))
+    probs, vertex = _finish(profile, prefer(profile, best, program, multipliers, clean))
     if profile.risk(probs) > risk + _EQUAL:
         probs, vertex = _finish(profile, best)
     risk = profile.risk(probs)

@@ -1,76 +1,108 @@
-"""The linear programs of the theory, over probabilities α and cuts g·α that bound η(α) from below, by HiGHS.
+"""The linear program of the theory, over probabilities α and cuts g·α that bound η(α) from below, by HiGHS.
 
-A solver that does not reach an optimum is an error (`ModelError`), never a silent second choice.
+The program stays in the solver between two solves, so that each starts from the last optimum: adding a cut costs a
+few dual simplex steps. A solver that does not reach an optimum is an error (`ModelError`), never a second choice.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linprog
 
 from randens.errors import ModelError
 from randens.risk.simplex import tidy
 
-__all__ = ["lowest", "lowest_within"]
+if TYPE_CHECKING:
+    import highspy
 
-_INFEASIBLE = 2
-_TIGHT = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
+__all__ = ["CutProgram"]
+
+_TIGHT = 1e-10
 
 
-def lowest(cuts: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """min_α max_c g_c·α over the simplex, for cuts [c, M]: the minimiser [M] and the cuts' multipliers [c].
+class CutProgram:
+    """min s + tilt·α over (α, s) with α in the simplex of M members and s ≥ g·α for every cut g.
 
-    The multipliers are non-negative, sum to 1, and prove the value: no α is below min_i (Σ_c λ_c g_c)_i.
+    `cuts` [c, M] holds the cuts added so far.
     """
-    members = cuts.shape[1]
-    result = _solve(cuts, np.zeros(members), [(0.0, None)] * members, None)
-    if result.status != 0:
+
+    def __init__(self, members: int) -> None:
+        import highspy  # loaded with the first program, not with the package
+
+        self.members = members
+        self.cuts: NDArray[np.float64] = np.empty((0, members))
+        self._h: Any = highspy.Highs()  # type: ignore[no-untyped-call]
+        self._status = highspy.HighsModelStatus
+        self._inf = highspy.kHighsInf
+        for option, value in (
+            ("output_flag", False),
+            ("presolve", "off"),
+            ("threads", 1),
+            ("primal_feasibility_tolerance", _TIGHT),
+            ("dual_feasibility_tolerance", _TIGHT),
+        ):
+            self._h.setOptionValue(option, value)
+        self._columns = np.arange(members + 1, dtype=np.int32)
+        lower, upper = np.append(np.zeros(members), -self._inf), np.full(members + 1, self._inf)
+        self._h.addVars(members + 1, lower, upper)
+        self._h.changeColsCost(members + 1, self._columns, np.append(np.zeros(members), 1.0))
+        self._h.addRow(1.0, 1.0, members, self._columns[:-1], np.ones(members))
+        # The second row is the limit of `lowest_within`; without one it bounds nothing.
+        self._h.addRow(-self._inf, self._inf, members, self._columns[:-1], np.ones(members))
+
+    def add(self, cut: NDArray[np.float64]) -> None:
+        """Add the cut s ≥ g·α for g [M]."""
+        self.cuts = np.vstack([self.cuts, cut])
+        self._h.addRow(0.0, self._inf, self.members + 1, self._columns, np.append(-cut, 1.0))
+
+    def lowest(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """min_α max_c g_c·α over the simplex: the minimiser [M] and the cuts' multipliers [c].
+
+        The multipliers are non-negative, sum to 1, and prove the value: no α is below min_i (Σ_c λ_c g_c)_i.
+        """
+        solution = self._solve()
+        if solution is None:
+            raise ModelError(
+                f"the linear program for the lowest risk of {self.members} members is infeasible"
+            )
+        return tidy(np.array(solution.col_value[:-1])), tidy(np.array(solution.row_dual[2:]))
+
+    def lowest_within(
+        self,
+        tilt: NDArray[np.float64],
+        allowed: NDArray[np.bool_],
+        limit: tuple[NDArray[np.float64], float],
+    ) -> NDArray[np.float64] | None:
+        """The α [M] with the lowest max_c g_c·α + tilt·α that uses only allowed members and keeps to the limit.
+
+        limit: (cost [M], budget), for cost·α ≤ budget. None if no α of the simplex does that.
+        """
+        cost, budget = limit
+        # From scratch: which of several optima is found must not depend on what was asked before.
+        self._h.clearSolver()
+        self._h.changeColsCost(self.members, self._columns[:-1], tilt)
+        upper = np.where(allowed, self._inf, 0.0)
+        self._h.changeColsBounds(self.members, self._columns[:-1], np.zeros(self.members), upper)
+        for column, value in enumerate(cost.tolist()):
+            self._h.changeCoeff(1, column, value)
+        self._h.changeRowBounds(1, -self._inf, budget)
+        solution = self._solve()
+        return None if solution is None else tidy(np.array(solution.col_value[:-1]))
+
+    def _solve(self) -> highspy.HighsSolution | None:
+        """The optimum from the last basis; from scratch if that fails. None if there is no feasible point."""
+        for _ in range(2):
+            self._h.run()
+            status = self._h.getModelStatus()
+            if status == self._status.kOptimal:
+                solution: highspy.HighsSolution = self._h.getSolution()
+                return solution
+            if status == self._status.kInfeasible:
+                return None
+            self._h.clearSolver()
+        reason = self._h.modelStatusToString(status)
         raise ModelError(
-            f"the linear program for the lowest risk of {members} members failed: {result.message}"
+            f"the linear program over {self.members} members and {len(self.cuts)} cuts failed: {reason}"
         )
-    return tidy(result.x[:members]), tidy(-result.ineqlin.marginals)
-
-
-def lowest_within(
-    cuts: NDArray[np.float64],
-    tilt: NDArray[np.float64],
-    allowed: NDArray[np.bool_],
-    limit: tuple[NDArray[np.float64], float],
-) -> NDArray[np.float64] | None:
-    """The α [M] with the lowest max_c g_c·α + tilt·α that uses only allowed members and keeps to the limit.
-
-    limit: (cost [M], budget), for cost·α ≤ budget. None if no α of the simplex does that.
-    """
-    members = cuts.shape[1]
-    result = _solve(cuts, tilt, [(0.0, None if ok else 0.0) for ok in allowed], limit)
-    if result.status == _INFEASIBLE:
-        return None
-    if result.status != 0:
-        raise ModelError(f"the linear program for the best of {members} members failed: {result.message}")
-    return tidy(result.x[:members])
-
-
-def _solve(
-    cuts: NDArray[np.float64],
-    tilt: NDArray[np.float64],
-    ranges: list[tuple[float, float | None]],
-    limit: tuple[NDArray[np.float64], float] | None,
-) -> Any:
-    """min s + tilt·α over (α, s) with s ≥ g_c·α for all cuts."""
-    count, members = cuts.shape
-    rows, sides = np.column_stack([cuts, np.full(count, -1.0)]), np.zeros(count)
-    if limit is not None:
-        rows, sides = np.vstack([rows, np.append(limit[0], 0.0)]), np.append(sides, limit[1])
-    return linprog(
-        np.append(tilt, 1.0),
-        A_ub=rows,
-        b_ub=sides,
-        A_eq=np.append(np.ones(members), 0.0)[None, :],
-        b_eq=[1.0],
-        bounds=[*ranges, (None, None)],
-        method="highs-ds",
-        options=_TIGHT,
-    )

@@ -56,24 +56,30 @@ def _ties(profile: RiskProfile, probs: NDArray[np.float64]) -> NDArray[np.int64]
 
 
 def _null_vector(ties: NDArray[np.int64], size: int) -> list[Fraction] | None:
-    """The x with ties · x = 0, if it is unique up to scale, by elimination in rational numbers."""
+    """The x with ties · x = 0, if it is unique up to scale, by elimination in whole numbers (Bareiss)."""
     if len(ties) < size - 1:
         return None
     # There can be thousands of ties; pivoting in floating point finds size − 1 that are independent.
     _, chosen = qr(ties.T.astype(np.float64), mode="r", pivoting=True) if size > 1 else (None, [])
-    rows = [[Fraction(value) for value in ties[t].tolist()] for t in chosen[: size - 1]]
+    rows = [ties[t].tolist() for t in chosen[: size - 1]]
     columns: list[int] = []
+    last = 1
     for k, row in enumerate(rows):
         lead = next((column for column, value in enumerate(row) if value), None)
         if lead is None:
             return None
-        rows[k] = row = [value / row[lead] for value in row]
-        columns.append(lead)
+        pivot = row[lead]
         for other, values in enumerate(rows):
-            if other != k and values[lead]:
-                rows[other] = [a - values[lead] * b for a, b in zip(values, row, strict=True)]
+            if other != k:
+                # The division by the pivot before leaves no remainder, so numbers stay small.
+                rows[other] = [
+                    (pivot * a - values[lead] * b) // last for a, b in zip(values, row, strict=True)
+                ]
+        columns.append(lead)
+        last = pivot
+    # Every row now has the same number, the last pivot, in its own column.
     (free,) = set(range(size)) - set(columns)
     solution = [Fraction(1)] * size
     for column, row in zip(columns, rows, strict=True):
-        solution[column] = -row[free]
+        solution[column] = Fraction(-row[free], last)
     return solution

@@ -7,7 +7,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from randens.risk.lp import lowest_within
+from randens.risk.lp import CutProgram
 from randens.risk.profile import RiskProfile
 
 __all__ = ["prefer"]
@@ -27,15 +27,15 @@ _MOST_NODES = 1000
 def prefer(
     profile: RiskProfile,
     best: NDArray[np.float64],
-    cuts: NDArray[np.float64],
+    program: CutProgram,
     multipliers: NDArray[np.float64],
     clean: NDArray[np.float64] | None,
 ) -> NDArray[np.float64]:
-    """The preferred minimiser of η, given one of them, the cuts [c, M] and the multipliers [c] that prove it."""
-    if _only_one(best, cuts, multipliers):
+    """The preferred minimiser of η, given one of them, the program with the cuts [c, M] and their multipliers [c]."""
+    if _only_one(best, program.cuts, multipliers):
         return best
     cost = np.zeros(profile.members) if clean is None else clean
-    minimisers = _Minimisers(profile, cuts, profile.risk(best) + _EQUAL)
+    minimisers = _Minimisers(profile, program, profile.risk(best) + _EQUAL)
     everyone = np.ones(profile.members, dtype=np.bool_)
     cleanest = minimisers.find(cost, everyone)
     if cleanest is None:
@@ -66,8 +66,8 @@ class _Minimisers:
     as an objective it is well posed. Cuts that the search still lacks are added as it goes.
     """
 
-    def __init__(self, profile: RiskProfile, cuts: NDArray[np.float64], level: float) -> None:
-        self.profile, self.cuts, self.level = profile, cuts, level
+    def __init__(self, profile: RiskProfile, program: CutProgram, level: float) -> None:
+        self.profile, self.program, self.level = profile, program, level
         self.limit = (np.zeros(profile.members), 1.0)
 
     def find(self, cost: NDArray[np.float64], allowed: NDArray[np.bool_]) -> NDArray[np.float64] | None:
@@ -83,12 +83,12 @@ class _Minimisers:
         return found
 
     def _descend(self, tilt: NDArray[np.float64], allowed: NDArray[np.bool_]) -> NDArray[np.float64] | None:
-        while (probs := lowest_within(self.cuts, tilt, allowed, self.limit)) is not None:
-            cut = self.profile.subgradient(probs)
+        while (probs := self.program.lowest_within(tilt, allowed, self.limit)) is not None:
+            cut, cuts = self.profile.subgradient(probs), self.program.cuts
             # A cut that is there already is violated by no more than rounding.
-            if cut @ probs <= (self.cuts @ probs).max() or (self.cuts == cut).all(axis=1).any():
+            if cut @ probs <= (cuts @ probs).max() or (cuts == cut).all(axis=1).any():
                 return probs
-            self.cuts = np.vstack([self.cuts, cut])
+            self.program.add(cut)
         return None
 
 
