@@ -200,11 +200,12 @@ def test_one_relu_by_hand() -> None:
 def test_going_backward_is_tighter_than_intervals() -> None:
     rec = ensemble("mlp", "convnet")
     few = digits("test").subset(slice(0, 24))
-    threat = Threat("linf", 0.03)
+    # A radius at which intervals prove little: the gain is many inputs, not one that a digit decides.
+    threat = Threat("linf", 0.07)
     loose = certify(rec, few, threat, refine=0)
     tight = certify(rec, few, threat)
     assert not (loose.certified & ~tight.certified).any()
-    assert tight.certified.sum() > loose.certified.sum()
+    assert tight.certified.sum() > loose.certified.sum() + 5
 
 
 def test_trained_members_are_sandwiched() -> None:
