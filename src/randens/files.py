@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
+import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,15 +16,22 @@ from typing import Any
 from randens.errors import FileError, InputError
 
 __all__ = [
+    "check_seal",
     "data_folder",
     "document_checksum",
     "new_folder",
+    "parse_json",
     "read_json",
+    "seal",
     "sha256",
     "tensor_checksum",
     "write_atomic",
     "write_json",
 ]
+
+_LARGEST_DOCUMENT = 256 << 20
+_DEEPEST_DOCUMENT = 64
+_TOO_DEEP = f"it is nested more than {_DEEPEST_DOCUMENT} deep"
 
 
 def data_folder(folder: str | os.PathLike[str] | None = None) -> Path:
@@ -74,14 +83,53 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
-    """Read JSON; a missing, truncated or altered file is named in the error."""
+    """Read JSON; a missing, truncated or altered file is named in the error.
+
+    Nesting deeper than 64, more than 256 MiB, NaN and infinite numbers are refused.
+    """
     source = Path(path)
     try:
-        return json.loads(source.read_bytes())
+        if source.stat().st_size > _LARGEST_DOCUMENT:
+            raise FileError(f"{source} has more than {_LARGEST_DOCUMENT} bytes, too many for a document")
+        return parse_json(source.read_bytes())
     except OSError as error:
         raise FileError(f"cannot read {source}: {error.strerror or error}") from error
     except ValueError as error:
         raise FileError(f"{source} is not valid JSON ({error}); it is truncated or was altered") from error
+
+
+def parse_json(content: bytes) -> Any:
+    """JSON with finite numbers, nested at most 64 deep; anything else is a ValueError."""
+    try:
+        value = json.loads(content, parse_constant=_not_finite)
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    level = [value]
+    for _ in range(_DEEPEST_DOCUMENT + 1):
+        inner: list[Any] = []
+        for part in level:
+            if isinstance(part, dict):
+                inner.extend(part.values())
+            elif isinstance(part, list):
+                inner.extend(part)
+            elif isinstance(part, float) and not math.isfinite(part):
+                raise ValueError("a number in it is too large")
+        if not inner:
+            return value
+        level = inner
+    raise ValueError(_TOO_DEEP)
+
+
+def seal(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The document with its checksum under "checksum"."""
+    return {**document, "checksum": document_checksum(document)}
+
+
+def check_seal(document: Any, source: str | os.PathLike[str]) -> None:
+    """Refuse a document that does not match its checksum; one without a checksum is of an earlier version."""
+    stated = document.get("checksum") if isinstance(document, dict) else None
+    if stated is not None and stated != document_checksum(document):
+        raise FileError(f"{source} does not match its checksum; it was altered or damaged")
 
 
 def sha256(content: bytes) -> str:
@@ -152,7 +200,7 @@ def new_folder(path: str | os.PathLike[str]) -> Path:
 
 def _raw(tensor: Any) -> tuple[tuple[str, list[int], int], Any]:
     """dtype, shape and size of an array in bytes; and a flat view of its bytes, little-endian, in C order."""
-    # Neither is needed to write and read JSON.
+    # Not needed to write and read JSON.
     import numpy as np
 
     dtype = str(tensor.dtype).removeprefix("torch.")
@@ -161,10 +209,14 @@ def _raw(tensor: Any) -> tuple[tuple[str, list[int], int], Any]:
         dtype, flat = flat.dtype.newbyteorder("=").name, flat.astype(flat.dtype.newbyteorder("<"), copy=False)
         content = flat.view(np.uint8)
     else:
-        import torch
-
-        content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        # There is a tensor, so torch is loaded; theory and runtime, which use this module, do without it.
+        byte = sys.modules["torch"].uint8
+        content = tensor.detach().cpu().contiguous().reshape(-1).view(byte).numpy()
     return (dtype, list(tensor.shape), int(content.size)), content
+
+
+def _not_finite(word: str) -> float:
+    raise ValueError(f"it holds {word}, which is no number")
 
 
 def _umask() -> int:
