@@ -8,30 +8,47 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import json
 import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import safetensors.torch
 import torch
 from numpy.typing import ArrayLike
+from pydantic import Field
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from randens import models
+from randens import documents, models
 from randens.errors import FileError, InputError, ModelError, RandensError
-from randens.files import read_json, sha256, write_atomic, write_json
+from randens.files import document_checksum, read_json, seal, sha256, write_atomic, write_json
 from randens.threat import Threat
 
 __all__ = ["DeterministicEnsemble", "RandomizedEnsemble", "evaluating", "frozen", "load"]
 
 _FORMAT = "randens-ensemble-1"
 _CHUNK = 512  # inputs per forward pass where only verdicts are wanted: bounds the memory
+
+
+class _Member(documents.Document):
+    """A member in ensemble.json; its file is in the same folder."""
+
+    file: Annotated[str, Field(pattern=r"^member-[0-9]{2,6}\.safetensors$")]
+    sha256: documents.Digest
+    architecture: dict[str, Any] | None
+
+
+class _Manifest(documents.Document):
+    """ensemble.json."""
+
+    probs: documents.Probabilities
+    classes: list[str] | None
+    threat: documents.Threat | None
+    members: Annotated[list[_Member], Field(min_length=1)]
 
 
 @contextlib.contextmanager
@@ -244,8 +261,7 @@ class RandomizedEnsemble(_Ensemble):
                 "threat": self.threat.to_dict() if self.threat is not None else None,
                 "members": entries,
             }
-            manifest["checksum"] = _checksum(manifest)
-            write_json(fresh / "ensemble.json", manifest)
+            write_json(fresh / "ensemble.json", seal(manifest))
             _replace_folder(fresh, folder)
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
@@ -292,29 +308,29 @@ def load(
     Networks of your own, which have no architecture in the manifest, are passed as `members` and filled.
     """
     folder = Path(path)
-    manifest = read_json(folder / "ensemble.json")
-    if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:
-        raise FileError(f"{folder / 'ensemble.json'} is not an ensemble of format {_FORMAT}")
-    stated = manifest.pop("checksum", None)
-    if stated != _checksum(manifest):
-        raise FileError(f"{folder / 'ensemble.json'} does not match its checksum; it was altered or damaged")
-    entries = manifest["members"]
+    manifest = _read_manifest(folder / "ensemble.json")
+    entries = manifest.members
     if members is not None and len(members) != len(entries):
         raise InputError(f"members has {len(members)} modules; {folder} holds {len(entries)} members")
     modules = []
     for index, entry in enumerate(entries):
         module = members[index] if members is not None else None
         if module is None:
-            if entry["architecture"] is None:
+            if entry.architecture is None:
                 raise InputError(f"{folder} holds networks of your own; pass members=[...] to fill them")
             try:
-                module = build(entry["architecture"])
+                if build is models.build:
+                    _check_size(entry.architecture, folder / entry.file)
+                module = build(entry.architecture)
             except RandensError as error:
                 raise FileError(f"{folder / 'ensemble.json'}: member {index}: {error}") from error
-        _fill(module, folder / entry["file"], entry["sha256"])
+        _fill(module, folder / entry.file, entry.sha256)
         modules.append(module.eval())
-    threat = Threat.from_dict(manifest["threat"]) if manifest["threat"] is not None else None
-    return RandomizedEnsemble(modules, manifest["probs"], classes=manifest["classes"], threat=threat).eval()
+    try:
+        threat = None if manifest.threat is None else Threat.from_dict(manifest.threat.model_dump())
+        return RandomizedEnsemble(modules, manifest.probs, classes=manifest.classes, threat=threat).eval()
+    except InputError as error:
+        raise FileError(f"{folder / 'ensemble.json'}: {error}") from error
 
 
 def to_layout(x: Tensor) -> Tensor:
@@ -356,8 +372,24 @@ def _fill(module: nn.Module, path: Path, expected: str) -> None:
         raise FileError(f"{path} does not fit a {type(module).__name__}: {reason[:200]}") from error
 
 
-def _checksum(manifest: dict[str, Any]) -> str:
-    return sha256(json.dumps(manifest, sort_keys=True, ensure_ascii=True).encode())
+def _read_manifest(path: Path) -> _Manifest:
+    manifest = read_json(path)
+    if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:
+        raise FileError(f"{path} is not an ensemble of format {_FORMAT}")
+    if manifest.get("checksum") != document_checksum(manifest):
+        raise FileError(f"{path} does not match its checksum; it was altered or damaged")
+    return documents.fitted(_Manifest, manifest, path)
+
+
+def _check_size(architecture: dict[str, Any], path: Path) -> None:
+    """Refuse a network that is larger than the file its weights come from, before memory is spent on it."""
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error.strerror or error}") from error
+    weights = models.weights(architecture)
+    if weights > size:
+        raise FileError(f"{path} has {size} bytes, too few for the {weights} weights of its architecture")
 
 
 def _replace_folder(fresh: Path, folder: Path) -> None:

@@ -5,14 +5,33 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
+import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from randens.errors import FileError, InputError
 
-__all__ = ["data_folder", "new_folder", "read_json", "sha256", "write_atomic", "write_json"]
+__all__ = [
+    "check_seal",
+    "data_folder",
+    "document_checksum",
+    "new_folder",
+    "parse_json",
+    "read_json",
+    "seal",
+    "sha256",
+    "tensor_checksum",
+    "write_atomic",
+    "write_json",
+]
+
+_LARGEST_DOCUMENT = 256 << 20
+_DEEPEST_DOCUMENT = 64
+_TOO_DEEP = f"it is nested more than {_DEEPEST_DOCUMENT} deep"
 
 
 def data_folder(folder: str | os.PathLike[str] | None = None) -> Path:
@@ -64,19 +83,107 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
-    """Read JSON; a missing, truncated or altered file is named in the error."""
+    """Read JSON; a missing, truncated or altered file is named in the error.
+
+    Nesting deeper than 64, more than 256 MiB, NaN and infinite numbers are refused.
+    """
     source = Path(path)
     try:
-        return json.loads(source.read_bytes())
+        if source.stat().st_size > _LARGEST_DOCUMENT:
+            raise FileError(f"{source} has more than {_LARGEST_DOCUMENT} bytes, too many for a document")
+        return parse_json(source.read_bytes())
     except OSError as error:
         raise FileError(f"cannot read {source}: {error.strerror or error}") from error
     except ValueError as error:
         raise FileError(f"{source} is not valid JSON ({error}); it is truncated or was altered") from error
 
 
+def parse_json(content: bytes) -> Any:
+    """JSON with finite numbers, nested at most 64 deep; anything else is a ValueError."""
+    try:
+        value = json.loads(content, parse_constant=_not_finite)
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    level = [value]
+    for _ in range(_DEEPEST_DOCUMENT + 1):
+        inner: list[Any] = []
+        for part in level:
+            if isinstance(part, dict):
+                inner.extend(part.values())
+            elif isinstance(part, list):
+                inner.extend(part)
+            elif isinstance(part, float) and not math.isfinite(part):
+                raise ValueError("a number in it is too large")
+        if not inner:
+            return value
+        level = inner
+    raise ValueError(_TOO_DEEP)
+
+
+def seal(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The document with its checksum under "checksum"."""
+    return {**document, "checksum": document_checksum(document)}
+
+
+def check_seal(document: Any, source: str | os.PathLike[str]) -> None:
+    """Refuse a document that does not match its checksum; one without a checksum is of an earlier version."""
+    stated = document.get("checksum") if isinstance(document, dict) else None
+    if stated is not None and stated != document_checksum(document):
+        raise FileError(f"{source} does not match its checksum; it was altered or damaged")
+
+
 def sha256(content: bytes) -> str:
     """Hexadecimal SHA-256 of some bytes."""
     return hashlib.sha256(content).hexdigest()
+
+
+def document_checksum(document: Mapping[str, Any]) -> str:
+    """SHA-256 of a JSON document, of everything in it except its own entry "checksum".
+
+    Parameters
+    ----------
+    document : mapping
+        Plain JSON values with string keys. The order of the keys does not matter.
+
+    Returns
+    -------
+    str
+        64 hexadecimal digits.
+    """
+    content = {key: value for key, value in document.items() if key != "checksum"}
+    try:
+        text = json.dumps(content, sort_keys=True, ensure_ascii=True, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"the document has no checksum: its content is not JSON ({error})") from error
+    return sha256(text.encode())
+
+
+def tensor_checksum(tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> str:
+    """SHA-256 of everything that a reader of a tensor file sees: names, dtypes, shapes, metadata and bytes.
+
+    A header of all names, dtypes, shapes and sizes comes first, so that no two different contents give the same
+    stream of bytes. Equal NumPy arrays and torch tensors have equal checksums.
+
+    Parameters
+    ----------
+    tensors : mapping of name to array
+        NumPy arrays or torch tensors of any shape, dtype and device.
+    metadata : mapping of str to str, optional
+        The file's metadata. Its entry "checksum" is left out, because it holds the result.
+
+    Returns
+    -------
+    str
+        64 hexadecimal digits.
+    """
+    notes = {key: value for key, value in (metadata or {}).items() if key != "checksum"}
+    names = sorted(tensors)
+    raw = [_raw(tensors[name]) for name in names]
+    header = [[name, *described] for name, (described, _) in zip(names, raw, strict=True)]
+    digest = hashlib.sha256(json.dumps([notes, header], sort_keys=True, ensure_ascii=True).encode())
+    for _, content in raw:
+        digest.update(content)
+    return digest.hexdigest()
 
 
 def new_folder(path: str | os.PathLike[str]) -> Path:
@@ -89,6 +196,27 @@ def new_folder(path: str | os.PathLike[str]) -> Path:
     except OSError as error:
         raise FileError(f"cannot create {folder}: {error.strerror or error}") from error
     return folder
+
+
+def _raw(tensor: Any) -> tuple[tuple[str, list[int], int], Any]:
+    """dtype, shape and size of an array in bytes; and a flat view of its bytes, little-endian, in C order."""
+    # Not needed to write and read JSON.
+    import numpy as np
+
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if isinstance(tensor, np.ndarray):
+        flat = np.ascontiguousarray(tensor).reshape(-1)
+        dtype, flat = flat.dtype.newbyteorder("=").name, flat.astype(flat.dtype.newbyteorder("<"), copy=False)
+        content = flat.view(np.uint8)
+    else:
+        # There is a tensor, so torch is loaded; theory and runtime, which use this module, do without it.
+        byte = sys.modules["torch"].uint8
+        content = tensor.detach().cpu().contiguous().reshape(-1).view(byte).numpy()
+    return (dtype, list(tensor.shape), int(content.size)), content
+
+
+def _not_finite(word: str) -> float:
+    raise ValueError(f"it holds {word}, which is no number")
 
 
 def _umask() -> int:

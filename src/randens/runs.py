@@ -20,12 +20,27 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from randens._version import __version__
+from randens.documents import Document, fitted
 from randens.errors import FileError, InputError
-from randens.files import new_folder, read_json, write_json
+from randens.files import check_seal, new_folder, parse_json, read_json, seal, write_json
 
 __all__ = ["Run", "versions"]
 
 _FORMAT = "randens-run-1"
+
+
+class _Manifest(Document):
+    """What other code relies on in manifest.json; commands add entries of their own."""
+
+    created: str | None = None
+    command: list[str] | None = None
+    versions: dict[str, str] | None = None
+    git_commit: str | None = None
+    kind: str | None = None
+    seed: int | None = None
+    recipe: dict[str, Any] | None = None
+    earlier_recipes: list[dict[str, Any]] | None = None
+    chosen_on: dict[str, str] | None = None
 
 
 class Run:
@@ -47,7 +62,7 @@ class Run:
             "git_commit": _git_commit(),
             **manifest,
         }
-        write_json(folder / "manifest.json", content)
+        write_json(folder / "manifest.json", seal(content))
         return Run(folder, content)
 
     @staticmethod
@@ -68,9 +83,13 @@ class Run:
             raise FileError(f"{folder} is not a folder; give a run folder, e.g. runs/quickstart-1")
         if not (folder / "manifest.json").is_file():
             raise FileError(f"{folder} is not a run folder: it has no manifest.json")
-        manifest = read_json(folder / "manifest.json")
+        path = folder / "manifest.json"
+        manifest = read_json(path)
         if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:
-            raise FileError(f"{folder / 'manifest.json'} is not a run of format {_FORMAT}")
+            raise FileError(f"{path} is not a run of format {_FORMAT}")
+        check_seal(manifest, path)
+        fitted(_Manifest, manifest, path)
+        manifest.pop("checksum", None)
         return Run(folder, manifest)
 
     @property
@@ -79,11 +98,11 @@ class Run:
         return self.path / "ensemble"
 
     def log(self, **values: Any) -> None:
-        """Append one line to metrics.jsonl; it reaches the disk before this returns."""
+        """Append one line to metrics.jsonl, with a checksum of it; it reaches the disk before this returns."""
         path = self.path / "metrics.jsonl"
         try:
-            line = json.dumps(values, allow_nan=False, ensure_ascii=False) + "\n"
-        except (TypeError, ValueError) as error:
+            line = json.dumps(seal(values), allow_nan=False, ensure_ascii=False) + "\n"
+        except (TypeError, ValueError, InputError) as error:
             raise InputError(f"cannot append to {path}: {values!r} is not JSON ({error})") from error
         try:
             with path.open("a+b") as file:
@@ -103,19 +122,29 @@ class Run:
         del partial
         for number, line in enumerate(lines, start=1):
             try:
-                yield json.loads(line)
+                found = parse_json(line)
             except ValueError as error:
                 raise FileError(f"{path} line {number} is not valid JSON; it was altered") from error
+            if not isinstance(found, dict):
+                raise FileError(f"{path} line {number} is not an object; it was altered")
+            check_seal(found, f"{path} line {number}")
+            found.pop("checksum", None)
+            yield found
 
     def write(self, name: str, value: Any) -> Path:
-        """Write `name`.json into the folder, atomically."""
+        """Write `name`.json into the folder, atomically, an object with its checksum."""
         path = self.path / f"{name}.json"
-        write_json(path, value)
+        write_json(path, seal(value) if isinstance(value, Mapping) else value)
         return path
 
     def read(self, name: str) -> Any:
-        """Read `name`.json."""
-        return read_json(self.path / f"{name}.json")
+        """Read `name`.json; an object that does not match its checksum is refused."""
+        path = self.path / f"{name}.json"
+        value = read_json(path)
+        check_seal(value, path)
+        if isinstance(value, dict):
+            value.pop("checksum", None)
+        return value
 
 
 def versions() -> dict[str, str]:

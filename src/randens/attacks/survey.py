@@ -24,7 +24,7 @@ from torch import Tensor
 from randens.attacks.search import Cost
 from randens.ensemble import RandomizedEnsemble
 from randens.errors import FileError, InputError
-from randens.files import read_json, sha256, write_atomic, write_json
+from randens.files import read_json, sha256, tensor_checksum, write_atomic, write_json
 from randens.progress import Progress, silent
 from randens.witness import WitnessPool
 
@@ -64,9 +64,11 @@ class Survey:
                 "folder is None; give attack.survey(..., folder=...) to keep the perturbed inputs"
             )
         for path in sorted(self.folder.glob("batch-*.safetensors")):
-            # safetensors holds numbers and names only: reading it runs nothing.
-            tensors = safetensors.torch.load(path.read_bytes())
-            yield tensors["x_adv"], tensors["y"]
+            try:
+                part, _ = _Part.unpack(path.read_bytes())
+            except (OSError, SafetensorError, ValueError, KeyError, AttributeError) as error:
+                raise FileError(f"{path} cannot be used: {error}") from error
+            yield part.tensors["x_adv"], part.tensors["y"]
 
 
 def batches(data: Any, size: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -162,7 +164,7 @@ class _Part:
         }
         metadata = {"format": _FORMAT, "sources": "\n".join(self.sources), **extra}
         metadata["pool_sources"] = "\n".join(self.pool_sources)
-        metadata["checksum"] = _checksum(tensors)
+        metadata["checksum"] = tensor_checksum(tensors, metadata)
         return safetensors.torch.save(tensors, metadata)
 
     def lean(self) -> _Part:
@@ -176,13 +178,9 @@ class _Part:
         metadata = json.loads(content[8 : 8 + length]).get("__metadata__", {})
         # safetensors holds numbers and names only: reading it runs nothing.
         tensors = safetensors.torch.load(content)
-        if metadata.get("checksum") != _checksum(tensors):
+        if metadata.get("checksum") != tensor_checksum(tensors, metadata):
             raise ValueError("the content does not match its checksum")
         return _Part(tensors, _lines(metadata["sources"]), _lines(metadata["pool_sources"])), metadata
-
-
-def _checksum(tensors: dict[str, Tensor]) -> str:
-    return sha256(b"".join(k.encode() + tensors[k].numpy().tobytes() for k in sorted(tensors)))
 
 
 def _lines(text: str) -> tuple[str, ...]:

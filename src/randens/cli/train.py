@@ -14,9 +14,10 @@ import typer
 
 from randens.cli.output import Json, console, print_json
 from randens.cli.progress import bars
-from randens.errors import InputError
-from randens.files import read_json
+from randens.documents import read_document
+from randens.errors import FileError
 from randens.progress import silent
+from randens.runs import Run
 
 __all__ = ["train"]
 
@@ -77,18 +78,21 @@ def train(
 
 
 def _report(folder: Path, as_json: bool) -> None:
-    summary = read_json(folder / "training.json")
-    if not isinstance(summary, dict):
-        raise InputError(f"{folder / 'training.json'} does not hold a summary; train again with --force")
+    from randens.training.folder import Summary
+
+    run = Run.open(folder)
     if as_json:
-        print_json({"run": str(folder), **summary})
+        print_json({"run": str(folder), **run.read("training")})
         return
-    found, out = summary["validation"], console()
-    probs = ", ".join(f"{p:.3g}" for p in summary["probs"])
+    summary, out = read_document(folder / "training.json", Summary), console()
+    found = summary.validation
+    if found is None:
+        raise FileError(f"{folder / 'training.json'} does not hold a summary; train again with --force")
+    probs = ", ".join(f"{p:.3g}" for p in summary.probs)
     out.print(
-        f"{summary['method']}, {summary['members']} members, α = ({probs}): natural "
-        f"{found['natural_accuracy']:.1%}, under {found['attack']} {found['robust_accuracy']:.1%} "
-        f"on {found['images']} validation images."
+        f"{summary.method}, {summary.members} members, α = ({probs}): natural "
+        f"{found.natural_accuracy:.1%}, under {found.attack} {found.robust_accuracy:.1%} "
+        f"on {found.images} validation images."
     )
     out.print(f"The ensemble is in {folder}. Judge it on test data: randens evaluate {folder}")
 

@@ -9,28 +9,61 @@ export, pins a bundle: whoever compares it cannot be given another one.
 
 from __future__ import annotations
 
+import hashlib
 import hmac
-import json
 import math
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field
 
-from randens.errors import FileError, RandensError
-from randens.files import read_json, sha256, write_json
+from randens.deploy.onnx_file import Content, initializers
+from randens.documents import Digest, Document, Probabilities, Threat, fitted
+from randens.errors import FileError
+from randens.files import document_checksum, read_json, write_json
 
 __all__ = ["MANIFEST", "Bundle", "MemberFile", "Weight"]
 
 MANIFEST = "bundle.json"
 _FORMAT = "randens-bundle-1"
-_FILE = re.compile(r"member-\d{2,4}\.onnx")
+_FILE = re.compile(r"^member-[0-9]{2,4}\.onnx$")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _PRECISIONS = ("float32", "int8")
+_Count = Annotated[int, Field(ge=0, lt=1 << 48)]
+
+
+class _Weight(Document):
+    name: str
+    offset: _Count
+    dtype: Annotated[str, Field(pattern=r"^(bool|float(16|32|64)|u?int(8|16|32|64))$")]
+    shape: Annotated[list[_Count], Field(max_length=16)]
+
+
+class _Member(Document):
+    file: Annotated[str, Field(pattern=_FILE.pattern)]
+    sha256: Digest
+    size: _Count
+    weights: list[_Weight]
+
+
+class _Manifest(Document):
+    """bundle.json."""
+
+    probs: Probabilities
+    classes: list[str]
+    input_shape: Annotated[list[Annotated[int, Field(ge=1, lt=1 << 31)]], Field(max_length=8)]
+    threat: Threat | None
+    precision: str
+    opset: int
+    members: list[_Member]
+    ensemble: str
+    sign_off: dict[str, Any]
+    versions: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -109,17 +142,12 @@ class Bundle:
         manifest = read_json(folder / MANIFEST)
         if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:
             raise FileError(f"{folder / MANIFEST} is not a bundle of format {_FORMAT}")
-        stated = manifest.pop("checksum", None)
-        if stated != _checksum(manifest):
+        stated = manifest.get("checksum")
+        if not isinstance(stated, str) or stated != document_checksum(manifest):
             raise FileError(f"{folder / MANIFEST} does not match its checksum; it was altered or damaged")
         if expect is not None and not hmac.compare_digest(stated.encode(), expect.strip().lower().encode()):
             raise FileError(f"{folder} has the checksum {stated}; expected is {expect.strip()}")
-        try:
-            return _from_json(folder, manifest)
-        except RandensError:
-            raise
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise FileError(f"{folder / MANIFEST} lacks or garbles an entry ({error!r})") from error
+        return _from_document(folder, fitted(_Manifest, manifest, folder / MANIFEST))
 
     @property
     def bounds(self) -> tuple[float, float] | None:
@@ -130,24 +158,43 @@ class Bundle:
     @property
     def checksum(self) -> str:
         """The number that pins this bundle."""
-        return _checksum(self.to_json())
+        return document_checksum(self.to_json())
 
     def read(self, index: int) -> bytes:
         """The content of a member's ONNX file, verified."""
-        member = self.members[index]
-        file = self.path / member.file
+        file = self.path / self.members[index].file
         try:
             content = file.read_bytes()
         except OSError as error:
             raise FileError(f"cannot read {file}: {error.strerror or error}") from error
-        if len(content) != member.size or sha256(content) != member.sha256:
-            raise FileError(f"{file} does not match its checksum; it is truncated or was altered")
+        self.verify(index, content)
         return content
+
+    def verify(self, index: int, content: Content) -> None:
+        """Compare a member file's content with the manifest: its checksum, and where its weights lie.
+
+        A file that keeps weights in other files is refused: the checksum would not cover them.
+        """
+        member = self.members[index]
+        file = self.path / member.file
+        if len(content) != member.size or hashlib.sha256(content).hexdigest() != member.sha256:
+            raise FileError(f"{file} does not match its checksum; it is truncated or was altered")
+        try:
+            tensors = initializers(content)
+        except FileError as error:
+            raise FileError(f"{file} is not an ONNX file that can be used: {error}") from None
+        for weight in member.weights:
+            found = tensors.get(weight.name)
+            stated = (weight.dtype, weight.shape, weight.offset, weight.size)
+            if found is None or (found.dtype, found.shape, found.offset, found.size) != stated:
+                raise FileError(
+                    f"{file} does not hold the weight {weight.name[:80]!r} where the manifest says it does"
+                )
 
     def write(self) -> None:
         """Write the manifest into the folder; the members must be there already."""
         manifest = self.to_json()
-        write_json(self.path / MANIFEST, {**manifest, "checksum": _checksum(manifest)})
+        write_json(self.path / MANIFEST, {**manifest, "checksum": document_checksum(manifest)})
 
     def to_json(self) -> dict[str, Any]:
         """The manifest without its checksum."""
@@ -177,39 +224,27 @@ class Bundle:
         }
 
 
-def _from_json(folder: Path, value: Mapping[str, Any]) -> Bundle:
-    threat = value["threat"]
-    if threat is not None:
-        threat = {"norm": str(threat["norm"]), "eps": float(threat["eps"]), "bounds": threat["bounds"]}
-        if threat["bounds"] is not None:
-            low, high = (float(b) for b in threat["bounds"])
-            threat["bounds"] = [low, high]
+def _from_document(folder: Path, value: _Manifest) -> Bundle:
     return Bundle(
         path=folder,
-        probs=tuple(float(p) for p in value["probs"]),
-        classes=tuple(str(c) for c in value["classes"]),
-        input_shape=tuple(int(s) for s in value["input_shape"]),
-        threat=threat,
-        precision=str(value["precision"]),
-        opset=int(value["opset"]),
-        members=tuple(_member(entry) for entry in value["members"]),
-        ensemble=str(value["ensemble"]),
-        sign_off=dict(value["sign_off"]),
-        versions={str(k): str(v) for k, v in value["versions"].items()},
+        probs=tuple(value.probs),
+        classes=tuple(value.classes),
+        input_shape=tuple(value.input_shape),
+        threat=None if value.threat is None else value.threat.model_dump(),
+        precision=value.precision,
+        opset=value.opset,
+        members=tuple(_member(folder, entry) for entry in value.members),
+        ensemble=value.ensemble,
+        sign_off=value.sign_off,
+        versions=value.versions,
     )
 
 
-def _member(entry: Mapping[str, Any]) -> MemberFile:
-    weights = tuple(
-        Weight(str(w["name"]), int(w["offset"]), np.dtype(w["dtype"]).name, tuple(int(s) for s in w["shape"]))
-        for w in entry["weights"]
-    )
-    size = int(entry["size"])
+def _member(folder: Path, entry: _Member) -> MemberFile:
+    weights = tuple(Weight(w.name, w.offset, w.dtype, tuple(w.shape)) for w in entry.weights)
     for weight in weights:
-        if weight.offset < 0 or min(weight.shape, default=1) < 0 or weight.offset + weight.size > size:
-            raise ValueError(f"weight {weight.name!r} lies outside its file")
-    return MemberFile(str(entry["file"]), str(entry["sha256"]), size, weights)
-
-
-def _checksum(manifest: Mapping[str, Any]) -> str:
-    return sha256(json.dumps(manifest, sort_keys=True, ensure_ascii=True).encode())
+        if weight.offset + weight.size > entry.size:
+            raise FileError(
+                f"{folder / MANIFEST}: the weight {weight.name[:80]!r} lies outside its file {entry.file}"
+            )
+    return MemberFile(entry.file, entry.sha256, entry.size, weights)

@@ -1,16 +1,20 @@
 """Request bodies as inputs: JSON arrays, .npy, PNG and JPEG. Whatever is wrong with one is the sender's error.
 
 Nothing is allocated on the word of a header: sizes are compared with limits, and with the bytes really there, first.
+Before a JSON body becomes objects, its brackets, commas, quotes and braces are counted: only a body with exactly as
+many as some number of inputs has is parsed, one input at a time.
 """
 
 from __future__ import annotations
 
 import io
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
@@ -22,9 +26,16 @@ from randens.errors import InputError
 __all__ = ["Decoder", "Refused"]
 
 _LONGEST_HEADER = 1024
+_SMALL = 1 << 12  # bytes of a JSON body that may be parsed again to say what is wrong with it
+_PIECE = 1 << 18  # bytes looked at in one step
+_SPACE = rb"[ \t\r\n]{0,256}"
+_JSON_HEAD = re.compile(_SPACE + rb"\{" + _SPACE + rb'"inputs"' + _SPACE + rb":" + _SPACE + rb"\[" + _SPACE)
+_JSON_NEXT = re.compile(_SPACE + rb"," + _SPACE)
+_JSON_TAIL = re.compile(_SPACE + rb"\]" + _SPACE + rb"\}" + _SPACE)
 _MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
 
 Inputs = NDArray[np.float32]
+Body = bytes | bytearray
 
 
 class Refused(InputError):
@@ -44,6 +55,7 @@ class Decoder:
     batch: int
     pixels: int
     schema: type[BaseModel]
+    one: msgspec.json.Decoder[Any]
 
     @staticmethod
     def of(bundle: Bundle, batch: int, pixels: int) -> Decoder:
@@ -54,12 +66,13 @@ class Decoder:
             batch,
             pixels,
             _schema(bundle.input_shape, bundle.bounds, batch),
+            _one(bundle.input_shape, bundle.bounds),
         )
 
     @property
-    def types(self) -> Mapping[str, Callable[[bytes, bool], Inputs]]:
+    def types(self) -> Mapping[str, Callable[[Body, bool], Inputs]]:
         """Media types and what reads them. Pictures only where inputs are pictures with values from 0 to 1."""
-        readers: dict[str, Callable[[bytes, bool], Inputs]] = {
+        readers: dict[str, Callable[[Body, bool], Inputs]] = {
             "application/json": self._json,
             "application/x-npy": self._npy,
         }
@@ -68,7 +81,7 @@ class Decoder:
             readers["image/jpeg"] = lambda body, resize: self._picture(body, "JPEG", resize)
         return readers
 
-    def decode(self, media_type: str, body: bytes, resize: bool) -> Inputs:
+    def decode(self, media_type: str, body: Body, resize: bool) -> Inputs:
         """Inputs from a body; `resize` lets pictures have any size."""
         reader = self.types.get(media_type)
         if reader is None:
@@ -79,15 +92,63 @@ class Decoder:
             raise Refused(422, "the body is empty; send inputs in it")
         return reader(body, resize)
 
-    def _json(self, body: bytes, resize: bool) -> Inputs:
+    def _json(self, body: Body, resize: bool) -> Inputs:
         del resize
-        try:
-            values: Any = self.schema.model_validate_json(body)
-        except ValidationError as error:
-            raise Refused(422, _first(error)) from None
-        return self._finite(np.asarray(values.inputs, dtype=np.float64))
+        head = _JSON_HEAD.match(body)
+        n, ends = self._inputs_in(body)
+        if head is None or n is None:
+            raise Refused(422, self._complaint(body))
+        if n > self.batch:
+            raise Refused(413, f"there are {n} inputs; at most {self.batch} are accepted at once")
+        values = np.empty((n, *self.shape), dtype=np.float64)
+        start, view = head.end(), memoryview(body)
+        for index, end in enumerate(ends):
+            try:
+                values[index] = self.one.decode(view[start:end])
+            except (msgspec.DecodeError, ValueError, UnicodeError, RecursionError) as error:
+                raise Refused(422, f"inputs.{index}: {str(error)[:160]}") from None
+            then = (_JSON_NEXT.match if index + 1 < n else _JSON_TAIL.fullmatch)(body, end)
+            if then is None:
+                raise Refused(422, f"inputs.{index}: what follows this input is not JSON of the wanted form")
+            start = then.end()
+        return self._finite(values)
 
-    def _npy(self, body: bytes, resize: bool) -> Inputs:
+    def _inputs_in(self, body: Body) -> tuple[int | None, list[int]]:
+        """How many inputs a JSON body must hold to have its brackets and commas, and where each of them ends.
+
+        None if no number of inputs gives these counts. Linear in the body, without an object for anything in it.
+        """
+        codes = np.frombuffer(body, dtype=np.uint8)
+        pieces = [codes[start : start + _PIECE] for start in range(0, len(codes), _PIECE)]
+
+        def count(character: str) -> int:
+            return sum(int(np.count_nonzero(piece == ord(character))) for piece in pieces)
+
+        numbers = math.prod(self.shape)
+        # One pair of brackets for the input, and for every list inside it.
+        lists = 1 + sum(math.prod(self.shape[:depth]) for depth in range(1, len(self.shape)))
+        n, rest = divmod(count("]") - 1, lists)
+        if rest or n < 1 or count(",") != n * numbers - 1 or count("[") != n * lists + 1:
+            return None, []
+        if count('"') != 2 or count("{") != 1:
+            return None, []
+        if n > self.batch:
+            return n, []
+        closing = np.concatenate(
+            [np.flatnonzero(piece == ord("]")) + _PIECE * index for index, piece in enumerate(pieces)]
+        )
+        return n, (closing[lists - 1 : -1 : lists] + 1).tolist()
+
+    def _complaint(self, body: Body) -> str:
+        wanted = f"[1 to {self.batch}, {', '.join(map(str, self.shape))}]"
+        if len(body) <= _SMALL:
+            try:
+                self.schema.model_validate_json(body)
+            except ValidationError as error:
+                return _first(error)
+        return f'the body must be {{"inputs": …}}, numbers of shape {wanted}, and nothing else'
+
+    def _npy(self, body: Body, resize: bool) -> Inputs:
         del resize
         file = io.BytesIO(body)
         try:
@@ -118,7 +179,7 @@ class Decoder:
         array = flat.reshape(shape, order="F" if fortran else "C")
         return self._finite(array.astype(np.float64) / 255 if small else array)
 
-    def _picture(self, body: bytes, kind: str, resize: bool) -> Inputs:
+    def _picture(self, body: Body, kind: str, resize: bool) -> Inputs:
         channels, height, width = self.shape
         try:
             picture: Image.Image = Image.open(io.BytesIO(body), formats=[kind])
@@ -186,6 +247,15 @@ def _schema(shape: tuple[int, ...], bounds: tuple[float, float] | None, batch: i
         __doc__="Inputs as nested lists of numbers.",
         inputs=(outer, Field(description=f"[n, {', '.join(map(str, shape))}], n from 1 to {batch}")),
     )
+
+
+def _one(shape: tuple[int, ...], bounds: tuple[float, float] | None) -> msgspec.json.Decoder[Any]:
+    """A strict parser of one input; it stops at the first thing that is wrong."""
+    low, high = bounds if bounds is not None else (None, None)
+    nested: Any = float if bounds is None else Annotated[float, msgspec.Meta(ge=low, le=high)]
+    for size in reversed(shape):
+        nested = Annotated[list[nested], msgspec.Meta(min_length=size, max_length=size)]
+    return msgspec.json.Decoder(nested)
 
 
 def _first(error: ValidationError) -> str:

@@ -22,7 +22,7 @@ from randens.errors import FileError, InputError
 from randens.files import sha256, write_atomic
 from randens.runs import versions
 
-__all__ = ["encode", "store"]
+__all__ = ["encode", "store", "varint"]
 
 _ALIGNMENT = 64
 _MAPPED = 1024  # bytes: smaller weights are not worth a mapping
@@ -102,7 +102,7 @@ def encode(model: onnx.ModelProto) -> tuple[bytes, tuple[Weight, ...]]:
             parts.append(field)
             position += len(field)
         whole = b"".join(parts)
-        length = _varint(len(whole))
+        length = varint(len(whole))
         if len(length) == width:
             return head + bytes([_MODEL_GRAPH]) + length + whole, tuple(weights)
     raise InputError("a member is larger than 2 GB; it cannot be exported")
@@ -121,21 +121,22 @@ def _field(tensor: onnx.TensorProto, position: int) -> tuple[bytes, int]:
     bare.CopyFrom(tensor)
     bare.ClearField("raw_data")
     bare.ClearField("doc_string")
-    values = bytes([_TENSOR_RAW]) + _varint(len(tensor.raw_data))
+    values = bytes([_TENSOR_RAW]) + varint(len(tensor.raw_data))
     rest = bare.SerializeToString() + values
     padding = b""
     # A comment is at least its tag and its length; the field's own length may grow with it, hence the search.
     for size in (0, *range(2, 2 * _ALIGNMENT + 4)):
-        padding = b"" if size == 0 else bytes([_TENSOR_DOC]) + _varint(size - 2) + b" " * (size - 2)
+        padding = b"" if size == 0 else bytes([_TENSOR_DOC]) + varint(size - 2) + b" " * (size - 2)
         content = padding + rest
-        head = bytes([_GRAPH_INITIALIZER]) + _varint(len(content) + len(tensor.raw_data))
+        head = bytes([_GRAPH_INITIALIZER]) + varint(len(content) + len(tensor.raw_data))
         start = len(head) + len(content)
         if len(tensor.raw_data) < _MAPPED or (position + start) % _ALIGNMENT == 0:
             return head + content + tensor.raw_data, start
     raise AssertionError("one of 64 consecutive paddings always aligns")
 
 
-def _varint(value: int) -> bytes:
+def varint(value: int) -> bytes:
+    """A whole number as protocol buffers write it: seven bits a byte, the lowest first."""
     parts = bytearray()
     while value > 0x7F:
         parts.append(value & 0x7F | 0x80)

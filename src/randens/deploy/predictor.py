@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import hashlib
 import importlib
 import mmap
 import os
@@ -15,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from randens.deploy.bundle import Bundle, MemberFile
+from randens.deploy.bundle import Bundle
 from randens.errors import FileError, InputError, ModelError
 
 __all__ = ["Prediction", "Predictor"]
@@ -172,7 +171,7 @@ class _Mapped:
 
     def __init__(self, bundle: Bundle, index: int, threads: int) -> None:
         member = bundle.members[index]
-        self._pages = _map(bundle, member)
+        self._pages = _map(bundle, index)
         runtime = _runtime()
         options = _options(threads)
         options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
@@ -202,15 +201,14 @@ class _Mapped:
             self._pages.madvise(mmap.MADV_DONTNEED)
 
 
-def _map(bundle: Bundle, member: MemberFile) -> mmap.mmap:
-    file = bundle.path / member.file
+def _map(bundle: Bundle, index: int) -> mmap.mmap:
+    file = bundle.path / bundle.members[index].file
     try:
         with file.open("rb") as opened:
             pages = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
     except (OSError, ValueError) as error:
         raise FileError(f"cannot map {file}: {error}") from error
-    if len(pages) != member.size or hashlib.sha256(pages).hexdigest() != member.sha256:
-        raise FileError(f"{file} does not match its checksum; it is truncated or was altered")
+    bundle.verify(index, pages)
     return pages
 
 

@@ -14,6 +14,7 @@ import ipaddress
 import re
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping
@@ -30,11 +31,13 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from randens._version import __version__
 from randens.deploy.batching import Batcher
+from randens.deploy.connections import HEAD_BYTES, protocol
 from randens.deploy.decoding import Decoder, Refused
+from randens.deploy.intake import Intake
+from randens.deploy.limits import Limits
 from randens.deploy.metrics import Metrics
 from randens.deploy.predictor import Prediction, Predictor
 from randens.errors import InputError, RandensError
@@ -51,10 +54,12 @@ __all__ = [
 ]
 
 _PATHS = ("/", "/v1/predict", "/v1/model", "/healthz", "/metrics", "/openapi.json")
-_INLINE = 1 << 16  # larger bodies are decoded in a thread, so that others need not wait
+_INLINE = 1 << 12  # larger bodies are decoded in a thread, so that others need not wait
 _DECODERS = 2
 _BACKLOG = 1024
+_TURN_SECONDS = 0.0005
 _CLOSE = {"Connection": "close"}
+_LATER = {"Retry-After": "1", **_CLOSE}
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 _HEADERS = (
     (b"cache-control", b"no-store"),
@@ -66,29 +71,6 @@ _HEADERS = (
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What one client may ask for. body: bytes; pixels: of a picture; batch: inputs times draws of a request, and of
-    a call of the predictor; active: requests worked on at once, more are told to come back.
-
-    Seconds: for the head of a request, for its body, for its answer, and for finishing when the server is stopped.
-    """
-
-    body: int = 8 << 20
-    pixels: int = 1 << 24
-    batch: int = 256
-    active: int = 64
-    head_seconds: float = 10.0
-    body_seconds: float = 10.0
-    answer_seconds: float = 30.0
-    stop_seconds: float = 30.0
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if isinstance(value, bool) or not value > 0:
-                raise InputError(f"{name} is {value!r}; it must be a number > 0")
 
 
 @dataclass(frozen=True)
@@ -170,7 +152,7 @@ def create_app(predictor: Predictor, settings: Settings | None = None) -> FastAP
     decoder = Decoder.of(bundle, limits.batch, limits.pixels)
     metrics = Metrics(draws=chosen.debug)
     batcher = Batcher(predictor.predict, limits.batch, metrics.call)
-    decoders = asyncio.Semaphore(_DECODERS)
+    decoders, intake = asyncio.Semaphore(_DECODERS), Intake(limits)
     page, policy = _page()
 
     @contextlib.asynccontextmanager
@@ -205,26 +187,7 @@ def create_app(predictor: Predictor, settings: Settings | None = None) -> FastAP
         status: problems[status] for status in problems if status == 401
     }
 
-    async def read(request: Request) -> bytes:
-        parts: list[bytes] = []
-        size = 0
-        async for part in request.stream():
-            size += len(part)
-            if size > limits.body:
-                raise Refused(413, f"the body is larger than {limits.body} bytes")
-            parts.append(part)
-        return b"".join(parts)
-
-    async def receive(request: Request) -> bytes:
-        declared = request.headers.get("content-length", "")
-        if declared.isdecimal() and int(declared[:20]) > limits.body:
-            raise Refused(413, f"the body has {declared[:20]} bytes; at most {limits.body} are accepted")
-        try:
-            return await asyncio.wait_for(read(request), limits.body_seconds)
-        except asyncio.TimeoutError:
-            raise Refused(408, f"the body did not arrive within {limits.body_seconds:g} seconds") from None
-
-    async def decode(media_type: str, body: bytes, resize: bool) -> Any:
+    async def decode(media_type: str, body: bytearray, resize: bool) -> Any:
         # A small picture can be a large one in disguise.
         if len(body) <= _INLINE and not media_type.startswith("image/"):
             return decoder.decode(media_type, body, resize)
@@ -250,7 +213,12 @@ def create_app(predictor: Predictor, settings: Settings | None = None) -> FastAP
             raise Refused(
                 415, f"content type is {media_type[:80]!r}; it must be one of {', '.join(decoder.types)}"
             )
-        inputs = await decode(media_type, await receive(request), resize)
+        async with intake.receive(request) as body:
+            # A slot is taken now: a body that arrives slowly must not keep others from being answered.
+            with slot():
+                return await answer(await decode(media_type, body, resize), draws)
+
+    async def answer(inputs: Any, draws: int) -> Response:
         if len(inputs) * draws > limits.batch:
             raise Refused(
                 413,
@@ -264,6 +232,19 @@ def create_app(predictor: Predictor, settings: Settings | None = None) -> FastAP
         return JSONResponse({"predictions": said(prediction)})
 
     active = 0
+
+    @contextlib.contextmanager
+    def slot() -> Iterator[None]:
+        nonlocal active
+        if active >= limits.active:
+            raise Refused(429, f"{active} requests are being worked on; try again in a moment")
+        active += 1
+        metrics.active.set(active)
+        try:
+            yield
+        finally:
+            active -= 1
+            metrics.active.set(active)
 
     @app.post(
         "/v1/predict",
@@ -280,16 +261,7 @@ def create_app(predictor: Predictor, settings: Settings | None = None) -> FastAP
         resize: Annotated[bool, Query(description="Let pictures have any size.")] = False,
     ) -> Response:
         """Classify inputs, each by a member drawn for it alone."""
-        nonlocal active
-        if active >= limits.active:
-            raise Refused(429, f"{active} requests are being worked on; try again in a moment")
-        active += 1
-        metrics.active.set(active)
-        try:
-            return await work(request, draws, resize)
-        finally:
-            active -= 1
-            metrics.active.set(active)
+        return await work(request, draws, resize)
 
     @app.get("/v1/model", responses=refusals, dependencies=guarded)
     async def model() -> Model:
@@ -372,8 +344,14 @@ def listen(host: str, port: int) -> socket.socket:
 
 def serve(app: FastAPI, bound: socket.socket, limits: Limits | None = None) -> None:
     """Answer requests on a bound socket until SIGINT or SIGTERM; then finish what was begun and return."""
-    with _signals_kept():
-        make_server(app, limits or Limits()).run(sockets=[bound])
+    before = sys.getswitchinterval()
+    # Threads that decode bodies let the one that answers go on sooner than usual.
+    sys.setswitchinterval(_TURN_SECONDS)
+    try:
+        with _signals_kept():
+            make_server(app, limits or Limits()).run(sockets=[bound])
+    finally:
+        sys.setswitchinterval(before)
 
 
 def loopback_hosts() -> tuple[str, ...]:
@@ -386,56 +364,19 @@ def make_server(app: FastAPI, limits: Limits) -> uvicorn.Server:
     return uvicorn.Server(
         uvicorn.Config(
             app,
-            http=_patience(limits.head_seconds),
+            http=protocol(limits),
             ws="none",
             lifespan="on",
-            log_level="warning",
+            log_level="error",
             access_log=False,
             server_header=False,
             proxy_headers=False,
             backlog=_BACKLOG,
             timeout_keep_alive=5,
             timeout_graceful_shutdown=int(np.ceil(limits.stop_seconds)),
-            h11_max_incomplete_event_size=16 << 10,
+            h11_max_incomplete_event_size=HEAD_BYTES,
         )
     )
-
-
-def _patience(seconds: float) -> type[H11Protocol]:
-    """uvicorn's protocol, closing connections whose next request does not begin in time once bytes arrive."""
-
-    class Patient(H11Protocol):
-        _deadline: asyncio.TimerHandle | None = None
-
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
-            self._watch()
-
-        def data_received(self, data: bytes) -> None:
-            super().data_received(data)
-            self._watch()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._unwatch()
-            super().connection_lost(exc)
-
-        def _watch(self) -> None:
-            if self.cycle is not None and not self.cycle.response_complete:
-                self._unwatch()
-            elif self._deadline is None:
-                self._deadline = self.loop.call_later(seconds, self._give_up)
-
-        def _unwatch(self) -> None:
-            if self._deadline is not None:
-                self._deadline.cancel()
-                self._deadline = None
-
-        def _give_up(self) -> None:
-            self._deadline = None
-            if self.cycle is None or self.cycle.response_complete:
-                self.transport.close()
-
-    return Patient
 
 
 @contextlib.contextmanager
@@ -486,7 +427,7 @@ def _explain_refusals(app: FastAPI) -> None:
 
     def problem(status: int, reason: str) -> JSONResponse:
         # Where a body was not read to its end, what follows on the connection is not a request.
-        headers = {429: {"Retry-After": "1"}, 503: {"Retry-After": "1"}, 408: _CLOSE, 413: _CLOSE}.get(status)
+        headers = {429: _LATER, 503: _LATER, 408: _CLOSE, 413: _CLOSE}.get(status)
         return JSONResponse({"detail": reason}, status, headers=headers)
 
     @app.exception_handler(RequestValidationError)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,11 +15,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from randens._version import __version__
 from randens.attacks import Cost
+from randens.documents import fitted
 from randens.ensemble import RandomizedEnsemble, check_probs
-from randens.errors import FileError, InputError
+from randens.errors import FileError, InputError, RandensError
+from randens.evaluation.documents import EvaluationDocument
 from randens.evaluation.inputs import fingerprint
 from randens.evaluation.intervals import Estimate, estimate
-from randens.files import read_json, sha256, write_json
+from randens.files import document_checksum, read_json, seal, write_json
 from randens.risk import Bounds, RiskProfile, RuleOfThumb, bounds, rule_of_thumb
 from randens.risk.two import two_classifiers
 from randens.threat import Threat
@@ -270,7 +271,7 @@ class Evaluation:
             "profile": self.profile.to_json(),
             "points": _points_to_json(self.points),
         }
-        return {**document, "checksum": _checksum(document)}
+        return seal(document)
 
     def summary(self) -> dict[str, Any]:
         """The numbers that follow from the verdicts, as plain values."""
@@ -302,9 +303,10 @@ class Evaluation:
     def load(path: str | os.PathLike[str]) -> Evaluation:
         """Read what `save` wrote; a file that was altered is refused."""
         source = Path(path)
+        document = read_json(source)
         try:
-            return Evaluation.from_json(read_json(source))
-        except InputError as error:
+            return Evaluation.from_json(document)
+        except RandensError as error:
             raise FileError(f"{source}: {error}") from error
 
     @staticmethod
@@ -312,14 +314,19 @@ class Evaluation:
         """Inverse of `to_json`; the checksum must match."""
         if not isinstance(value, Mapping) or value.get("format") != _FORMAT:
             raise InputError(f"the evaluation is not a document of format {_FORMAT}")
-        document = {key: part for key, part in value.items() if key != "checksum"}
-        if value.get("checksum") != _checksum(document):
+        if value.get("checksum") != document_checksum(value):
             raise InputError("the evaluation does not match its checksum; it was altered or damaged")
+        document = fitted(EvaluationDocument, value, "the evaluation").model_dump()
         members = len(document["probs"])
+        profile = RiskProfile.from_json(document["profile"])
+        if profile.members != members:
+            raise InputError(
+                f"the evaluation has {members} probabilities and {profile.members} members in its profile"
+            )
         return Evaluation(
             probs=np.array(document["probs"], dtype=np.float64),
             points=_points_from_json(document["points"], members),
-            profile=RiskProfile.from_json(document["profile"]),
+            profile=profile,
             threat=Threat.from_dict(document["threat"]),
             data=document["data"],
             split=document["split"],
@@ -340,10 +347,6 @@ class Evaluation:
 def _keys(accuracies: NDArray[np.float64]) -> NDArray[np.float64]:
     """Sums of probabilities differ in their last bits by the order of adding; twelve digits tell them apart."""
     return np.asarray(np.round(accuracies, 12) + 0.0)
-
-
-def _checksum(document: Mapping[str, Any]) -> str:
-    return sha256(json.dumps(document, sort_keys=True, ensure_ascii=True, allow_nan=False).encode())
 
 
 def _points_to_json(points: Points) -> dict[str, Any]:

@@ -9,8 +9,10 @@ from typing import Any
 
 from randens import data as datasets
 from randens.data import ImageData
+from randens.documents import read_document
 from randens.ensemble import RandomizedEnsemble, load
 from randens.errors import FileError, InputError
+from randens.evaluation.documents import SamplingDocument
 from randens.runs import Run
 from randens.threat import Threat
 
@@ -39,10 +41,10 @@ class Subject:
         recorded = self.run.manifest.get("chosen_on")
         choices = {str(k): str(v) for k, v in recorded.items()} if isinstance(recorded, Mapping) else {}
         if (self.run.path / "sampling.json").exists():
-            sampling = self.run.read("sampling")
+            sampling = read_document(self.run.path / "sampling.json", SamplingDocument)
             # Probabilities that were found but not applied chose nothing.
-            if sampling.get("probs") == self.rec.probs.tolist():
-                choices["probs"] = str(sampling.get("split"))
+            if sampling.probs == self.rec.probs.tolist():
+                choices["probs"] = sampling.split
         return choices
 
 
@@ -60,8 +62,9 @@ def open_subject(
     rec = load(run.ensemble)
     recipe = run.manifest.get("recipe")
     part: Mapping[str, Any] = recipe if isinstance(recipe, Mapping) else {}
-    name = data or (part.get("data") or {}).get("name")
-    if name is None:
+    named = part.get("data")
+    name = data or (named.get("name") if isinstance(named, Mapping) else None)
+    if not isinstance(name, str):
         raise InputError(f"{run.path} does not say which data it was trained on; name them with --data")
     datasets.entry(name)
     return Subject(run, rec, _threat(rec, norm, eps), name)

@@ -2,7 +2,7 @@
 
 from randens.models.cost import flops, parameters
 from randens.models.foreign import Adapted, OnnxMember, adapt, onnx, torchscript
-from randens.models.registry import Classifier, build, create, names
+from randens.models.registry import Classifier, build, create, names, weights
 
 __all__ = [
     "Adapted",
@@ -16,4 +16,5 @@ __all__ = [
     "onnx",
     "parameters",
     "torchscript",
+    "weights",
 ]

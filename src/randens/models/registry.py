@@ -18,9 +18,13 @@ from torch import nn
 from randens.errors import InputError, ModelError, unknown
 from randens.models import networks
 
-__all__ = ["Classifier", "build", "create", "names"]
+__all__ = ["Classifier", "build", "create", "names", "weights"]
 
 Shape = tuple[int, ...]
+
+_LARGEST = {"width": 1 << 16, "hidden": 1 << 16, "depth": 1000}
+_MOST_CLASSES = 1 << 20
+_MOST_INPUTS = 1 << 28
 
 
 class Classifier(nn.Module):
@@ -186,6 +190,27 @@ def build(architecture: Mapping[str, Any], *, seed: int = 0) -> Classifier:
         ) from error
 
 
+def weights(architecture: Mapping[str, Any]) -> int:
+    """How many numbers the network that `architecture` describes has, counted without memory for them."""
+    plain = dict(architecture)
+    make = _BODIES.get(str(plain.get("name")))
+    if make is None:
+        unknown("model", str(plain.get("name")), _BODIES)
+    valid = inspect.signature(make).parameters
+    try:
+        arguments = {key: value for key, value in plain.items() if key in valid}
+        for key in ("width", "hidden", "depth"):
+            if arguments.get(key) is not None:
+                _positive(key, arguments[key])
+        arguments["input_shape"] = _input_shape(arguments["input_shape"])
+        _positive("classes", arguments["classes"], minimum=2)
+        with torch.device("meta"):
+            body = make(**arguments)
+    except (KeyError, TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise ModelError(f"architecture {str(plain)[:200]} does not describe a model ({error})") from error
+    return sum(value.numel() for value in body.state_dict().values())
+
+
 def _initialised(
     make: Callable[..., nn.Module], classes: int, shape: Shape, arguments: Mapping[str, Any]
 ) -> nn.Module:
@@ -197,9 +222,9 @@ def _initialised(
 def _input_shape(input_shape: Sequence[int]) -> Shape:
     try:
         shape = tuple(int(size) for size in input_shape)
-    except TypeError:
+    except (TypeError, ValueError, OverflowError):
         shape = ()
-    if not 1 <= len(shape) <= 3 or min(shape) < 1:
+    if not 1 <= len(shape) <= 3 or min(shape) < 1 or math.prod(shape) > _MOST_INPUTS:
         raise InputError(f"input_shape={input_shape!r} must be positive sizes such as (3, 32, 32) or (64,)")
     return shape
 
@@ -214,8 +239,11 @@ def _image(shape: Shape, name: str, minimum: int) -> tuple[int, int, int]:
 
 
 def _positive(name: str, value: int, minimum: int = 1) -> int:
+    largest = _LARGEST.get(name, _MOST_CLASSES)
     if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
         raise InputError(f"{name}={value!r} must be an integer of at least {minimum}")
+    if value > largest:
+        raise InputError(f"{name}={str(value)[:40]} must be an integer of at most {largest}")
     return value
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import re
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, Field
 
-from randens.errors import FileError
+from randens.documents import Document, read_document
 from randens.evaluation import Estimate
 from randens.runs import Run
 
@@ -30,27 +29,17 @@ __all__ = [
 _PNG = re.compile(r"data:image/png;base64,[A-Za-z0-9+/]+={0,2}")
 
 
-def _finite(value: float) -> float:
-    if not math.isfinite(value):
-        raise ValueError("must be finite")
-    return value
-
-
 def _picture(value: str) -> str:
     if not _PNG.fullmatch(value):
         raise ValueError("must be a PNG picture as a data URI")
     return value
 
 
-Real = Annotated[float, AfterValidator(_finite)]
+Real = float  # finite, as every number of a document
 Picture = Annotated[str, AfterValidator(_picture)]
 
 
-class _Document(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-
-class Interval(_Document):
+class Interval(Document):
     """A mean with its confidence interval."""
 
     value: Real
@@ -63,7 +52,7 @@ class Interval(_Document):
         return Interval(value=estimate.value, low=estimate.low, high=estimate.high)
 
 
-class Radius(_Document):
+class Radius(Document):
     """Accuracies at one radius: of the randomized ensemble, of each member, of the deterministic ensemble."""
 
     eps: Real
@@ -72,7 +61,7 @@ class Radius(_Document):
     deterministic: Interval | None = None
 
 
-class _Measured(_Document):
+class _Measured(Document):
     """What was measured: the members by their fingerprint, at these probabilities, on these data."""
 
     ensemble: str
@@ -92,7 +81,7 @@ class Radii(_Measured):
     radii: list[Radius] = Field(min_length=1)
 
 
-class AttackLine(_Document):
+class AttackLine(Document):
     """One attack alone on the ensemble: what is left of the accuracy, and what the attack cost."""
 
     name: str
@@ -113,7 +102,7 @@ class AttackTable(_Measured):
     together: Interval
 
 
-class Example(_Document):
+class Example(Document):
     """One input: the pictures, and what every member said before and after."""
 
     index: int
@@ -138,7 +127,21 @@ class Gallery(_Measured):
     examples: list[Example]
 
 
-class SamplingNote(_Document):
+class MethodNote(Document):
+    """What one method of choosing probabilities found; without a risk it was not applied."""
+
+    name: str = ""
+    risk: Real | None = None
+
+
+class Contribution(Document):
+    """What a member adds to the ensemble."""
+
+    prob: Real | None = None
+    advice: str | None = None
+
+
+class SamplingNote(Document):
     """What the report shows of sampling.json."""
 
     probs: list[Real] = Field(min_length=1)
@@ -150,19 +153,19 @@ class SamplingNote(_Document):
     claim: str = ""
     split: str = "unknown"
     sweeps: int = 0
-    methods: list[dict[str, Any]] = []
-    contributions: list[dict[str, Any]] = []
+    methods: list[MethodNote] = Field(default_factory=list)
+    contributions: list[Contribution] = Field(default_factory=list)
 
 
-class TrainingNote(_Document):
+class TrainingNote(Document):
     """What the report shows of training.json."""
 
     method: str = ""
     finished: bool = True
-    cost: dict[str, Real] = {}
+    cost: dict[str, Real] = Field(default_factory=dict)
 
 
-class Check(_Document):
+class Check(Document):
     """One check of an audit."""
 
     name: str
@@ -171,7 +174,7 @@ class Check(_Document):
     advice: str = ""
 
 
-class Audit(_Document):
+class Audit(Document):
     """What the report shows of audit.json."""
 
     passed: bool
@@ -180,19 +183,10 @@ class Audit(_Document):
     checks: list[Check]
 
 
-Kind = TypeVar("Kind", bound=_Document)
+Kind = TypeVar("Kind", bound=Document)
 
 
 def read(run: Run, name: str, kind: type[Kind]) -> Kind | None:
     """`name`.json of the run, or None if there is none; a file of another shape is an error that names the field."""
-    if not (run.path / f"{name}.json").exists():
-        return None
-    try:
-        return kind.model_validate(run.read(name))
-    except ValidationError as error:
-        # Another format explains everything else that does not fit.
-        first = min(error.errors(), key=lambda e: e["loc"] != ("format",))
-        where = ".".join(str(part) for part in first["loc"]) or "the document"
-        raise FileError(
-            f"{run.path / name}.json is damaged or of another version: {where}: {first['msg']}"
-        ) from error
+    path = run.path / f"{name}.json"
+    return read_document(path, kind) if path.exists() else None

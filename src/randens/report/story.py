@@ -97,16 +97,13 @@ def _sampling(one: Material) -> Markup:
             f"{note.lower_bound:.6f}, gap {note.gap:.2g}" + (f"; {note.claim}." if note.claim else "."),
         ),
     ]
-    methods = [m for m in note.methods if isinstance(m.get("risk"), int | float)]
+    methods = [m for m in note.methods if m.risk is not None]
     if methods:
         body = [
-            element(
-                "tr", element("th", str(m.get("name", "")), scope="row"), element("td", f"{m['risk']:.6f}")
-            )
-            for m in methods
+            element("tr", element("th", m.name, scope="row"), element("td", f"{m.risk:.6f}")) for m in methods
         ]
         parts.append(pieces.table(("method", "risk"), body, "Ways to choose α on the same witnesses."))
-    advice = [str(c["advice"]) for c in note.contributions if c.get("advice") and c.get("prob") == 0]
+    advice = [c.advice for c in note.contributions if c.advice and c.prob == 0]
     if advice:
         parts.append(element("p", "Advice: " + "; ".join(advice) + "."))
     return element("div", parts)

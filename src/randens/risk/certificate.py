@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from randens.errors import InputError
+from randens.files import parse_json
 from randens.risk.checks import as_count, as_vector, frozen
 from randens.risk.profile import RiskProfile
 from randens.risk.sets import Masks, pack, unpack
@@ -95,7 +95,7 @@ class Certificate:
         """The inverse of `to_json`, from the dictionary or its text. Only `verify` says what it proves."""
         if isinstance(value, str):
             try:
-                value = json.loads(value)
+                value = parse_json(value.encode())
             except ValueError as error:
                 raise InputError(f"the certificate is not valid JSON ({error})") from error
         if not isinstance(value, Mapping) or value.get("format") != _FORMAT:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from randens.errors import InputError
+from randens.files import parse_json
 from randens.risk.checks import as_count, as_member, as_probs, as_share, as_vector, frozen
 from randens.risk.sets import MAX_MEMBERS, Masks, group, maximal, pack, segment_argmax, unpack, weigh
 from randens.risk.words import from_words, to_words
@@ -273,7 +273,7 @@ class RiskProfile:
         """The inverse of `to_json`, from the dictionary or its text; anything else is refused by name."""
         if isinstance(value, str):
             try:
-                value = json.loads(value)
+                value = parse_json(value.encode())
             except ValueError as error:
                 raise InputError(f"the profile is not valid JSON ({error})") from error
         if not isinstance(value, Mapping) or value.get("format") != _FORMAT:

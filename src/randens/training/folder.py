@@ -6,12 +6,34 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from pydantic import Field
+
+from randens.documents import Document, read_document
 from randens.errors import FileError, InputError
-from randens.files import read_json, write_atomic
+from randens.files import write_atomic
 from randens.runs import Run
 from randens.training.recipe import Recipe, difference
 
-__all__ = ["is_finished", "open_folder", "rewind_metrics"]
+__all__ = ["Summary", "Validated", "is_finished", "open_folder", "rewind_metrics"]
+
+
+class Validated(Document):
+    """What a finished run measured on validation data."""
+
+    natural_accuracy: float
+    robust_accuracy: float
+    attack: str
+    images: int
+
+
+class Summary(Document):
+    """training.json. A run that has not finished may lack everything but `finished`."""
+
+    finished: bool = False
+    method: str = ""
+    members: int = 0
+    probs: list[float] = Field(default_factory=list)
+    validation: Validated | None = None
 
 
 def open_folder(recipe: Recipe, folder: Path, say: Callable[[str], None], force: bool) -> None:
@@ -24,7 +46,12 @@ def open_folder(recipe: Recipe, folder: Path, say: Callable[[str], None], force:
     run = Run.open(folder)
     if run.manifest.get("kind") != "training":
         raise FileError(f"{folder} is a run of another kind; choose another folder")
-    said = "; ".join(difference(run.manifest["recipe"], recipe.to_json()))
+    before = run.manifest.get("recipe")
+    if not isinstance(before, dict):
+        raise FileError(
+            f"{folder / 'manifest.json'} holds no recipe; it was altered, so choose another folder"
+        )
+    said = "; ".join(difference(before, recipe.to_json()))
     if not said:
         return
     if not force:
@@ -33,7 +60,7 @@ def open_folder(recipe: Recipe, folder: Path, say: Callable[[str], None], force:
             "or continue with the new recipe by --force"
         )
     say(f"continuing with a changed recipe: {said}")
-    earlier = [*run.manifest.get("earlier_recipes", []), run.manifest["recipe"]]
+    earlier = [*(run.manifest.get("earlier_recipes") or []), before]
     run.write("manifest", {**run.manifest, "recipe": recipe.to_json(), "earlier_recipes": earlier})
     (folder / "training.json").unlink(missing_ok=True)
 
@@ -41,7 +68,7 @@ def open_folder(recipe: Recipe, folder: Path, say: Callable[[str], None], force:
 def is_finished(run: Run) -> bool:
     """Whether the ensemble is there and complete."""
     path = run.path / "training.json"
-    return path.exists() and run.ensemble.is_dir() and bool(read_json(path).get("finished"))
+    return path.exists() and run.ensemble.is_dir() and read_document(path, Summary).finished
 
 
 def rewind_metrics(run: Run, lines: int) -> None:

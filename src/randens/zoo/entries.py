@@ -18,7 +18,7 @@ from randens import ensemble
 from randens.ensemble import RandomizedEnsemble
 from randens.errors import FileError, InputError, unknown
 from randens.evaluation import Evaluation
-from randens.files import write_json
+from randens.files import seal, write_json
 from randens.runs import Run
 
 __all__ = ["Entry", "add", "entry", "keep_trial", "load", "names", "root", "take", "trials"]
@@ -179,7 +179,7 @@ def _put(run: Run, folder: Path, name: str, commit: str | None, *, members: bool
     if "earlier_recipes" in manifest:
         manifest["earlier_recipes"] = [_without_places(recipe) for recipe in manifest["earlier_recipes"]]
     manifest["git_commit"] = manifest.get("git_commit") or commit
-    write_json(fresh / "manifest.json", manifest)
+    write_json(fresh / "manifest.json", seal(manifest))
     old = folder / f".{name}.old"
     shutil.rmtree(old, ignore_errors=True)
     if (folder / name).exists():

@@ -1,0 +1,53 @@
+"""What one client, and all clients together, may ask of the server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from randens.errors import InputError
+
+__all__ = ["Limits"]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of a server, checked before memory or time is spent.
+
+    Parameters
+    ----------
+    body : int
+        Bytes of one request's body.
+    pixels : int
+        Pixels of a picture.
+    batch : int
+        Inputs times draws of a request, and of one call of the predictor.
+    active : int
+        Requests that are decoded or predicted at once (slots). A slot is taken when the body is complete.
+    flight : int
+        Bytes of all bodies in memory, arriving or waiting to be decoded. Beyond it the body that has been
+        arriving longest is given up.
+    connections : int
+        Open connections. Beyond it the one that has been idle or sending longest is closed.
+    head_seconds, body_seconds, answer_seconds, write_seconds, stop_seconds : float
+        For the head of a request, for its body, for its answer, for a client to read what was written to it,
+        and for finishing when the server is stopped.
+    """
+
+    body: int = 8 << 20
+    pixels: int = 1 << 24
+    batch: int = 256
+    active: int = 64
+    head_seconds: float = 10.0
+    body_seconds: float = 10.0
+    answer_seconds: float = 30.0
+    stop_seconds: float = 30.0
+    flight: int = 256 << 20
+    connections: int = 512
+    write_seconds: float = 10.0
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, bool) or not value > 0:
+                raise InputError(f"{name} is {value!r}; it must be a number > 0")
+        if self.flight < self.body:
+            raise InputError(f"flight is {self.flight}; it must be at least body, which is {self.body}")

@@ -1,0 +1,81 @@
+"""Documents of this room as models: what does not fit one is refused before it is used."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
+
+from randens.documents import Digest, Document, Probabilities, Threat
+
+__all__ = ["EvaluationDocument", "SamplingDocument"]
+
+Count = Annotated[int, Field(ge=0, lt=1 << 62)]
+Word = Annotated[str, Field(pattern=r"^[01]*$")]
+
+
+class _Cost(Document):
+    forwards: Count
+    backwards: Count
+    seconds: float
+
+
+class _Points(Document):
+    clean: list[Word]
+    worst: list[Word]
+    foolable: list[Word]
+    source_names: list[str]
+    sources: list[Count]
+    deterministic_clean: Word | None
+    deterministic_worst: Word | None
+
+
+class EvaluationDocument(Document):
+    """evaluation.json."""
+
+    version: str
+    ensemble: Digest
+    probs: Probabilities
+    also: dict[str, Probabilities]
+    data: str
+    split: str
+    classes: Annotated[int, Field(ge=1)]
+    chosen_on: dict[str, str]
+    threat: Threat
+    attacks: list[dict[str, Any]]
+    flops: list[Count]
+    cost: _Cost
+    confidence: Annotated[float, Field(gt=0, lt=1)]
+    flags: dict[str, Any]
+    profile: dict[str, Any]
+    points: _Points
+
+    @model_validator(mode="after")
+    def _agree(self) -> EvaluationDocument:
+        members, points = len(self.probs), self.points
+        n = len(points.clean)
+        if any(len(probs) != members for probs in self.also.values()):
+            raise ValueError(f"also: every entry must have {members} probabilities")
+        if n < 1 or len(points.worst) != n or len(points.foolable) != n or len(points.sources) != n:
+            raise ValueError("points: there must be as many inputs in every list, at least one")
+        if any(
+            len(word) != members for words in (points.clean, points.worst, points.foolable) for word in words
+        ):
+            raise ValueError(f"points: every input must have {members} verdicts")
+        if any(source >= len(points.source_names) for source in points.sources):
+            raise ValueError("points: a source has no name")
+        for word in (points.deterministic_clean, points.deterministic_worst):
+            if word is not None and len(word) != n:
+                raise ValueError(f"points: there must be {n} verdicts of the deterministic ensemble")
+        if (points.deterministic_clean is None) != (points.deterministic_worst is None):
+            raise ValueError(
+                "points: the deterministic ensemble has verdicts with and without attack, or none"
+            )
+        return self
+
+
+class SamplingDocument(Document):
+    """What evaluations use of sampling.json."""
+
+    probs: Probabilities
+    split: str = "unknown"
