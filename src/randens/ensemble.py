@@ -120,6 +120,12 @@ class _Ensemble(nn.Module):
 
     def verdicts(self, x: Tensor) -> Tensor:
         """Every member's predicted class [n, M], in eval mode, without gradients, in chunks."""
+        random = [index for index, member in enumerate(self.members) if getattr(member, "stochastic", False)]
+        if random:
+            raise InputError(
+                f"members {random} answer at random, so one verdict says nothing; use randens.evaluate, or the frozen "
+                "draws of randens.stochastic.expanded(rec)"
+            )
         parts = []
         with evaluating(self), torch.no_grad():
             for chunk in torch.split(x, _CHUNK):
