@@ -148,7 +148,7 @@ class RandomizedModel(nn.Module):
         else S draws, each shared by all inputs.
         """
         if self.independent(copies[0]):
-            return self.sample(copies.flatten(0, 1), seed).unflatten(0, copies.shape[:2])
+            return self.sample(copies.flatten(0, 1), seed).reshape(*copies.shape[:2], -1)
         return torch.stack([self.freeze((seed + s) % _SEEDS)(copies[s]) for s in range(len(copies))])
 
     def independent(self, x: Tensor) -> bool:

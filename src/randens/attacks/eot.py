@@ -18,7 +18,9 @@ from randens.stochastic import FrozenDraw, RandomizedModel
 
 __all__ = ["EOT", "DrawGradients", "draw_gradients", "sources"]
 
-_FIRST = 1_000_003  # the first seed of all: apart from those that `RandomizedModel.ensemble` uses, which are small
+_FIRST = (
+    1_000_003  # the first seed of all: apart from those that `RandomizedModel.ensemble` uses, which are small
+)
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,12 @@
 
 from randens.evaluation.auditing import Audit, Check, audit
 from randens.evaluation.certifying import Certification, certify
+from randens.evaluation.draws import score, single_draw
 from randens.evaluation.evaluating import evaluate, save_worst_inputs, transferred, worst_inputs
-from randens.evaluation.intervals import Estimate, difference, estimate
+from randens.evaluation.intervals import Estimate, bounded_mean, difference, estimate, exact_binomial
 from randens.evaluation.results import Accuracy, Evaluation, Level, Pair, Points
 from randens.evaluation.sampling import AttackedSampling, Sweep, optimize_sampling
+from randens.evaluation.stochastic import StochasticEvaluation, evaluate_stochastic
 
 __all__ = [
     "Accuracy",
@@ -18,14 +20,20 @@ __all__ = [
     "Level",
     "Pair",
     "Points",
+    "StochasticEvaluation",
     "Sweep",
     "audit",
+    "bounded_mean",
     "certify",
     "difference",
     "estimate",
     "evaluate",
+    "evaluate_stochastic",
+    "exact_binomial",
     "optimize_sampling",
     "save_worst_inputs",
+    "score",
+    "single_draw",
     "transferred",
     "worst_inputs",
 ]

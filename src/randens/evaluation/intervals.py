@@ -74,7 +74,9 @@ def exact_binomial(successes: int, trials: int, confidence: float = 0.95) -> Est
     than a binomial one with the same mean (Hoeffding 1956).
     """
     if trials < 1 or not 0 <= successes <= trials:
-        raise InputError(f"successes is {successes} of {trials} trials; there must be 0 ≤ successes ≤ trials ≥ 1")
+        raise InputError(
+            f"successes is {successes} of {trials} trials; there must be 0 ≤ successes ≤ trials ≥ 1"
+        )
     tail = _error(confidence) / 2
     low = float(beta.ppf(tail, successes, trials - successes + 1)) if successes else 0.0
     high = float(beta.ppf(1 - tail, successes + 1, trials - successes)) if successes < trials else 1.0

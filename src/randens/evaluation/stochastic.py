@@ -32,54 +32,37 @@ from torch import Tensor
 
 from randens._version import __version__
 from randens.attacks import Attack, Cost, create
-from randens.attacks.eot import EOT, draw_gradients, sources
-from randens.attacks.losses import expected_margin, margins
+from randens.attacks.eot import EOT
+from randens.attacks.survey import batches
 from randens.ensemble import RandomizedEnsemble, frozen
 from randens.errors import InputError
+from randens.evaluation.draws import (
+    NOISE,
+    OTHER,
+    SCORE,
+    TRIED,
+    GradientNoise,
+    Randomness,
+    gradient_noise,
+    members_of,
+    randomness,
+    score,
+    single_draw,
+)
 from randens.evaluation.inputs import Data, Labelled, labelled
-from randens.evaluation.intervals import Estimate, bounded_mean, exact_binomial, widened
+from randens.evaluation.intervals import Estimate
 from randens.files import write_json
 from randens.progress import Progress, silent
 from randens.stochastic import FrozenDraw, RandomizedModel, expanded, is_random
 from randens.threat import Threat
 
-__all__ = [
-    "Adversary",
-    "GradientNoise",
-    "Randomness",
-    "Spread",
-    "Stage",
-    "StochasticEvaluation",
-    "evaluate_stochastic",
-    "gradient_noise",
-    "randomness",
-    "score",
-    "single_draw",
-]
+__all__ = ["Adversary", "Spread", "Stage", "StochasticEvaluation", "evaluate_stochastic"]
 
 _FORMAT = "randens-stochastic-1"
-_TRIED = 8  # draws compared to see whether a model is random at all
-_LOOKED = 16  # inputs on which that is done
 _FEWEST, _MOST = 16, 1024  # scoring draws per input
-_CALLS = 20_000  # calls with few inputs each that scoring may take where draws cannot be batched
-_BUILDS = 2_000  # modules that scoring may ask a factory for
 _BETWEEN = 32  # further frozen draws from which the spread between draws is taken
-_NOISE = 16  # draws per gradient whose noise is reported
-_LOUD = 1e6  # noise to signal beyond which more digits say nothing
 _SADDLE = 8  # draws that the default saddle attack looks at: its cost grows with their square
-# First seeds of the three sets and of the rest; the attack draws begin at 0, and those of `eot` end below 1.1e9.
-_SELECT, _SCORE, _OTHER = 1_500_000_000, 1_600_000_000, 1_700_000_000
-
-
-@dataclass(frozen=True)
-class Randomness:
-    """What a few draws show: whether they differ at all, by how much (logits, relative), and on which share of the
-    inputs the class changes. `seeded` is false if the same seed gave two answers."""
-
-    random: bool
-    seeded: bool
-    difference: float
-    class_changed: float
+_SELECT = 1_500_000_000  # the first seed of the selection draws; the attack draws begin at 0
 
 
 @dataclass(frozen=True)
@@ -117,22 +100,6 @@ class Spread:
     def deviation(self) -> float:
         """Standard deviation of the robust accuracy between draws."""
         return float(np.std(self.robust, ddof=1)) if len(self.robust) > 1 else 0.0
-
-
-@dataclass(frozen=True)
-class GradientNoise:
-    """How noisy a gradient of the expected margin is that averages `draws` draws.
-
-    variance: of the mean's noise, relative to the squared gradient (0: none; 1: as much noise as signal). agreement:
-    mean cosine between two independent gradients. single: the same between gradients of one draw. reach: share of ε
-    that is left to one perturbation which must serve all draws, ‖mean of w_s/‖w_s‖_q‖_q (1: draws do not conflict).
-    """
-
-    draws: int
-    variance: float
-    agreement: float
-    single: float
-    reach: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,10 +166,10 @@ class StochasticEvaluation:
         if not self.randomness.random:
             return "The adversary knew the model, which is deterministic: there is no draw to be unknown."
         return (
-            f"The adversary knew the model, its weights, the labels and the law of the model's randomness, and could "
+            "The adversary knew the model, its weights, the labels and the law of the model's randomness, and could "
             f"draw from it at will: {self.draws} frozen draws to search on, {self.selection_draws} further ones to choose "
-            f"between perturbations. It did not know the draws that answer: {self.scoring_draws} fresh ones per input, "
-            "taken once, after every choice had been made."
+            f"between perturbations. It did not know the draws that answer: {self.scoring_draws} fresh ones per "
+            "input, taken once, after every choice had been made."
         )
 
     def statements(self) -> list[str]:
@@ -211,13 +178,15 @@ class StochasticEvaluation:
         said = []
         if not self.randomness.random:
             said.append(
-                f"The model is deterministic: {_TRIED} seeds gave the same logits. K = 1, and every verdict is exact."
+                f"The model is deterministic: {TRIED} seeds gave the same logits. K = 1, and every verdict is exact."
             )
         said.append(
             f"Robust accuracy {_shown(self.robust)} ({percent}, inputs and draws are samples); for these very inputs "
             f"{_shown(self.robust_over_draws)}."
         )
-        said.append(f"Natural accuracy {_shown(self.natural)}; for these very inputs {_shown(self.natural_over_draws)}.")
+        said.append(
+            f"Natural accuracy {_shown(self.natural)}; for these very inputs {_shown(self.natural_over_draws)}."
+        )
         said.append(self.knowledge)
         if self.randomness.random:
             enough = (
@@ -234,9 +203,9 @@ class StochasticEvaluation:
                 f"by a standard deviation of {100 * self.spread.deviation:.1f} points."
             )
             said.append(
-                f"Gradients averaged over {self.noise.draws} draws: noise {self.noise.variance:.2f} of the signal, two of "
-                f"them agree with cosine {self.noise.agreement:.2f} (single draws: {self.noise.single:.2f}); reach between "
-                f"draws {self.noise.reach:.2f}."
+                f"Gradients averaged over {self.noise.draws} draws: noise {self.noise.variance:.2f} of the signal, two "
+                f"of them agree with cosine {self.noise.agreement:.2f} (single draws: {self.noise.single:.2f}); reach "
+                f"between draws {self.noise.reach:.2f}."
             )
         said.append(
             "The robust accuracies hold against the perturbations found: a stronger attack can only lower them. Cost: "
@@ -323,7 +292,7 @@ def evaluate_stochastic(
         `apgd-margin`, `saddle` on 8 draws, and transfer from a single frozen draw.
     tolerance : float
         K doubles, up to the model's `draws`, until the accuracy on the attacked draws is at most this much below that
-        on fresh draws; scoring draws are as many as bring the half-width of the interval over draws to a quarter of it.
+        on fresh draws; scoring draws are as many as bring the half-width of the interval over draws to half of it.
     confidence : float
         Of every interval.
     seed : int
@@ -341,7 +310,7 @@ def evaluate_stochastic(
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1000:
         raise InputError(f"seed is {seed!r}; it must be a whole number from 0 to 999")
     report = silent if progress is None else progress
-    most = max(m.draws for m in _members(model) if isinstance(m, RandomizedModel))
+    most = max(m.draws for m in members_of(model) if isinstance(m, RandomizedModel))
     plan = _plan(attack, model, seed)
     inputs = labelled(data, expanded(model, most, 1000 * seed))
     found = randomness(model, inputs.x)
@@ -366,11 +335,15 @@ def evaluate_stochastic(
     best = run.choose()
     natural_selection = run.selection_accuracy(inputs.x)
     robust_selection = 1 - run.risks[best, np.arange(len(inputs))]
-    count = 1 if not found.random else _scoring_draws(natural_selection, robust_selection, tolerance / 4, confidence)
+    count = (
+        1
+        if not found.random
+        else _scoring_draws(natural_selection, robust_selection, tolerance / 2, confidence)
+    )
     x_adv = torch.stack([run.points[b][j] for j, b in enumerate(best.tolist())])
-    natural = score(model, inputs.x, inputs.y, count, seed=_SCORE + 100_000 * seed)
-    robust = score(model, x_adv, inputs.y, count, seed=_SCORE + 100_000 * seed + 50_000_000)
-    run.count(2 * count * len(inputs) * len(_members(model)))
+    natural = score(model, inputs.x, inputs.y, count, seed=SCORE + 100_000 * seed)
+    robust = score(model, x_adv, inputs.y, count, seed=SCORE + 100_000 * seed + 50_000_000)
+    run.count(2 * count * len(inputs) * len(members_of(model)))
     spread = run.spread(x_adv)
     noise = run.noise(x_adv, threat)
     probs = tuple(model.probs.tolist()) if isinstance(model, RandomizedEnsemble) else (1.0,)
@@ -400,7 +373,7 @@ def evaluate_stochastic(
         split=inputs.split,
         threat=threat,
         attacks=tuple(a.name for a, _ in plan),
-        kind=", ".join(m.kind if isinstance(m, RandomizedModel) else "not random" for m in _members(model)),
+        kind=", ".join(m.kind if isinstance(m, RandomizedModel) else "not random" for m in members_of(model)),
         cost=run.cost,
         seconds=time.perf_counter() - start,
         seed=seed,
@@ -409,112 +382,6 @@ def evaluate_stochastic(
         robust_points=robust.values.mean(axis=1),
         x_adv=x_adv,
     )
-
-
-# ---- fresh draws -------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class Scores:
-    """Shares of correct answers on fresh draws, values [n, m]: 0 or 1 where one member answers.
-
-    members: expected accuracy of each member on each input [n, M]. group [n]: inputs with the same number had their m
-    draws in common; `shared` is how many at most.
-    """
-
-    values: NDArray[np.float64]
-    members: NDArray[np.float64]
-    group: NDArray[np.int64]
-
-    @property
-    def shared(self) -> int:
-        """How many inputs had a draw in common, at most."""
-        return int(np.bincount(self.group).max())
-
-    def over_draws(self, confidence: float, *, exact: bool = False) -> Estimate:
-        """Mean over these very inputs, which are the population; the draws are the sample.
-
-        With draws of their own, n·m answers are independent: Clopper and Pearson's interval for zeros and ones, else
-        `bounded_mean`. Where inputs share draws, the calls are independent, not the answers.
-        """
-        mean = float(self.values.mean())
-        if exact:
-            return Estimate(mean, mean, mean)
-        if self.shared == 1:
-            if np.isin(self.values, (0.0, 1.0)).all():
-                return exact_binomial(int(self.values.sum()), self.values.size, confidence)
-            return bounded_mean(self.values.ravel(), confidence)
-        sums = np.zeros((int(self.group.max()) + 1, self.values.shape[1]))
-        np.add.at(sums, self.group, self.values)
-        # Groups differ in size by one at most; dividing by the largest keeps every call's value in [0, 1].
-        scale = self.shared * len(sums) / len(self.values)
-        calls = bounded_mean((sums / self.shared).ravel(), confidence)
-        return Estimate(mean, min(mean, calls.low * scale), min(1.0, max(mean, calls.high * scale)))
-
-    def over_inputs(self, confidence: float) -> Estimate:
-        """Mean over the distribution of the inputs: inputs and draws are samples.
-
-        With draws of their own, the inputs' mean answers are independent and identically distributed, whatever m is.
-        Where inputs share draws, the interval over draws is widened by what n inputs leave open.
-        """
-        if self.shared > 1:
-            half = (1 + confidence) / 2
-            return widened(self.over_draws(half), len(self.values), half)
-        means = self.values.mean(axis=1)
-        if self.values.shape[1] == 1 and np.isin(means, (0.0, 1.0)).all():
-            return exact_binomial(int(means.sum()), len(means), confidence)
-        return bounded_mean(means, confidence)
-
-
-def score(
-    model: RandomizedModel | RandomizedEnsemble, x: Tensor, y: Tensor, draws: int, *, seed: int = _SCORE
-) -> Scores:
-    """`draws` fresh answers to every input: each input has draws of its own, unless a factory would have to make
-    too many modules; then groups of inputs share them."""
-    members = _members(model)
-    probs = model.probs.tolist() if isinstance(model, RandomizedEnsemble) else [1.0]
-    n = len(x)
-    random = [m for m in members if isinstance(m, RandomizedModel)]
-    limit = min([_BUILDS if m.factory is not None else _CALLS for m in random if not m.independent(x)] or [n * draws])
-    groups = max(1, min(n, limit // draws))
-    # Neighbours in a data set are often alike; a fixed shuffle spreads them over the groups.
-    group = np.random.default_rng(0).permutation(np.arange(n) % groups)
-    rows = [torch.from_numpy(np.flatnonzero(group == g)) for g in range(groups)] if groups < n else []
-    values = np.zeros((n, draws))
-    accuracies = np.zeros((n, len(members)))
-    for index, (member, weight) in enumerate(zip(members, probs, strict=True)):
-        for draw in range(draws if isinstance(member, RandomizedModel) else 1):
-            base = seed + (index * draws + draw) * max(n, 1)
-            right = _right(member, x, y, rows, base)
-            if isinstance(member, RandomizedModel):
-                values[:, draw] += weight * right
-                accuracies[:, index] += right / draws
-            else:
-                values += weight * right[:, None]
-                accuracies[:, index] = right
-    return Scores(np.clip(values, 0.0, 1.0), accuracies, group)
-
-
-def _right(member: torch.nn.Module, x: Tensor, y: Tensor, rows: list[Tensor], seed: int) -> NDArray[np.float64]:
-    """Correct answers [n] to every input, under draws that start at `seed`."""
-    device = next((p.device for p in member.parameters()), torch.device("cpu"))
-    target = y.to(device)
-    right = torch.zeros(len(x), dtype=torch.bool, device=device)
-    with frozen(member), torch.no_grad():
-        if not isinstance(member, RandomizedModel):
-            return (
-                (RandomizedEnsemble([member]).verdicts(x.to(device))[:, 0] == target).double().cpu().numpy()
-            )
-        if not rows:
-            for first in range(0, len(x), 512):
-                part = slice(first, first + 512)
-                z = member.sample(x[part].to(device), (seed + first) % 2**31)
-                right[part] = z.argmax(dim=1) == target[part]
-        for number, chosen in enumerate(rows):
-            z = member.freeze((seed + number) % 2**31)(x[chosen].to(device))
-            right[chosen] = z.argmax(dim=1) == target[chosen]
-    verdicts: NDArray[np.float64] = right.double().cpu().numpy()
-    return verdicts
 
 
 def _scoring_draws(
@@ -528,109 +395,6 @@ def _scoring_draws(
     worst = max(float(m.mean()) * (1 - float(m.mean())) for m in (natural, robust))
     needed = math.ceil(z * z * worst / (len(natural) * half * half))
     return min(_MOST, max(_FEWEST, needed))
-
-
-# ---- questions about randomness ------------------------------------------------------------------------------------
-
-
-def randomness(model: RandomizedModel | RandomizedEnsemble, x: Tensor) -> Randomness:
-    """Is the model random, and does its seed decide the draw? Asked on a few inputs with a few seeds."""
-    few = x[:_LOOKED]
-    random, seeded, difference, changed = False, True, 0.0, 0.0
-    for member in _members(model):
-        if not isinstance(member, RandomizedModel):
-            continue
-        device = member.device
-        with frozen(member), torch.no_grad():
-            draws = [member.freeze(_OTHER + s)(few.to(device)) for s in range(_TRIED)]
-            again = member.freeze(_OTHER)(few.to(device))
-        counts = sorted({z.shape[1] for z in draws})
-        if len(counts) > 1:
-            raise InputError(f"draws have different class counts {counts}; they must agree")
-        largest = float(draws[0].abs().max().clamp_min(1e-30))
-        seeded &= float((again - draws[0]).abs().max()) <= 1e-5 * largest
-        gap = max(float((z - draws[0]).abs().max()) for z in draws[1:]) / largest
-        random |= gap > 1e-6
-        difference = max(difference, gap)
-        moved = torch.stack([z.argmax(dim=1) != draws[0].argmax(dim=1) for z in draws[1:]]).any(dim=0)
-        changed = max(changed, float(moved.double().mean()))
-    return Randomness(random, seeded, difference, changed)
-
-
-def gradient_noise(
-    model: RandomizedModel | RandomizedEnsemble,
-    x: Tensor,
-    y: Tensor,
-    threat: Threat,
-    draws: int = _NOISE,
-    seed: int = _OTHER,
-) -> GradientNoise:
-    """How much of an averaged gradient is noise, at the points x; see `GradientNoise`."""
-    slopes = []
-    with frozen(model), torch.enable_grad():
-        for number in (0, 1):
-            found = draw_gradients(sources(model), x, y, _mean_margin, draws, seed + 100_003 * number)
-            slopes.append(torch.nan_to_num(found.gradients, 0.0, 0.0, 0.0).flatten(2))
-    weights = found.weights.to(x.dtype)
-    own = slopes[0] / weights[:, None, None]
-    lengths = torch.linalg.vector_norm(own, threat.q, dim=2, keepdim=True)
-    units = torch.einsum("s,snd->nd", weights, own / lengths.clamp_min(1e-30))
-    usable = (lengths > 0).all(dim=0).squeeze(1)
-    reach = torch.linalg.vector_norm(units, threat.q, dim=1)[usable]
-    one, two = (part.sum(dim=0) for part in slopes)
-    signal = float((one * two).sum())  # unbiased for the squared expected gradient
-    noise = float((one - two).square().sum()) / 2  # unbiased for the variance of either mean
-    return GradientNoise(
-        draws=draws,
-        variance=min(noise / signal, _LOUD) if signal > 0 else (_LOUD if noise > 0 else 0.0),
-        agreement=_cosine(one, two),
-        single=_cosine(own[0], slopes[1][0]),
-        reach=float(reach.mean()) if len(reach) else 0.0,
-    )
-
-
-def _mean_margin(z: Tensor, y: Tensor, probs: Tensor) -> Tensor:
-    return -(probs.to(z.dtype) @ margins(z, y))
-
-
-def _cosine(one: Tensor, two: Tensor) -> float:
-    """Mean over the inputs at which both are not zero."""
-    lengths = torch.linalg.vector_norm(one, dim=1) * torch.linalg.vector_norm(two, dim=1)
-    usable = lengths > 0
-    return float(((one * two).sum(dim=1)[usable] / lengths[usable]).mean()) if bool(usable.any()) else 0.0
-
-
-def single_draw(
-    model: RandomizedModel | RandomizedEnsemble,
-    x: Tensor,
-    y: Tensor,
-    threat: Threat,
-    *,
-    steps: int = 40,
-    seed: int = _OTHER,
-) -> tuple[float, Tensor]:
-    """What an evaluation prints that asks a random model once: the accuracy, and the perturbed inputs behind it.
-
-    As AutoAttack does for models that it takes for deterministic: each step's gradient comes from one draw, and an
-    input counts as fooled for good as soon as one answer on the way is wrong. Shown for comparison only.
-    """
-    drawn = sources(model)
-    point, kept = x.clone(), x.clone()
-    fooled = torch.zeros(len(x), dtype=torch.bool)
-    generator = torch.Generator().manual_seed(seed)
-    with frozen(model), torch.enable_grad():
-        for k in range(steps):
-            rows = (~fooled).nonzero().flatten()
-            if not len(rows):
-                break
-            found = draw_gradients(drawn, point[rows], y[rows], expected_margin, 1, seed + 13 * k)
-            pick = torch.multinomial(found.weights, 1, generator=generator)
-            wrong = found.z[pick].squeeze(0).argmax(dim=1) != y[rows]
-            kept[rows] = point[rows]
-            fooled[rows[wrong]] = True
-            stride = 2 * threat.eps * (1 - k / steps)
-            point[rows] = threat.project(point[rows] + stride * threat.steepest(found.mean), x[rows])
-    return 1 - float(fooled.double().mean()), kept
 
 
 # ---- the adversary -------------------------------------------------------------------------------------------------
@@ -650,7 +414,7 @@ class _Run:
         self.model, self.inputs, self.seed, self.progress = model, inputs, seed, progress
         self.cost = Cost()
         self._ends: dict[EOT, list[Tensor]] = {}
-        most = max(m.draws for m in _members(model) if isinstance(m, RandomizedModel))
+        most = max(m.draws for m in members_of(model) if isinstance(m, RandomizedModel))
         self.selected = max(_FEWEST, most) if random else 1
         self._selection = expanded(model, self.selected, _SELECT + 100_000 * seed)
         self.device = self._selection.device
@@ -703,7 +467,7 @@ class _Run:
             with frozen(self.model), torch.enable_grad():
                 parts = [
                     attack.ends(self.model, xs, ys, xs, attack.seed)
-                    for xs, ys in zip(x.split(attack.batch_size), y.split(attack.batch_size), strict=True)
+                    for xs, ys in batches((x, y), attack.batch_size)
                 ]
             self._ends[attack] = [torch.cat(points).cpu() for points in zip(*parts, strict=True)]
             passes = len(x) * 2 * attack.steps * attack.passes(self.model)
@@ -718,13 +482,13 @@ class _Run:
     def naive(self, threat: Threat) -> float:
         """The single-draw evaluation; its perturbations compete with the others."""
         x, y = self.inputs.x.to(self.device), self.inputs.y.to(self.device)
-        accuracy, x_adv = single_draw(self.model, x, y, threat, seed=_OTHER + self.seed)
+        accuracy, x_adv = single_draw(self.model, x, y, threat, seed=OTHER + self.seed)
         self._add("single draw", 1, x_adv.cpu())
         return accuracy
 
     def choose(self) -> NDArray[np.int64]:
         """For every input the perturbation with the highest risk on the selection draws."""
-        return np.argmax(self.risks, axis=0)
+        return np.asarray(np.argmax(self.risks, axis=0), dtype=np.int64)
 
     def table(self, best: NDArray[np.int64]) -> tuple[Adversary, ...]:
         """Each attack's accuracy on the selection draws, which are fresh to it, after its last stage."""
@@ -741,7 +505,7 @@ class _Run:
 
     def spread(self, x_adv: Tensor) -> Spread:
         """Accuracies of single draws that took no part in anything before."""
-        draws = expanded(self.model, min(_BETWEEN, self.selected), _OTHER + 1000 * (1 + self.seed))
+        draws = expanded(self.model, min(_BETWEEN, self.selected), OTHER + 1000 * (1 + self.seed))
         random = [index for index, member in enumerate(draws.members) if isinstance(member, FrozenDraw)]
         natural = ~self._errors(draws, self.inputs.x)[:, random]
         robust = ~self._errors(draws, x_adv)[:, random]
@@ -752,9 +516,11 @@ class _Run:
         few = slice(0, 64)
         middle = (self.inputs.x[few] + x_adv[few]) / 2
         y = self.inputs.y[few]
-        passes = 3 * _NOISE * len(y) * len(_members(self.model))
+        passes = 3 * NOISE * len(y) * len(members_of(self.model))
         self.cost = self.cost + Cost(forwards=passes, backwards=passes)
-        return gradient_noise(self.model, middle.to(self.device), y.to(self.device), threat, seed=_OTHER + self.seed)
+        return gradient_noise(
+            self.model, middle.to(self.device), y.to(self.device), threat, seed=OTHER + self.seed
+        )
 
     def _add(self, name: str, draws: int, x_adv: Tensor) -> None:
         self.names.append((name, draws))
@@ -770,12 +536,10 @@ class _Run:
 
     def _errors(self, draws: RandomizedEnsemble, x: Tensor) -> NDArray[np.bool_]:
         self.count(len(x) * len(draws))
-        errors: NDArray[np.bool_] = draws.errors(x.to(self.device), self.inputs.y.to(self.device)).cpu().numpy()
+        errors: NDArray[np.bool_] = (
+            draws.errors(x.to(self.device), self.inputs.y.to(self.device)).cpu().numpy()
+        )
         return errors
-
-
-def _members(model: RandomizedModel | RandomizedEnsemble) -> list[torch.nn.Module]:
-    return list(model.members) if isinstance(model, RandomizedEnsemble) else [model]
 
 
 def _schedule(most: int) -> list[int]:
@@ -801,7 +565,9 @@ def _plan(
         ]
     chosen = (threat,) if isinstance(threat, Attack) else tuple(threat)
     if not chosen or not all(isinstance(a, Attack) for a in chosen):
-        raise InputError(f"attack is {attack!r}; give one made by randens.attacks.create, a list of them or a threat")
+        raise InputError(
+            f"attack is {attack!r}; give one made by randens.attacks.create, a list of them or a threat"
+        )
     if len({a.threat for a in chosen}) > 1:
         raise InputError("the attacks have different threats; they must share one")
     return [(a, None) for a in chosen]
