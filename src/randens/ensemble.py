@@ -120,12 +120,6 @@ class _Ensemble(nn.Module):
 
     def verdicts(self, x: Tensor) -> Tensor:
         """Every member's predicted class [n, M], in eval mode, without gradients, in chunks."""
-        random = [index for index, member in enumerate(self.members) if getattr(member, "stochastic", False)]
-        if random:
-            raise InputError(
-                f"members {random} answer at random, so one verdict says nothing; use randens.evaluate, or the frozen "
-                "draws of randens.stochastic.expanded(rec)"
-            )
         parts = []
         with evaluating(self), torch.no_grad():
             for chunk in torch.split(x, _CHUNK):
@@ -163,6 +157,11 @@ class RandomizedEnsemble(_Ensemble):
 
     def __len__(self) -> int:
         return len(self.members)
+
+    @property
+    def stochastic(self) -> bool:
+        """Whether a member answers at random itself, as a `RandomizedModel` does."""
+        return any(getattr(member, "stochastic", False) for member in self.members)
 
     def extra_repr(self) -> str:
         return f"probs={self.probs.tolist()}"
@@ -211,6 +210,11 @@ class RandomizedEnsemble(_Ensemble):
     def errors(self, x: Tensor, y: Tensor) -> Tensor:
         """u for every input, bool [n, M]: which member is wrong, in eval mode and float32 (or wider)."""
         _check_labels(x, y)
+        if self.stochastic:
+            raise InputError(
+                "some members answer at random, so their verdicts are not exact; use randens.evaluate, or the frozen "
+                "draws of randens.stochastic.expanded(rec)"
+            )
         return self.verdicts(x) != y.to(self.device).unsqueeze(1)
 
     def risk(self, x: Tensor, y: Tensor) -> Tensor:

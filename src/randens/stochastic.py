@@ -285,8 +285,7 @@ class FrozenDraw(nn.Module):
 
 def is_random(model: object) -> bool:
     """Whether `model` is a `RandomizedModel` or a `RandomizedEnsemble` with such a member."""
-    members = model.members if isinstance(model, RandomizedEnsemble) else [model]
-    return any(isinstance(member, RandomizedModel) for member in members)
+    return isinstance(model, (RandomizedEnsemble, RandomizedModel)) and model.stochastic
 
 
 def expanded(

@@ -33,6 +33,7 @@ from torch import Tensor
 from randens._version import __version__
 from randens.attacks import Attack, Cost, create
 from randens.attacks.eot import EOT
+from randens.attacks.suite import Suite
 from randens.attacks.survey import batches
 from randens.ensemble import RandomizedEnsemble, frozen
 from randens.errors import InputError
@@ -167,8 +168,8 @@ class StochasticEvaluation:
             return "The adversary knew the model, which is deterministic: there is no draw to be unknown."
         return (
             "The adversary knew the model, its weights, the labels and the law of the model's randomness, and could "
-            f"draw from it at will: {self.draws} frozen draws to search on, {self.selection_draws} further ones to choose "
-            f"between perturbations. It did not know the draws that answer: {self.scoring_draws} fresh ones per "
+            f"draw from it at will: {self.draws} frozen draws to search on, {self.selection_draws} further ones to "
+            f"choose between perturbations. It did not know the draws that answer: {self.scoring_draws} fresh ones per "
             "input, taken once, after every choice had been made."
         )
 
@@ -288,8 +289,8 @@ def evaluate_stochastic(
     data : pair (x, y), ImageData or loader
         Inputs [n, ...] with labels [n].
     attack : Attack, list of them, Threat or None
-        Attacks run on K frozen draws each. A threat (None: the model's own) means the default adversaries: `eot` and
-        `apgd-margin`, `saddle` on 8 draws, and transfer from a single frozen draw.
+        Attacks run on K frozen draws each. A threat (None: the model's own) or the attack `suite` means the default
+        adversaries: `eot` and `apgd-margin`, `saddle` on 8 draws, and transfer from a single frozen draw.
     tolerance : float
         K doubles, up to the model's `draws`, until the accuracy on the attacked draws is at most this much below that
         on fresh draws; scoring draws are as many as bring the half-width of the interval over draws to half of it.
@@ -557,12 +558,7 @@ def _plan(
             "attack is None and the model names no threat; give an attack or a threat, e.g. Threat('linf', 8/255)"
         )
     if isinstance(threat, Threat):
-        return [
-            (create("eot", threat, seed=seed), None),
-            (create("apgd-margin", threat, seed=seed), None),
-            (create("saddle", threat, orders=1, restarts=1, seed=seed), _SADDLE),
-            (create("apgd-margin", threat, seed=seed), 1),
-        ]
+        return _portfolio(threat, seed)
     chosen = (threat,) if isinstance(threat, Attack) else tuple(threat)
     if not chosen or not all(isinstance(a, Attack) for a in chosen):
         raise InputError(
@@ -570,7 +566,20 @@ def _plan(
         )
     if len({a.threat for a in chosen}) > 1:
         raise InputError("the attacks have different threats; they must share one")
-    return [(a, None) for a in chosen]
+    plan: list[tuple[Attack, int | None]] = []
+    for one in chosen:
+        # The suite's attacks are meant for a few members; a random model has a portfolio of its own.
+        plan += _portfolio(one.threat, one.seed) if isinstance(one, Suite) else [(one, None)]
+    return plan
+
+
+def _portfolio(threat: Threat, seed: int) -> list[tuple[Attack, int | None]]:
+    return [
+        (create("eot", threat, seed=seed), None),
+        (create("apgd-margin", threat, seed=seed), None),
+        (create("saddle", threat, orders=1, restarts=1, seed=seed), _SADDLE),
+        (create("apgd-margin", threat, seed=seed), 1),
+    ]
 
 
 def _shown(value: Estimate) -> str:
