@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble, load
     from randens.errors import RandensError
     from randens.evaluation import evaluate, optimize_sampling
+    from randens.stochastic import RandomizedModel
     from randens.threat import Threat
     from randens.witness import WitnessPool
 
@@ -23,6 +24,7 @@ _HOMES = {
     "RandomizedEnsemble": "randens.ensemble",
     "load": "randens.ensemble",
     "RandensError": "randens.errors",
+    "RandomizedModel": "randens.stochastic",
     "Threat": "randens.threat",
     "WitnessPool": "randens.witness",
     "evaluate": "randens.evaluation",
@@ -34,6 +36,7 @@ __all__ = [
     "DeterministicEnsemble",
     "RandensError",
     "RandomizedEnsemble",
+    "RandomizedModel",
     "Threat",
     "WitnessPool",
     "__version__",

@@ -175,6 +175,11 @@ class RandomizedEnsemble(_Ensemble):
     def __len__(self) -> int:
         return len(self.members)
 
+    @property
+    def stochastic(self) -> bool:
+        """Whether a member answers at random itself, as a `RandomizedModel` does."""
+        return any(getattr(member, "stochastic", False) for member in self.members)
+
     def extra_repr(self) -> str:
         return f"probs={self.probs.tolist()}"
 
@@ -222,6 +227,11 @@ class RandomizedEnsemble(_Ensemble):
     def errors(self, x: Tensor, y: Tensor) -> Tensor:
         """u for every input, bool [n, M]: which member is wrong, in eval mode and float32 (or wider)."""
         _check_labels(x, y)
+        if self.stochastic:
+            raise InputError(
+                "some members answer at random, so their verdicts are not exact; use randens.evaluate, or the frozen "
+                "draws of randens.stochastic.expanded(rec)"
+            )
         return self.verdicts(x) != y.to(self.device).unsqueeze(1)
 
     def risk(self, x: Tensor, y: Tensor) -> Tensor:

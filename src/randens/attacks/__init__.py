@@ -1,6 +1,6 @@
 """Everything that finds witnesses."""
 
-from randens.attacks import arc, climbers, exact, gradient, random_search, suite
+from randens.attacks import arc, climbers, eot, exact, gradient, random_search, suite
 from randens.attacks.base import Attack, Found, create, names, register
 from randens.attacks.foreign import Foreign, from_art, from_autoattack, from_foolbox, from_torchattacks
 from randens.attacks.search import Cost, Search
@@ -16,6 +16,7 @@ __all__ = [
     "arc",
     "climbers",
     "create",
+    "eot",
     "exact",
     "from_art",
     "from_autoattack",

@@ -17,6 +17,7 @@ from randens.attacks.survey import Survey, batches, survey
 from randens.ensemble import RandomizedEnsemble
 from randens.errors import InputError, unknown
 from randens.progress import Progress
+from randens.stochastic import RandomizedModel, expanded
 from randens.threat import Threat
 from randens.witness import WitnessPool
 
@@ -171,7 +172,9 @@ class Attack:
 
 
 def as_ensemble(model: nn.Module) -> RandomizedEnsemble:
-    """A single classifier (a deterministic ensemble too) is a randomized ensemble of one."""
+    """A single classifier (a deterministic ensemble too) is a randomized ensemble of one, a random one of its draws."""
+    if isinstance(model, (RandomizedEnsemble, RandomizedModel)) and model.stochastic:
+        return expanded(model)
     if isinstance(model, RandomizedEnsemble):
         return model
     if not isinstance(model, nn.Module):

@@ -70,7 +70,7 @@ class GradientMembers:
 
 def folded(member: nn.Module) -> nn.Module:
     """A frozen copy with BatchNorm folded into convolutions, or the member itself where that is not possible."""
-    if not any(isinstance(m, nn.BatchNorm2d) for m in member.modules()):
+    if not getattr(member, "foldable", True) or not any(isinstance(m, nn.BatchNorm2d) for m in member.modules()):
         return member
     folded = _fold(copy.deepcopy(member).eval())
     folded.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

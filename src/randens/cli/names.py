@@ -23,6 +23,7 @@ ATTACKS = (
     "apgd-mce",
     "cw",
     "auto-pgd",
+    "eot",
     "random",
     "exact",
 )

@@ -122,6 +122,8 @@ def audit(
 
     evaluation: a result to hold against what is found here. chosen_on: which split chose what.
     """
+    if rec.stochastic:
+        raise InputError("rec answers at random itself; use randens.evaluation.audit_stochastic for it")
     start = time.perf_counter()
     inputs = labelled(data, rec)
     chosen = rec.threat if threat is None else threat

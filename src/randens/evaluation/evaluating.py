@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import safetensors.torch
@@ -21,14 +21,29 @@ from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble, check_pr
 from randens.errors import InputError
 from randens.evaluation.inputs import Data, Labelled, fingerprint, labelled
 from randens.evaluation.results import Evaluation, Points
+from randens.evaluation.stochastic import StochasticEvaluation, evaluate_stochastic
 from randens.evaluation.sweeps import Knowledge, as_attacks, clean_pool
 from randens.files import write_atomic
 from randens.progress import Progress, silent
+from randens.stochastic import RandomizedModel, is_random
+from randens.threat import Threat
 from randens.witness import WitnessPool
 
 __all__ = ["evaluate", "save_worst_inputs", "transferred", "worst_inputs"]
 
 
+@overload
+def evaluate(
+    rec: RandomizedModel,
+    data: Data,
+    attack: Attack | Sequence[Attack] | Threat | None = None,
+    *,
+    confidence: float = 0.95,
+    progress: Progress | None = None,
+) -> StochasticEvaluation: ...
+
+
+@overload
 def evaluate(
     rec: RandomizedEnsemble,
     data: Data,
@@ -41,7 +56,22 @@ def evaluate(
     confidence: float = 0.95,
     folder: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
-) -> Evaluation:
+) -> Evaluation: ...
+
+
+def evaluate(
+    rec: RandomizedEnsemble | RandomizedModel,
+    data: Data,
+    attack: Attack | Sequence[Attack] | Threat | None = None,
+    *,
+    also: Mapping[str, ArrayLike | None] | None = None,
+    deterministic: bool = True,
+    pool: WitnessPool | None = None,
+    chosen_on: Mapping[str, str] | None = None,
+    confidence: float = 0.95,
+    folder: str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
+) -> Evaluation | StochasticEvaluation:
     """Natural and robust accuracy of the ensemble, of each member and of the deterministic ensemble.
 
     Attacked are: the ensemble at its probabilities, at those in `also` (None: uniform), each member alone, and
@@ -51,12 +81,19 @@ def evaluate(
     pool: witnesses known already for these very inputs and members. chosen_on: which split chose what, e.g.
     {"probs": "validation"}; choices made on test data are refused. folder: where finished batches are kept; an
     interrupted call is continued by the same call, and once it has returned the folder may be removed.
+
+    A `RandomizedModel`, or an ensemble with such a member, is judged on fresh draws: see `evaluate_stochastic`.
     """
+    if isinstance(rec, RandomizedModel) or is_random(rec):
+        given = {"also": also, "pool": pool, "chosen_on": chosen_on, "folder": folder}
+        if extra_options := [name for name, value in given.items() if value is not None]:
+            raise InputError(f"{', '.join(extra_options)} cannot be given for a random model; leave it out")
+        return evaluate_stochastic(rec, data, attack, confidence=confidence, progress=progress)
     start = time.perf_counter()
     report = silent if progress is None else progress
     choices = _choices(chosen_on)
     inputs = labelled(data, rec)
-    chosen = as_attacks(attack)
+    chosen = as_attacks(attack)  # type: ignore[arg-type]  # which refuses what is no attack
     probs = rec.probs.cpu().numpy().copy()
     extra = {name: check_probs(value, len(rec)).numpy() for name, value in (also or {}).items()}
 

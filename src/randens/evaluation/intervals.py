@@ -8,10 +8,12 @@ from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.special import xlogy
+from scipy.stats import beta, binom
 
 from randens.errors import InputError
 
-__all__ = ["Estimate", "difference", "estimate"]
+__all__ = ["Estimate", "bounded_mean", "difference", "estimate", "exact_binomial", "widened"]
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,9 @@ class Estimate:
     value: float
     low: float
     high: float
+
+    def __float__(self) -> float:
+        return self.value
 
     def to_json(self) -> dict[str, float]:
         """A plain dictionary for JSON."""
@@ -62,7 +67,74 @@ def difference(first: ArrayLike, second: ArrayLike, confidence: float = 0.95) ->
     return Estimate(mean, mean - half, mean + half)
 
 
-def _quantile(confidence: float) -> float:
+def exact_binomial(successes: int, trials: int, confidence: float = 0.95) -> Estimate:
+    """Share of successes in independent trials, with the exact interval of Clopper and Pearson.
+
+    The trials may have different probabilities: the interval then covers their mean, as such a count varies less
+    than a binomial one with the same mean (Hoeffding 1956).
+    """
+    if trials < 1 or not 0 <= successes <= trials:
+        raise InputError(
+            f"successes is {successes} of {trials} trials; there must be 0 ≤ successes ≤ trials ≥ 1"
+        )
+    tail = _error(confidence) / 2
+    low = float(beta.ppf(tail, successes, trials - successes + 1)) if successes else 0.0
+    high = float(beta.ppf(1 - tail, successes + 1, trials - successes)) if successes < trials else 1.0
+    return Estimate(successes / trials, low, high)
+
+
+def bounded_mean(values: ArrayLike, confidence: float = 0.95) -> Estimate:
+    """Mean of independent values in [0, 1], with an interval that holds for every distribution and every n.
+
+    The narrower, on each side, of two bounds that share the error probability equally: Hoeffding and Bentkus's
+    (e times the binomial tail; Bentkus 2004), and the empirical Bernstein bound of Maurer and Pontil (2009), which
+    uses the values' own variance and is narrower for many values that vary little.
+    """
+    sample = np.asarray(values, dtype=np.float64)
+    if sample.ndim != 1 or not len(sample):
+        raise InputError(f"values has shape {sample.shape}; give a list of numbers, at least one")
+    if not np.isfinite(sample).all() or sample.min() < -1e-9 or sample.max() > 1 + 1e-9:
+        raise InputError(f"values range over [{sample.min():g}, {sample.max():g}]; they must lie in [0, 1]")
+    n, mean = len(sample), min(1.0, max(0.0, math.fsum(sample.tolist()) / len(sample)))
+    tail = _error(confidence) / 4
+    low, high = 1 - _bentkus(1 - mean, n, tail), _bentkus(mean, n, tail)
+    if n > 1:
+        scale = math.log(2 / tail)
+        half = math.sqrt(2 * float(sample.var(ddof=1)) * scale / n) + 7 * scale / (3 * (n - 1))
+        low, high = max(low, mean - half), min(high, mean + half)
+    return Estimate(mean, min(low, mean), max(high, mean))
+
+
+def widened(inner: Estimate, n: int, confidence: float = 0.95) -> Estimate:
+    """An interval for the mean over a population of inputs, from one for the mean over n inputs drawn from it.
+
+    If `inner` holds with probability 1 − a, the result does with probability `confidence` − a.
+    """
+    tail = _error(confidence) / 2
+    low, high = 1 - _bentkus(1 - inner.low, n, tail), _bentkus(inner.high, n, tail)
+    return Estimate(inner.value, min(low, inner.low), max(high, inner.high))
+
+
+def _bentkus(mean: float, n: int, tail: float) -> float:
+    """The largest p at which a mean of n values in [0, 1] as low as `mean` has a bound above `tail` on its chance."""
+
+    def chance(p: float) -> float:
+        # Both bounds hold for the same event, so the smaller one does.
+        divergence = float(xlogy(mean, mean / p) + xlogy(1 - mean, (1 - mean) / (1 - p)))
+        return min(math.exp(-n * divergence), math.e * float(binom.cdf(math.ceil(n * mean - 1e-9), n, p)))
+
+    low, high = mean, 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if chance(middle) > tail else (low, middle)
+    return high
+
+
+def _error(confidence: float) -> float:
     if not 0 < confidence < 1:
         raise InputError(f"confidence is {confidence!r}; it must lie between 0 and 1, e.g. 0.95")
-    return NormalDist().inv_cdf(0.5 + confidence / 2)
+    return 1 - confidence
+
+
+def _quantile(confidence: float) -> float:
+    return NormalDist().inv_cdf(1 - _error(confidence) / 2)

@@ -113,6 +113,10 @@ def optimize_sampling(
         raise InputError(f"tol is {tol!r}; it must be a number from 0 to 1, e.g. 1e-3")
     if isinstance(max_sweeps, bool) or not isinstance(max_sweeps, int) or max_sweeps < 1:
         raise InputError(f"max_sweeps is {max_sweeps!r}; it must be a whole number ≥ 1")
+    if isinstance(rec, RandomizedEnsemble) and rec.stochastic:
+        raise InputError(
+            "rec has members that answer at random; use randens.evaluation.optimize_stochastic_sampling for them"
+        )
     inputs = labelled(data, rec)
     if inputs.split == "test":
         raise InputError(

@@ -1,0 +1,123 @@
+"""Expectation over transformation: gradients averaged over fresh draws of a random classifier at every step.
+
+Athalye et al. (2018). On an ensemble without random members the expectation is exact: every member, every step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from randens.attacks.base import Attack, register
+from randens.attacks.losses import Loss, expected_margin, mixture_cross_entropy, standardised
+from randens.attacks.search import Search
+from randens.ensemble import RandomizedEnsemble, to_layout
+from randens.stochastic import FrozenDraw, RandomizedModel
+
+__all__ = ["EOT", "DrawGradients", "draw_gradients", "sources"]
+
+_FIRST = (
+    1_000_003  # the first seed of all: apart from those that `RandomizedModel.ensemble` uses, which are small
+)
+
+
+@dataclass(frozen=True)
+class DrawGradients:
+    """What D draws say about n points: logits z [D, n, C], gradients [D, n, ...] whose sum over D is the expected
+    loss's, and the draws' weights [D]."""
+
+    z: Tensor
+    gradients: Tensor
+    weights: Tensor
+
+    @property
+    def mean(self) -> Tensor:
+        """The gradient [n, ...] of the expected loss, as far as these draws tell."""
+        return torch.nan_to_num(self.gradients.sum(dim=0), 0.0, 0.0, 0.0)
+
+
+def sources(rec: nn.Module) -> list[tuple[nn.Module, float]]:
+    """What can be drawn, with its probability: random models behind frozen draws, and members that are not random."""
+    if not isinstance(rec, RandomizedEnsemble):
+        return [(rec, 1.0)]
+    found: dict[int, tuple[nn.Module, float]] = {}
+    for member, weight in zip(rec.members, rec.probs.tolist(), strict=True):
+        source = member.model if isinstance(member, FrozenDraw) else member
+        found[id(source)] = (source, found.get(id(source), (source, 0.0))[1] + weight)
+    return [(source, weight) for source, weight in found.values() if weight > 0]
+
+
+def draw_gradients(
+    drawn: list[tuple[nn.Module, float]], x: Tensor, y: Tensor, loss: Loss, samples: int, seed: int
+) -> DrawGradients:
+    """Gradients of `loss` at x [n, ...] with `samples` fresh draws of every random source and one pass of the others.
+
+    Every draw has a copy of the inputs of its own, so that one backward pass gives each draw's gradient.
+    """
+    copies, outputs, weights = [], [], []
+    for number, (source, weight) in enumerate(drawn):
+        count = samples if isinstance(source, RandomizedModel) else 1
+        own = x.detach().unsqueeze(0).repeat(count, *[1] * x.dim()).requires_grad_(True)
+        copies.append(own)
+        if isinstance(source, RandomizedModel):
+            outputs.append(source.fresh(own, seed + 7919 * number))
+        else:
+            outputs.append(source(to_layout(own[0])).unsqueeze(0))
+        weights += [weight / count] * count
+    z = torch.cat(outputs)
+    shares = torch.tensor(weights, dtype=torch.float64, device=x.device)
+    value = loss(z, y, shares).sum()
+    if not value.requires_grad:
+        return DrawGradients(z, torch.zeros(len(shares), *x.shape, dtype=x.dtype, device=x.device), shares)
+    found = torch.autograd.grad(value, copies, allow_unused=True)
+    parts = [torch.zeros_like(c) if g is None else g for c, g in zip(copies, found, strict=True)]
+    return DrawGradients(z.detach(), torch.cat(parts), shares)
+
+
+@register("eot")
+@dataclass(frozen=True)
+class EOT(Attack):
+    """Projected ascent on two losses, each step along the gradient averaged over `samples` fresh draws.
+
+    Steps begin at `step`·ε and shrink to nothing, with momentum, as suits noisy gradients. The last point and the
+    mean of the later ones are judged, on the frozen draws of the ensemble under attack.
+    """
+
+    steps: int = 40
+    samples: int = 16
+    step: float = 0.5
+
+    def search(self, s: Search) -> None:
+        rows = s.unfinished
+        for points in self.ends(s.rec, s.start()[rows], s.y[rows], s.x[rows], s.seed + 31 * s.restart):
+            s.judge(rows, points)
+        passes = len(rows) * 2 * self.steps * self.passes(s.rec)
+        s.cost.forwards += passes
+        s.cost.backwards += passes
+
+    def passes(self, rec: nn.Module) -> int:
+        """Member passes per step and input."""
+        return sum(self.samples if isinstance(m, RandomizedModel) else 1 for m, _ in sources(rec))
+
+    def ends(self, rec: nn.Module, start: Tensor, y: Tensor, x: Tensor, seed: int = 0) -> list[Tensor]:
+        """Where the ascents from `start` [n, ...] around x end: for each loss the last point and the later ones' mean.
+
+        No frozen draw has a say in these.
+        """
+        drawn = sources(rec)
+        found = []
+        for number, loss in enumerate((standardised(mixture_cross_entropy), expected_margin)):
+            point, momentum, late = start.clone(), torch.zeros_like(start), torch.zeros_like(start)
+            for k in range(self.steps):
+                first = _FIRST + (2 * seed + number) % 1000 * 1_000_000 + k * 101 * self.samples
+                gradient = draw_gradients(drawn, point, y, loss, self.samples, first).mean
+                size = gradient.flatten(1).abs().mean(dim=1).clamp_min(1e-30)
+                momentum = 0.75 * momentum + gradient / size.reshape(-1, *[1] * (gradient.dim() - 1))
+                stride = self.step * self.threat.eps * (1 - k / self.steps)
+                point = self.threat.project(point + stride * self.threat.steepest(momentum), x)
+                if k >= self.steps // 2:
+                    late += point / (self.steps - self.steps // 2)
+            found += [point, self.threat.project(late, x)]
+        return found
