@@ -4,6 +4,7 @@ from randens.evaluation.auditing import Audit, Check, audit
 from randens.evaluation.certifying import Certification, certify
 from randens.evaluation.evaluating import evaluate, save_worst_inputs, transferred, worst_inputs
 from randens.evaluation.intervals import Estimate, difference, estimate
+from randens.evaluation.reach import Conflict, conflict
 from randens.evaluation.results import Accuracy, Evaluation, Level, Pair, Points
 from randens.evaluation.sampling import AttackedSampling, Sweep, optimize_sampling
 
@@ -13,6 +14,7 @@ __all__ = [
     "AttackedSampling",
     "Certification",
     "Check",
+    "Conflict",
     "Estimate",
     "Evaluation",
     "Level",
@@ -21,6 +23,7 @@ __all__ = [
     "Sweep",
     "audit",
     "certify",
+    "conflict",
     "difference",
     "estimate",
     "evaluate",
