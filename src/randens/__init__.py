@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from randens import attacks, data, deploy, evaluation, interop, models, report, risk, training, zoo
     from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble, load
     from randens.errors import RandensError
-    from randens.evaluation import evaluate, optimize_sampling
+    from randens.evaluation import conflict, evaluate, optimize_sampling
     from randens.stochastic import RandomizedModel
     from randens.threat import Threat
     from randens.witness import WitnessPool
@@ -27,6 +27,7 @@ _HOMES = {
     "RandomizedModel": "randens.stochastic",
     "Threat": "randens.threat",
     "WitnessPool": "randens.witness",
+    "conflict": "randens.evaluation",
     "evaluate": "randens.evaluation",
     "optimize_sampling": "randens.evaluation",
 }
@@ -41,6 +42,7 @@ __all__ = [
     "WitnessPool",
     "__version__",
     "attacks",
+    "conflict",
     "data",
     "deploy",
     "evaluate",

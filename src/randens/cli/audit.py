@@ -34,7 +34,7 @@ def audit(
 ) -> None:
     """Check the ensemble of RUN for masked gradients, randomness and broken laws; exit code 1 if a check fails.
 
-    Twenty checks that published evaluations failed, each with what to do about
+    Checks that published evaluations failed, each with what to do about
     it. Written to audit.json of the run.
 
     Example: randens audit runs/quickstart-1

@@ -10,12 +10,15 @@ from rich.table import Table
 from randens.cli import choices, names
 from randens.cli.output import Json, console, print_json
 from randens.cli.progress import bars
+from randens.errors import unknown
 
 if TYPE_CHECKING:
     from randens.evaluation import AttackedSampling
     from randens.evaluation.advice import Contribution, MethodValue
 
 __all__ = ["sample"]
+
+_METHODS = ("confidence", "exact")
 
 
 def sample(
@@ -34,6 +37,14 @@ def sample(
     norm: choices.Norm = None,
     eps: choices.Eps = None,
     seed: choices.Seed = 0,
+    method: Annotated[
+        str,
+        typer.Option(
+            help="confidence: by an upper confidence bound of the true risk; exact: the optimum on these inputs.",
+            autocompletion=names.starting(("confidence", "exact")),
+        ),
+    ] = "confidence",
+    confidence: Annotated[float, typer.Option(help="One-sided, for --method confidence.")] = 0.95,
     tol: Annotated[float, typer.Option(help="The gap at which to stop.")] = 1e-3,
     max_sweeps: Annotated[int, typer.Option(help="How often the inputs may be attacked.")] = 20,
     fresh: Annotated[
@@ -46,6 +57,8 @@ def sample(
 ) -> None:
     """Find the sampling probabilities of the ensemble of RUN, with a bound on how much better others could be.
 
+    α leaves the uniform point only where the inputs are enough to say so; --method
+    exact takes the optimum on these very inputs instead.
     Says too what each member is worth and what simpler ways to choose would give.
     Written to sampling.json of the run; the ensemble itself changes with --apply
     only. Under torchrun or srun the processes share the images out.
@@ -56,20 +69,31 @@ def sample(
     from randens.evaluation.advice import compare_methods, contributions
     from randens.evaluation.kept import keep, recall
     from randens.evaluation.subject import open_subject
+    from randens.risk import optimal_sampling
     from randens.training.distributed import workers
 
+    if method not in _METHODS:
+        unknown("--method", method, _METHODS)
     subject = open_subject(run, data=data, norm=norm, eps=choices.number("--eps", eps))
     images = subject.load(split, limit)
     chosen = choices.make_attacks(attack, ("arc-r", "saddle"), subject.threat, settings, seed)
     kept = None if fresh else recall(subject.run, subject.rec, images, subject.threat)
     with workers("cpu") as crew, bars() as progress:
         found = evaluation.optimize_sampling(
-            subject.rec, images, chosen, tol=tol, max_sweeps=max_sweeps, pool=kept, progress=progress
+            subject.rec,
+            images,
+            chosen,
+            tol=tol,
+            max_sweeps=max_sweeps,
+            pool=kept,
+            progress=progress,
+            confidence=confidence if method == "confidence" else None,
         )
     if not crew.writes:
         return
     keep(subject.run, subject.rec, images, subject.threat, found.pool)
-    methods, members = compare_methods(found.profile, found), contributions(found.profile, found)
+    exact = found if found.confidence is None else optimal_sampling(found.profile, method="exact")
+    methods, members = compare_methods(found.profile, exact), contributions(found.profile, found)
     document = {
         **found.to_json(),
         "data": images.name,
@@ -98,7 +122,18 @@ def _print(
     written = exact if exact is not None else [f"{p:.6g}" for p in found.probs.tolist()]
     out.print(f"probabilities  {', '.join(str(p) for p in written)}")
     out.print(f"risk           {found.risk:.6f}")
-    out.print(f"lower bound    {found.lower_bound:.6f}   gap {found.gap:.2g}")
+    if found.upper is None:
+        out.print(f"lower bound    {found.lower_bound:.6f}   gap {found.gap:.2g}")
+    else:
+        out.print(f"upper bound    {found.upper:.6f} of the true risk, {found.confidence:.0%} confidence")
+    if found.crossed is not None:
+        crossed = found.crossed
+        out.print(
+            f"cross-fitted   {crossed.risk:.6f} ± {crossed.deviation:.4f}, on inputs that did not choose α"
+        )
+    drawn = found.support
+    if len(drawn) == 1 and len(found.probs) > 1:
+        out.print(f"α selects member {drawn[0]}: nothing is drawn.")
     out.print(f"These are {found.claim}.")
     out.print()
     out.print(_methods(methods))

@@ -6,6 +6,7 @@ from randens.evaluation.certifying import Certification, certify
 from randens.evaluation.draws import score, single_draw
 from randens.evaluation.evaluating import evaluate, save_worst_inputs, transferred, worst_inputs
 from randens.evaluation.intervals import Estimate, bounded_mean, difference, estimate, exact_binomial
+from randens.evaluation.reach import Conflict, conflict
 from randens.evaluation.results import Accuracy, Evaluation, Level, Pair, Points
 from randens.evaluation.sampling import AttackedSampling, Sweep, optimize_sampling
 from randens.evaluation.stochastic import StochasticEvaluation, evaluate_stochastic
@@ -17,6 +18,7 @@ __all__ = [
     "AttackedSampling",
     "Certification",
     "Check",
+    "Conflict",
     "Estimate",
     "Evaluation",
     "Level",
@@ -29,6 +31,7 @@ __all__ = [
     "audit_stochastic",
     "bounded_mean",
     "certify",
+    "conflict",
     "difference",
     "estimate",
     "evaluate",

@@ -50,9 +50,11 @@ class Contribution:
 
 
 def compare_methods(profile: RiskProfile, best: Sampling) -> tuple[MethodValue, ...]:
-    """Uniform, the paper's subgradient method after 10 and 100 steps, the candidates where there are any, exact.
+    """Uniform, the paper's subgradient method after 10 and 100 steps, the candidates where there are any, exact, and
+    the upper confidence bound.
 
-    excess: the risk above `best.lower_bound`, which nothing can go below on this profile.
+    best: the exact optimum. excess: the risk above its lower bound, which nothing can go below on this profile. All are judged on the very
+    inputs that chose them, where the exact optimum cannot lose; `AttackedSampling.crossed` is what is left of it.
     """
     uniform = np.full(profile.members, 1.0 / profile.members)
     found = [("uniform", uniform)]
@@ -62,6 +64,8 @@ def compare_methods(profile: RiskProfile, best: Sampling) -> tuple[MethodValue, 
     if profile.members <= _MOST_CANDIDATES:
         found.append(("candidates", optimal_sampling(profile, method="candidates").probs))
     found.append(("exact", best.probs))
+    if profile.size is not None and profile.size > 1:
+        found.append(("confidence 95 %", optimal_sampling(profile, confidence=0.95).probs))
     return tuple(
         MethodValue(name, probs, risk := profile.risk(probs), max(0.0, risk - best.lower_bound))
         for name, probs in found

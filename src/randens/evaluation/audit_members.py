@@ -15,7 +15,8 @@ from randens.attacks import Cost
 from randens.attacks.losses import margins
 from randens.ensemble import RandomizedEnsemble, evaluating, frozen, to_layout
 from randens.evaluation.audit_case import Case, Check, logits
-from randens.evaluation.inputs import fingerprint
+from randens.evaluation.inputs import UNKNOWN, Labelled, fingerprint
+from randens.evaluation.reach import conflict_of
 from randens.evaluation.results import Evaluation
 
 __all__ = ["belongs", "checks", "scorable", "splits"]
@@ -67,7 +68,8 @@ def checks(case: Case) -> list[Check]:
     found = [_outputs(case)]
     if not scorable(found):
         return found
-    return [*found, _mode(case), _deterministic(case), _batches(case), *_gradients(case), _one_hot(case)]
+    found += [_mode(case), _deterministic(case), _batches(case), *_gradients(case), _one_hot(case)]
+    return found if len(case.members) == 1 else [*found, _conflict(case)]
 
 
 def scorable(found: Sequence[Check]) -> bool:
@@ -276,6 +278,20 @@ def _downhill(case: Case, member: int, points: Tensor, centres: Tensor, y: Tenso
     if not bool(judged.any()):
         return 1.0
     return float((after < before)[judged].double().mean())
+
+
+def _conflict(case: Case) -> Check:
+    """Joint reach of the members: a gain without conflict between their gradients would be suspicious."""
+    found = conflict_of(case.rec, Labelled(case.x, case.y, "audit", UNKNOWN), case.threat)
+    case.cost = case.cost + found.cost
+    known = not np.isnan(found.reach)
+    return Check(
+        "conflict",
+        known,
+        found.sentence,
+        found.to_json(),
+        "" if known else "the reach needs gradients; see the check named gradients",
+    )
 
 
 def _one_hot(case: Case) -> Check:

@@ -20,6 +20,7 @@ from randens.attacks import Attack, Cost
 from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble, check_probs
 from randens.errors import InputError
 from randens.evaluation.inputs import Data, Labelled, fingerprint, labelled
+from randens.evaluation.reach import conflict_of
 from randens.evaluation.results import Evaluation, Points
 from randens.evaluation.stochastic import StochasticEvaluation, evaluate_stochastic
 from randens.evaluation.sweeps import Knowledge, as_attacks, clean_pool
@@ -118,6 +119,8 @@ def evaluate(
             known.attack(step, np.eye(len(rec))[member], f"{step.name} on member {member}")
     alone = _deterministic(rec, chosen, known, probs) if deterministic else None
 
+    directions = conflict_of(rec, inputs, chosen[0].threat)
+    known.cost = known.cost + directions.cost
     worst, unstable = _look_again(known, probs)
     rows = known.pool.best(probs)[1]
     sources = tuple(known.pool.sources[row] if row >= 0 else "" for row in rows.tolist())
@@ -138,6 +141,7 @@ def evaluate(
         chosen_on=choices,
         also=extra,
         flags={"unstable": unstable, "gradients": known.flags},
+        conflict=directions,
         pool=known.pool,
     )
 

@@ -21,6 +21,7 @@ from randens.errors import FileError, InputError, RandensError
 from randens.evaluation.documents import EvaluationDocument
 from randens.evaluation.inputs import fingerprint
 from randens.evaluation.intervals import Estimate, estimate
+from randens.evaluation.reach import Conflict
 from randens.files import document_checksum, read_json, seal, write_json
 from randens.risk import Bounds, RiskProfile, RuleOfThumb, bounds, rule_of_thumb
 from randens.risk.two import two_classifiers
@@ -95,7 +96,8 @@ class Evaluation:
     fingerprint of the members. data, split: what was evaluated. chosen_on: which split decided what ("probs",
     "checkpoints"). attacks: name and options of each. flops: of one inference of each member. cost: member passes.
     flags: shares of inputs with unusable gradients, per attack and member, and `unstable`, the share whose verdicts
-    changed when looked at again. pool: every witness found; kept beside the JSON, not in it.
+    changed when looked at again. conflict: the joint reach of the members' gradients (None in files written before
+    it was measured). pool: every witness found; kept beside the JSON, not in it.
     """
 
     probs: NDArray[np.float64]
@@ -114,6 +116,7 @@ class Evaluation:
     chosen_on: Mapping[str, str] = field(default_factory=dict)
     also: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
     flags: Mapping[str, Any] = field(default_factory=dict)
+    conflict: Conflict | None = None
     version: str = __version__
     pool: WitnessPool | None = field(default=None, repr=False)
 
@@ -287,6 +290,7 @@ class Evaluation:
             "bounds": self.bounds.to_json(),
             "next_member": {"low": thumb.low, "high": thumb.high, "necessary": thumb.necessary},
             "gain": self.gain,
+            "conflict": None if self.conflict is None else self.conflict.to_json(),
             "pairs": [vars(pair) for pair in self.pairs],
             "levels": [vars(level) for level in self.levels],
             "expected_flops": self.expected_flops,
@@ -340,8 +344,13 @@ class Evaluation:
             chosen_on=document["chosen_on"],
             also={name: np.array(probs, dtype=np.float64) for name, probs in document["also"].items()},
             flags=document["flags"],
+            conflict=_conflict(document["summary"].get("conflict")),
             version=document["version"],
         )
+
+
+def _conflict(value: Mapping[str, Any] | None) -> Conflict | None:
+    return None if value is None else Conflict.from_json(value)
 
 
 def _keys(accuracies: NDArray[np.float64]) -> NDArray[np.float64]:

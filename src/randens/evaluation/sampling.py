@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,12 +21,21 @@ from randens.errors import InputError
 from randens.evaluation.inputs import Data, labelled
 from randens.evaluation.sweeps import Knowledge, as_attacks, clean_pool
 from randens.progress import Progress, silent
-from randens.risk import RiskProfile, Sampling, cutting_planes, optimal_sampling
+from randens.risk import (
+    ConfidentSampling,
+    CrossFit,
+    RiskProfile,
+    Sampling,
+    cross_fit,
+    cutting_planes,
+    optimal_sampling,
+)
 from randens.witness import WitnessPool
 
 __all__ = ["AttackedSampling", "Sweep", "optimize_sampling"]
 
 _ROUNDING = 1e-9
+_LEAST_CROSSED = 20  # inputs; with fewer, five folds say nothing
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +56,11 @@ class AttackedSampling(Sampling):
 
     pool: every witness found; pass it on, and the next call starts where this one ended. profile: η as the pool
     has it, which `certificate` verifies against. history: one entry per sweep. exact_oracle: whether the attack is
-    known to find every fooled set. split: the data it was chosen on. cost: member passes.
+    known to find every fooled set. split: the data it was chosen on. cost: member passes. crossed: the risk of the
+    rule that chose them, each input judged by probabilities chosen without it, from the same witnesses.
+
+    Chosen by a confidence: `upper` bounds the true risk at `confidence`, and gap and lower bound are those of the
+    bound that was minimised, `objective`.
     """
 
     pool: WitnessPool = field(kw_only=True, repr=False)
@@ -57,6 +71,16 @@ class AttackedSampling(Sampling):
     attacks: tuple[str, ...] = field(default=(), kw_only=True)
     cost: Cost = field(default_factory=Cost, kw_only=True)
     tol: float = field(default=0.0, kw_only=True)
+    upper: float | None = field(default=None, kw_only=True)
+    objective: float | None = field(default=None, kw_only=True)
+    confidence: float | None = field(default=None, kw_only=True)
+    crossed: CrossFit | None = field(default=None, kw_only=True, repr=False)
+
+    @property
+    def gap(self) -> float:
+        """How much better other probabilities could still be, by the measure that was minimised."""
+        value = self.risk if self.objective is None else self.objective
+        return max(0.0, value - self.lower_bound)
 
     @property
     def converged(self) -> bool:
@@ -67,6 +91,8 @@ class AttackedSampling(Sampling):
     def claim(self) -> str:
         """What may be said about these probabilities, and no more."""
         against = "" if self.exact_oracle else " against every witness found"
+        if self.confidence is not None:
+            against = f" by the upper bound at {self.confidence:.0%} confidence{against}"
         left = f"no probabilities are better by more than {self.gap:.2g}"
         reached = (
             f"optimal{against}: {left if self.gap > _ROUNDING else 'no probabilities are better'}"
@@ -86,6 +112,10 @@ class AttackedSampling(Sampling):
             "attacks": list(self.attacks),
             "split": self.split,
             "tol": self.tol,
+            "upper": self.upper,
+            "objective": self.objective,
+            "confidence": self.confidence,
+            "crossed": None if self.crossed is None else self.crossed.to_json(),
             "n": self.pool.n,
             "member_risks": self.profile.member_risks.tolist(),
             "cost": {"forwards": self.cost.forwards, "backwards": self.cost.backwards},
@@ -101,6 +131,8 @@ def optimize_sampling(
     max_sweeps: int = 20,
     pool: WitnessPool | None = None,
     progress: Progress | None = None,
+    *,
+    confidence: float | None = None,
 ) -> AttackedSampling:
     """Probabilities with the smallest risk under attack, a lower bound on any others, and the pool behind both.
 
@@ -108,6 +140,8 @@ def optimize_sampling(
     tol: the gap at which to stop. pool: witnesses known already for these very inputs; nothing is attacked twice.
     The first sweep is at the ensemble's own probabilities, or with a pool at its optimum. Between equally good
     probabilities, those with the lower clean risk win, then those that draw fewer members.
+    confidence: choose by an upper confidence bound of the true risk (`randens.risk.confident_sampling`) instead of the
+    risk on these inputs, so that α leaves the uniform point only where they are enough to say so.
     """
     if isinstance(tol, bool) or not isinstance(tol, (int, float)) or not 0 <= tol < 1:
         raise InputError(f"tol is {tol!r}; it must be a number from 0 to 1, e.g. 1e-3")
@@ -127,10 +161,15 @@ def optimize_sampling(
     clean = rec.errors(inputs.x.to(rec.device), inputs.y.to(rec.device)).cpu().numpy()
     known = Knowledge(rec, inputs, clean_pool(inputs, clean), silent if progress is None else progress)
     known.cost = Cost(forwards=clean.size)
+    rule = partial(
+        optimal_sampling,
+        clean_risks=clean.mean(axis=0) if confidence is None else None,
+        confidence=confidence,
+    )
     alpha = rec.probs.cpu().numpy().copy()
     if pool is not None:
         known.pool = known.pool.merge(pool)
-        alpha = _best(known.pool, clean).probs
+        alpha = rule(known.pool.profile()).probs
     history: list[Sweep] = []
     expected = 0.0
 
@@ -145,13 +184,23 @@ def optimize_sampling(
         history.append(Sweep(probs, expected, risk, best, lower_bound))
 
     found = cutting_planes(
-        attack_at, alpha, tol=tol, max_sweeps=max_sweeps, clean_risks=clean.mean(axis=0), watch=note
+        attack_at,
+        alpha,
+        tol=tol,
+        max_sweeps=max_sweeps,
+        clean_risks=clean.mean(axis=0),
+        confidence=confidence,
+        watch=note,
     )
     inherited = {f.name: getattr(found, f.name) for f in fields(Sampling)}
+    if isinstance(found, ConfidentSampling):
+        inherited.update(upper=found.upper, objective=found.objective, confidence=found.confidence)
+    profile = known.pool.profile()
     return AttackedSampling(
         **inherited,
         pool=known.pool,
-        profile=known.pool.profile(),
+        profile=profile,
+        crossed=cross_fit(profile, rule) if len(inputs) >= _LEAST_CROSSED else None,
         history=tuple(history),
         exact_oracle=all(getattr(a, "exact", False) for a in chosen),
         split=inputs.split,
@@ -159,7 +208,3 @@ def optimize_sampling(
         cost=known.cost,
         tol=float(tol),
     )
-
-
-def _best(pool: WitnessPool, clean: NDArray[np.bool_]) -> Sampling:
-    return optimal_sampling(pool.profile(), method="exact", clean_risks=clean.mean(axis=0))

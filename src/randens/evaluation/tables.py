@@ -97,6 +97,8 @@ def statements(evaluation: Evaluation) -> list[str]:
             f"here {1 - evaluation.robust:.4f}."
         )
         said.append(f"Randomisation gain Σ α_i η_i − η(α): {evaluation.gain:.4f}.")
+        if evaluation.conflict is not None:
+            said.append(evaluation.conflict.sentence)
         helpful = [f"{p.i}+{p.j}" for p in evaluation.pairs if p.helps]
         said.append(
             f"Pairs that beat both of their members (Theorem 1): {', '.join(helpful) or 'none'} "

@@ -69,6 +69,7 @@ def comparison(runs: Sequence[Material]) -> Markup:
     row("best member, robust", lambda e: pieces.percent(1 - float(e.member_risks.min())))
     row("floor of the risk", lambda e: f"{e.bounds.floor:.4f}")
     row("gain", lambda e: f"{e.gain:.4f}")
+    row("joint reach", lambda e: "not measured" if e.conflict is None else f"{e.conflict.reach:.3f}")
     row("FLOPs per inference", lambda e: tables.count(e.expected_flops))
     notes: list[Node] = []
     if first is not None and len(runs) > 1:

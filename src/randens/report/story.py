@@ -160,6 +160,18 @@ def _together(one: Material) -> Markup:
             "Drawing between two members beats both iff this exceeds the difference of their risks.",
         ),
     ]
+    reach = result.conflict
+    if reach is not None and not np.isnan(reach.pairs).any():
+        pictures.append(
+            pieces.figure(
+                charts.matrix(
+                    reach.pairs,
+                    label="Joint reach of every two members, per cent of ε",
+                    other=True,
+                ),
+                f"Joint reach, per cent of ε that one perturbation keeps when it has to serve both. {reach.sentence}",
+            )
+        )
     return element("div", sets, element("div", pictures, class_="figures"))
 
 

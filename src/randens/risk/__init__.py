@@ -11,6 +11,8 @@ from randens.risk.bounds import (
 )
 from randens.risk.candidates import candidate_sampling, candidates
 from randens.risk.certificate import Certificate
+from randens.risk.confidence import ConfidenceCertificate, ConfidentSampling, confident_sampling, upper_bound
+from randens.risk.crossfit import CrossFit, cross_fit
 from randens.risk.cutting import Oracle, cutting_planes
 from randens.risk.exact import exact_sampling
 from randens.risk.explain import Explanation, explain
@@ -24,6 +26,9 @@ from randens.risk.two import FIGURE_3, TwoClassifiers, two_classifiers
 __all__ = [
     "Bounds",
     "Certificate",
+    "ConfidenceCertificate",
+    "ConfidentSampling",
+    "CrossFit",
     "Explanation",
     "FIGURE_3",
     "Oracle",
@@ -36,6 +41,8 @@ __all__ = [
     "bounds",
     "candidate_sampling",
     "candidates",
+    "confident_sampling",
+    "cross_fit",
     "cutting_planes",
     "exact_sampling",
     "explain",
@@ -47,4 +54,5 @@ __all__ = [
     "theorem4_bound",
     "tight_profile",
     "two_classifiers",
+    "upper_bound",
 ]

@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from randens.errors import InputError
 from randens.progress import Progress, silent
 from randens.risk.checks import as_count, as_probs, frozen
+from randens.risk.confidence import ConfidentSampling, confident_sampling, upper_bound
 from randens.risk.exact import exact_sampling
 from randens.risk.profile import RiskProfile
 from randens.risk.result import Sampling
@@ -39,6 +40,7 @@ def cutting_planes(
     tol: float = 1e-3,
     max_sweeps: int = 20,
     clean_risks: ArrayLike | None = None,
+    confidence: float | None = None,
     progress: Progress | None = None,
     watch: Watch | None = None,
 ) -> Sampling:
@@ -46,7 +48,8 @@ def cutting_planes(
 
     The result's risk is the lowest that the final pool gives to any α that was attacked; its lower bound and
     certificate refer to the same pool. With an exact oracle the gap is a true optimality gap; with an attack
-    it says "optimal against every witness found". `watch` is told of every
+    it says "optimal against every witness found". With `confidence` the upper confidence bound of
+    `confident_sampling` is minimised in place of the risk. `watch` is told of every
     sweep. Stops when the gap is at most `tol`, when a sweep at the
     pool's own minimiser finds nothing new, or after `max_sweeps` sweeps over the inputs.
     """
@@ -65,11 +68,11 @@ def cutting_planes(
             )
         attacked.append(alpha)
         report("sampling", len(attacked), limit)
-        lowest = exact_sampling(profile, clean_risks=clean_risks)
+        lowest = _lowest(profile, clean_risks, confidence)
         iterations += lowest.iterations
         # The pool has grown since the earlier points were attacked, and may now hold worse witnesses for
         # them.
-        risks = [profile.risk(point) for point in attacked]
+        risks = [_objective(profile, point, confidence) for point in attacked]
         best = int(np.argmin(risks))
         if watch is not None:
             watch(alpha, risks[-1], risks[best], lowest.lower_bound)
@@ -80,13 +83,28 @@ def cutting_planes(
     report("sampling", limit, limit)
     probs = attacked[best]
     same = np.array_equal(probs, lowest.probs)
+    if isinstance(lowest, ConfidentSampling) and confidence is not None:
+        lowest = replace(lowest, objective=risks[best], upper=upper_bound(profile, probs, confidence))
     return replace(
         lowest,
         probs=frozen(probs.copy()),
-        risk=risks[best],
+        risk=profile.risk(probs),
         lower_bound=min(lowest.lower_bound, risks[best]),
         method="cutting-planes",
         iterations=iterations,
         exact_probs=lowest.exact_probs if same else None,
         sweeps=len(attacked),
     )
+
+
+def _lowest(profile: RiskProfile, clean_risks: ArrayLike | None, confidence: float | None) -> Sampling:
+    if confidence is None:
+        return exact_sampling(profile, clean_risks=clean_risks)
+    return confident_sampling(profile, confidence)
+
+
+def _objective(profile: RiskProfile, probs: NDArray[np.float64], confidence: float | None) -> float:
+    """What `_lowest` minimises."""
+    if confidence is None:
+        return profile.risk(probs)
+    return upper_bound(profile, probs, confidence, reference="uniform")

@@ -1,13 +1,14 @@
-"""Choosing the sampling probabilities of a profile: one name for the three methods."""
+"""Choosing the sampling probabilities of a profile: one name for all methods."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, overload
 
 from numpy.typing import ArrayLike
 
 from randens.errors import InputError, unknown
 from randens.risk.candidates import candidate_sampling
+from randens.risk.confidence import ConfidentSampling, confident_sampling
 from randens.risk.exact import exact_sampling
 from randens.risk.profile import RiskProfile
 from randens.risk.result import Sampling
@@ -19,29 +20,59 @@ _OPTIONS = {
     "exact": ("tol", "max_iterations"),
     "subgradient": ("iterations", "step", "start"),
     "candidates": (),
+    "confidence": ("reference", "tol", "max_iterations"),
 }
+
+
+@overload
+def optimal_sampling(
+    profile: RiskProfile, *, confidence: float, **options: Any
+) -> ConfidentSampling: ...  # pragma: no cover
+
+
+@overload
+def optimal_sampling(
+    profile: RiskProfile,
+    method: str | None = None,
+    clean_risks: ArrayLike | None = None,
+    *,
+    confidence: float | None = None,
+    **options: Any,
+) -> Sampling: ...  # pragma: no cover
 
 
 def optimal_sampling(
     profile: RiskProfile,
-    method: str = "exact",
+    method: str | None = None,
     clean_risks: ArrayLike | None = None,
+    *,
+    confidence: float | None = None,
     **options: Any,
 ) -> Sampling:
     """Probabilities that make η(α) small, and how close to the smallest they are.
 
     method: "exact" (cutting planes with a certificate; any M), "subgradient" (Algorithm 1) or "candidates"
-    (M ≤ 5, Theorem 2). clean_risks: [M], decides between equally good probabilities; the subgradient method
-    has no use for it, as it returns the one point it found. options: those of `exact_sampling`,
-    `subgradient_sampling` or `candidate_sampling`.
+    (M ≤ 5, Theorem 2), or "confidence": the smallest upper confidence bound of the true risk, at `confidence` (0.95),
+    which the inputs at hand only estimate. None: "confidence" where a confidence is given, else "exact".
+    clean_risks: [M], decides between equally good probabilities; the subgradient method has no use for it, as it
+    returns the one point it found, and between equal bounds the reference (uniform) wins. options: those of
+    `exact_sampling`, `subgradient_sampling`, `candidate_sampling` or `confident_sampling`.
     """
     if not isinstance(profile, RiskProfile):
         raise InputError(f"profile must be a RiskProfile, got {type(profile).__name__}")
+    if method is None:
+        method = "exact" if confidence is None else "confidence"
     if method not in _OPTIONS:
         unknown("sampling method", method, _OPTIONS)
     for name in options:
         if name not in _OPTIONS[method]:
             unknown(f"option of method={method!r}", name, _OPTIONS[method])
+    if confidence is not None and method != "confidence":
+        raise InputError(
+            f"confidence is {confidence!r}, which method={method!r} does not take; drop one of them"
+        )
+    if method == "confidence":
+        return confident_sampling(profile, 0.95 if confidence is None else confidence, **options)
     if method == "exact":
         return exact_sampling(profile, clean_risks=clean_risks, **options)
     if method == "candidates":

@@ -93,7 +93,8 @@ def plan(recipe: Recipe) -> list[StagePlan]:
         given = number < len(recipe.given) and len(counts) > 1
         epochs = 0 if given else recipe.epochs_of(number)
         several = before + size if method.level != "loss" or recipe.method == "bat" else size
-        attacks = math.ceil(epochs / recipe.validation.every)
+        attacks = judged = math.ceil(epochs / recipe.validation.every)
+        reach = judged * (before + size) if before + size > 1 else 0
         if method.reweighs and before:
             attacks += epochs // recipe.sampling.every * recipe.sampling.sweeps
         stages.append(
@@ -101,7 +102,7 @@ def plan(recipe: Recipe) -> list[StagePlan]:
                 epochs=epochs,
                 crafting=craft.passes(len(victims)),
                 training=losses.passes(recipe.loss) * size,
-                validation=attacks * several * per_attack,
+                validation=attacks * several * per_attack + reach,
             )
         )
     return stages
@@ -115,7 +116,7 @@ def estimate(recipe: Recipe, *, measure: bool = True) -> Estimate:
     stages = plan(recipe)
     crafting = sum(s.epochs * s.crafting for s in stages) * images
     training = sum(s.epochs * s.training for s in stages) * images
-    last = recipe.members * (recipe.validation.steps + 2) * (1 + recipe.sampling.sweeps)
+    last = recipe.members * ((recipe.validation.steps + 2) * (1 + recipe.sampling.sweeps) + 1)
     validation = (sum(s.validation for s in stages) + last) * held
     model = Blueprint(recipe, len(known.classes), known.shape)()
     flops, parameters = models.flops(model), models.parameters(model)

@@ -40,7 +40,7 @@ from randens.training.precision import arithmetic
 from randens.training.recipe import Recipe, load_recipe
 from randens.training.schedule import learning_rate
 from randens.training.state import Best, Ledger, Stage, Tally, pack, part, restore
-from randens.training.validation import Choice, Verdict, attacked, check_splits, choose
+from randens.training.validation import Choice, Verdict, attacked, check_splits, choose, directions
 
 __all__ = ["Diverged", "Stopped", "train"]
 
@@ -300,7 +300,7 @@ class _Engine:
             self._average_buffers(stage)
             choice = self._validated(stage, reweigh)
             verdict = choice.verdict
-            line.update(natural=1 - verdict.natural, robust=1 - verdict.risk)
+            line.update(natural=1 - verdict.natural, robust=1 - verdict.risk, **self._reach(stage))
             self._keep(stage, choice)
             if reweigh:
                 stage.probs = _floored(choice.probs, recipe.sampling.floor)
@@ -320,6 +320,18 @@ class _Engine:
             choice = Choice(stage.probs, verdict)
         self._spend(choice.verdict)
         return choice
+
+    def _reach(self, stage: Stage) -> dict[str, float | None]:
+        """The joint reach of the members so far, for metrics.jsonl; nothing while there is only one."""
+        found = self._directions(RandomizedEnsemble([*self.finished, *stage.averaged]))
+        return {} if found is None else {"reach": found["reach"]}
+
+    def _directions(self, rec: RandomizedEnsemble) -> dict[str, Any] | None:
+        found = directions(rec, self.held_x, self.held_y, self.attack)
+        if found is None:
+            return None
+        self.ledger.spend(found.cost.forwards, found.cost.backwards)
+        return found.to_json()
 
     def _keep(self, stage: Stage, choice: Choice) -> None:
         """Remember these weights and α if they are the best so far; later ones win ties."""
@@ -367,14 +379,15 @@ class _Engine:
         if self.crew.writes:
             rec.save(self.run.ensemble, overwrite=True)
             self.run.log(event="finished", probs=choice.probs.tolist(), robust=1 - choice.verdict.risk)
-            self.run.write("training", self._summary(choice))
+            self.run.write("training", self._summary(choice, rec))
         if self.board is not None:
             self.board.close()
         self.crew.barrier()
         return rec
 
-    def _summary(self, choice: Choice) -> dict[str, Any]:
+    def _summary(self, choice: Choice, rec: RandomizedEnsemble) -> dict[str, Any]:
         verdict, profile = choice.verdict, choice.verdict.pool.profile()
+        reach = self._directions(rec)
         members = len(choice.probs)
         return {
             "finished": True,
@@ -389,6 +402,7 @@ class _Engine:
                 "robust_accuracy_uniform": 1 - profile.risk(uniform(members)),
                 "member_natural_accuracies": (1 - verdict.clean_risks).tolist(),
                 "member_robust_accuracies": (1 - profile.member_risks).tolist(),
+                "conflict": reach,
             },
             "cost": {
                 "forwards": self.ledger.forwards,

@@ -15,13 +15,15 @@ from randens.attacks.members import GradientMembers
 from randens.attacks.search import attacking
 from randens.ensemble import RandomizedEnsemble
 from randens.errors import InputError
+from randens.evaluation.inputs import Labelled
+from randens.evaluation.reach import Conflict, conflict_of
 from randens.risk import optimal_sampling
 from randens.training.distributed import Workers
 from randens.training.methods import Weights
 from randens.training.recipe import SamplingPart
 from randens.witness import WitnessPool
 
-__all__ = ["Choice", "Verdict", "attacked", "choose"]
+__all__ = ["Choice", "Verdict", "attacked", "choose", "directions"]
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,13 @@ def attacked(rec: RandomizedEnsemble, x: Tensor, y: Tensor, attack: Attack, work
         forwards=int(spent[0]),
         backwards=int(spent[1]),
     )
+
+
+def directions(rec: RandomizedEnsemble, x: Tensor, y: Tensor, attack: Attack) -> Conflict | None:
+    """Joint reach of the members on validation data; None for a single one, which has nobody to conflict with."""
+    if len(rec.members) == 1:
+        return None
+    return conflict_of(rec, Labelled(x, y, "held", "validation"), attack.threat)
 
 
 def choose(

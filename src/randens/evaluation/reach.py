@@ -1,0 +1,186 @@
+"""Do the members' gradients pull one perturbation in different directions? Joint reach measures it.
+
+Linearise the margin of member i at x: m_i + w_i·δ. One perturbation fools every member of a set T iff
+Σ_i λ_i m_i ≤ ε ‖Σ_i λ_i w_i‖_q for all λ in the simplex over T. With rows normalised to ‖w_i‖_q = 1 the right side
+is ε·reach(λ), and reach(λ) = ‖Σ_i λ_i w_i/‖w_i‖_q‖_q ≤ 1 is the share of ε that is left to one perturbation which
+has to serve all members. 1: no conflict. About 1/√M: independent dense gradients. In linf members with disjoint
+supports do not conflict at all, whatever their cosine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from randens.attacks import Cost
+from randens.attacks.losses import margins
+from randens.ensemble import RandomizedEnsemble, frozen, to_layout
+from randens.errors import InputError
+from randens.evaluation.inputs import Data, Labelled, labelled
+from randens.threat import Threat
+
+__all__ = ["Conflict", "conflict", "conflict_of", "joint_reach"]
+
+_CHUNK = 256  # inputs per pass: M gradients of each are in memory at once
+
+
+@dataclass(frozen=True, eq=False)
+class Conflict:
+    """How far the members' gradients disagree, at λ uniform, without the box of valid inputs.
+
+    reach: the mean over inputs of ‖Σ_i w_i/‖w_i‖_q‖_q / M, in [0, 1]; 1 means that one perturbation serves all
+    members as well as each alone. pairs: the same for every two members, float64 [M, M], with ones on the diagonal.
+    unusable: float64 [M], the share of inputs at which a member's gradient is zero or not finite; these inputs are
+    left out of every mean in which the member takes part. A mean over no input is NaN. points: float64 [n], the
+    reach at each input, NaN where it was left out. cost: member passes.
+    """
+
+    reach: float
+    pairs: NDArray[np.float64]
+    unusable: NDArray[np.float64]
+    points: NDArray[np.float64] = field(repr=False)
+    cost: Cost = field(default_factory=Cost)
+
+    @property
+    def n(self) -> int:
+        """How many inputs."""
+        return len(self.points)
+
+    @property
+    def sentence(self) -> str:
+        """One line for a person."""
+        members = len(self.unusable)
+        if members == 1:
+            return "One member: there is nobody to conflict with (reach 1)."
+        if np.isnan(self.reach):
+            return "The members' reach is unknown: at no input are all gradients usable."
+        said = f"One perturbation that has to serve all {members} members keeps {self.reach:.1%} of ε (joint reach"
+        if members > 2:
+            table = self.pairs[np.triu_indices(members, 1)]
+            said += f"; pairs {np.nanmin(table):.3f} to {np.nanmax(table):.3f}"
+        return f"{said}; 1 is no conflict, {members**-0.5:.3f} independent gradients)."
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary for JSON without the single inputs; a mean over no input is null."""
+        return {
+            "reach": _null(self.reach),
+            "pairs": [[_null(value) for value in row] for row in self.pairs.tolist()],
+            "unusable": self.unusable.tolist(),
+            "n": self.n,
+        }
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> Conflict:
+        """Inverse of `to_json`; the reach of single inputs is not kept and is NaN."""
+        return Conflict(
+            _nan(value["reach"]),
+            np.array([[_nan(cell) for cell in row] for row in value["pairs"]], dtype=np.float64),
+            np.array(value["unusable"], dtype=np.float64),
+            np.full(int(value["n"]), np.nan),
+        )
+
+
+def conflict(rec: RandomizedEnsemble, data: Data, threat: Threat | None = None) -> Conflict:
+    """Joint reach of the members' margin gradients: how much one perturbation loses by serving all of them.
+
+    Parameters
+    ----------
+    rec
+        The ensemble, M members. Its probabilities play no part.
+    data
+        Inputs with labels: images, a pair (x, y) or a loader.
+    threat
+        Decides the norm; the radius does not matter. None: the ensemble's own.
+
+    Returns
+    -------
+    Conflict
+        `.reach`, `.pairs` [M, M], `.unusable` [M]. One forward and one backward pass per member and input.
+
+    Examples
+    --------
+    >>> from randens import RandomizedEnsemble, Threat, conflict, data, models
+    >>> rec = RandomizedEnsemble([models.create("linear", 10, (1, 8, 8), seed=0)] * 2)
+    >>> round(conflict(rec, data.load("digits", "validation"), Threat("linf", 0.1)).reach, 6)
+    1.0
+    """
+    chosen = rec.threat if threat is None and isinstance(rec, RandomizedEnsemble) else threat
+    inputs = labelled(data, rec)
+    if chosen is None:
+        raise InputError("threat is None and the ensemble names none; give one, e.g. Threat('linf', 8/255)")
+    if not isinstance(chosen, Threat):
+        raise InputError(f"threat is {chosen!r}; give a Threat, e.g. Threat('linf', 8/255)")
+    return conflict_of(rec, inputs, chosen)
+
+
+def conflict_of(rec: RandomizedEnsemble, data: Labelled, threat: Threat) -> Conflict:
+    """`conflict` on inputs that were checked already."""
+    members = len(rec)
+    reaches, sums = [], np.zeros((members, members))
+    counts, unusable = np.zeros((members, members)), np.zeros(members)
+    for x, y in zip(torch.split(data.x, _CHUNK), torch.split(data.y, _CHUNK), strict=True):
+        gradients, usable = _gradients(rec, x.to(rec.device), y.to(rec.device))
+        reaches.append(_masked(joint_reach(gradients, threat), usable.all(dim=0)))
+        unusable += (~usable).sum(dim=1).cpu().numpy()
+        for i in range(members):
+            for j in range(i, members):
+                both = usable[i] & usable[j]
+                value = joint_reach(gradients[[i, j]], threat)[both].sum() if i != j else both.sum()
+                sums[i, j] += float(value)
+                counts[i, j] += int(both.sum())
+    sums, counts = (table + np.triu(table, 1).T for table in (sums, counts))
+    points = np.concatenate(reaches)
+    known = points[~np.isnan(points)]
+    passes = len(data) * sum(int(getattr(member, "passes", 1)) for member in rec.members)
+    return Conflict(
+        float(known.mean()) if len(known) else float("nan"),
+        np.divide(sums, counts, out=np.full_like(sums, np.nan), where=counts > 0),
+        unusable / len(data),
+        points,
+        Cost(passes, passes),
+    )
+
+
+def joint_reach(gradients: Tensor, threat: Threat) -> Tensor:
+    """‖Σ_i w_i/‖w_i‖_q‖_q / M at every input, [n]; gradients [M, n, ...]. Differentiable.
+
+    A zero gradient counts as it is, a vector of length 0: leave such inputs out, or dead members look diverse.
+    """
+    flat = gradients.flatten(2)
+    norms = torch.linalg.vector_norm(flat, threat.q, dim=2, keepdim=True)
+    unit = flat / torch.where(norms > 0, norms, torch.ones_like(norms))
+    reach: Tensor = torch.linalg.vector_norm(unit.mean(dim=0), threat.q, dim=1)
+    return reach
+
+
+def _gradients(rec: RandomizedEnsemble, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Margin gradients in float64 [M, n, d], zero where they cannot be used, and where they can [M, n]."""
+    rows = []
+    with frozen(rec), torch.enable_grad():
+        for member in rec.members:
+            inputs = to_layout(x).detach().requires_grad_(True)
+            value = margins(member(inputs).unsqueeze(0), y).sum()
+            found = torch.autograd.grad(value, inputs, allow_unused=True)[0] if value.requires_grad else None
+            rows.append(torch.zeros_like(inputs) if found is None else found)
+    flat = torch.stack([row.detach().flatten(1) for row in rows]).double()
+    usable = torch.isfinite(flat).all(dim=2) & (flat != 0).any(dim=2)
+    return torch.where(usable.unsqueeze(2), flat, torch.zeros_like(flat)), usable
+
+
+def _masked(values: Tensor, usable: Tensor) -> NDArray[np.float64]:
+    masked: NDArray[np.float64] = torch.where(usable, values, torch.nan).cpu().numpy()
+    return masked
+
+
+def _null(value: float) -> float | None:
+    return None if np.isnan(value) else float(value)
+
+
+def _nan(value: float | None) -> float:
+    return float("nan") if value is None else float(value)

@@ -1,0 +1,79 @@
+"""What a rule for choosing α is worth on inputs that it has not seen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from randens.errors import InputError
+from randens.risk.checks import as_count, frozen
+from randens.risk.profile import RiskProfile
+from randens.risk.result import Sampling
+
+__all__ = ["CrossFit", "cross_fit"]
+
+Rule = Callable[[RiskProfile], Sampling]
+"""Chooses probabilities from a profile."""
+
+
+@dataclass(frozen=True, eq=False)
+class CrossFit:
+    """The risk of a rule, each input judged by probabilities that were chosen without it.
+
+    risk: the mean over the inputs. deviation: its standard error. probs: α chosen without each fold, [folds, M].
+    """
+
+    risk: float
+    deviation: float
+    probs: NDArray[np.float64]
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary for JSON."""
+        return {"risk": self.risk, "deviation": self.deviation, "probs": self.probs.tolist()}
+
+
+def cross_fit(profile: RiskProfile, rule: Rule, *, folds: int = 5, seed: int = 0) -> CrossFit:
+    """Split the inputs into folds, choose α without each fold, and judge it there.
+
+    The estimate has no optimism from choosing: it is that of the rule applied to (folds − 1)/folds of the inputs.
+
+    Parameters
+    ----------
+    profile
+        η on n inputs; its `size` must be known and at least `folds`.
+    rule
+        Chooses probabilities, e.g. ``optimal_sampling`` or a ``partial`` of it.
+    folds, seed
+        How many parts, and which.
+    """
+    folds = as_count("folds", folds, minimum=2)
+    if profile.size is None or profile.size < folds:
+        raise InputError(f"the profile's size is {profile.size}; cross-fitting needs at least {folds} inputs")
+    counts = np.rint(profile.weights * profile.size).astype(np.int64)
+    if np.abs(counts - profile.weights * profile.size).max() > 1e-6:
+        raise InputError("the profile's weights are not counts of inputs; cross-fitting needs single inputs")
+    owner = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(counts)), counts))
+    chosen, risks = [], []
+    for fold in range(folds):
+        held = owner[fold::folds]
+        left = counts - np.bincount(held, minlength=len(counts))
+        probs = rule(_of(profile, left)).probs
+        chosen.append(probs)
+        risks.append(profile.configuration_risks(probs)[held])
+    values = np.concatenate(risks)
+    return CrossFit(
+        float(values.mean()), float(values.std(ddof=1)) / math.sqrt(len(values)), frozen(np.array(chosen))
+    )
+
+
+def _of(profile: RiskProfile, counts: NDArray[np.int64]) -> RiskProfile:
+    """The profile of as many inputs of each configuration."""
+    total = int(counts.sum())
+    return RiskProfile.from_configurations(
+        profile.configurations, counts / total, members=profile.members, size=total
+    )

@@ -1,0 +1,181 @@
+"""Joint reach: planted gradients whose reach is known, and the exact gain it goes with."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from tests.attacks.planted import linear, planted, truth
+from torch import Tensor, nn
+
+from randens import RandomizedEnsemble, Threat, attacks, conflict, evaluate
+from randens.errors import InputError
+from randens.evaluation import Conflict, Evaluation
+from randens.evaluation.reach import joint_reach
+
+
+def with_rows(*rows: list[float], bias: float = 0.0) -> RandomizedEnsemble:
+    """Linear members of two classes whose margin for class 0 is row·x + bias."""
+    made = []
+    for row in rows:
+        weight = torch.tensor([row, [0.0] * len(row)])
+        made.append(linear(weight, torch.tensor([bias, 0.0])))
+    return RandomizedEnsemble(made).eval()
+
+
+def inputs(n: int, d: int) -> tuple[Tensor, Tensor]:
+    return torch.rand(n, d, generator=torch.Generator().manual_seed(0)), torch.zeros(n, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("norm", "rows", "reach"),
+    [
+        # Scales do not count, directions do.
+        ("l2", ([1.0, 0.0], [5.0, 0.0]), 1.0),
+        ("l2", ([1.0, 0.0], [0.0, 3.0]), math.sqrt(0.5)),
+        # Disjoint supports do not conflict in linf: one perturbation serves both.
+        ("linf", ([1.0, 0.0], [0.0, 3.0]), 1.0),
+        ("linf", ([1.0, 1.0], [1.0, -1.0]), 0.5),
+        ("l2", ([2.0, 0.0], [-1.0, 0.0]), 0.0),
+        ("linf", ([2.0, 0.0], [-1.0, 0.0]), 0.0),
+        ("l2", ([1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]), math.sqrt(1 / 3)),
+    ],
+)
+def test_the_reach_of_planted_gradients(norm: str, rows: tuple[list[float], ...], reach: float) -> None:
+    found = conflict(with_rows(*rows), inputs(7, len(rows[0])), Threat(norm, 0.1))
+    assert found.reach == pytest.approx(reach, abs=1e-7)
+    assert found.points == pytest.approx(np.full(7, reach), abs=1e-7)
+    assert found.unusable.tolist() == [0.0] * len(rows)
+    assert np.diag(found.pairs).tolist() == [1.0] * len(rows)
+    assert np.array_equal(found.pairs, found.pairs.T)
+    if len(rows) == 2:
+        assert found.pairs[0, 1] == pytest.approx(reach, abs=1e-7)
+    assert (found.cost.forwards, found.cost.backwards) == (7 * len(rows), 7 * len(rows))
+
+
+def test_pairs_are_pairs_and_not_the_whole() -> None:
+    found = conflict(with_rows([1.0, 0.0], [1.0, 0.0], [-1.0, 0.0]), inputs(5, 2), Threat("l2", 0.1))
+    assert found.pairs == pytest.approx(np.array([[1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 1.0]]))
+    assert found.reach == pytest.approx(1 / 3)
+
+
+class Dead(nn.Module):
+    """Answers that do not depend on inputs whose first coordinate is below a half."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = x[:, :1]
+        return torch.cat(
+            [torch.where(first < 0.5, torch.zeros_like(first), first), torch.zeros_like(first)], 1
+        )
+
+
+class Broken(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([x.sum(1) + (x[:, 0] - x[:, 0]).sqrt(), torch.zeros(len(x))], 1)
+
+
+def test_inputs_without_a_usable_gradient_are_counted_and_left_out() -> None:
+    x = torch.tensor([[0.2, 0.1], [0.4, 0.1], [0.8, 0.1], [0.9, 0.1]])
+    rec = RandomizedEnsemble([Dead(), linear(torch.tensor([[0.0, 1.0], [0.0, 0.0]]), torch.zeros(2))])
+    found = conflict(rec, (x, torch.zeros(4, dtype=torch.int64)), Threat("l2", 0.1))
+    assert found.unusable.tolist() == [0.5, 0.0]
+    # A dead gradient would have given a half.
+    assert found.reach == pytest.approx(math.sqrt(0.5))
+    assert np.isnan(found.points).tolist() == [True, True, False, False]
+
+
+def test_a_member_without_any_gradient_has_no_reach() -> None:
+    rec = RandomizedEnsemble([Broken(), with_rows([1.0, 0.0]).members[0]])
+    found = conflict(rec, inputs(3, 2), Threat("linf", 0.1))
+    assert found.unusable.tolist() == [1.0, 0.0]
+    assert math.isnan(found.reach)
+    assert math.isnan(found.pairs[0, 1])
+    assert found.pairs[1, 1] == 1.0
+    assert "unknown" in found.sentence
+    again = Conflict.from_json(json.loads(json.dumps(found.to_json(), allow_nan=False)))
+    assert math.isnan(again.reach)
+    assert again.unusable.tolist() == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_less_reach_is_more_exact_gain(norm: str) -> None:
+    """Members with the same margins alone: the gain follows the conflict between them alone."""
+    reaches, gains = [], []
+    for share in (0.0, 0.6, 0.9):
+        case = planted(norm, n=40, members=3, conflict=share, seed=3)
+        reaches.append(conflict(case.rec, (case.x, case.y), case.threat).reach)
+        exact = attacks.create("exact", case.threat)
+        found = evaluate(case.rec, (case.x, case.y), exact, deterministic=False)
+        assert found.conflict is not None
+        assert found.conflict.reach == pytest.approx(reaches[-1])
+        assert 1 - found.robust == pytest.approx(truth(case).mean())
+        gains.append(found.gain)
+    assert reaches[0] > reaches[1] > reaches[2]
+    assert gains[0] < gains[1] < gains[2]
+
+
+def test_opposite_members_gain_all_that_drawing_can() -> None:
+    """Reach 0: each member can be fooled at every input, never both; the exact gain is a half."""
+    rec = with_rows([1.0], [-1.0], bias=0.5)
+    x = torch.zeros(6, 1)
+    threat = Threat("linf", 0.8, None)
+    data = (x, torch.zeros(6, dtype=torch.int64))
+    found = evaluate(rec, data, attacks.create("exact", threat), deterministic=False)
+    assert found.conflict is not None
+    assert found.conflict.reach == 0.0
+    assert found.gain == pytest.approx(0.5)
+    assert "keeps 0.0% of ε" in found.conflict.sentence
+
+
+def test_copies_of_one_member_have_reach_one_and_gain_nothing() -> None:
+    case = planted("linf", n=20, members=1, seed=1)
+    rec = RandomizedEnsemble([case.rec.members[0]] * 3)
+    found = evaluate(rec, (case.x, case.y), attacks.create("exact", case.threat), deterministic=False)
+    assert found.conflict is not None
+    assert found.conflict.reach == pytest.approx(1.0)
+    assert found.gain == pytest.approx(0.0, abs=1e-12)
+
+
+def test_the_evaluation_keeps_the_conflict_and_reads_files_without_it() -> None:
+    case = planted("l2", n=12, members=2, seed=5)
+    made = evaluate(case.rec, (case.x, case.y), attacks.create("exact", case.threat), deterministic=False)
+    document = made.to_json()
+    again = Evaluation.from_json(json.loads(json.dumps(document)))
+    assert made.conflict is not None
+    assert again.conflict is not None
+    assert again.conflict.reach == made.conflict.reach
+    assert np.array_equal(again.conflict.pairs, made.conflict.pairs)
+    old = {**document, "summary": {k: v for k, v in document["summary"].items() if k != "conflict"}}
+    old.pop("checksum")
+    from randens.evaluation.results import _checksum
+
+    assert Evaluation.from_json({**old, "checksum": _checksum(old)}).conflict is None
+
+
+def test_the_reach_can_be_differentiated() -> None:
+    gradients = torch.randn(3, 4, 5, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda g: joint_reach(g, Threat("l2", 1.0)), (gradients,))
+
+
+def test_many_inputs_are_the_mean_of_their_parts() -> None:
+    case = planted("l2", n=600, members=2, classes=3, seed=2)
+    whole = conflict(case.rec, (case.x, case.y), case.threat)
+    parts = [
+        conflict(case.rec, (case.x[k : k + 100], case.y[k : k + 100]), case.threat)
+        for k in range(0, 600, 100)
+    ]
+    assert whole.points == pytest.approx(np.concatenate([p.points for p in parts]))
+    assert whole.pairs[0, 1] == pytest.approx(np.mean([p.pairs[0, 1] for p in parts]))
+
+
+def test_bad_input_is_refused() -> None:
+    rec = with_rows([1.0, 0.0])
+    with pytest.raises(InputError, match="threat is None"):
+        conflict(rec, inputs(2, 2))
+    with pytest.raises(InputError, match="threat is 'linf'"):
+        conflict(rec, inputs(2, 2), "linf")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="RandomizedEnsemble"):
+        conflict(rec.members[0], inputs(2, 2), Threat("l2", 1.0))  # type: ignore[arg-type]

@@ -1,0 +1,186 @@
+"""α by an upper confidence bound: the bound's value, its minimum against another solver, its proof, its honesty."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from functools import partial
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+
+from randens.errors import InputError
+from randens.risk import (
+    ConfidenceCertificate,
+    RiskProfile,
+    confident_sampling,
+    cross_fit,
+    exact_sampling,
+    optimal_sampling,
+    upper_bound,
+)
+from randens.risk.confidence import worst_weights
+
+
+def random_profile(seed: int, members: int, n: int = 60, share: float = 0.4) -> RiskProfile:
+    rng = np.random.default_rng(seed)
+    return RiskProfile.from_witnesses(np.repeat(np.arange(n), 3), rng.random((3 * n, members)) < share, n)
+
+
+def per_input(profile: RiskProfile, probs: NDArray[np.float64]) -> NDArray[np.float64]:
+    assert profile.size is not None
+    counts = np.rint(profile.weights * profile.size).astype(int)
+    return np.repeat(profile.configuration_risks(probs), counts)
+
+
+def test_the_bound_is_mean_plus_z_standard_errors() -> None:
+    profile, probs = random_profile(0, 3), np.array([0.5, 0.3, 0.2])
+    values = per_input(profile, probs)
+    for confidence in (0.8, 0.95):
+        z = NormalDist().inv_cdf(confidence)
+        expected = values.mean() + z * values.std(ddof=1) / math.sqrt(len(values))
+        assert upper_bound(profile, probs, confidence) == pytest.approx(expected, abs=1e-12)
+    paired = values - per_input(profile, np.full(3, 1 / 3))
+    z = NormalDist().inv_cdf(0.95)
+    expected = paired.mean() + z * paired.std(ddof=1) / math.sqrt(len(paired))
+    assert upper_bound(profile, probs, reference="uniform") == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_worst_weights_solve_their_program(seed: int) -> None:
+    """Feasible, and equal to the dual min_η η + √(1 + ρ)·‖(r − η)₊‖, also where weights would become negative."""
+    rng = np.random.default_rng(seed)
+    count = int(rng.integers(2, 9))
+    p, radius = rng.dirichlet(np.ones(count)), 10 ** rng.uniform(-3, 1)
+    values = rng.choice([0.0, 0.25, 0.5, 1.0], count) if seed % 2 else rng.random(count)
+    q = worst_weights(p, values, radius)
+    assert q.min() >= 0
+    assert q.sum() == pytest.approx(1)
+    assert ((q - p) ** 2 / p).sum() <= radius + 1e-12
+
+    def dual(eta: float) -> float:
+        return float(eta + math.sqrt(1 + radius) * math.sqrt((p * np.maximum(0, values - eta) ** 2).sum()))
+
+    spread = values.max() - values.min()
+    grid = np.linspace(values.min() - 60 * spread - 1e-9, values.max(), 400_001)
+    inner = p[:, None] * np.maximum(0, values[:, None] - grid) ** 2
+    lowest = float((grid + math.sqrt(1 + radius) * np.sqrt(inner.sum(axis=0))).min())
+    assert float(q @ values) <= lowest + 1e-9
+    assert float(q @ values) == pytest.approx(lowest, abs=1e-6)
+    assert dual(float(values.max())) >= lowest - 1e-12
+
+
+@pytest.mark.parametrize("members", [2, 3, 5])
+@pytest.mark.parametrize("reference", [None, "uniform"])
+def test_no_other_solver_finds_a_smaller_bound(members: int, reference: str | None) -> None:
+    # Members of different quality, so that the optimum is not the starting point.
+    rng = np.random.default_rng(members)
+    fooled = rng.random((120, members)) < np.linspace(0.15, 0.7, members)
+    profile = RiskProfile.from_witnesses(np.arange(120), fooled, 120)
+    found = confident_sampling(profile, reference=reference)
+    assert found.gap <= 1e-6
+    assert found.objective == pytest.approx(upper_bound(profile, found.probs, reference=reference), abs=1e-9)
+    assert isinstance(found.certificate, ConfidenceCertificate)
+    assert found.certificate.verify(profile)
+    assert found.lower_bound <= found.certificate.bound + 1e-12
+    assert not np.allclose(found.probs, 1 / members)
+
+    def objective(free: NDArray[np.float64]) -> float:
+        raised = np.exp(free - free.max())
+        return upper_bound(profile, raised / raised.sum(), reference=reference)
+
+    others = [
+        minimize(objective, start, method="Nelder-Mead", options={"maxiter": 400, "xatol": 1e-5, "fatol": 1e-8})
+        for start in (np.zeros(members), np.linspace(1, -1, members))
+    ]
+    best = min(float(other.fun) for other in others)
+    assert best >= found.lower_bound - 1e-9
+    assert found.objective <= best + 1e-6
+
+
+def test_a_certificate_that_was_tampered_with_is_refused() -> None:
+    profile = random_profile(1, 3)
+    proof = confident_sampling(profile, reference=None).certificate
+    assert isinstance(proof, ConfidenceCertificate)
+    assert proof.verify(profile)
+    assert not dataclasses.replace(proof, bound=proof.bound + 1e-3).verify(profile)
+    assert not dataclasses.replace(proof, radius=proof.radius / 2).verify(profile)
+    assert not dataclasses.replace(proof, mass=proof.mass * 1.01).verify(profile)
+    assert not dataclasses.replace(proof, mass=np.r_[-proof.mass[:1], proof.mass[1:]]).verify(profile)
+    assert not dataclasses.replace(proof, masks=proof.masks ^ np.uint64(7)).verify(profile)
+    assert not proof.verify(random_profile(2, 3))
+    assert not proof.verify(random_profile(1, 2))
+
+
+def test_alpha_leaves_the_uniform_point_only_when_the_inputs_say_so() -> None:
+    """The same advantage of member 1, 4 of 20 inputs, is noise on 20 inputs and none on 2,000."""
+    sets = [[(1, 0)]] * 6 + [[(0, 1)]] * 2 + [[]] * 12
+    few = RiskProfile.from_configurations(sets)
+    assert confident_sampling(few, 0.99).probs.tolist() == [0.5, 0.5]
+    assert exact_sampling(few).probs.tolist() == [0.0, 1.0]
+    many = RiskProfile.from_configurations(sets * 100)
+    assert confident_sampling(many, 0.99).probs == pytest.approx([0.0, 1.0], abs=1e-6)
+
+
+def test_mixtures_have_the_smaller_bound_at_equal_risk() -> None:
+    """Members fooled at different inputs: every α has the same risk, and drawing evenly varies least."""
+    profile = RiskProfile.from_configurations([[(1, 0)]] * 10 + [[(0, 1)]] * 10 + [[]] * 20)
+    found = confident_sampling(profile, reference=None)
+    assert found.probs == pytest.approx([0.5, 0.5], abs=1e-3)
+    assert found.upper < upper_bound(profile, [1, 0]) - 0.04
+    assert found.risk == pytest.approx(0.25)
+
+
+def test_one_name_for_all_methods() -> None:
+    profile = random_profile(3, 3)
+    by_confidence = optimal_sampling(profile, confidence=0.9)
+    assert by_confidence.method == "confidence"
+    assert by_confidence.confidence == 0.9
+    assert by_confidence.upper == pytest.approx(upper_bound(profile, by_confidence.probs, 0.9))
+    assert by_confidence.to_json()["upper"] == by_confidence.upper
+    assert optimal_sampling(profile).method == "exact"
+    assert optimal_sampling(profile, "confidence").probs == pytest.approx(confident_sampling(profile).probs)
+    with pytest.raises(InputError, match="method='exact' does not take"):
+        optimal_sampling(profile, "exact", confidence=0.9)
+    with pytest.raises(InputError, match=r"above 0\.5"):
+        optimal_sampling(profile, confidence=0.4)
+    with pytest.raises(InputError, match="size is unknown"):
+        optimal_sampling(RiskProfile.from_configurations([[(1, 0)], []], [0.5, 0.5]), confidence=0.9)
+    with pytest.raises(InputError, match="reference is 'best'"):
+        confident_sampling(profile, reference="best")
+
+
+def test_cross_fitting_judges_every_input_by_probabilities_chosen_without_it() -> None:
+    """Two equal members, each fooled at its own half: the exact rule picks the one that looks better, wrongly."""
+    profile = RiskProfile.from_configurations([[(1, 0)]] * 25 + [[(0, 1)]] * 25)
+    exact = cross_fit(profile, optimal_sampling, folds=5)
+    careful = cross_fit(profile, partial(optimal_sampling, confidence=0.95), folds=5)
+    assert careful.risk == pytest.approx(0.5)
+    assert careful.probs == pytest.approx(np.full((5, 2), 0.5))
+    # What a fold lacks, the rest has too much of: choosing on the rest is worse than a coin.
+    assert exact.risk > 0.5
+    assert exact.probs.shape == (5, 2)
+    again = cross_fit(profile, optimal_sampling, folds=5)
+    assert again.risk == exact.risk
+
+
+def test_cross_fitting_needs_inputs() -> None:
+    with pytest.raises(InputError, match="size is 3"):
+        cross_fit(RiskProfile.from_configurations([[(1, 0)]] * 3), optimal_sampling, folds=5)
+    with pytest.raises(InputError, match="not counts"):
+        cross_fit(
+            RiskProfile.from_configurations([[(1, 0)], [(0, 1)]], [0.31, 0.69], size=50), optimal_sampling
+        )
+
+
+def test_cross_fitted_risks_are_those_of_single_inputs() -> None:
+    profile = random_profile(4, 3, n=37)
+    found = cross_fit(profile, lambda part: confident_sampling(part), folds=4, seed=1)
+    # Nothing leaves the uniform point here, so the estimate is the uniform risk itself.
+    assert found.probs == pytest.approx(np.full((4, 3), 1 / 3))
+    assert found.risk == pytest.approx(profile.risk(np.full(3, 1 / 3)))
+    values = per_input(profile, np.full(3, 1 / 3))
+    assert found.deviation == pytest.approx(values.std(ddof=1) / math.sqrt(37))
