@@ -226,10 +226,8 @@ def test_members_that_disagree_or_answer_nonsense_are_refused() -> None:
     threat = Threat("linf", 0.1, None)
     with pytest.raises(InputError, match=r"members have different class counts \[3, 4\]"):
         attack("pgd", threat)(RandomizedEnsemble([mlp(0), nn.Linear(3, 3)]), x, y % 3)
-    with pytest.raises(InputError, match=r"member 0 returns shape \(4,\) for 4 inputs"):
-        attack("pgd", threat)(nn.Sequential(nn.Linear(3, 1), nn.Flatten(0)), x, y)
-    with pytest.raises(InputError, match="the members have 1 class; at least 2 are needed"):
-        attack("pgd", threat)(nn.Linear(3, 1), x, y * 0)
+    with pytest.raises(ModelError, match=r"member 0 returned shape \(2, 6\) for 4 inputs; a member returns logits"):
+        attack("pgd", threat)(nn.Sequential(nn.Flatten(0), nn.Unflatten(0, (2, 6))), x, y)
     bad = linear(torch.full((4, 3), torch.inf), torch.zeros(4))
     with pytest.raises(ModelError, match="member 1 returns NaN or infinite logits"):
         attack("pgd", threat)(RandomizedEnsemble([mlp(0), bad]), x, y)
