@@ -33,6 +33,7 @@ def sample(
     data: choices.Data = None,
     norm: choices.Norm = None,
     eps: choices.Eps = None,
+    device: choices.Device = "auto",
     seed: choices.Seed = 0,
     tol: Annotated[float, typer.Option(help="The gap at which to stop.")] = 1e-3,
     max_sweeps: Annotated[int, typer.Option(help="How often the inputs may be attacked.")] = 20,
@@ -62,7 +63,8 @@ def sample(
     images = subject.load(split, limit)
     chosen = choices.make_attacks(attack, ("arc-r", "saddle"), subject.threat, settings, seed)
     kept = None if fresh else recall(subject.run, subject.rec, images, subject.threat)
-    with workers("cpu") as crew, bars() as progress:
+    with workers(device) as crew, bars() as progress:
+        subject.rec.to(crew.device)
         found = evaluation.optimize_sampling(
             subject.rec, images, chosen, tol=tol, max_sweeps=max_sweeps, pool=kept, progress=progress
         )

@@ -21,7 +21,7 @@ from randens.runs import Run
 
 __all__ = ["as_rec", "fitted", "from_factory"]
 
-_TAKEN = "a module, a list of modules, a RandomizedEnsemble, a run folder, a TorchScript or ONNX file, or a name of the zoo"
+_TAKEN = "a module, a list of modules, a RandomizedEnsemble, a run folder, a TorchScript or ONNX file, or a zoo name"
 _TORCHSCRIPT = (".pt", ".pts", ".ts", ".torchscript")
 
 
@@ -142,7 +142,7 @@ def from_factory(spec: str, *, run_code: bool = False) -> Any:
             f"model is {spec!r}: making it runs the code of {module_name}; say that you trust it with --run-code "
             "(run_code=True), or give a TorchScript or ONNX file"
         )
-    here = os.getcwd()
+    here = str(Path.cwd())
     sys.path.insert(0, here)
     try:
         factory = getattr(importlib.import_module(module_name), name)

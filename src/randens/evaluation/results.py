@@ -96,8 +96,8 @@ class Evaluation:
     fingerprint of the members. data, split: what was evaluated. chosen_on: which split decided what ("probs",
     "checkpoints"). attacks: name and options of each. flops: of one inference of each member. cost: member passes.
     flags: shares of inputs with unusable gradients, per attack and member, and `unstable`, the share whose verdicts
-    changed when looked at again. pool: every witness found; kept beside the JSON, not in it. notes: what was converted or
-    looks wrong, a sentence each. x, case: the inputs and what was evaluated, in memory only.
+    changed when looked at again. pool: every witness found; kept beside the JSON, not in it. notes: what was
+    converted or looks wrong, a sentence each. x, case: the inputs and what was evaluated, in memory only.
     """
 
     probs: NDArray[np.float64]
