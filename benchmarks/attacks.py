@@ -286,7 +286,7 @@ def single_rows(subject: Subject, precision: str, repeats: int) -> Iterator[Row]
     alone = Subject(RandomizedEnsemble([member]), x, y, subject.threat, [plain])
     bare = Bare(member, x, y, precision)
     # On one model the loss-level adaptive attack is PGD; it drops nothing when told so, and its passes are full.
-    undropped = partial(alone.attack, "apgd-l", precision=precision, drop_finished=False)
+    undropped = partial(alone.attack, "adaptive-pgd-l", precision=precision, drop_finished=False)
     cost = undropped().cost
     spent = cost.forwards // len(x), cost.backwards // len(x)
     cases: dict[str, Callable[[], Any]] = {

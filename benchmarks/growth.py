@@ -115,7 +115,7 @@ def child(n: int, members: int) -> None:
     # Importing has a peak of its own, which must not hide this one (Linux: 5 resets the high-water mark).
     Path("/proc/self/clear_refs").write_text("5")
     before = _memory("VmRSS")
-    attack("apgd-s", 2, LARGE).survey(rec, data)
+    attack("adaptive-pgd-s", 2, LARGE).survey(rec, data)
     print(_memory("VmHWM") - before)
 
 

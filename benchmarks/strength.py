@@ -26,7 +26,7 @@ from randens import attacks
 INPUTS = 20
 CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("pgd", {}),
-    ("apgd-s", {}),
+    ("adaptive-pgd-s", {}),
     ("arc", {}),
     ("arc-r", {}),
     ("arc-r", {"restarts": 5}),

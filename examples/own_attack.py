@@ -55,7 +55,7 @@ def main() -> None:
     rec = randens.RandomizedEnsemble(members)
     threat = randens.Threat("linf", eps=0.1)
     print(f"clean      {rec.accuracy(test.x, test.y):.3f}")
-    for name in ("momentum", "apgd-l", "saddle"):
+    for name in ("momentum", "adaptive-pgd-l", "saddle"):
         found = attacks.create(name, threat).survey(rec, test)
         print(
             f"{name:10} {found.robust_accuracy:.3f}  {found.cost.backwards / len(test):.1f} backward passes each"

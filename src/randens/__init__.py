@@ -11,10 +11,22 @@ from typing import TYPE_CHECKING, Any
 from randens._version import __version__
 
 if TYPE_CHECKING:
-    from randens import attacks, data, deploy, evaluation, interop, models, report, risk, training, zoo
+    from randens import (
+        attacks,
+        callbacks,
+        data,
+        deploy,
+        evaluation,
+        interop,
+        models,
+        report,
+        risk,
+        training,
+        zoo,
+    )
     from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble, load
-    from randens.errors import RandensError
-    from randens.evaluation import conflict, evaluate, optimize_sampling
+    from randens.errors import RandensError, RandensWarning
+    from randens.evaluation import conflict, curve, evaluate, optimize_sampling
     from randens.stochastic import RandomizedModel
     from randens.threat import Threat
     from randens.witness import WitnessPool
@@ -24,25 +36,42 @@ _HOMES = {
     "RandomizedEnsemble": "randens.ensemble",
     "load": "randens.ensemble",
     "RandensError": "randens.errors",
+    "RandensWarning": "randens.errors",
     "RandomizedModel": "randens.stochastic",
     "Threat": "randens.threat",
     "WitnessPool": "randens.witness",
     "conflict": "randens.evaluation",
+    "curve": "randens.evaluation",
     "evaluate": "randens.evaluation",
     "optimize_sampling": "randens.evaluation",
 }
-_ROOMS = ("attacks", "data", "deploy", "evaluation", "interop", "models", "report", "risk", "training", "zoo")
+_ROOMS = (
+    "attacks",
+    "callbacks",
+    "data",
+    "deploy",
+    "evaluation",
+    "interop",
+    "models",
+    "report",
+    "risk",
+    "training",
+    "zoo",
+)
 
 __all__ = [
     "DeterministicEnsemble",
     "RandensError",
+    "RandensWarning",
     "RandomizedEnsemble",
     "RandomizedModel",
     "Threat",
     "WitnessPool",
     "__version__",
     "attacks",
+    "callbacks",
     "conflict",
+    "curve",
     "data",
     "deploy",
     "evaluate",

@@ -126,26 +126,36 @@ class _Ensemble(nn.Module):
     def logits(self, x: Tensor) -> Tensor:
         """Every member's logits [M, n, C], in whatever mode and with whatever gradients are on."""
         x = to_layout(x)
-        outputs = [member(x) for member in self.members]
+        outputs = [self._ask(index, x) for index in range(len(self.members))]
         shapes = {tuple(z.shape) for z in outputs}
-        if len(shapes) > 1 or outputs[0].dim() != 2:
+        if len(shapes) > 1:
             raise InputError(
                 f"members return logits of shapes {sorted(shapes)} for {len(x)} inputs; "
                 "each must return [n, classes] with the same class count"
             )
         return torch.stack(outputs)
 
+    def _ask(self, index: int, x: Tensor) -> Tensor:
+        """One member's logits [n, C], whatever it wraps them in."""
+        return models.logits_of(self.members[index](x), len(x), f"member {index}")
+
     def verdicts(self, x: Tensor) -> Tensor:
         """Every member's predicted class [n, M], in eval mode, without gradients, in chunks."""
-        parts = []
+        return self._judge(x)[0]
+
+    def _judge(self, x: Tensor) -> tuple[Tensor, int]:
+        """Verdicts [n, M], and how many classes there are (0 if there are no inputs)."""
+        parts, classes = [], 0
         with evaluating(self), torch.no_grad():
             for chunk in torch.split(x, _CHUNK):
-                z = self.logits(chunk)
+                z = self.logits(models.send(chunk, self.device))
                 if not bool(torch.isfinite(z).all()):
                     bad = (~torch.isfinite(z)).flatten(1).any(dim=1).nonzero().flatten().tolist()
                     raise ModelError(f"members {bad} return NaN or infinite logits; they cannot be scored")
                 parts.append(z.argmax(dim=2).T)
-        return torch.cat(parts) if parts else torch.zeros(0, len(self.members), dtype=torch.int64)
+                classes = z.shape[2]
+        nothing = torch.zeros(0, len(self.members), dtype=torch.int64, device=self.device)
+        return (torch.cat(parts) if parts else nothing), classes
 
 
 class RandomizedEnsemble(_Ensemble):
@@ -216,29 +226,42 @@ class RandomizedEnsemble(_Ensemble):
         x = to_layout(x)
         drawn = self.draw(len(x)).to(x.device)
         output: Tensor | None = None
-        for index, member in enumerate(self.members):
+        for index in range(len(self.members)):
             rows = (drawn == index).nonzero().flatten()
             if len(rows):
-                z = member(x[rows])
+                z = self._ask(index, x[rows])
                 output = z.new_empty(len(x), z.shape[1]) if output is None else output
+                if z.shape[1] != output.shape[1]:
+                    counts = sorted({z.shape[1], output.shape[1]})
+                    raise InputError(f"members have different class counts {counts}; they must agree")
                 output = output.index_copy(0, rows, z.to(output.dtype))
-        return self.members[0](x) if output is None else output
+        return self._ask(0, x) if output is None else output
 
-    def errors(self, x: Tensor, y: Tensor) -> Tensor:
-        """u for every input, bool [n, M]: which member is wrong, in eval mode and float32 (or wider)."""
+    def errors(self, x: Tensor | ArrayLike, y: Tensor | ArrayLike) -> Tensor:
+        """u for every input, bool [n, M]: which member is wrong, in eval mode and float32 (or wider).
+
+        x and y may be NumPy arrays or lists, too.
+        """
+        x, y = _as_inputs(x), _as_labels(y)
         _check_labels(x, y)
         if self.stochastic:
             raise InputError(
                 "some members answer at random, so their verdicts are not exact; use randens.evaluate, or the frozen "
                 "draws of randens.stochastic.expanded(rec)"
             )
-        return self.verdicts(x) != y.to(self.device).unsqueeze(1)
+        verdicts, classes = self._judge(x)
+        if len(y) and int(y.max()) >= classes:
+            raise InputError(
+                f"y holds the label {int(y.max())}; the members have {classes} classes, from 0 on"
+            )
+        return verdicts != y.to(self.device).unsqueeze(1)
 
-    def risk(self, x: Tensor, y: Tensor) -> Tensor:
+    def risk(self, x: Tensor | ArrayLike, y: Tensor | ArrayLike) -> Tensor:
         """Expected error u·α for every input, float64 [n]: an exact sum over members, never sampled."""
-        return self.errors(x, y).double() @ self.probs
+        errors = self.errors(x, y)
+        return errors.double() @ self.probs.to(errors.device)
 
-    def accuracy(self, x: Tensor, y: Tensor) -> float:
+    def accuracy(self, x: Tensor | ArrayLike, y: Tensor | ArrayLike) -> float:
         """1 − mean risk: the exact expected accuracy."""
         return 1.0 - float(self.risk(x, y).mean())
 
@@ -351,6 +374,34 @@ def to_layout(x: Tensor) -> Tensor:
 def _declared_classes(module: nn.Module) -> int | None:
     architecture = getattr(module, "architecture", None)
     return architecture.get("classes") if isinstance(architecture, dict) else None
+
+
+def _as_inputs(x: Tensor | ArrayLike) -> Tensor:
+    if isinstance(x, Tensor):
+        found = x
+    else:
+        try:
+            array = np.asarray(x)
+            found = torch.from_numpy(array.astype(np.float32) if array.dtype == np.float64 else array)
+        except (TypeError, ValueError):
+            raise InputError(
+                f"x is a {type(x).__name__}; give a tensor or a numeric array [n, ...]"
+            ) from None
+    if found.dim() < 2 or not found.is_floating_point():
+        raise InputError(
+            f"x has shape {tuple(found.shape)} and dtype {found.dtype}; it must be floating point [n, ...], e.g. "
+            "x.float() / 255 for images in 0..255"
+        )
+    return found
+
+
+def _as_labels(y: Tensor | ArrayLike) -> Tensor:
+    if isinstance(y, Tensor):
+        return y
+    try:
+        return torch.from_numpy(np.asarray(y))
+    except (TypeError, ValueError):
+        raise InputError(f"y is a {type(y).__name__}; give a tensor or a list of integers [n]") from None
 
 
 def _check_labels(x: Tensor, y: Tensor) -> None:

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable
 from typing import NoReturn
 
-__all__ = ["FileError", "InputError", "ModelError", "RandensError", "unknown"]
+__all__ = ["FileError", "InputError", "ModelError", "RandensError", "RandensWarning", "unknown"]
 
 
 class RandensError(Exception):
@@ -23,6 +23,10 @@ class FileError(RandensError, OSError):
 
 class ModelError(RandensError, RuntimeError):
     """A member misbehaves: NaN logits, a wrong output shape, a solver that failed."""
+
+
+class RandensWarning(UserWarning):
+    """Something that is probably a mistake, although it can be computed: the numbers are given all the same."""
 
 
 def unknown(kind: str, name: object, valid: Iterable[str]) -> NoReturn:

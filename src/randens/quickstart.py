@@ -39,7 +39,7 @@ _CONFIDENCE = 0.95
 _ATTACKS = ("pgd", "arc-r", "saddle")
 # What the report shows beyond the evaluation is measured on a part of the test images, to stay within minutes.
 _SHOWN = 120
-_COMPARED = ("afgsm", "apgd-l", "apgd-s", "arc-r", "saddle")
+_COMPARED = ("afgsm", "adaptive-pgd-l", "adaptive-pgd-s", "arc-r", "saddle")
 _FACTORS = (0.25, 0.5, 1.0, 1.5, 2.0)
 
 

@@ -300,7 +300,7 @@ def _digits(wanted: Wanted) -> Planned:
             "optimizer": {"lr": 0.1},
             "sampling": {"every": 5},
             "validation": {
-                "attack": "arc-r" if curve else "apgd-s",
+                "attack": "arc-r" if curve else "adaptive-pgd-s",
                 "steps": 10,
                 "every": 1 if curve else 2,
             },

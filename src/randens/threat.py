@@ -2,28 +2,149 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import numbers
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from randens.errors import InputError, unknown
+from randens.errors import InputError, RandensWarning, unknown
 
-__all__ = ["Threat"]
+__all__ = ["Threat", "grid", "norm_name", "number"]
 
 _NORMS = {"linf": (math.inf, 1.0), "l2": (2.0, 2.0)}
+_SPELLINGS = {"inf": "linf", "infinity": "linf", "max": "linf", "2": "l2", "euclidean": "l2", "1": "l1"}
+
+
+def norm_name(norm: object) -> str:
+    """The name that `Threat` uses for a norm, from its usual spellings.
+
+    Parameters
+    ----------
+    norm : str or float
+        E.g. ``"linf"``, ``"Linf"``, ``"L-inf"``, ``"inf"``, ``numpy.inf``, ``"L2"``, ``2``.
+
+    Returns
+    -------
+    str
+        ``"linf"``, ``"l2"``; what is not a spelling of a norm comes back in small letters.
+
+    Examples
+    --------
+    >>> norm_name("Linf"), norm_name(float("inf")), norm_name("L_2"), norm_name(2)
+    ('linf', 'linf', 'l2', 'l2')
+    """
+    if isinstance(norm, numbers.Real) and not isinstance(norm, bool):
+        text = "inf" if math.isinf(norm) and norm > 0 else f"{float(norm):g}"
+    else:
+        text = str(norm).strip().lower()
+        for sign in "_- ∞":
+            text = text.replace(sign, "inf" if sign == "∞" else "")
+    plain = text[1:] if text.startswith("l") and text[1:] in _SPELLINGS else text
+    return _SPELLINGS.get(plain, text)
+
+
+def number(name: str, value: object) -> float:
+    """A real number, or a string that is one or a fraction.
+
+    Parameters
+    ----------
+    name : str
+        What to call the value in an error.
+    value : float or str
+        E.g. ``0.03``, ``"0.03"``, ``"8/255"``.
+
+    Returns
+    -------
+    float
+        The number.
+
+    Examples
+    --------
+    >>> number("eps", "8/255") == 8 / 255
+    True
+    """
+    try:
+        if isinstance(value, str):
+            return float(Fraction(value.replace(" ", "")))
+        if isinstance(value, numbers.Real) and not isinstance(value, bool):
+            return float(value)
+    except (ValueError, ZeroDivisionError):
+        pass
+    raise InputError(f"{name} is {value!r}; it must be a number or a fraction, e.g. 0.03 or 8/255")
+
+
+def grid(name: str, value: object) -> tuple[float, ...]:
+    """Radii in increasing order.
+
+    Parameters
+    ----------
+    name : str
+        What to call the value in an error.
+    value : str or sequence
+        ``"first:last:count"``, e.g. ``"0:16/255:9"``; or numbers and fractions, in a list or between commas.
+
+    Returns
+    -------
+    tuple of float
+        Sorted, without repeats.
+
+    Examples
+    --------
+    >>> grid("eps", "0:8/255:3") == (0.0, 4 / 255, 8 / 255)
+    True
+    >>> grid("eps", ["8/255", 0])[0]
+    0.0
+    """
+    if isinstance(value, str) and ":" in value:
+        ends = value.split(":")
+        if len(ends) != 3 or not ends[2].strip().isdigit() or int(ends[2]) < 2:
+            raise InputError(
+                f"{name} is {value!r}; it must be first:last:count with count ≥ 2, e.g. 0:16/255:9"
+            )
+        first, last, count = number(name, ends[0]), number(name, ends[1]), int(ends[2])
+        if not first < last:
+            raise InputError(f"{name} is {value!r}; the first radius must be below the last")
+        found = [first + (last - first) * i / (count - 1) for i in range(count)]
+    elif isinstance(value, str):
+        found = [number(name, part) for part in value.split(",")]
+    else:
+        try:
+            parts = list(value)  # type: ignore[call-overload]
+        except TypeError:
+            parts = [value]
+        found = [number(name, part) for part in parts]
+    if not found or min(found) < 0 or not all(map(math.isfinite, found)):
+        raise InputError(f"{name} is {value!r}; radii must be finite numbers ≥ 0, e.g. 0:16/255:9")
+    return tuple(sorted(set(found)))
 
 
 @dataclass(frozen=True)
 class Threat:
     """An lp ball of radius `eps` around the input, cut with the box of valid inputs.
 
-    `bounds` are the smallest and largest valid input value; ``None`` leaves inputs unbounded
-    (tabular features). The defaults fit images with values in [0, 1].
+    Parameters
+    ----------
+    norm : str or float
+        ``"linf"`` or ``"l2"``, in any usual spelling (``"Linf"``, ``numpy.inf``, ``2``).
+    eps : float or str
+        The radius, also as a fraction such as ``"8/255"``. In linf, more than half the width of the box warns and
+        more than its whole width is refused: that is ε in 0..255 for images in [0, 1].
+    bounds : (float, float) or None
+        The smallest and largest valid input value; None leaves inputs unbounded (tabular features). The default
+        fits images with values in [0, 1].
+
+    Examples
+    --------
+    >>> threat = Threat("Linf", "8/255")
+    >>> threat.norm, threat.eps == 8 / 255, threat.bounds
+    ('linf', True, (0.0, 1.0))
     """
 
     norm: str
@@ -31,13 +152,12 @@ class Threat:
     bounds: tuple[float, float] | None = (0.0, 1.0)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "norm", norm_name(self.norm))
         if self.norm not in _NORMS:
             unknown("norm", self.norm, _NORMS)
-        if isinstance(self.eps, bool) or not isinstance(self.eps, numbers.Real):
-            raise InputError(f"eps is {self.eps!r}; it must be a number > 0, e.g. 8/255")
+        object.__setattr__(self, "eps", number("eps", self.eps))
         if not (math.isfinite(self.eps) and self.eps > 0):
             raise InputError(f"eps is {self.eps!r}; it must be finite and > 0, e.g. 8/255")
-        object.__setattr__(self, "eps", float(self.eps))
         if self.bounds is not None:
             try:
                 low, high = (float(b) for b in self.bounds)
@@ -46,6 +166,25 @@ class Threat:
             if not low < high:
                 raise InputError(f"bounds is {self.bounds!r}; the first value must be below the second")
             object.__setattr__(self, "bounds", (low, high))
+        self._check_radius()
+
+    def _check_radius(self) -> None:
+        """An ε in 0..255 for inputs in [0, 1] is the commonest mistake, and it makes every classifier look broken."""
+        if self.bounds is None or self.norm != "linf":
+            return
+        width = self.bounds[1] - self.bounds[0]
+        if self.eps > width * (1 + 1e-9):
+            raise InputError(
+                f"eps is {self.eps:g}; inputs lie in [{self.bounds[0]:g}, {self.bounds[1]:g}], so that every input "
+                f"could become any other: did you mean {self.eps:g}/255?"
+            )
+        if self.eps > width / 2:
+            warnings.warn(
+                f"eps is {self.eps:g}, more than half the width of the inputs' range "
+                f"[{self.bounds[0]:g}, {self.bounds[1]:g}]; every pixel can become grey",
+                RandensWarning,
+                stacklevel=4,
+            )
 
     @property
     def p(self) -> float:
@@ -59,7 +198,13 @@ class Threat:
 
     def scaled(self, factor: float) -> Threat:
         """The same threat with `factor` times the radius."""
-        return Threat(self.norm, self.eps * factor, self.bounds)
+        return self._with_radius(self.eps * factor)
+
+    def _with_radius(self, eps: float) -> Threat:
+        """The same threat with another radius; a derived radius is not checked for being in 0..255."""
+        other = copy.copy(self)
+        object.__setattr__(other, "eps", float(eps))
+        return other
 
     def contains(self, x_adv: Tensor, x: Tensor) -> Tensor:
         """Bool [n]: which perturbed inputs are legal, judged in float64 without any tolerance."""
@@ -170,4 +315,8 @@ class Threat:
     def from_dict(value: Mapping[str, Any]) -> Threat:
         """Inverse of `to_dict`."""
         bounds = value.get("bounds")
-        return Threat(value["norm"], value["eps"], tuple(bounds) if bounds is not None else None)
+        found = Threat(value["norm"], 1e-9, tuple(bounds) if bounds is not None else None)
+        eps = number("eps", value["eps"])
+        if not (math.isfinite(eps) and eps > 0):
+            raise InputError(f"eps is {eps!r}; it must be finite and > 0, e.g. 8/255")
+        return found._with_radius(eps)

@@ -194,7 +194,7 @@ def test_the_example_runs() -> None:
         timeout=900,
     )
     accuracy = {line.split()[0]: float(line.split()[1]) for line in done.stdout.splitlines()}
-    assert list(accuracy) == ["clean", "momentum", "apgd-l", "saddle"]
+    assert list(accuracy) == ["clean", "momentum", "adaptive-pgd-l", "saddle"]
     assert accuracy["clean"] > 0.9
     assert accuracy["saddle"] <= accuracy["momentum"] < accuracy["clean"]
 

@@ -141,7 +141,7 @@ def test_a_member_that_is_never_drawn_does_not_count(kind: str) -> None:
         [*given.rec.members, copy.deepcopy(given.rec.members[0])], [*given.rec.probs.tolist(), 0.0]
     )
     # Attacks that draw an order of the members draw another one; these draw none.
-    for name in ("pgd", "apgd-s", "arc", "random"):
+    for name in ("pgd", "adaptive-pgd-s", "arc", "random"):
         plain, result = found(name, "linf", kind), attack(name, given.threat)(idle, given.x, given.y)
         assert torch.equal(result.risk, plain.risk), name
 
@@ -212,7 +212,7 @@ def test_restarts_and_batches(name: str, norm: str) -> None:
 
 @pytest.mark.skipif(probe().bfloat16 is None, reason="bfloat16 does not work on this machine")
 @pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("name", ["pgd", "apgd-s", "arc-r", "lattice", "saddle", "suite"])
+@pytest.mark.parametrize("name", ["pgd", "adaptive-pgd-s", "arc-r", "lattice", "saddle", "suite"])
 def test_bfloat16_gradients_still_give_float32_verdicts(name: str, norm: str) -> None:
     given = case("convnet", norm)
     result = attack(name, given.threat, precision="bfloat16")(given.rec, given.x, given.y)

@@ -90,7 +90,7 @@ def test_signs_of_masking_are_absent(norm: str) -> None:
     """Iterative ≥ single step; gradients ≥ random search; adaptive ≥ what transfers; no gradient is missing."""
     risk = {name: float(found(name, norm).risk.mean()) for name in attacks_for("convnet")}
     assert risk["pgd"] >= risk["fgsm"]
-    assert risk["apgd-l"] >= risk["afgsm"]
+    assert risk["adaptive-pgd-l"] >= risk["afgsm"]
     assert risk["saddle"] >= risk["random"]
     assert risk["arc-r"] >= risk["random"]
     assert found("suite", norm).flags["nan_gradient"] == [0.0, 0.0, 0.0]
@@ -109,6 +109,7 @@ def test_the_climbers_beat_expectations_at_equal_budget() -> None:
     """What the room is for: members in a randomized ensemble must be fooled together."""
     for norm in NORMS:
         strongest = min(
-            found(n, norm).robust_accuracy for n in ("apgd-l", "apgd-s", "apgd-z", "afgsm", "fgsm")
+            found(n, norm).robust_accuracy
+            for n in ("adaptive-pgd-l", "adaptive-pgd-s", "adaptive-pgd-z", "afgsm", "fgsm")
         )
         assert found("saddle", norm).robust_accuracy <= strongest

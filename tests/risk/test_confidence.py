@@ -93,7 +93,9 @@ def test_no_other_solver_finds_a_smaller_bound(members: int, reference: str | No
         return upper_bound(profile, raised / raised.sum(), reference=reference)
 
     others = [
-        minimize(objective, start, method="Nelder-Mead", options={"maxiter": 400, "xatol": 1e-5, "fatol": 1e-8})
+        minimize(
+            objective, start, method="Nelder-Mead", options={"maxiter": 400, "xatol": 1e-5, "fatol": 1e-8}
+        )
         for start in (np.zeros(members), np.linspace(1, -1, members))
     ]
     best = min(float(other.fun) for other in others)

@@ -151,7 +151,7 @@ def test_a_damaged_checkpoint_costs_a_little_work_and_nothing_else(tmp_path: Pat
         ({"batch_size": 2000}, "batch_size is 2000; the training set has only 1257 images"),
         ({"model": {"name": "resnet21"}}, "unknown model 'resnet21'; valid: resnet20"),
         ({"data": {"name": "digit"}}, "unknown data set 'digit'; valid: digits"),
-        ({"validation": {"attack": "apgds"}}, "unknown attack 'apgds'; valid: apgd-s"),
+        ({"validation": {"attack": "adaptivepgds"}}, "unknown attack 'adaptivepgds'; valid: adaptive-pgd-s"),
     ],
 )
 def test_impossible_wishes_are_refused_before_a_folder_is_made(

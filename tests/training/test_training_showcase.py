@@ -97,9 +97,9 @@ def test_barre_beats_at_by_more_than_seeds_explain(tmp_path: Path) -> None:
 def test_bat_looks_robust_to_apgd_l_and_falls_to_arc_r(tmp_path: Path) -> None:
     settings = ["method=bat", "members=2", "epochs=60", "later_epochs=60", "sampling.attack=none"]
     rec = train(load_recipe(RECIPES / "digits-mlp-barre.toml", settings), tmp_path / "bat", data=_split()[:2])
-    claimed, first = 1 - _risk(rec, "apgd-l"), 1 - _risk(_alone(rec), "arc-r")
+    claimed, first = 1 - _risk(rec, "adaptive-pgd-l"), 1 - _risk(_alone(rec), "arc-r")
     assert claimed > first + 0.03  # by the weak attack, randomising over BAT's members pays
     even = rec.with_probs([0.5, 0.5])
-    shown, found = 1 - _risk(even, "apgd-l"), 1 - _risk(even, "arc-r")
+    shown, found = 1 - _risk(even, "adaptive-pgd-l"), 1 - _risk(even, "arc-r")
     assert found < 0.8 * shown
     assert found < first - 0.05  # in truth the ensemble is far worse than its first member

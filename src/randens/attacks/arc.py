@@ -191,7 +191,7 @@ def _default_radius(members: int) -> float:
     return 1.0 if members > 1 else 0.25
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _ARC(Attack):
     steps: int = 20
     hyperplanes: int = 2
@@ -199,7 +199,7 @@ class _ARC(Attack):
 
 
 @register("arc")
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ARC(_ARC):
     """Attacking Randomized ensembles of Classifiers: members in order of their weights."""
 
@@ -209,7 +209,7 @@ class ARC(_ARC):
 
 
 @register("arc-r")
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ARCR(_ARC):
     """ARC with a fresh random order at every step; the orders make restarts from the input differ."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
@@ -21,9 +22,17 @@ from randens.stochastic import RandomizedModel, expanded
 from randens.threat import Threat
 from randens.witness import WitnessPool
 
-__all__ = ["Attack", "Found", "as_ensemble", "create", "names", "register"]
+__all__ = ["Attack", "Found", "as_ensemble", "create", "current_name", "names", "register"]
 
 _REGISTRY: dict[str, type[Attack]] = {}
+_EARLIER = {
+    "apgd-l": "adaptive-pgd-l",
+    "apgd-s": "adaptive-pgd-s",
+    "apgd-z": "adaptive-pgd-z",
+    "apgd-margin": "adaptive-pgd-margin",
+    "apgd-mce": "adaptive-pgd-mce",
+    "auto-pgd": "apgd",
+}
 AttackType = TypeVar("AttackType", bound="type[Attack]")
 
 
@@ -195,6 +204,27 @@ def register(name: str) -> Callable[[AttackType], AttackType]:
     return add
 
 
+def current_name(name: str) -> str:
+    """What an attack is called now; a name of an earlier release is translated.
+
+    Parameters
+    ----------
+    name : str
+        As written in a file or a recipe of any release.
+
+    Returns
+    -------
+    str
+        The name that `create` knows it by.
+
+    Examples
+    --------
+    >>> current_name("apgd-s"), current_name("pgd")
+    ('adaptive-pgd-s', 'pgd')
+    """
+    return _EARLIER.get(name, name)
+
+
 def names() -> tuple[str, ...]:
     """Names that `create` knows, sorted."""
     return tuple(sorted(_REGISTRY))
@@ -202,9 +232,13 @@ def names() -> tuple[str, ...]:
 
 def create(name: str, threat: Threat, **options: Any) -> Attack:
     """The attack called `name` against `threat`; options are the fields of its class."""
-    if name not in _REGISTRY:
-        unknown("attack", name, _REGISTRY)
-    cls = _REGISTRY[name]
+    if name in _EARLIER:
+        warnings.warn(
+            f"the attack {name!r} is now called {_EARLIER[name]!r}; the next release will refuse the earlier name",
+            FutureWarning,
+            stacklevel=2,
+        )
+    cls = _REGISTRY.get(current_name(name)) or unknown("attack", name, _REGISTRY)
     valid = [f.name for f in dataclasses.fields(cls) if f.name != "threat"]
     for option in options:
         if option not in valid:

@@ -161,7 +161,7 @@ class play_to:
 
 
 @register("lattice")
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Lattice(Attack):
     """The lattice climber: PGD towards each target set, several random orders of the members."""
 
@@ -177,7 +177,7 @@ class Lattice(Attack):
 
 
 @register("saddle")
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Saddle(Attack):
     """The saddle climber: each target set is reached through the linearised game.
 

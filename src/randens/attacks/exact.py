@@ -305,7 +305,7 @@ def _double(member: nn.Module) -> nn.Module:
 
 
 @register("exact")
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Exact(Attack):
     """The optimum for linear members (binary or multiclass, linf and l2, with the box); at most 10 members."""
 

@@ -111,7 +111,7 @@ def _checkpoints(steps: int) -> set[int]:
 
 
 @register("fgsm")
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FGSM(Attack):
     """One step of size ε against each member alone; every point is scored on all members (transfer)."""
 
@@ -121,7 +121,7 @@ class FGSM(Attack):
 
 
 @register("pgd")
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PGD(Attack):
     """`steps` steps of size `step`·ε against each member alone; every point is scored on all members."""
 
@@ -134,7 +134,7 @@ class PGD(Attack):
 
 
 @register("afgsm")
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AdaptiveFGSM(Attack):
     """One step of size ε on the expected loss."""
 
@@ -142,51 +142,51 @@ class AdaptiveFGSM(Attack):
         ascend(s, expected_cross_entropy, steps=1, step=1.0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _AdaptivePGD(Attack):
     steps: int = 20
     step: float = 0.25
 
 
-@register("apgd-l")
-@dataclass(frozen=True)
-class APGDL(_AdaptivePGD):
+@register("adaptive-pgd-l")
+@dataclass(frozen=True, kw_only=True)
+class AdaptivePGDL(_AdaptivePGD):
     """Adaptive PGD with the expectation at the loss (Eq. 96)."""
 
     def search(self, s: Search) -> None:
         ascend(s, expected_cross_entropy, steps=self.steps, step=self.step)
 
 
-@register("apgd-s")
-@dataclass(frozen=True)
-class APGDS(_AdaptivePGD):
+@register("adaptive-pgd-s")
+@dataclass(frozen=True, kw_only=True)
+class AdaptivePGDS(_AdaptivePGD):
     """Adaptive PGD with the expectation at the softmax, by logsumexp."""
 
     def search(self, s: Search) -> None:
         ascend(s, mixture_cross_entropy, steps=self.steps, step=self.step)
 
 
-@register("apgd-z")
-@dataclass(frozen=True)
-class APGDZ(_AdaptivePGD):
+@register("adaptive-pgd-z")
+@dataclass(frozen=True, kw_only=True)
+class AdaptivePGDZ(_AdaptivePGD):
     """PGD on the mean logits, the attack that a deterministic ensemble faces."""
 
     def search(self, s: Search) -> None:
         ascend(s, mean_logit_cross_entropy, steps=self.steps, step=self.step)
 
 
-@register("apgd-margin")
-@dataclass(frozen=True)
-class APGDMargin(_AdaptivePGD):
+@register("adaptive-pgd-margin")
+@dataclass(frozen=True, kw_only=True)
+class AdaptivePGDMargin(_AdaptivePGD):
     """Adaptive PGD on the expected margin; its verdict does not depend on the scale of the logits."""
 
     def search(self, s: Search) -> None:
         ascend(s, expected_margin, steps=self.steps, step=self.step)
 
 
-@register("apgd-mce")
-@dataclass(frozen=True)
-class APGDMCE(_AdaptivePGD):
+@register("adaptive-pgd-mce")
+@dataclass(frozen=True, kw_only=True)
+class AdaptivePGDMCE(_AdaptivePGD):
     """Adaptive PGD on the expected margin-maximising cross-entropy."""
 
     def search(self, s: Search) -> None:
@@ -194,7 +194,7 @@ class APGDMCE(_AdaptivePGD):
 
 
 @register("cw")
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CW(Attack):
     """Adaptive Carlini-Wagner: the expected margin loss in the ball, with Auto-PGD's step rule."""
 
@@ -204,10 +204,10 @@ class CW(Attack):
         ascend_adaptively(s, expected_margin, steps=self.steps)
 
 
-@register("auto-pgd")
-@dataclass(frozen=True)
-class AutoPGD(Attack):
-    """The mixture's cross-entropy with Auto-PGD's step rule."""
+@register("apgd")
+@dataclass(frozen=True, kw_only=True)
+class APGD(Attack):
+    """Auto-PGD of Croce and Hein: the mixture's cross-entropy with their step rule."""
 
     steps: int = 40
 

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import warnings
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.fx.experimental.optimization import fuse
 
-from randens.errors import ModelError, unknown
+from randens.errors import ModelError, RandensWarning, unknown
+from randens.models import logits_of
 from randens.models.precision import bfloat16_pays, probe
 
 __all__ = ["GradientMembers", "folded"]
 
 _PRECISIONS = ("auto", "float32", "bfloat16")
+_RANDOM = 1e-3  # relative to the largest logit; sums on a GPU differ by less
 
 
 class GradientMembers:
@@ -44,33 +47,50 @@ class GradientMembers:
         self.exact = precision == "float32"
         self._members = [folded(m) if fold and convolutional else m for m in members]
         self._originals = list(members)
-        self._checked = all(a is b for a, b in zip(self._members, members, strict=True))
+        self._checked = False
 
     def verify(self, x: Tensor) -> None:
-        """Compare folded members with the originals on a few inputs, once; keep only those that agree."""
+        """On a few inputs, once: keep only folded members that agree with the originals, and warn of random ones."""
         if self._checked or not len(x):
             return
         self._checked = True
+        random = []
         with torch.no_grad():
             for index, original in enumerate(self._originals):
+                z = logits_of(original(x[:4]), len(x[:4]), f"member {index}")
+                again = logits_of(original(x[:4]), len(x[:4]), f"member {index}")
+                if bool((z - again).abs().max() > _RANDOM * z.abs().max()):
+                    random.append(index)
+                if self._members[index] is original:
+                    continue
                 try:
-                    folded, z = self._members[index](x[:4]), original(x[:4])
+                    folded = logits_of(self._members[index](x[:4]), len(x[:4]), f"member {index}")
                     agrees = bool((folded - z).abs().max() <= 1e-5 * z.abs().max())
-                except RuntimeError:
+                except (RuntimeError, ModelError):
                     agrees = False
                 if not agrees:
                     self._members[index] = original
+        if random:
+            warnings.warn(
+                f"members {random} answer the same input differently each time, in eval mode; what an attack finds on "
+                "one draw says little about the next, so wrap them in randens.RandomizedModel",
+                RandensWarning,
+                stacklevel=2,
+            )
 
     def __call__(self, index: int, inputs: Tensor) -> Tensor:
-        member = self._members[index]
-        with torch.autocast(self.device, torch.bfloat16, enabled=not self.exact):
-            z: Tensor = member(inputs)
-        return z.float() if z.dtype in (torch.bfloat16, torch.float16) else z
+        # Not every device has autocast, and float32 needs none.
+        lower = contextlib.nullcontext() if self.exact else torch.autocast(self.device, torch.bfloat16)
+        with lower:
+            answer = self._members[index](inputs)
+        return logits_of(answer, len(inputs), f"member {index}")
 
 
 def folded(member: nn.Module) -> nn.Module:
     """A frozen copy with BatchNorm folded into convolutions, or the member itself where that is not possible."""
-    if not getattr(member, "foldable", True) or not any(isinstance(m, nn.BatchNorm2d) for m in member.modules()):
+    if not getattr(member, "foldable", True) or not any(
+        isinstance(m, nn.BatchNorm2d) for m in member.modules()
+    ):
         return member
     folded = _fold(copy.deepcopy(member).eval())
     folded.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

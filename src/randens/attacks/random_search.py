@@ -14,7 +14,7 @@ __all__ = ["RandomSearch"]
 
 
 @register("random")
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RandomSearch(Attack):
     """Change a random part of the perturbation; keep it if more weight is fooled, or as much with less margin.
 

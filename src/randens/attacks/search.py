@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
@@ -21,6 +20,7 @@ from randens.attacks.losses import Loss, margins
 from randens.attacks.members import GradientMembers
 from randens.ensemble import RandomizedEnsemble, frozen, to_layout
 from randens.errors import InputError, ModelError
+from randens.models import send
 from randens.threat import Threat
 from randens.witness import WitnessPool
 
@@ -87,7 +87,7 @@ class Search:
         first = next(rec.parameters(), None)
         dtype = first.dtype if first is not None and first.is_floating_point() else x.dtype
         # Rounding to the members' precision may step over the box by half a float.
-        moved = x.detach().to(self.device, dtype)
+        moved = send(x.detach(), self.device).to(dtype)
         self.x = to_layout(moved if threat.bounds is None else moved.clamp(*threat.bounds))
         self.threat = threat = _around_rounded(threat, self.x, x.detach())
         # For linf the legal set is an interval per coordinate, worked out once.
@@ -238,22 +238,16 @@ class Search:
 
     def _forward(self, index: int, points: Tensor) -> Tensor:
         with torch.no_grad():
+            points = to_layout(points)
             # Folding changes less than `_TIE` allows for.
-            member = (
-                partial(self._gradient_members, index)
-                if self._gradient_members.exact
-                else self.rec.members[index]
-            )
-            z: Tensor = member(to_layout(points))
+            exact = self._gradient_members.exact
+            z = self._gradient_members(index, points) if exact else self.rec._ask(index, points)
         self.cost.forwards += len(points) * self._passes[index]
-        self._check_logits(index, z, len(points))
+        self._check_logits(index, z)
         return z
 
-    def _check_logits(self, index: int, z: Tensor, count: int) -> None:
-        if z.dim() != 2 or len(z) != count:
-            raise InputError(
-                f"member {index} returns shape {tuple(z.shape)} for {count} inputs; it must return [n, classes]"
-            )
+    @staticmethod
+    def _check_logits(index: int, z: Tensor) -> None:
         if not bool(torch.isfinite(z).all()):
             raise ModelError(f"member {index} returns NaN or infinite logits; it cannot be scored")
 
@@ -271,8 +265,6 @@ class Search:
         if len(counts) > 1:
             raise InputError(f"members have different class counts {sorted(counts)}; they must agree")
         self.classes = counts.pop()
-        if self.classes < 2:
-            raise InputError(f"the members have {self.classes} class; at least 2 are needed to fool one")
         if int(self.y.min()) < 0 or int(self.y.max()) >= self.classes:
             raise InputError(
                 f"y ranges over [{int(self.y.min())}, {int(self.y.max())}]; the members have {self.classes} "
@@ -285,9 +277,7 @@ class Search:
             close = (gap <= _TIE * z.abs().amax(dim=1)).nonzero().flatten()
             if len(close):
                 with torch.no_grad():
-                    errors[close, index] = (
-                        self.rec.members[index](self.x[close]).argmax(dim=1) != self.y[close]
-                    )
+                    errors[close, index] = self.rec._ask(index, self.x[close]).argmax(dim=1) != self.y[close]
                 self.cost.forwards += len(close) * self._passes[index]
         before, self.source = self.source, "clean"
         self._record(rows, self.x, errors)
@@ -352,7 +342,8 @@ class Search:
         chosen = list(members) if members is not None else self.probs.nonzero().flatten().tolist()
         inputs = to_layout(points).detach().requires_grad_(True)
         outputs = self._outputs(inputs, chosen)
-        weights = self.probs[chosen] if members is None else torch.full((len(chosen),), 1.0 / len(chosen))
+        alone = torch.full((len(chosen),), 1.0 / len(chosen), device=self.device)
+        weights = self.probs[chosen] if members is None else alone
         z = torch.stack(outputs).detach().requires_grad_(True)
         value = loss(z, self.y[rows], weights.to(self.device))
         (slopes,) = torch.autograd.grad(value.sum(), z)
@@ -457,7 +448,7 @@ class Search:
         outputs = []
         for index in chosen:
             z = self._gradient_members(index, inputs)
-            self._check_logits(index, z, len(inputs))
+            self._check_logits(index, z)
             outputs.append(z)
         self.cost.forwards += len(inputs) * sum(self._passes[i] for i in chosen)
         return outputs

@@ -23,12 +23,12 @@ __all__ = ["PRESETS", "Suite", "parts"]
 PRESETS = ("fast", "standard", "thorough")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Adaptive(Attack):
     """Adaptive PGD with three losses in turn: mixture cross-entropy, margin, margin-maximising cross-entropy."""
 
     steps: int = 20
-    name = "apgd-3"
+    name = "adaptive-pgd-3"
 
     def search(self, s: Search) -> None:
         for name, loss in _LOSSES.items():
@@ -36,26 +36,26 @@ class _Adaptive(Attack):
                 ascend(s, loss, steps=self.steps, step=0.25)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Automatic(Attack):
     """The same three losses with Auto-PGD's step rule, and the margin against each member alone."""
 
     steps: int = 50
-    name = "auto-pgd-3"
+    name = "apgd-3"
 
     def search(self, s: Search) -> None:
         for name, loss in _LOSSES.items():
-            with s.credited(f"auto-{name}"):
+            with s.credited(name.replace("adaptive-pgd", "apgd on")):
                 ascend_adaptively(s, loss, steps=self.steps)
-        with s.credited("auto-pgd-members"):
+        with s.credited("apgd on members"):
             for member in s.probs.nonzero().flatten().tolist():
                 ascend_adaptively(s, expected_margin, steps=self.steps, members=[member])
 
 
 _LOSSES = {
-    "apgd-s": standardised(mixture_cross_entropy),
-    "apgd-margin": expected_margin,
-    "apgd-mce": standardised(expected_mce),
+    "adaptive-pgd-s": standardised(mixture_cross_entropy),
+    "adaptive-pgd-margin": expected_margin,
+    "adaptive-pgd-mce": standardised(expected_mce),
 }
 
 
@@ -88,7 +88,7 @@ def parts(preset: str, threat: Threat) -> tuple[Attack, ...]:
 
 
 @register("suite")
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Suite(Attack):
     """Every attack of the chosen preset (`fast`, `standard`, `thorough`); the pointwise worst case."""
 

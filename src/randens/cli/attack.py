@@ -34,6 +34,7 @@ def attack(
     data: choices.Data = None,
     norm: choices.Norm = None,
     eps: choices.Eps = None,
+    device: choices.Device = "auto",
     seed: choices.Seed = 0,
     save_images: Annotated[
         Path | None,
@@ -66,7 +67,8 @@ def attack(
             )
         if len(chosen) > 1:
             raise InputError("--save-images shows one attack at a time; give a single --attack")
-    with workers("cpu") as crew, bars() as progress:
+    with workers(device) as crew, bars() as progress:
+        subject.rec.to(crew.device)
         results = attack_all(
             subject.rec,
             images,

@@ -26,6 +26,7 @@ def audit(
     data: choices.Data = None,
     norm: choices.Norm = None,
     eps: choices.Eps = None,
+    device: choices.Device = "auto",
     seed: choices.Seed = 0,
     output: Annotated[
         Path | None, typer.Option(help="Where the JSON goes; audit.json of the run by default.")
@@ -42,11 +43,13 @@ def audit(
     from randens.evaluation import Evaluation
     from randens.evaluation import audit as run_audit
     from randens.evaluation.subject import open_subject
+    from randens.models import pick_device
 
     subject = open_subject(run, data=data, norm=norm, eps=choices.number("--eps", eps))
     images = subject.load(split, limit)
     known = subject.run.path / "evaluation.json"
     evaluation = Evaluation.load(known) if known.is_file() else None
+    subject.rec.to(pick_device(device))
     with bars() as progress:
         result = run_audit(
             subject.rec,

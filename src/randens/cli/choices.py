@@ -18,14 +18,23 @@ if TYPE_CHECKING:
 __all__ = [
     "Attacks",
     "Data",
+    "Device",
     "Eps",
     "Limit",
+    "Mean",
+    "Model",
     "Norm",
+    "OptionalRun",
+    "RunCode",
     "RunFolder",
     "Seed",
     "Settings",
+    "Std",
     "make_attacks",
     "number",
+    "one_of",
+    "own_case",
+    "own_threat",
 ]
 
 RunFolder = Annotated[
@@ -34,6 +43,40 @@ RunFolder = Annotated[
         help="A run folder, as `randens quickstart` and `randens train` make them, e.g. runs/quickstart-1.",
         show_default=False,
     ),
+]
+OptionalRun = Annotated[
+    Path | None,
+    typer.Argument(
+        help="A run folder, e.g. runs/quickstart-1; left out where --model names networks of your own.",
+        show_default=False,
+    ),
+]
+Model = Annotated[
+    str | None,
+    typer.Option(
+        help="Your own network instead of RUN: a TorchScript, ONNX or saved ensemble's file or folder, a name of the "
+        "zoo, or package.module:factory, which needs --run-code.",
+        show_default=False,
+    ),
+]
+RunCode = Annotated[
+    bool,
+    typer.Option(
+        "--run-code", help="Import the module that --model names and call its factory: runs its code."
+    ),
+]
+Mean = Annotated[
+    str | None,
+    typer.Option(
+        help="With --model: what inputs are normalised by, numbers between commas.", show_default=False
+    ),
+]
+Std = Annotated[
+    str | None, typer.Option(help="With --model and --mean: the standard deviations.", show_default=False)
+]
+Device = Annotated[
+    str,
+    typer.Option(help="Where members run: auto, cpu, cuda or cuda:N; auto takes a GPU where torch sees one."),
 ]
 Attacks = Annotated[
     list[str] | None,
@@ -90,6 +133,44 @@ def number(name: str, text: str | None) -> float | None:
         raise InputError(
             f"{name} is {text!r}; it must be a number or a fraction, e.g. 0.03 or 8/255"
         ) from None
+
+
+def own_case(
+    model: str, run_code: bool, mean: str | None, std: str | None, data: str | None
+) -> tuple[Any, Any]:
+    """What --model, --run-code, --mean and --std mean: a model for `randens.evaluate`, and its preprocessing."""
+    from randens.evaluation import from_factory
+
+    if data is None:
+        raise InputError(
+            "--model needs --data: a data set's name, an .npz file with x and y, or a folder of images"
+        )
+    if (mean is None) != (std is None):
+        raise InputError("--mean and --std go together; give both or none")
+    pair = None
+    if mean is not None and std is not None:
+        pair = tuple(
+            [number(name, part) for part in text.split(",")]
+            for name, text in (("--mean", mean), ("--std", std))
+        )
+    factory = ":" in model and not Path(model).exists()
+    return (from_factory(model, run_code=run_code) if factory else model), pair
+
+
+def own_threat(norm: str | None, eps: str | None) -> Threat:
+    """The threat for networks of one's own: linf with 8/255 unless said otherwise."""
+    from randens.threat import Threat, norm_name
+
+    if norm is not None and norm_name(norm) != "linf" and eps is None:
+        raise InputError(f"--norm is {norm!r}; give its radius too, with --eps")
+    radius = number("--eps", eps)
+    return Threat(norm or "linf", 8 / 255 if radius is None else radius)
+
+
+def one_of(run: Path | None, model: str | None) -> None:
+    """Refuse both and neither."""
+    if (run is None) == (model is None):
+        raise InputError("give either a run folder RUN or networks of your own with --model")
 
 
 def make_attacks(

@@ -5,13 +5,16 @@ from __future__ import annotations
 import shutil
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from randens.cli import choices, names
 from randens.cli.output import Json, console, print_json
 from randens.cli.progress import bars
+
+if TYPE_CHECKING:
+    from randens.evaluation import Evaluation
 
 __all__ = ["evaluate"]
 
@@ -25,7 +28,9 @@ class Format(str, Enum):
 
 
 def evaluate(
-    run: choices.RunFolder,
+    run: choices.OptionalRun = None,
+    model: choices.Model = None,
+    run_code: choices.RunCode = False,
     attack: choices.Attacks = None,
     settings: choices.Settings = None,
     split: Annotated[
@@ -39,6 +44,9 @@ def evaluate(
     data: choices.Data = None,
     norm: choices.Norm = None,
     eps: choices.Eps = None,
+    mean: choices.Mean = None,
+    std: choices.Std = None,
+    device: choices.Device = "auto",
     seed: choices.Seed = 0,
     deterministic: Annotated[bool, typer.Option(help="Attack the mean of all logits too.")] = True,
     uniform: Annotated[bool, typer.Option(help="Attack equal probabilities, too.")] = True,
@@ -52,28 +60,56 @@ def evaluate(
     style: Annotated[Format, typer.Option("--format", help="Table, Markdown or LaTeX rows.")] = Format.table,
     as_json: Json = False,
 ) -> None:
-    """Evaluate the ensemble of RUN: exact expected accuracies on the worst perturbations found.
+    """Evaluate the ensemble of RUN, or networks of your own: expected accuracies on the worst perturbations found.
 
-    The default attack is the portfolio `suite`. The numbers go to evaluation.json
+    The default attack is the portfolio `suite`, preset standard. The numbers go to evaluation.json
     of the run, which the report, the figures and the audit read. An interrupted
     evaluation is continued by the same command. Under torchrun or srun the
     processes share the images out.
+
+    Networks of your own: --model and --data instead of RUN. Their numbers are
+    printed, and written where --output says.
 
     Example: randens evaluate runs/quickstart-1 --attack arc-r --attack saddle
     --limit 100
     """
     from randens import evaluation
-    from randens.evaluation import tables
     from randens.evaluation.kept import workplace
     from randens.evaluation.subject import open_subject
     from randens.training.distributed import workers
 
+    choices.one_of(run, model)
+    if run is None:
+        assert model is not None
+        own, pair = choices.own_case(model, run_code, mean, std, data)
+        threat = choices.own_threat(norm, eps)
+        named = choices.make_attacks(attack, ("suite",), threat, settings, seed)
+        with workers(device) as crew, bars() as progress:
+            result = evaluation.evaluate(
+                own,
+                data,
+                named,
+                device=crew.device,
+                bounds=threat.bounds,
+                preprocessing=pair,
+                split=split,
+                limit=limit,
+                deterministic=deterministic,
+                also={"uniform": None} if uniform else {},
+                progress=progress,
+            )
+        if crew.writes:
+            path = None if output is None else result.save(output)
+            if adversarial is not None and result.case is not None:
+                evaluation.save_worst_inputs(adversarial, result, result.case.rec, result.case.data)
+            _print(result, model, style, path, as_json)
+        return
     subject = open_subject(run, data=data, norm=norm, eps=choices.number("--eps", eps))
     images = subject.load(split, limit)
     chosen = choices.make_attacks(attack, ("suite",), subject.threat, settings, seed)
     also = {"uniform": None} if uniform and len(subject.rec) > 1 else {}
     parts = workplace(subject.run, subject.rec, images, chosen)
-    with workers("cpu") as crew, bars() as progress:
+    with workers(device) as crew, bars() as progress:
         result = evaluation.evaluate(
             subject.rec,
             images,
@@ -81,6 +117,7 @@ def evaluate(
             also=also,
             deterministic=deterministic,
             chosen_on=subject.chosen_on,
+            device=crew.device,
             folder=parts,
             progress=progress,
         )
@@ -90,6 +127,12 @@ def evaluate(
     shutil.rmtree(parts.parent, ignore_errors=True)
     if adversarial is not None:
         evaluation.save_worst_inputs(adversarial, result, subject.rec, images)
+    _print(result, str(subject.run.path), style, path, as_json)
+
+
+def _print(result: Evaluation, name: str, style: Format, path: Path | None, as_json: bool) -> None:
+    from randens.evaluation import tables
+
     if as_json:
         print_json(result.to_json())
         return
@@ -99,9 +142,10 @@ def evaluate(
     elif style is Format.latex:
         typer.echo(tables.latex(rows))
     else:
-        title = f"{subject.run.path} on {result.data} {result.split}, {result.threat.norm} ε = {result.threat.eps:.4g}"
+        title = f"{name} on {result.data} {result.split}, {result.threat.norm} ε = {result.threat.eps:.4g}"
         out = console()
         out.print(tables.terminal(rows, title, result.confidence))
         for line in tables.statements(result):
             out.print(line)
-        out.print(f"Written to {path}.")
+        if path is not None:
+            out.print(f"Written to {path}.")

@@ -26,6 +26,7 @@ VERBS = (
     "train",
     "attack",
     "evaluate",
+    "curve",
     "audit",
     "certify",
     "sample",

@@ -38,6 +38,7 @@ def report(
     data: choices.Data = None,
     norm: choices.Norm = None,
     eps: choices.Eps = None,
+    device: choices.Device = "auto",
     seed: choices.Seed = 0,
     as_json: Json = False,
 ) -> None:
@@ -50,6 +51,7 @@ def report(
     comparison.html
     """
     from randens.evaluation.subject import open_subject
+    from randens.models import pick_device
     from randens.report import measure as run_measure
     from randens.report import write_report
     from randens.report.comparing import verdicts
@@ -58,6 +60,7 @@ def report(
     if measure:
         for run in runs:
             subject = open_subject(run, data=data, norm=norm, eps=choices.number("--eps", eps))
+            subject.rec.to(pick_device(device))
             with bars() as progress:
                 found = run_measure(
                     subject.rec, subject.load(split, limit), subject.threat, seed=seed, progress=progress

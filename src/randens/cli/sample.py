@@ -36,6 +36,7 @@ def sample(
     data: choices.Data = None,
     norm: choices.Norm = None,
     eps: choices.Eps = None,
+    device: choices.Device = "auto",
     seed: choices.Seed = 0,
     method: Annotated[
         str,
@@ -78,7 +79,8 @@ def sample(
     images = subject.load(split, limit)
     chosen = choices.make_attacks(attack, ("arc-r", "saddle"), subject.threat, settings, seed)
     kept = None if fresh else recall(subject.run, subject.rec, images, subject.threat)
-    with workers("cpu") as crew, bars() as progress:
+    with workers(device) as crew, bars() as progress:
+        subject.rec.to(crew.device)
         found = evaluation.optimize_sampling(
             subject.rec,
             images,

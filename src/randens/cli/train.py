@@ -49,6 +49,12 @@ def train(
             show_default=False,
         ),
     ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            help="Where to train: auto, cpu or cuda; the recipe's device by default.", show_default=False
+        ),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Continue although the recipe has changed.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -62,7 +68,7 @@ def train(
     from randens.training import Stopped, estimate, load_recipe
     from randens.training import train as run_training
 
-    chosen = load_recipe(recipe, settings or [])
+    chosen = load_recipe(recipe, [*(settings or []), *([f"device={device}"] if device else [])])
     folder = out if out is not None else Path("runs") / recipe.stem
     leads = int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))) == 0
     say: Callable[[str], None] = _say if leads else _mute

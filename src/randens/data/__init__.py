@@ -1,6 +1,7 @@
 """Data sets: loading, fetching, splits that travel with the data, augmentation."""
 
 from randens.data.augment import Augment
+from randens.data.coerce import Inputs, as_inputs, check_range
 from randens.data.fetching import Fetched, Verdict, fetch, present, verify
 from randens.data.folder import image_folder
 from randens.data.images import SPLITS, ImageData, from_arrays, from_dataset
@@ -11,7 +12,10 @@ __all__ = [
     "Augment",
     "Fetched",
     "ImageData",
+    "Inputs",
     "Verdict",
+    "as_inputs",
+    "check_range",
     "data_folder",
     "entry",
     "fetch",

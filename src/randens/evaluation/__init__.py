@@ -3,9 +3,12 @@
 from randens.evaluation.audit_stochastic import audit_stochastic
 from randens.evaluation.auditing import Audit, Check, audit
 from randens.evaluation.certifying import Certification, certify
+from randens.evaluation.curves import CostCurve, CostPoint, Curve, CurvePoint, cost_curve, curve
 from randens.evaluation.draws import score, single_draw
-from randens.evaluation.evaluating import evaluate, save_worst_inputs, transferred, worst_inputs
+from randens.evaluation.evaluating import save_worst_inputs, transferred, worst_inputs
+from randens.evaluation.front import evaluate
 from randens.evaluation.intervals import Estimate, bounded_mean, difference, estimate, exact_binomial
+from randens.evaluation.own import as_rec, from_factory
 from randens.evaluation.reach import Conflict, conflict
 from randens.evaluation.results import Accuracy, Evaluation, Level, Pair, Points
 from randens.evaluation.sampling import AttackedSampling, Sweep, optimize_sampling
@@ -14,11 +17,15 @@ from randens.evaluation.stochastic_sampling import StochasticSampling, optimize_
 
 __all__ = [
     "Accuracy",
-    "Audit",
     "AttackedSampling",
+    "Audit",
     "Certification",
     "Check",
     "Conflict",
+    "CostCurve",
+    "CostPoint",
+    "Curve",
+    "CurvePoint",
     "Estimate",
     "Evaluation",
     "Level",
@@ -27,16 +34,20 @@ __all__ = [
     "StochasticEvaluation",
     "StochasticSampling",
     "Sweep",
+    "as_rec",
     "audit",
     "audit_stochastic",
     "bounded_mean",
     "certify",
     "conflict",
+    "cost_curve",
+    "curve",
     "difference",
     "estimate",
     "evaluate",
     "evaluate_stochastic",
     "exact_binomial",
+    "from_factory",
     "optimize_sampling",
     "optimize_stochastic_sampling",
     "save_worst_inputs",

@@ -53,8 +53,9 @@ def compare_methods(profile: RiskProfile, best: Sampling) -> tuple[MethodValue, 
     """Uniform, the paper's subgradient method after 10 and 100 steps, the candidates where there are any, exact, and
     the upper confidence bound.
 
-    best: the exact optimum. excess: the risk above its lower bound, which nothing can go below on this profile. All are judged on the very
-    inputs that chose them, where the exact optimum cannot lose; `AttackedSampling.crossed` is what is left of it.
+    best: the exact optimum. excess: the risk above its lower bound, which nothing can go below on this profile. All
+    are judged on the inputs that chose them, where the exact optimum cannot lose; `AttackedSampling.crossed` is the
+    estimate on other inputs.
     """
     uniform = np.full(profile.members, 1.0 / profile.members)
     found = [("uniform", uniform)]

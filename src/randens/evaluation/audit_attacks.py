@@ -44,7 +44,7 @@ def checks(case: Case, evaluation: Evaluation | None) -> list[Check]:
 
 def _white_box(case: Case, who: int) -> Risks:
     """The best of PGD on the cross-entropy and on the margin, per input."""
-    return np.maximum(case.risk(who, "pgd"), case.risk(who, "apgd-margin", steps=_STEPS[-1]))
+    return np.maximum(case.risk(who, "pgd"), case.risk(who, "adaptive-pgd-margin", steps=_STEPS[-1]))
 
 
 def _ordered(
@@ -93,7 +93,7 @@ def _losses(case: Case) -> Check:
         "cross-entropy-as-good-as-margin",
         lambda who: case.risk(who, "pgd"),
         # As many steps as PGD: what is compared is the loss alone.
-        lambda who: case.risk(who, "apgd-margin", steps=_STEPS[1]),
+        lambda who: case.risk(who, "adaptive-pgd-margin", steps=_STEPS[1]),
         ("cross-entropy", "margin"),
         "the cross-entropy misleads attacks here (very large logits, or a flat loss); numbers from attacks on it "
         "alone flatter, report those of the suite",
@@ -138,7 +138,7 @@ def _transfer(case: Case) -> Check:
 
 def _judged(case: Case, source: int) -> NDArray[np.bool_]:
     """Verdicts [n, M] of all members on what margin PGD found against member `source` alone."""
-    x_adv = case.attack(source, "apgd-margin", steps=_STEPS[-1]).x_adv
+    x_adv = case.attack(source, "adaptive-pgd-margin", steps=_STEPS[-1]).x_adv
     return np.stack([case.judge(member, x_adv) for member in range(len(case.members))], axis=1)
 
 
@@ -149,11 +149,11 @@ def _plateau(case: Case) -> Check:
         values = []
         best = np.zeros(case.n)
         for steps in _STEPS:
-            best = np.maximum(best, case.risk(who, "apgd-margin", steps=steps))
+            best = np.maximum(best, case.risk(who, "adaptive-pgd-margin", steps=steps))
             values.append(float(best.mean()))
         evidence[named(who)] = dict(zip(map(str, _STEPS), values, strict=True))
         said.append(f"{named(who)} " + ", ".join(f"{v:.1%}" for v in values))
-        few, many = (case.risk(who, "apgd-margin", steps=steps) for steps in _STEPS[-2:])
+        few, many = (case.risk(who, "adaptive-pgd-margin", steps=steps) for steps in _STEPS[-2:])
         if values[-1] > values[-2] + case.allowed + _ROUNDING and case.beaten(few, many):
             wrong.append(named(who))
     return Check(
@@ -172,10 +172,10 @@ def _radius(case: Case) -> Check:
     evidence, wrong, said = {}, [], []
     scales = (*_WIDER, _everything(case))
     for who in range(len(case.members)):
-        fooled = case.risk(who, "apgd-margin", steps=_STEPS[-1])
+        fooled = case.risk(who, "adaptive-pgd-margin", steps=_STEPS[-1])
         curve = {1.0: fooled}
         for scale in scales:
-            name = "cw" if scale == scales[-1] else "apgd-margin"
+            name = "cw" if scale == scales[-1] else "adaptive-pgd-margin"
             risk = case.risk(who, name, scale, steps=_STEPS[-1])
             curve[scale] = risk
             if scale > 1:

@@ -230,7 +230,7 @@ def _gradients(case: Case) -> list[Check]:
             _listed("inputs where the cross-entropy's gradient is exactly zero", table["saturated"]),
             {"saturated": table["saturated"]},
             "the logits are so large that the loss saturates: divide them by a constant, or use attacks on margins "
-            "(apgd-margin, saddle, suite), which do not depend on the scale"
+            "(adaptive-pgd-margin, saddle, suite), which do not depend on the scale"
             if _above(table["saturated"], _UNUSABLE)
             else "",
         ),

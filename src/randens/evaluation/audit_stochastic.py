@@ -127,8 +127,10 @@ class _Case:
         return self.risk(found.x_adv)
 
     def frozen(self, draws: int) -> NDArray[np.float64]:
-        """Errors [n] under `apgd-margin` on `draws` frozen draws."""
-        attack = attacks.create("apgd-margin", self.threat, steps=_STEPS, seed=self.seed, precision="float32")
+        """Errors [n] under `adaptive-pgd-margin` on `draws` frozen draws."""
+        attack = attacks.create(
+            "adaptive-pgd-margin", self.threat, steps=_STEPS, seed=self.seed, precision="float32"
+        )
         found = attack(expanded(self.model, draws, 1000 * self.seed), self.x, self.y)
         self.cost = self.cost + found.cost
         return self.risk(found.x_adv)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
@@ -16,19 +15,46 @@ from randens.errors import InputError
 __all__ = ["Estimate", "bounded_mean", "difference", "estimate", "exact_binomial", "widened"]
 
 
-@dataclass(frozen=True)
-class Estimate:
+class Estimate(float):
     """A mean over inputs, and an interval that covers the mean over the distribution they come from.
 
+    It is the number itself, so that it can be compared, formatted and computed with; `low` and `high` come along.
     The interval speaks of the choice of inputs only; that a stronger attack might find more, it cannot know.
+
+    Parameters
+    ----------
+    value : float
+        The mean.
+    low, high : float
+        The ends of the interval.
+
+    Examples
+    --------
+    >>> found = Estimate(0.5, 0.4, 0.6)
+    >>> float(found), found.low, found.high, f"{found:.1%}"
+    (0.5, 0.4, 0.6, '50.0%')
     """
 
-    value: float
     low: float
     high: float
 
-    def __float__(self) -> float:
-        return self.value
+    def __new__(cls, value: float, low: float, high: float) -> Estimate:
+        made = super().__new__(cls, value)
+        made.low, made.high = float(low), float(high)
+        return made
+
+    def __getnewargs__(self) -> tuple[float, float, float]:  # type: ignore[override]
+        return float(self), self.low, self.high
+
+    def __repr__(self) -> str:
+        return f"Estimate({float(self):.6g}, low={self.low:.6g}, high={self.high:.6g})"
+
+    __str__ = float.__repr__
+
+    @property
+    def value(self) -> float:
+        """The mean as a plain number."""
+        return float(self)
 
     def to_json(self) -> dict[str, float]:
         """A plain dictionary for JSON."""

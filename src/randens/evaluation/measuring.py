@@ -30,7 +30,7 @@ from randens.witness import WitnessPool
 
 __all__ = ["ATTACKS", "Measured", "Settings", "measure", "measured"]
 
-ATTACKS = ("cw", "afgsm", "apgd-l", "apgd-s", "arc", "arc-r")
+ATTACKS = ("cw", "afgsm", "adaptive-pgd-l", "adaptive-pgd-s", "arc", "arc-r")
 """The attacks that Table 5 compares; "cw" in l2, the others in the run's norm."""
 
 _FORMAT = "randens-measured-1"
@@ -92,7 +92,9 @@ class Measured:
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Measured:
         """Inverse of `to_json`."""
-        return Measured(**{key: _tuples(part) for key, part in value.items()})
+        found = {key: _tuples(part) for key, part in value.items()}
+        names = {attacks.current_name(name): share for name, share in found.pop("attacks", {}).items()}
+        return Measured(**found, attacks=names)
 
 
 def measured(run: Run, settings: Settings) -> Measured | None:

@@ -25,8 +25,8 @@ METHOD_NAMES = {"at": "AT", "iat": "IAT", "mrboost": "MRBoost", "mrboost-r": "MR
 _ATTACK_NAMES = {
     "cw": "ACW (l2)",
     "afgsm": "AFGSM",
-    "apgd-l": "APGD-L",
-    "apgd-s": "APGD-S",
+    "adaptive-pgd-l": "APGD-L",
+    "adaptive-pgd-s": "APGD-S",
     "arc": "ARC",
     "arc-r": "ARC-R",
 }

@@ -88,16 +88,19 @@ class Pair:
     helps: bool
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Evaluation:
     """The verdicts on one ensemble, one set of inputs and one threat; everything else is computed from them.
+
+    Made by `randens.evaluate`; shown as a table, in a terminal and in a notebook.
 
     probs: α [M]. also: further probabilities that were attacked too, by name. profile: η as found. ensemble: the
     fingerprint of the members. data, split: what was evaluated. chosen_on: which split decided what ("probs",
     "checkpoints"). attacks: name and options of each. flops: of one inference of each member. cost: member passes.
     flags: shares of inputs with unusable gradients, per attack and member, and `unstable`, the share whose verdicts
     changed when looked at again. conflict: the joint reach of the members' gradients (None in files written before
-    it was measured). pool: every witness found; kept beside the JSON, not in it.
+    it was measured). pool: every witness found; kept beside the JSON, not in it. notes: what was converted or looks
+    wrong, a sentence each. x, case: the inputs and what was evaluated, in memory only.
     """
 
     probs: NDArray[np.float64]
@@ -119,6 +122,55 @@ class Evaluation:
     conflict: Conflict | None = None
     version: str = __version__
     pool: WitnessPool | None = field(default=None, repr=False)
+    notes: tuple[str, ...] = ()
+    x: NDArray[np.generic] | None = field(default=None, repr=False)
+    case: Any = field(default=None, repr=False)
+
+    def __repr__(self) -> str:
+        # Tables are made from results; this module cannot import theirs while it is being imported.
+        from randens.evaluation import tables
+
+        return tables.plain(self)
+
+    def _repr_html_(self) -> str:
+        from randens.evaluation import tables
+
+        return tables.html(self)
+
+    @property
+    def errors(self) -> NDArray[np.bool_]:
+        """u on the worst perturbation of each input, bool [n, M]."""
+        return self.points.worst
+
+    @property
+    def x_adv(self) -> NDArray[np.generic]:
+        """The worst perturbation found of each input, [n, ...]; the input itself where no member is fooled."""
+        if self.x is None or self.pool is None or self.pool.x_adv is None:
+            raise InputError("the evaluation has no perturbed inputs in memory; evaluate again to get them")
+        rows = self.pool.best(self.probs)[1]
+        worst = self.x.copy()
+        worst[rows >= 0] = self.pool.x_adv[rows[rows >= 0]]
+        return worst
+
+    def curve(self, eps: Any = None, **options: Any) -> Any:
+        """Robust accuracy against ε for the same ensemble, inputs and attacks; see `randens.curve`.
+
+        eps: radii as `randens.curve` takes them; five from 0 to twice the evaluation's by default.
+        """
+        from randens.evaluation.curves import curve_of
+
+        if self.case is None:
+            raise InputError(
+                "the evaluation was read from a file; use randens.curve with the ensemble and the data"
+            )
+        radii = [self.threat.eps * k / 2 for k in range(5)] if eps is None else eps
+        return curve_of(self.case, radii, **options)
+
+    def to_frame(self) -> Any:
+        """A pandas data frame, one row per classifier: natural and robust accuracy with intervals, FLOPs."""
+        from randens.evaluation import tables
+
+        return tables.frame(self)
 
     @property
     def n(self) -> int:
@@ -141,14 +193,14 @@ class Evaluation:
         return Accuracy(self._mean(1 - self.points.clean @ self.probs), self._mean(1 - self.risk))
 
     @property
-    def natural(self) -> float:
-        """Expected accuracy on the inputs as they are."""
-        return self.accuracy.natural.value
+    def natural(self) -> Estimate:
+        """Expected accuracy on the inputs as they are; a float with `low` and `high`."""
+        return self.accuracy.natural
 
     @property
-    def robust(self) -> float:
-        """Expected accuracy on the worst perturbations found."""
-        return self.accuracy.robust.value
+    def robust(self) -> Estimate:
+        """Expected accuracy on the worst perturbations found; a float with `low` and `high`."""
+        return self.accuracy.robust
 
     @cached_property
     def member_accuracies(self) -> tuple[Accuracy, ...]:
@@ -270,6 +322,7 @@ class Evaluation:
             },
             "confidence": self.confidence,
             "flags": dict(self.flags),
+            **({"notes": list(self.notes)} if self.notes else {}),
             "summary": self.summary(),
             "profile": self.profile.to_json(),
             "points": _points_to_json(self.points),
@@ -346,6 +399,7 @@ class Evaluation:
             flags=document["flags"],
             conflict=_conflict(document["summary"].get("conflict")),
             version=document["version"],
+            notes=tuple(document.get("notes", ())),
         )
 
 

@@ -290,7 +290,7 @@ def evaluate_stochastic(
         Inputs [n, ...] with labels [n].
     attack : Attack, list of them, Threat or None
         Attacks run on K frozen draws each. A threat (None: the model's own) or the attack `suite` means the default
-        adversaries: `eot` and `apgd-margin`, `saddle` on 8 draws, and transfer from a single frozen draw.
+        adversaries: `eot` and `adaptive-pgd-margin`, `saddle` on 8 draws, and transfer from a single frozen draw.
     tolerance : float
         K doubles, up to the model's `draws`, until the accuracy on the attacked draws is at most this much below that
         on fresh draws; scoring draws are as many as bring the half-width of the interval over draws to half of it.
@@ -576,9 +576,9 @@ def _plan(
 def _portfolio(threat: Threat, seed: int) -> list[tuple[Attack, int | None]]:
     return [
         (create("eot", threat, seed=seed), None),
-        (create("apgd-margin", threat, seed=seed), None),
+        (create("adaptive-pgd-margin", threat, seed=seed), None),
         (create("saddle", threat, orders=1, restarts=1, seed=seed), _SADDLE),
-        (create("apgd-margin", threat, seed=seed), 1),
+        (create("adaptive-pgd-margin", threat, seed=seed), 1),
     ]
 
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import html as markup
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from rich.console import Console
 from rich.table import Table
 
+from randens.errors import InputError
 from randens.evaluation.results import Accuracy, Evaluation
 
-__all__ = ["Row", "latex", "markdown", "percent", "rows", "statements", "terminal"]
+__all__ = ["Row", "frame", "html", "latex", "markdown", "percent", "plain", "rows", "statements", "terminal"]
 
 _FOUND = {"": "(nobody fooled)", "clean": "no attack needed"}
 
@@ -87,6 +92,85 @@ def latex(lines: Sequence[Row]) -> str:
     )
 
 
+def about(evaluation: Evaluation) -> list[tuple[str, str]]:
+    """What a table is about: α, ε, attack, n, gain, and notes."""
+    names = " + ".join(_attack(a) for a in evaluation.attacks)
+    found = [
+        ("α", _probs(evaluation.probs)),
+        ("ε", f"{_radius(evaluation.threat.eps)} in {evaluation.threat.norm}"),
+        ("attack", names),
+        ("n", f"{evaluation.n} inputs of {evaluation.data} {evaluation.split}"),
+        ("gain", f"{evaluation.gain:.4f}"),
+    ]
+    return found + [("note", note) for note in (*evaluation.notes, *_warnings(evaluation))]
+
+
+def plain(evaluation: Evaluation) -> str:
+    """The table and what it is about, as text."""
+    screen = Console(file=io.StringIO(), width=110, color_system=None, highlight=False)
+    screen.print(terminal(rows(evaluation), "", evaluation.confidence), markup=False)
+    assert isinstance(screen.file, io.StringIO)
+    lines = [line.rstrip() for line in screen.file.getvalue().splitlines() if line.strip()]
+    return "\n".join([*lines, *(f"{name:<7}{text}" for name, text in about(evaluation))])
+
+
+def html(evaluation: Evaluation) -> str:
+    """The table and what it is about, for a notebook."""
+    heads = ("", "natural", "robust", f"{evaluation.confidence:.0%} interval", "FLOPs")
+    head = "".join(f"<th>{markup.escape(h)}</th>" for h in heads)
+    body = "".join(
+        f"<tr><th style='text-align:left'>{markup.escape(row.name)}</th><td>{percent(row.accuracy.natural)}</td>"
+        f"<td>{percent(row.accuracy.robust)}</td>"
+        f"<td>{percent(row.accuracy.robust.low)} – {percent(row.accuracy.robust.high)}</td>"
+        f"<td>{count(row.flops)}</td></tr>"
+        for row in rows(evaluation)
+    )
+    said = "<br>".join(f"{name}: {markup.escape(text)}" for name, text in about(evaluation))
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table><p>{said}</p>"
+
+
+def frame(evaluation: Evaluation) -> Any:
+    """The table as a pandas data frame, with numbers instead of per cents."""
+    try:
+        import pandas
+    except ImportError:
+        raise InputError(
+            "to_frame needs pandas, which is not installed; use to_json, or pip install pandas"
+        ) from None
+    return pandas.DataFrame(
+        [
+            {
+                "classifier": row.name,
+                "natural": float(row.accuracy.natural),
+                "robust": float(row.accuracy.robust),
+                "robust_low": row.accuracy.robust.low,
+                "robust_high": row.accuracy.robust.high,
+                "flops": row.flops,
+                "n": evaluation.n,
+                "norm": evaluation.threat.norm,
+                "eps": evaluation.threat.eps,
+                "attack": " + ".join(_attack(a) for a in evaluation.attacks),
+            }
+            for row in rows(evaluation)
+        ]
+    )
+
+
+def _attack(options: Any) -> str:
+    preset = options.get("preset")
+    return f"{options['name']} {preset}" if preset else str(options["name"])
+
+
+def _radius(eps: float) -> str:
+    """ε as people write it: 8/255 where it is a whole number of grey levels."""
+    levels = eps * 255
+    return (
+        f"{round(levels)}/255"
+        if eps and abs(levels - round(levels)) < 1e-9 and round(levels)
+        else f"{eps:.4g}"
+    )
+
+
 def statements(evaluation: Evaluation) -> list[str]:
     """What the numbers mean: limits, gain, Theorem 1, who found what, what it cost, which split chose what."""
     limits = evaluation.bounds
@@ -122,6 +206,7 @@ def statements(evaluation: Evaluation) -> list[str]:
         f"Evaluated on {evaluation.data} {evaluation.split}, {evaluation.n} inputs"
         + (f"; {choices}." if choices else ".")
     )
+    said += [f"Note: {note}." for note in evaluation.notes]
     said += _warnings(evaluation)
     return said
 

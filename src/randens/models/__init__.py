@@ -1,7 +1,9 @@
 """Networks: the paper's three, three small ones, and adapters for anything that gives logits."""
 
+from randens.models.adapt import Adapted, adapt, logits_of, preprocessing_of
 from randens.models.cost import flops, parameters
-from randens.models.foreign import Adapted, OnnxMember, adapt, onnx, torchscript
+from randens.models.devices import on_device, pick_device, send
+from randens.models.foreign import OnnxMember, onnx, torchscript
 from randens.models.registry import Classifier, build, create, names, weights
 
 __all__ = [
@@ -12,9 +14,14 @@ __all__ = [
     "build",
     "create",
     "flops",
+    "logits_of",
     "names",
+    "on_device",
     "onnx",
     "parameters",
+    "pick_device",
+    "preprocessing_of",
+    "send",
     "torchscript",
     "weights",
 ]

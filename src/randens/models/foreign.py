@@ -1,16 +1,13 @@
-"""Members that were not made here: any module, a TorchScript file, an ONNX file.
+"""Members from files: TorchScript and ONNX.
 
-A member is a module that takes images in [0, 1] and returns logits [n, classes].  `adapt` makes one of any
-module (timm, Hugging Face, your own).  `torchscript` and `onnx` read files; an ONNX file gives no gradients,
-so its module refuses to be differentiated rather than let an attack believe in a zero gradient.
+An ONNX file gives no gradients, so its module refuses to be differentiated rather than let an attack believe in a
+zero gradient.
 """
 
 from __future__ import annotations
 
 import importlib
-import math
 import os
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,48 +16,9 @@ import torch
 from torch import nn
 
 from randens.errors import FileError, InputError, ModelError
+from randens.models.adapt import adapt, logits_of
 
-__all__ = ["Adapted", "OnnxMember", "adapt", "onnx", "torchscript"]
-
-
-class Adapted(nn.Module):
-    """Another module as a member: normalises, calls it, takes the logits from its answer."""
-
-    mean: torch.Tensor | None
-    std: torch.Tensor | None
-
-    def __init__(self, module: nn.Module, mean: Sequence[float] | None, std: Sequence[float] | None) -> None:
-        super().__init__()
-        self.module = module
-        for name, values in (("mean", mean), ("std", std)):
-            buffer = None if values is None else torch.tensor(values, dtype=torch.float32).view(-1, 1, 1)
-            self.register_buffer(name, buffer)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.mean is not None:
-            x = x - self.mean
-        if self.std is not None:
-            x = x / self.std
-        return _logits(self.module(x), x.shape[0], type(self.module).__name__)
-
-
-def adapt(
-    module: nn.Module, *, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
-) -> Adapted:
-    """A member from any classifier whose answer is a tensor of logits, has them as `.logits` or under
-    "logits" (Hugging Face), or has them first in a tuple.
-
-    `mean` and `std` are what the classifier expects its input to be normalised by, per channel; the member
-    itself takes plain pixels in [0, 1], so that attacks keep to them.
-    """
-    if not isinstance(module, nn.Module):
-        raise InputError(f"module={type(module).__name__} must be a torch.nn.Module")
-    for name, values in (("mean", mean), ("std", std)):
-        if values is not None and not all(map(math.isfinite, values)):
-            raise InputError(f"{name}={values!r} must be finite numbers, one for each channel")
-    if std is not None and min(std) <= 0:
-        raise InputError(f"std={std!r} must be positive")
-    return Adapted(module, mean, std)
+__all__ = ["OnnxMember", "onnx", "torchscript"]
 
 
 def torchscript(path: str | os.PathLike[str], *, device: str | torch.device = "cpu") -> nn.Module:
@@ -98,7 +56,7 @@ class OnnxMember(nn.Module):
             outputs = self._run(images)
         else:
             outputs = np.concatenate([self._run(part)[: len(part)] for part in self._parts(images)])
-        return _logits(torch.from_numpy(outputs), len(x), self._file.name).to(x.device)
+        return logits_of(torch.from_numpy(outputs), len(x), self._file.name).to(x.device)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OnnxMember:
         # A session cannot be copied and holds nothing that changes.
@@ -141,18 +99,3 @@ def onnx(path: str | os.PathLike[str]) -> OnnxMember:
         # ONNX Runtime's exceptions have no public base class.
         raise FileError(f"{file} is not an ONNX file that ONNX Runtime can read ({error})") from error
     return OnnxMember(session, file)
-
-
-def _logits(answer: Any, count: int, name: str) -> torch.Tensor:
-    if isinstance(answer, Mapping):
-        answer = answer.get("logits")
-    elif isinstance(answer, tuple | list) and answer:
-        answer = answer[0]
-    elif not isinstance(answer, torch.Tensor):
-        answer = getattr(answer, "logits", answer)
-    if not isinstance(answer, torch.Tensor) or answer.ndim != 2 or answer.shape[0] != count:
-        found = f"shape {tuple(answer.shape)}" if isinstance(answer, torch.Tensor) else type(answer).__name__
-        raise ModelError(
-            f"{name} returned {found} for {count} images; a member returns logits [{count}, classes]"
-        )
-    return answer

@@ -29,7 +29,7 @@ __all__ = ["COMPARED", "FACTORS", "Measurements", "measure"]
 FACTORS = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
 """Radii of the robustness curve, in units of the threat's."""
 
-COMPARED = ("afgsm", "apgd-l", "apgd-s", "arc", "arc-r", "lattice", "saddle")
+COMPARED = ("afgsm", "adaptive-pgd-l", "adaptive-pgd-s", "arc", "arc-r", "lattice", "saddle")
 """Attacks on the ensemble that are compared by default."""
 
 

@@ -27,7 +27,7 @@ from numpy.typing import ArrayLike, NDArray
 from randens.errors import InputError, ModelError
 from randens.risk.certificate import Certificate
 from randens.risk.checks import as_count, as_positive, as_probs, as_share, frozen
-from randens.risk.lp import lowest
+from randens.risk.lp import CutProgram
 from randens.risk.profile import RiskProfile
 from randens.risk.result import Sampling
 from randens.risk.sets import unpack
@@ -150,7 +150,7 @@ def confident_sampling(
     start = uniform if beta is None else beta
 
     point, best, value = start, start, np.inf
-    cuts, rows, weights = np.empty((0, members)), [], []
+    program, rows, weights = CutProgram(members), [], []
     for _ in range(limit):
         chosen = profile.best_rows(point)
         fooled = unpack(profile.masks[chosen], members)
@@ -159,11 +159,11 @@ def confident_sampling(
         cut = q @ fooled - float(q @ offsets)
         rows.append(chosen)
         weights.append(q)
-        cuts = np.vstack([cuts, cut])
+        program.add(cut)
         if float(cut @ point) < value:
             value, best = float(cut @ point), point
-        target, multipliers = lowest(cuts)
-        gap = value - float((multipliers @ cuts).min())
+        target, multipliers = program.lowest()
+        gap = value - float((multipliers @ program.cuts).min())
         if gap <= tol:
             break
         point = (1.0 - _STEP) * best + _STEP * target
@@ -171,7 +171,7 @@ def confident_sampling(
         raise ModelError(
             f"cutting planes left a gap of {gap:.3g} after {limit} iterations; raise max_iterations or tol"
         )
-    first = float(cuts[0] @ start)
+    first = float(program.cuts[0] @ start)
     if first <= value + tol:
         best, value = start, first
     best, value = _rounded(profile, best, value, offsets, radius, tol)

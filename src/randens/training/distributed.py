@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from randens.errors import InputError
+from randens.models import pick_device
 
 __all__ = ["SyncedBatchNorm", "Workers", "pick_device", "workers"]
 
@@ -112,7 +113,7 @@ def workers(device: str) -> Iterator[Workers]:
         devices=local,
         num_nodes=world // local,
         # Buffers stay local: BatchNorm is synchronised explicitly or not at all.
-        strategy=DDPStrategy(broadcast_buffers=False),
+        strategy=DDPStrategy(broadcast_buffers=False, process_group_backend=_backend(wanted)),
     )
     shared = dist.is_initialized()
     fabric.launch()
@@ -127,6 +128,11 @@ def workers(device: str) -> Iterator[Workers]:
             dist.destroy_process_group()
 
 
+def _backend(device: torch.device) -> str | None:
+    """Witnesses are gathered on the CPU, gradients on the GPUs: NCCL alone would refuse the former."""
+    return "cpu:gloo,cuda:nccl" if device.type == "cuda" else None
+
+
 def _layout() -> tuple[int, int]:
     """(processes in all, processes on this node), as the launcher put them into the environment."""
     environment = os.environ
@@ -138,13 +144,6 @@ def _layout() -> tuple[int, int]:
     if tasks % nodes:
         raise InputError(f"{tasks} tasks do not divide evenly over {nodes} nodes; use --ntasks-per-node")
     return tasks, tasks // nodes
-
-
-def pick_device(name: str) -> torch.device:
-    """The device that a recipe names; "auto" takes a GPU where there is one."""
-    if name == "cuda" and not torch.cuda.is_available():
-        raise InputError("device is 'cuda', but no CUDA device is available; use 'auto' or 'cpu'")
-    return torch.device("cuda" if name == "cuda" or (name == "auto" and torch.cuda.is_available()) else "cpu")
 
 
 class SyncedBatchNorm(nn.BatchNorm2d):

@@ -130,7 +130,7 @@ class BAT(Method):
     name = "bat"
     choice = "sweep"
     # The attack its authors trusted; a stronger one would send all the weight back to f_1.
-    attack = "apgd-l"
+    attack = "adaptive-pgd-l"
     watched = False
 
     def victims(self, roster: Roster) -> tuple[Members, Weights]:

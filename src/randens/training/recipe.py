@@ -20,8 +20,17 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
+from randens.attacks.base import current_name
 from randens.errors import FileError, InputError, unknown
 from randens.threat import Threat
 
@@ -48,6 +57,9 @@ Positive = Annotated[float, BeforeValidator(_fraction), Field(gt=0, allow_inf_na
 Share = Annotated[float, BeforeValidator(_fraction), Field(ge=0, lt=1, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 Method = Literal["at", "iat", "mrboost", "barre", "bat", "joint"]
+
+
+AttackName = Annotated[str, AfterValidator(current_name)]
 
 
 class _Part(BaseModel):
@@ -149,7 +161,7 @@ class SamplingPart(_Part):
     every: Count = 10
     iterations: Count = 10
     sweeps: Count = 4
-    attack: str | None = None
+    attack: AttackName | None = None
     floor: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.5
     rate: Positive = 0.5
 
@@ -162,7 +174,7 @@ class ValidationPart(_Part):
     while the accuracy on training examples is higher than it was then. `keep` is the checkpoint that counts.
     """
 
-    attack: str = "apgd-s"
+    attack: AttackName = "adaptive-pgd-s"
     steps: Count = 10
     every: Count = 1
     size: Count | None = None
@@ -337,6 +349,8 @@ def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in content.items():
         if isinstance(value, Mapping):
             flat.update(_flat(value, f"{prefix}{key}."))
+        elif key == "attack" and isinstance(value, str):
+            flat[f"{prefix}{key}"] = current_name(value)  # another name is no other recipe
         else:
             flat[f"{prefix}{key}"] = list(value) if isinstance(value, tuple) else value
     return flat

@@ -1,0 +1,278 @@
+"""What training and evaluation tell others while they run: to a file, to TensorBoard, to a tracker, to a notebook.
+
+A callback is any object with the three methods of `Callback`. Trackers are imported when they are made, so that none
+of them is needed to use randens.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from randens.progress import Progress, silent
+
+__all__ = [
+    "CSVTracker",
+    "Callback",
+    "MLflowTracker",
+    "NotebookProgress",
+    "TensorBoardTracker",
+    "WandbTracker",
+    "as_progress",
+]
+
+Values = Mapping[str, float]
+
+
+@runtime_checkable
+class Callback(Protocol):
+    """What is told, and when. `task` says what is running: ``"member-1"``, ``"training"``, ``"evaluation"``.
+
+    Examples
+    --------
+    >>> class Printing:
+    ...     def epoch(self, task, number, values): print(task, number, dict(values))
+    ...     def batch(self, task, done, total, values): pass
+    ...     def finished(self, task, values): print(task, "finished")
+    >>> isinstance(Printing(), Callback)
+    True
+    """
+
+    def epoch(self, task: str, number: int, values: Values) -> None:
+        """After epoch `number` (from 1) of training: losses and accuracies."""
+
+    def batch(self, task: str, done: float, total: float, values: Values) -> None:
+        """After a batch of training, or some inputs of an evaluation: how far it is."""
+
+    def finished(self, task: str, values: Values) -> None:
+        """At the end: the numbers that remain."""
+
+
+class CSVTracker:
+    """Appends a line per value to a CSV file: task, event, number, name, value.
+
+    Parameters
+    ----------
+    path : str or path
+        The file; made with a heading if it does not exist.
+    batches : bool
+        Write the values of every batch, too.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "run.csv"
+    >>> CSVTracker(path).epoch("member-1", 1, {"loss": 0.5})
+    >>> path.read_text().splitlines()
+    ['task,event,number,name,value', 'member-1,epoch,1,loss,0.5']
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, batches: bool = False) -> None:
+        self.path = Path(path)
+        self.batches = batches
+
+    def epoch(self, task: str, number: int, values: Values) -> None:
+        self._write(task, "epoch", number, values)
+
+    def batch(self, task: str, done: float, total: float, values: Values) -> None:
+        del total
+        if self.batches:
+            self._write(task, "batch", done, values)
+
+    def finished(self, task: str, values: Values) -> None:
+        self._write(task, "finished", 0, values)
+
+    def _write(self, task: str, event: str, number: float, values: Values) -> None:
+        fresh = not self.path.exists()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            if fresh:
+                writer.writerow(["task", "event", "number", "name", "value"])
+            writer.writerows([task, event, number, name, float(value)] for name, value in values.items())
+
+
+class TensorBoardTracker:
+    """Scalars `task`/name in a TensorBoard folder, one step per epoch.
+
+    Parameters
+    ----------
+    folder : str or path
+        Where the event files go.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> tracker = TensorBoardTracker(tempfile.mkdtemp())
+    >>> tracker.epoch("member-1", 1, {"loss": 0.5})
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.writer: Any = SummaryWriter(os.fspath(folder))
+
+    def epoch(self, task: str, number: int, values: Values) -> None:
+        for name, value in values.items():
+            self.writer.add_scalar(f"{task}/{name}", value, number)
+
+    def batch(self, task: str, done: float, total: float, values: Values) -> None:
+        """Batches are too many to draw."""
+
+    def finished(self, task: str, values: Values) -> None:
+        self.epoch(task, 0, values)
+        self.writer.flush()
+
+
+class WandbTracker:
+    """Logs to a run of Weights & Biases.
+
+    Parameters
+    ----------
+    run : wandb.Run
+        As ``wandb.init(...)`` returns it, also with ``mode="offline"``.
+
+    Examples
+    --------
+    >>> class Run:
+    ...     summary = {}
+    ...     def log(self, values): print(values)
+    >>> WandbTracker(Run()).epoch("member-1", 1, {"loss": 0.5})
+    {'member-1/loss': 0.5, 'member-1/epoch': 1}
+    """
+
+    def __init__(self, run: Any) -> None:
+        self.run = run
+
+    def epoch(self, task: str, number: int, values: Values) -> None:
+        self.run.log({**_under(task, values), f"{task}/epoch": number})
+
+    def batch(self, task: str, done: float, total: float, values: Values) -> None:
+        """Batches are left to the progress."""
+
+    def finished(self, task: str, values: Values) -> None:
+        self.run.summary.update(_under(task, values))
+
+
+class MLflowTracker:
+    """Logs to the active run of MLflow.
+
+    Parameters
+    ----------
+    mlflow : module or client
+        Anything with ``log_metrics(values, step=...)``: the module ``mlflow`` itself.
+
+    Examples
+    --------
+    >>> class Module:
+    ...     def log_metrics(self, values, step=0): print(values, step)
+    >>> MLflowTracker(Module()).epoch("member-1", 1, {"loss": 0.5})
+    {'member-1/loss': 0.5} 1
+    """
+
+    def __init__(self, mlflow: Any) -> None:
+        self.mlflow = mlflow
+
+    def epoch(self, task: str, number: int, values: Values) -> None:
+        self.mlflow.log_metrics(_under(task, values), step=number)
+
+    def batch(self, task: str, done: float, total: float, values: Values) -> None:
+        """Batches are left to the progress."""
+
+    def finished(self, task: str, values: Values) -> None:
+        self.mlflow.log_metrics(_under(task, values), step=0)
+
+
+class NotebookProgress:
+    """One line in a notebook that is rewritten as tasks go on; usable as `progress=` and as a callback.
+
+    Parameters
+    ----------
+    show : callable, optional
+        What displays the text of a line; IPython's display, updated in place, by default.
+
+    Examples
+    --------
+    >>> seen = []
+    >>> progress = NotebookProgress(seen.append)
+    >>> progress("saddle on the ensemble", 64, 256)
+    >>> seen
+    ['saddle on the ensemble: 25 %']
+    """
+
+    def __init__(self, show: Callable[[str], None] | None = None) -> None:
+        self._show = show or _in_place()
+        self._shown = ""
+
+    def __call__(self, task: str, done: float, total: float) -> None:
+        line = f"{task}: {100 * done / max(total, 1):.0f} %"
+        if line != self._shown:
+            self._shown = line
+            self._show(line)
+
+    def epoch(self, task: str, number: int, values: Values) -> None:
+        said = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
+        self._show(f"{task}, epoch {number}: {said}")
+
+    def batch(self, task: str, done: float, total: float, values: Values) -> None:
+        del values
+        self(task, done, total)
+
+    def finished(self, task: str, values: Values) -> None:
+        said = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
+        self._show(f"{task}: {said}")
+
+
+def as_progress(callbacks: Sequence[Callback], progress: Progress | None = None) -> Progress:
+    """A progress function that tells callbacks, too.
+
+    Parameters
+    ----------
+    callbacks : sequence of Callback
+        Whose `batch` is called.
+    progress : callable, optional
+        Called first.
+
+    Returns
+    -------
+    callable
+        ``progress(task, done, total)``.
+
+    Examples
+    --------
+    >>> seen = []
+    >>> as_progress([NotebookProgress(seen.append)])("task", 1, 2)
+    >>> seen
+    ['task: 50 %']
+    """
+    tell = progress or silent
+    if not callbacks:
+        return tell
+
+    def both(task: str, done: float, total: float) -> None:
+        tell(task, done, total)
+        for callback in callbacks:
+            callback.batch(task, done, total, {})
+
+    return both
+
+
+def _under(task: str, values: Values) -> dict[str, float]:
+    return {f"{task}/{name}": float(value) for name, value in values.items()}
+
+
+def _in_place() -> Callable[[str], None]:
+    try:
+        from IPython.display import display
+    except ImportError:
+        return lambda line: print(line, flush=True)  # noqa: T201
+    handle = display("", display_id=True)
+
+    def update(line: str) -> None:
+        if handle is not None:
+            handle.update(line)
+
+    return update

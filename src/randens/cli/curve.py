@@ -1,0 +1,113 @@
+"""`randens curve`: robust accuracy against the radius, or against what the attack costs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from randens.cli import choices, names
+from randens.cli.output import Json, console, print_json
+from randens.cli.progress import bars
+
+__all__ = ["curve"]
+
+
+def curve(
+    run: choices.OptionalRun = None,
+    model: choices.Model = None,
+    run_code: choices.RunCode = False,
+    eps: Annotated[
+        str, typer.Option(help="Radii, first:last:count or numbers between commas; with --cost, one radius.")
+    ] = "0:16/255:9",
+    attack: choices.Attacks = None,
+    cost: Annotated[
+        bool,
+        typer.Option("--cost", help="Accuracy against member passes of each --attack, at the last radius."),
+    ] = False,
+    split: Annotated[
+        str,
+        typer.Option(
+            help="The split to attack: train, validation or test.",
+            autocompletion=names.starting(names.SPLITS),
+        ),
+    ] = "test",
+    limit: choices.Limit = None,
+    data: choices.Data = None,
+    norm: choices.Norm = None,
+    mean: choices.Mean = None,
+    std: choices.Std = None,
+    device: choices.Device = "auto",
+    seed: choices.Seed = 0,
+    deterministic: Annotated[bool, typer.Option(help="Attack the mean of all logits too.")] = True,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw the curves into this PNG, SVG or PDF file.", show_default=False)
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(help="Where the JSON goes; curve.json of the run by default.", show_default=False),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Draw robust accuracy against ε for the ensemble of RUN, its members and the deterministic ensemble.
+
+    All radii share one pool of witnesses: what fools at a small radius counts at
+    every larger one, so no curve rises. With --cost, each attack runs with growing
+    budgets instead, and accuracy is set against the member passes it took.
+
+    Example: randens curve runs/quickstart-1 --eps 0:16/255:5 --limit 50 --plot
+    curve.svg
+    """
+    from randens import evaluation
+    from randens.errors import InputError
+    from randens.evaluation.subject import open_subject
+    from randens.files import write_json
+    from randens.threat import grid
+    from randens.training.distributed import workers
+
+    choices.one_of(run, model)
+    radii = grid("--eps", eps)
+    if plot is not None and plot.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise InputError(f"--plot is {str(plot)!r}; pictures are written as .png, .svg or .pdf")
+    subject: Any = None
+    given: Any
+    if run is None:
+        assert model is not None
+        given, pair = choices.own_case(model, run_code, mean, std, data)
+        images: Any = data
+    else:
+        subject = open_subject(run, data=data, norm=norm, eps=max(radii) or 1e-9)
+        given, pair, images = subject.rec, None, subject.load(split, limit)
+    found: Any
+    with workers(device) as crew, bars() as progress:
+        shared: dict[str, Any] = {
+            "norm": norm or (subject.threat.norm if subject is not None else None),
+            "device": crew.device,
+            "preprocessing": pair,
+            "split": split,
+            "limit": limit,
+            "seed": seed,
+            "progress": progress,
+        }
+        if cost:
+            chosen = tuple(attack or ("pgd", "apgd", "arc-r", "saddle"))
+            found = evaluation.cost_curve(given, images, chosen, eps=radii[-1], **shared)
+        else:
+            found = evaluation.curve(given, images, radii, attack, deterministic=deterministic, **shared)
+    if not crew.writes:
+        return
+    name = "cost-curve.json" if cost else "curve.json"
+    path = output or (subject.run.path / name if subject is not None else None)
+    if path is not None:
+        write_json(path, found.to_json())
+    if plot is not None:
+        found.plot(plot)
+    if as_json:
+        print_json(found.to_json())
+        return
+    out = console()
+    out.print(repr(found), markup=False)
+    for written in (path, plot):
+        if written is not None:
+            out.print(f"Written to {written}.", markup=False)

@@ -1,0 +1,562 @@
+"""Robust accuracy against the radius, and against what the attack costs.
+
+A perturbation found at a small radius is legal at every larger one. So radii are attacked in increasing order and
+witnesses are carried along in one pool: every curve falls by construction, and what is known is not attacked again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from randens.attacks import Attack, Cost
+from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble
+from randens.errors import InputError
+from randens.evaluation import evaluating
+from randens.evaluation.front import AttackLike, Case, choose_attacks, prepare
+from randens.evaluation.intervals import Estimate, estimate
+from randens.models import on_device
+from randens.progress import Progress, silent
+from randens.threat import Threat, grid
+from randens.witness import WitnessPool
+
+__all__ = ["CostCurve", "CostPoint", "Curve", "CurvePoint", "cost_curve", "curve", "curve_of"]
+
+_STEPS = (1, 2, 5, 10, 20, 50)
+_BUDGETS = ("steps", "queries", "orders", "restarts")
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """Robust accuracies at one radius.
+
+    Parameters
+    ----------
+    eps : float
+        The radius; 0: the natural accuracies.
+    ensemble : Estimate
+        Of the randomized ensemble.
+    members : tuple of Estimate
+        Of each member alone.
+    deterministic : Estimate or None
+        Of the mean of all logits.
+
+    Examples
+    --------
+    >>> from randens.evaluation import Estimate
+    >>> CurvePoint(0.0, Estimate(0.9, 0.8, 1.0), (Estimate(0.9, 0.8, 1.0),), None).eps
+    0.0
+    """
+
+    eps: float
+    ensemble: Estimate
+    members: tuple[Estimate, ...]
+    deterministic: Estimate | None
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary for JSON."""
+        return {
+            "eps": self.eps,
+            "ensemble": self.ensemble.to_json(),
+            "members": [m.to_json() for m in self.members],
+            "deterministic": None if self.deterministic is None else self.deterministic.to_json(),
+        }
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Curve:
+    """Robust accuracy against ε, from one pool of witnesses; shown as a table.
+
+    Parameters
+    ----------
+    points : tuple of CurvePoint
+        By increasing radius.
+    norm, data, split : str
+        What was attacked, and how.
+    n : int
+        How many inputs.
+    attacks : tuple of str
+        Names.
+    cost : Cost
+        Member passes in all.
+    confidence : float
+        Of the intervals.
+    pool : WitnessPool
+        Every witness found, at the largest radius.
+
+    Examples
+    --------
+    >>> import randens
+    >>> net = randens.models.create("linear", classes=10, input_shape=(1, 8, 8), seed=0)
+    >>> found = randens.curve(net, "digits", eps="0:0.2:3", attack="pgd", limit=16)
+    >>> [p.eps for p in found.points], found.points[0].ensemble >= found.points[-1].ensemble
+    ([0.0, 0.1, 0.2], True)
+    """
+
+    points: tuple[CurvePoint, ...]
+    norm: str
+    data: str
+    split: str
+    n: int
+    attacks: tuple[str, ...]
+    cost: Cost
+    confidence: float
+    pool: WitnessPool
+
+    def __repr__(self) -> str:
+        heads = [
+            f"ε ({self.norm})",
+            "ensemble",
+            *(f"member {i}" for i in range(self._members)),
+            "deterministic",
+        ]
+        lines = ["  ".join(f"{h:>14}" for h in heads)]
+        for p in self.points:
+            cells = [f"{p.eps:.5g}", *map(_shown, (p.ensemble, *p.members, p.deterministic))]
+            lines.append("  ".join(f"{c:>14}" for c in cells))
+        passes = (self.cost.forwards + self.cost.backwards) / max(1, self.n)
+        lines.append(
+            f"{self.n} inputs of {self.data} {self.split}; {' + '.join(self.attacks)}; {self.confidence:.0%} "
+            f"intervals; {passes:.0f} member passes per input"
+        )
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        heads = ["ε", "ensemble", *(f"member {i}" for i in range(self._members)), "deterministic"]
+        rows = "".join(
+            "<tr>"
+            + f"<td>{p.eps:.5g}</td>"
+            + "".join(f"<td>{_shown(v)}</td>" for v in (p.ensemble, *p.members, p.deterministic))
+            + "</tr>"
+            for p in self.points
+        )
+        head = "".join(f"<th>{h}</th>" for h in heads)
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+
+    @property
+    def _members(self) -> int:
+        return len(self.points[0].members)
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary for JSON."""
+        return {
+            "format": "randens-curve-1",
+            "norm": self.norm,
+            "data": self.data,
+            "split": self.split,
+            "n": self.n,
+            "attacks": list(self.attacks),
+            "confidence": self.confidence,
+            "cost": {"forwards": self.cost.forwards, "backwards": self.cost.backwards},
+            "points": [p.to_json() for p in self.points],
+        }
+
+    def to_frame(self) -> Any:
+        """A pandas data frame, one row per radius and classifier."""
+        rows = []
+        for p in self.points:
+            named = {"ensemble": p.ensemble, **{f"member {i}": m for i, m in enumerate(p.members)}}
+            if p.deterministic is not None:
+                named["deterministic"] = p.deterministic
+            rows += [
+                {"eps": p.eps, "classifier": who, "robust": float(v), "low": v.low, "high": v.high}
+                for who, v in named.items()
+            ]
+        return _frame(rows)
+
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
+        """Draw the curves with their intervals; with `path`, into that file.
+
+        Returns the matplotlib figure.
+        """
+        figure, axes = _axes(f"ε in {self.norm}", "robust accuracy")
+        lines: dict[str, list[Estimate]] = {"randomized": [p.ensemble for p in self.points]}
+        if self._members > 1:
+            lines |= {f"member {i}": [p.members[i] for p in self.points] for i in range(self._members)}
+        if all(p.deterministic is not None for p in self.points) and self._members > 1:
+            lines["deterministic"] = [p.deterministic for p in self.points if p.deterministic is not None]
+        radii = [p.eps for p in self.points]
+        for name, values in lines.items():
+            strong = name == "randomized"
+            (drawn,) = axes.plot(
+                radii, [float(v) for v in values], marker="o", lw=2 if strong else 1, label=name
+            )
+            if strong:
+                lows, highs = [v.low for v in values], [v.high for v in values]
+                axes.fill_between(radii, lows, highs, alpha=0.2, color=drawn.get_color(), lw=0)
+        return _finish(figure, axes, path)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the JSON."""
+        Path(path).write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
+        return Path(path)
+
+
+def curve(
+    model: Any,
+    data: Any = None,
+    eps: Any = "0:16/255:9",
+    attack: AttackLike = None,
+    *,
+    norm: str | float | None = None,
+    bounds: tuple[float, float] | None = (0.0, 1.0),
+    device: str | torch.device | None = None,
+    preprocessing: Any = None,
+    probs: ArrayLike | Tensor | None = None,
+    split: str = "test",
+    limit: int | None = None,
+    seed: int = 0,
+    deterministic: bool = True,
+    confidence: float = 0.95,
+    progress: Progress | None = None,
+) -> Curve:
+    """Robust accuracy against ε for the ensemble, its members and the deterministic ensemble.
+
+    Parameters
+    ----------
+    model, data, attack, norm, bounds, device, preprocessing, probs, split, limit, seed, deterministic
+        As `randens.evaluate` takes them; attacks are given by name, as each radius makes its own.
+    eps : str or sequence
+        ``"first:last:count"``, e.g. ``"0:16/255:9"``, or a list of radii.
+    confidence : float
+        Of the intervals.
+    progress : callable, optional
+        ``progress(task, done, total)``.
+
+    Returns
+    -------
+    Curve
+        Never rising in ε, by construction.
+
+    Examples
+    --------
+    >>> import randens
+    >>> nets = [randens.models.create("linear", classes=10, input_shape=(1, 8, 8), seed=s) for s in (0, 1)]
+    >>> len(randens.curve(nets, "digits", eps=[0, "8/255"], attack="pgd", limit=8).points)
+    2
+    """
+    radii = grid("eps", eps)
+    largest = max(radii) or 1e-9
+    case = prepare(
+        model,
+        data,
+        attack,
+        eps=largest,
+        norm=norm if norm is not None else getattr(getattr(model, "threat", None), "norm", None),
+        bounds=bounds,
+        preprocessing=preprocessing,
+        probs=probs,
+        split=split,
+        limit=limit,
+        seed=seed,
+    )
+    return curve_of(
+        case, radii, device=device, deterministic=deterministic, confidence=confidence, progress=progress
+    )
+
+
+def curve_of(
+    case: Case,
+    eps: Any,
+    *,
+    device: str | torch.device | None = None,
+    deterministic: bool = True,
+    confidence: float = 0.95,
+    progress: Progress | None = None,
+) -> Curve:
+    """`curve` for what has been made to fit already."""
+    tell = progress or silent
+    points: list[CurvePoint] = []
+    cost = Cost()
+    pool: WitnessPool | None = None
+    mean_fooled: NDArray[np.bool_] | None = None
+    worst: NDArray[np.float64] | None = None
+    several = deterministic and len(case.rec) > 1
+    with on_device(case.rec, device):
+        probs = case.rec.probs.cpu().numpy()
+        for radius in grid("eps", eps):
+            found = _attacked(case, radius, pool, several, tell)
+            cost, pool = cost + found.cost, found.pool
+            # What fooled at a smaller radius fools here: the pool carries it for members and ensemble, these lines
+            # for the mean of all logits and for verdicts that rounding changed.
+            risks = pool.best(probs)[0]
+            worst = risks if worst is None else np.maximum(worst, risks)
+            if found.mean_fooled is not None:
+                mean_fooled = found.mean_fooled if mean_fooled is None else mean_fooled | found.mean_fooled
+            points.append(
+                CurvePoint(
+                    radius,
+                    estimate(1 - worst, confidence),
+                    tuple(estimate(~column, confidence) for column in pool.foolable.T),
+                    estimate(~mean_fooled, confidence) if several and mean_fooled is not None else None,
+                )
+            )
+    assert pool is not None
+    return Curve(
+        tuple(points),
+        case.threat.norm,
+        case.inputs.name,
+        case.inputs.split,
+        len(case.inputs),
+        tuple(a.name for a in case.attacks),
+        cost,
+        confidence,
+        pool,
+    )
+
+
+@dataclass(frozen=True)
+class CostPoint:
+    """What an attack reaches with one budget.
+
+    Parameters
+    ----------
+    budget : int
+        The option's value.
+    passes : float
+        Member passes per input, forward and backward.
+    robust : Estimate
+        Accuracy that the attack leaves.
+
+    Examples
+    --------
+    >>> from randens.evaluation import Estimate
+    >>> CostPoint(5, 22.0, Estimate(0.5, 0.4, 0.6)).passes
+    22.0
+    """
+
+    budget: int
+    passes: float
+    robust: Estimate
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class CostCurve:
+    """Robust accuracy against member passes, a line per attack; shown as a table.
+
+    Parameters
+    ----------
+    lines : mapping from str to tuple of CostPoint
+        By attack.
+    threat : Threat
+        What all were allowed.
+    n : int
+        How many inputs.
+
+    Examples
+    --------
+    >>> import randens
+    >>> net = randens.models.create("linear", classes=10, input_shape=(1, 8, 8), seed=0)
+    >>> found = randens.evaluation.cost_curve(net, "digits", ["pgd"], budgets=(1, 2), limit=8)
+    >>> [p.budget for p in found.lines["pgd"]]
+    [1, 2]
+    """
+
+    lines: Mapping[str, tuple[CostPoint, ...]]
+    threat: Threat
+    n: int
+
+    def __repr__(self) -> str:
+        rows = [f"{'attack':<16}{'budget':>8}{'passes per input':>18}{'robust':>10}"]
+        for name, points in self.lines.items():
+            rows += [f"{name:<16}{p.budget:>8}{p.passes:>18.1f}{_shown(p.robust):>10}" for p in points]
+        return "\n".join([*rows, f"{self.n} inputs, {self.threat.norm} ε = {self.threat.eps:.4g}"])
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary for JSON."""
+        lines = {
+            name: [{"budget": p.budget, "passes": p.passes, "robust": p.robust.to_json()} for p in points]
+            for name, points in self.lines.items()
+        }
+        return {
+            "format": "randens-cost-curve-1",
+            "threat": self.threat.to_dict(),
+            "n": self.n,
+            "lines": lines,
+        }
+
+    def to_frame(self) -> Any:
+        """A pandas data frame, one row per attack and budget."""
+        return _frame(
+            [
+                {"attack": name, "budget": p.budget, "passes": p.passes, "robust": float(p.robust)}
+                for name, points in self.lines.items()
+                for p in points
+            ]
+        )
+
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
+        """Draw accuracy against passes, on a logarithmic axis; returns the matplotlib figure."""
+        figure, axes = _axes("member passes per input", "robust accuracy")
+        for name, points in self.lines.items():
+            axes.plot([p.passes for p in points], [float(p.robust) for p in points], marker="o", label=name)
+        axes.set_xscale("log")
+        return _finish(figure, axes, path)
+
+
+def cost_curve(
+    model: Any,
+    data: Any,
+    attacks: Sequence[str] = ("pgd", "apgd", "arc-r", "saddle"),
+    *,
+    budgets: Sequence[int] = _STEPS,
+    eps: float | str | None = None,
+    norm: str | float | None = None,
+    bounds: tuple[float, float] | None = (0.0, 1.0),
+    device: str | torch.device | None = None,
+    preprocessing: Any = None,
+    probs: ArrayLike | Tensor | None = None,
+    split: str = "test",
+    limit: int | None = None,
+    seed: int = 0,
+    confidence: float = 0.95,
+    progress: Progress | None = None,
+) -> CostCurve:
+    """Robust accuracy against the cost of the attack, as cost-normalised benchmarks of attacks draw it.
+
+    Each attack runs by itself on the ensemble, from nothing, once per budget; passes are counted, not timed.
+
+    Parameters
+    ----------
+    model, data, eps, norm, bounds, device, preprocessing, probs, split, limit, seed, confidence, progress
+        As `randens.evaluate` takes them.
+    attacks : sequence of str
+        Names.
+    budgets : sequence of int
+        Values for each attack's own unit of effort: steps, queries, orders or restarts, whichever it has first.
+
+    Returns
+    -------
+    CostCurve
+        A line per attack, by increasing passes. Along a line the best so far counts.
+
+    Examples
+    --------
+    >>> import randens
+    >>> net = randens.models.create("linear", classes=10, input_shape=(1, 8, 8), seed=0)
+    >>> found = cost_curve(net, "digits", ["pgd", "random"], budgets=(1, 4), limit=8)
+    >>> sorted(found.lines)
+    ['pgd', 'random']
+    """
+    tell = progress or silent
+    chosen = choose_attacks(
+        list(attacks), eps=eps, norm=norm, bounds=bounds, known=getattr(model, "threat", None), seed=seed
+    )
+    case = prepare(
+        model, data, chosen, bounds=bounds, preprocessing=preprocessing, probs=probs, split=split, limit=limit
+    )
+    effort = sorted({int(b) for b in budgets})
+    if not effort or effort[0] < 1:
+        raise InputError(f"budgets is {budgets!r}; give whole numbers ≥ 1, e.g. {_STEPS}")
+    lines: dict[str, tuple[CostPoint, ...]] = {}
+    with on_device(case.rec, device):
+        for attack in case.attacks:
+            option = next(name for name in _BUDGETS if hasattr(attack, name))
+            found = []
+            for budget in effort:
+                task = f"{attack.name}, {option} = {budget}"
+                survey = dataclasses.replace(attack, **{option: budget}).survey(
+                    case.rec, (case.inputs.x, case.inputs.y), progress=_renamed(tell, task)
+                )
+                passes = (survey.cost.forwards + survey.cost.backwards) / len(case.inputs)
+                found.append((budget, passes, survey.risk.numpy()))
+            found.sort(key=lambda point: point[1])
+            best = itertools.accumulate((risk for _, _, risk in found), np.maximum)
+            lines[attack.name] = tuple(
+                CostPoint(budget, passes, estimate(1 - risk, confidence))
+                for (budget, passes, _), risk in zip(found, best, strict=True)
+            )
+    return CostCurve(lines, case.threat, len(case.inputs))
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What one radius adds: all witnesses so far, and verdicts on the mean of all logits."""
+
+    pool: WitnessPool
+    mean_fooled: NDArray[np.bool_] | None
+    cost: Cost
+
+
+def _attacked(
+    case: Case, radius: float, pool: WitnessPool | None, deterministic: bool, tell: Progress
+) -> _Found:
+    """The witnesses at one radius, those of smaller radii among them."""
+    if radius == 0:
+        return _clean(case, deterministic)
+    found = evaluating.evaluate(
+        case.rec,
+        case.data,
+        _at(case.attacks, radius),
+        deterministic=deterministic,
+        pool=pool,
+        progress=lambda task, done, total: tell(f"ε = {radius:.4g}: {task}", done, total),
+    )
+    assert found.pool is not None
+    return _Found(found.pool, found.points.deterministic_worst, found.cost)
+
+
+def _clean(case: Case, deterministic: bool) -> _Found:
+    """Nothing can be moved: the members' errors on the inputs as they are."""
+    x, y, members = case.inputs.x, case.inputs.y, list(case.rec.members)
+    errors = case.rec.errors(x, y).cpu().numpy()
+    pool = WitnessPool(len(y), len(members), np.arange(len(y)), errors, x_adv=x.numpy(), sources="clean")
+    cost = Cost(forwards=len(y) * len(members) * (2 if deterministic else 1))
+    if not deterministic:
+        return _Found(pool, None, cost)
+    whole = RandomizedEnsemble([DeterministicEnsemble(members)])
+    return _Found(pool, whole.errors(x, y)[:, 0].cpu().numpy(), cost)
+
+
+def _at(attacks: Sequence[Attack], radius: float) -> tuple[Attack, ...]:
+    """The same attacks with another radius."""
+    threat = attacks[0].threat
+    return tuple(dataclasses.replace(a, threat=threat.scaled(radius / threat.eps)) for a in attacks)
+
+
+def _renamed(tell: Progress, name: str) -> Progress:
+    return lambda _, done, total: tell(name, done, total)
+
+
+def _shown(value: Estimate | None) -> str:
+    return "" if value is None else f"{100 * value:.1f} %"
+
+
+def _frame(rows: list[dict[str, Any]]) -> Any:
+    try:
+        import pandas
+    except ImportError:
+        raise InputError(
+            "to_frame needs pandas, which is not installed; use to_json, or pip install pandas"
+        ) from None
+    return pandas.DataFrame(rows)
+
+
+def _axes(x: str, y: str) -> tuple[Any, Any]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.set_ylim(0, 1)
+    axes.grid(alpha=0.3)
+    return figure, axes
+
+
+def _finish(figure: Any, axes: Any, path: str | os.PathLike[str] | None) -> Any:
+    axes.legend(frameon=False)
+    if path is not None:
+        figure.savefig(os.fspath(path))
+    return figure
