@@ -15,6 +15,7 @@ from torch import Tensor
 
 __all__ = [
     "Loss",
+    "expected_bounded_risk",
     "expected_cross_entropy",
     "expected_margin",
     "expected_mce",
@@ -59,6 +60,11 @@ def expected_margin(z: Tensor, y: Tensor, probs: Tensor) -> Tensor:
     """
     spread = z.detach().std(dim=2).clamp_min(1e-12)
     return -(probs.to(z.dtype) @ (margins(z, y) / spread).clamp_min(-0.1))
+
+
+def expected_bounded_risk(z: Tensor, y: Tensor, probs: Tensor) -> Tensor:
+    """Σ_i α_i σ(−margin_i): a smooth form of the ensemble's risk itself, at most 1 per input."""
+    return probs.to(z.dtype) @ torch.sigmoid(-margins(z, y))
 
 
 def mce(z: Tensor, y: Tensor, weight: float = 1.0) -> Tensor:

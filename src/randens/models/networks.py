@@ -58,14 +58,21 @@ class ResNet(nn.Module):
 
     ResNet-20 is three stages of three blocks from 16 channels with parameter-free shortcuts (option A);
     ResNet-18 is four stages of two blocks from 64 channels with 1×1 projections (option B).
+    ResNet-8 is ResNet-20 with one block per stage; a stem of `stride` 2 makes it four times cheaper.
     Shapes: [n, channels, h, w] → [n, classes].
     """
 
     def __init__(
-        self, channels: int, classes: int, width: int, blocks: Sequence[int], projections: bool
+        self,
+        channels: int,
+        classes: int,
+        width: int,
+        blocks: Sequence[int],
+        projections: bool,
+        stride: int = 1,
     ) -> None:
         super().__init__()
-        self.conv = _conv(channels, width)
+        self.conv = _conv(channels, width, stride=stride)
         self.bn = nn.BatchNorm2d(width)
         stages: list[nn.Module] = []
         inputs = width

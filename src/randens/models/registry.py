@@ -77,6 +77,12 @@ def _resnet20(*, classes: int, input_shape: Shape, width: int = 16) -> nn.Module
     return networks.ResNet(channels, classes, width, blocks=(3, 3, 3), projections=False)
 
 
+def _resnet8(*, classes: int, input_shape: Shape, width: int = 16, stride: int = 1) -> nn.Module:
+    channels, _, _ = _image(input_shape, "resnet8", minimum=4)
+    stem = _positive("stride", stride)
+    return networks.ResNet(channels, classes, width, blocks=(1, 1, 1), projections=False, stride=stem)
+
+
 def _resnet18(*, classes: int, input_shape: Shape, width: int = 64) -> nn.Module:
     channels, _, _ = _image(input_shape, "resnet18", minimum=8)
     return networks.ResNet(channels, classes, width, blocks=(2, 2, 2, 2), projections=True)
@@ -107,6 +113,7 @@ _BODIES: Mapping[str, Callable[..., nn.Module]] = {
     "mobilenetv1": _mobilenetv1,
     "resnet18": _resnet18,
     "resnet20": _resnet20,
+    "resnet8": _resnet8,
 }
 
 

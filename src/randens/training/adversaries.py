@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from randens import attacks
 from randens.attacks.losses import (
     Loss,
+    expected_bounded_risk,
     expected_cross_entropy,
     mean_logit_cross_entropy,
     mixture_cross_entropy,
@@ -32,6 +33,7 @@ _LEVELS: dict[str, Loss] = {
     "loss": expected_cross_entropy,
     "softmax": mixture_cross_entropy,
     "logits": mean_logit_cross_entropy,
+    "bounded": expected_bounded_risk,
 }
 Objective = Callable[[Tensor], Tensor]
 
@@ -53,6 +55,10 @@ class Victims:
         runs = members if forwards is None else forwards
         return Victims(tuple(members[i] for i in drawn), tuple(runs[i] for i in drawn), probs[drawn])
 
+    def only(self, index: int) -> Victims:
+        """One of them alone."""
+        return Victims((self.members[index],), (self.forwards[index],), torch.ones_like(self.probs[:1]))
+
     def logits(self, x: Tensor) -> Tensor:
         """[M, n, C], float32."""
         return torch.stack([forward(x) for forward in self.forwards])
@@ -66,6 +72,10 @@ class Start:
     y: Tensor
     point: Tensor
     seed: int = 0
+
+    def rows(self, chosen: Tensor) -> Start:
+        """A part of the batch."""
+        return Start(self.x[chosen], self.y[chosen], self.point[chosen], self.seed)
 
 
 @dataclass(frozen=True)

@@ -97,11 +97,12 @@ def plan(recipe: Recipe) -> list[StagePlan]:
         reach = judged * (before + size) if before + size > 1 else 0
         if method.reweighs and before:
             attacks += epochs // recipe.sampling.every * recipe.sampling.sweeps
+        crafting, training = method.passes(craft, len(victims), losses.passes(recipe.loss), size)
         stages.append(
             StagePlan(
                 epochs=epochs,
-                crafting=craft.passes(len(victims)),
-                training=losses.passes(recipe.loss) * size,
+                crafting=crafting,
+                training=training,
                 validation=attacks * several * per_attack + reach,
             )
         )

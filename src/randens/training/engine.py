@@ -33,13 +33,13 @@ from randens.training.checkpoint import Checkpoints
 from randens.training.cost import plan
 from randens.training.distributed import Workers, workers
 from randens.training.folder import is_finished, open_folder, rewind_metrics
-from randens.training.losses import Examples, Forward, passes, training_loss
+from randens.training.losses import Forward, passes, training_loss
 from randens.training.members import Blueprint, given_member, seed_for
-from randens.training.methods import METHODS, Roster, Weights, mirror_descent, uniform
+from randens.training.methods import METHODS, Lesson, Roster, Weights, mirror_descent, uniform
 from randens.training.precision import arithmetic
 from randens.training.recipe import Recipe, load_recipe
 from randens.training.schedule import learning_rate
-from randens.training.state import Best, Ledger, Stage, Tally, pack, part, restore
+from randens.training.state import Best, Ledger, Stage, Tally, pack, parameters, part, restore
 from randens.training.validation import Choice, Verdict, attacked, check_splits, choose, directions
 
 __all__ = ["Diverged", "Stopped", "train"]
@@ -97,6 +97,10 @@ def _train(
         )
     if crew.world > 1 and recipe.batch_size < 4 * crew.world:
         raise InputError(f"batch_size is {recipe.batch_size}; {crew.world} processes need 4 images each")
+    if crew.world > 1 and not METHODS[recipe.method].parallel:
+        raise InputError(
+            f"method is {recipe.method!r}, which trains in one process; there are {crew.world} processes"
+        )
     # Whatever can be wrong with names is found before a folder is made.
     for attack in {recipe.validation.attack, recipe.sampling.attack or recipe.validation.attack}:
         attacks.create(attack, recipe.threat.build())
@@ -134,7 +138,8 @@ class _Engine:
     ) -> None:
         recipe = blueprint.recipe
         self.blueprint, self.recipe, self.run, self.crew = blueprint, recipe, run, crew
-        self.train_data, self.given = train_data, given
+        self.train_data = train_data
+        self.given = [self._place(member).requires_grad_(False).eval() for member in given]
         self.progress, self.say, self.stop = progress, say, stop
         self.held_x, self.held_y = held[: recipe.validation.size or len(held)]
         self.threat = recipe.threat.build()
@@ -182,7 +187,7 @@ class _Engine:
             elif self.inherits and self.finished:
                 member.load_state_dict(self.finished[-1].state_dict())
             trained.append(member)
-        return self._stage_of(number, trained)
+        return self._stage_of(number, self.method.begun(trained))
 
     def _stage_of(self, number: int, trained: list[nn.Module]) -> Stage:
         part = self.recipe.optimizer
@@ -190,7 +195,7 @@ class _Engine:
             self.crew.prepare(member, self.recipe.batch_norm == "synced").train()
         averaged = [self._copy(member) for member in trained] if self.recipe.ema else trained
         optimizer = torch.optim.SGD(
-            [p for member in trained for p in member.parameters()],
+            parameters(trained),
             lr=part.lr,
             momentum=part.momentum,
             weight_decay=part.weight_decay,
@@ -255,18 +260,22 @@ class _Engine:
         point = craft.begin(x, generator)
         own, device = self.crew.part(len(x)), self.crew.device
         x, y, point = to_layout(x[own]).to(device), y[own].to(device), to_layout(point[own]).to(device)
+        learners = self.method.learners(len(wrapped), seed_for(self.recipe.seed, "learners", *where))
         with contextlib.ExitStack() as crafting:
             for member in stage.trained:
                 crafting.enter_context(frozen(member))
             start = Start(x, y, point, seed_for(self.recipe.seed, "arc", *where, self.crew.rank))
-            x_adv = to_layout(craft.craft(victims, start).detach())
+            made = self.method.examples(craft, victims, start, learners)
+        x_adv = [to_layout(points.detach()) for points in made]
+        forwards = [wrapped[index] for index in learners]
+        lesson = Lesson(x, y, x_adv, forwards, stage.trained, self.given, self.threat)
         total = torch.zeros((), device=device)
         sums = torch.zeros(len(wrapped) + 1, dtype=torch.float64, device=device)
-        for index, forward in enumerate(wrapped):
-            losses, z = self.loss(forward, Examples(x, x_adv, y))
+        share = len(wrapped) / len(learners)  # a member that learns from every tenth batch counts ten times there
+        for index, (losses, z) in zip(learners, self.method.losses(self.loss, lesson), strict=True):
             total = total + losses.sum()
-            sums[index] = losses.detach().sum()
-            sums[-1] += (z.detach().argmax(dim=1) == y).sum() / len(wrapped)
+            sums[index] = losses.detach().sum() * share
+            sums[-1] += (z.detach().argmax(dim=1) == y).sum() / len(learners)
         sums = self.crew.total(sums)
         if not bool(torch.isfinite(sums).all()):
             raise self._diverged(stage, "the loss is not finite")
@@ -281,7 +290,8 @@ class _Engine:
                 average(target, member, self.recipe.ema, stage.epoch * self.batches + stage.step)
         *member_losses, correct = sums.tolist()
         stage.tally = stage.tally.plus(np.array(member_losses), correct, len(rows))
-        spent = (craft.passes(len(victims.probs)) + passes(self.recipe.loss) * len(wrapped)) * len(rows)
+        spent = sum(self.method.passes(craft, len(victims.probs), passes(self.recipe.loss), len(wrapped)))
+        spent *= len(rows)
         self.ledger.spend(spent, spent)
         if (stage.step + 1) % self.recipe.log_every == 0:
             means = [value / len(rows) for value in (*member_losses, correct)]

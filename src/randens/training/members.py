@@ -36,7 +36,7 @@ class Blueprint:
     def __call__(self, index: int = 0) -> models.Classifier:
         """Member number `index`, with weights of its own seed."""
         part = self.recipe.model
-        given = {"width": part.width, "hidden": part.hidden, "depth": part.depth}
+        given = {"width": part.width, "hidden": part.hidden, "depth": part.depth, "stride": part.stride}
         return models.create(
             part.name,
             classes=self.classes,

@@ -9,22 +9,38 @@
 | BAT     | fresh                | f_1 alone, for all later members | swept at the end; known broken   |
 | joint   | fresh, all at once   | mixture Σα_i softmax_i of all    | mirror descent after every epoch |
 
+Methods that are meant to make members differ train all of them at once, with α uniform, and start from the members
+of earlier runs where the recipe gives them (`first`):
+
+| method   | training adversary on                       | what differs                                               |
+|----------|---------------------------------------------|------------------------------------------------------------|
+| paths    | a path drawn anew at every step             | one network; orthogonal copies of one middle layer         |
+| features | f_i alone, or another member's features     | f_i learns to ignore what another member alone looks at    |
+| conflict | f_i alone                                   | reward for the value of the linearised game                |
+| bounded  | Σα_i σ(−margin_i) of all                    | the bounded risk of the mixture is what members descend    |
+| distil   | f_i alone                                   | f_i learns the mean logits of the members it started from  |
+
 Nothing else differs between them: data, batches, budget, checkpoints and the first member are the engine's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble
+from randens.threat import Threat
+from randens.training import diverse
+from randens.training.adversaries import Adversary, Start, Victims
+from randens.training.losses import Examples, Forward, TrainingLoss
 
-__all__ = ["METHODS", "Method", "Roster", "Weights", "mirror_descent", "uniform"]
+__all__ = ["METHODS", "Lesson", "Method", "Roster", "Weights", "mirror_descent", "uniform"]
 
 Weights = NDArray[np.float64]
 Members = Sequence[nn.Module]
@@ -43,13 +59,29 @@ class Roster:
         return [*self.finished, *self.trained]
 
 
+@dataclass(frozen=True)
+class Lesson:
+    """A batch for the members that learn from it: adversarial inputs of each, and how to run each.
+
+    `members` are the modules behind `forwards`, `teachers` the frozen members that the stage started from.
+    """
+
+    x: Tensor
+    y: Tensor
+    x_adv: Sequence[Tensor]
+    forwards: Sequence[Forward]
+    members: Members
+    teachers: Members
+    threat: Threat
+
+
 class Method:
     """Adversarial training; the other methods say only what they do differently.
 
     level: where the training adversary takes the expectation over the members. inherits: whether member m
     starts from f_{m−1}. reweighs: whether α is optimised while a member is trained; descends: whether it moves
     by mirror descent. choice, attack: how α is chosen at the end, if not as the recipe says. watched: whether a
-    member that loses its own robustness is at fault.
+    member that loses its own robustness is at fault. parallel: whether several processes may share a batch.
     """
 
     name: ClassVar[str] = "at"
@@ -60,6 +92,7 @@ class Method:
     choice: ClassVar[str | None] = None
     attack: ClassVar[str | None] = None
     watched: ClassVar[bool] = True
+    parallel: ClassVar[bool] = True
 
     def stages(self, members: int) -> list[int]:
         """How many members each stage trains at once."""
@@ -72,6 +105,29 @@ class Method:
     def judged(self, roster: Roster) -> RandomizedEnsemble:
         """What the checkpoints of a stage are compared by: its risk under attack on validation data."""
         return RandomizedEnsemble(list(roster.trained))
+
+    def begun(self, members: list[nn.Module]) -> list[nn.Module]:
+        """The members of a stage as training begins."""
+        return members
+
+    def learners(self, members: int, seed: int) -> list[int]:
+        """Which of the members in training learn from this batch."""
+        return list(range(members))
+
+    def examples(
+        self, craft: Adversary, victims: Victims, start: Start, learners: Sequence[int]
+    ) -> list[Tensor]:
+        """Adversarial inputs for every learner."""
+        return [craft.craft(victims, start)] * len(learners)
+
+    def losses(self, loss: TrainingLoss, lesson: Lesson) -> list[tuple[Tensor, Tensor]]:
+        """Per learner the loss of every image [n], and its logits there [n, C]."""
+        pairs = zip(lesson.forwards, lesson.x_adv, strict=True)
+        return [loss(forward, Examples(lesson.x, x_adv, lesson.y)) for forward, x_adv in pairs]
+
+    def passes(self, craft: Adversary, victims: int, training: int, size: int) -> tuple[int, int]:
+        """Member passes per image to craft and to train; `training` passes are one member's by its loss."""
+        return craft.passes(victims), training * size
 
 
 class IAT(Method):
@@ -140,8 +196,139 @@ class BAT(Method):
         return RandomizedEnsemble(roster.everyone, roster.probs)
 
 
-METHODS: dict[str, Callable[[], Method]] = {
-    method.name: method for method in (Method, IAT, MRBoost, BARRE, BAT, Joint)
+class _Together(Method):
+    """All members at once, each on adversarial examples of its own: IAT in one stage, for methods that add to it."""
+
+    def stages(self, members: int) -> list[int]:
+        return [members]
+
+    def judged(self, roster: Roster) -> RandomizedEnsemble:
+        return RandomizedEnsemble(roster.everyone)
+
+    def examples(
+        self, craft: Adversary, victims: Victims, start: Start, learners: Sequence[int]
+    ) -> list[Tensor]:
+        return [craft.craft(victims.only(index), start) for index in learners]
+
+
+class Paths(_Together):
+    """One network with M orthogonal copies of a middle layer; one copy, drawn at random, per batch and per step of
+    the attack. A batch costs what one network costs, whatever M is."""
+
+    name = "paths"
+    parallel = False
+    weight = 0.1
+
+    def begun(self, members: list[nn.Module]) -> list[nn.Module]:
+        return diverse.tied_paths(members)
+
+    def learners(self, members: int, seed: int) -> list[int]:
+        return [int(torch.randint(members, (), generator=torch.Generator().manual_seed(seed)))]
+
+    def examples(
+        self, craft: Adversary, victims: Victims, start: Start, learners: Sequence[int]
+    ) -> list[Tensor]:
+        return [craft.craft(diverse.RandomPath.among(victims, start.seed), start)]
+
+    def losses(self, loss: TrainingLoss, lesson: Lesson) -> list[tuple[Tensor, Tensor]]:
+        apart = self.weight * diverse.overlap(lesson.members)
+        return [(losses + apart, z) for losses, z in super().losses(loss, lesson)]
+
+    def passes(self, craft: Adversary, victims: int, training: int, size: int) -> tuple[int, int]:
+        return craft.passes(1), training
+
+
+class Features(_Together):
+    """Half of a member's examples are its own adversarial ones; the other half look like another image to the next
+    member, which therefore do not share what they are fooled by (DVERGE on top of AT)."""
+
+    name = "features"
+
+    def examples(
+        self, craft: Adversary, victims: Victims, start: Start, learners: Sequence[int]
+    ) -> list[Tensor]:
+        generator = torch.Generator().manual_seed(start.seed)
+        order = torch.randperm(len(start.x), generator=generator).to(start.x.device)
+        half = (torch.arange(len(start.x)) % 2 == 0).to(start.x.device)
+        shift = 1 + int(torch.randint(max(1, len(learners) - 1), (), generator=generator))
+        made = []
+        for index in learners:
+            other = victims.forwards[(index + shift) % len(learners)]
+            x_adv = craft.craft(victims.only(index), start.rows(half))
+            moved = diverse.distilled(craft, other, start, order)
+            moved[half] = x_adv
+            made.append(moved)
+        return made
+
+    def passes(self, craft: Adversary, victims: int, training: int, size: int) -> tuple[int, int]:
+        return craft.passes(2 * victims), training * size
+
+
+class Conflict(_Together):
+    """AT of every member, and a reward for the value of the linearised game where all margins are positive."""
+
+    name = "conflict"
+    parallel = False
+    weight = 0.5
+
+    def losses(self, loss: TrainingLoss, lesson: Lesson) -> list[tuple[Tensor, Tensor]]:
+        value, counts = diverse.game_value(lesson.forwards, lesson.x, lesson.y, lesson.threat)
+        # What is safe already by half of ε earns nothing more.
+        penalty = self.weight * torch.where(counts, (0.5 - value).clamp_min(0.0), 0.0) / len(lesson.forwards)
+        return [(losses + penalty, z) for losses, z in super().losses(loss, lesson)]
+
+    def passes(self, craft: Adversary, victims: int, training: int, size: int) -> tuple[int, int]:
+        return craft.passes(victims), (training + 2) * size
+
+
+class Bounded(Joint):
+    """Every member descends σ(−margin) under one attack on the mixture of these: a smooth form of the ensemble's
+    risk. Bounded losses give up lost inputs, so members may differ in what they defend; convex losses average."""
+
+    name = "bounded"
+    level = "bounded"
+    descends = False
+    scale = 4.0
+
+    def losses(self, loss: TrainingLoss, lesson: Lesson) -> list[tuple[Tensor, Tensor]]:
+        outputs = [forward(x_adv) for forward, x_adv in zip(lesson.forwards, lesson.x_adv, strict=True)]
+        return [(self.scale * diverse.bounded_risk(z, lesson.y), z) for z in outputs]
+
+
+class Distil(_Together):
+    """Every member learns the mean logits of the members that the stage started from, at its own adversarial
+    examples: what the deterministic ensemble knows, at one member's compute."""
+
+    name = "distil"
+
+    def losses(self, loss: TrainingLoss, lesson: Lesson) -> list[tuple[Tensor, Tensor]]:
+        made = []
+        for forward, x_adv in zip(lesson.forwards, lesson.x_adv, strict=True):
+            with torch.no_grad():
+                wisdom = torch.stack([teacher(x_adv) for teacher in lesson.teachers]).mean(dim=0)
+            z = forward(x_adv)
+            made.append((diverse.taught(z, wisdom), z))
+        return made
+
+    def passes(self, craft: Adversary, victims: int, training: int, size: int) -> tuple[int, int]:
+        return craft.passes(victims), (training + victims) * size
+
+
+METHODS: dict[str, type[Method]] = {
+    method.name: method
+    for method in (
+        Method,
+        IAT,
+        MRBoost,
+        BARRE,
+        BAT,
+        Joint,
+        Paths,
+        Features,
+        Conflict,
+        Bounded,
+        Distil,
+    )
 }
 
 

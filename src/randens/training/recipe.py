@@ -56,7 +56,9 @@ Number = Annotated[float, BeforeValidator(_fraction), Field(allow_inf_nan=False)
 Positive = Annotated[float, BeforeValidator(_fraction), Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, BeforeValidator(_fraction), Field(ge=0, lt=1, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
-Method = Literal["at", "iat", "mrboost", "barre", "bat", "joint"]
+Method = Literal[
+    "at", "iat", "mrboost", "barre", "bat", "joint", "paths", "features", "conflict", "bounded", "distil"
+]
 
 
 AttackName = Annotated[str, AfterValidator(current_name)]
@@ -73,6 +75,7 @@ class ModelPart(_Part):
     width: Count | None = None
     hidden: Count | None = None
     depth: Count | None = None
+    stride: Count | None = None
     normalise: bool = True
 
 
@@ -239,10 +242,17 @@ class Recipe(_Part):
             )
         if len(self.given) > self.members:
             raise ValueError(f"first names {len(self.given)} runs; there are only {self.members} members")
-        if self.method == "joint" and self.start == "previous":
+        at_once = ("joint", "paths", "features", "conflict", "bounded", "distil")
+        if self.method in at_once and self.start == "previous":
             raise ValueError(
-                "start is 'previous'; joint training has no previous member: members would be equal"
+                f"start is 'previous'; {self.method} trains all members at once: there is no previous member"
             )
+        if self.method == "distil" and len(self.given) != self.members:
+            raise ValueError(
+                f"first names {len(self.given)} runs; method 'distil' needs all {self.members} members as teachers"
+            )
+        if self.method == "features" and self.members < 2:
+            raise ValueError(f"members is {self.members}; method 'features' needs at least 2")
         return self
 
     @property

@@ -14,7 +14,7 @@ from randens.training.checkpoint import Checkpoint
 from randens.training.methods import Weights
 from randens.training.watch import Watch
 
-__all__ = ["Best", "Ledger", "Stage", "Tally", "pack", "part", "restore"]
+__all__ = ["Best", "Ledger", "Stage", "Tally", "pack", "parameters", "part", "restore"]
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Stage:
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        return [p for member in self.trained for p in member.parameters()]
+        return parameters(self.trained)
 
 
 @dataclass
@@ -73,6 +73,11 @@ class Ledger:
     def spend(self, forwards: int, backwards: int) -> None:
         self.forwards += forwards
         self.backwards += backwards
+
+
+def parameters(members: Sequence[nn.Module]) -> list[nn.Parameter]:
+    """The weights of all members, those that several of them share only once."""
+    return list(dict.fromkeys(p for member in members for p in member.parameters()))
 
 
 def pack(finished: Sequence[nn.Module], stage: Stage | None, ledger: Ledger, batches: int) -> Checkpoint:

@@ -1,0 +1,178 @@
+"""Train what a cell needs and judge it: members and ensemble by the same attack, then by all pooled witnesses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+import randens
+from paper.when_does_drawing_pay.plan import FURTHER, Cell, Member
+from randens.attacks import Attack
+from randens.evaluation import transferred
+from randens.files import write_atomic
+from randens.training.recipe import recipe_from
+from randens.witness import WitnessPool
+
+__all__ = ["RESULTS", "compute", "judged", "result_of"]
+
+RESULTS = Path(__file__).parent / "results"
+
+Say = Callable[[str], None]
+Ensemble = randens.RandomizedEnsemble
+
+
+def result_of(cell: Cell, split: str = "validation") -> Path:
+    """Where the result of a cell is kept."""
+    return RESULTS / f"{cell.name}{'' if split == 'validation' else f'-{split}'}.json"
+
+
+def compute(cell: Cell, folder: Path, split: str = "validation", say: Say = print) -> dict[str, Any]:
+    """The result of a cell: read if it is there, otherwise trained, judged and written."""
+    kept = result_of(cell, split)
+    if kept.is_file():
+        result: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8"))
+        return result
+    say(f"{cell.name}: training")
+    rec, passes = ensemble_of(cell, folder)
+    say(f"{cell.name}: judging on {split} data")
+    x, y = _data(cell.member.data, split)
+    threat = randens.Threat("linf", cell.member.eps)
+    result = {
+        "cell": cell.name,
+        "method": cell.method,
+        "members": cell.members,
+        "width": cell.member.width,
+        "epochs": cell.member.epochs,
+        "eps": cell.member.eps,
+        "seed": cell.seed,
+        "split": split,
+        "inputs": len(y),
+        "passes": passes,
+        "flops": randens.models.flops(rec.members[0]),
+        **judged(rec, x, y, threat, ("saddle", *(name for name in cell.attacks if name != "saddle"))),
+    }
+    write_atomic(kept, (json.dumps(result, indent=1) + "\n").encode())
+    return result
+
+
+def ensemble_of(cell: Cell, folder: Path) -> tuple[Ensemble, int]:
+    """The members of a cell, drawn evenly, and the member passes that training them took in all."""
+    base = [_trained(member, folder) for member in cell.base()]
+    passes = sum(_passes(run) for run in base)
+    if cell.method == "iat":
+        runs = base
+    elif cell.method == "continued":
+        runs = [_continued(member, run, folder) for member, run in zip(cell.base(), base, strict=True)]
+        passes += sum(_passes(run) for run in runs)
+    else:
+        run = folder / cell.name
+        randens.training.train(cell.recipe([str(path) for path in base]), run)
+        return randens.load(run / "ensemble").with_probs(None), passes + _passes(run)
+    return Ensemble([randens.load(run / "ensemble").members[0] for run in runs]), passes
+
+
+def _trained(member: Member, folder: Path) -> Path:
+    run = folder / member.name
+    randens.training.train(member.recipe(), run)
+    return run
+
+
+def _continued(member: Member, run: Path, folder: Path) -> Path:
+    """The same network trained on by AT, with the settings by which the other methods go on from it."""
+    content = Cell("joint", member, members=1).recipe([str(run)]).to_json()
+    further = folder / f"{member.name}-and-{FURTHER}"
+    randens.training.train(recipe_from(content | {"method": "at", "seed": 1000 + member.seed}), further)
+    return further
+
+
+def _passes(run: Path) -> int:
+    cost = json.loads((run / "training.json").read_text(encoding="utf-8"))["cost"]
+    return int(cost["forwards"])
+
+
+def _data(name: str, split: str) -> tuple[torch.Tensor, torch.Tensor]:
+    data = randens.data.load(name, split)
+    return data[: len(data)]
+
+
+def judged(
+    rec: Ensemble, x: torch.Tensor, y: torch.Tensor, threat: randens.Threat, names: Sequence[str]
+) -> dict[str, Any]:
+    """Robust accuracies by every attack of `names`, and by the pool of all witnesses.
+
+    The attacks run on every member alone, on the ensemble drawn evenly, and on the deterministic ensemble. What is
+    found on one of them is shown to all: the pooled numbers. Only these compare an ensemble with its members without
+    favour, because an attack on several members at once has to find more than an attack on one.
+    """
+    alone = [Ensemble([member]) for member in rec.members]
+    averaged = Ensemble([randens.DeterministicEnsemble(list(rec.members))])
+    uniform = np.full(len(rec.members), 1 / len(rec.members))
+    by_attack: dict[str, Any] = {}
+    pools: list[WitnessPool] = []
+    for name in names:
+        attack = _attack(name, threat)
+        single = [attack(one, x, y) for one in alone]
+        joint = attack(rec, x, y)
+        mean = attack(averaged, x, y)
+        pools += [found.pool for found in (*single, joint, mean)]
+        by_attack[name] = {
+            "members": [found.robust_accuracy for found in single],
+            "drawn": joint.robust_accuracy,
+            "deterministic": mean.robust_accuracy,
+        }
+    seen = [transferred(pool, rec, (x, y)) for pool in pools]
+    pool = seen[0].merge(*seen[1:])
+    dec = [transferred(found, averaged, (x, y)) for found in pools]
+    with torch.no_grad():
+        clean = rec.errors(x, y).numpy()
+    return {
+        "natural": (1 - clean.mean(axis=0)).tolist(),
+        "attacks": by_attack,
+        "pooled": {
+            "members": (1 - pool.foolable.mean(axis=0)).tolist(),
+            "drawn": 1 - pool.risk(uniform),
+            "deterministic": 1 - dec[0].merge(*dec[1:]).risk([1.0]),
+        },
+        # Per input, for intervals: how many members the worst witness fools, and who is fooled by any.
+        "fooled_at_once": np.rint(pool.best(uniform)[0] * len(rec.members)).astype(int).tolist(),
+        "fooled_at_all": ["".join("01"[int(bit)] for bit in column) for column in pool.foolable.T],
+        "reach": reach(rec, x, y),
+    }
+
+
+def reach(rec: Ensemble, x: torch.Tensor, y: torch.Tensor) -> dict[str, float]:
+    """Joint reach in linf of all members, and the mean over pairs; see section "Joint reach" of the page."""
+    rows = []
+    for member in rec.members:
+        variable = x.clone().requires_grad_()
+        z = member(variable)
+        right = z.gather(1, y[:, None])[:, 0]
+        margin = right - z.scatter(1, y[:, None], -torch.inf).amax(dim=1)
+        (slope,) = torch.autograd.grad(margin.sum(), variable)
+        flat = slope.flatten(1)
+        rows.append(flat / flat.abs().sum(dim=1, keepdim=True).clamp_min(1e-12))
+    unit = torch.stack(rows)
+
+    def share(chosen: torch.Tensor) -> float:
+        return float(chosen.mean(dim=0).abs().sum(dim=1).mean())
+
+    count = len(unit)
+    pairs = [share(unit[[i, j]]) for i in range(count) for j in range(i)]
+    return {"all": share(unit), "pairs": float(np.mean(pairs)) if pairs else 1.0}
+
+
+def _attack(name: str, threat: randens.Threat) -> Attack:
+    """An attack of the map; "arc-r-100" is ARC-R with 100 steps."""
+    kind, _, steps = name.rpartition("-")
+    if steps.isdigit():
+        return randens.attacks.create(kind, threat, steps=int(steps))
+    return randens.attacks.create(name, threat)
+
+
+Rows = NDArray[np.float64]
