@@ -16,6 +16,8 @@ from randens.risk import bounds
 
 N = 20
 PROBS = [0.5, 0.3, 0.2]
+# Two searches that end near a tie may differ on an input, one way here, the other way on another processor.
+ONE = 1 / N
 
 
 def threat(norm: str, factor: float = 1.0) -> Threat:
@@ -44,13 +46,13 @@ def alone(member: int, norm: str) -> Found:
 def test_the_suite_is_at_least_as_strong_as_every_attack(norm: str) -> None:
     suite = found("suite", norm)
     for name in attacks_for("convnet"):
-        assert suite.robust_accuracy <= found(name, norm).robust_accuracy + 1e-12, name
+        assert suite.robust_accuracy <= found(name, norm).robust_accuracy + ONE, name
 
 
 @pytest.mark.parametrize("norm", NORMS)
 def test_presets_grow_stronger(norm: str) -> None:
     fast, standard = found("suite", norm, preset="fast"), found("suite", norm)
-    assert standard.robust_accuracy <= fast.robust_accuracy
+    assert standard.robust_accuracy <= fast.robust_accuracy + ONE
     assert fast.cost.forwards < standard.cost.forwards
 
 
@@ -80,7 +82,7 @@ def test_the_risk_lies_within_the_papers_bounds(norm: str) -> None:
 @pytest.mark.parametrize("norm", NORMS)
 def test_the_risk_rises_with_the_radius_to_one(norm: str) -> None:
     risks = [float(found("saddle", norm, f).risk.mean()) for f in (0.25, 1.0, 5.0)]
-    assert all(a <= b + 1 / N for a, b in itertools.pairwise(risks))
+    assert all(a <= b + ONE for a, b in itertools.pairwise(risks))
     assert risks[0] < 0.5 < risks[-1]
     assert risks[-1] > 0.97
 
@@ -89,10 +91,10 @@ def test_the_risk_rises_with_the_radius_to_one(norm: str) -> None:
 def test_signs_of_masking_are_absent(norm: str) -> None:
     """Iterative ≥ single step; gradients ≥ random search; adaptive ≥ what transfers; no gradient is missing."""
     risk = {name: float(found(name, norm).risk.mean()) for name in attacks_for("convnet")}
-    assert risk["pgd"] >= risk["fgsm"]
-    assert risk["adaptive-pgd-l"] >= risk["afgsm"]
-    assert risk["saddle"] >= risk["random"]
-    assert risk["arc-r"] >= risk["random"]
+    assert risk["pgd"] >= risk["fgsm"] - ONE
+    assert risk["adaptive-pgd-l"] >= risk["afgsm"] - ONE
+    assert risk["saddle"] > risk["random"] + ONE
+    assert risk["arc-r"] >= risk["random"] - ONE
     assert found("suite", norm).flags["nan_gradient"] == [0.0, 0.0, 0.0]
     assert max(found("saddle", norm).flags["zero_gradient"]) == 0.0
 
@@ -112,4 +114,4 @@ def test_the_climbers_beat_expectations_at_equal_budget() -> None:
             found(n, norm).robust_accuracy
             for n in ("adaptive-pgd-l", "adaptive-pgd-s", "adaptive-pgd-z", "afgsm", "fgsm")
         )
-        assert found("saddle", norm).robust_accuracy <= strongest
+        assert found("saddle", norm).robust_accuracy <= strongest + ONE

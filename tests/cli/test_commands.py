@@ -221,13 +221,18 @@ def test_doctor_reports_what_is_broken(shell: Shell, monkeypatch: pytest.MonkeyP
 
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The quickstart with a single epoch per member."""
-    real = quickstart.recipes
+    """The quickstart with a single epoch per member, judged on few images."""
+    real, whole = quickstart.recipes, quickstart.datasets.load
+
+    def few(name: str, split: str) -> Any:
+        return whole(name, split) if split == "train" else whole(name, split).subset(slice(0, 40))
 
     def short(seed: int = 0) -> tuple[Any, Any]:
         return tuple(recipe.with_settings(["epochs=1", "adversary.steps=1"]) for recipe in real(seed))  # type: ignore[return-value]
 
     monkeypatch.setattr(quickstart, "recipes", short)
+    monkeypatch.setattr(quickstart.datasets, "load", few)
+    monkeypatch.setattr(quickstart, "_SHOWN", 20)
 
 
 @pytest.mark.usefixtures("hurried")

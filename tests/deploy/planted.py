@@ -116,11 +116,11 @@ def running(
             assert thread.is_alive()
             time.sleep(0.01)
         url = f"http://127.0.0.1:{port}"
-        with httpx.Client(base_url=url, timeout=30) as client:
+        with httpx.Client(base_url=url, timeout=300) as client:
             yield Running(url, port, client, app)
     finally:
         server.should_exit = True
-        thread.join(20)
+        thread.join(300)
         assert not thread.is_alive()
 
 

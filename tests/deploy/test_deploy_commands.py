@@ -97,7 +97,7 @@ def test_serve_until_terminated(exported: Exported, tmp_path: Path) -> None:
             # A connection per request, as a connection that idles when the stop comes is closed.
             try:
                 while True:
-                    with httpx.Client(base_url=url, timeout=20) as own:
+                    with httpx.Client(base_url=url, timeout=300) as own:
                         try:
                             answers.append(own.post("/v1/predict", json=body, headers=headers))
                         except httpx.ConnectError:
@@ -112,11 +112,11 @@ def test_serve_until_terminated(exported: Exported, tmp_path: Path) -> None:
         threads = [threading.Thread(target=client) for _ in range(3)]
         for thread in threads:
             thread.start()
-        assert enough.wait(30)
+        assert enough.wait(300)
         child.send_signal(signal.SIGTERM)
         for thread in threads:
-            thread.join(20)
-        assert child.wait(20) == 0
+            thread.join(300)
+        assert child.wait(300) == 0
         assert "Stopped." in child.stdout.read()
     # Connections the system had queued but the server had not yet taken may be reset; nothing else may fail.
     assert all(

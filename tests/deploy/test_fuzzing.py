@@ -136,13 +136,13 @@ def process(tmp_path: Path) -> Iterator[tuple[str, int, Path]]:
             yield line.split(" at ")[1].split("/ ")[0], child.pid, bundle.path
         finally:
             child.terminate()
-            assert child.wait(20) == 0
+            assert child.wait(300) == 0
 
 
 @pytest.mark.slow
 def test_ten_thousand_malformed_requests_leave_no_trace(process: tuple[str, int, Path]) -> None:
     url, pid, bundle = process
-    with httpx.Client(base_url=url, timeout=30) as client:
+    with httpx.Client(base_url=url, timeout=300) as client:
         seen = fuzz_interface(url, 1000) + fuzz_bodies(client, 2000)
         time.sleep(1)
         before = resident(pid)["VmRSS"]

@@ -411,7 +411,7 @@ def test_malformed_http(usual: Running, raw: bytes, right: list[int]) -> None:
 def test_a_client_that_leaves_does_no_harm(usual: Running, right: list[int]) -> None:
     head = HEAD % 9999
     for _ in range(20):
-        with socket.create_connection(("127.0.0.1", usual.port), timeout=5) as connection:
+        with socket.create_connection(("127.0.0.1", usual.port), timeout=60) as connection:
             connection.sendall(head + b"{")
     time.sleep(0.2)
     lines = usual.client.get("/metrics").text
@@ -431,7 +431,7 @@ def test_concurrent_requests_share_calls_and_all_are_right(tmp_path: Path, right
         def client(number: int) -> None:
             row = number % 3
             body = json.dumps({"inputs": X[row : row + 1].tolist()})
-            with httpx.Client(base_url=server.url, timeout=30) as own:
+            with httpx.Client(base_url=server.url, timeout=300) as own:
                 for _ in range(40):
                     found = own.post(
                         "/v1/predict", content=body, headers={"content-type": "application/json"}
@@ -457,7 +457,7 @@ def test_stopping_finishes_what_was_accepted(tmp_path: Path) -> None:
         with running(bundle, Settings(Limits(batch=3)), Slow(bundle)) as server:
             jobs = [
                 threads.submit(
-                    httpx.post, f"{server.url}/v1/predict", json={"inputs": X.tolist()}, timeout=20
+                    httpx.post, f"{server.url}/v1/predict", json={"inputs": X.tolist()}, timeout=300
                 )
                 for _ in range(6)
             ]
@@ -501,7 +501,7 @@ def test_settings_are_checked(tmp_path: Path) -> None:
         listen("no.such.host.invalid", 0)
     with listen("127.0.0.1", 0) as taken:
         assert taken.proto == socket.IPPROTO_TCP  # or every answer takes 40 ms longer
-        socket.create_connection(taken.getsockname(), timeout=5).close()
+        socket.create_connection(taken.getsockname(), timeout=60).close()
         with pytest.raises(InputError, match="cannot listen"):
             listen("127.0.0.1", taken.getsockname()[1])
     assert create_app(Predictor(random_bundle(tmp_path / "b"))).docs_url is None
