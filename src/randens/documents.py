@@ -16,7 +16,17 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from randens.errors import FileError
 from randens.files import check_seal, read_json
 
-__all__ = ["Digest", "Document", "Kind", "Probabilities", "Threat", "fitted", "first_fault", "read_document"]
+__all__ = [
+    "Digest",
+    "Document",
+    "Kind",
+    "Probabilities",
+    "RunManifest",
+    "Threat",
+    "fitted",
+    "first_fault",
+    "read_document",
+]
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Probabilities = Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(min_length=1, max_length=100_000)]
@@ -34,6 +44,20 @@ class Threat(Document):
     norm: str
     eps: Annotated[float, Field(gt=0)]
     bounds: Annotated[list[float], Field(min_length=2, max_length=2)] | None
+
+
+class RunManifest(Document):
+    """What other code relies on in manifest.json; commands add entries of their own."""
+
+    created: str | None = None
+    command: list[str] | None = None
+    versions: dict[str, str] | None = None
+    git_commit: str | None = None
+    kind: str | None = None
+    seed: int | None = None
+    recipe: dict[str, Any] | None = None
+    earlier_recipes: list[dict[str, Any]] | None = None
+    chosen_on: dict[str, str] | None = None
 
 
 Kind = TypeVar("Kind", bound=BaseModel)

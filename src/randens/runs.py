@@ -20,27 +20,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from randens._version import __version__
-from randens.documents import Document, fitted
 from randens.errors import FileError, InputError
 from randens.files import check_seal, new_folder, parse_json, read_json, seal, write_json
 
 __all__ = ["Run", "versions"]
 
 _FORMAT = "randens-run-1"
-
-
-class _Manifest(Document):
-    """What other code relies on in manifest.json; commands add entries of their own."""
-
-    created: str | None = None
-    command: list[str] | None = None
-    versions: dict[str, str] | None = None
-    git_commit: str | None = None
-    kind: str | None = None
-    seed: int | None = None
-    recipe: dict[str, Any] | None = None
-    earlier_recipes: list[dict[str, Any]] | None = None
-    chosen_on: dict[str, str] | None = None
 
 
 class Run:
@@ -88,7 +73,10 @@ class Run:
         if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:
             raise FileError(f"{path} is not a run of format {_FORMAT}")
         check_seal(manifest, path)
-        fitted(_Manifest, manifest, path)
+        # Imported here because the installation is checked without what this needs.
+        from randens.documents import RunManifest, fitted
+
+        fitted(RunManifest, manifest, path)
         manifest.pop("checksum", None)
         return Run(folder, manifest)
 

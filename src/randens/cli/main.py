@@ -6,6 +6,7 @@ import ast
 import importlib
 import importlib.util
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ import typer
 from typer.exceptions import TyperException
 
 from randens import __version__
+from randens.cli.interrupts import Terminated, farewell, signals_noted
 from randens.errors import RandensError, unknown
 
 __all__ = ["VERBS", "main", "run"]
@@ -42,7 +44,6 @@ VERBS = (
 )
 """In the order of a first encounter; those without a module in this room are not there yet."""
 
-_INTERRUPTED = 130
 # Packages that the plain installation leaves out, and the extras that bring them.
 _EXTRAS = {
     **dict.fromkeys(
@@ -59,7 +60,16 @@ _EXTRAS = {
         "torch",
     ),
     **dict.fromkeys(
-        ("fastapi", "onnx", "onnxruntime", "onnxscript", "prometheus_client", "starlette", "uvicorn"),
+        (
+            "fastapi",
+            "msgspec",
+            "onnx",
+            "onnxruntime",
+            "onnxscript",
+            "prometheus_client",
+            "starlette",
+            "uvicorn",
+        ),
         "deploy",
     ),
     "tensorboard": "tensorboard",
@@ -75,8 +85,26 @@ def main() -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command and return its exit code: 0, 1 (a check failed), 2 (bad input), 130 (interrupted)."""
+    """Run one command and return its exit code.
+
+    0 done, 1 a check failed, 2 bad input, 130 interrupted (SIGINT), 143 terminated (SIGTERM).
+    """
     chosen = list(arguments) or ["--help"]
+    with signals_noted() as signals:
+        try:
+            return _run(chosen)
+        except (KeyboardInterrupt, typer.Abort, Terminated):
+            number = signals[0] if signals else signal.SIGINT
+        except Exception:
+            # What a signal breaks on its way is no fault of its own.
+            if not signals:
+                raise
+            number = signals[0]
+        _say(farewell(chosen[0], number))
+        return 128 + number
+
+
+def _run(chosen: list[str]) -> int:
     try:
         command = typer.main.get_command(_app(chosen))
         result = command.main(chosen, prog_name="randens", standalone_mode=False)
@@ -97,9 +125,6 @@ def run(arguments: Sequence[str]) -> int:
         return 2
     except typer.Exit as done:
         return done.exit_code
-    except (KeyboardInterrupt, typer.Abort):
-        _say("interrupted")
-        return _INTERRUPTED
 
 
 def available() -> list[str]:
@@ -116,7 +141,7 @@ def _app(arguments: Sequence[str]) -> typer.Typer:
         name="randens",
         help="Randomized ensembles of classifiers: attack them, prove what they can and cannot do, train them, "
         "ship them.",
-        epilog="Exit codes: 0 done, 1 a check failed, 2 bad input, 130 interrupted.",
+        epilog="Exit codes: 0 done, 1 a check failed, 2 bad input, 130 interrupted, 143 terminated.",
     )
     app.callback(invoke_without_command=True)(_root)
     verbs, wanted = available(), _wanted(arguments)

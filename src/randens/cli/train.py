@@ -14,14 +14,10 @@ import typer
 
 from randens.cli.output import Json, console, print_json
 from randens.cli.progress import bars
-from randens.documents import read_document
 from randens.errors import FileError
 from randens.progress import silent
-from randens.runs import Run
 
 __all__ = ["train"]
-
-_INTERRUPTED = 130
 
 
 def train(
@@ -61,7 +57,8 @@ def train(
     """Train an ensemble by RECIPE. The same command continues a run that was interrupted or killed.
 
     Says first what the run will cost on this machine. Ctrl-C saves and ends with
-    exit code 130. The result is a run folder that the other commands take.
+    exit code 130, SIGTERM with 143. The result is a run folder that the other
+    commands take.
 
     Example: randens train digits-convnet-barre --set epochs=5
     """
@@ -78,12 +75,14 @@ def train(
             run_training(chosen, folder, progress if leads else silent, say=say, stop=stop, force=force)
         except Stopped as stopped:
             say(str(stopped))
-            raise typer.Exit(_INTERRUPTED) from None
+            raise typer.Exit(128 + stop.number) from None
     if leads:
         _report(folder, as_json)
 
 
 def _report(folder: Path, as_json: bool) -> None:
+    from randens.documents import read_document
+    from randens.runs import Run
     from randens.training.folder import Summary
 
     run = Run.open(folder)
@@ -103,23 +102,34 @@ def _report(folder: Path, as_json: bool) -> None:
     out.print(f"The ensemble is in {folder}. Judge it on test data: randens evaluate {folder}")
 
 
+class _Stop:
+    """Whether Ctrl-C or a scheduler's SIGTERM has come, and which."""
+
+    number = 0
+
+    def __call__(self) -> bool:
+        return self.number != 0
+
+
 @contextlib.contextmanager
-def _stop_on_signal(say: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
-    """Whether Ctrl-C (or a scheduler's SIGTERM) has come: the first asks politely, a second one ends at once."""
-    asked = False
+def _stop_on_signal(say: Callable[[str], None]) -> Iterator[_Stop]:
+    """The first signal asks to stop after the step; a second one ends at once."""
+    stop = _Stop()
 
     def ask(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        if asked:
-            signal.default_int_handler(number, frame)
-        asked = True
+        if stop():
+            before = wanted[signal.Signals(number)]
+            if callable(before):
+                before(number, frame)
+            raise KeyboardInterrupt
+        stop.number = number
         say("stopping after this step; once more ends at once")
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    wanted = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield lambda: asked
+        yield stop
     finally:
-        for number, handler in before.items():
+        for number, handler in wanted.items():
             signal.signal(number, handler)
 
 

@@ -25,6 +25,7 @@ from randens.attacks.members import folded
 from randens.data import Augment, ImageData
 from randens.ensemble import RandomizedEnsemble, frozen, load, to_layout
 from randens.errors import InputError, ModelError, RandensError
+from randens.locks import only_writer
 from randens.progress import Progress, silent
 from randens.runs import Run
 from randens.training.adversaries import Adversary, Start, Victims, adversary
@@ -111,14 +112,15 @@ def _train(
     blueprint = Blueprint.of(recipe, train_data)
     given = [given_member(path, blueprint) for path in recipe.given]
     blueprint()
-    if crew.writes:
-        open_folder(recipe, folder, say, force)
-    crew.barrier()
-    run = Run.open(folder)
-    if is_finished(run):
-        say(f"{folder} is finished already; its ensemble is returned")
-        return load(run.ensemble)
-    return _Engine(blueprint, run, crew, train_data, held, given, progress, say, stop).run_all()
+    with only_writer(folder) if crew.writes else contextlib.nullcontext():
+        if crew.writes:
+            open_folder(recipe, folder, say, force)
+        crew.barrier()
+        run = Run.open(folder)
+        if is_finished(run):
+            say(f"{folder} is finished already; its ensemble is returned")
+            return load(run.ensemble)
+        return _Engine(blueprint, run, crew, train_data, held, given, progress, say, stop).run_all()
 
 
 class _Engine:

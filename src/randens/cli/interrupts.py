@@ -1,0 +1,62 @@
+"""Ctrl-C and SIGTERM: every command ends with one line that says what was kept and how to go on, and no traceback."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+__all__ = ["Terminated", "farewell", "signals_noted"]
+
+_FINISHED_PARTS = "finished batches are kept in the run folder, and the same command goes on after them"
+_KEPT = {
+    "attack": _FINISHED_PARTS,
+    "bench": "finished benchmarks of a whole run are kept, and the same command goes on after them",
+    "data": "complete data sets are kept, and the same command fetches the others",
+    "evaluate": _FINISHED_PARTS,
+    "quickstart": "what was trained is kept in the run folder; the same command begins a new one",
+    "reproduce": "what was trained and measured is kept, and the same command goes on after it",
+    "train": "the last checkpoint is kept in the run folder, and the same command goes on from it",
+}
+_NOTHING = "nothing was written; the same command begins again"
+
+
+class Terminated(BaseException):
+    """SIGTERM has come. Not an `Exception`: nothing on the way may take it for a fault of its own."""
+
+
+def farewell(verb: str, number: int) -> str:
+    """The one line for a command that a signal ended."""
+    name = "terminated" if number == signal.SIGTERM else "interrupted"
+    return f"{name}: {_KEPT.get(verb, _NOTHING)}"
+
+
+@contextlib.contextmanager
+def signals_noted() -> Iterator[list[int]]:
+    """The signals that came, in their order: SIGINT raises KeyboardInterrupt, SIGTERM `Terminated`.
+
+    Commands that stop in their own way replace the handlers while they run. A second signal while a command cleans
+    up raises again; once the context ends, the handlers are those from before.
+    """
+    seen: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield seen
+        return
+
+    def note(number: int, frame: FrameType | None) -> None:
+        del frame
+        seen.append(number)
+        raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
+
+    wanted = [signal.SIGTERM]
+    # A shell starts jobs in the background with SIGINT ignored; that stays so.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        wanted.append(signal.SIGINT)
+    before = {number: signal.signal(number, note) for number in wanted}
+    try:
+        yield seen
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
