@@ -63,7 +63,7 @@ def audit_stochastic(
             {"difference": found.difference, "class_changed": found.class_changed},
             ""
             if found.random
-            else "evaluate the module itself; if it should be random, look at its train and eval modes",
+            else "evaluate the module itself; if it should be random, look at the modes of its layers",
         ),
         Check(
             "seed-decides",

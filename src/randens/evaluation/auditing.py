@@ -120,10 +120,14 @@ def audit(
 ) -> Audit:
     """Check `rec` on `data` (a hundred inputs say enough) under `threat` (None: the ensemble's own).
 
-    evaluation: a result to hold against what is found here. chosen_on: which split chose what.
+    evaluation: a result to hold against what is found here. chosen_on: which split chose what. A random classifier
+    has checks of its own: see `audit_stochastic`.
     """
-    if rec.stochastic:
-        raise InputError("rec answers at random itself; use randens.evaluation.audit_stochastic for it")
+    if getattr(rec, "stochastic", False):
+        # Imported late, as it makes an `Audit`, too.
+        from randens.evaluation.audit_stochastic import audit_stochastic
+
+        return audit_stochastic(rec, data, threat, seed=seed, progress=progress)
     start = time.perf_counter()
     inputs = labelled(data, rec)
     chosen = rec.threat if threat is None else threat

@@ -488,8 +488,10 @@ class _Run:
         return accuracy
 
     def choose(self) -> NDArray[np.int64]:
-        """For every input the perturbation with the highest risk on the selection draws."""
-        return np.asarray(np.argmax(self.risks, axis=0), dtype=np.int64)
+        """For every input the perturbation with the highest risk on the selection draws; of equal ones, that of the
+        attack which does best overall."""
+        order = np.argsort(-self.risks.mean(axis=1), kind="stable")
+        return np.asarray(order[np.argmax(self.risks[order], axis=0)], dtype=np.int64)
 
     def table(self, best: NDArray[np.int64]) -> tuple[Adversary, ...]:
         """Each attack's accuracy on the selection draws, which are fresh to it, after its last stage."""
