@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 import randens
 from paper.when_does_drawing_pay.plan import FURTHER, Cell, Member
@@ -45,7 +44,7 @@ def compute(cell: Cell, folder: Path, split: str = "validation", say: Say = prin
     threat = randens.Threat("linf", cell.member.eps)
     result = {
         "cell": cell.name,
-        "method": cell.method,
+        "method": cell.label,
         "members": cell.members,
         "width": cell.member.width,
         "epochs": cell.member.epochs,
@@ -173,6 +172,3 @@ def _attack(name: str, threat: randens.Threat) -> Attack:
     if steps.isdigit():
         return randens.attacks.create(kind, threat, steps=int(steps))
     return randens.attacks.create(name, threat)
-
-
-Rows = NDArray[np.float64]
