@@ -6,6 +6,8 @@ import argparse
 import time
 from pathlib import Path
 
+from paper.when_does_drawing_pay.figures import write_figures
+from paper.when_does_drawing_pay.page import write_page
 from paper.when_does_drawing_pay.plan import CELLS
 from paper.when_does_drawing_pay.work import compute, result_of
 
@@ -14,7 +16,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m paper.when_does_drawing_pay", description=__doc__)
     parser.add_argument("what", nargs="?", choices=("all", "page"), default="all")
     parser.add_argument("--folder", type=Path, default=Path("runs/when-does-drawing-pay"))
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no cell after so many minutes")
+    parser.add_argument(
+        "--minutes", type=float, default=float("inf"), help="begin no cell after so many minutes"
+    )
+    parser.add_argument("--docs", type=Path, default=Path("docs"), help="where the page and figures/ go")
     arguments = parser.parse_args()
     begun = time.monotonic()
     if arguments.what == "all":
@@ -24,6 +29,8 @@ def main() -> None:
                 print(f"{len(missing) - number} cells are left for the next time")
                 break
             compute(cell, arguments.folder)
+    names = write_figures(arguments.docs / "figures")
+    write_page(arguments.docs / "when-does-drawing-pay.md", {k: f"figures/{v}" for k, v in names.items()})
 
 
 if __name__ == "__main__":

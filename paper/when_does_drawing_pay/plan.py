@@ -17,9 +17,19 @@ RADII = (0.1, 0.2, 0.3)
 BASE = 200
 FURTHER = 100
 MEMBERS = 4
-IDEAS = ("joint", "paths", "features", "conflict", "bounded", "distil")
+IDEAS: tuple[tuple[str, float | None], ...] = (
+    ("bounded", 0.5),
+    ("shared", 0.5),
+    ("joint", None),
+    ("conflict", None),
+    ("bounded", 0.75),
+    ("shared", 0.25),
+    ("distil", None),
+    ("features", None),
+    ("paths", None),
+)
 BOOSTED = ("mrboost", "barre")
-ATTACKS = ("apgd-s", "arc", "arc-r-20", "arc-r-100", "lattice", "saddle", "suite")
+ATTACKS = ("adaptive-pgd-s", "arc", "arc-r-20", "arc-r-100", "lattice", "saddle", "suite")
 
 
 @dataclass(frozen=True)
@@ -54,11 +64,18 @@ class Cell:
     members: int = MEMBERS
     seed: int = 0
     attacks: tuple[str, ...] = ()
+    weight: float | None = None
+
+    @property
+    def label(self) -> str:
+        """The method, with its weight."""
+        return self.method if self.weight is None else f"{self.method}-{self.weight:g}"
 
     @property
     def name(self) -> str:
+        """Of its result and of its run; the same cell judged by more attacks has a result of its own."""
         m, more = self.member, "-attacks" if self.attacks else ""
-        return f"{m.data}-{self.method}-m{self.members}-w{m.width}-e{m.epochs}-eps{m.eps:g}-s{self.seed}{more}"
+        return f"{m.data}-{self.label}-m{self.members}-w{m.width}-e{m.epochs}-eps{m.eps:g}-s{self.seed}{more}"
 
     def base(self) -> list[Member]:
         """The members it is made of or starts from."""
@@ -68,7 +85,7 @@ class Cell:
         """How the method goes on from the runs `first`."""
         content = _settings(self.member, self.member.epochs)
         content |= {"method": self.method, "members": self.members, "seed": 1000 + self.seed}
-        content["sampling"] = {"method": "uniform", "every": 10**6}
+        content |= {"weight": self.weight, "sampling": {"method": "uniform", "every": 10**6}}
         if self.method in BOOSTED:
             # α uniform; later members have the epochs that the other methods add to all of them.
             content |= {"first": first[0], "start": "previous", "later_epochs": FURTHER}
@@ -96,7 +113,7 @@ def _settings(member: Member, epochs: int) -> dict[str, Any]:
         "loss": {"name": "mce"},
         "optimizer": {"lr": 0.1, "weight_decay": 1e-4},
         "schedule": {"name": "cyclic", "peak": 0.3},
-        "validation": {"attack": "apgd-s", "steps": 10, "every": max(1, epochs // 4)},
+        "validation": {"attack": "adaptive-pgd-s", "steps": 10, "every": max(1, epochs // 4)},
         "sampling": {"method": "uniform"},
         "log_every": 10**6,
     }
@@ -106,9 +123,9 @@ def _cells() -> Iterable[Cell]:
     """In the order in which they are computed: what decides most comes first."""
     for seed in SEEDS:
         yield Cell(seed=seed)
-    for method in ("continued", *IDEAS, *BOOSTED):
+    for method, weight in (*IDEAS[:1], ("continued", None), *IDEAS[1:], *((name, None) for name in BOOSTED)):
         for seed in SEEDS:
-            yield Cell(method, seed=seed)
+            yield Cell(method, seed=seed, weight=weight)
     for epochs in LENGTHS:
         for seed in SEEDS:
             yield Cell(member=Member(epochs=epochs), seed=seed)

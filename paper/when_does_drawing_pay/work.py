@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 import randens
 from paper.when_does_drawing_pay.plan import FURTHER, Cell, Member
@@ -45,7 +44,7 @@ def compute(cell: Cell, folder: Path, split: str = "validation", say: Say = prin
     threat = randens.Threat("linf", cell.member.eps)
     result = {
         "cell": cell.name,
-        "method": cell.method,
+        "method": cell.label,
         "members": cell.members,
         "width": cell.member.width,
         "epochs": cell.member.epochs,
@@ -129,6 +128,8 @@ def judged(
     seen = [transferred(pool, rec, (x, y)) for pool in pools]
     pool = seen[0].merge(*seen[1:])
     dec = [transferred(found, averaged, (x, y)) for found in pools]
+    found = randens.conflict(rec, (x, y), threat)
+    pairs = found.pairs[np.triu_indices(len(rec.members), 1)]
     with torch.no_grad():
         clean = rec.errors(x, y).numpy()
     return {
@@ -142,29 +143,8 @@ def judged(
         # Per input, for intervals: how many members the worst witness fools, and who is fooled by any.
         "fooled_at_once": np.rint(pool.best(uniform)[0] * len(rec.members)).astype(int).tolist(),
         "fooled_at_all": ["".join("01"[int(bit)] for bit in column) for column in pool.foolable.T],
-        "reach": reach(rec, x, y),
+        "reach": {"all": found.reach, "pairs": float(np.mean(pairs)) if len(pairs) else 1.0},
     }
-
-
-def reach(rec: Ensemble, x: torch.Tensor, y: torch.Tensor) -> dict[str, float]:
-    """Joint reach in linf of all members, and the mean over pairs; see section "Joint reach" of the page."""
-    rows = []
-    for member in rec.members:
-        variable = x.clone().requires_grad_()
-        z = member(variable)
-        right = z.gather(1, y[:, None])[:, 0]
-        margin = right - z.scatter(1, y[:, None], -torch.inf).amax(dim=1)
-        (slope,) = torch.autograd.grad(margin.sum(), variable)
-        flat = slope.flatten(1)
-        rows.append(flat / flat.abs().sum(dim=1, keepdim=True).clamp_min(1e-12))
-    unit = torch.stack(rows)
-
-    def share(chosen: torch.Tensor) -> float:
-        return float(chosen.mean(dim=0).abs().sum(dim=1).mean())
-
-    count = len(unit)
-    pairs = [share(unit[[i, j]]) for i in range(count) for j in range(i)]
-    return {"all": share(unit), "pairs": float(np.mean(pairs)) if pairs else 1.0}
 
 
 def _attack(name: str, threat: randens.Threat) -> Attack:
@@ -173,6 +153,3 @@ def _attack(name: str, threat: randens.Threat) -> Attack:
     if steps.isdigit():
         return randens.attacks.create(kind, threat, steps=int(steps))
     return randens.attacks.create(name, threat)
-
-
-Rows = NDArray[np.float64]

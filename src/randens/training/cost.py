@@ -80,7 +80,7 @@ class Estimate:
 
 def plan(recipe: Recipe) -> list[StagePlan]:
     """The stages of a recipe; members given by earlier runs cost nothing."""
-    method = METHODS[recipe.method]()
+    method = METHODS[recipe.method](recipe.weight)
     level = "kl" if recipe.loss.name == "trades" else method.level
     craft = adversary(recipe.adversary, recipe.threat.build(), level)
     counts = method.stages(recipe.members)

@@ -1,4 +1,4 @@
-"""What makes members differ: tied paths, distilled features, the linearised game, a bounded risk, witnesses.
+"""What makes members differ: tied paths, distilled features, the linearised game, a bounded risk, teachers.
 
 The methods of `randens.training.methods` that are meant to make drawing pay are built from these functions. An
 adversary who must fool several members with one perturbation loses only if their gradients conflict; see
@@ -11,23 +11,19 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from randens.attacks.losses import margins
-from randens.risk import optimal_sampling
 from randens.threat import Threat
 from randens.training.adversaries import Adversary, Start, Victims
 from randens.training.losses import Forward, divergence
-from randens.witness import WitnessPool
 
 __all__ = [
     "RandomPath",
     "bounded_risk",
     "distilled",
     "game_value",
-    "mixed_strategy",
     "overlap",
     "taught",
     "tied_paths",
@@ -47,7 +43,9 @@ def tied_paths(members: Sequence[nn.Module]) -> list[nn.Module]:
     own = trunk.get_submodule(layer).weight
     memo = {id(tensor): tensor for tensor in shared if tensor is not own}
     paths = [trunk, *(copy.deepcopy(trunk, dict(memo)) for _ in members[1:])]
-    stacked = torch.stack([member.get_submodule(layer).weight.detach().flatten(1) for member in members], dim=1)
+    stacked = torch.stack(
+        [member.get_submodule(layer).weight.detach().flatten(1) for member in members], dim=1
+    )
     norms = stacked[:, :1].norm(dim=2, keepdim=True)
     for start in range(0, len(members), stacked.shape[2]):  # no more orthogonal copies than dimensions
         block = stacked[:, start : start + stacked.shape[2]]
@@ -141,34 +139,3 @@ def bounded_risk(z: Tensor, y: Tensor) -> Tensor:
 def taught(z: Tensor, lessons: Tensor) -> Tensor:
     """KL(softmax of the teachers' mean logits ‖ softmax z), per input."""
     return divergence(lessons.log_softmax(dim=-1), z)
-
-
-def mixed_strategy(pool: WitnessPool, generator: torch.Generator) -> tuple[list[int], float]:
-    """Per input the witness that the attacker's optimal mixed strategy draws (−1: none), and the game's value.
-
-    The duals of the linear program over the pool are the strategy: at inputs of configuration k the set u is used
-    with mass q_{k,u} (`Certificate`). Against it no α over the pool's members has a lower risk than the value, and
-    a new member is worth adding only if its error is below the value.
-    """
-    profile = pool.profile()
-    found = optimal_sampling(profile)
-    number = {_key(sets): k for k, sets in enumerate(profile.configurations)}
-    certificate = found.certificate
-    mass = {
-        (int(k), int(mask)): float(q)
-        for k, mask, q in zip(certificate.configuration, certificate.masks, certificate.mass, strict=True)
-    }
-    drawn = [-1] * pool.n
-    places = 1 << np.arange(pool.members)
-    for point in range(pool.n):
-        rows = np.flatnonzero(pool.points == point)
-        if not len(rows):
-            continue
-        k = number[_key(pool.fooled[rows])]
-        weights = torch.tensor([mass.get((k, int(pool.fooled[row] @ places)), 0.0) for row in rows])
-        drawn[point] = int(rows[int(torch.multinomial(weights, 1, generator=generator))])
-    return drawn, float(found.lower_bound)
-
-
-def _key(sets: np.ndarray) -> frozenset[bytes]:
-    return frozenset(row.tobytes() for row in np.ascontiguousarray(sets, dtype=bool))

@@ -145,7 +145,7 @@ class _Engine:
         self.progress, self.say, self.stop = progress, say, stop
         self.held_x, self.held_y = held[: recipe.validation.size or len(held)]
         self.threat = recipe.threat.build()
-        self.method = METHODS[recipe.method]()
+        self.method = METHODS[recipe.method](recipe.weight)
         self.inherits = recipe.start == "previous" or (recipe.start == "auto" and self.method.inherits)
         self.sizes = self.method.stages(recipe.members)
         self.loss = training_loss(recipe.loss)
@@ -273,7 +273,9 @@ class _Engine:
         lesson = Lesson(x, y, x_adv, forwards, stage.trained, self.given, self.threat)
         total = torch.zeros((), device=device)
         sums = torch.zeros(len(wrapped) + 1, dtype=torch.float64, device=device)
-        share = len(wrapped) / len(learners)  # a member that learns from every tenth batch counts ten times there
+        share = len(wrapped) / len(
+            learners
+        )  # a member that learns from every tenth batch counts ten times there
         for index, (losses, z) in zip(learners, self.method.losses(self.loss, lesson), strict=True):
             total = total + losses.sum()
             sums[index] = losses.detach().sum() * share

@@ -14,10 +14,11 @@ of earlier runs where the recipe gives them (`first`):
 
 | method   | training adversary on                       | what differs                                               |
 |----------|---------------------------------------------|------------------------------------------------------------|
+| shared   | f_i alone; for a share of the batch the mixture | between IAT (share 0) and joint training (share 1) |
 | paths    | a path drawn anew at every step             | one network; orthogonal copies of one middle layer         |
 | features | f_i alone, or another member's features     | f_i learns to ignore what another member alone looks at    |
 | conflict | f_i alone                                   | reward for the value of the linearised game                |
-| bounded  | Σα_i σ(−margin_i) of all                    | the bounded risk of the mixture is what members descend    |
+| bounded  | f_i alone; for a share Σα_i σ(−margin_i)    | the share descends the bounded risk of the mixture         |
 | distil   | f_i alone                                   | f_i learns the mean logits of the members it started from  |
 
 Nothing else differs between them: data, batches, budget, checkpoints and the first member are the engine's.
@@ -26,7 +27,7 @@ Nothing else differs between them: data, batches, budget, checkpoints and the fi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -94,6 +95,12 @@ class Method:
     watched: ClassVar[bool] = True
     parallel: ClassVar[bool] = True
 
+    weight: ClassVar[float | None] = None
+
+    def __init__(self, weight: float | None = None) -> None:
+        if weight is not None:
+            self.weight = weight  # type: ignore[misc]
+
     def stages(self, members: int) -> list[int]:
         """How many members each stage trains at once."""
         return [1] * members
@@ -110,8 +117,8 @@ class Method:
         """The members of a stage as training begins."""
         return members
 
-    def learners(self, members: int, seed: int) -> list[int]:
-        """Which of the members in training learn from this batch."""
+    def learners(self, members: int, seed: int) -> list[int]:  # noqa: ARG002
+        """Which of the members in training learn from this batch; `seed` is for those who draw."""
         return list(range(members))
 
     def examples(
@@ -211,6 +218,29 @@ class _Together(Method):
         return [craft.craft(victims.only(index), start) for index in learners]
 
 
+class Shared(_Together):
+    """AT of every member, but a share of its examples are those of the mixture, the same for all members: each
+    stays robust by itself and learns what the adversary of the ensemble does. 0 is IAT, 1 joint training."""
+
+    name = "shared"
+    level = "softmax"
+    weight = 0.5
+
+    def common(self, images: int) -> int:
+        """How many images of a batch, its first ones, are attacked for all members at once."""
+        return round((self.weight or 0.0) * images)
+
+    def examples(
+        self, craft: Adversary, victims: Victims, start: Start, learners: Sequence[int]
+    ) -> list[Tensor]:
+        rows = torch.arange(len(start.x), device=start.x.device)
+        common = self.common(len(rows))
+        joint = craft.craft(victims, start.rows(rows[:common]))
+        alone = craft if craft.level == "kl" else replace(craft, level="loss")
+        rest = start.rows(rows[common:])
+        return [torch.cat([joint, alone.craft(victims.only(index), rest)]) for index in learners]
+
+
 class Paths(_Together):
     """One network with M orthogonal copies of a middle layer; one copy, drawn at random, per batch and per step of
     the attack. A batch costs what one network costs, whatever M is."""
@@ -228,13 +258,13 @@ class Paths(_Together):
     def examples(
         self, craft: Adversary, victims: Victims, start: Start, learners: Sequence[int]
     ) -> list[Tensor]:
-        return [craft.craft(diverse.RandomPath.among(victims, start.seed), start)]
+        return [craft.craft(diverse.RandomPath.among(victims, start.seed), start)] * len(learners)
 
     def losses(self, loss: TrainingLoss, lesson: Lesson) -> list[tuple[Tensor, Tensor]]:
         apart = self.weight * diverse.overlap(lesson.members)
         return [(losses + apart, z) for losses, z in super().losses(loss, lesson)]
 
-    def passes(self, craft: Adversary, victims: int, training: int, size: int) -> tuple[int, int]:
+    def passes(self, craft: Adversary, victims: int, training: int, size: int) -> tuple[int, int]:  # noqa: ARG002
         return craft.passes(1), training
 
 
@@ -281,18 +311,23 @@ class Conflict(_Together):
         return craft.passes(victims), (training + 2) * size
 
 
-class Bounded(Joint):
-    """Every member descends σ(−margin) under one attack on the mixture of these: a smooth form of the ensemble's
-    risk. Bounded losses give up lost inputs, so members may differ in what they defend; convex losses average."""
+class Bounded(Shared):
+    """AT on a member's own examples, and for a share of the batch σ(−margin) at the examples of the attack that
+    climbs the members' mean of it: a smooth form of the ensemble's risk. A bounded loss gives up what is lost, so
+    members may differ in what they defend; under convex losses the average member is at least as good."""
 
     name = "bounded"
     level = "bounded"
-    descends = False
-    scale = 4.0
+    scale = 4.0  # the slope of cross-entropy at margin 0, up to a factor
 
     def losses(self, loss: TrainingLoss, lesson: Lesson) -> list[tuple[Tensor, Tensor]]:
-        outputs = [forward(x_adv) for forward, x_adv in zip(lesson.forwards, lesson.x_adv, strict=True)]
-        return [(self.scale * diverse.bounded_risk(z, lesson.y), z) for z in outputs]
+        common = self.common(len(lesson.x))
+        made = []
+        for forward, x_adv in zip(lesson.forwards, lesson.x_adv, strict=True):
+            own, z = loss(forward, Examples(lesson.x, x_adv, lesson.y))
+            joint = self.scale * diverse.bounded_risk(z[:common], lesson.y[:common])
+            made.append((torch.cat([joint, own[common:]]), z))
+        return made
 
 
 class Distil(_Together):
@@ -301,7 +336,7 @@ class Distil(_Together):
 
     name = "distil"
 
-    def losses(self, loss: TrainingLoss, lesson: Lesson) -> list[tuple[Tensor, Tensor]]:
+    def losses(self, loss: TrainingLoss, lesson: Lesson) -> list[tuple[Tensor, Tensor]]:  # noqa: ARG002
         made = []
         for forward, x_adv in zip(lesson.forwards, lesson.x_adv, strict=True):
             with torch.no_grad():
@@ -323,6 +358,7 @@ METHODS: dict[str, type[Method]] = {
         BARRE,
         BAT,
         Joint,
+        Shared,
         Paths,
         Features,
         Conflict,

@@ -57,7 +57,18 @@ Positive = Annotated[float, BeforeValidator(_fraction), Field(gt=0, allow_inf_na
 Share = Annotated[float, BeforeValidator(_fraction), Field(ge=0, lt=1, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 Method = Literal[
-    "at", "iat", "mrboost", "barre", "bat", "joint", "paths", "features", "conflict", "bounded", "distil"
+    "at",
+    "iat",
+    "mrboost",
+    "barre",
+    "bat",
+    "joint",
+    "shared",
+    "paths",
+    "features",
+    "conflict",
+    "bounded",
+    "distil",
 ]
 
 
@@ -196,7 +207,8 @@ class CheckpointPart(_Part):
 class Recipe(_Part):
     """Everything that decides a training run.
 
-    `first` takes the first member, or the first few, from earlier runs; method "at" trains it on.
+    `first` takes the first member, or the first few, from earlier runs; method "at" trains it on. `weight` is the
+    share of common examples of "shared" and "bounded", or how much the own term of "paths" and "conflict" counts.
     """
 
     method: Method
@@ -205,6 +217,7 @@ class Recipe(_Part):
     later_epochs: Count | None = None
     batch_size: Count = 128
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    weight: Annotated[float, BeforeValidator(_fraction), Field(ge=0, allow_inf_nan=False)] | None = None
     start: Literal["auto", "fresh", "previous"] = "auto"
     first: str | tuple[str, ...] | None = None
     ema: Share = 0.0
@@ -242,7 +255,7 @@ class Recipe(_Part):
             )
         if len(self.given) > self.members:
             raise ValueError(f"first names {len(self.given)} runs; there are only {self.members} members")
-        at_once = ("joint", "paths", "features", "conflict", "bounded", "distil")
+        at_once = ("joint", "shared", "paths", "features", "conflict", "bounded", "distil")
         if self.method in at_once and self.start == "previous":
             raise ValueError(
                 f"start is 'previous'; {self.method} trains all members at once: there is no previous member"
@@ -250,6 +263,12 @@ class Recipe(_Part):
         if self.method == "distil" and len(self.given) != self.members:
             raise ValueError(
                 f"first names {len(self.given)} runs; method 'distil' needs all {self.members} members as teachers"
+            )
+        if self.weight is not None and self.method not in ("shared", "bounded", "paths", "conflict"):
+            raise ValueError(f"weight is {self.weight}; method {self.method!r} has no weight")
+        if self.method == "shared" and self.weight is not None and self.weight > 1:
+            raise ValueError(
+                f"weight is {self.weight}; for method 'shared' it is a share of the batch, at most 1"
             )
         if self.method == "features" and self.members < 2:
             raise ValueError(f"members is {self.members}; method 'features' needs at least 2")

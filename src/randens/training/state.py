@@ -149,5 +149,9 @@ def part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def _put(tensors: dict[str, Tensor], name: str, states: Sequence[Mapping[str, Tensor]]) -> None:
+    """Tensors that members share are written for each of them: safetensors refuses memory that is named twice."""
+    seen: set[int] = set()
     for index, state in enumerate(states):
-        tensors.update({f"{name}.{index}.{key}": value for key, value in state.items()})
+        for key, value in state.items():
+            tensors[f"{name}.{index}.{key}"] = value.clone() if value.data_ptr() in seen else value
+            seen.add(value.data_ptr())

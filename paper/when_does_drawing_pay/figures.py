@@ -1,0 +1,99 @@
+"""The figures of the page, by matplotlib from the saved results."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from paper.when_does_drawing_pay.page import WORDS, Group, axes_of_the_map, methods
+from randens.files import write_atomic
+
+__all__ = ["write_figures"]
+
+_BLUE, _ORANGE, _GREEN, _GREY = "#0067a5", "#b84a00", "#00745a", "#8a8a8a"
+
+
+def write_figures(folder: Path) -> dict[str, str]:
+    """Draw what there are results for; the files' names by what they show."""
+    names: dict[str, str] = {}
+    settings: Any = {"svg.fonttype": "none", "svg.hashsalt": "randens", "font.size": 9}
+    with rc_context(settings):
+        for name, figure in (("methods", _methods()), ("map", _map())):
+            if figure is None:
+                continue
+            stream = io.BytesIO()
+            figure.savefig(stream, format="svg", metadata={"Date": None}, bbox_inches="tight")
+            names[name] = f"drawing-{name}.svg"
+            write_atomic(folder / names[name], stream.getvalue())
+    return names
+
+
+def _methods() -> Figure | None:
+    """One line per method: members (grey), drawn (orange), deterministic (green)."""
+    found = methods()
+    if not found:
+        return None
+    found = sorted(found, key=lambda one: one.drawn)
+    figure = Figure(figsize=(6.2, 0.6 + 0.32 * len(found)))
+    axes = figure.subplots()
+    for row, one in enumerate(found):
+        axes.plot([one.members, one.deterministic], [row, row], color="#d0d0d0", zorder=1)
+    _scatter(axes, found, "members", _GREY, "o", "members, mean")
+    _scatter(axes, found, "best", _BLUE, "o", "best member")
+    _scatter(axes, found, "drawn", _ORANGE, "*", "drawn evenly")
+    _scatter(axes, found, "deterministic", _GREEN, "D", "deterministic (M times the compute)")
+    axes.set_yticks(range(len(found)), [WORDS.get(one.label, one.label) for one in found])
+    axes.set_xlabel("robust accuracy, % (validation, pooled witnesses, mean over seeds)")
+    axes.legend(
+        loc="upper center", bbox_to_anchor=(0.35, -0.35 if len(found) < 4 else -0.16), ncols=2, frameon=False
+    )
+    _plain(axes)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f}")
+    return figure
+
+
+def _scatter(axes: Axes, found: Sequence[Group], value: str, colour: str, marker: str, label: str) -> None:
+    size = 110 if marker == "*" else 28
+    xs = [getattr(one, value) for one in found]
+    axes.scatter(
+        xs, range(len(found)), s=size, color=colour, marker=marker, label=label, zorder=2 + (marker == "*")
+    )
+
+
+def _map() -> Figure | None:
+    """A panel per axis with at least two values: what members, drawn and deterministic ensembles reach."""
+    shown = [(name, pairs) for name, pairs in axes_of_the_map() if len(pairs) > 1]
+    if not shown:
+        return None
+    figure = Figure(figsize=(2.3 * len(shown) + 0.6, 2.6))
+    panels = figure.subplots(1, len(shown), squeeze=False, sharey=True)[0]
+    for axes, (name, pairs) in zip(panels, shown, strict=True):
+        ticks = range(len(pairs))
+        for value, colour, marker, label in (
+            ("members", _GREY, "o", "members, mean"),
+            ("drawn", _ORANGE, "*", "drawn evenly"),
+            ("deterministic", _GREEN, "D", "deterministic"),
+        ):
+            axes.plot(
+                ticks, [getattr(one, value) for _, one in pairs], color=colour, marker=marker, label=label
+            )
+        axes.set_xticks(ticks, [tick for tick, _ in pairs])
+        axes.set_xlabel(name)
+        axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f}")
+        _plain(axes)
+    panels[0].set_ylabel("robust accuracy, %")
+    panels[-1].legend(frameon=False, loc="best")
+    return figure
+
+
+def _plain(axes: Axes) -> None:
+    axes.grid(visible=True, axis="both", color="#ececec", linewidth=0.6)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)

@@ -1,0 +1,145 @@
+"""The study: its plan is consistent, its judge agrees with planted ensembles, its page with planted results."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from paper.when_does_drawing_pay import page, plan, work
+from paper.when_does_drawing_pay.figures import write_figures
+from torch import nn
+
+import randens
+
+
+def _plane(slope: list[float], offset: float) -> nn.Module:
+    """Two classes; the margin of class 0 is slope·x + offset."""
+    layer = nn.Linear(2, 2)
+    with torch.no_grad():
+        layer.weight.copy_(torch.tensor([slope, [0.0, 0.0]]))
+        layer.bias.copy_(torch.tensor([offset, 0.0]))
+    return nn.Sequential(nn.Flatten(), layer)
+
+
+def _result(seed: int, alone: list[str], at_once: list[int], members: int = 2) -> dict[str, Any]:
+    fooled = [sum(bit == "1" for bit in row) / len(row) for row in alone]
+    return {
+        "method": "x",
+        "members": members,
+        "seed": seed,
+        "inputs": len(at_once),
+        "passes": 2_000_000,
+        "pooled": {
+            "members": [1 - f for f in fooled],
+            "drawn": 1 - sum(at_once) / members / len(at_once),
+            "deterministic": 0.75,
+        },
+        "fooled_at_all": alone,
+        "fooled_at_once": at_once,
+        "reach": {"all": 0.8, "pairs": 0.9},
+    }
+
+
+def test_every_cell_has_a_name_of_its_own_and_a_recipe() -> None:
+    names = [cell.name for cell in plan.CELLS]
+    assert len(set(names)) == len(names)
+    for cell in plan.CELLS:
+        seeds = [member.seed for member in cell.base()]
+        assert seeds == [10 * cell.seed + index for index in range(cell.members)]
+        assert cell.member.recipe().method == "at"
+        if cell.method not in ("iat", "continued"):
+            recipe = cell.recipe(["run"] * cell.members)
+            assert recipe.method == cell.method
+            assert recipe.weight == cell.weight
+            assert recipe.sampling.method == "uniform"
+
+
+def test_methods_and_their_control_have_the_same_epochs_and_rate() -> None:
+    for cell in plan.CELLS:
+        if cell.method in ("iat", "continued"):
+            continue
+        recipe = cell.recipe(["run"] * cell.members)
+        boosted = cell.method in plan.BOOSTED
+        assert recipe.epochs_of(1 if boosted else 0) == plan.FURTHER
+        assert recipe.lr_of(1) == recipe.lr_of(0) == 0.05
+
+
+def test_the_judge_sees_the_conflict_of_opposed_members() -> None:
+    # One pixel decides: member 0 is fooled below 0.45, member 1 above 0.55; ε = 0.1 reaches either, never both.
+    members = [_plane([1.0, 0.0], -0.45), _plane([-1.0, 0.0], 0.55)]
+    x = torch.full((4, 1, 1, 2), 0.5)
+    y = torch.zeros(4, dtype=torch.long)
+    found = work.judged(randens.RandomizedEnsemble(members), x, y, randens.Threat("linf", 0.1), ("saddle",))
+    assert found["natural"] == [1.0, 1.0]
+    assert found["pooled"]["members"] == [0.0, 0.0]
+    assert found["pooled"]["drawn"] == pytest.approx(0.5)
+    assert found["attacks"]["saddle"]["drawn"] == pytest.approx(0.5)
+    assert found["pooled"]["deterministic"] == 1.0
+    assert found["fooled_at_once"] == [1] * 4
+    assert found["fooled_at_all"] == ["1111", "1111"]
+    assert found["reach"] == {"all": pytest.approx(0.0, abs=1e-6), "pairs": pytest.approx(0.0, abs=1e-6)}
+
+
+def test_equal_members_gain_nothing() -> None:
+    members = [_plane([1.0, 0.0], -0.45)] * 2
+    x = torch.tensor([0.5, 0.58]).view(2, 1, 1, 1).expand(2, 1, 1, 2).clone()
+    y = torch.zeros(2, dtype=torch.long)
+    found = work.judged(randens.RandomizedEnsemble(members), x, y, randens.Threat("linf", 0.1), ("saddle",))
+    assert found["pooled"]["drawn"] == pytest.approx(0.5 if found["fooled_at_all"][0] == "10" else 0.0)
+    assert found["pooled"]["drawn"] == pytest.approx(found["pooled"]["members"][0])
+    assert found["reach"]["all"] == pytest.approx(1.0)
+
+
+def test_drawn_against_the_best_single_network() -> None:
+    # Drawn: 1, ½, ½, 1 of the images' weight; the best single network (the second) is right on two of four.
+    ensemble = page.Group("x", (_result(0, ["0110", "0111"], [0, 1, 1, 0]),))
+    single = page.Group("continued", (_result(0, ["1110", "1100"], [2, 2, 1, 0]),))
+    found = page.versus_best(ensemble, single)
+    assert found is not None
+    mean, low, high, seeds = found
+    assert mean == pytest.approx(0.75 - 0.5)
+    assert low <= mean <= high
+    assert seeds == 1
+    other = page.Group("continued", (_result(1, ["1110", "1100"], [2, 2, 1, 0]),))
+    assert page.versus_best(ensemble, other) is None
+
+
+def test_the_page_shows_the_saved_results_and_says_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(work, "RESULTS", tmp_path)
+    (tmp_path / "figures").mkdir()
+    page.write_page(tmp_path / "empty.md", {})
+    assert "The comparison of the methods is not computed yet." in (tmp_path / "empty.md").read_text(
+        encoding="utf-8"
+    )
+    rows = {
+        "continued": (["1110", "1100", "1111", "1111"], [4, 4, 2, 1]),
+        "bounded-0.5": (["0110", "0111", "0111", "0111"], [0, 2, 2, 0]),
+    }
+    for cell in plan.CELLS:
+        if cell.label in rows and cell.members == 4:
+            alone, at_once = rows[cell.label]
+            result = _result(cell.seed, alone, at_once, members=4)
+            work.result_of(cell).write_text(json.dumps(result), encoding="utf-8")
+    names = write_figures(tmp_path / "figures")
+    assert list(names) == ["methods"]
+    page.write_page(tmp_path / "page.md", names)
+    text = (tmp_path / "page.md").read_text(encoding="utf-8")
+    # Drawn 1 − 4/16 = 75 %, the best single network 50 %.
+    assert "`bounded-0.5`" in text
+    assert "reach 75.0 %, +25.0 points" in text
+    assert "3 of 3 seeds at 3 points or more" in text
+    assert f"6 of {len(plan.CELLS)} cells" in text
+    assert "$" not in text
+
+
+def test_a_cell_with_a_result_is_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work, "RESULTS", tmp_path)
+    cell = plan.CELLS[0]
+    work.result_of(cell).write_text('{"kept": true}', encoding="utf-8")
+    assert work.compute(cell, tmp_path / "runs", say=lambda text: pytest.fail(text)) == {"kept": True}
+    assert not (tmp_path / "runs").exists()
