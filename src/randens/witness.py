@@ -109,7 +109,7 @@ class WitnessPool:
         return self.take(np.arange(start, stop))
 
     def take(self, inputs: ArrayLike, members: ArrayLike | None = None) -> WitnessPool:
-        """The witnesses of some inputs [k], each named once, renumbered in that order; of some members only, if given."""
+        """The witnesses of some inputs [k], each named once, renumbered in that order; of some members only."""
         chosen = np.asarray(inputs, dtype=np.int64)
         place = np.full(max(self.n, int(chosen.max(initial=-1)) + 1), -1, dtype=np.int64)
         place[chosen] = np.arange(len(chosen))

@@ -208,8 +208,8 @@ def possible(
                     refuted += 1
             open_sets |= level
     table = np.zeros((len(open_sets), members), dtype=np.bool_)
-    for row, subset in enumerate(sorted(open_sets, key=sorted)):
-        table[row, list(subset)] = True
+    for row, members_of in enumerate(sorted(open_sets, key=sorted)):
+        table[row, list(members_of)] = True
     return Possible(table, tuple(tuple(o) for o in options), refuted)
 
 

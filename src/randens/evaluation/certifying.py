@@ -36,6 +36,7 @@ from randens.evaluation.linear_bounds import crown
 from randens.files import write_json
 from randens.progress import Progress, silent
 from randens.risk import RiskProfile, Sampling, optimal_sampling
+from randens.runs import Run
 from randens.threat import Region, Threat
 from randens.witness import WitnessPool
 
@@ -136,6 +137,12 @@ class Certification:
         """Write the JSON, atomically."""
         write_json(path, self.to_json())
         return Path(path)
+
+    def keep(self, run: Run) -> tuple[Path, bool]:
+        """Keep the JSON in a run folder, by its question; see `Run.keep`."""
+        document = self.to_json()
+        asked = ("ensemble", "probs", "data", "split", "n", "threat", "lower_from")
+        return run.keep("certification", document, {key: document[key] for key in asked})
 
 
 @dataclass(frozen=True)
