@@ -166,7 +166,7 @@ def test_the_smallest_value_of_a_linear_function_over_ball_and_box(norm: str) ->
         solved = minimize(
             lambda d, j=j: slope[j].numpy() @ d,
             np.zeros(6),
-            jac=lambda d, j=j: slope[j].numpy(),
+            jac=lambda _, j=j: slope[j].numpy(),
             bounds=limits,
             constraints=[ball] if norm == "l2" else [],
             method="SLSQP",
