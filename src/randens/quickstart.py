@@ -28,9 +28,11 @@ from randens.evaluation import (
     optimize_sampling,
     transferred,
 )
+from randens.evaluation.inputs import fingerprint
 from randens.progress import Progress, silent
 from randens.report import measure, write_report
 from randens.runs import Run
+from randens.store import WitnessStore
 from randens.training import Recipe, train
 
 __all__ = ["Quickstart", "Verdict", "quickstart", "recipes"]
@@ -135,12 +137,15 @@ def _quickstart(parent: str | os.PathLike[str], seed: int, report: Progress) -> 
     threat = boosted.threat.build()
     chosen = [attacks.create(name, threat, seed=seed) for name in _ATTACKS]
 
-    sampling = optimize_sampling(trained, validation, chosen, progress=_named("choosing α", report))
+    store, store_at = WitnessStore(run.path / "witnesses"), WitnessStore(run.path / "at" / "witnesses")
+    sampling = optimize_sampling(
+        trained, validation, chosen, progress=_named("choosing α", report), folder=store
+    )
     rec = RandomizedEnsemble(
         list(trained.members), sampling.probs, classes=trained.classes or validation.classes, threat=threat
     )
     rec.save(run.ensemble)
-    run.write("sampling", sampling.to_json())
+    run.write("sampling", {**sampling.to_json(), "ensemble": fingerprint(rec)})
 
     # Whatever fools the one is tried on the other: both are judged by the same perturbations.
     alone_on = partial(
@@ -150,6 +155,7 @@ def _quickstart(parent: str | os.PathLike[str], seed: int, report: Progress) -> 
         chosen,
         deterministic=False,
         chosen_on={"checkpoints": "validation"},
+        folder=store_at,
         progress=_named("AT", report),
     )
     known = alone_on().pool
@@ -161,6 +167,7 @@ def _quickstart(parent: str | os.PathLike[str], seed: int, report: Progress) -> 
         also={"uniform": None},
         pool=transferred(known, rec, test),
         chosen_on={"checkpoints": "validation", "probs": "validation"},
+        folder=store,
         progress=_named("BARRE", report),
     )
     assert barre.pool is not None

@@ -4,6 +4,8 @@ manifest.json    what was asked for: recipe, seed, versions, git commit, command
 metrics.jsonl    one JSON object per line, appended while the run goes on
 ensemble/        the members (safetensors) and probabilities
 evaluation.json  the numbers; other *.json files beside it as capabilities need them
+answers/         every answer that was given, one file per question
+witnesses/       the witness store: what every command knows about the members, and extends
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from typing import Any, BinaryIO
 
 from randens._version import __version__
 from randens.errors import FileError, InputError
-from randens.files import check_seal, new_folder, parse_json, read_json, seal, write_json
+from randens.files import check_seal, new_folder, parse_json, read_json, seal, sha256, write_json
 
 __all__ = ["Run", "versions"]
 
@@ -133,6 +135,49 @@ class Run:
         if isinstance(value, dict):
             value.pop("checksum", None)
         return value
+
+    def keep(self, name: str, document: Mapping[str, Any], question: Mapping[str, Any]) -> tuple[Path, bool]:
+        """Keep the answer to a question, as answers/`name`-….json, one file per question.
+
+        `name`.json is the answer that other commands read: the last one, but one on fewer inputs never replaces one
+        on more, unless that is about members or probabilities which the run no longer has.
+
+        Returns
+        -------
+        path, bool
+            Where the answer is, and whether `name`.json holds it, too.
+        """
+        asked = sha256(json.dumps(dict(question), sort_keys=True, default=str).encode())[:16]
+        path = self.write(f"answers/{name}-{asked}", document)
+        present = self.path / f"{name}.json"
+        if present.exists() and not _replaces(document, present):
+            return path, False
+        return self.write(name, document), True
+
+    def answers(self, name: str) -> list[Path]:
+        """`name`.json, if there is one, and every other answer that was kept under this name."""
+        main = self.path / f"{name}.json"
+        return [*([main] if main.exists() else []), *sorted(self.path.glob(f"answers/{name}-*.json"))]
+
+
+def _replaces(document: Mapping[str, Any], present: Path) -> bool:
+    """Whether a document may take the place of the present one."""
+    try:
+        old = read_json(present)
+    except FileError:
+        return True
+    if not isinstance(old, dict) or _inputs(old) <= _inputs(document):
+        return True
+    # Compared only where both say it: sampling probabilities are an answer there, not what was asked about.
+    about = ("ensemble",) if "converged" in document else ("ensemble", "probs")
+    return any(key in old and key in document and old[key] != document[key] for key in about)
+
+
+def _inputs(document: Mapping[str, Any]) -> int:
+    """How many inputs a document is about; 0 if it does not say."""
+    summary = document.get("summary")
+    found = document.get("n", summary.get("n", 0) if isinstance(summary, Mapping) else 0)
+    return found if isinstance(found, int) else 0
 
 
 def versions() -> dict[str, str]:

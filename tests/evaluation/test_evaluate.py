@@ -16,9 +16,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import randens
 from randens import RandomizedEnsemble, Threat, WitnessPool, attacks
+from randens.attacks.dataset import Knowledge
 from randens.data import from_arrays
 from randens.errors import FileError, InputError
 from randens.evaluation import Evaluation, save_worst_inputs, tables, transferred, worst_inputs
+from randens.store import WitnessStore, input_keys, member_key
 
 # Wrong above 0.6 (right-hand member) and below 0.4 (left-hand member); labels are all 0, ε = 0.2.
 CONFLICT = ((1.0, 0.6), (-1.0, 0.4))
@@ -371,7 +373,7 @@ def test_an_interrupted_evaluation_is_continued(tmp_path: Path, survives: int) -
 
     with pytest.raises(KeyboardInterrupt):
         randens.evaluate(rec, (x, y), attack, folder=tmp_path, progress=interrupt)
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("batch-*")}
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")}
     assert len(before) >= min(survives - 3, 8)
     again = randens.evaluate(rec, (x, y), attack, folder=tmp_path)
     assert again.risk.tolist() == whole.risk.tolist()
@@ -381,8 +383,98 @@ def test_an_interrupted_evaluation_is_continued(tmp_path: Path, survives: int) -
     assert all(path.stat().st_mtime_ns == when for path, when in before.items())
 
 
-def test_a_folder_of_another_evaluation_is_refused(tmp_path: Path) -> None:
+def test_asking_twice_costs_nothing_and_gives_the_same_document(tmp_path: Path) -> None:
+    rec, x, y = random_linear(3, 6)
+    both = [attacks.create("pgd", THREAT, steps=3, batch_size=8), attacks.create("saddle", THREAT)]
+    alone = randens.evaluate(rec, (x, y), both, also={"uniform": None})
+    first = randens.evaluate(rec, (x, y), both, also={"uniform": None}, folder=tmp_path)
+    again = randens.evaluate(rec, (x, y), both, also={"uniform": None}, folder=tmp_path)
+    assert first.to_json() == again.to_json()
+    assert again.now.backwards == 0
+    # A sample of what is stored is judged again by the members and by their mean, and nothing else.
+    assert 0 < again.now.forwards <= 2 * 32 * 3
+    assert first.risk.tolist() == alone.risk.tolist()
+    assert again.pool is not None
+    assert again.pool.located.all()
+
+
+def test_a_drawn_member_is_not_attacked_a_second_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At a one-hot α the ensemble is that member alone: one question, asked once."""
+    rec, x, y = random_linear(3, 6)
+    rec = rec.with_probs([0.0, 1.0, 0.0])
+    asked: list[int] = []
+    original = attacks.Attack.attack_batch
+
+    def counting(self: Any, target: Any, *rest: Any) -> Any:
+        asked.append(len(target.members))
+        return original(self, target, *rest)
+
+    monkeypatch.setattr(attacks.Attack, "attack_batch", counting)
+    randens.evaluate(rec, (x, y), attacks.create("pgd", THREAT), deterministic=False)
+    assert asked == [1, 1, 1]
+
+
+def test_a_larger_radius_starts_from_the_smaller_ones_witnesses(tmp_path: Path) -> None:
     rec, x, y = random_linear(2, 6)
-    randens.evaluate(rec, (x, y), attacks.create("fgsm", THREAT), folder=tmp_path)
-    with pytest.raises(FileError, match="holds another attack"):
-        randens.evaluate(rec, (x, y), attacks.create("pgd", THREAT), folder=tmp_path)
+    small = randens.evaluate(rec, (x, y), attacks.create("saddle", THREAT), folder=tmp_path)
+    weak = attacks.create("fgsm", THREAT.scaled(1.5))
+    large = randens.evaluate(rec, (x, y), weak, folder=tmp_path)
+    assert (large.risk >= small.risk).all()
+    assert large.robust <= randens.evaluate(rec, (x, y), weak).robust
+    # And a smaller radius takes over only what lies within it.
+    tiny = randens.evaluate(rec, (x, y), attacks.create("fgsm", THREAT.scaled(0.1)), folder=tmp_path)
+    assert tiny.pool is not None
+    assert tiny.pool.x_adv is not None
+    inside = THREAT.scaled(0.1).contains(
+        torch.from_numpy(tiny.pool.x_adv), x[torch.from_numpy(tiny.pool.points)]
+    )
+    assert bool(inside.all())
+
+
+def test_a_member_that_joins_is_judged_on_the_stored_points_only(tmp_path: Path) -> None:
+    rec, x, y = random_linear(3, 6)
+    two = RandomizedEnsemble(list(rec.members)[:2])
+    attack = attacks.create("saddle", THREAT)
+    before = randens.evaluate(two, (x, y), attack, folder=tmp_path)
+    assert before.pool is not None
+    store = WitnessStore(tmp_path)
+    known = Knowledge(rec, x, y, THREAT, store=store)
+    assert known.pool.take(np.arange(len(x)), [0, 1]).risk([0.5, 0.5]) >= before.pool.risk([0.5, 0.5]) - 1e-12
+    assert known.now.backwards == 0
+    assert known.pool.x_adv is not None
+    points = torch.from_numpy(known.pool.x_adv)
+    again = rec.errors(points, y[torch.from_numpy(known.pool.points)]).numpy()
+    assert np.array_equal(known.pool.fooled, again)
+    # Now the third member's verdicts are stored, too.
+    stored = WitnessStore(tmp_path)
+    stored.refresh(THREAT, x)
+    keys = [member_key(m) for m in rec.members]
+    assert (stored.recall(keys, input_keys(x, y), x, THREAT).verdicts >= 0).all()
+
+
+def test_stored_witnesses_are_not_trusted_blindly(tmp_path: Path) -> None:
+    """Members with the same address that answer otherwise: noticed, and refused in one sentence."""
+    rec, x, y = random_linear(2, 6)
+    attack = attacks.create("saddle", THREAT)
+    randens.evaluate(rec, (x, y), attack, folder=tmp_path)
+
+    class Hidden(nn.Module):
+        """Answers that no weight or plain attribute shows."""
+
+        def __init__(self, member: nn.Module, flip: list[float]) -> None:
+            super().__init__()
+            self.member = member
+            object.__setattr__(self, "_sign", {"flip": flip})
+
+        def forward(self, x: Tensor) -> Tensor:
+            z: Tensor = self.member(x)
+            return z * self._sign["flip"][0]  # type: ignore[index]
+
+    flip = [1.0]
+    hidden = RandomizedEnsemble([Hidden(m, flip) for m in rec.members])
+    randens.evaluate(hidden, (x, y), attack, folder=tmp_path / "h")
+    flip[0] = 1e-3  # the same verdicts
+    randens.evaluate(hidden, (x, y), attack, folder=tmp_path / "h")
+    flip[0] = -1.0
+    with pytest.raises(FileError, match="stored witnesses no longer fool the members they did"):
+        randens.evaluate(hidden, (x, y), attack, folder=tmp_path / "h")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import importlib.util
 import json
@@ -27,6 +28,7 @@ from randens.training import engine as engine_module
 from randens.training.recipe import SchedulePart
 from randens.training.schedule import learning_rate
 from randens.training.validation import Choice, attacked
+from randens.witness import WitnessPool
 
 
 def _files(folder: Path) -> dict[str, bytes]:
@@ -237,8 +239,6 @@ def test_catastrophic_overfitting_stops_a_member_and_keeps_its_best(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The verdicts are played: 40 % robust after epoch 2, then nothing, while training goes on as it does."""
-    from randens.witness import WitnessPool
-
     played = iter([0.3, 0.4, 0.02, 0.01, 0.5, 0.5])
     recipe = small(epochs=6, validation={"patience": 2})
 
@@ -246,8 +246,7 @@ def test_catastrophic_overfitting_stops_a_member_and_keeps_its_best(
         robust = next(played)
         fooled = np.ones((round(100 * (1 - robust)), 1), dtype=bool)
         pool = WitnessPool(100, 1, np.arange(len(fooled)), fooled)
-        found = attacked(*arguments)
-        return type(found)(0.0, 1 - robust, pool, found.clean_risks, 0, 0)
+        return dataclasses.replace(attacked(*arguments), pool=pool)
 
     monkeypatch.setattr(engine_module, "attacked", verdict)
     said: list[str] = []
@@ -267,12 +266,11 @@ def test_the_best_checkpoint_is_kept_not_the_last(tmp_path: Path, monkeypatch: p
         real = engine_module._Engine._keep
         risks = iter([0.5, 0.2, 0.4])
 
-        def record(self: Any, stage: Any, choice: Choice) -> None:
+        def record(self: Any, stage: Any, choice: Choice, probs: Any) -> None:
             states.append({k: v.clone() for k, v in stage.averaged[0].state_dict().items()})
-            verdict = type(choice.verdict)(
-                0.1, next(risks), choice.verdict.pool, choice.verdict.clean_risks, 0, 0
-            )
-            real(self, stage, Choice(choice.probs, verdict))
+            fooled = np.ones((round(10 * next(risks)), 1), dtype=bool)
+            pool = WitnessPool(10, 1, np.arange(len(fooled)), fooled)
+            real(self, stage, dataclasses.replace(choice, pool=pool), probs)
 
         with monkeypatch.context() as patched:
             patched.setattr(engine_module._Engine, "_keep", record)

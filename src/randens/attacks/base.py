@@ -5,20 +5,22 @@ from __future__ import annotations
 import dataclasses
 import os
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from randens.attacks.dataset import attack_data
+from randens.attacks.found import Cost, Found
 from randens.attacks.members import GradientMembers
-from randens.attacks.search import Cost, Search, attacking
-from randens.attacks.survey import Survey, batches, survey
+from randens.attacks.search import Search
 from randens.ensemble import RandomizedEnsemble
 from randens.errors import InputError, unknown
-from randens.progress import Progress
+from randens.progress import Progress, silent
 from randens.stochastic import RandomizedModel, expanded
+from randens.store import WitnessStore
 from randens.threat import Threat
 from randens.witness import WitnessPool
 
@@ -34,30 +36,6 @@ _EARLIER = {
     "auto-pgd": "apgd",
 }
 AttackType = TypeVar("AttackType", bound="type[Attack]")
-
-
-@dataclass(frozen=True)
-class Found:
-    """What an attack found on n inputs.
-
-    `x_adv` [n, ...] the worst perturbed inputs, `errors` bool [n, M] their verdicts, exactly what
-    ``rec.errors(x_adv, y)`` gives, `risk` float64 [n] = errors·α, `pool` every maximal fooled set met on the
-    way, `sources` the attack that found each worst case, `flags` shares of inputs with unusable gradients.
-    """
-
-    x_adv: Tensor
-    errors: Tensor
-    risk: Tensor
-    clean_errors: Tensor
-    pool: WitnessPool
-    cost: Cost
-    sources: tuple[str, ...]
-    flags: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def robust_accuracy(self) -> float:
-        """1 − mean risk."""
-        return 1.0 - float(self.risk.mean()) if len(self.risk) else 1.0
 
 
 @dataclass(frozen=True)
@@ -110,42 +88,31 @@ class Attack:
             raise InputError(
                 f"x is {type(x).__name__} and y is {type(y).__name__}; both must be tensors (survey takes loaders)"
             )
-        if len(x) == 0:
-            return self._empty(ensemble, x)
-        parts = []
-        with attacking(ensemble):
-            prepared = GradientMembers(list(ensemble.members), self.precision)
-            for number, (xs, ys) in enumerate(batches((x, y), self.batch_size)):
-                parts.append(self.attack_batch(ensemble, xs, ys, number, prepared))
-        return join(parts)
+        return attack_data(self, ensemble, (x, y), shared=False) if len(x) else self._empty(ensemble, x)
 
     def survey(
         self,
         rec: nn.Module,
         data: Any,
         *,
-        folder: str | os.PathLike[str] | None = None,
+        folder: WitnessStore | str | os.PathLike[str] | None = None,
         inputs: bool = False,
         progress: Progress | None = None,
-    ) -> Survey:
+    ) -> Found:
         """Attack a whole data set: a loader, a data set of the data room, or an (x, y) pair of tensors.
 
-        With `folder`, the perturbed inputs are kept there and an interrupted call is continued by the same call;
-        with `inputs` they stay in memory, too.
+        Parameters
+        ----------
+        folder : path or WitnessStore
+            A witness store: finished batches are kept there, and what was asked before is read, not attacked again.
+        inputs : bool
+            Keep the perturbed inputs in memory, too.
+
         Under torch.distributed the batches are shared out; every rank gets the whole result.
         """
-        ensemble = as_ensemble(rec)
-        with attacking(ensemble):
-            prepared = GradientMembers(list(ensemble.members), self.precision)
-            return survey(
-                self,
-                ensemble,
-                data,
-                lambda number, x, y: self.attack_batch(ensemble, x, y, number, prepared),
-                folder=folder,
-                inputs=inputs,
-                progress=progress,
-            )
+        store = folder if isinstance(folder, WitnessStore) or folder is None else WitnessStore(folder)
+        report = silent if progress is None else progress
+        return attack_data(self, as_ensemble(rec), data, store=store, inputs=inputs, progress=report)
 
     def attack_batch(
         self,
@@ -154,8 +121,14 @@ class Attack:
         y: Tensor,
         number: int = 0,
         prepared: GradientMembers | None = None,
+        known: WitnessPool | None = None,
+        clean: Tensor | None = None,
     ) -> Found:
-        """Attack one batch; `number` is its position in the data set and decides its random numbers."""
+        """Attack one batch; `number` is its position in the data set and decides its random numbers.
+
+        With `known` and `clean`, witnesses and verdicts [n, M] on the inputs themselves, the attack starts from them,
+        and the pool of the result holds what is new.
+        """
         s = Search(
             rec,
             x,
@@ -165,18 +138,32 @@ class Attack:
             source=self.name,
             gradient_members=prepared,
             drop_finished=self.drop_finished,
+            pool=known,
+            clean=clean,
         )
         for restart in range(self.restarts):
             s.begin(restart)
             if len(s.unfinished):
                 self.search(s)
-        return _conclude(s)
+        errors = s.conclude().cpu()
+        count = max(1, s.n)
+        flags = {"zero_gradient": s.no_gradient, "nan_gradient": s.nan_gradient, "unstable": s.unstable}
+        return Found(
+            s.best_x.cpu(),
+            errors,
+            errors.double() @ s.probs.cpu(),
+            s.clean_errors.cpu(),
+            s.pool(new=known is not None),
+            s.cost,
+            tuple(s.best_source),
+            {name: [float(v) / count for v in table.sum(dim=0).tolist()] for name, table in flags.items()},
+        )
 
     def _empty(self, rec: RandomizedEnsemble, x: Tensor) -> Found:
         none = torch.zeros(0, len(rec.members), dtype=torch.bool)
         pool = WitnessPool(0, len(rec.members), x_adv=x.detach().cpu().numpy())
         nobody = [0.0] * len(rec.members)
-        flags = {"zero_gradient": nobody, "nan_gradient": list(nobody)}
+        flags = {name: list(nobody) for name in ("zero_gradient", "nan_gradient", "unstable")}
         return Found(x.detach(), none, torch.zeros(0, dtype=torch.float64), none, pool, Cost(), (), flags)
 
 
@@ -244,60 +231,3 @@ def create(name: str, threat: Threat, **options: Any) -> Attack:
         if option not in valid:
             unknown(f"option of attack {name!r}", option, valid)
     return cls(threat, **options)
-
-
-def join(parts: Iterable[Found]) -> Found:
-    """Results of consecutive batches as one."""
-    found = list(parts)
-    if len(found) == 1:
-        return found[0]
-    cost = Cost()
-    for part in found:
-        cost = cost + part.cost
-    return Found(
-        torch.cat([f.x_adv for f in found]),
-        torch.cat([f.errors for f in found]),
-        torch.cat([f.risk for f in found]),
-        torch.cat([f.clean_errors for f in found]),
-        WitnessPool.concat([f.pool for f in found]),
-        cost,
-        tuple(s for f in found for s in f.sources),
-        _flags([(len(f.risk), f.flags) for f in found]),
-    )
-
-
-def _conclude(s: Search) -> Found:
-    # One last look at what is returned, by the very call a user would make: reported is what re-evaluates.
-    errors = s.clean_errors.clone()
-    moved = (s.best_x != s.x).flatten(1).any(dim=1).nonzero().flatten()
-    if len(moved):
-        errors[moved] = s.rec.errors(s.best_x[moved], s.y[moved])
-        s.cost.forwards += len(moved) * sum(s._passes)
-    risk = errors.double() @ s.probs
-    count = max(1, s.n)
-    flags = {
-        "zero_gradient": [float(v) / count for v in s.no_gradient.sum(dim=0).tolist()],
-        "nan_gradient": [float(v) / count for v in s.nan_gradient.sum(dim=0).tolist()],
-    }
-    rows = torch.arange(s.n, device=s.device)
-    s._record(rows, s.best_x, errors)
-    return Found(
-        s.best_x.cpu(),
-        errors.cpu(),
-        risk.cpu(),
-        s.clean_errors.cpu(),
-        s.pool(),
-        s.cost,
-        tuple(s.best_source),
-        flags,
-    )
-
-
-def _flags(parts: list[tuple[int, dict[str, Any]]]) -> dict[str, Any]:
-    """Shares per member, averaged over batches by their size."""
-    total = sum(n for n, _ in parts)
-    merged: dict[str, Any] = {}
-    for key in ("zero_gradient", "nan_gradient"):
-        columns = [[n * v / total for v in flags[key]] for n, flags in parts] if total else []
-        merged[key] = [sum(c) for c in zip(*columns, strict=True)]
-    return merged

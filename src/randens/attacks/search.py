@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from randens.attacks.found import Cost
 from randens.attacks.losses import Loss, margins
 from randens.attacks.members import GradientMembers
 from randens.ensemble import RandomizedEnsemble, frozen, to_layout
@@ -29,17 +30,6 @@ __all__ = ["Cost", "Linearisation", "Search"]
 # A verdict must survive rounding: another batch size, layout or folded BatchNorm moves logits by about 1e-6 of
 # the largest one, so a member counts as fooled only when its margin is clear of that.
 _TIE = 5e-5
-
-
-@dataclass
-class Cost:
-    """Member passes spent, per input: the unit that does not depend on the machine."""
-
-    forwards: int = 0
-    backwards: int = 0
-
-    def __add__(self, other: Cost) -> Cost:
-        return Cost(self.forwards + other.forwards, self.backwards + other.backwards)
 
 
 @dataclass(frozen=True)
@@ -61,6 +51,9 @@ class Search:
 
     `rows` arguments index the batch; `points` are perturbed inputs of those rows. Everything random comes from
     `generator`, and draws are made for the whole batch, so that dropping inputs does not change the rest.
+
+    pool: witnesses known for this batch and these members; the search starts from them. clean: the verdicts [n, M] on
+    the inputs themselves, where they are known; they are not computed again.
     """
 
     def __init__(
@@ -74,6 +67,8 @@ class Search:
         source: str = "",
         gradient_members: GradientMembers | None = None,
         drop_finished: bool = True,
+        pool: WitnessPool | None = None,
+        clean: Tensor | None = None,
     ) -> None:
         if x.dim() < 2:
             raise InputError(f"x has shape {tuple(x.shape)}; it must be [n, ...], one row per input")
@@ -106,6 +101,7 @@ class Search:
 
         self.no_gradient = torch.zeros(self.n, self.members, dtype=torch.bool)
         self.nan_gradient = torch.zeros(self.n, self.members, dtype=torch.bool)
+        self.unstable = torch.zeros(self.n, self.members, dtype=torch.bool)
         self.best_value = torch.full((self.n,), -1.0, dtype=torch.float64, device=self.device)
         self.best_x = self.x.clone()
         self.best_errors = torch.zeros(self.n, self.members, dtype=torch.bool, device=self.device)
@@ -115,7 +111,17 @@ class Search:
         self._set_count = torch.zeros(self.n, dtype=torch.int64, device=self.device)
         self._clean: Linearisation | None = None
         self._kept: list[tuple[Tensor, Tensor, Tensor, str]] = []
-        self.clean_errors = self._judge_clean()
+        self._kept_rows = 0
+        self._best_kept = torch.full((self.n,), -1, dtype=torch.int64)
+        self._best_checked = torch.zeros(self.n, dtype=torch.bool)
+        self._classes: int | None = None
+        self.clean_errors = self._judge_clean() if clean is None else clean.to(self.device)
+        with self.credited("clean"):
+            self._record(torch.arange(self.n, device=self.device), self.x, self.clean_errors)
+        self._best_checked[:] = True
+        if pool is not None:
+            self._start_from(pool)
+        self._new_from = self._kept_rows
 
     # ---- the batch -------------------------------------------------------------------------------------------
 
@@ -257,14 +263,13 @@ class Search:
         return margin < -_TIE * z.abs().amax(dim=1)
 
     def _judge_clean(self) -> Tensor:
-        rows = torch.arange(self.n, device=self.device)
         if not self.n:
             return torch.zeros(0, self.members, dtype=torch.bool, device=self.device)
         outputs = [self._forward(index, self.x) for index in range(self.members)]
         counts = {z.shape[1] for z in outputs}
         if len(counts) > 1:
             raise InputError(f"members have different class counts {sorted(counts)}; they must agree")
-        self.classes = counts.pop()
+        self._classes = counts.pop()
         if int(self.y.min()) < 0 or int(self.y.max()) >= self.classes:
             raise InputError(
                 f"y ranges over [{int(self.y.min())}, {int(self.y.max())}]; the members have {self.classes} "
@@ -279,10 +284,14 @@ class Search:
                 with torch.no_grad():
                     errors[close, index] = self.rec._ask(index, self.x[close]).argmax(dim=1) != self.y[close]
                 self.cost.forwards += len(close) * self._passes[index]
-        before, self.source = self.source, "clean"
-        self._record(rows, self.x, errors)
-        self.source = before
         return errors
+
+    @property
+    def classes(self) -> int:
+        """How many classes the members tell apart."""
+        if self._classes is None:
+            self._classes = self._forward(0, self.x[:1]).shape[1]
+        return self._classes
 
     # ---- memory ----------------------------------------------------------------------------------------------
 
@@ -301,6 +310,7 @@ class Search:
             self.best_value[chosen] = values[better]
             self.best_x[chosen] = points[better]
             self.best_errors[chosen] = errors[better]
+            self._best_checked[chosen.cpu()] = False
             for row in chosen.tolist():
                 self.best_source[row] = self.source
         new = (~self._dominated(rows, errors)).nonzero().flatten()
@@ -315,19 +325,72 @@ class Search:
             self._sets[chosen, self._set_count[chosen]] = errors[new]
             self._set_count[chosen] += 1
             self._kept.append((chosen.cpu(), errors[new].cpu(), points[new].detach().cpu(), self.source))
+            # A better point is never contained in a set pooled before, so the best one is always among the new.
+            place = torch.full((self.n,), -1, dtype=torch.int64)
+            place[chosen.cpu()] = self._kept_rows + torch.arange(len(new))
+            self._kept_rows += len(new)
+            best = rows[better].cpu()
+            self._best_kept[best] = place[best]
 
-    def pool(self) -> WitnessPool:
-        """Everything found so far, with the perturbed inputs."""
+    def _start_from(self, pool: WitnessPool) -> None:
+        """Record what is known already, one witness of every input at a time."""
+        if pool.x_adv is None:
+            return
+        left = np.flatnonzero(pool.located)
+        while len(left):
+            _, first = np.unique(pool.points[left], return_index=True)
+            now = left[np.sort(first)]
+            rows = torch.from_numpy(pool.points[now]).to(self.device)
+            points = to_layout(torch.from_numpy(pool.x_adv[now]).to(self.x))
+            names = np.array([pool.sources[r] for r in now])
+            for name in dict.fromkeys(names.tolist()):
+                mine = np.flatnonzero(names == name)
+                sets = torch.from_numpy(pool.fooled[now[mine]]).to(self.device)
+                before = self._best_kept.clone()
+                with self.credited(name):
+                    self._record(rows[mine], points[mine], sets)
+                better = (self._best_kept != before)[pool.points[now[mine]]]
+                sure = better & torch.from_numpy(pool.checked[now[mine]])
+                self._best_checked[pool.points[now[mine]][sure]] = True
+            left = np.setdiff1d(left, now)
+
+    def conclude(self) -> Tensor:
+        """Verdicts bool [n, M] on the best points by the very call a user would make: reported is what re-evaluates.
+
+        Inputs that are their own best point, and points looked at before, are not judged again. `unstable` marks
+        members that had been fooled and no longer are.
+        """
+        rows = (~self._best_checked).nonzero().flatten()
+        if len(rows):
+            again = self.rec.errors(self.best_x[rows], self.y[rows])
+            self.unstable[rows] = (self.best_errors[rows] & ~again).cpu()
+            self.best_errors[rows] = again
+            self.cost.forwards += len(rows) * sum(self._passes)
+            self._best_checked[rows] = True
+        return self.best_errors
+
+    def pool(self, *, new: bool = False) -> WitnessPool:
+        """Everything found so far, with the perturbed inputs; `new`: without what was known at the start."""
         if not self._kept:
             empty = np.zeros((0, *self.x.shape[1:]), dtype=np.float32)
             return WitnessPool(self.n, self.members, x_adv=empty)
+        points = torch.cat([k[0] for k in self._kept]).numpy()
+        fooled = torch.cat([k[1] for k in self._kept]).numpy()
+        x_adv = torch.cat([k[2].contiguous() for k in self._kept]).numpy()
+        sources = [k[3] for k in self._kept for _ in range(len(k[0]))]
+        checked = np.zeros(len(points), dtype=bool)
+        sure = (self._best_checked & (self._best_kept >= 0)).nonzero().flatten()
+        best = self._best_kept[sure].numpy()
+        fooled[best], checked[best] = self.best_errors.cpu()[sure].numpy(), True
+        first = self._new_from if new else 0
         return WitnessPool(
             self.n,
             self.members,
-            torch.cat([k[0] for k in self._kept]).numpy(),
-            torch.cat([k[1] for k in self._kept]).numpy(),
-            x_adv=torch.cat([k[2].contiguous() for k in self._kept]).numpy(),
-            sources=[k[3] for k in self._kept for _ in range(len(k[0]))],
+            points[first:],
+            fooled[first:],
+            x_adv=x_adv[first:],
+            sources=sources[first:],
+            checked=checked[first:],
         )
 
     # ---- gradients -------------------------------------------------------------------------------------------

@@ -40,9 +40,10 @@ def attack(
         Path | None,
         typer.Option(help="Write a PNG of clean, perturbed and difference there.", show_default=False),
     ] = None,
+    fresh: choices.Fresh = False,
     as_json: Json = False,
 ) -> None:
-    """Attack the ensemble of RUN; witnesses and perturbed inputs are kept in its folder `attacks`.
+    """Attack the ensemble of RUN with each attack by itself; what they find is kept in its folder `witnesses`.
 
     The default is the saddle climber. An interrupted attack is continued by the
     same command; one that has finished is read back. Under torchrun or srun the
@@ -51,7 +52,6 @@ def attack(
     Example: randens attack runs/quickstart-1 --attack arc-r --set steps=40
     --save-images worst.png
     """
-    from randens.attacks.survey import place_of
     from randens.evaluation.attacking import attack_all, draw_worst
     from randens.evaluation.subject import open_subject
     from randens.training.distributed import workers
@@ -67,15 +67,10 @@ def attack(
             )
         if len(chosen) > 1:
             raise InputError("--save-images shows one attack at a time; give a single --attack")
+    store = subject.store(fresh=fresh)
     with workers(device) as crew, bars() as progress:
         subject.rec.to(crew.device)
-        results = attack_all(
-            subject.rec,
-            images,
-            chosen,
-            lambda a: place_of(subject.run.path / "attacks", a, subject.rec, images),
-            progress,
-        )
+        results = attack_all(subject.rec, images, chosen, store, progress)
     if not crew.writes:
         return
     if save_images is not None:
@@ -88,7 +83,9 @@ def attack(
     for result in results:
         for line in result.warnings:
             out.print(line, markup=False)
-    out.print(f"Witnesses and perturbed inputs are in {subject.run.path / 'attacks'}.", markup=False)
+    out.print(f"Witnesses and perturbed inputs are in {store.folder}.", markup=False)
+    for line in store.notes:
+        out.print(line, markup=False)
     if save_images is not None:
         out.print(f"Pictures are in {save_images}.", markup=False)
 

@@ -31,12 +31,15 @@ def audit(
     output: Annotated[
         Path | None, typer.Option(help="Where the JSON goes; audit.json of the run by default.")
     ] = None,
+    fresh: choices.Fresh = False,
     as_json: Json = False,
 ) -> None:
     """Check the ensemble of RUN for masked gradients, randomness and broken laws; exit code 1 if a check fails.
 
     Checks that published evaluations failed, each with what to do about
-    it. Written to audit.json of the run.
+    it. On fewer than 50 inputs the audit is inconclusive, which is exit code 1, too.
+    Attacks that earlier audits made are read from the run's witnesses. Written to
+    audit.json of the run, unless that holds an audit on more inputs.
 
     Example: randens audit runs/quickstart-1
     """
@@ -50,6 +53,7 @@ def audit(
     known = subject.run.path / "evaluation.json"
     evaluation = Evaluation.load(known) if known.is_file() else None
     subject.rec.to(pick_device(device))
+    store = subject.store(fresh=fresh)
     with bars() as progress:
         result = run_audit(
             subject.rec,
@@ -58,9 +62,10 @@ def audit(
             evaluation=evaluation,
             chosen_on=subject.chosen_on,
             seed=seed,
+            folder=store,
             progress=progress,
         )
-    path = result.save(output or subject.run.path / "audit.json")
+    path, main = (result.save(output), True) if output is not None else result.keep(subject.run)
     if as_json:
         print_json(result.to_json())
     else:
@@ -72,8 +77,12 @@ def audit(
         out.print(result.verdict, style="bold", markup=False)
         out.print(
             f"{result.cost.forwards:,} forward and {result.cost.backwards:,} backward member passes, "
-            f"{result.seconds:.1f} s. Written to {path}.",
+            f"{result.seconds:.1f} s, for the whole audit.",
             markup=False,
         )
+        for line in choices.said(store, result.now, "the attacks are"):
+            out.print(line, markup=False)
+        kept = "" if main else " audit.json keeps the audit on more inputs."
+        out.print(f"Written to {path}.{kept}", markup=False)
     if not result.passed:
         raise typer.Exit(1)

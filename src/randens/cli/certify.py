@@ -40,12 +40,16 @@ def certify(
     output: Annotated[
         Path | None, typer.Option(help="Where the JSON goes; certification.json of the run by default.")
     ] = None,
+    fresh: choices.Fresh = False,
+    verify: choices.Verify = False,
     as_json: Json = False,
 ) -> None:
     """Certified accuracies of the ensemble of RUN: lower bounds that hold against every attack.
 
     Of use for small networks or a small radius; on CIFAR-10 networks at 8/255
-    next to nothing can be certified. Written to certification.json of the run.
+    next to nothing can be certified. The accuracies under attack beside them come
+    from the witnesses of earlier commands, completed by attacking. Written to
+    certification.json of the run, unless that holds an answer on more inputs.
 
     Example: randens certify runs/quickstart-1 --eps 0.03 --limit 50
     """
@@ -55,14 +59,22 @@ def certify(
     subject = open_subject(run, data=data, norm=norm, eps=choices.number("--eps", eps))
     images = subject.load(split, limit)
     chosen = choices.make_attacks(attack, ("saddle",), subject.threat, settings, seed)
+    store = subject.store(fresh=fresh)
     with bars() as progress:
         attacked = evaluation.evaluate(
-            subject.rec, images, chosen, deterministic=False, chosen_on=subject.chosen_on, progress=progress
+            subject.rec,
+            images,
+            chosen,
+            deterministic=False,
+            chosen_on=subject.chosen_on,
+            folder=store,
+            verify=verify,
+            progress=progress,
         )
         result = evaluation.certify(
             subject.rec, images, subject.threat, pool=attacked.pool, refine=refine, progress=progress
         )
-    path = result.save(output or subject.run.path / "certification.json")
+    path, main = (result.save(output), True) if output is not None else result.keep(subject.run)
     if as_json:
         print_json(result.to_json())
         return
@@ -78,7 +90,10 @@ def certify(
         f"Members one by one would give {result.separate():.4f}; sets of members proven not to fall together: "
         f"{result.refuted}."
     )
-    out.print(f"{result.n} inputs, {result.seconds:.1f} s. Written to {path}.")
+    for line in choices.said(store, attacked.now, f"{attacked.reread} stored witnesses judged again"):
+        out.print(line, markup=False)
+    kept = "" if main else " certification.json keeps its answer on more inputs."
+    out.print(f"{result.n} inputs, {result.seconds:.1f} s. Written to {path}.{kept}", markup=False)
 
 
 def _table(result: Certification, title: str) -> Table:

@@ -12,7 +12,8 @@ from randens.cli import names as known
 from randens.errors import InputError
 
 if TYPE_CHECKING:
-    from randens.attacks import Attack
+    from randens.attacks import Attack, Cost
+    from randens.store import WitnessStore
     from randens.threat import Threat
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "Data",
     "Device",
     "Eps",
+    "Fresh",
     "Limit",
     "Mean",
     "Model",
@@ -30,11 +32,13 @@ __all__ = [
     "Seed",
     "Settings",
     "Std",
+    "Verify",
     "make_attacks",
     "number",
     "one_of",
     "own_case",
     "own_threat",
+    "said",
 ]
 
 RunFolder = Annotated[
@@ -122,6 +126,13 @@ Limit = Annotated[
 ]
 Seed = Annotated[int, typer.Option(help="Decides every random choice of the attacks.")]
 
+Fresh = Annotated[
+    bool, typer.Option("--fresh", help="Ignore the witnesses of earlier commands; new ones are kept.")
+]
+Verify = Annotated[
+    bool, typer.Option("--verify", help="Judge every stored witness again, and not a random sample only.")
+]
+
 
 def number(name: str, text: str | None) -> float | None:
     """A number or a fraction such as 8/255."""
@@ -171,6 +182,12 @@ def one_of(run: Path | None, model: str | None) -> None:
     """Refuse both and neither."""
     if (run is None) == (model is None):
         raise InputError("give either a run folder RUN or networks of your own with --model")
+
+
+def said(store: WitnessStore, now: Cost, stored: str) -> list[str]:
+    """What a command tells about the store: the passes it made itself, what it read, and what was wrong there."""
+    made = f"{now.forwards:,} forward and {now.backwards:,} backward member passes in this call"
+    return [f"{made}; {stored} in {store.folder}.", *store.notes]
 
 
 def make_attacks(

@@ -94,7 +94,10 @@ def curve(
             chosen = tuple(attack or ("pgd", "apgd", "arc-r", "saddle"))
             found = evaluation.cost_curve(given, images, chosen, eps=radii[-1], **shared)
         else:
-            found = evaluation.curve(given, images, radii, attack, deterministic=deterministic, **shared)
+            store = None if subject is None else subject.store()
+            found = evaluation.curve(
+                given, images, radii, attack, deterministic=deterministic, folder=store, **shared
+            )
     if not crew.writes:
         return
     name = "cost-curve.json" if cost else "curve.json"

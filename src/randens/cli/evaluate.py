@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -58,14 +57,18 @@ def evaluate(
         typer.Option(help="Also write the worst perturbed inputs there, as safetensors.", show_default=False),
     ] = None,
     style: Annotated[Format, typer.Option("--format", help="Table, Markdown or LaTeX rows.")] = Format.table,
+    fresh: choices.Fresh = False,
+    verify: choices.Verify = False,
     as_json: Json = False,
 ) -> None:
     """Evaluate the ensemble of RUN, or networks of your own: expected accuracies on the worst perturbations found.
 
-    The default attack is the portfolio `suite`, preset standard. The numbers go to evaluation.json
-    of the run, which the report, the figures and the audit read. An interrupted
-    evaluation is continued by the same command. Under torchrun or srun the
-    processes share the images out.
+    The default attack is the portfolio `suite`, preset standard. The numbers go to
+    evaluation.json of the run, which the report, the figures and the audit read,
+    unless that holds numbers on more inputs; every answer is in the folder answers.
+    What is known from earlier commands is not attacked again: an interrupted
+    evaluation is continued by the same command, and the same command makes no
+    attack twice. Under torchrun or srun the processes share the images out.
 
     Networks of your own: --model and --data instead of RUN. Their numbers are
     printed, and written where --output says.
@@ -74,7 +77,6 @@ def evaluate(
     --limit 100
     """
     from randens import evaluation
-    from randens.evaluation.kept import workplace
     from randens.evaluation.subject import open_subject
     from randens.training.distributed import workers
 
@@ -102,13 +104,13 @@ def evaluate(
             path = None if output is None else result.save(output)
             if adversarial is not None and result.case is not None:
                 evaluation.save_worst_inputs(adversarial, result, result.case.rec, result.case.data)
-            _print(result, model, style, path, as_json)
+            _print(result, model, style, [] if path is None else [f"Written to {path}."], as_json)
         return
     subject = open_subject(run, data=data, norm=norm, eps=choices.number("--eps", eps))
     images = subject.load(split, limit)
     chosen = choices.make_attacks(attack, ("suite",), subject.threat, settings, seed)
     also = {"uniform": None} if uniform and len(subject.rec) > 1 else {}
-    parts = workplace(subject.run, subject.rec, images, chosen)
+    store = subject.store(fresh=fresh)
     with workers(device) as crew, bars() as progress:
         result = evaluation.evaluate(
             subject.rec,
@@ -118,19 +120,21 @@ def evaluate(
             deterministic=deterministic,
             chosen_on=subject.chosen_on,
             device=crew.device,
-            folder=parts,
+            folder=store,
+            verify=verify,
             progress=progress,
         )
     if not crew.writes:
         return
-    path = result.save(output or subject.run.path / "evaluation.json")
-    shutil.rmtree(parts.parent, ignore_errors=True)
+    path, main = (result.save(output), True) if output is not None else result.keep(subject.run)
     if adversarial is not None:
         evaluation.save_worst_inputs(adversarial, result, subject.rec, images)
-    _print(result, str(subject.run.path), style, path, as_json)
+    kept = "" if main else " evaluation.json keeps its numbers on more inputs."
+    told = choices.said(store, result.now, f"{result.reread} stored witnesses judged again")
+    _print(result, str(subject.run.path), style, [*told, f"Written to {path}.{kept}"], as_json)
 
 
-def _print(result: Evaluation, name: str, style: Format, path: Path | None, as_json: bool) -> None:
+def _print(result: Evaluation, name: str, style: Format, told: list[str], as_json: bool) -> None:
     from randens.evaluation import tables
 
     if as_json:
@@ -147,5 +151,5 @@ def _print(result: Evaluation, name: str, style: Format, path: Path | None, as_j
         out.print(tables.terminal(rows, title, result.confidence))
         for line in tables.statements(result):
             out.print(line)
-        if path is not None:
-            out.print(f"Written to {path}.")
+        for line in told:
+            out.print(line, markup=False)

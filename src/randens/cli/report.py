@@ -40,6 +40,7 @@ def report(
     eps: choices.Eps = None,
     device: choices.Device = "auto",
     seed: choices.Seed = 0,
+    fresh: choices.Fresh = False,
     as_json: Json = False,
 ) -> None:
     """Write a page about RUNS that opens in any browser without a network.
@@ -63,7 +64,12 @@ def report(
             subject.rec.to(pick_device(device))
             with bars() as progress:
                 found = run_measure(
-                    subject.rec, subject.load(split, limit), subject.threat, seed=seed, progress=progress
+                    subject.rec,
+                    subject.load(split, limit),
+                    subject.threat,
+                    folder=subject.store(fresh=fresh),
+                    seed=seed,
+                    progress=progress,
                 )
             found.save(subject.run)
     path = write_report(runs, output)

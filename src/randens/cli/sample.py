@@ -48,9 +48,8 @@ def sample(
     confidence: Annotated[float, typer.Option(help="One-sided, for --method confidence.")] = 0.95,
     tol: Annotated[float, typer.Option(help="The gap at which to stop.")] = 1e-3,
     max_sweeps: Annotated[int, typer.Option(help="How often the inputs may be attacked.")] = 20,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Forget the witnesses kept from earlier calls.")
-    ] = False,
+    fresh: choices.Fresh = False,
+    verify: choices.Verify = False,
     apply: Annotated[
         bool, typer.Option("--apply", help="Store the probabilities in the run's ensemble.")
     ] = False,
@@ -61,14 +60,15 @@ def sample(
     α leaves the uniform point only where the inputs are enough to say so; --method
     exact takes the optimum on these very inputs instead.
     Says too what each member is worth and what simpler ways to choose would give.
-    Written to sampling.json of the run; the ensemble itself changes with --apply
-    only. Under torchrun or srun the processes share the images out.
+    Written to sampling.json of the run, unless that holds an answer on more inputs;
+    the ensemble itself changes with --apply only. Starts from the witnesses of
+    earlier commands. Under torchrun or srun the processes share the images out.
 
     Example: randens sample runs/quickstart-1 --apply
     """
     from randens import evaluation
     from randens.evaluation.advice import compare_methods, contributions
-    from randens.evaluation.kept import keep, recall
+    from randens.evaluation.inputs import fingerprint
     from randens.evaluation.subject import open_subject
     from randens.risk import optimal_sampling
     from randens.training.distributed import workers
@@ -78,7 +78,7 @@ def sample(
     subject = open_subject(run, data=data, norm=norm, eps=choices.number("--eps", eps))
     images = subject.load(split, limit)
     chosen = choices.make_attacks(attack, ("arc-r", "saddle"), subject.threat, settings, seed)
-    kept = None if fresh else recall(subject.run, subject.rec, images, subject.threat)
+    store = subject.store(fresh=fresh)
     with workers(device) as crew, bars() as progress:
         subject.rec.to(crew.device)
         found = evaluation.optimize_sampling(
@@ -87,37 +87,44 @@ def sample(
             chosen,
             tol=tol,
             max_sweeps=max_sweeps,
-            pool=kept,
             progress=progress,
             confidence=confidence if method == "confidence" else None,
+            folder=store,
+            verify=verify,
         )
     if not crew.writes:
         return
-    keep(subject.run, subject.rec, images, subject.threat, found.pool)
     exact = found if found.confidence is None else optimal_sampling(found.profile, method="exact")
     methods, members = compare_methods(found.profile, exact), contributions(found.profile, found)
     document = {
         **found.to_json(),
-        "data": images.name,
-        "threat": subject.threat.to_dict(),
-        "reused_witnesses": 0 if kept is None else len(kept),
+        "ensemble": fingerprint(subject.rec),
+        "reused_witnesses": found.reused,
         "methods": [m.to_json() for m in methods],
         "contributions": [c.to_json() for c in members],
     }
-    subject.run.write("sampling", document)
+    asked = ("ensemble", "data", "split", "threat", "attacks", "tol", "n")
+    path, main = subject.run.keep("sampling", document, {**{k: document[k] for k in asked}, "seed": seed})
     if apply:
         subject.rec.with_probs(found.probs).save(subject.run.ensemble, overwrite=True)
     if as_json:
         print_json(document)
     else:
-        _print(found, methods, members, applied=apply)
+        _print(found, methods, members)
+        out = console()
+        for line in choices.said(store, found.now, f"{found.reused} witnesses were known"):
+            out.print(line, markup=False)
+        kept = "" if main else " sampling.json keeps its answer on more inputs."
+        where = f"the {found.split} split of {found.data}, {found.pool.n} inputs"
+        out.print(f"Chosen on {where}; written to {path}.{kept}", markup=False)
+        if apply:
+            out.print("The run's ensemble now draws with these probabilities.")
 
 
 def _print(
     found: AttackedSampling,
     methods: tuple[MethodValue, ...],
     members: tuple[Contribution, ...],
-    applied: bool,
 ) -> None:
     out = console()
     exact = found.exact_probs
@@ -145,9 +152,6 @@ def _print(
         if entry.prob == 0:
             out.print(f"Advice: {entry.advice}.")
     out.print()
-    out.print(f"Chosen on the {found.split} split, {found.pool.n} inputs; written to sampling.json.")
-    if applied:
-        out.print("The run's ensemble now draws with these probabilities.")
 
 
 def _methods(methods: tuple[MethodValue, ...]) -> Table:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from randens import attacks, models
 from randens.attacks import Attack
+from randens.attacks.dataset import as_attacks
 from randens.deploy import layout
 from randens.deploy.bundle import Bundle
 from randens.deploy.exporting import appearing, quiet
@@ -24,7 +25,6 @@ from randens.ensemble import RandomizedEnsemble
 from randens.errors import InputError
 from randens.evaluation import Evaluation, evaluate, transferred
 from randens.evaluation.inputs import Data, fingerprint, labelled
-from randens.evaluation.sweeps import as_attacks
 from randens.progress import Progress, silent
 
 __all__ = ["StraightThrough", "quantize"]

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from randens.attacks import Attack, Survey
+from randens.attacks import Attack, Found
 from randens.attacks.picture import save_grid
 from randens.data import ImageData
 from randens.ensemble import RandomizedEnsemble
 from randens.errors import InputError
 from randens.progress import Progress
+from randens.store import WitnessStore
 from randens.threat import Threat
 from randens.witness import WitnessPool
 
@@ -40,7 +39,7 @@ class Attacked:
     backwards: int
     sources: dict[str, int]
     warnings: tuple[str, ...]
-    survey: Survey | None
+    found: Found | None
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -54,7 +53,6 @@ class Attacked:
             "backwards": self.backwards,
             "found_by": self.sources,
             "warnings": list(self.warnings),
-            "folder": None if self.survey is None or self.survey.folder is None else str(self.survey.folder),
         }
 
 
@@ -62,15 +60,18 @@ def attack_all(
     rec: RandomizedEnsemble,
     data: ImageData,
     attacks: Sequence[Attack],
-    folder_of: Callable[[Attack], Path],
+    store: WitnessStore | None,
     progress: Progress,
 ) -> list[Attacked]:
-    """Survey `data` with every attack; with several, a last row holds the pointwise worst case of all."""
+    """Attack `data` with every attack, each from the inputs alone; a last row holds the pointwise worst case of all.
+
+    store: attacks made before are read there, and new ones kept.
+    """
     probs = rec.probs.cpu().numpy()
     rows: list[Attacked] = []
     pool: WitnessPool | None = None
     for attack in attacks:
-        found = attack.survey(rec, data, folder=folder_of(attack), progress=progress)
+        found = attack.survey(rec, data, folder=store, inputs=True, progress=progress)
         pool = found.pool if pool is None else pool.merge(found.pool)
         natural = 1.0 - float((found.clean_errors.double() @ rec.probs.cpu()).mean())
         rows.append(_row(attack.name, found.pool, probs, natural, found))
@@ -82,21 +83,19 @@ def attack_all(
 def draw_worst(
     path: str | os.PathLike[str], data: ImageData, result: Attacked, rec: RandomizedEnsemble, threat: Threat
 ) -> Path:
-    """A grid of the inputs of the first batch on which the attack did most harm."""
-    survey = result.survey
-    if survey is None:
+    """A grid of the inputs on which the attack did most harm."""
+    found = result.found
+    if found is None:
         raise InputError("pictures show one attack at a time; give a single --attack")
-    x_adv, y = next(survey.perturbed())
-    x = data[torch.arange(len(x_adv))][0]
-    harm = survey.risk[: len(x)] - survey.clean_errors[: len(x)].double() @ rec.probs.cpu()
+    harm = found.risk - found.clean_errors.double() @ rec.probs.cpu()
     chosen = harm.argsort(descending=True, stable=True)[:_PICTURES]
     names = rec.classes or data.classes
     titles = [
-        f"{names[int(y[j])]}: fools "
-        + (" ".join(str(i) for i in survey.errors[j].nonzero().flatten().tolist()) or "none")
+        f"{names[int(data.y[j])]}: fools "
+        + (" ".join(str(i) for i in found.errors[j].nonzero().flatten().tolist()) or "none")
         for j in chosen.tolist()
     ]
-    return save_grid(path, x[chosen], x_adv[chosen], titles, threat)
+    return save_grid(path, data.x[chosen], found.x_adv[chosen], titles, threat)
 
 
 def _row(
@@ -104,7 +103,7 @@ def _row(
     pool: WitnessPool,
     probs: Any,
     natural: float,
-    survey: Survey | None,
+    found: Found | None,
     parts: Sequence[Attacked] = (),
 ) -> Attacked:
     risks, best = pool.best(probs)
@@ -118,19 +117,19 @@ def _row(
         natural,
         1.0 - float(risks.mean()),
         tuple(float(r) for r in pool.foolable.mean(axis=0)),
-        survey.cost.forwards if survey is not None else sum(p.forwards for p in parts),
-        survey.cost.backwards if survey is not None else sum(p.backwards for p in parts),
+        found.cost.forwards if found is not None else sum(p.forwards for p in parts),
+        found.cost.backwards if found is not None else sum(p.backwards for p in parts),
         counted,
-        _warnings(name, survey) if survey is not None else (),
-        survey,
+        _warnings(name, found) if found is not None else (),
+        found,
     )
 
 
-def _warnings(name: str, survey: Survey) -> tuple[str, ...]:
+def _warnings(name: str, found: Found) -> tuple[str, ...]:
     texts = {"zero_gradient": "a gradient that is exactly zero", "nan_gradient": "NaN gradients"}
     return tuple(
         f"{name}: member {index} has {text} on {share:.1%} of the inputs; a weak attack is not a strong defence"
         for key, text in texts.items()
-        for index, share in enumerate(survey.flags[key])
+        for index, share in enumerate(found.flags[key])
         if share > 0.01
     )

@@ -238,9 +238,17 @@ def _alone(case: Case) -> Check:
 def _identical(case: Case) -> Check:
     """Copies of one member must give that member's risk: there is nothing to gain from drawing among equals."""
     member = case.members[0]
-    copies = Case(RandomizedEnsemble([member] * 3), case.x, case.y, case.threat, case.seed, case.progress)
+    copies = Case(
+        RandomizedEnsemble([member] * 3),
+        case.x,
+        case.y,
+        case.threat,
+        case.seed,
+        case.progress,
+        store=case.store,
+    )
     whole, single = copies.attack(ENSEMBLE, "saddle"), case.attack(0, "saddle")
-    case.cost = case.cost + copies.cost
+    case.cost, case.now = case.cost + copies.cost, case.now + copies.now
     three, one = whole.errors.numpy(), single.errors.numpy()[:, 0]
     split = float((three.any(axis=1) & ~three.all(axis=1)).mean())
     first, alone = three[:, 0].astype(np.float64), one.astype(np.float64)

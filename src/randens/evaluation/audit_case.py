@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from randens import attacks
 from randens.attacks import Cost, Found
+from randens.attacks.dataset import attack_data
 from randens.ensemble import RandomizedEnsemble, evaluating, to_layout
-from randens.evaluation.sweeps import attack_in_batches
 from randens.progress import Progress, silent
+from randens.store import WitnessStore
 from randens.threat import Threat
 
 __all__ = ["ENSEMBLE", "LUCK", "Case", "Check", "Fooled", "Risks", "TOLERANCE", "logits", "named"]
@@ -56,7 +57,11 @@ class Check:
 
 @dataclass
 class Case:
-    """The ensemble on n inputs x [n, ...] with labels y [n]. Attacks are remembered: no check pays for one twice."""
+    """The ensemble on n inputs x [n, ...] with labels y [n]. Attacks are remembered: no check pays for one twice.
+
+    store: attacks made before, on these members and inputs, are read there and new ones kept. cost: passes behind the
+    attacks; now: those made in this call.
+    """
 
     rec: RandomizedEnsemble
     x: Tensor
@@ -65,6 +70,8 @@ class Case:
     seed: int = 0
     progress: Progress = silent
     cost: Cost = field(default_factory=Cost)
+    store: WitnessStore | None = None
+    now: Cost = field(default_factory=Cost)
     _known: dict[tuple[Any, ...], Found] = field(default_factory=dict, repr=False)
 
     @property
@@ -112,7 +119,11 @@ class Case:
             threat = self.threat if scale == 1.0 else self.threat.scaled(scale)
             made = attacks.create(name, threat, seed=self.seed, precision="float32", **options)
             task = f"{name} on {named(who)}" + ("" if scale == 1.0 else f", {scale:g} ε")
-            found = attack_in_batches(made, target, self.x, self.y, task, self.progress)
+            self.progress(task, 0, self.n)
+            found = attack_data(
+                made, target, (self.x, self.y), store=self.store, progress=self.progress, task=task
+            )
+            self.now = self.now + (found.cost - found.reused)
             self.cost = self.cost + found.cost
             self._known[key] = found
         return self._known[key]

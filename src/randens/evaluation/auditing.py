@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,16 @@ from randens.evaluation.inputs import Data, fingerprint, labelled
 from randens.evaluation.results import Evaluation
 from randens.files import write_json
 from randens.progress import Progress, silent
+from randens.runs import Run
+from randens.store import WitnessStore
 from randens.threat import Threat
 
-__all__ = ["Audit", "Check", "audit"]
+__all__ = ["ENOUGH", "Audit", "Check", "audit"]
 
 _FORMAT = "randens-audit-1"
+
+ENOUGH = 50
+"""Inputs below which an audit is inconclusive: checks may be off by 2 % of the inputs, and not by less than one."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +55,17 @@ class Audit:
     cost: Cost
     seconds: float
     version: str = __version__
+    now: Cost = field(default_factory=Cost, repr=False)
+
+    @property
+    def conclusive(self) -> bool:
+        """Whether there were enough inputs: on fewer than 50, one input is more than what checks may be off by."""
+        return self.n >= ENOUGH
 
     @property
     def passed(self) -> bool:
-        """Whether every check passed."""
-        return self.complete and all(check.passed for check in self.checks)
+        """Whether every check passed, on enough inputs to say so."""
+        return self.complete and self.conclusive and not self.failed
 
     @property
     def failed(self) -> tuple[Check, ...]:
@@ -64,6 +75,8 @@ class Audit:
     @property
     def verdict(self) -> str:
         """One sentence."""
+        if self.complete and not self.failed and not self.conclusive:
+            return f"Inconclusive: no check failed on {self.n} inputs, but fewer than {ENOUGH} say little; audit more."
         if self.passed:
             return (
                 f"All {len(self.checks)} checks passed on {self.n} inputs: nothing here makes attacks look weaker "
@@ -87,6 +100,7 @@ class Audit:
             "version": self.version,
             "passed": self.passed,
             "complete": self.complete,
+            "conclusive": self.conclusive,
             "verdict": self.verdict,
             "checks": [check.to_json() for check in self.checks],
             "ensemble": self.ensemble,
@@ -107,6 +121,12 @@ class Audit:
         write_json(path, self.to_json())
         return Path(path)
 
+    def keep(self, run: Run) -> tuple[Path, bool]:
+        """Keep the JSON in a run folder, by its question; see `Run.keep`."""
+        document = self.to_json()
+        asked = ("ensemble", "data", "split", "n", "threat", "seed")
+        return run.keep("audit", document, {key: document[key] for key in asked})
+
 
 def audit(
     rec: RandomizedEnsemble,
@@ -116,12 +136,14 @@ def audit(
     evaluation: Evaluation | None = None,
     chosen_on: Mapping[str, str] | None = None,
     seed: int = 0,
+    folder: WitnessStore | str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> Audit:
     """Check `rec` on `data` (a hundred inputs say enough) under `threat` (None: the ensemble's own).
 
-    evaluation: a result to hold against what is found here. chosen_on: which split chose what. A random classifier
-    has checks of its own: see `audit_stochastic`.
+    evaluation: a result to hold against what is found here. chosen_on: which split chose what. folder: a witness
+    store, where attacks made before are read and new ones kept. A random classifier has checks of its own: see
+    `audit_stochastic`.
     """
     if getattr(rec, "stochastic", False):
         # Imported late, as it makes an `Audit`, too.
@@ -133,7 +155,9 @@ def audit(
     chosen = rec.threat if threat is None else threat
     if chosen is None:
         raise InputError("threat is None and the ensemble names none; give one, e.g. Threat('linf', 8/255)")
-    case = Case(rec, inputs.x, inputs.y, chosen, seed, silent if progress is None else progress)
+    store = folder if isinstance(folder, WitnessStore) or folder is None else WitnessStore(folder)
+    report = silent if progress is None else progress
+    case = Case(rec, inputs.x, inputs.y, chosen, seed, report, store=store)
     checks = [audit_members.splits(evaluation, chosen_on)]
     if evaluation is not None:
         checks.append(audit_members.belongs(evaluation, rec))
@@ -155,4 +179,5 @@ def audit(
         seed,
         case.cost,
         time.perf_counter() - start,
+        now=case.now,
     )

@@ -28,6 +28,7 @@ from randens.evaluation.front import AttackLike, Case, choose_attacks, prepare
 from randens.evaluation.intervals import Estimate, estimate
 from randens.models import on_device
 from randens.progress import Progress, silent
+from randens.store import WitnessStore
 from randens.threat import Threat, grid
 from randens.witness import WitnessPool
 
@@ -219,6 +220,7 @@ def curve(
     seed: int = 0,
     deterministic: bool = True,
     confidence: float = 0.95,
+    folder: WitnessStore | str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> Curve:
     """Robust accuracy against ε for the ensemble, its members and the deterministic ensemble.
@@ -231,6 +233,8 @@ def curve(
         ``"first:last:count"``, e.g. ``"0:16/255:9"``, or a list of radii.
     confidence : float
         Of the intervals.
+    folder : path or WitnessStore, optional
+        A witness store, as for `randens.evaluate`.
     progress : callable, optional
         ``progress(task, done, total)``.
 
@@ -262,7 +266,13 @@ def curve(
         seed=seed,
     )
     return curve_of(
-        case, radii, device=device, deterministic=deterministic, confidence=confidence, progress=progress
+        case,
+        radii,
+        device=device,
+        deterministic=deterministic,
+        confidence=confidence,
+        folder=folder,
+        progress=progress,
     )
 
 
@@ -273,10 +283,12 @@ def curve_of(
     device: str | torch.device | None = None,
     deterministic: bool = True,
     confidence: float = 0.95,
+    folder: WitnessStore | str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> Curve:
     """`curve` for what has been made to fit already."""
     tell = progress or silent
+    store = folder if isinstance(folder, WitnessStore) or folder is None else WitnessStore(folder)
     points: list[CurvePoint] = []
     cost = Cost()
     pool: WitnessPool | None = None
@@ -286,7 +298,7 @@ def curve_of(
     with on_device(case.rec, device):
         probs = case.rec.probs.cpu().numpy()
         for radius in grid("eps", eps):
-            found = _attacked(case, radius, pool, several, tell)
+            found = _attacked(case, radius, pool, several, tell, store)
             cost, pool = cost + found.cost, found.pool
             # What fooled at a smaller radius fools here: the pool carries it for members and ensemble, these lines
             # for the mean of all logits and for verdicts that rounding changed.
@@ -490,7 +502,12 @@ class _Found:
 
 
 def _attacked(
-    case: Case, radius: float, pool: WitnessPool | None, deterministic: bool, tell: Progress
+    case: Case,
+    radius: float,
+    pool: WitnessPool | None,
+    deterministic: bool,
+    tell: Progress,
+    store: WitnessStore | None,
 ) -> _Found:
     """The witnesses at one radius, those of smaller radii among them."""
     if radius == 0:
@@ -501,6 +518,7 @@ def _attacked(
         _at(case.attacks, radius),
         deterministic=deterministic,
         pool=pool,
+        folder=store,
         progress=lambda task, done, total: tell(f"ε = {radius:.4g}: {task}", done, total),
     )
     assert found.pool is not None

@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
 import safetensors.torch
 import torch
 from numpy.typing import ArrayLike, NDArray
-from torch import Tensor
 
 from randens import models
 from randens.attacks import Attack, Cost
+from randens.attacks.dataset import Knowledge, as_attacks, worst_inputs
 from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble, check_probs
 from randens.errors import InputError
 from randens.evaluation.inputs import Data, Labelled, fingerprint, labelled
-from randens.evaluation.reach import conflict_of
+from randens.evaluation.reach import Conflict, conflict_of
 from randens.evaluation.results import Evaluation, Points
 from randens.evaluation.stochastic import StochasticEvaluation, evaluate_stochastic
-from randens.evaluation.sweeps import Knowledge, as_attacks, clean_pool
-from randens.files import write_atomic
+from randens.files import sha256, write_atomic
 from randens.progress import Progress, silent
 from randens.stochastic import RandomizedModel, is_random
+from randens.store import WitnessStore
 from randens.threat import Threat
 from randens.witness import WitnessPool
 
@@ -55,7 +53,8 @@ def evaluate(
     pool: WitnessPool | None = None,
     chosen_on: Mapping[str, str] | None = None,
     confidence: float = 0.95,
-    folder: str | os.PathLike[str] | None = None,
+    folder: WitnessStore | str | os.PathLike[str] | None = None,
+    verify: bool = False,
     progress: Progress | None = None,
 ) -> Evaluation: ...
 
@@ -70,7 +69,8 @@ def evaluate(
     pool: WitnessPool | None = None,
     chosen_on: Mapping[str, str] | None = None,
     confidence: float = 0.95,
-    folder: str | os.PathLike[str] | None = None,
+    folder: WitnessStore | str | os.PathLike[str] | None = None,
+    verify: bool = False,
     progress: Progress | None = None,
 ) -> Evaluation | StochasticEvaluation:
     """Natural and robust accuracy of the ensemble, of each member and of the deterministic ensemble.
@@ -79,9 +79,17 @@ def evaluate(
     unless `deterministic` is false the mean of all logits. Every perturbation found is shown to everybody, and
     inputs that cannot get worse are not attacked again. Several attacks in a list work one after the other.
 
-    pool: witnesses known already for these very inputs and members. chosen_on: which split chose what, e.g.
-    {"probs": "validation"}; choices made on test data are refused. folder: where finished batches are kept; an
-    interrupted call is continued by the same call, and once it has returned the folder may be removed.
+    Parameters
+    ----------
+    pool : WitnessPool
+        Witnesses known already for these very inputs and members.
+    chosen_on : mapping
+        Which split chose what, e.g. {"probs": "validation"}; choices made on test data are refused.
+    folder : path or WitnessStore
+        A witness store: what it knows is not attacked again, and what is found goes there batch by batch, so that an
+        interrupted call is continued by the same call, and the same call makes no pass a second time.
+    verify : bool
+        Judge every stored witness again, and not a sample only.
 
     A `RandomizedModel`, or an ensemble with such a member, is judged on fresh draws: see `evaluate_stochastic`.
     """
@@ -90,45 +98,35 @@ def evaluate(
         if extra_options := [name for name, value in given.items() if value is not None]:
             raise InputError(f"{', '.join(extra_options)} cannot be given for a random model; leave it out")
         return evaluate_stochastic(rec, data, attack, confidence=confidence, progress=progress)
-    start = time.perf_counter()
     report = silent if progress is None else progress
     choices = _choices(chosen_on)
     inputs = labelled(data, rec)
     chosen = as_attacks(attack)  # type: ignore[arg-type]  # which refuses what is no attack
     probs = rec.probs.cpu().numpy().copy()
     extra = {name: check_probs(value, len(rec)).numpy() for name, value in (also or {}).items()}
+    store = folder if isinstance(folder, WitnessStore) or folder is None else WitnessStore(folder)
 
-    clean = _errors(rec, inputs, inputs.x)
-    known = Knowledge(
-        rec,
-        inputs,
-        clean_pool(inputs, clean),
-        report,
-        Cost(forwards=clean.size),
-        folder=None if folder is None else Path(folder),
-    )
+    threat = chosen[0].threat
+    known = Knowledge(rec, inputs.x, inputs.y, threat, store=store, verify=verify, progress=report)
     if pool is not None:
-        known.pool = known.pool.merge(_with_inputs(pool))
+        known.accept(_with_inputs(pool))
     for step in chosen:
         known.attack(step, probs, f"{step.name} on the ensemble")
         for name, alpha in extra.items():
-            if np.array_equal(alpha, probs):
-                continue
             known.attack(step, alpha, f"{step.name} on the ensemble, {name}")
         for member in range(len(rec)) if len(rec) > 1 else ():
             known.attack(step, np.eye(len(rec))[member], f"{step.name} on member {member}")
-    alone = _deterministic(rec, chosen, known, probs) if deterministic else None
+    alone = _deterministic(known, chosen, probs) if deterministic else None
 
-    directions = conflict_of(rec, inputs, chosen[0].threat)
-    known.cost = known.cost + directions.cost
-    worst, unstable = _look_again(known, probs)
+    directions = _directions(known, inputs)
+    worst, unstable = known.confirm(probs)
     rows = known.pool.best(probs)[1]
     sources = tuple(known.pool.sources[row] if row >= 0 else "" for row in rows.tolist())
     return Evaluation(
         probs=probs,
-        points=Points(clean, worst, known.pool.foolable, sources, *(alone or (None, None))),
+        points=Points(known.clean, worst, known.pool.foolable, sources, *(alone or (None, None))),
         profile=known.pool.profile(),
-        threat=chosen[0].threat,
+        threat=threat,
         data=inputs.name,
         split=inputs.split,
         classes=_classes(rec, inputs),
@@ -136,26 +134,16 @@ def evaluate(
         attacks=tuple(_options(a) for a in chosen),
         flops=tuple(models.flops(m, inputs.x.shape[1:]) for m in rec.members),
         cost=known.cost,
-        seconds=time.perf_counter() - start,
+        seconds=known.seconds,
         confidence=confidence,
         chosen_on=choices,
         also=extra,
-        flags={"unstable": unstable, "gradients": known.flags},
+        flags={"unstable": max(unstable, known.unstable), "gradients": known.flags},
         conflict=directions,
         pool=known.pool,
+        now=known.now,
+        reread=known.verified,
     )
-
-
-def worst_inputs(pool: WitnessPool, probs: ArrayLike, x: Tensor) -> Tensor:
-    """For each input its worst known perturbation at `probs`; the input itself where nobody is fooled."""
-    rows = pool.best(probs)[1]
-    found = np.flatnonzero(rows >= 0)
-    worst = x.clone()
-    if len(found):
-        stored = _with_inputs(pool).x_adv
-        assert stored is not None
-        worst[torch.from_numpy(found)] = torch.from_numpy(stored[rows[found]]).to(x.dtype)
-    return worst
 
 
 def transferred(
@@ -169,13 +157,14 @@ def transferred(
     stored = _with_inputs(pool)
     if pool.n != len(inputs):
         raise InputError(f"pool describes {pool.n} inputs; data has {len(inputs)}")
-    empty = WitnessPool(pool.n, len(rec), x_adv=inputs.x[:0].contiguous().numpy())
     if not len(pool):
-        return empty
+        return WitnessPool(pool.n, len(rec), x_adv=inputs.x[:0].contiguous().numpy())
     assert stored.x_adv is not None
-    known = Knowledge(rec, inputs, empty)
-    known.show(pool.points, torch.from_numpy(stored.x_adv), source)
-    return known.pool
+    points, labels = torch.from_numpy(stored.x_adv), inputs.y[torch.from_numpy(pool.points)]
+    fooled = rec.errors(points.to(rec.device), labels.to(rec.device)).cpu().numpy()
+    return WitnessPool(
+        pool.n, len(rec), pool.points, fooled, x_adv=stored.x_adv, sources=source, checked=True
+    )
 
 
 def save_worst_inputs(
@@ -198,49 +187,43 @@ def save_worst_inputs(
 
 
 def _deterministic(
-    rec: RandomizedEnsemble, attacks: tuple[Attack, ...], known: Knowledge, probs: NDArray[np.float64]
+    known: Knowledge, attacks: tuple[Attack, ...], probs: NDArray[np.float64]
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Verdicts [n] on the mean of all logits: clean, and after its own attacks and the ensemble's worst cases.
 
     What fools it is shown to the members in turn.
     """
-    data = known.data
+    rec = known.rec
     if len(rec) == 1:
-        table = known.pool.foolable
-        return _errors(rec, data, data.x)[:, 0], table[:, 0]
+        return known.clean[:, 0], known.pool.foolable[:, 0]
     whole = RandomizedEnsemble([DeterministicEnsemble(list(rec.members))])
-    clean = _errors(whole, data, data.x)[:, 0]
-    transferred = _errors(whole, data, worst_inputs(known.pool, probs, data.x))[:, 0]
-    known.cost = known.cost + Cost(forwards=2 * len(data) * len(rec))
-    fooled = clean | transferred
+    mean = Knowledge(whole, known.x, known.y, known.threat, store=known.store, progress=known.progress)
+    everyone = np.arange(len(known.x))
+    mean.show(everyone, worst_inputs(known.pool, probs, known.x), "transfer")
     for attack in attacks:
-        rows = np.flatnonzero(~fooled)
-        if len(rows):
-            found = known.run(
-                attack, whole, torch.from_numpy(rows), f"{attack.name} on the deterministic ensemble"
-            )
-            fooled[rows] = found.errors[:, 0].numpy()
-            known.show(rows, found.x_adv, attack.name)
-    return clean, fooled
+        mean.attack(attack, np.ones(1), f"{attack.name} on the deterministic ensemble", known)
+    known.cost = known.cost + Cost(
+        mean.cost.forwards + 2 * len(known.x) * len(rec) - len(known.x), mean.cost.backwards
+    )
+    known.now, known.seconds = known.now + mean.now, known.seconds + mean.seconds
+    return mean.clean[:, 0], mean.pool.foolable[:, 0]
 
 
-def _look_again(known: Knowledge, probs: NDArray[np.float64]) -> tuple[NDArray[np.bool_], float]:
-    """Verdicts on the worst inputs, by the call a user would make: what is reported is what re-evaluates.
-
-    Also returns the share of inputs at which a member that had been fooled no longer is.
-    """
-    rows = known.pool.best(probs)[1]
-    claimed = np.where(rows[:, None] >= 0, known.pool.fooled[rows], False) if len(known.pool) else None
-    everyone = np.arange(len(known.data))
-    worst = known.show(everyone, worst_inputs(known.pool, probs, known.data.x), "again")
-    if claimed is None:
-        return worst, 0.0
-    return worst, float((claimed & ~worst).any(axis=1).mean())
-
-
-def _errors(rec: RandomizedEnsemble, data: Labelled, x: Tensor) -> NDArray[np.bool_]:
-    verdicts: NDArray[np.bool_] = rec.errors(x.to(rec.device), data.y.to(rec.device)).cpu().numpy()
-    return verdicts
+def _directions(known: Knowledge, data: Labelled) -> Conflict:
+    """The joint reach of the members' gradients, computed once for a store."""
+    store = known.store
+    asked = {"conflict": known.threat.norm, "members": known.keys, "inputs": sha256(known.inputs.tobytes())}
+    note = None if store is None else store.note(asked)
+    if note is None:
+        found = conflict_of(known.rec, data, known.threat)
+        note = {"conflict": found.to_json(), "cost": vars(found.cost)}
+        known.now = known.now + found.cost
+        if store is not None:
+            store.keep_note(asked, note)
+    else:
+        found = Conflict.from_json(note["conflict"])
+    known.cost = known.cost + Cost(**note["cost"])
+    return found
 
 
 def _classes(rec: RandomizedEnsemble, data: Labelled) -> int:
@@ -249,7 +232,7 @@ def _classes(rec: RandomizedEnsemble, data: Labelled) -> int:
 
 
 def _with_inputs(pool: WitnessPool) -> WitnessPool:
-    if pool.x_adv is None and len(pool):
+    if len(pool) and not pool.located.all():
         raise InputError(
             "pool holds sets only; an evaluation needs the perturbed inputs, to look at them again"
         )

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from randens import attacks
 from randens.attacks import Attack
+from randens.attacks.dataset import as_attacks
 from randens.attacks.suite import PRESETS
 from randens.callbacks import Callback, as_progress
 from randens.data import ImageData, Inputs, as_inputs, check_range
@@ -25,9 +26,9 @@ from randens.evaluation import evaluating
 from randens.evaluation.own import as_rec, fitted
 from randens.evaluation.results import Evaluation
 from randens.evaluation.subject import open_subject
-from randens.evaluation.sweeps import as_attacks
 from randens.models import on_device
 from randens.progress import Progress
+from randens.store import WitnessStore
 from randens.threat import Threat, norm_name, number
 from randens.witness import WitnessPool
 
@@ -75,7 +76,8 @@ def evaluate(
     pool: WitnessPool | None = None,
     chosen_on: Mapping[str, str] | None = None,
     confidence: float = 0.95,
-    folder: str | os.PathLike[str] | None = None,
+    folder: WitnessStore | str | os.PathLike[str] | None = None,
+    verify: bool = False,
     progress: Progress | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> Evaluation:
@@ -123,8 +125,11 @@ def evaluate(
         Which split chose what, e.g. ``{"probs": "validation"}``; choices made on test data are refused.
     confidence : float
         Of the intervals.
-    folder : str or path, optional
-        Where finished batches are kept; an interrupted call is continued by the same call.
+    folder : path or WitnessStore, optional
+        A witness store: what it knows is not attacked again, and what is found goes there batch by batch, so that an
+        interrupted call is continued by the same call, and the same call attacks nothing a second time.
+    verify : bool
+        Judge every stored witness again, and not a random sample only.
     progress : callable, optional
         ``progress(task, done, total)``.
     callbacks : sequence of Callback
@@ -168,6 +173,7 @@ def evaluate(
             chosen_on=chosen_on,
             confidence=confidence,
             folder=folder,
+            verify=verify,
             progress=as_progress(callbacks, progress),
         )
     if isinstance(result, Evaluation):

@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any
 
 from randens import attacks
@@ -25,8 +26,8 @@ from randens.evaluation.subject import open_subject
 from randens.files import document_checksum, read_json, seal, write_json
 from randens.progress import Progress, silent
 from randens.runs import Run
+from randens.store import WitnessStore
 from randens.threat import Threat
-from randens.witness import WitnessPool
 
 __all__ = ["ATTACKS", "Measured", "Settings", "measure", "measured"]
 
@@ -148,16 +149,19 @@ class _Work:
     progress: Progress
     cost: Cost = field(default_factory=Cost)
 
+    @cached_property
+    def store(self) -> WitnessStore:
+        """The run's witnesses."""
+        return WitnessStore(self.run.path / "witnesses")
+
     def all(self) -> Measured:
         recipe = self.run.manifest.get("recipe") or {}
         method = str(recipe.get("method", "at"))
         members = len(self.rec)
         whole = self._evaluate(self.rec, deterministic=method == "mrboost")
         uniform = whole.at(None)
-        randomized = [self._prefix(m, whole) for m in range(1, members)] if method == "barre" else []
-        deterministic = (
-            [self._deterministic(m, whole) for m in range(1, members)] if method == "mrboost" else []
-        )
+        randomized = [self._prefix(m) for m in range(1, members)] if method == "barre" else []
+        deterministic = [self._deterministic(m) for m in range(1, members)] if method == "mrboost" else []
         if whole.deterministic is not None:
             deterministic.append(_pair(whole.deterministic))
         compared = {name: self._compared(name) for name in ATTACKS} if members > 1 else {}
@@ -181,36 +185,39 @@ class _Work:
             measuring_passes=self.cost.forwards + self.cost.backwards,
         )
 
-    def _evaluate(
-        self, rec: RandomizedEnsemble, *, deterministic: bool = False, pool: WitnessPool | None = None
-    ) -> Evaluation:
+    def _evaluate(self, rec: RandomizedEnsemble, *, deterministic: bool = False) -> Evaluation:
         found = evaluate(
             rec,
             self.test,
             self.settings.build(self.threat),
             also={} if len(rec) == 1 else {"uniform": None},
             deterministic=deterministic,
-            pool=pool,
             chosen_on={"probs": self.validation.split},
+            folder=self.store,
             progress=self.progress,
         )
         self.cost = self.cost + found.cost
         return found
 
-    def _prefix(self, m: int, whole: Evaluation) -> Pair:
+    def _prefix(self, m: int) -> Pair:
         """The first m members at probabilities chosen on validation data; what is known about them is used."""
         rec = RandomizedEnsemble(list(self.rec.members)[:m], threat=self.threat)
         if m > 1:
             best = optimize_sampling(
-                rec, self.validation, self.settings.build(self.threat), max_sweeps=4, progress=self.progress
+                rec,
+                self.validation,
+                self.settings.build(self.threat),
+                max_sweeps=4,
+                progress=self.progress,
+                folder=self.store,
             )
             self.cost = self.cost + best.cost
             rec = rec.with_probs(best.probs)
-        return _pair(self._evaluate(rec, pool=_first(whole.pool, m)).accuracy)
+        return _pair(self._evaluate(rec).accuracy)
 
-    def _deterministic(self, m: int, whole: Evaluation) -> Pair:
+    def _deterministic(self, m: int) -> Pair:
         rec = RandomizedEnsemble(list(self.rec.members)[:m], threat=self.threat)
-        found = self._evaluate(rec, deterministic=True, pool=_first(whole.pool, m))
+        found = self._evaluate(rec, deterministic=True)
         assert found.deterministic is not None
         return _pair(found.deterministic)
 
@@ -219,7 +226,8 @@ class _Work:
         threat = _l2(self.threat, math.prod(self.test.shape)) if name == "cw" else self.threat
         attack = attacks.create(name, threat, seed=self.settings.seed)
         self.progress(f"{name} at uniform probabilities", 0, 1)
-        found = attack(self.rec.with_probs(None), self.test.x, self.test.y)
+        data = (self.test.x, self.test.y)
+        found = attack.survey(self.rec.with_probs(None), data, folder=self.store)
         self.progress(f"{name} at uniform probabilities", 1, 1)
         self.cost = self.cost + found.cost
         return found.robust_accuracy
@@ -237,13 +245,6 @@ class _Work:
             return 0, 0.0
         cost = self.run.read("training").get("cost", {})
         return int(cost.get("forwards", 0)) + int(cost.get("backwards", 0)), float(cost.get("seconds", 0.0))
-
-
-def _first(pool: WitnessPool | None, m: int) -> WitnessPool | None:
-    """The witnesses as the first m members see them."""
-    if pool is None:
-        return None
-    return WitnessPool(pool.n, m, pool.points, pool.fooled[:, :m], x_adv=pool.x_adv, sources=pool.sources)
 
 
 def _l2(threat: Threat, dimension: int) -> Threat:

@@ -25,6 +25,7 @@ from randens.evaluation.reach import Conflict
 from randens.files import document_checksum, read_json, seal, write_json
 from randens.risk import Bounds, RiskProfile, RuleOfThumb, bounds, rule_of_thumb
 from randens.risk.two import two_classifiers
+from randens.runs import Run
 from randens.threat import Threat
 from randens.witness import WitnessPool
 
@@ -100,7 +101,9 @@ class Evaluation:
     flags: shares of inputs with unusable gradients, per attack and member, and `unstable`, the share whose verdicts
     changed when looked at again. conflict: the joint reach of the members' gradients (None in files written before
     it was measured). pool: every witness found; kept beside the JSON, not in it. notes: what was converted or looks
-    wrong, a sentence each. x, case: the inputs and what was evaluated, in memory only.
+    wrong, a sentence each. x, case: the inputs and what was evaluated, in memory only. now: the passes that this call
+    made itself, where `cost` and `seconds` are of everything the answer rests on; reread: stored witnesses that it
+    judged again. These two are not in the JSON, so that the same question gives the same document.
     """
 
     probs: NDArray[np.float64]
@@ -125,6 +128,8 @@ class Evaluation:
     notes: tuple[str, ...] = ()
     x: NDArray[np.generic] | None = field(default=None, repr=False)
     case: Any = field(default=None, repr=False)
+    now: Cost = field(default_factory=Cost, repr=False)
+    reread: int = field(default=0, repr=False)
 
     def __repr__(self) -> str:
         # Tables are made from results; this module cannot import theirs while it is being imported.
@@ -355,6 +360,14 @@ class Evaluation:
         """Write the JSON, atomically."""
         write_json(path, self.to_json())
         return Path(path)
+
+    def keep(self, run: Run) -> tuple[Path, bool]:
+        """Keep the JSON in a run folder, by its question; see `Run.keep`."""
+        document = self.to_json()
+        asked = ("ensemble", "probs", "also", "data", "split", "threat", "attacks", "confidence")
+        whole = self.deterministic is not None
+        question = {**{key: document[key] for key in asked}, "n": self.n, "deterministic": whole}
+        return run.keep("evaluation", document, question)
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Evaluation:

@@ -7,6 +7,7 @@ found; until the value at an attacked α is within `tol` of the pool's optimum.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -16,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from randens.attacks import Attack, Cost
+from randens.attacks.dataset import Knowledge, as_attacks
 from randens.ensemble import RandomizedEnsemble
 from randens.errors import InputError
 from randens.evaluation.inputs import Data, labelled
-from randens.evaluation.sweeps import Knowledge, as_attacks, clean_pool
 from randens.progress import Progress, silent
 from randens.risk import (
     ConfidentSampling,
@@ -30,6 +31,8 @@ from randens.risk import (
     cutting_planes,
     optimal_sampling,
 )
+from randens.store import WitnessStore
+from randens.threat import Threat
 from randens.witness import WitnessPool
 
 __all__ = ["AttackedSampling", "Sweep", "optimize_sampling"]
@@ -56,8 +59,9 @@ class AttackedSampling(Sampling):
 
     pool: every witness found; pass it on, and the next call starts where this one ended. profile: η as the pool
     has it, which `certificate` verifies against. history: one entry per sweep. exact_oracle: whether the attack is
-    known to find every fooled set. split: the data it was chosen on. cost: member passes. crossed: the risk of the
-    rule that chose them, each input judged by probabilities chosen without it, from the same witnesses.
+    known to find every fooled set. data, split: what it was chosen on. cost: member passes behind it; now: those made
+    by this call. reused: stored witnesses it began with. crossed: the risk of the rule that chose them, each input
+    judged by probabilities chosen without it, from the same witnesses.
 
     Chosen by a confidence: `upper` bounds the true risk at `confidence`, and gap and lower bound are those of the
     bound that was minimised, `objective`.
@@ -75,6 +79,10 @@ class AttackedSampling(Sampling):
     objective: float | None = field(default=None, kw_only=True)
     confidence: float | None = field(default=None, kw_only=True)
     crossed: CrossFit | None = field(default=None, kw_only=True, repr=False)
+    threat: Threat | None = field(default=None, kw_only=True)
+    data: str = field(default="unknown", kw_only=True)
+    now: Cost = field(default_factory=Cost, kw_only=True, repr=False)
+    reused: int = field(default=0, kw_only=True, repr=False)
 
     @property
     def gap(self) -> float:
@@ -110,7 +118,9 @@ class AttackedSampling(Sampling):
             "converged": self.converged,
             "exact_oracle": self.exact_oracle,
             "attacks": list(self.attacks),
+            "data": self.data,
             "split": self.split,
+            "threat": None if self.threat is None else self.threat.to_dict(),
             "tol": self.tol,
             "upper": self.upper,
             "objective": self.objective,
@@ -133,15 +143,32 @@ def optimize_sampling(
     progress: Progress | None = None,
     *,
     confidence: float | None = None,
+    folder: WitnessStore | str | os.PathLike[str] | None = None,
+    verify: bool = False,
 ) -> AttackedSampling:
     """Probabilities with the smallest risk under attack, a lower bound on any others, and the pool behind both.
 
-    data: never test data, which are refused. attack: one, or several that work one after the other in each sweep.
-    tol: the gap at which to stop. pool: witnesses known already for these very inputs; nothing is attacked twice.
     The first sweep is at the ensemble's own probabilities, or with a pool at its optimum. Between equally good
     probabilities, those with the lower clean risk win, then those that draw fewer members.
-    confidence: choose by an upper confidence bound of the true risk (`randens.risk.confident_sampling`) instead of the
-    risk on these inputs, so that α leaves the uniform point only where they are enough to say so.
+
+    Parameters
+    ----------
+    data
+        Never test data, which are refused.
+    attack : Attack or sequence of Attack
+        Several work one after the other in each sweep.
+    tol : float
+        The gap at which to stop.
+    pool : WitnessPool
+        Witnesses known already for these very inputs.
+    confidence : float
+        Choose by an upper confidence bound of the true risk (`randens.risk.confident_sampling`) instead of the risk on
+        these inputs, so that α leaves the uniform point only where they are enough to say so.
+    folder : path or WitnessStore
+        A witness store, as for `evaluate`. Probabilities that these attacks have been asked about before are not
+        attacked again, and are the answer where they are good enough.
+    verify : bool
+        Judge every stored witness again, and not a sample only.
     """
     if isinstance(tol, bool) or not isinstance(tol, (int, float)) or not 0 <= tol < 1:
         raise InputError(f"tol is {tol!r}; it must be a number from 0 to 1, e.g. 1e-3")
@@ -158,17 +185,16 @@ def optimize_sampling(
             "evaluate them on the test split"
         )
     chosen = as_attacks(attack)
-    clean = rec.errors(inputs.x.to(rec.device), inputs.y.to(rec.device)).cpu().numpy()
-    known = Knowledge(rec, inputs, clean_pool(inputs, clean), silent if progress is None else progress)
-    known.cost = Cost(forwards=clean.size)
+    store = folder if isinstance(folder, WitnessStore) or folder is None else WitnessStore(folder)
+    report = silent if progress is None else progress
+    known = Knowledge(rec, inputs.x, inputs.y, chosen[0].threat, store=store, verify=verify, progress=report)
+    alpha, clean_risks = rec.probs.cpu().numpy().copy(), known.clean.mean(axis=0)
     rule = partial(
-        optimal_sampling,
-        clean_risks=clean.mean(axis=0) if confidence is None else None,
-        confidence=confidence,
+        optimal_sampling, clean_risks=clean_risks if confidence is None else None, confidence=confidence
     )
-    alpha = rec.probs.cpu().numpy().copy()
     if pool is not None:
-        known.pool = known.pool.merge(pool)
+        known.accept(pool)
+    if pool is not None or known.reused:
         alpha = rule(known.pool.profile()).probs
     history: list[Sweep] = []
     expected = 0.0
@@ -183,14 +209,17 @@ def optimize_sampling(
     def note(probs: NDArray[np.float64], risk: float, best: float, lower_bound: float) -> None:
         history.append(Sweep(probs, expected, risk, best, lower_bound))
 
+    tried = known.attacked_at(chosen)
     found = cutting_planes(
         attack_at,
         alpha,
         tol=tol,
         max_sweeps=max_sweeps,
-        clean_risks=clean.mean(axis=0),
+        clean_risks=clean_risks,
         confidence=confidence,
         watch=note,
+        tried=tried,
+        profile=known.pool.profile() if tried else None,
     )
     inherited = {f.name: getattr(found, f.name) for f in fields(Sampling)}
     if isinstance(found, ConfidentSampling):
@@ -207,4 +236,8 @@ def optimize_sampling(
         attacks=tuple(a.name for a in chosen),
         cost=known.cost,
         tol=float(tol),
+        threat=chosen[0].threat,
+        data=inputs.name,
+        now=known.now,
+        reused=known.reused,
     )

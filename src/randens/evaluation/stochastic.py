@@ -32,9 +32,9 @@ from torch import Tensor
 
 from randens._version import __version__
 from randens.attacks import Attack, Cost, create
+from randens.attacks.dataset import batches
 from randens.attacks.eot import EOT
 from randens.attacks.suite import Suite
-from randens.attacks.survey import batches
 from randens.ensemble import RandomizedEnsemble, frozen
 from randens.errors import InputError
 from randens.evaluation.draws import (

@@ -14,6 +14,7 @@ from randens.ensemble import RandomizedEnsemble, load
 from randens.errors import FileError, InputError
 from randens.evaluation.documents import SamplingDocument
 from randens.runs import Run
+from randens.store import WitnessStore
 from randens.threat import Threat
 
 __all__ = ["Subject", "open_subject"]
@@ -35,16 +36,21 @@ class Subject:
         whole = datasets.load(self.data, split)
         return whole if limit is None or limit >= len(whole) else whole.subset(slice(0, limit))
 
+    def store(self, *, fresh: bool = False) -> WitnessStore:
+        """The run's witnesses; with `fresh` those of earlier calls are ignored, and new ones added all the same."""
+        return WitnessStore(self.run.path / "witnesses", fresh=fresh)
+
     @property
     def chosen_on(self) -> dict[str, str]:
         """Which split chose the probabilities and the checkpoints, as the run recorded it."""
         recorded = self.run.manifest.get("chosen_on")
         choices = {str(k): str(v) for k, v in recorded.items()} if isinstance(recorded, Mapping) else {}
-        if (self.run.path / "sampling.json").exists():
-            sampling = read_document(self.run.path / "sampling.json", SamplingDocument)
+        for path in self.run.answers("sampling"):
+            sampling = read_document(path, SamplingDocument)
             # Probabilities that were found but not applied chose nothing.
             if sampling.probs == self.rec.probs.tolist():
                 choices["probs"] = sampling.split
+                break
         return choices
 
 

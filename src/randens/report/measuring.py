@@ -5,7 +5,7 @@ The results stay in the run folder, under report/, so that the page can be made 
 
 from __future__ import annotations
 
-import time
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,6 +21,7 @@ from randens.progress import Progress, silent
 from randens.report.documents import AttackLine, AttackTable, Gallery, Interval, Radii, Radius
 from randens.report.pictures import make_gallery
 from randens.runs import Run
+from randens.store import WitnessStore
 from randens.threat import Threat
 from randens.witness import WitnessPool
 
@@ -58,6 +59,7 @@ def measure(
     compared: Sequence[str] = COMPARED,
     factors: Sequence[float] = FACTORS,
     pool: WitnessPool | None = None,
+    folder: WitnessStore | str | os.PathLike[str] | None = None,
     seed: int = 0,
     confidence: float = 0.95,
     progress: Progress | None = None,
@@ -65,8 +67,10 @@ def measure(
     """Attack `rec` with `attack` at every radius, and with each of `compared` alone at the threat's own radius.
 
     pool: witnesses already known for these very inputs at the threat's radius; pictures are taken from it, and
-    otherwise from what is found here.
+    otherwise from what is found here. folder: a witness store, read and extended; a witness counts at every radius
+    that is at least its distance, so that nothing shown here disagrees with an evaluation from the same store.
     """
+    store = folder if isinstance(folder, WitnessStore) or folder is None else WitnessStore(folder)
     report = silent if progress is None else progress
     sizes = sorted(set(factors))
     if not sizes or not all(0 < f < float("inf") for f in sizes):
@@ -85,6 +89,7 @@ def measure(
             [attacks.create(name, scaled, seed=seed) for name in attack],
             pool=found,
             confidence=confidence,
+            folder=store,
         )
         # Smaller balls lie inside larger ones: what fools someone there fools them here.
         found = result.pool
@@ -115,7 +120,9 @@ def measure(
     pictures = None
     if len(data.shape) == 3 and at_threat is not None:
         pictures = make_gallery(rec, data, at_threat, threat)
-    return Measurements(curve, _compare(rec, data, threat, compared, seed, confidence, report), pictures)
+    return Measurements(
+        curve, _compare(rec, data, threat, compared, seed, confidence, report, store), pictures
+    )
 
 
 def _compare(
@@ -126,13 +133,13 @@ def _compare(
     seed: int,
     confidence: float,
     progress: Progress,
+    store: WitnessStore | None,
 ) -> AttackTable:
     lines = []
     together = np.zeros(len(data))
     for place, name in enumerate(names):
         progress("comparing attacks", place, len(names))
-        begun = time.perf_counter()
-        found = attacks.create(name, threat, seed=seed)(rec, data.x, data.y)
+        found = attacks.create(name, threat, seed=seed).survey(rec, (data.x, data.y), folder=store)
         risks = found.risk.numpy()
         together = np.maximum(together, risks)
         lines.append(
@@ -141,7 +148,7 @@ def _compare(
                 robust=Interval.of(estimate(1 - risks, confidence)),
                 forwards=found.cost.forwards,
                 backwards=found.cost.backwards,
-                seconds=time.perf_counter() - begun,
+                seconds=found.seconds,
             )
         )
     progress("comparing attacks", len(names), len(names))

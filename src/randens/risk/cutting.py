@@ -6,7 +6,7 @@ gives a lower bound, whatever the attack. Attacking at the minimiser finds what 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -20,7 +20,7 @@ from randens.risk.exact import exact_sampling
 from randens.risk.profile import RiskProfile
 from randens.risk.result import Sampling
 
-__all__ = ["Oracle", "Watch", "cutting_planes"]
+__all__ = ["Oracle", "Solver", "Watch", "cutting_planes"]
 
 Oracle = Callable[[NDArray[np.float64]], RiskProfile]
 """Attacks every input at the given probabilities, keeps what it finds in a pool, and returns the pool's
@@ -33,6 +33,10 @@ Watch = Callable[[NDArray[np.float64], float, float, float], None]
 """Called as watch(probs attacked, their risk, the best risk so far, lower bound) after every sweep."""
 
 
+Solver = Callable[[RiskProfile], Sampling]
+"""Probabilities that are good against a profile, with a lower bound on the risk of any others."""
+
+
 def cutting_planes(
     oracle: Oracle,
     start: ArrayLike,
@@ -43,43 +47,61 @@ def cutting_planes(
     confidence: float | None = None,
     progress: Progress | None = None,
     watch: Watch | None = None,
+    solver: Solver | None = None,
+    tried: Sequence[ArrayLike] = (),
+    profile: RiskProfile | None = None,
 ) -> Sampling:
     """Alternate between attacking at α and minimising the risk over everything found, until they agree.
 
     The result's risk is the lowest that the final pool gives to any α that was attacked; its lower bound and
     certificate refer to the same pool. With an exact oracle the gap is a true optimality gap; with an attack
-    it says "optimal against every witness found". With `confidence` the upper confidence bound of
-    `confident_sampling` is minimised in place of the risk. `watch` is told of every
-    sweep. Stops when the gap is at most `tol`, when a sweep at the
-    pool's own minimiser finds nothing new, or after `max_sweeps` sweeps over the inputs.
+    it says "optimal against every witness found". Stops when the gap is at most `tol`, when the pool's own minimiser
+    has been attacked, or after `max_sweeps` sweeps over the inputs.
+
+    Parameters
+    ----------
+    confidence : float
+        Minimise the upper confidence bound of `confident_sampling` in place of the risk.
+    watch : callable
+        Told of every sweep.
+    solver : callable
+        How the risk over the pool is minimised; exactly by default, which alone proves a lower bound.
+    tried, profile : sequence of probabilities, RiskProfile
+        Probabilities attacked before, and the profile of the pool from that; with them the first sweep is at the
+        pool's minimiser, if one is needed at all, and not at `start`.
     """
     alpha = as_probs(start, name="start")
     if not 0 <= tol < np.inf:
         raise InputError(f"tol must be a number of at least 0, got {tol!r}")
     limit = as_count("max_sweeps", max_sweeps)
     report = progress or silent
-    attacked: list[NDArray[np.float64]] = []
-    iterations = 0
+    solve = solver or (lambda pool: _lowest(pool, clean_risks, confidence))
+    attacked = [as_probs(point, name="tried") for point in tried] if profile is not None else []
+    sweeps = iterations = 0
     while True:
-        profile = oracle(alpha)
-        if profile.members != len(alpha):
-            raise InputError(
-                f"start has {len(alpha)} values where the oracle attacks {profile.members} members"
-            )
-        attacked.append(alpha)
-        report("sampling", len(attacked), limit)
-        lowest = _lowest(profile, clean_risks, confidence)
+        if profile is None or sweeps or not attacked:
+            profile = oracle(alpha)
+            if profile.members != len(alpha):
+                raise InputError(
+                    f"start has {len(alpha)} values where the oracle attacks {profile.members} members"
+                )
+            attacked.append(alpha)
+            sweeps += 1
+            report("sampling", sweeps, limit)
+        lowest = solve(profile)
         iterations += lowest.iterations
         # The pool has grown since the earlier points were attacked, and may now hold worse witnesses for
         # them.
         risks = [_objective(profile, point, confidence) for point in attacked]
-        best = int(np.argmin(risks))
+        clean = np.zeros(len(alpha)) if clean_risks is None else np.asarray(clean_risks, dtype=np.float64)
+        best = min(range(len(risks)), key=lambda k: (risks[k], float(attacked[k] @ clean)))
         if watch is not None:
-            watch(alpha, risks[-1], risks[best], lowest.lower_bound)
-        settled = any(np.array_equal(lowest.probs, point) for point in attacked)
-        if risks[best] - lowest.lower_bound <= tol or settled or len(attacked) == limit:
+            watch(attacked[-1], risks[-1], risks[best], lowest.lower_bound)
+        settled = any(np.allclose(lowest.probs, point, rtol=0, atol=1e-9) for point in attacked)
+        if risks[best] - lowest.lower_bound <= tol or settled or sweeps >= limit:
             break
         alpha = lowest.probs
+        profile = profile if sweeps else None
     report("sampling", limit, limit)
     probs = attacked[best]
     same = np.array_equal(probs, lowest.probs)

@@ -67,20 +67,6 @@ class Workers:
         """True on every rank as soon as it is true on one."""
         return bool(self.total(torch.tensor([float(flag)])).item() > 0) if self.world > 1 else flag
 
-    def gather(self, content: bytes) -> list[bytes]:
-        """Every rank's bytes, on every rank, in the order of ranks."""
-        if self.world == 1:
-            return [content]
-        own = torch.frombuffer(bytearray(content or b"\0"), dtype=torch.uint8).to(self.device)
-        sizes = [torch.zeros(1, dtype=torch.int64, device=self.device) for _ in range(self.world)]
-        dist.all_gather(sizes, torch.tensor([len(content)], device=self.device))
-        longest = max(1, max(int(s) for s in sizes))
-        padded = torch.zeros(longest, dtype=torch.uint8, device=self.device)
-        padded[: len(content)] = own[: len(content)]
-        parts = [torch.zeros_like(padded) for _ in range(self.world)]
-        dist.all_gather(parts, padded)
-        return [p[: int(s)].cpu().numpy().tobytes() for p, s in zip(parts, sizes, strict=True)]
-
     def barrier(self) -> None:
         """Wait for every rank."""
         if self.world > 1:

@@ -28,6 +28,7 @@ from randens.errors import InputError, ModelError, RandensError
 from randens.locks import only_writer
 from randens.progress import Progress, silent
 from randens.runs import Run
+from randens.store import WitnessStore
 from randens.training.adversaries import Adversary, Start, Victims, adversary
 from randens.training.average import average
 from randens.training.checkpoint import Checkpoints
@@ -41,7 +42,7 @@ from randens.training.precision import arithmetic
 from randens.training.recipe import Recipe, load_recipe
 from randens.training.schedule import learning_rate
 from randens.training.state import Best, Ledger, Stage, Tally, pack, parameters, part, restore
-from randens.training.validation import Choice, Verdict, attacked, check_splits, choose, directions
+from randens.training.validation import Choice, attacked, check_splits, choose, directions
 
 __all__ = ["Diverged", "Stopped", "train"]
 
@@ -313,14 +314,13 @@ class _Engine:
         if reweigh or done == epochs or done % recipe.validation.every == 0:
             self._average_buffers(stage)
             choice = self._validated(stage, reweigh)
-            verdict = choice.verdict
-            line.update(natural=1 - verdict.natural, robust=1 - verdict.risk, **self._reach(stage))
-            self._keep(stage, choice)
+            line.update(natural=1 - choice.natural, robust=1 - choice.risk, **self._reach(stage))
+            self._keep(stage, choice, choice.probs if reweigh else stage.probs)
             if reweigh:
                 stage.probs = _floored(choice.probs, recipe.sampling.floor)
             if self.method.watched:
                 # Only what is trained now can be at fault; the judged members end with it.
-                own = verdict.pool.profile().member_risks[-len(stage.trained) :]
+                own = choice.pool.profile().member_risks[-len(stage.trained) :]
                 self._watch(stage, 1 - float(np.max(own)), accuracy)
         seconds = time.monotonic() - begun
         self._log("epoch", stage, **line, probs=stage.probs.tolist(), seconds=seconds)
@@ -328,11 +328,10 @@ class _Engine:
     def _validated(self, stage: Stage, reweigh: bool) -> Choice:
         rec = self.method.judged(Roster(self.finished, stage.averaged, stage.probs))
         if reweigh:
-            choice = choose(rec, self.held_x, self.held_y, self.oracle, self.recipe.sampling, self.crew)
+            choice = choose(rec, self.held_x, self.held_y, self.oracle, self.recipe.sampling)
         else:
-            verdict = attacked(rec, self.held_x, self.held_y, self.attack, self.crew)
-            choice = Choice(stage.probs, verdict)
-        self._spend(choice.verdict)
+            choice = attacked(rec, self.held_x, self.held_y, self.attack)
+        self.ledger.spend(choice.cost.forwards, choice.cost.backwards)
         return choice
 
     def _reach(self, stage: Stage) -> dict[str, float | None]:
@@ -347,13 +346,13 @@ class _Engine:
         self.ledger.spend(found.cost.forwards, found.cost.backwards)
         return found.to_json()
 
-    def _keep(self, stage: Stage, choice: Choice) -> None:
+    def _keep(self, stage: Stage, choice: Choice, probs: Weights) -> None:
         """Remember these weights and α if they are the best so far; later ones win ties."""
-        verdict, best = choice.verdict, stage.best
-        better = best is None or (verdict.risk, verdict.natural) <= (best.risk, best.natural)
+        best = stage.best
+        better = best is None or (choice.risk, choice.natural) <= (best.risk, best.natural)
         if better or self.recipe.validation.keep == "last":
             states = [{k: v.detach().clone() for k, v in m.state_dict().items()} for m in stage.averaged]
-            stage.best = Best(verdict.risk, verdict.natural, stage.epoch, np.array(choice.probs), states)
+            stage.best = Best(choice.risk, choice.natural, stage.epoch, np.array(probs), states)
 
     def _watch(self, stage: Stage, robust: float, accuracy: float) -> None:
         part = self.recipe.validation
@@ -387,12 +386,14 @@ class _Engine:
         sampling = recipe.sampling
         if sampling.method == "exact" and self.method.choice is not None:
             sampling = sampling.model_copy(update={"method": self.method.choice})
-        choice = choose(rec, self.held_x, self.held_y, self.oracle, sampling, self.crew)
-        self._spend(choice.verdict)
+        # The members are final here: what is found about them is worth keeping.
+        store = WitnessStore(self.run.path / "witnesses")
+        choice = choose(rec, self.held_x, self.held_y, self.oracle, sampling, store)
+        self.ledger.spend(choice.cost.forwards, choice.cost.backwards)
         rec = RandomizedEnsemble(self.finished, choice.probs, classes=classes, threat=self.threat).cpu()
         if self.crew.writes:
             rec.save(self.run.ensemble, overwrite=True)
-            self.run.log(event="finished", probs=choice.probs.tolist(), robust=1 - choice.verdict.risk)
+            self.run.log(event="finished", probs=choice.probs.tolist(), robust=1 - choice.risk)
             self.run.write("training", self._summary(choice, rec))
         if self.board is not None:
             self.board.close()
@@ -400,7 +401,7 @@ class _Engine:
         return rec
 
     def _summary(self, choice: Choice, rec: RandomizedEnsemble) -> dict[str, Any]:
-        verdict, profile = choice.verdict, choice.verdict.pool.profile()
+        profile = choice.pool.profile()
         reach = self._directions(rec)
         members = len(choice.probs)
         return {
@@ -411,10 +412,10 @@ class _Engine:
             "validation": {
                 "images": len(self.held_y),
                 "attack": self.oracle.name,
-                "natural_accuracy": 1 - verdict.natural,
-                "robust_accuracy": 1 - verdict.risk,
+                "natural_accuracy": 1 - choice.natural,
+                "robust_accuracy": 1 - choice.risk,
                 "robust_accuracy_uniform": 1 - profile.risk(uniform(members)),
-                "member_natural_accuracies": (1 - verdict.clean_risks).tolist(),
+                "member_natural_accuracies": (1 - choice.clean_risks).tolist(),
                 "member_robust_accuracies": (1 - profile.member_risks).tolist(),
                 "conflict": reach,
             },
@@ -554,9 +555,6 @@ class _Engine:
             f"training diverged at {where}: {reason}; {kept} in {self.checkpoints.folder}; lower the rate "
             "(--set optimizer.lr=… --force continues from there)"
         )
-
-    def _spend(self, verdict: Verdict) -> None:
-        self.ledger.spend(verdict.forwards, verdict.backwards)
 
     def _log(self, event: str, stage: Stage, **values: Any) -> None:
         if not self.crew.writes:

@@ -2,89 +2,56 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
-import safetensors.numpy
-import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from randens.attacks.base import Attack
-from randens.attacks.members import GradientMembers
-from randens.attacks.search import attacking
+from randens.attacks.dataset import Knowledge, attack_data
+from randens.attacks.found import Cost
 from randens.ensemble import RandomizedEnsemble
 from randens.errors import InputError
 from randens.evaluation.inputs import Labelled
 from randens.evaluation.reach import Conflict, conflict_of
-from randens.risk import optimal_sampling
-from randens.training.distributed import Workers
+from randens.risk import RiskProfile, cutting_planes, optimal_sampling
+from randens.store import WitnessStore
 from randens.training.methods import Weights
 from randens.training.recipe import SamplingPart
 from randens.witness import WitnessPool
 
-__all__ = ["Choice", "Verdict", "attacked", "choose", "directions"]
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """An ensemble on validation data: natural error and risk under attack (both at its α), every witness found,
-    the clean errors of every member, and the member passes spent."""
-
-    natural: float
-    risk: float
-    pool: WitnessPool
-    clean_risks: Weights
-    forwards: int
-    backwards: int
+__all__ = ["Choice", "attacked", "check_splits", "choose", "directions"]
 
 
 @dataclass(frozen=True)
 class Choice:
-    """α and the verdict on the ensemble with that α."""
+    """α on validation data: every witness found, the clean errors of every member, and the member passes spent."""
 
     probs: Weights
-    verdict: Verdict
+    pool: WitnessPool
+    clean_risks: Weights
+    cost: Cost
+
+    @property
+    def natural(self) -> float:
+        """Expected error on the inputs as they are."""
+        return float(self.clean_risks @ self.probs)
+
+    @property
+    def risk(self) -> float:
+        """Expected error on the worst perturbations found."""
+        return self.pool.risk(self.probs)
 
 
-def attacked(rec: RandomizedEnsemble, x: Tensor, y: Tensor, attack: Attack, workers: Workers) -> Verdict:
-    """Attack `rec` on (x, y); ranks take turns over batches, and every rank gets the whole result.
+def attacked(rec: RandomizedEnsemble, x: Tensor, y: Tensor, attack: Attack) -> Choice:
+    """Attack `rec` at its α on (x, y); ranks share the batches out, and every rank gets the whole result.
 
     A batch's random numbers depend on its number alone, so the number of ranks changes nothing.
     """
-    xs, ys = torch.split(x, attack.batch_size), torch.split(y, attack.batch_size)
-    own: dict[str, np.ndarray] = {}
-    forwards = backwards = 0
-    with attacking(rec):
-        prepared = GradientMembers(list(rec.members), attack.precision)
-        for number in range(workers.rank, len(xs), workers.world):
-            found = attack.attack_batch(
-                rec, xs[number].to(workers.device), ys[number].to(workers.device), number, prepared
-            )
-            own[f"points.{number}"] = found.pool.points
-            own[f"fooled.{number}"] = found.pool.fooled.astype(np.uint8)
-            own[f"clean.{number}"] = found.clean_errors.numpy().astype(np.uint8)
-            forwards, backwards = forwards + found.cost.forwards, backwards + found.cost.backwards
-    parts: dict[str, np.ndarray] = {}
-    for content in workers.gather(safetensors.numpy.save(own)):
-        parts.update(safetensors.numpy.load(content))
-    members = len(rec.members)
-    pools = [
-        WitnessPool(len(ys[k]), members, parts[f"points.{k}"], parts[f"fooled.{k}"].astype(bool))
-        for k in range(len(xs))
-    ]
-    pool = WitnessPool.concat(pools)
-    clean = np.concatenate([parts[f"clean.{k}"] for k in range(len(xs))]).astype(np.float64)
-    probs = rec.probs.cpu().numpy()
-    spent = workers.total(torch.tensor([forwards, backwards], dtype=torch.float64)).tolist()
-    return Verdict(
-        natural=float((clean @ probs).mean()),
-        risk=pool.risk(probs),
-        pool=pool,
-        clean_risks=clean.mean(axis=0),
-        forwards=int(spent[0]),
-        backwards=int(spent[1]),
-    )
+    found = attack_data(attack, rec, (x, y), inputs=False)
+    clean = found.clean_errors.numpy().mean(axis=0)
+    return Choice(rec.probs.cpu().numpy(), found.pool, clean, found.cost)
 
 
 def directions(rec: RandomizedEnsemble, x: Tensor, y: Tensor, attack: Attack) -> Conflict | None:
@@ -95,30 +62,42 @@ def directions(rec: RandomizedEnsemble, x: Tensor, y: Tensor, attack: Attack) ->
 
 
 def choose(
-    rec: RandomizedEnsemble, x: Tensor, y: Tensor, attack: Attack, part: SamplingPart, workers: Workers
+    rec: RandomizedEnsemble,
+    x: Tensor,
+    y: Tensor,
+    attack: Attack,
+    part: SamplingPart,
+    store: WitnessStore | None = None,
 ) -> Choice:
     """α for `rec`, chosen among the probabilities that were really attacked: the one with the lowest risk.
 
-    Optimise on the witnesses known, attack what comes out, and repeat while that brings new witnesses: Algorithm
-    1 and the candidate search with the pool in place of fresh attacks at every step, cutting planes for "exact".
+    Cutting planes: optimise on the witnesses known, attack what comes out, and repeat while that brings new ones. The
+    recipe's method is how the optimum on the witnesses is found. store: where the witnesses go.
     """
     members = len(rec.members)
+    if part.method == "sweep" and members > 1:
+        return _sweep(rec, x, y, attack)
+    known = Knowledge(rec, x.cpu(), y.cpu(), attack.threat, store=store)
+
+    def attack_at(probs: NDArray[np.float64]) -> RiskProfile:
+        known.attack(attack, probs, f"{attack.name} on validation data")
+        return known.pool.profile()
+
+    uniform = np.full(members, 1 / members)
+    clean = known.clean.mean(axis=0)
     if members == 1 or part.method == "uniform":
-        return _single(rec.with_probs(None), x, y, attack, workers)
-    if part.method == "sweep":
-        return _sweep(rec, x, y, attack, workers)
+        attack_at(uniform)
+        return Choice(uniform, known.pool.without_inputs(), clean, known.cost)
     method, options = _solver(part, members)
-    tried = [np.full(members, 1 / members)]
-    verdict = attacked(rec.with_probs(tried[0]), x, y, attack, workers)
-    for _ in range(part.sweeps):
-        proposal = optimal_sampling(verdict.pool.profile(), method, verdict.clean_risks, **options)
-        if any(np.allclose(proposal.probs, old, atol=1e-9) for old in tried):
-            break
-        tried.append(proposal.probs)
-        verdict = _merged(verdict, attacked(rec.with_probs(proposal.probs), x, y, attack, workers))
-    # Every α is judged by all the witnesses, also those met at another α.
-    best = min(tried, key=lambda probs: (verdict.pool.risk(probs), float(probs @ verdict.clean_risks)))
-    return Choice(best, _at(verdict, best))
+    best = cutting_planes(
+        attack_at,
+        uniform,
+        tol=0.0,
+        max_sweeps=part.sweeps + 1,
+        clean_risks=clean,
+        solver=lambda profile: optimal_sampling(profile, method, clean, **options),
+    )
+    return Choice(np.array(best.probs), known.pool.without_inputs(), clean, known.cost)
 
 
 def _solver(part: SamplingPart, members: int) -> tuple[str, dict[str, int]]:
@@ -128,11 +107,7 @@ def _solver(part: SamplingPart, members: int) -> tuple[str, dict[str, int]]:
     return method, {"iterations": part.iterations} if method == "subgradient" else {}
 
 
-def _single(rec: RandomizedEnsemble, x: Tensor, y: Tensor, attack: Attack, workers: Workers) -> Choice:
-    return Choice(rec.probs.cpu().numpy(), attacked(rec, x, y, attack, workers))
-
-
-def _sweep(rec: RandomizedEnsemble, x: Tensor, y: Tensor, attack: Attack, workers: Workers) -> Choice:
+def _sweep(rec: RandomizedEnsemble, x: Tensor, y: Tensor, attack: Attack) -> Choice:
     """The first member's probability over a grid, the rest shared equally, each judged by the attack at that α
     alone: how randomized ensembles were tuned before their risk function was understood."""
     members = len(rec.members)
@@ -140,23 +115,8 @@ def _sweep(rec: RandomizedEnsemble, x: Tensor, y: Tensor, attack: Attack, worker
     for share in np.linspace(0.1, 1.0, 10):
         probs = np.full(members, (1 - share) / (members - 1))
         probs[0] = share
-        choices.append(Choice(probs, attacked(rec.with_probs(probs), x, y, attack, workers)))
-    return min(choices, key=lambda choice: (choice.verdict.risk, choice.verdict.natural))
-
-
-def _merged(old: Verdict, new: Verdict) -> Verdict:
-    return dataclasses.replace(
-        new,
-        pool=old.pool.merge(new.pool),
-        forwards=old.forwards + new.forwards,
-        backwards=old.backwards + new.backwards,
-    )
-
-
-def _at(verdict: Verdict, probs: Weights) -> Verdict:
-    return dataclasses.replace(
-        verdict, natural=float(verdict.clean_risks @ probs), risk=verdict.pool.risk(probs)
-    )
+        choices.append(attacked(rec.with_probs(probs), x, y, attack))
+    return min(choices, key=lambda choice: (choice.risk, choice.natural))
 
 
 def check_splits(train: str, validation: str) -> None:

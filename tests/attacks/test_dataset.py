@@ -13,18 +13,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-import safetensors.torch
 import torch
+from randens.attacks.survey import _Part
 from safetensors import SafetensorError
 from tests.attacks.cases import attack, case, mlp, quadrants
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from randens import RandomizedEnsemble, Threat, data
-from randens.attacks import Attack, Survey
-from randens.attacks.survey import _Part
-from randens.errors import FileError, InputError
-from randens.files import read_json
+from randens.attacks import Attack, Found
+from randens.errors import InputError
+from randens.store import WitnessStore
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,40 +36,45 @@ def arc_r(batch_size: int = 16) -> Attack:
     return attack("arc-r", Threat("linf", 0.4, None), batch_size=batch_size)
 
 
-def same(a: Survey, b: Survey) -> bool:
+def same(a: Found, b: Found) -> bool:
     return (
         torch.equal(a.errors, b.errors)
         and torch.equal(a.risk, b.risk)
         and torch.equal(a.clean_errors, b.clean_errors)
-        and torch.equal(a.labels, b.labels)
         and np.array_equal(a.pool.points, b.pool.points)
         and np.array_equal(a.pool.fooled, b.pool.fooled)
         and a.pool.sources == b.pool.sources
         and a.cost == b.cost
         and a.sources == b.sources
-        and a.flags == b.flags
+        and a.flags == pytest.approx(b.flags)
     )
 
 
-def perturbed(survey: Survey) -> Tensor:
-    return torch.cat([x for x, _ in survey.perturbed()])
+def as_sets(found: Found) -> list[tuple[int, tuple[bool, ...]]]:
+    return sorted(zip(found.pool.points.tolist(), map(tuple, found.pool.fooled.tolist()), strict=True))
 
 
-def test_a_survey_is_the_batches_attack(tmp_path: Path) -> None:
+def known_again(a: Found, b: Found) -> bool:
+    """The same answer, read from a store: the same verdicts, sets and cost, in whatever order of witnesses."""
+    return (
+        torch.equal(a.errors, b.errors)
+        and torch.equal(a.clean_errors, b.clean_errors)
+        and as_sets(a) == as_sets(b)
+        and a.cost == b.cost
+        and a.sources == b.sources
+    )
+
+
+def test_a_data_set_is_attacked_as_its_batches_are(tmp_path: Path) -> None:
     x, y = quadrants(50)
     rec = ensemble()
-    found, survey = arc_r()(rec, x, y), arc_r().survey(rec, (x, y), folder=tmp_path / "a")
-    assert torch.equal(survey.errors, found.errors)
-    assert torch.equal(survey.risk, found.risk)
-    assert torch.equal(survey.clean_errors, rec.errors(x, y))
-    assert torch.equal(survey.labels, y)
-    assert survey.robust_accuracy == found.robust_accuracy
-    assert survey.cost == found.cost
-    assert survey.sources == found.sources
-    assert np.array_equal(survey.pool.fooled, found.pool.fooled)
-    np.testing.assert_allclose(survey.flags["zero_gradient"], found.flags["zero_gradient"])
-    assert torch.equal(perturbed(survey), found.x_adv)
-    assert torch.equal(rec.errors(perturbed(survey), y), survey.errors)
+    found, whole = arc_r()(rec, x, y), arc_r().survey(rec, (x, y), folder=tmp_path / "a", inputs=True)
+    assert same(whole, found)
+    assert torch.equal(whole.clean_errors, rec.errors(x, y))
+    assert whole.robust_accuracy == found.robust_accuracy
+    assert torch.equal(whole.x_adv, found.x_adv)
+    assert torch.equal(rec.errors(whole.x_adv, y), whole.errors)
+    assert len(arc_r().survey(rec, (x, y)).x_adv) == 0
 
 
 @pytest.mark.parametrize("size", [1, 7, 16, 50, 200])
@@ -87,9 +91,9 @@ def test_the_loaders_batch_size_does_not_matter(size: int) -> None:
 def test_data_of_the_data_room() -> None:
     images = data.load("digits", "test").subset(slice(0, 20))
     given = case("convnet", "linf")
-    survey = attack("pgd", given.threat, batch_size=8).survey(given.rec, images)
+    whole = attack("pgd", given.threat, batch_size=8).survey(given.rec, images)
     found = attack("pgd", given.threat, batch_size=8)(given.rec, images.x, images.y)
-    assert torch.equal(survey.errors, found.errors)
+    assert torch.equal(whole.errors, found.errors)
 
 
 class Interrupted(Exception):
@@ -103,42 +107,53 @@ def broken(x: Tensor, y: Tensor, after: int) -> Iterator[tuple[Tensor, Tensor]]:
         yield pair
 
 
-def test_an_interrupted_survey_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    x, y = quadrants(50)
-    expected = arc_r().survey(ensemble(), (x, y), folder=tmp_path / "one-go")
-    with pytest.raises(Interrupted):
-        arc_r().survey(ensemble(), broken(x, y, after=4), folder=tmp_path / "two")
-    done = sorted((tmp_path / "two").glob("batch-*"))
-    assert [p.name for p in done] == ["batch-000000.safetensors", "batch-000001.safetensors"]
-    attacked = []
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of the batches that are attacked from now on."""
+    attacked: list[int] = []
     original = Attack.attack_batch
 
-    def counting(self: Attack, rec: Any, x: Tensor, y: Tensor, number: int = 0, prepared: Any = None) -> Any:
+    def counting(self: Attack, rec: Any, x: Tensor, y: Tensor, number: int = 0, *rest: Any) -> Any:
         attacked.append(number)
-        return original(self, rec, x, y, number, prepared)
+        return original(self, rec, x, y, number, *rest)
 
     monkeypatch.setattr(Attack, "attack_batch", counting)
+    return attacked
+
+
+def segments(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*/*.safetensors"))
+
+
+def test_an_interrupted_attack_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = quadrants(50)
+    expected = arc_r().survey(ensemble(), (x, y), inputs=True)
+    with pytest.raises(Interrupted):
+        arc_r().survey(ensemble(), broken(x, y, after=4), folder=tmp_path)
+    assert len(segments(tmp_path)) == 2
+    attacked = counted(monkeypatch)
     calls: list[tuple[str, float, float]] = []
-    survey = arc_r().survey(
-        ensemble(), (x, y), folder=tmp_path / "two", progress=lambda *told: calls.append(told)
+    again = arc_r().survey(
+        ensemble(), (x, y), folder=tmp_path, inputs=True, progress=lambda *told: calls.append(told)
     )
     assert attacked == [2, 3]
-    assert same(survey, expected)
-    assert torch.equal(perturbed(survey), perturbed(expected))
+    assert known_again(again, expected)
+    assert torch.equal(ensemble().errors(again.x_adv, y), again.errors)
     assert calls[-1] == ("attack arc-r", 50, 50)
     assert [done for _, done, _ in calls] == sorted(done for _, done, _ in calls)
     assert all(total == 50 for _, _, total in calls)
-    # Everything is known: a third call attacks nothing.
+    # Everything is known: a third call attacks nothing, and says so.
     attacked.clear()
-    assert same(arc_r().survey(ensemble(), (x, y), folder=tmp_path / "two"), expected)
+    third = arc_r().survey(ensemble(), (x, y), folder=tmp_path)
+    assert known_again(third, expected)
     assert attacked == []
+    assert third.reused == third.cost
 
 
 KILLED = """
 import sys, time, torch
 torch.set_num_threads(1)
 from tests.attacks.cases import quadrants
-from tests.attacks.test_survey import arc_r, ensemble
+from tests.attacks.test_dataset import arc_r, ensemble
 def tell(task, done, total):
     print(done, flush=True)
     time.sleep({pause})
@@ -165,18 +180,19 @@ def test_a_killed_process_is_continued(tmp_path: Path) -> None:
     assert process.stdout.readline().strip() == "16"
     process.send_signal(signal.SIGKILL)
     assert process.wait(300) == -signal.SIGKILL
-    assert len(list((tmp_path / "a").glob("batch-*"))) in (1, 2)
-    survey = arc_r().survey(ensemble(), (x, y), folder=tmp_path / "a")
-    expected = arc_r().survey(ensemble(), (x, y), folder=tmp_path / "b")
-    assert same(survey, expected)
-    assert torch.equal(perturbed(survey), perturbed(expected))
+    assert len(segments(tmp_path / "a")) in (1, 2)
+    assert known_again(
+        arc_r().survey(ensemble(), (x, y), folder=tmp_path / "a"), arc_r().survey(ensemble(), (x, y))
+    )
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "nonsense"])
-def test_a_damaged_batch_is_attacked_again(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_segment_is_set_aside_and_its_batch_attacked_again(
+    tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     x, y = quadrants(40)
     expected = arc_r().survey(ensemble(), (x, y), folder=tmp_path)
-    path = tmp_path / "batch-000001.safetensors"
+    path = segments(tmp_path)[1]
     content = path.read_bytes()
     altered = {
         "truncated": content[: len(content) // 2],
@@ -185,38 +201,43 @@ def test_a_damaged_batch_is_attacked_again(tmp_path: Path, damage: str) -> None:
         "nonsense": b"\x02\x00\x00\x00\x00\x00\x00\x00[]",
     }[damage]
     path.write_bytes(altered)
-    assert same(arc_r().survey(ensemble(), (x, y), folder=tmp_path), expected)
-    again, before = safetensors.torch.load(path.read_bytes()), safetensors.torch.load(content)
-    assert again.keys() == before.keys()
-    assert all(torch.equal(again[key], before[key]) for key in before)
+    store, attacked = WitnessStore(tmp_path), counted(monkeypatch)
+    assert known_again(arc_r().survey(ensemble(), (x, y), folder=store), expected)
+    assert len(attacked) == 1
+    (note,) = store.notes
+    assert "was damaged and is set aside" in note
+    assert path.with_suffix(".damaged").read_bytes() == altered
 
 
-def test_folders_of_something_else_are_refused(tmp_path: Path) -> None:
+def test_one_store_holds_many_questions_and_mixes_nothing_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     x, y = quadrants(40)
-    folder = tmp_path / "a"
-    arc_r().survey(ensemble(), (x, y), folder=folder)
     other = RandomizedEnsemble([mlp(0), mlp(1), mlp(1)], [0.5, 0.3, 0.2])
     threat = Threat("linf", 0.4, None)
-    for wrong, rec, named in (
-        (attack("arc", threat, batch_size=16), ensemble(), "attack was 'arc-r', now 'arc'"),
-        (attack("arc-r", threat, batch_size=16, steps=9), ensemble(), "options was"),
-        (attack("arc-r", threat, batch_size=8), ensemble(), "options was"),
-        (attack("arc-r", threat.scaled(2), batch_size=16), ensemble(), "threat was"),
-        (arc_r(), other, "members was"),
-        (arc_r(), ensemble().with_probs(None), "probs was"),
-    ):
-        with pytest.raises(FileError, match=f"holds another attack: {named}"):
-            wrong.survey(rec, (x, y), folder=folder)
-    for data_ in ((x + 1, y), (x, (y + 1) % 4), (x[:20], y[:20])):
-        with pytest.raises(FileError, match="belongs to other data"):
-            arc_r().survey(ensemble(), data_, folder=folder)
-    with pytest.raises(FileError, match="lies beyond the end of the data"):
-        arc_r().survey(ensemble(), (x[:16], y[:16]), folder=folder)
-    (tmp_path / "b").mkdir()
-    (tmp_path / "b" / "notes.txt").write_text("mine")
-    with pytest.raises(FileError, match="is not empty and holds no attack"):
-        arc_r().survey(ensemble(), (x, y), folder=tmp_path / "b")
-    assert read_json(folder / "attack.json")["attack"] == "arc-r"
+    cases: list[tuple[Attack, RandomizedEnsemble, tuple[Tensor, Tensor]]] = [
+        (arc_r(), ensemble(), (x, y)),
+        (attack("arc", threat, batch_size=16), ensemble(), (x, y)),
+        (attack("arc-r", threat, batch_size=16, steps=9), ensemble(), (x, y)),
+        (attack("arc-r", threat.scaled(0.5), batch_size=16), ensemble(), (x, y)),
+        (attack("arc-r", Threat("l2", 0.4, None), batch_size=16), ensemble(), (x, y)),
+        (attack("arc-r", Threat("linf", 0.4, (-9, 9)), batch_size=16), ensemble(), (x, y)),
+        (arc_r(), other, (x, y)),
+        (arc_r(), ensemble().with_probs(None), (x, y)),
+        (arc_r(), ensemble(), (x + 1, y)),
+        (arc_r(), ensemble(), (x, (y + 1) % 4)),
+    ]
+    alone = [made.survey(rec, data_) for made, rec, data_ in cases]
+    for _ in range(2):
+        for (made, rec, data_), expected in zip(cases, alone, strict=True):
+            assert known_again(made.survey(rec, data_, folder=tmp_path), expected)
+    attacked = counted(monkeypatch)
+    # A part of the inputs, in another order, is known too.
+    part = torch.tensor([7, 3, 30])
+    found = arc_r().survey(ensemble(), (x[part], y[part]), folder=tmp_path, inputs=True)
+    assert attacked == []
+    assert torch.equal(found.errors, alone[0].errors[part])
+    assert torch.equal(ensemble().errors(found.x_adv, y[part]), found.errors)
 
 
 def test_wrong_data_is_refused() -> None:
@@ -230,8 +251,6 @@ def test_wrong_data_is_refused() -> None:
     ):
         with pytest.raises(InputError, match=message):
             arc_r().survey(ensemble(), data_)
-    with pytest.raises(InputError, match=r"folder is None; give attack\.survey"):
-        next(arc_r().survey(ensemble(), (x, y)).perturbed())
 
 
 SHARED = """
@@ -239,7 +258,7 @@ import gc, sys, torch
 import torch.distributed as dist
 torch.set_num_threads(1)
 from tests.attacks.cases import quadrants
-from tests.attacks.test_survey import arc_r, ensemble
+from tests.attacks.test_dataset import arc_r, ensemble
 rank, folder = int(sys.argv[1]), sys.argv[2]
 dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
 survey = arc_r().survey(ensemble(), quadrants(50))
@@ -265,9 +284,11 @@ def test_two_processes_find_what_one_finds(tmp_path: Path) -> None:
         assert np.array_equal(got["fooled"].numpy(), expected.pool.fooled)
         assert np.array_equal(got["points"].numpy(), expected.pool.points)
         assert got["cost"].tolist() == [expected.cost.forwards, expected.cost.backwards]
-    # Both wrote into one folder, and a single process continues from it.
-    assert len(list((tmp_path / "kept").glob("batch-*"))) == 4
-    assert same(arc_r().survey(ensemble(), quadrants(50), folder=tmp_path / "kept"), expected)
+    # Both wrote into one store, and a single process finds everything there.
+    assert len(segments(tmp_path / "kept")) == 4
+    again = arc_r().survey(ensemble(), quadrants(50), folder=tmp_path / "kept")
+    assert again.reused == again.cost
+    assert known_again(again, expected)
 
 
 def _live_megabytes(n: int, folder: Path | None) -> float:

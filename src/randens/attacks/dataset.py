@@ -1,0 +1,648 @@
+"""Attacking a whole data set: the one loop over batches, and everything known about some inputs.
+
+The data set is cut into fixed batches. A batch's random numbers depend on the seed and its number only, so the
+result is the same whether the batches are attacked in one go, after an interruption, or by several processes. With a
+store, what has been asked before is read and not attacked again, and every finished batch is added to it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterable, Iterator, Sequence, Sized
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from randens.attacks.found import Found, join
+from randens.attacks.members import GradientMembers
+from randens.attacks.search import Cost, attacking
+from randens.ensemble import RandomizedEnsemble
+from randens.errors import FileError, InputError
+from randens.progress import Progress, silent
+from randens.store import Question, WitnessStore, Work, input_keys, member_key, rounded
+from randens.witness import WitnessPool
+
+if TYPE_CHECKING:
+    from randens.attacks.base import Attack
+    from randens.threat import Threat
+
+__all__ = ["Knowledge", "as_attacks", "ask", "attack_data", "batches", "worst_inputs"]
+
+_ROUNDING = 1e-12
+_SAMPLE = 32  # stored witnesses that are judged again whenever a store is read
+_UNSTABLE = 0.01  # share of stored witnesses that may turn out otherwise (near ties, on another machine)
+
+
+def attack_data(
+    attack: Attack,
+    rec: RandomizedEnsemble,
+    data: Any,
+    *,
+    audience: Sequence[nn.Module] = (),
+    known: WitnessPool | None = None,
+    clean: Tensor | None = None,
+    store: WitnessStore | None = None,
+    inputs: bool = True,
+    shared: bool = True,
+    progress: Progress = silent,
+    task: str | None = None,
+) -> Found:
+    """Attack every batch of `data` once and put the parts together.
+
+    Parameters
+    ----------
+    audience : modules
+        Further members that judge every witness but are not attacked; the pool has their verdicts after those of rec.
+    known, clean : WitnessPool, bool [n, M]
+        What is known about these inputs and members; the attack starts from it. Without `known` it starts from the
+        inputs alone, and its result does not depend on anything found before.
+    store : WitnessStore
+        Where the same question is looked up, batch by batch, and where finished batches go.
+    inputs : bool
+        Keep the perturbed inputs in memory; without them it does not grow with the data.
+    shared : bool
+        Under torch.distributed, deal the batches out to the processes, which must all make the same call.
+    """
+    several = shared and dist.is_initialized()
+    rank, world = (dist.get_rank(), dist.get_world_size()) if several else (0, 1)
+    desk = None if store is None else _Desk(store, attack, rec, audience, alone=known is None)
+    total, name = _length(data), task or f"attack {attack.name}"
+    parts: dict[int, Found] = {}
+    done = 0
+    with attacking(rec):
+        prepared = GradientMembers(list(rec.members), attack.precision)
+        for number, (x, y) in enumerate(batches(data, attack.batch_size)):
+            if number % world == rank:
+                rows = np.arange(done, done + len(x))
+                start = None if known is None else known.take(rows)
+                seen = None if clean is None else clean[done : done + len(x)]
+                case = _Case(attack, rec, prepared, audience, number, x, y, start, seen)
+                part = case.attacked() if desk is None else desk.answered(case)
+                parts[number] = part if inputs else part.lean()
+            done += len(x)
+            progress(name, done, max(total or 0, done) if total else done + 1)
+    if world > 1:
+        parts = _gather(parts)
+        if store is not None and parts:
+            store.refresh(attack.threat, x)
+    if not parts:
+        raise InputError("data is empty; there is nothing to attack")
+    progress(name, done, done)
+    return join([parts[number] for number in sorted(parts)])
+
+
+@dataclasses.dataclass(frozen=True)
+class _Case:
+    """One batch about to be attacked."""
+
+    attack: Attack
+    rec: RandomizedEnsemble
+    prepared: GradientMembers
+    audience: Sequence[nn.Module]
+    number: int
+    x: Tensor
+    y: Tensor
+    known: WitnessPool | None
+    clean: Tensor | None
+
+    def attacked(self, rows: NDArray[np.int64] | None = None) -> Found:
+        """Attack the batch, or some rows of it; `Found.pool` holds what is new."""
+        begun = time.perf_counter()
+        x, y, known, clean = self.x, self.y, self.known, self.clean
+        if rows is not None:
+            x, y = x[torch.from_numpy(rows)], y[torch.from_numpy(rows)]
+            known = None if known is None else known.take(rows)
+            clean = None if clean is None else clean[torch.from_numpy(rows)]
+        found = self.attack.attack_batch(self.rec, x, y, self.number, self.prepared, known, clean)
+        found = found.shown_to(self.audience, y)
+        return dataclasses.replace(found, seconds=time.perf_counter() - begun)
+
+
+class _Desk:
+    """Where a question is looked up in a store before it is asked, and where the answers are put."""
+
+    def __init__(
+        self,
+        store: WitnessStore,
+        attack: Attack,
+        rec: RandomizedEnsemble,
+        audience: Sequence[nn.Module],
+        *,
+        alone: bool,
+    ) -> None:
+        own = tuple(member_key(m) for m in rec.members)
+        self.store, self.threat = store, attack.threat
+        self.members = own + tuple(member_key(m) for m in audience)
+        self.question = ask(attack, own, rec.probs.tolist(), alone=alone)
+        self.alone, self.read = alone, False
+
+    def answered(self, case: _Case) -> Found:
+        """What the store knows about the batch, completed by attacking the rest of it."""
+        if self.alone and not self.read:
+            self.store.refresh(self.threat, case.x)
+            self.read = True
+        keys = input_keys(case.x, case.y)
+        answer = self.store.answer(self.question, keys, self.threat, case.x)
+        todo, done = np.flatnonzero(~answer.done), np.flatnonzero(answer.done)
+        new = case.attacked(None if not len(done) else todo) if len(todo) else None
+        if new is not None:
+            self._put(case, keys, todo, new)
+        if not len(done):
+            assert new is not None
+            return new
+        return self._recalled(case, keys, answer, done).beside(done, new, todo)
+
+    def _put(self, case: _Case, keys: NDArray[np.uint8], rows: NDArray[np.int64], found: Found) -> None:
+        work = Work(
+            self.question,
+            keys[rows],
+            found.errors.numpy(),
+            found.sources,
+            found.cost.forwards,
+            found.cost.backwards,
+            found.seconds,
+            found.flags,
+        )
+        clean = found.clean_errors.numpy() if self.alone and len(self.members) == len(case.rec) else None
+        chosen = torch.from_numpy(rows)
+        self.store.extend(
+            self.threat, case.x[chosen], keys[rows], self.members, found.pool, clean=clean, work=work
+        )
+
+    def _recalled(self, case: _Case, keys: NDArray[np.uint8], answer: Any, done: NDArray[np.int64]) -> Found:
+        own = len(case.rec)
+        x = case.x[torch.from_numpy(done)]
+        kept = self.store.recall(self.members, keys[done], x, self.threat, question=self.question)
+        pool = WitnessPool(
+            len(done),
+            len(self.members),
+            kept.points,
+            kept.verdicts == 1,
+            x_adv=kept.x_adv.numpy(),
+            sources=kept.sources,
+            checked=kept.checked,
+        )
+        clean = np.zeros((len(done), own), dtype=bool)
+        clean[kept.points[kept.clean]] = kept.verdicts[kept.clean][:, :own] == 1
+        outcome = torch.from_numpy(answer.outcome[done])
+        cost = Cost(answer.forwards, answer.backwards)
+        return Found(
+            worst_inputs(pool.take(np.arange(len(done)), np.arange(own)), case.rec.probs.cpu().numpy(), x),
+            outcome,
+            outcome.double() @ case.rec.probs.cpu(),
+            torch.from_numpy(clean) if case.clean is None else case.clean[torch.from_numpy(done)].cpu(),
+            pool,
+            cost,
+            tuple(answer.sources[j] for j in done.tolist()),
+            {name: (values / len(done)).tolist() for name, values in answer.flags.items()},
+            seconds=answer.seconds,
+            reused=cost,
+        )
+
+
+def ask(attack: Attack, members: Sequence[str], probs: Sequence[float], *, alone: bool) -> Question:
+    """The question that an attack at these probabilities on these members answers."""
+    fields = [f.name for f in dataclasses.fields(attack) if f.name != "threat" and f.compare]
+    options = {name: getattr(attack, name) for name in fields}
+    return Question(attack.name, options, attack.threat.eps, tuple(members), tuple(probs), alone)
+
+
+class Knowledge:
+    """Everything known about n inputs: verdicts on the inputs themselves, the pool, which only grows, and the cost.
+
+    `cost` and `seconds` are of everything that the answer rests on, in this call or an earlier one; `now` is what
+    this call took. `flags` holds, per attack, the shares of inputs with unusable gradients; `unstable` is the largest
+    share at which a member that had been fooled was not when an attack looked again.
+
+    Parameters
+    ----------
+    store : WitnessStore
+        What it knows about these members and inputs within the threat is taken over, after judging a random sample
+        again; what is found goes there.
+    verify : bool
+        Judge every stored witness again.
+    """
+
+    def __init__(
+        self,
+        rec: RandomizedEnsemble,
+        x: Tensor,
+        y: Tensor,
+        threat: Threat,
+        *,
+        store: WitnessStore | None = None,
+        verify: bool = False,
+        progress: Progress = silent,
+    ) -> None:
+        self.rec, self.x, self.y, self.threat = rec, x, y, threat
+        self.store, self.progress = store, progress
+        self.cost, self.now, self.seconds = Cost(forwards=len(x) * len(rec)), Cost(), 0.0
+        self.flags: dict[str, dict[str, list[float]]] = {}
+        self.verified = self.reused = 0
+        self.unstable = 0.0
+        self.pool = WitnessPool(len(x), len(rec), x_adv=np.zeros((0, *x.shape[1:]), dtype=np.float32))
+        self._asked: dict[str, NDArray[np.bool_]] = {}
+        self.keys = () if store is None else tuple(member_key(m) for m in rec.members)
+        self.inputs = np.zeros((0, 16), dtype=np.uint8) if store is None else input_keys(x, y)
+        clean = np.full((len(x), len(rec)), -1, dtype=np.int8)
+        if store is not None:
+            clean = self._recall(store, verify)
+        rows = np.flatnonzero((clean < 0).any(axis=1))
+        if len(rows):
+            clean[rows] = self._errors(rows, x[torch.from_numpy(rows)])
+        self.clean: NDArray[np.bool_] = clean == 1
+        everyone = np.arange(len(x))
+        self._add(everyone, self.clean, rounded(x, self._dtype, threat), "clean", checked=True)
+        if store is not None and len(rows) and _writes():
+            none = WitnessPool(len(rows), len(rec))
+            store.extend(
+                threat,
+                x[torch.from_numpy(rows)],
+                self.inputs[rows],
+                self.keys,
+                none,
+                clean=self.clean[rows],
+            )
+        if store is not None and dist.is_initialized():
+            dist.barrier()  # every process has read the same before any of them writes more
+
+    def attack(
+        self, attack: Attack, probs: NDArray[np.float64], task: str, parent: Knowledge | None = None
+    ) -> None:
+        """Attack the inputs that can still get worse at `probs`, from what is known, and pool what is found.
+
+        Members that are never drawn take no part in the attack (their number decides step sizes, and their
+        gradients cost passes); they judge its witnesses as well, and so do the members of `parent`, which learns what
+        is found. What was asked before is not asked again.
+        """
+        drawn = np.flatnonzero(probs)
+        others = np.flatnonzero(probs == 0)
+        found, rows = self._run(
+            attack, drawn, probs, task, [] if parent is None else list(parent.rec.members)
+        )
+        if found is None:
+            return
+        self.unstable = max(self.unstable, *found.flags["unstable"])
+        if not len(others):
+            self.flags[attack.name] = {name: found.flags[name] for name in ("zero_gradient", "nan_gradient")}
+        every = np.arange(len(rows))
+        self.learn(rows, found.pool.take(every, np.argsort(np.concatenate([drawn, others]), kind="stable")))
+        if parent is not None:
+            parent.learn(rows, found.pool.take(every, np.arange(len(probs), found.pool.members)))
+
+    def attacked_at(self, attacks: Sequence[Attack]) -> list[NDArray[np.float64]]:
+        """Probabilities that every one of these attacks has been asked about before, on every input that could get
+        worse there; in the order in which they were asked."""
+        if self.store is None:
+            return []
+        found: dict[tuple[float, ...], NDArray[np.float64]] = {}
+        place = {key: index for index, key in enumerate(self.keys)}
+        for names, values in self.store.asked(self.threat, self.x):
+            if len(place) == len(self.keys) and set(names) <= set(place):
+                alpha = np.zeros(len(self.rec))
+                alpha[[place[name] for name in names]] = values
+                found.setdefault(tuple(alpha.tolist()), alpha)
+        return [alpha for alpha in found.values() if all(self._settled(a, alpha) for a in attacks)]
+
+    def _settled(self, attack: Attack, probs: NDArray[np.float64]) -> bool:
+        drawn = np.flatnonzero(probs)
+        question = ask(attack, [self.keys[i] for i in drawn], probs[drawn].tolist(), alone=False)
+        assert self.store is not None
+        done = self.store.answer(question, self.inputs, self.threat, self.x).done
+        return bool((done | (self.pool.best(probs)[0] >= probs.sum() - _ROUNDING)).all())
+
+    def learn(self, rows: NDArray[np.int64], pool: WitnessPool) -> None:
+        """Merge a pool whose input j is `rows[j]` here."""
+        whole = WitnessPool(
+            len(self.x),
+            len(self.rec),
+            rows[pool.points],
+            pool.fooled,
+            x_adv=pool.x_adv,
+            sources=pool.sources,
+            located=pool.located,
+            checked=pool.checked,
+        )
+        self.pool = self.pool.merge(whole)
+
+    def accept(self, pool: WitnessPool) -> None:
+        """Merge a pool of these very inputs and members, and put what it brings into the store."""
+        self.pool = self.pool.merge(pool)
+        rows = np.flatnonzero(pool.located)
+        if self.store is None or pool.x_adv is None or not len(rows):
+            return
+        known = self.store.lookup(
+            self.keys, self.inputs[pool.points[rows]], torch.from_numpy(pool.x_adv[rows])
+        )
+        new = rows[(known < 0).any(axis=1)]
+        if len(new) and _writes():
+            fresh = WitnessPool(
+                pool.n,
+                pool.members,
+                pool.points[new],
+                pool.fooled[new],
+                x_adv=pool.x_adv[new],
+                sources=[pool.sources[r] for r in new],
+                checked=pool.checked[new],
+            )
+            self.store.extend(self.threat, self.x, self.inputs, self.keys, fresh)
+
+    def show(self, rows: NDArray[np.int64], x_adv: Tensor, source: str) -> NDArray[np.bool_]:
+        """Verdicts [k, M] of all members on perturbed inputs x_adv [k, ...] of `rows`; judged unless known."""
+        fooled: NDArray[np.int8] = np.full((len(rows), len(self.rec)), -1, dtype=np.int8)
+        if self.store is not None:
+            fooled = self.store.lookup(self.keys, self.inputs[rows], x_adv)
+        left = np.flatnonzero((fooled < 0).any(axis=1))
+        if len(left):
+            fooled[left] = self._errors(rows[left], x_adv[torch.from_numpy(left)])
+            self._keep(rows[left], fooled[left] == 1, x_adv[torch.from_numpy(left)], source)
+        wrong: NDArray[np.bool_] = fooled == 1
+        self._add(rows, wrong, x_adv, source, checked=True)
+        return wrong
+
+    def confirm(self, probs: NDArray[np.float64]) -> tuple[NDArray[np.bool_], float]:
+        """Verdicts [n, M] on the worst inputs at `probs`, by the call a user would make.
+
+        What was confirmed before is not judged again. Also returns the share of inputs at which a member that had
+        been fooled no longer is; such a witness is corrected.
+        """
+        rows = self.pool.best(probs)[1]
+        worst = np.zeros((len(self.x), len(self.rec)), dtype=bool)
+        found = np.flatnonzero(rows >= 0)
+        worst[found] = self.pool.fooled[rows[found]]
+        left = found[~self.pool.checked[rows[found]]]
+        changed = 0
+        if len(left):
+            points = worst_inputs(self.pool, probs, self.x)[torch.from_numpy(left)].to(self._dtype)
+            claimed, worst[left] = worst[left], self._errors(left, points)
+            changed = int((claimed & ~worst[left]).any(axis=1).sum())
+            self._keep(left, worst[left], points, "again")
+            self.pool = _replaced(self.pool, rows[left], worst[left])
+        return worst, changed / len(self.x)
+
+    def _run(
+        self,
+        attack: Attack,
+        drawn: NDArray[np.int64],
+        probs: NDArray[np.float64],
+        task: str,
+        guests: list[nn.Module],
+    ) -> tuple[Found | None, NDArray[np.int64]]:
+        names = [self.keys[i] for i in drawn] if self.keys else [str(i) for i in drawn]
+        question = ask(attack, names, probs[drawn].tolist(), alone=False)
+        done = self._asked.get(question.key, np.zeros(len(self.x), dtype=bool))
+        if self.store is not None:
+            done = done | self.store.answer(question, self.inputs, self.threat, self.x).done
+        # Those asked before and those that can get worse: the batches of an interrupted call are found again.
+        able = self.pool.best(probs)[0] < probs.sum() - _ROUNDING
+        seen = self._asked.get(question.key)
+        rows = np.flatnonzero(done | able if seen is None else able & ~seen)
+        self._asked[question.key] = done | able
+        if not len(rows):
+            self.progress(task, 1, 1)
+            return None, rows
+        chosen = torch.from_numpy(rows)
+        self.progress(task, 0, len(rows))
+        found = attack_data(
+            attack,
+            RandomizedEnsemble([self.rec.members[i] for i in drawn.tolist()], probs[drawn]),
+            (self.x[chosen], self.y[chosen]),
+            audience=[m for i, m in enumerate(self.rec.members) if i not in drawn] + guests,
+            known=self.pool.take(rows, drawn),
+            clean=torch.from_numpy(self.clean[np.ix_(rows, drawn)]),
+            store=self.store,
+            progress=self.progress,
+            task=task,
+        )
+        self.cost = self.cost + found.cost
+        self.now = self.now + (found.cost - found.reused)
+        self.seconds += found.seconds
+        return found, rows
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        first = next(self.rec.parameters(), None)
+        return first.dtype if first is not None and first.is_floating_point() else self.x.dtype
+
+    def _errors(self, rows: NDArray[np.int64], x_adv: Tensor) -> NDArray[np.bool_]:
+        device = self.rec.device
+        labels = self.y[torch.from_numpy(rows)].to(device)
+        self.now = self.now + Cost(forwards=len(rows) * len(self.rec))
+        errors: NDArray[np.bool_] = self.rec.errors(x_adv.to(device), labels).cpu().numpy()
+        return errors
+
+    def _add(
+        self, rows: NDArray[np.int64], fooled: NDArray[np.bool_], x_adv: Tensor, source: str, *, checked: bool
+    ) -> None:
+        points = x_adv.detach().cpu().contiguous().numpy()
+        new = WitnessPool(
+            len(self.x), len(self.rec), rows, fooled, x_adv=points, sources=source, checked=checked
+        )
+        self.pool = self.pool.merge(new)
+
+    def _keep(self, rows: NDArray[np.int64], fooled: NDArray[np.bool_], x_adv: Tensor, source: str) -> None:
+        """Put verdicts on some points into the store, those that fool nobody too."""
+        if self.store is not None and _writes():
+            points = x_adv.detach().cpu().contiguous()
+            self.store.judged(
+                self.threat,
+                self.x[torch.from_numpy(rows)],
+                self.inputs[rows],
+                self.keys,
+                points,
+                fooled,
+                source,
+            )
+
+    def _recall(self, store: WitnessStore, verify: bool) -> NDArray[np.int8]:
+        """Take over what the store knows; returns the verdicts [n, M] on the inputs themselves, −1 unknown."""
+        clean = np.full((len(self.x), len(self.rec)), -1, dtype=np.int8)
+        store.refresh(self.threat, self.x)
+        kept = store.recall(self.keys, self.inputs, self.x, self.threat)
+        if not len(kept):
+            return clean
+        if not bool(self.threat.contains(kept.x_adv, self.x[torch.from_numpy(kept.points)]).all()):
+            raise FileError(f"{store.folder} holds witnesses outside the perturbation set; remove the folder")
+        verdicts, checked = kept.verdicts.copy(), kept.checked.copy()
+        unknown = verdicts < 0
+        for index in np.flatnonzero(unknown.any(axis=0)).tolist():
+            rows = np.flatnonzero(unknown[:, index])
+            alone = RandomizedEnsemble([self.rec.members[index]])
+            labels = self.y[torch.from_numpy(kept.points[rows])].to(alone.device)
+            points = kept.x_adv[torch.from_numpy(rows)]
+            verdicts[rows, index] = alone.errors(points.to(alone.device), labels).cpu().numpy()[:, 0]
+            self.now = self.now + Cost(forwards=len(rows))
+            around = self.x[torch.from_numpy(kept.points[rows])]
+            new = verdicts[rows][:, [index]] == 1
+            key = self.inputs[kept.points[rows]]
+            if _writes():
+                store.judged(self.threat, around, key, self.keys[index : index + 1], points, new, "joined")
+        changed = self._judged_again(kept.points, kept.x_adv, verdicts, checked, verify)
+        if changed:
+            store.notes.append(
+                f"{changed} of {len(kept)} stored witnesses were judged otherwise now; corrected"
+            )
+        clean[kept.points[kept.clean]] = verdicts[kept.clean]
+        self.reused = int((~kept.clean & (verdicts == 1).any(axis=1)).sum())
+        self.pool = WitnessPool(
+            len(self.x),
+            len(self.rec),
+            kept.points,
+            verdicts == 1,
+            x_adv=kept.x_adv.contiguous().numpy(),
+            sources=kept.sources,
+            checked=checked,
+        )
+        return clean
+
+    def _judged_again(
+        self,
+        points: NDArray[np.int64],
+        x_adv: Tensor,
+        verdicts: NDArray[np.int8],
+        checked: NDArray[np.bool_],
+        verify: bool,
+    ) -> int:
+        """Judge a sample of stored witnesses, or all of them; where one is otherwise, all are judged and corrected."""
+        rows = np.arange(len(points))
+        if not verify and len(rows) > _SAMPLE:
+            rows = np.sort(np.random.default_rng().choice(len(points), _SAMPLE, replace=False))
+        while True:
+            now = self._errors(points[rows], x_adv[torch.from_numpy(rows)])
+            self.verified = len(rows)
+            wrong = ((verdicts[rows] == 1) & ~now).any(axis=1)
+            if not wrong.any() or len(rows) == len(points):
+                break
+            rows = np.arange(len(points))
+        if not wrong.any():
+            return 0
+        if wrong.mean() > _UNSTABLE and wrong.sum() > 1:
+            raise FileError(
+                f"{int(wrong.sum())} of {len(rows)} stored witnesses no longer fool the members they did: the "
+                "members are not deterministic, or differ in something that is not in their weights; use --fresh"
+            )
+        verdicts[rows], checked[rows] = now, True
+        self._keep(points[rows], now, x_adv, "again")
+        return int(wrong.sum())
+
+
+def _writes() -> bool:
+    """Whether this process stores what all of them compute."""
+    return not dist.is_initialized() or dist.get_rank() == 0
+
+
+def _replaced(pool: WitnessPool, rows: NDArray[np.int64], fooled: NDArray[np.bool_]) -> WitnessPool:
+    """The pool with confirmed sets in place of those of `rows`."""
+    sets, checked = pool.fooled.copy(), pool.checked.copy()
+    sets[rows], checked[rows] = fooled, True
+    return WitnessPool(
+        pool.n,
+        pool.members,
+        pool.points,
+        sets,
+        x_adv=pool.x_adv,
+        sources=pool.sources,
+        located=pool.located,
+        checked=checked,
+    )
+
+
+def as_attacks(attack: Attack | Sequence[Attack]) -> tuple[Attack, ...]:
+    """One attack or several, all against the same threat."""
+    chosen = tuple(attack) if isinstance(attack, Sequence) else (attack,)
+    if not chosen or not all(hasattr(a, "attack_batch") for a in chosen):
+        raise InputError(
+            f"attack is {attack!r}; give one made by randens.attacks.create, or a list of them, not empty"
+        )
+    threats = {a.threat for a in chosen}
+    if len(threats) > 1:
+        raise InputError(
+            f"the attacks have different threats {sorted(map(str, threats))}; they must share one"
+        )
+    return chosen
+
+
+def worst_inputs(pool: WitnessPool, probs: Any, x: Tensor) -> Tensor:
+    """For each input its worst known perturbation at `probs`; the input itself where nobody is fooled."""
+    rows = pool.best(probs)[1]
+    found = np.flatnonzero(rows >= 0)
+    worst = x.detach().cpu().clone()
+    if len(found):
+        if pool.x_adv is None or not pool.located[rows[found]].all():
+            raise InputError("pool holds sets only; the perturbed inputs are needed, to look at them again")
+        worst = worst.to(torch.from_numpy(pool.x_adv[:0]).dtype)
+        worst[torch.from_numpy(found)] = torch.from_numpy(pool.x_adv[rows[found]])
+    return worst
+
+
+def batches(data: Any, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """(x, y) batches of exactly `size` inputs (the last may be smaller) from whatever holds inputs and labels.
+
+    Takes a pair of tensors, anything with ``.batches(size)`` (the data room's sets), a torch loader, or any
+    iterable of (x, y) batches.
+    """
+    if isinstance(data, (tuple, list)) and len(data) == 2 and isinstance(data[0], Tensor):
+        x, y = data
+        if len(x) != len(y):
+            raise InputError(f"y has {len(y)} labels; there are {len(x)} inputs")
+        if len(x):
+            yield from zip(torch.split(x, size), torch.split(y, size), strict=True)
+        return
+    source: Iterable[Any] = data.batches(size) if hasattr(data, "batches") else data
+    waiting: list[tuple[Tensor, Tensor]] = []
+    count = 0
+    for item in source:
+        try:
+            x, y = item
+        except (TypeError, ValueError):
+            raise InputError(
+                f"data yields {type(item).__name__}; it must yield (inputs, labels) pairs"
+            ) from None
+        if not isinstance(x, Tensor) or not isinstance(y, Tensor):
+            raise InputError("data yields a pair that is not two tensors; labels are needed to attack")
+        waiting.append((x, y))
+        count += len(x)
+        while count >= size:
+            xs, ys = torch.cat([w[0] for w in waiting]), torch.cat([w[1] for w in waiting])
+            yield xs[:size], ys[:size]
+            waiting, count = [(xs[size:], ys[size:])], len(xs) - size
+    if count:
+        yield torch.cat([w[0] for w in waiting]), torch.cat([w[1] for w in waiting])
+
+
+def _gather(parts: dict[int, Found]) -> dict[int, Found]:
+    """Every rank's parts on every rank, as bytes in tensors."""
+    payloads = [(number, parts[number].pack()) for number in sorted(parts)]
+    packed = b"".join(n.to_bytes(8, "little") + len(p).to_bytes(8, "little") + p for n, p in payloads)
+    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(dist.get_world_size())]
+    dist.all_gather(sizes, torch.tensor([len(packed)], device=device))
+    longest = max(1, *(int(s) for s in sizes))
+    padded = torch.zeros(longest, dtype=torch.uint8, device=device)
+    if packed:
+        padded[: len(packed)] = torch.frombuffer(bytearray(packed), dtype=torch.uint8).to(device)
+    received = [torch.zeros_like(padded) for _ in sizes]
+    dist.all_gather(received, padded)
+    everything: dict[int, Found] = {}
+    for size, tensor in zip(sizes, received, strict=True):
+        content, start = tensor.cpu().numpy().tobytes()[: int(size)], 0
+        while start < len(content):
+            number, length = (int.from_bytes(content[start + k : start + k + 8], "little") for k in (0, 8))
+            everything[number] = Found.unpack(content[start + 16 : start + 16 + length])
+            start += 16 + length
+    return everything
+
+
+def _length(data: Any) -> int | None:
+    """How many inputs there are, where that can be known beforehand."""
+    if isinstance(data, (tuple, list)) and len(data) == 2 and isinstance(data[0], Tensor):
+        return len(data[0])
+    if hasattr(data, "batches") and hasattr(data, "__len__"):
+        return len(data)
+    dataset = getattr(data, "dataset", None)
+    return len(dataset) if isinstance(dataset, Sized) else None

@@ -1,0 +1,190 @@
+"""What an attack found: one result type for a batch, a data set, and the parts of several processes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from randens.ensemble import RandomizedEnsemble
+from randens.witness import WitnessPool
+
+__all__ = ["Cost", "Found", "join"]
+
+
+@dataclass
+class Cost:
+    """Member passes spent, per input: the unit that does not depend on the machine."""
+
+    forwards: int = 0
+    backwards: int = 0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.forwards + other.forwards, self.backwards + other.backwards)
+
+    def __sub__(self, other: Cost) -> Cost:
+        return Cost(self.forwards - other.forwards, self.backwards - other.backwards)
+
+    @property
+    def passes(self) -> int:
+        """Forward and backward passes together."""
+        return self.forwards + self.backwards
+
+
+@dataclass(frozen=True)
+class Found:
+    """What an attack found on n inputs.
+
+    `x_adv` [n, ...] the worst perturbed inputs (empty where they were not to stay in memory), `errors` bool [n, M]
+    their verdicts, exactly what ``rec.errors(x_adv, y)`` gives, `risk` float64 [n] = errors·α, `pool` every maximal
+    fooled set met on the way, `cost` the member passes behind it and `reused` those of them that an earlier call has
+    spent, `sources` the attack that found each worst case, `flags` shares of inputs with unusable gradients, or
+    whose verdict changed when it was looked at again, per member.
+    """
+
+    x_adv: Tensor
+    errors: Tensor
+    risk: Tensor
+    clean_errors: Tensor
+    pool: WitnessPool
+    cost: Cost
+    sources: tuple[str, ...]
+    flags: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+    reused: Cost = field(default_factory=Cost)
+
+    def __len__(self) -> int:
+        return len(self.risk)
+
+    @property
+    def robust_accuracy(self) -> float:
+        """1 − mean risk."""
+        return 1.0 - float(self.risk.mean()) if len(self.risk) else 1.0
+
+    def lean(self) -> Found:
+        """Without the perturbed inputs: a few bytes per input."""
+        return replace(self, x_adv=self.x_adv[:0].clone(), pool=self.pool.without_inputs())
+
+    def shown_to(self, audience: Sequence[nn.Module], y: Tensor) -> Found:
+        """With the verdicts of further members on every witness, as further columns of the pool."""
+        if not audience:
+            return self
+        pool, others = self.pool, RandomizedEnsemble(list(audience))
+        verdicts = np.zeros((len(pool), len(audience)), dtype=bool)
+        if len(pool):
+            assert pool.x_adv is not None
+            labels = y.cpu()[torch.from_numpy(pool.points)].to(others.device)
+            verdicts = others.errors(torch.from_numpy(pool.x_adv).to(others.device), labels).cpu().numpy()
+        passes = sum(int(getattr(m, "passes", 1)) for m in audience)
+        wider = WitnessPool(
+            pool.n,
+            pool.members + len(audience),
+            pool.points,
+            np.concatenate([pool.fooled, verdicts], axis=1),
+            x_adv=pool.x_adv,
+            sources=pool.sources,
+            checked=pool.checked,
+        )
+        return replace(self, pool=wider, cost=self.cost + Cost(forwards=len(pool) * passes))
+
+    def beside(self, rows: NDArray[np.int64], other: Found | None, others: NDArray[np.int64]) -> Found:
+        """This on `rows` of a batch and `other` on the rest of it, as one result for the whole batch."""
+        whole = self if other is None else join([self, other])
+        return whole.ordered(np.argsort(np.concatenate([rows, others]), kind="stable"))
+
+    def ordered(self, order: NDArray[np.int64]) -> Found:
+        """The same inputs in another order."""
+        chosen = torch.from_numpy(order)
+        return replace(
+            self,
+            x_adv=self.x_adv[chosen] if len(self.x_adv) else self.x_adv,
+            errors=self.errors[chosen],
+            risk=self.risk[chosen],
+            clean_errors=self.clean_errors[chosen],
+            pool=self.pool.take(order),
+            sources=tuple(self.sources[j] for j in order.tolist()),
+        )
+
+    def pack(self) -> bytes:
+        """As safetensors, for another process."""
+        pool = self.pool
+        tensors = {
+            "x_adv": self.x_adv,
+            "errors": self.errors,
+            "risk": self.risk,
+            "clean_errors": self.clean_errors,
+            "points": torch.from_numpy(pool.points),
+            "fooled": torch.from_numpy(pool.fooled),
+            "checked": torch.from_numpy(pool.checked),
+        }
+        if pool.x_adv is not None:
+            tensors["pool"] = torch.from_numpy(np.ascontiguousarray(pool.x_adv))
+        about = {
+            "members": pool.members,
+            "sources": [self.sources, pool.sources],
+            "cost": [vars(self.cost), vars(self.reused)],
+            "seconds": self.seconds,
+            "flags": self.flags,
+        }
+        tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        return safetensors.torch.save(tensors, {"about": json.dumps(about)})
+
+    @staticmethod
+    def unpack(content: bytes) -> Found:
+        """The inverse of `pack`."""
+        length = int.from_bytes(content[:8], "little")
+        about: Mapping[str, Any] = json.loads(json.loads(content[8 : 8 + length])["__metadata__"]["about"])
+        # safetensors holds numbers and names only: reading it runs nothing.
+        tensors = safetensors.torch.load(content)
+        (sources, found_by), (cost, reused) = about["sources"], about["cost"]
+        pool = WitnessPool(
+            len(tensors["risk"]),
+            about["members"],
+            tensors["points"].numpy(),
+            tensors["fooled"].numpy(),
+            x_adv=tensors["pool"].numpy() if "pool" in tensors else None,
+            sources=found_by,
+            checked=tensors["checked"].numpy(),
+        )
+        return Found(
+            tensors["x_adv"],
+            tensors["errors"],
+            tensors["risk"],
+            tensors["clean_errors"],
+            pool,
+            Cost(**cost),
+            tuple(sources),
+            about["flags"],
+            about["seconds"],
+            Cost(**reused),
+        )
+
+
+def join(parts: Sequence[Found]) -> Found:
+    """Results of consecutive parts of the data as one."""
+    if len(parts) == 1:
+        return parts[0]
+    total = sum(len(f) for f in parts)
+    flags = {
+        key: np.sum([len(f) / total * np.asarray(f.flags[key]) for f in parts], axis=0).tolist()
+        for key in parts[0].flags
+    }
+    return Found(
+        torch.cat([f.x_adv for f in parts]),
+        torch.cat([f.errors for f in parts]),
+        torch.cat([f.risk for f in parts]),
+        torch.cat([f.clean_errors for f in parts]),
+        WitnessPool.concat([f.pool for f in parts]),
+        sum((f.cost for f in parts), Cost()),
+        tuple(s for f in parts for s in f.sources),
+        flags,
+        sum(f.seconds for f in parts),
+        sum((f.reused for f in parts), Cost()),
+    )
