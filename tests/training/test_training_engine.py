@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import importlib.util
 import json
@@ -26,7 +27,7 @@ from randens.training import Diverged, Recipe, Stopped, train
 from randens.training import engine as engine_module
 from randens.training.recipe import SchedulePart
 from randens.training.schedule import learning_rate
-from randens.training.validation import Choice, attacked
+from randens.training.validation import Verdict, attacked
 
 
 def _files(folder: Path) -> dict[str, bytes]:
@@ -267,12 +268,9 @@ def test_the_best_checkpoint_is_kept_not_the_last(tmp_path: Path, monkeypatch: p
         real = engine_module._Engine._keep
         risks = iter([0.5, 0.2, 0.4])
 
-        def record(self: Any, stage: Any, choice: Choice) -> None:
+        def record(self: Any, stage: Any, verdict: Verdict) -> None:
             states.append({k: v.clone() for k, v in stage.averaged[0].state_dict().items()})
-            verdict = type(choice.verdict)(
-                0.1, next(risks), choice.verdict.pool, choice.verdict.clean_risks, 0, 0
-            )
-            real(self, stage, Choice(choice.probs, verdict))
+            real(self, stage, dataclasses.replace(verdict, natural=0.1, risk=next(risks)))
 
         with monkeypatch.context() as patched:
             patched.setattr(engine_module._Engine, "_keep", record)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +18,11 @@ from randens import attacks
 from randens.attacks.losses import (
     Loss,
     expected_cross_entropy,
+    expected_mce,
     mean_logit_cross_entropy,
+    mean_logit_mce,
     mixture_cross_entropy,
+    mixture_mce,
 )
 from randens.ensemble import RandomizedEnsemble
 from randens.threat import Threat
@@ -28,10 +31,13 @@ from randens.training.recipe import AdversaryPart
 
 __all__ = ["Adversary", "Arc", "FGSMRS", "NFGSM", "PGD", "Start", "Victims", "adversary"]
 
-_LEVELS: dict[str, Loss] = {
-    "loss": expected_cross_entropy,
-    "softmax": mixture_cross_entropy,
-    "logits": mean_logit_cross_entropy,
+_LEVELS: dict[tuple[str, str], Loss] = {
+    ("cross-entropy", "loss"): expected_cross_entropy,
+    ("cross-entropy", "softmax"): mixture_cross_entropy,
+    ("cross-entropy", "logits"): mean_logit_cross_entropy,
+    ("mce", "loss"): expected_mce,
+    ("mce", "softmax"): mixture_mce,
+    ("mce", "logits"): mean_logit_mce,
 }
 Objective = Callable[[Tensor], Tensor]
 
@@ -77,6 +83,7 @@ class Adversary(ABC):
 
     threat: Threat
     level: str
+    loss: str = field(default="cross-entropy", kw_only=True)
 
     @property
     def radius(self) -> float:
@@ -118,16 +125,21 @@ class Adversary(ABC):
             with torch.no_grad():
                 clean = victims.logits(start.x).log_softmax(dim=-1)
             return lambda z: victims.probs.to(z.dtype) @ divergence(clean, z)
-        loss = _LEVELS[self.level]
+        loss = _LEVELS[self.loss, self.level]
         return lambda z: loss(z, start.y, victims.probs)
 
 
 @dataclass(frozen=True)
 class PGD(Adversary):
-    """δ ← Π(δ + step·μ_p(∇ objective)), from a random point of the ball (Eq. 95)."""
+    """δ ← Π(δ + step·μ_p(∇ objective)), from a random point of the ball of radius `start`·ε (Eq. 95)."""
 
     steps: int
     step: float
+    start: float = 1.0
+
+    @property
+    def radius(self) -> float:
+        return self.start
 
     @property
     def gradients(self) -> int:
@@ -213,9 +225,10 @@ def adversary(part: AdversaryPart, threat: Threat, level: str) -> Adversary:
     """The adversary that a recipe names; `level` is the method's own, used where the recipe says "auto"."""
     chosen = level if part.level == "auto" else part.level
     if part.name == "pgd":
-        return PGD(threat, chosen, part.steps, part.step or threat.eps / 4)
+        step = part.step or threat.eps / 4
+        return PGD(threat, chosen, part.steps, step, part.start, loss=part.loss)
     if part.name == "fgsm-rs":
-        return FGSMRS(threat, chosen, part.step or 1.25 * threat.eps)
+        return FGSMRS(threat, chosen, part.step or 1.25 * threat.eps, loss=part.loss)
     if part.name == "n-fgsm":
-        return NFGSM(threat, chosen, part.step or threat.eps, part.noise)
+        return NFGSM(threat, chosen, part.step or threat.eps, part.noise, loss=part.loss)
     return Arc(threat, chosen, part.name, part.steps)

@@ -23,6 +23,7 @@ from randens.training.adversaries import adversary
 from randens.training.distributed import pick_device
 from randens.training.members import Blueprint
 from randens.training.methods import METHODS, Roster, uniform
+from randens.training.osp import attacks_per_choice, due
 from randens.training.precision import arithmetic
 from randens.training.recipe import Recipe
 
@@ -95,7 +96,8 @@ def plan(recipe: Recipe) -> list[StagePlan]:
         several = before + size if method.level != "loss" or recipe.method == "bat" else size
         attacks = math.ceil(epochs / recipe.validation.every)
         if method.reweighs and before:
-            attacks += epochs // recipe.sampling.every * recipe.sampling.sweeps
+            updates = sum(due(recipe.sampling, before + size, done, epochs) for done in range(1, epochs + 1))
+            attacks += updates * (1 + attacks_per_choice(recipe.sampling, before + size))
         stages.append(
             StagePlan(
                 epochs=epochs,
@@ -115,7 +117,8 @@ def estimate(recipe: Recipe, *, measure: bool = True) -> Estimate:
     stages = plan(recipe)
     crafting = sum(s.epochs * s.crafting for s in stages) * images
     training = sum(s.epochs * s.training for s in stages) * images
-    last = recipe.members * (recipe.validation.steps + 2) * (1 + recipe.sampling.sweeps)
+    choices = attacks_per_choice(recipe.sampling, recipe.members)
+    last = recipe.members * (recipe.validation.steps + 2) * choices
     validation = (sum(s.validation for s in stages) + last) * held
     model = Blueprint(recipe, len(known.classes), known.shape)()
     flops, parameters = models.flops(model), models.parameters(model)

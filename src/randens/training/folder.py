@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from randens.errors import FileError, InputError
 from randens.files import read_json, write_atomic
 from randens.runs import Run
-from randens.training.recipe import Recipe, difference
+from randens.training.recipe import Recipe, difference, recipe_from
 
 __all__ = ["is_finished", "open_folder", "rewind_metrics"]
 
@@ -18,13 +19,13 @@ def open_folder(recipe: Recipe, folder: Path, say: Callable[[str], None], force:
     """Create the run folder, or check that what is there was started with this recipe."""
     _clean(folder)
     if not folder.exists():
-        chosen_on = {"checkpoints": "validation", "probs": "validation"}
+        chosen_on = {"checkpoints": "validation", "probs": recipe.sampling.data}
         Run.create(folder, kind="training", recipe=recipe.to_json(), seed=recipe.seed, chosen_on=chosen_on)
         return
     run = Run.open(folder)
     if run.manifest.get("kind") != "training":
         raise FileError(f"{folder} is a run of another kind; choose another folder")
-    said = "; ".join(difference(run.manifest["recipe"], recipe.to_json()))
+    said = "; ".join(difference(_completed(run.manifest["recipe"]), recipe.to_json()))
     if not said:
         return
     if not force:
@@ -36,6 +37,14 @@ def open_folder(recipe: Recipe, folder: Path, say: Callable[[str], None], force:
     earlier = [*run.manifest.get("earlier_recipes", []), run.manifest["recipe"]]
     run.write("manifest", {**run.manifest, "recipe": recipe.to_json(), "earlier_recipes": earlier})
     (folder / "training.json").unlink(missing_ok=True)
+
+
+def _completed(recipe: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A recipe as it was written, with the defaults of fields that have been added since."""
+    try:
+        return recipe_from(recipe).to_json()
+    except InputError:
+        return recipe
 
 
 def is_finished(run: Run) -> bool:
