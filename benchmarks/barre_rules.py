@@ -40,8 +40,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "model": {"name": "mlp", "width": 64, "depth": 2},
         "data": {"name": "digits"},
         "threat": {"norm": "linf", "eps": 0.15},
+        "warmup": 0,
         "seeds": (0, 1, 2),
         "sizes": (2, 4),
+        "rules": ("printed", "floor", "released"),
         "images": None,
         "held": None,
         "test": None,
@@ -51,10 +53,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "batch_size": 128,
         "model": {"name": "convnet", "width": 8, "hidden": 64},
         "data": {"name": "cifar10", "crop_padding": 4, "flip": True},
-        "threat": {"norm": "linf", "eps": "8/255"},
+        "threat": {"norm": "linf", "eps": "4/255"},
+        "warmup": 4,
         "seeds": (0,),
         "sizes": (2,),
-        "images": 3000,
+        "rules": ("printed", "released"),
+        "images": 2000,
         "held": 400,
         "test": 500,
     },
@@ -76,7 +80,7 @@ def recipe(data: str, method: str, members: int, seed: int, rule: str, first: Pa
             "model": settings["model"],
             "data": settings["data"],
             "threat": settings["threat"],
-            "adversary": {"name": "pgd", "steps": 10, "loss": "mce", "start": 0.5},
+            "adversary": {"name": "pgd", "steps": 10, "loss": "mce", "start": 0.5, "warmup": settings["warmup"]},
             "optimizer": {"lr": 0.1},
             "schedule": {"name": "steps", "milestones": [epochs // 2, 3 * epochs // 4], "factor": 0.1},
             "sampling": {"method": "osp", "every": epochs // 10, "attack": "arc-r", **RULES[rule]},
@@ -95,7 +99,7 @@ def run(data: str, folder: Path) -> None:
         first = folder / f"{data}-at-{seed}"
         train(recipe(data, "at", 1, seed, "printed", None), first, data=(whole, held))
         for members in settings["sizes"]:
-            for rule in RULES:
+            for rule in settings["rules"]:
                 place = folder / f"{data}-{rule}-{members}-{seed}"
                 train(recipe(data, "barre", members, seed, rule, first), place, data=(whole, held))
                 if not (place / "rule.json").exists():

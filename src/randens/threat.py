@@ -57,6 +57,10 @@ class Threat:
         """The dual exponent, 1/p + 1/q = 1: 1 or 2."""
         return _NORMS[self.norm][1]
 
+    def l2_radius(self, dimension: int) -> float:
+        """The largest l2 norm of a perturbation of `dimension` coordinates (before the box)."""
+        return self.eps * math.sqrt(dimension) if self.norm == "linf" else self.eps
+
     def scaled(self, factor: float) -> Threat:
         """The same threat with `factor` times the radius."""
         return Threat(self.norm, self.eps * factor, self.bounds)

@@ -1,6 +1,6 @@
 """Everything that finds witnesses."""
 
-from randens.attacks import arc, climbers, exact, gradient, random_search, suite
+from randens.attacks import arc, carlini_wagner, climbers, exact, gradient, random_search, suite
 from randens.attacks.base import Attack, Found, create, names, register
 from randens.attacks.foreign import Foreign, from_art, from_autoattack, from_foolbox, from_torchattacks
 from randens.attacks.search import Cost, Search
@@ -14,6 +14,7 @@ __all__ = [
     "Search",
     "Survey",
     "arc",
+    "carlini_wagner",
     "climbers",
     "create",
     "exact",

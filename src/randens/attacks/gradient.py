@@ -193,15 +193,21 @@ class APGDMCE(_AdaptivePGD):
         ascend(s, expected_mce, steps=self.steps, step=self.step)
 
 
-@register("cw")
+@register("margin")
 @dataclass(frozen=True)
-class CW(Attack):
-    """Adaptive Carlini-Wagner: the expected margin loss in the ball, with Auto-PGD's step rule."""
+class Margin(Attack):
+    """The expected margin loss in the ball, with Auto-PGD's step rule. Carlini and Wagner's own attack is `acw`."""
 
     steps: int = 40
 
     def search(self, s: Search) -> None:
         ascend_adaptively(s, expected_margin, steps=self.steps)
+
+
+@register("cw")
+@dataclass(frozen=True)
+class CW(Margin):
+    """`margin` under its earlier name."""
 
 
 @register("auto-pgd")

@@ -21,6 +21,8 @@ ATTACKS = (
     "apgd-z",
     "apgd-margin",
     "apgd-mce",
+    "acw",
+    "margin",
     "cw",
     "auto-pgd",
     "random",

@@ -239,7 +239,8 @@ class Recipe(_Part):
             raise ValueError("adversary.level is 'kl'; arc follows decision boundaries and has no level")
         if self.sampling.method == "candidates" and self.members > MAX_CANDIDATE_MEMBERS:
             raise ValueError(
-                f"sampling.method is 'candidates'; that is for up to {MAX_CANDIDATE_MEMBERS} members, not {self.members}"
+                f"sampling.method is 'candidates'; that is for up to {MAX_CANDIDATE_MEMBERS} members, "
+                f"not {self.members}"
             )
         if self.adversary.loss == "mce" and (
             self.adversary.name in ("arc", "arc-r") or self.adversary.level == "kl"
@@ -247,7 +248,8 @@ class Recipe(_Part):
             raise ValueError("adversary.loss is 'mce'; arc and level 'kl' climb something of their own")
         if self.validation.rule_of_thumb and self.method != "barre":
             raise ValueError(
-                f"validation.rule_of_thumb is for method 'barre', which validates all members; method is {self.method!r}"
+                f"validation.rule_of_thumb is true; it is for method 'barre', not {self.method!r}, "
+                "whose validation does not attack all members"
             )
         if len(self.given) > self.members:
             raise ValueError(f"first names {len(self.given)} runs; there are only {self.members} members")
