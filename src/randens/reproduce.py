@@ -439,7 +439,7 @@ SCALES: dict[str, _Scale] = {
         trains=False,
         stand_ins=(
             "ResNet-20 on CIFAR-10 by the recipes of `recipes/cpu`, made for two CPU cores: up to three members, 12 "
-            "epochs for the first one and fewer for the later ones. What is not found below `--runs` is taken from the zoo, "
+            "epochs for the first one and fewer for the later ones. What is not below `--runs` is taken from the zoo, "
             "where that has it. CIFAR-100 and the other networks are left out."
         ),
         planned=_cifar("cpu"),
