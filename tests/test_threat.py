@@ -9,10 +9,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.optimize import minimize
 from torch import Tensor
 
 from randens import Threat
 from randens.errors import InputError
+from randens.threat import Region
 
 NORMS = ("linf", "l2")
 norms = st.sampled_from(NORMS)
@@ -141,3 +143,36 @@ def test_unknown_norms_name_the_closest() -> None:
 def test_bad_inputs_are_named(x: Tensor, named: str) -> None:
     with pytest.raises(InputError, match=named):
         Threat("linf", 0.1).check(x)
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_the_smallest_value_of_a_linear_function_over_ball_and_box(norm: str) -> None:
+    """Against a general-purpose solver; the bound never exceeds the minimum, and is reached by a legal point."""
+    generator = torch.Generator().manual_seed(3)
+    x = torch.rand(12, 6, generator=generator, dtype=torch.float64)
+    slope = torch.randn(12, 6, generator=generator, dtype=torch.float64)
+    slope[0], slope[1, 1:] = 0.0, 0.0
+    threat = Threat(norm, 0.4)
+    region = Region.around(x, threat)
+    point, bound = region.lowest(slope), region.minimum(slope)
+    assert bool(threat.scaled(1 + 1e-12).contains((x + point).clamp(0, 1), x).all())
+    value = (slope * point).sum(dim=1)
+    assert bool((bound <= value + 1e-12).all())
+    assert bool((region.floor(slope) <= bound + 1e-15).all())
+    torch.testing.assert_close(bound, value, rtol=0, atol=1e-6)
+    for j in range(2, 12):
+        limits = list(zip(region.low[j].tolist(), region.high[j].tolist(), strict=True))
+        ball = {"type": "ineq", "fun": lambda d: 0.16 - d @ d, "jac": lambda d: -2 * d}
+        solved = minimize(
+            lambda d, j=j: slope[j].numpy() @ d,
+            np.zeros(6),
+            jac=lambda d, j=j: slope[j].numpy(),
+            bounds=limits,
+            constraints=[ball] if norm == "l2" else [],
+            method="SLSQP",
+            options={"maxiter": 500, "ftol": 1e-12},
+        )
+        assert float(bound[j]) <= solved.fun + 1e-9
+        assert float(bound[j]) == pytest.approx(solved.fun, abs=1e-5)
+    nearer = region.near(point, 0.01)
+    assert bool(((nearer.high - nearer.low) <= 0.02 + 1e-12).all())

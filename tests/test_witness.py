@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.numpy
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -103,8 +105,45 @@ def test_the_first_to_find_a_set_is_credited() -> None:
     )
     assert merged.sources == ("first",)
     assert merged.without_inputs().x_adv is None
-    # Half a proof is none: perturbed inputs survive only if every part has them.
-    assert merged.merge(merged.without_inputs()).x_adv is None
+
+
+def test_merging_with_sets_alone_keeps_every_perturbed_input() -> None:
+    full = pool_of([(0, (True, False, False)), (1, (True, True, False))], "full")
+    sets = pool_of([(0, (True, False, False)), (2, (False, True, True))], "sets").without_inputs()
+    for merged in (full.merge(sets), sets.merge(full), WitnessPool.concat([full, sets]).take([0, 1, 7])):
+        rows = {int(p): r for r, p in enumerate(merged.points)}
+        assert merged.x_adv is not None
+        assert merged.located[[rows[0], rows[1], rows[2]]].tolist() == [True, True, False]
+        assert merged.x_adv[rows[0]].tolist() == [0, 1]
+        assert merged.x_adv[rows[1]].tolist() == [2, 3]
+        assert merged.sources[rows[0]] == "full"  # the one that can be looked at again
+
+
+def test_taking_inputs_and_members() -> None:
+    pool = pool_of([(0, (True, False, True)), (3, (False, True, True)), (3, (True, False, False))])
+    part = pool.take([3, 0], members=[2, 1])
+    assert (part.n, part.members) == (2, 2)
+    # Seen by members 2 and 1, the second set of input 3 is empty.
+    assert list(zip(part.points.tolist(), part.fooled.tolist(), strict=True)) == [
+        (1, [True, False]),
+        (0, [True, True]),
+    ]
+
+
+def test_files_of_the_first_format_are_still_read(tmp_path: Path) -> None:
+    tensors = {"points": np.array([3]), "fooled": np.array([[1, 0]], dtype=np.uint8), "source": np.array([0])}
+    metadata = {"format": "randens-witnesses-1", "n": "5", "members": "2", "source.0": "arc"}
+    digest = hashlib.sha256(repr(sorted(metadata.items())).encode())
+    for key in sorted(tensors):
+        digest.update(f"{key} {tensors[key].shape} {tensors[key].dtype}\n".encode() + tensors[key].tobytes())
+    for checksum, readable in ((digest.hexdigest(), True), ("0" * 64, False)):
+        path = tmp_path / "old.safetensors"
+        path.write_bytes(safetensors.numpy.save(tensors, {**metadata, "checksum": checksum}))
+        if readable:
+            assert WitnessPool.load(path).sources == ("arc",)
+        else:
+            with pytest.raises(FileError, match="checksum"):
+                WitnessPool.load(path)
 
 
 def test_nothing_found_is_no_risk() -> None:
@@ -137,7 +176,7 @@ def test_damaged_files_are_detected(tmp_path: Path) -> None:
     path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     with pytest.raises(FileError, match="checksum"):
         WitnessPool.load(path)
-    path.write_bytes(whole.replace(b"randens-witnesses-1", b"randens-witnesses-9"))
+    path.write_bytes(whole.replace(b"randens-witnesses-2", b"randens-witnesses-9"))
     with pytest.raises(FileError, match="format"):
         WitnessPool.load(path)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from randens.errors import InputError, unknown
 
-__all__ = ["Threat"]
+__all__ = ["Region", "Threat"]
 
 _NORMS = {"linf": (math.inf, 1.0), "l2": (2.0, 2.0)}
 
@@ -175,3 +175,92 @@ class Threat:
         """Inverse of `to_dict`."""
         bounds = value.get("bounds")
         return Threat(value["norm"], value["eps"], tuple(bounds) if bounds is not None else None)
+
+
+@dataclass(frozen=True)
+class Region:
+    """The perturbation sets of n inputs in coordinates of δ: low ≤ δ ≤ high [n, d], and ‖δ‖₂ ≤ radius if there is one.
+
+    The one place that knows the smallest value of a linear function over ball ∩ box.
+    """
+
+    low: Tensor
+    high: Tensor
+    radius: float | None = None
+
+    @staticmethod
+    def around(x: Tensor, threat: Threat) -> Region:
+        """The perturbation sets of `threat` at inputs x [n, ...], in the precision of x."""
+        flat = x.flatten(1)
+        low, high = torch.full_like(flat, -threat.eps), torch.full_like(flat, threat.eps)
+        if threat.bounds is not None:
+            low = torch.maximum(low, threat.bounds[0] - flat).clamp(max=0.0)
+            high = torch.minimum(high, threat.bounds[1] - flat).clamp(min=0.0)
+        return Region(low, high, threat.eps if threat.norm == "l2" else None)
+
+    def __getitem__(self, rows: Tensor | slice) -> Region:
+        """The sets of some of the inputs; a row may be taken several times."""
+        return Region(self.low[rows], self.high[rows], self.radius)
+
+    def near(self, delta: Tensor, reach: float) -> Region:
+        """What is left when no coordinate may leave `delta` [n, d] by more than `reach`."""
+        low, high = torch.maximum(self.low, delta - reach), torch.minimum(self.high, delta + reach)
+        return Region(low, high, self.radius)
+
+    def project(self, delta: Tensor) -> Tensor:
+        """Onto the box for linf; scaled onto the ball and clipped for l2."""
+        if self.radius is not None:
+            norm = torch.linalg.vector_norm(delta, dim=1, keepdim=True)
+            delta = delta * (self.radius / norm.clamp_min(self.radius))
+        return self._clip(delta)
+
+    def lowest(self, slope: Tensor) -> Tensor:
+        """The δ [n, d] at which slope·δ is smallest; slope [n, d].
+
+        With a ball it is clip(−s·slope) for the s that uses up the radius: coordinates that hit the box leave their
+        share of the radius to the others. s is found by bisection.
+        """
+        if self.radius is None:
+            return torch.where(slope > 0, self.low, self.high)
+        return self._clip(-self._stretch(slope) * _unit(slope))
+
+    def minimum(self, slope: Tensor) -> Tensor:
+        """A lower bound [n] on min slope·δ that never exceeds it: the minimum itself for linf, up to rounding for l2.
+
+        Every multiplier μ ≥ 0 of the ball gives a valid bound, min over the box of slope·δ + μ/2·(‖δ‖² − radius²);
+        the μ that belongs to `lowest` gives the best one.
+        """
+        cheap = self.floor(slope)
+        if self.radius is None:
+            return cheap
+        stretch = self._stretch(slope)
+        delta = self._clip(-stretch * _unit(slope))
+        mu = torch.linalg.vector_norm(slope, dim=1) / stretch.squeeze(1)
+        dual = (slope * delta).sum(dim=1) + mu / 2 * (delta.square().sum(dim=1) - self.radius**2)
+        return torch.maximum(cheap, dual)
+
+    def floor(self, slope: Tensor) -> Tensor:
+        """A cheap lower bound [n] on min slope·δ: over the box or over the ball alone; exact for linf."""
+        in_box = torch.minimum(slope * self.low, slope * self.high).sum(dim=1)
+        if self.radius is None:
+            return in_box
+        return torch.maximum(in_box, -self.radius * torch.linalg.vector_norm(slope, dim=1))
+
+    def _stretch(self, slope: Tensor) -> Tensor:
+        """The largest s [n, 1], to rounding, with ‖clip(−s·unit slope)‖ ≤ radius."""
+        assert self.radius is not None
+        unit = _unit(slope)
+        short = torch.full_like(unit[:, :1], self.radius)
+        long = short / unit.abs().masked_fill(unit == 0, torch.inf).amin(dim=1, keepdim=True).clamp(1e-6, 1.0)
+        for _ in range(40):
+            middle = (short * long).sqrt()
+            inside = torch.linalg.vector_norm(self._clip(-middle * unit), dim=1, keepdim=True) <= self.radius
+            short, long = torch.where(inside, middle, short), torch.where(inside, long, middle)
+        return short
+
+    def _clip(self, delta: Tensor) -> Tensor:
+        return torch.minimum(torch.maximum(delta, self.low), self.high)
+
+
+def _unit(slope: Tensor) -> Tensor:
+    return slope / torch.linalg.vector_norm(slope, dim=1, keepdim=True).clamp_min(1e-30)

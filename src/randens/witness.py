@@ -18,20 +18,23 @@ from numpy.typing import ArrayLike, NDArray
 from safetensors import SafetensorError
 
 from randens.errors import FileError, InputError
-from randens.files import write_atomic
+from randens.files import tensor_checksum, write_atomic
 from randens.risk import RiskProfile
+from randens.risk.sets import maximal_rows
 
 __all__ = ["WitnessPool"]
 
-_FORMAT = "randens-witnesses-1"
+_FORMAT = "randens-witnesses-2"
+_FIRST_FORMAT = "randens-witnesses-1"  # still read
 
 
 class WitnessPool:
     """Maximal fooled sets found so far for `n` inputs and `members` members.
 
     Rows are witnesses: `points[r]` is the input, `fooled[r]` the set u, `sources[r]` the name of the
-    attack that found it and `x_adv[r]` the perturbed input (``None`` for a pool of sets only).
-    Pools are values: `merge`, `select`, `concat` and `without_inputs` return new ones.
+    attack that found it and `x_adv[r]` the perturbed input, where `located[r]` is true (``None`` for a pool of sets
+    only). `checked[r]` says that the set was confirmed by the ensemble's own call on x_adv.
+    Pools are values: `merge`, `select`, `take`, `concat` and `without_inputs` return new ones.
     """
 
     def __init__(
@@ -43,6 +46,8 @@ class WitnessPool:
         *,
         x_adv: NDArray[np.generic] | None = None,
         sources: Sequence[str] | str = "",
+        located: ArrayLike | bool = True,
+        checked: ArrayLike | bool = False,
     ) -> None:
         rows = np.asarray(points, dtype=np.int64).reshape(-1)
         sets = np.zeros((0, members), dtype=bool) if fooled is None else np.asarray(fooled, dtype=bool)
@@ -57,13 +62,19 @@ class WitnessPool:
         names = [sources] * len(rows) if isinstance(sources, str) else list(sources)
         if len(names) != len(rows):
             raise InputError(f"sources has {len(names)} names; there are {len(rows)} witnesses")
-        keep = _maximal(rows, sets)
+        has = np.broadcast_to(np.asarray(located, dtype=bool), rows.shape) & (x_adv is not None)
+        sure = np.broadcast_to(np.asarray(checked, dtype=bool), rows.shape)
+        # Of equal sets the first found one is kept, but one with its perturbed input before one without.
+        first = np.arange(len(rows)) + len(rows) * ~has
+        keep = maximal_rows(rows, np.packbits(sets, axis=1), first)
         self.n = n
         self.members = members
         self.points = rows[keep]
         self.fooled = sets[keep]
         self.x_adv = None if x_adv is None else x_adv[keep]
         self.sources = tuple(names[i] for i in keep)
+        self.located = has[keep]
+        self.checked = sure[keep]
 
     def __len__(self) -> int:
         return len(self.points)
@@ -95,19 +106,31 @@ class WitnessPool:
 
     def select(self, start: int, stop: int) -> WitnessPool:
         """The witnesses of inputs start..stop-1, renumbered from 0."""
-        rows = np.flatnonzero((self.points >= start) & (self.points < stop))
+        return self.take(np.arange(start, stop))
+
+    def take(self, inputs: ArrayLike, members: ArrayLike | None = None) -> WitnessPool:
+        """The witnesses of some inputs [k], each named once, renumbered in that order; of some members only, if given."""
+        chosen = np.asarray(inputs, dtype=np.int64)
+        place = np.full(max(self.n, int(chosen.max(initial=-1)) + 1), -1, dtype=np.int64)
+        place[chosen] = np.arange(len(chosen))
+        rows = np.flatnonzero(place[self.points] >= 0)
+        columns = np.arange(self.members) if members is None else np.asarray(members, dtype=np.int64)
         return WitnessPool(
-            stop - start,
-            self.members,
-            self.points[rows] - start,
-            self.fooled[rows],
+            len(chosen),
+            len(columns),
+            place[self.points[rows]],
+            self.fooled[np.ix_(rows, columns)],
             x_adv=None if self.x_adv is None else self.x_adv[rows],
             sources=[self.sources[r] for r in rows],
+            located=self.located[rows],
+            checked=self.checked[rows],
         )
 
     def without_inputs(self) -> WitnessPool:
         """The sets only: all that risks, bounds and sampling need, at a few bytes per witness."""
-        return WitnessPool(self.n, self.members, self.points, self.fooled, sources=self.sources)
+        return WitnessPool(
+            self.n, self.members, self.points, self.fooled, sources=self.sources, checked=self.checked
+        )
 
     def profile(self) -> RiskProfile:
         """η over the simplex as a `RiskProfile` (inputs without a witness fool nobody)."""
@@ -149,22 +172,21 @@ class WitnessPool:
             tensors["x_adv"] = np.ascontiguousarray(self.x_adv)
         metadata = {"format": _FORMAT, "n": str(self.n), "members": str(self.members)}
         metadata.update({f"source.{i}": name for i, name in enumerate(names)})
-        metadata["checksum"] = _checksum(metadata, tensors)
+        if self.x_adv is not None and not self.located.all():
+            tensors["located"] = self.located.astype(np.uint8)
+        metadata["checksum"] = tensor_checksum(tensors, metadata)
         write_atomic(path, safetensors.numpy.save(tensors, metadata))
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> WitnessPool:
         """Read a pool written by `save`."""
         source = Path(path)
-        try:
-            with safetensors.safe_open(source, framework="numpy") as file:
-                metadata = file.metadata() or {}
-                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        except (OSError, SafetensorError) as error:
-            raise FileError(f"cannot read witnesses from {source}: {error}") from error
-        if metadata.get("format") != _FORMAT:
+        tensors, metadata = read_tensors(source, "witnesses")
+        if metadata.get("format") not in (_FORMAT, _FIRST_FORMAT):
             raise FileError(f"{source} is not a witness file of format {_FORMAT}")
-        if metadata.pop("checksum", None) != _checksum(metadata, tensors):
+        first = metadata["format"] == _FIRST_FORMAT
+        stated = metadata.pop("checksum", None)
+        if stated != (_first_checksum(metadata, tensors) if first else tensor_checksum(tensors, metadata)):
             raise FileError(f"{source} does not match its checksum; it was altered or damaged")
         names = [
             metadata[f"source.{i}"] for i in range(len([k for k in metadata if k.startswith("source.")]))
@@ -176,10 +198,20 @@ class WitnessPool:
             tensors["fooled"].astype(bool),
             x_adv=tensors.get("x_adv"),
             sources=[names[i] for i in tensors["source"]],
+            located=tensors.get("located", np.ones(1)).astype(bool),
         )
 
 
-def _checksum(metadata: Mapping[str, str], tensors: Mapping[str, NDArray[np.generic]]) -> str:
+def read_tensors(path: Path, what: str) -> tuple[dict[str, NDArray[np.generic]], dict[str, str]]:
+    """Arrays and metadata of a safetensors file, which holds numbers and names only: reading it runs nothing."""
+    try:
+        with safetensors.safe_open(path, framework="numpy") as file:
+            return {key: file.get_tensor(key) for key in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise FileError(f"cannot read {what} from {path}: {error}") from error
+
+
+def _first_checksum(metadata: Mapping[str, str], tensors: Mapping[str, NDArray[np.generic]]) -> str:
     digest = hashlib.sha256(repr(sorted(metadata.items())).encode())
     for key in sorted(tensors):
         digest.update(f"{key} {tensors[key].shape} {tensors[key].dtype}\n".encode())
@@ -188,31 +220,20 @@ def _checksum(metadata: Mapping[str, str], tensors: Mapping[str, NDArray[np.gene
 
 
 def _stack(pools: Sequence[WitnessPool], n: int, members: int, offsets: Sequence[int]) -> WitnessPool:
-    inputs = [p.x_adv for p in pools if p.x_adv is not None]
+    shapes = [p.x_adv for p in pools if p.x_adv is not None]
     return WitnessPool(
         n,
         members,
         np.concatenate([p.points + o for p, o in zip(pools, offsets, strict=True)]),
         np.concatenate([p.fooled for p in pools]),
-        # Perturbed inputs survive only if every part has them: half a proof is none.
-        x_adv=np.concatenate(inputs) if len(inputs) == len(pools) else None,
+        # A set whose perturbed input is not known stays a set; it takes nothing from the others.
+        x_adv=np.concatenate([_inputs_like(p, shapes[0]) for p in pools]) if shapes else None,
         sources=[s for p in pools for s in p.sources],
+        located=np.concatenate([p.located for p in pools]),
+        checked=np.concatenate([p.checked for p in pools]),
     )
 
 
-def _maximal(points: NDArray[np.int64], fooled: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Rows to keep, in their order: per input the first of each set that no other set contains."""
-    if not len(points):
-        return np.zeros(0, dtype=np.int64)
-    packed = np.packbits(fooled, axis=1)
-    # Larger sets first within an input, so that a set can only be contained in an earlier one.
-    order = np.lexsort((np.arange(len(points)), -fooled.sum(axis=1), points))
-    sorted_points, bits = points[order], packed[order]
-    keep = np.asarray(bits.any(axis=1))  # the empty set says nothing
-    start = np.flatnonzero(np.r_[True, sorted_points[1:] != sorted_points[:-1]])
-    largest = int(np.diff(np.r_[start, len(order)]).max())
-    for shift in range(1, largest):
-        same = sorted_points[shift:] == sorted_points[:-shift]
-        contained = ((bits[shift:] & bits[:-shift]) == bits[shift:]).all(axis=1)
-        keep[shift:] &= ~(same & contained)
-    return np.sort(order[keep])
+def _inputs_like(pool: WitnessPool, other: NDArray[np.generic]) -> NDArray[np.generic]:
+    empty: NDArray[np.generic] = np.zeros((len(pool), *other.shape[1:]), dtype=other.dtype)
+    return empty if pool.x_adv is None else pool.x_adv

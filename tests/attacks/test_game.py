@@ -12,8 +12,9 @@ from scipy.optimize import linprog, minimize
 from torch import Tensor
 
 from randens import risk
-from randens.attacks.game import Domain, project_simplex, solve_game
+from randens.attacks.game import project_simplex, solve_game
 from randens.risk import simplex
+from randens.threat import Region
 
 D = 8
 
@@ -30,13 +31,13 @@ def game(seed: int, rows: int = 6, targets: int = 3) -> tuple[Tensor, Tensor, Te
     return c, a, support, torch.zeros(rows, D, dtype=torch.float64)
 
 
-def box(rows: int, radius: float | None = None, size: float = 0.5) -> Domain:
+def box(rows: int, radius: float | None = None, size: float = 0.5) -> Region:
     low = torch.full((rows, D), -size, dtype=torch.float64)
     low[:, :2] = -0.1  # the input's box cuts the ball here
-    return Domain(low, torch.full((rows, D), size, dtype=torch.float64), radius)
+    return Region(low, torch.full((rows, D), size, dtype=torch.float64), radius)
 
 
-def value_by_lp(c: Tensor, a: Tensor, support: Tensor, domain: Domain, row: int) -> float:
+def value_by_lp(c: Tensor, a: Tensor, support: Tensor, domain: Region, row: int) -> float:
     """min t with c_i + a_i·δ ≤ t over the box."""
     chosen = support[row].numpy()
     solved = linprog(
@@ -76,7 +77,7 @@ def test_linf_value_is_the_linear_programmes(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_l2_value_is_the_duals(seed: int) -> None:
     c, a, support, delta = game(seed)
-    solved = solve_game(c, a, support, Domain(delta - 9, delta + 9, 0.6), delta, iterations=2000)
+    solved = solve_game(c, a, support, Region(delta - 9, delta + 9, 0.6), delta, iterations=2000)
     expected = [value_in_ball(c, a, support, 0.6, row) for row in range(len(c))]
     np.testing.assert_allclose(solved.value.numpy(), expected, atol=2e-3)
     assert bool((solved.floor <= torch.tensor(expected, dtype=torch.float64) + 1e-9).all())
@@ -110,7 +111,7 @@ def test_a_row_does_not_depend_on_its_batch(seed: int, radius: float | None) -> 
     together = solve_game(c, a, support, domain, delta, 25)
     for row in range(len(c)):
         pick = slice(row, row + 1)
-        part = Domain(domain.low[pick], domain.high[pick], radius)
+        part = Region(domain.low[pick], domain.high[pick], radius)
         alone = solve_game(c[pick], a[pick], support[pick], part, delta[pick], 25)
         torch.testing.assert_close(together.delta[pick], alone.delta, rtol=0, atol=1e-9)
         torch.testing.assert_close(together.floor[pick], alone.floor, rtol=0, atol=1e-9)
@@ -153,7 +154,7 @@ def test_games_agree_with_the_theory_of_mixed_strategies() -> None:
     a = torch.tensor([[[1.0, 0.0], [-1.0, 0.0]]], dtype=torch.float64)
     c = torch.full((1, 2), 0.3, dtype=torch.float64)
     one = torch.ones(1, 2, dtype=torch.float64)
-    solved = solve_game(c, a, torch.ones(1, 2, dtype=torch.bool), Domain(-one, one), 0 * one, 200)
+    solved = solve_game(c, a, torch.ones(1, 2, dtype=torch.bool), Region(-one, one), 0 * one, 200)
     assert float(solved.value) == pytest.approx(0.3)
     assert float(solved.floor) == pytest.approx(0.3)
     np.testing.assert_allclose(solved.weights.numpy(), [[0.5, 0.5]], atol=1e-6)

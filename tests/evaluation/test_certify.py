@@ -23,8 +23,9 @@ from randens.cli.main import run as command
 from randens.errors import InputError, ModelError
 from randens.evaluation.certifying import certify
 from randens.evaluation.interval_bounds import propagate
-from randens.evaluation.linear_bounds import Region, crown
+from randens.evaluation.linear_bounds import crown
 from randens.runs import Run
+from randens.threat import Region
 
 
 class _Block(nn.Module):
@@ -97,7 +98,7 @@ def test_no_legal_point_leaves_the_bounds(kind: str, seed: int, norm: str, eps: 
     rows = torch.arange(3).repeat_interleave(3)
     targets = torch.arange(3).repeat(3)
     below = crown(member, x, rows, lambda at: torch.eye(3, dtype=torch.float64)[targets[at]], bounds)
-    least = (below.value + region.lowest(below.slopes, rows)).reshape(3, 3)
+    least = (below.value + region[rows].minimum(below.slopes)).reshape(3, 3)
     for point in _points(x, threat, 30, seed):
         z = member(point)
         assert bool((z >= box.low).all())
@@ -190,7 +191,7 @@ def test_one_relu_by_hand() -> None:
     # −relu(x) + 1 ≥ −(3/4 x + 3/4) + 1: at x = 1 + δ that is −1/2 − 3/4 δ.
     assert float(margin.value) == pytest.approx(-0.5)
     assert float(margin.slopes) == pytest.approx(-0.75)
-    assert float(region.lowest(margin.slopes, torch.tensor([0]))) == pytest.approx(-1.5)
+    assert float(region[torch.tensor([0])].minimum(margin.slopes)) == pytest.approx(-1.5)
     other = crown(member, x, torch.tensor([0]), lambda _: torch.tensor([[0.0, 1.0]]).double(), bounds)
     # relu(x) − 1 ≥ x − 1, as 3 > 1: the line with slope 1 leaves the smaller area.
     assert float(other.value) == pytest.approx(0.0)

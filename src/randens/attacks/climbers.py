@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from randens.attacks.base import Attack, register
-from randens.attacks.game import Domain, solve_game
+from randens.attacks.game import solve_game
 from randens.attacks.search import Search
 from randens.ensemble import to_layout
+from randens.threat import Region
 
 __all__ = ["Reach", "climb", "descend_to", "play_to"]
 
@@ -129,8 +130,7 @@ class play_to:
         errors = torch.zeros_like(targets)
         eps = s.threat.eps
         centre = s.x[rows].flatten(1)
-        low, high = (bound.flatten(1) - centre for bound in s.threat.interval(s.x[rows]))
-        radius = eps if s.threat.norm == "l2" else None
+        region = Region.around(s.x[rows], s.threat)
         left = torch.arange(len(rows), device=s.device)
         for number in range(self.rounds):
             lin = s.linearise(rows[left], points[left], targets[left], self.classes)
@@ -140,10 +140,7 @@ class play_to:
             if not len(left):
                 return points, errors
             offset = points[left].flatten(1) - centre[left]
-            reach = 2 * eps * self.trust**number
-            domain = Domain(
-                torch.maximum(low[left], offset - reach), torch.minimum(high[left], offset + reach), radius
-            )
+            domain = region[left].near(offset, reach=2 * eps * self.trust**number)
             gradients = lin.gradients[going]
             scale = torch.linalg.vector_norm(gradients, s.threat.q, dim=2).clamp_min(1e-20)
             a = gradients / scale.unsqueeze(2)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -23,9 +24,20 @@ from torch import Tensor, nn
 from randens.attacks.base import Attack, register
 from randens.attacks.search import Search
 from randens.errors import InputError, ModelError
-from randens.threat import Threat
+from randens.threat import Region, Threat
 
-__all__ = ["Exact", "Optimum", "Refutation", "affine", "optimum"]
+__all__ = [
+    "Exact",
+    "Optimum",
+    "Possible",
+    "Problem",
+    "Refutation",
+    "affine",
+    "optimum",
+    "possible",
+    "problems",
+    "verify",
+]
 
 Array = NDArray[np.float64]
 _MOST_MEMBERS = 10
@@ -52,15 +64,42 @@ class Optimum:
 
 
 @dataclass(frozen=True)
-class _Problem:
-    """One input: margins m [M, C] against each class (inf for y) and gradients w [M, C, d], δ in low..high."""
+class Problem:
+    """One input: margins m [M, C] against each class (inf for y), gradients w [M, C, d], δ in `region` (of one input).
+
+    A member is fooled once a margin is below −τ, tau [M].
+    """
 
     margins: Array
     gradients: Array
-    low: Array
-    high: Array
-    radius: float | None
+    region: Region
     tau: Array
+
+    @property
+    def low(self) -> Array:
+        """Smallest value of every coordinate of δ [d]."""
+        low: Array = self.region.low[0].numpy()
+        return low
+
+    @property
+    def high(self) -> Array:
+        """Largest value of every coordinate of δ [d]."""
+        high: Array = self.region.high[0].numpy()
+        return high
+
+
+@dataclass(frozen=True)
+class Possible:
+    """What one input's linear problem leaves open.
+
+    sets: bool [k, M], members that are not proven safe from being fooled together, the maximal sets among them.
+    options: the classes each member may be driven to; none for a member that is safe alone. refuted: how many sets
+    of several members were refuted by a λ.
+    """
+
+    sets: NDArray[np.bool_]
+    options: tuple[tuple[int, ...], ...]
+    refuted: int
 
 
 def affine(member: nn.Module, example: Tensor) -> tuple[Array, Array]:
@@ -89,7 +128,7 @@ def affine(member: nn.Module, example: Tensor) -> tuple[Array, Array]:
     return weight.numpy(), bias.numpy()
 
 
-def optimum(problem: _Problem, probs: Array) -> Optimum:
+def optimum(problem: Problem, probs: Array) -> Optimum:
     """Best first over subsets of individually foolable members, skipping supersets of refuted ones."""
     members = len(probs)
     refutations: list[Refutation] = []
@@ -110,12 +149,12 @@ def optimum(problem: _Problem, probs: Array) -> Optimum:
     return Optimum((), 0.0, np.zeros_like(problem.low), tuple(refutations))
 
 
-def verify(problem: _Problem, found: Optimum, probs: Array) -> bool:
+def verify(problem: Problem, found: Optimum, probs: Array) -> bool:
     """Re-check an optimum without any solver: its δ works, and every heavier set contains a refuted one."""
     delta = found.delta
     legal = bool(((delta >= problem.low - 1e-12) & (delta <= problem.high + 1e-12)).all())
-    if problem.radius is not None:
-        legal &= float(np.linalg.norm(delta)) <= problem.radius * (1 + 1e-9)
+    if problem.region.radius is not None:
+        legal &= float(np.linalg.norm(delta)) <= problem.region.radius * (1 + 1e-9)
     moved = problem.margins + problem.gradients @ delta
     if not legal or not all((moved[i] < 0).any() for i in found.fooled):
         return False
@@ -130,32 +169,84 @@ def verify(problem: _Problem, found: Optimum, probs: Array) -> bool:
     return True
 
 
-def problems(rec: nn.ModuleList, x: Tensor, y: Tensor, threat: Threat) -> Iterator[_Problem]:
+def possible(
+    problem: Problem, known: Sequence[Sequence[bool]] = (), *, joint: bool = True, most_targets: int = 2000
+) -> Possible:
+    """Which members may be fooled, alone and together, on one input.
+
+    Parameters
+    ----------
+    problem : Problem
+        The input's margins, as linear functions of δ that lie below the true ones.
+    known : sequence of bool [M]
+        Sets that a witness fools: nothing is left to refute there.
+    joint : bool
+        Also refute sets of members by λ-certificates; each is checked by arithmetic alone.
+    most_targets : int
+        Ways to fool a set, class by class, that are looked at before the set is left unrefuted.
+    """
+    members = len(problem.margins)
+    options = [_options(problem, i, []) for i in range(members)]
+    able = [i for i in range(members) if options[i]]
+    open_sets = {frozenset(able)} - {frozenset()}
+    refuted = 0
+    if joint:
+        fooled = [frozenset(np.flatnonzero(row).tolist()) for row in known]
+        level = {frozenset({i}) for i in able}
+        open_sets = set(level)
+        pairs: dict[tuple[int, int, int, int], bool] = {}
+        for size in range(2, len(able) + 1):
+            below, level = level, set()
+            for subset in itertools.combinations(able, size):
+                whole = frozenset(subset)
+                if any(whole - {i} not in below for i in subset):
+                    continue
+                few = math.prod(len(options[i]) for i in subset) <= most_targets
+                if any(whole <= w for w in fooled) or not (few and _refuted(problem, subset, options, pairs)):
+                    level.add(whole)
+                else:
+                    refuted += 1
+            open_sets |= level
+    table = np.zeros((len(open_sets), members), dtype=np.bool_)
+    for row, subset in enumerate(sorted(open_sets, key=sorted)):
+        table[row, list(subset)] = True
+    return Possible(table, tuple(tuple(o) for o in options), refuted)
+
+
+def _refuted(
+    problem: Problem,
+    subset: tuple[int, ...],
+    options: list[list[int]],
+    pairs: dict[tuple[int, int, int, int], bool],
+) -> bool:
+    """Is there a λ against every way of fooling the subset?"""
+    proofs: list[Refutation] = []
+    if _fool(problem, subset, options, pairs, proofs) is not None:
+        return False
+    if all(_refutes(problem, proof) for proof in proofs):
+        return True
+    # A solver's word alone is no proof: forget it.
+    pairs.clear()
+    return False
+
+
+def problems(rec: nn.ModuleList, x: Tensor, y: Tensor, threat: Threat) -> Iterator[Problem]:
     """The linear problem of every input, in float64."""
     maps = [affine(member, x) for member in rec]
     weights, biases = np.stack([w for w, _ in maps]), np.stack([b for _, b in maps])
-    low, high = (v.double().flatten(1).numpy() for v in threat.interval(x))
-    inputs, radius = x.double().flatten(1).numpy(), threat.eps if threat.norm == "l2" else None
+    inputs, region = x.double().flatten(1).numpy(), Region.around(x.double(), threat)
     for j, label in enumerate(y.tolist()):
         z = weights @ inputs[j] + biases
         margins = z[:, [label]] - z
         margins[:, label] = np.inf
         gradients = weights[:, [label]] - weights
         # The largest logit anywhere in the cube: the scale on which verdicts tell a win from a tie.
-        largest = (np.abs(z) + np.abs(weights) @ np.maximum(high[j] - inputs[j], inputs[j] - low[j])).max(
-            axis=1
-        )
-        yield _Problem(
-            margins,
-            gradients,
-            low[j] - inputs[j],
-            high[j] - inputs[j],
-            radius,
-            _TAU * largest,
-        )
+        furthest = torch.maximum(region.high[j], -region.low[j]).numpy()
+        largest = (np.abs(z) + np.abs(weights) @ furthest).max(axis=1)
+        yield Problem(margins, gradients, region[j : j + 1], _TAU * largest)
 
 
-def _options(problem: _Problem, member: int, refutations: list[Refutation]) -> list[int]:
+def _options(problem: Problem, member: int, refutations: list[Refutation]) -> list[int]:
     """Classes that the member alone can be driven to; the others are refuted by λ = (1)."""
     found = []
     for target in range(problem.margins.shape[1]):
@@ -170,7 +261,7 @@ def _options(problem: _Problem, member: int, refutations: list[Refutation]) -> l
 
 
 def _fool(
-    problem: _Problem,
+    problem: Problem,
     subset: tuple[int, ...],
     options: list[list[int]],
     pairs: dict[tuple[int, int, int, int], bool],
@@ -195,7 +286,7 @@ def _fool(
 
 
 def _pair(
-    problem: _Problem,
+    problem: Problem,
     first: tuple[int, int],
     second: tuple[int, int],
     pairs: dict[tuple[int, int, int, int], bool],
@@ -211,19 +302,17 @@ def _pair(
     return pairs[key]
 
 
-def _solve(
-    problem: _Problem, subset: tuple[int, ...], targets: tuple[int, ...]
-) -> tuple[Array | None, Array]:
+def _solve(problem: Problem, subset: tuple[int, ...], targets: tuple[int, ...]) -> tuple[Array | None, Array]:
     """A feasible δ, or (None, λ)."""
     rows = list(subset)
     margins = problem.margins[rows, list(targets)] + problem.tau[rows]
     gradients = problem.gradients[rows, list(targets)]
-    if problem.radius is None:
+    if problem.region.radius is None:
         return _solve_box(margins, gradients, problem)
     return _solve_ball(margins, gradients, problem)
 
 
-def _solve_box(margins: Array, gradients: Array, problem: _Problem) -> tuple[Array | None, Array]:
+def _solve_box(margins: Array, gradients: Array, problem: Problem) -> tuple[Array | None, Array]:
     """linf: min t with m_i + w_i·δ ≤ s_i t; the LP's multipliers are λ."""
     scale = np.abs(gradients).sum(axis=1).clip(1e-30)
     d = gradients.shape[1]
@@ -242,9 +331,10 @@ def _solve_box(margins: Array, gradients: Array, problem: _Problem) -> tuple[Arr
     return None, weights / weights.sum()
 
 
-def _solve_ball(margins: Array, gradients: Array, problem: _Problem) -> tuple[Array | None, Array]:
+def _solve_ball(margins: Array, gradients: Array, problem: Problem) -> tuple[Array | None, Array]:
     """l2: the shortest δ with m + Wδ ≤ 0 inside the box (least distance programming by one NNLS)."""
-    assert problem.radius is not None
+    radius = problem.region.radius
+    assert radius is not None
     eye = np.eye(gradients.shape[1])
     bounded_low, bounded_high = np.isfinite(problem.low), np.isfinite(problem.high)
     g = np.vstack([-gradients, eye[bounded_low], -eye[bounded_high]])
@@ -260,32 +350,19 @@ def _solve_ball(margins: Array, gradients: Array, problem: _Problem) -> tuple[Ar
         return None, weights
     gap = system @ multipliers - goal
     delta = -gap[:-1] / gap[-1]
-    if np.linalg.norm(delta) <= problem.radius:
+    if np.linalg.norm(delta) <= radius:
         return np.clip(delta, problem.low, problem.high), weights
     return None, weights
 
 
-def _refutes(problem: _Problem, proof: Refutation) -> bool:
+def _refutes(problem: Problem, proof: Refutation) -> bool:
     """λ·(m + τ) + min_{δ∈D} (Σ λ_i w_i)·δ > 0, with nothing but arithmetic."""
     rows, targets, weights = list(proof.subset), list(proof.targets), proof.weights
     if len(weights) != len(rows) or (weights < 0).any() or abs(weights.sum() - 1) > 1e-9:
         return False
     slope = weights @ problem.gradients[rows, targets]
     offset = float(weights @ (problem.margins[rows, targets] + problem.tau[rows]))
-    return offset + _lowest(slope, problem) > 0
-
-
-def _lowest(slope: Array, problem: _Problem) -> float:
-    """A lower bound on min slope·δ over box and ball: for any μ ≥ 0, dualise the ball and minimise over the box."""
-    box = float(np.minimum(slope * problem.low, slope * problem.high).sum())
-    if problem.radius is None:
-        return box
-    best = max(box, -problem.radius * float(np.linalg.norm(slope)))
-    # μ/2(‖δ‖² − ε²) + slope·δ is separable over the box; every μ gives a valid bound, a grid finds a good one.
-    for mu in np.linalg.norm(slope) / problem.radius * np.geomspace(1e-3, 1.0, 200):
-        delta = np.clip(-slope / max(mu, 1e-30), problem.low, problem.high)
-        best = max(best, float(slope @ delta + mu / 2 * (delta @ delta - problem.radius**2)))
-    return best
+    return offset + float(problem.region.minimum(torch.from_numpy(slope).unsqueeze(0))) > 0
 
 
 def _covered(subset: tuple[int, ...], classes: list[list[int]], sound: list[Refutation]) -> bool:

@@ -12,50 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Domain", "Solution", "project_simplex", "solve_game"]
+from randens.threat import Region
 
-
-@dataclass(frozen=True)
-class Domain:
-    """Where δ may be: coordinates between low and high [k, d] and, for l2, ‖δ‖₂ ≤ radius."""
-
-    low: Tensor
-    high: Tensor
-    radius: float | None = None
-
-    def project(self, delta: Tensor) -> Tensor:
-        """Onto the box for linf; scaled onto the ball and clipped for l2."""
-        if self.radius is not None:
-            norm = torch.linalg.vector_norm(delta, dim=1, keepdim=True)
-            delta = delta * (self.radius / norm.clamp_min(self.radius))
-        return self._clip(delta)
-
-    def lowest(self, gradient: Tensor) -> Tensor:
-        """Where a linear function with this gradient [k, d] is smallest.
-
-        For l2 with a box the minimiser is clip(−s·g) with the s that uses up the ball: coordinates that hit the
-        box leave their share of the budget to the others. Found by bisection.
-        """
-        if self.radius is None:
-            return torch.where(gradient > 0, self.low, self.high)
-        unit = gradient / torch.linalg.vector_norm(gradient, dim=1, keepdim=True).clamp_min(1e-30)
-        short = torch.full_like(unit[:, :1], self.radius)
-        long = short / unit.abs().masked_fill(unit == 0, torch.inf).amin(dim=1, keepdim=True).clamp_min(1e-6)
-        for _ in range(40):
-            middle = (short * long).sqrt()
-            inside = torch.linalg.vector_norm(self._clip(-middle * unit), dim=1, keepdim=True) <= self.radius
-            short, long = torch.where(inside, middle, short), torch.where(inside, long, middle)
-        return self._clip(-short * unit)
-
-    def _clip(self, delta: Tensor) -> Tensor:
-        return torch.minimum(torch.maximum(delta, self.low), self.high)
-
-    def floor(self, gradient: Tensor) -> Tensor:
-        """A lower bound [k] on min_δ gradient·δ; exact for linf."""
-        in_box = torch.minimum(gradient * self.low, gradient * self.high).sum(dim=1)
-        if self.radius is None:
-            return in_box
-        return torch.maximum(in_box, -self.radius * torch.linalg.vector_norm(gradient, dim=1))
+__all__ = ["Solution", "project_simplex", "solve_game"]
 
 
 @dataclass(frozen=True)
@@ -81,7 +40,7 @@ def project_simplex(v: Tensor, support: Tensor) -> Tensor:
 
 
 def solve_game(
-    c: Tensor, a: Tensor, support: Tensor, domain: Domain, delta: Tensor, iterations: int
+    c: Tensor, a: Tensor, support: Tensor, domain: Region, delta: Tensor, iterations: int
 ) -> Solution:
     """Primal-dual iterations (Chambolle and Pock) from `delta`; c [k, T], a [k, T, d], support bool [k, T].
 
@@ -97,8 +56,7 @@ def solve_game(
     )
     if not len(several):
         return alone
-    part = Domain(domain.low[several], domain.high[several], domain.radius)
-    played = _play(c[several], matrix[several], support[several], part, delta[several], iterations)
+    played = _play(c[several], matrix[several], support[several], domain[several], delta[several], iterations)
     return Solution(
         alone.delta.index_copy(0, several, played.delta),
         alone.value.index_copy(0, several, played.value),
@@ -108,7 +66,7 @@ def solve_game(
 
 
 def _play(
-    c: Tensor, matrix: Tensor, support: Tensor, domain: Domain, delta: Tensor, iterations: int
+    c: Tensor, matrix: Tensor, support: Tensor, domain: Region, delta: Tensor, iterations: int
 ) -> Solution:
     """The iterations, for rows with several targets; `matrix` is zero outside `support`."""
     weights = support.to(c.dtype) / support.sum(dim=1, keepdim=True)
@@ -145,7 +103,7 @@ def _play(
     return Solution(best, best_value, floor, kept_weights)
 
 
-def _floor(c: Tensor, matrix: Tensor, support: Tensor, domain: Domain) -> Tensor:
+def _floor(c: Tensor, matrix: Tensor, support: Tensor, domain: Region) -> Tensor:
     """A lower bound on the game's value for single targets."""
     return c.masked_fill(~support, 0.0).sum(dim=1) + domain.floor(matrix.sum(dim=1))
 

@@ -13,8 +13,6 @@ For linear members the bounds are the margins themselves and nothing is lost: up
 from __future__ import annotations
 
 import copy
-import itertools
-import math
 import os
 import time
 from collections.abc import Sequence
@@ -34,11 +32,11 @@ from randens.ensemble import RandomizedEnsemble, evaluating
 from randens.errors import InputError, ModelError
 from randens.evaluation.inputs import Data, fingerprint, labelled
 from randens.evaluation.interval_bounds import propagate
-from randens.evaluation.linear_bounds import Region, crown
+from randens.evaluation.linear_bounds import crown
 from randens.files import write_json
 from randens.progress import Progress, silent
 from randens.risk import RiskProfile, Sampling, optimal_sampling
-from randens.threat import Threat
+from randens.threat import Region, Threat
 from randens.witness import WitnessPool
 
 __all__ = ["Certification", "certify"]
@@ -198,13 +196,15 @@ def certify(
         for j in range(len(x)):
             problem = _problem(parts, region, j)
             known = [] if pool is None else pool.fooled[pool.points == first + j].tolist()
-            possible, proofs, options = _possible(problem, known, joint and members <= _MOST_MEMBERS)
-            certified[first + j] = [not targets for targets in options]
-            refuted += proofs
-            points += [first + j] * len(possible)
-            sets += possible
+            left = exact.possible(
+                problem, known, joint=joint and members <= _MOST_MEMBERS, most_targets=_MOST_TARGETS
+            )
+            certified[first + j] = [not targets for targets in left.options]
+            refuted += left.refuted
+            points += [first + j] * len(left.sets)
+            sets.append(left.sets)
         report("certifying", rows.stop, len(inputs))
-    table = np.array(sets, dtype=np.bool_).reshape(len(sets), members)
+    table = np.concatenate(sets)
     if pool is not None:
         _consistent(pool, np.array(points, dtype=np.int64), table)
     clean = rec.errors(inputs.x.to(rec.device), inputs.y.to(rec.device)).cpu().numpy()
@@ -287,7 +287,7 @@ def _margins(
         return a
 
     lower = crown(network, x, rows, directions, bounds, widest=widest)
-    least = lower.value + region.lowest(lower.slopes, rows)
+    least = lower.value + region[rows].minimum(lower.slopes)
     reach = (
         (lower.slopes.abs() * torch.maximum(-region.low, region.high)[rows]).sum(dim=1).reshape(n, classes)
     )
@@ -325,7 +325,7 @@ def _refined(
             return a.reshape(-1, *shape[1:])
 
         lower = crown(network, x, rows, directions, finished, at=layer, widest=widest)
-        least = lower.value + region.lowest(lower.slopes, rows)
+        least = lower.value + region[rows].minimum(lower.slopes)
         # Outward by far more than float64 can be off.
         least = least - 1e-9 * (1 + least.abs())
         if sign > 0:
@@ -335,73 +335,14 @@ def _refined(
     return below.reshape(shape), above.reshape(shape)
 
 
-def _problem(parts: Sequence[_Margins], region: Region, j: int) -> exact._Problem:
+def _problem(parts: Sequence[_Margins], region: Region, j: int) -> exact.Problem:
     """The linear problem of one input, in the form of the exact attack: who can be fooled, and with whom?"""
-    return exact._Problem(
+    return exact.Problem(
         np.stack([part.value[j].numpy() for part in parts]),
         np.stack([part.slopes[j].numpy() for part in parts]),
-        region.low[j].numpy(),
-        region.high[j].numpy(),
-        region.radius,
+        region[j : j + 1],
         -np.array([float(part.slack[j]) for part in parts]),
     )
-
-
-def _possible(
-    problem: exact._Problem, known: Sequence[Sequence[bool]], joint: bool
-) -> tuple[list[NDArray[np.bool_]], int, list[list[int]]]:
-    """Sets of members that may be fooled together (all maximal ones among them), how many were refuted, and the
-    classes each member may be driven to. `known` are sets that a witness fools: nothing is left to refute there."""
-    members = len(problem.margins)
-    options = [exact._options(problem, i, []) for i in range(members)]
-    able = [i for i in range(members) if options[i]]
-    if not joint:
-        return ([_row(able, members)] if able else []), 0, options
-    fooled = [frozenset(np.flatnonzero(row).tolist()) for row in known]
-    possible = {frozenset({i}) for i in able}
-    found = list(possible)
-    pairs: dict[tuple[int, int, int, int], bool] = {}
-    refuted = 0
-    for size in range(2, len(able) + 1):
-        level = set()
-        for subset in itertools.combinations(able, size):
-            whole = frozenset(subset)
-            if any(whole - {i} not in possible for i in subset):
-                continue
-            if any(whole <= witness for witness in fooled) or not _refuted(problem, subset, options, pairs):
-                level.add(whole)
-            else:
-                refuted += 1
-        if not level:
-            break
-        possible = level
-        found += list(level)
-    return [_row(subset, members) for subset in found], refuted, options
-
-
-def _refuted(
-    problem: exact._Problem,
-    subset: tuple[int, ...],
-    options: list[list[int]],
-    pairs: dict[tuple[int, int, int, int], bool],
-) -> bool:
-    """Is there a λ against every way of fooling the subset? Each is checked by arithmetic alone."""
-    if math.prod(len(options[i]) for i in subset) > _MOST_TARGETS:
-        return False
-    proofs: list[exact.Refutation] = []
-    if exact._fool(problem, subset, options, pairs, proofs) is not None:
-        return False
-    if all(exact._refutes(problem, proof) for proof in proofs):
-        return True
-    # A solver's word alone is no proof: forget it.
-    pairs.clear()
-    return False
-
-
-def _row(subset: Sequence[int] | frozenset[int], members: int) -> NDArray[np.bool_]:
-    row = np.zeros(members, dtype=np.bool_)
-    row[list(subset)] = True
-    return row
 
 
 def _consistent(pool: WitnessPool, points: NDArray[np.int64], sets: NDArray[np.bool_]) -> None:

@@ -21,49 +21,11 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from randens.threat import Threat
-
-__all__ = ["Lower", "Region", "crown"]
+__all__ = ["Lower", "crown"]
 
 Bounds = Sequence[tuple[Tensor, Tensor]]
 
 _ROWS = 1 << 21  # numbers per layer and pass: keeps the working set in the cache
-
-
-@dataclass(frozen=True)
-class Region:
-    """Where δ may lie for each of n inputs: low ≤ δ ≤ high [n, d], and ‖δ‖₂ ≤ radius if there is one."""
-
-    low: Tensor
-    high: Tensor
-    radius: float | None
-
-    @staticmethod
-    def around(x: Tensor, threat: Threat) -> Region:
-        """The perturbation set of `threat` at inputs x, in float64."""
-        flat = x.double().flatten(1)
-        low, high = torch.full_like(flat, -threat.eps), torch.full_like(flat, threat.eps)
-        if threat.bounds is not None:
-            low = torch.maximum(low, threat.bounds[0] - flat).clamp(max=0.0)
-            high = torch.minimum(high, threat.bounds[1] - flat).clamp(min=0.0)
-        return Region(low, high, threat.eps if threat.norm == "l2" else None)
-
-    def lowest(self, slopes: Tensor, rows: Tensor) -> Tensor:
-        """A lower bound on min slope·δ [R] for slopes [R, d] at inputs `rows`; the minimum itself in linf."""
-        low, high = self.low[rows], self.high[rows]
-        box = torch.minimum(slopes * low, slopes * high).sum(dim=1)
-        if self.radius is None:
-            return box
-        norms = torch.linalg.vector_norm(slopes, dim=1)
-        best = torch.maximum(box, -self.radius * norms)
-        # Every multiplier μ of the ball gives a valid bound, separable over the box; a few find a good one.
-        for share in torch.logspace(-3, 0, 25, dtype=torch.float64).tolist():
-            mu = (share * norms / self.radius).clamp_min(1e-30).unsqueeze(1)
-            delta = torch.clamp(-slopes / mu, low, high)
-            value = (slopes * delta).sum(dim=1)
-            value = value + (mu.squeeze(1) / 2) * (delta.square().sum(dim=1) - self.radius**2)
-            best = torch.maximum(best, value)
-        return best
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from randens.evaluation.inputs import fingerprint
 from randens.evaluation.results import Accuracy, Evaluation
 from randens.evaluation.sampling import optimize_sampling
 from randens.evaluation.subject import open_subject
-from randens.files import read_json, sha256, write_json
+from randens.files import document_checksum, read_json, write_json
 from randens.progress import Progress, silent
 from randens.runs import Run
 from randens.threat import Threat
@@ -109,7 +109,7 @@ def measured(run: Run, settings: Settings) -> Measured | None:
         return None
     if not isinstance(document, dict) or document.get("format") != _FORMAT:
         raise FileError(f"{path} is not a document of format {_FORMAT}")
-    if document.get("checksum") != _checksum(document):
+    if document.get("checksum") != document_checksum(document):
         raise FileError(f"{path} does not match its checksum; it was altered or damaged")
     if document["settings"] != asdict(settings):
         return None
@@ -135,7 +135,7 @@ def measure(run: Run, settings: Settings, progress: Progress | None = None) -> M
         "probs": subject.rec.probs.tolist(),
         "measured": found.to_json(),
     }
-    write_json(run.path / _FILE, {**document, "checksum": _checksum(document)})
+    write_json(run.path / _FILE, {**document, "checksum": document_checksum(document)})
     return found
 
 
@@ -269,8 +269,3 @@ def _pair(accuracy: Accuracy) -> Pair:
 
 def _tuples(value: Any) -> Any:
     return tuple(_tuples(part) for part in value) if isinstance(value, list) else value
-
-
-def _checksum(document: Mapping[str, Any]) -> str:
-    content = {key: part for key, part in document.items() if key != "checksum"}
-    return sha256(json.dumps(content, sort_keys=True, ensure_ascii=True, allow_nan=False).encode())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from randens.ensemble import RandomizedEnsemble, check_probs
 from randens.errors import FileError, InputError
 from randens.evaluation.inputs import fingerprint
 from randens.evaluation.intervals import Estimate, estimate
-from randens.files import read_json, sha256, write_json
+from randens.files import document_checksum, read_json, write_json
 from randens.risk import Bounds, RiskProfile, RuleOfThumb, bounds, rule_of_thumb
 from randens.risk.two import Theorem1Test, theorem1_test, two_classifiers
 from randens.threat import Threat
@@ -283,7 +282,7 @@ class Evaluation:
             "profile": self.profile.to_json(),
             "points": _points_to_json(self.points),
         }
-        return {**document, "checksum": _checksum(document)}
+        return {**document, "checksum": document_checksum(document)}
 
     def summary(self) -> dict[str, Any]:
         """The numbers that follow from the verdicts, as plain values."""
@@ -326,7 +325,7 @@ class Evaluation:
         if not isinstance(value, Mapping) or value.get("format") != _FORMAT:
             raise InputError(f"the evaluation is not a document of format {_FORMAT}")
         document = {key: part for key, part in value.items() if key != "checksum"}
-        if value.get("checksum") != _checksum(document):
+        if value.get("checksum") != document_checksum(document):
             raise InputError("the evaluation does not match its checksum; it was altered or damaged")
         members = len(document["probs"])
         return Evaluation(
@@ -353,10 +352,6 @@ class Evaluation:
 def _keys(accuracies: NDArray[np.float64]) -> NDArray[np.float64]:
     """Sums of probabilities differ in their last bits by the order of adding; twelve digits tell them apart."""
     return np.asarray(np.round(accuracies, 12) + 0.0)
-
-
-def _checksum(document: Mapping[str, Any]) -> str:
-    return sha256(json.dumps(document, sort_keys=True, ensure_ascii=True, allow_nan=False).encode())
 
 
 def _points_to_json(points: Points) -> dict[str, Any]:

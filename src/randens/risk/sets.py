@@ -17,6 +17,7 @@ __all__ = [
     "Masks",
     "group",
     "maximal",
+    "maximal_rows",
     "pack",
     "segment_argmax",
     "unpack",
@@ -68,26 +69,39 @@ def segment_argmax(values: NDArray[Any], starts: NDArray[np.int64]) -> tuple[NDA
     return best, rows[np.searchsorted(rows, starts[:-1])]
 
 
-def maximal(points: NDArray[np.int64], masks: Masks, n: int) -> tuple[NDArray[np.int64], Masks]:
-    """Per point, the sets that no other set of that point contains; a point without sets gets the empty one.
+def maximal_rows(
+    points: NDArray[np.int64], bits: NDArray[np.uint8], first: NDArray[np.int64] | None = None
+) -> NDArray[np.int64]:
+    """Rows of the sets that no other set of their point contains, ascending; of equal sets the first one.
 
-    Every round takes the largest remaining set of each point, which nothing left can contain, and strikes out
-    its subsets: as many rounds as the largest antichain has sets. Returned sorted by point, then by mask.
+    bits [k, W] are the sets, eight members to a byte. Every round takes the largest remaining set of each point, which
+    nothing left can contain, and strikes out its subsets: as many rounds as the largest antichain has sets. The
+    empty set says nothing and is never kept. `first` [k] ranks equal sets (default: by row).
     """
-    points = np.concatenate([points, np.arange(n, dtype=np.int64)])
-    masks = np.concatenate([masks, np.zeros(n, dtype=np.uint64)])
-    sizes = weigh(masks, np.ones(MAX_MEMBERS, dtype=np.int64))
-    order = np.lexsort((masks, -sizes, points))
-    points, masks = points[order], masks[order]
-    kept_points, kept_masks = [], []
-    while len(points):
-        first = np.concatenate([[True], points[1:] != points[:-1]])
-        kept_points.append(points[first])
-        kept_masks.append(masks[first])
-        leader = masks[first][np.cumsum(first) - 1]
-        left = (masks & leader) != masks
-        points, masks = points[left], masks[left]
-    points, masks = np.concatenate(kept_points), np.concatenate(kept_masks)
+    rank = np.arange(len(points)) if first is None else first
+    sizes = _BYTE_BITS.sum(axis=1)[bits].sum(axis=1)
+    order = np.lexsort((rank, -sizes, points))
+    order = order[sizes[order] > 0]
+    kept = []
+    while len(order):
+        mine, sets = points[order], bits[order]
+        leads = np.concatenate([[True], mine[1:] != mine[:-1]])
+        kept.append(order[leads])
+        leader = sets[leads][np.cumsum(leads) - 1]
+        order = order[((sets & leader) != sets).any(axis=1)]
+    return np.sort(np.concatenate(kept)) if kept else np.zeros(0, dtype=np.int64)
+
+
+def maximal(points: NDArray[np.int64], masks: Masks, n: int) -> tuple[NDArray[np.int64], Masks]:
+    """Per point, the sets that no other set of that point contains, sorted by point, then by mask.
+
+    A point without sets gets the empty one.
+    """
+    octets = np.ascontiguousarray(masks, dtype="<u8").view(np.uint8).reshape(-1, 8)
+    rows = maximal_rows(points, octets)
+    left_out = np.setdiff1d(np.arange(n, dtype=np.int64), points[rows])
+    points = np.concatenate([points[rows], left_out])
+    masks = np.concatenate([masks[rows], np.zeros(len(left_out), dtype=np.uint64)])
     order = np.lexsort((masks, points))
     return points[order], masks[order]
 
