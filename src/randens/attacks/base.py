@@ -67,10 +67,17 @@ class Attack:
 
     name: ClassVar[str] = ""
     exact: ClassVar[bool] = False  # true only where the optimum is proven
+    norms: ClassVar[tuple[str, ...]] = ("linf", "l2", "l1")  # balls that the attack can search
 
     def __post_init__(self) -> None:
         if not isinstance(self.threat, Threat):
             raise InputError(f"threat is {self.threat!r}; give a Threat, e.g. Threat('linf', 8/255)")
+        for part in self.threat.parts:
+            if part.norm not in self.norms:
+                able = ", ".join(name for name in names() if part.norm in _REGISTRY[name].norms)
+                raise InputError(
+                    f"attack {self.name!r} cannot search the norm {part.norm}; attacks that can: {able}"
+                )
         for option in (
             "restarts",
             "batch_size",
@@ -146,6 +153,9 @@ class Attack:
         prepared: GradientMembers | None = None,
     ) -> Found:
         """Attack one batch; `number` is its position in the data set and decides its random numbers."""
+        if len(self.threat.parts) > 1:
+            each = [dataclasses.replace(self, threat=part) for part in self.threat.parts]
+            return _pooled([one.attack_batch(rec, x, y, number, prepared) for one in each])
         s = Search(
             rec,
             x,
@@ -225,6 +235,24 @@ def join(parts: Iterable[Found]) -> Found:
         WitnessPool.concat([f.pool for f in found]),
         cost,
         tuple(s for f in found for s in f.sources),
+        _flags([(len(f.risk), f.flags) for f in found]),
+    )
+
+
+def _pooled(found: list[Found]) -> Found:
+    """Results on the same inputs, in the parts of a union of sets, as one: the worst for every input, all witnesses."""
+    worst = torch.stack([f.risk for f in found]).argmax(dim=0).tolist()
+    pool, cost = found[0].pool, found[0].cost
+    for part in found[1:]:
+        pool, cost = pool.merge(part.pool), cost + part.cost
+    return Found(
+        torch.stack([found[k].x_adv[row] for row, k in enumerate(worst)]),
+        torch.stack([found[k].errors[row] for row, k in enumerate(worst)]),
+        torch.stack([found[k].risk[row] for row, k in enumerate(worst)]),
+        found[0].clean_errors,
+        pool,
+        cost,
+        tuple(found[k].sources[row] for row, k in enumerate(worst)),
         _flags([(len(f.risk), f.flags) for f in found]),
     )
 

@@ -32,8 +32,8 @@ def ascend(s: Search, loss: Loss, *, steps: int, step: float, members: Sequence[
     for _ in range(steps):
         if not len(rows):
             return
-        direction = s.threat.steepest(s.gradient(rows, point[rows], loss, members))
-        point[rows] = s.project(rows, point[rows] + step * s.threat.eps * direction)
+        gradient = s.gradient(rows, point[rows], loss, members)
+        point[rows] = s.project(rows, s.threat.step(point[rows], gradient, step * s.threat.eps))
         rows = _open(s, members)
     s.judge(rows, point[rows])
 
@@ -82,8 +82,7 @@ def ascend_adaptively(s: Search, loss: Loss, *, steps: int, members: Sequence[in
             checked_loss, last_check = best_loss.clone(), k
             risen.zero_()
         here, before = point[rows], previous[rows]
-        stride = (size[rows] * s.threat.eps).reshape(shape)
-        target = s.project(rows, here + stride * s.threat.steepest(gradient))
+        target = s.project(rows, s.threat.step(here, gradient, size[rows] * s.threat.eps))
         if k:
             target = s.project(rows, here + 0.75 * (target - here) + 0.25 * (here - before))
         previous[rows] = here

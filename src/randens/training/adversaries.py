@@ -107,17 +107,17 @@ class Adversary(ABC):
         """Member passes, forward and as many backward, per image."""
         return victims * (self.gradients + (self.level == "kl"))
 
-    def climb(self, victims: Victims, start: Start) -> Callable[[Tensor], Tensor]:
-        """The steepest direction of the objective at a point."""
+    def climb(self, victims: Victims, start: Start) -> Callable[[Tensor, float], Tensor]:
+        """The steepest step of a given length from a point (not yet projected)."""
         objective = self._objective(victims, start)
 
-        def direction(point: Tensor) -> Tensor:
+        def moved(point: Tensor, length: float) -> Tensor:
             with torch.enable_grad():
                 variable = point.detach().requires_grad_()
                 (gradient,) = torch.autograd.grad(objective(victims.logits(variable)).sum(), variable)
-            return self.threat.steepest(gradient)
+            return self.threat.step(point, gradient, length)
 
-        return direction
+        return moved
 
     def _objective(self, victims: Victims, start: Start) -> Objective:
         """What is climbed, as a function of the members' logits; "kl" is TRADES's Σ α_i KL(f_i(x) ‖ f_i(x'))."""
@@ -146,10 +146,10 @@ class PGD(Adversary):
         return self.steps
 
     def craft(self, victims: Victims, start: Start) -> Tensor:
-        direction, onto = self.climb(victims, start), _projection(self.threat, start.x)
+        moved, onto = self.climb(victims, start), _projection(self.threat, start.x)
         point = start.point
         for _ in range(self.steps):
-            point = onto(point + self.step * direction(point))
+            point = onto(moved(point, self.step))
         return point
 
 
@@ -160,8 +160,7 @@ class FGSMRS(Adversary):
     step: float
 
     def craft(self, victims: Victims, start: Start) -> Tensor:
-        direction = self.climb(victims, start)
-        return self.threat.project(start.point + self.step * direction(start.point), start.x)
+        return self.threat.project(self.climb(victims, start)(start.point, self.step), start.x)
 
 
 @dataclass(frozen=True)
@@ -179,8 +178,7 @@ class NFGSM(Adversary):
         return self.noise
 
     def craft(self, victims: Victims, start: Start) -> Tensor:
-        direction = self.climb(victims, start)
-        point = start.point + self.step * direction(start.point)
+        point = self.climb(victims, start)(start.point, self.step)
         return point if self.threat.bounds is None else point.clamp(*self.threat.bounds)
 
 

@@ -76,7 +76,7 @@ class DataPart(_Part):
 class ThreatPart(_Part):
     """What the adversary may do; see `randens.Threat`."""
 
-    norm: Literal["linf", "l2"] = "linf"
+    norm: Literal["linf", "l2", "l1"] = "linf"
     eps: Positive
     bounded: bool = True
 
