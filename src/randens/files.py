@@ -7,12 +7,22 @@ import hashlib
 import json
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from randens.errors import FileError, InputError
 
-__all__ = ["data_folder", "new_folder", "read_json", "sha256", "write_atomic", "write_json"]
+__all__ = [
+    "data_folder",
+    "document_checksum",
+    "new_folder",
+    "read_json",
+    "sha256",
+    "tensor_checksum",
+    "write_atomic",
+    "write_json",
+]
 
 
 def data_folder(folder: str | os.PathLike[str] | None = None) -> Path:
@@ -79,6 +89,55 @@ def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
+def document_checksum(document: Mapping[str, Any]) -> str:
+    """SHA-256 of a JSON document, of everything in it except its own entry "checksum".
+
+    Parameters
+    ----------
+    document : mapping
+        Plain JSON values with string keys. The order of the keys does not matter.
+
+    Returns
+    -------
+    str
+        64 hexadecimal digits.
+    """
+    content = {key: value for key, value in document.items() if key != "checksum"}
+    try:
+        text = json.dumps(content, sort_keys=True, ensure_ascii=True, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"the document has no checksum: its content is not JSON ({error})") from error
+    return sha256(text.encode())
+
+
+def tensor_checksum(tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> str:
+    """SHA-256 of everything that a reader of a tensor file sees: names, dtypes, shapes, metadata and bytes.
+
+    A header of all names, dtypes, shapes and sizes comes first, so that no two different contents give the same
+    stream of bytes. Equal NumPy arrays and torch tensors have equal checksums.
+
+    Parameters
+    ----------
+    tensors : mapping of name to array
+        NumPy arrays or torch tensors of any shape, dtype and device.
+    metadata : mapping of str to str, optional
+        The file's metadata. Its entry "checksum" is left out, because it holds the result.
+
+    Returns
+    -------
+    str
+        64 hexadecimal digits.
+    """
+    notes = {key: value for key, value in (metadata or {}).items() if key != "checksum"}
+    names = sorted(tensors)
+    raw = [_raw(tensors[name]) for name in names]
+    header = [[name, *described] for name, (described, _) in zip(names, raw, strict=True)]
+    digest = hashlib.sha256(json.dumps([notes, header], sort_keys=True, ensure_ascii=True).encode())
+    for _, content in raw:
+        digest.update(content)
+    return digest.hexdigest()
+
+
 def new_folder(path: str | os.PathLike[str]) -> Path:
     """Create a folder that did not exist before; a second run never overwrites a first one silently."""
     folder = Path(path)
@@ -89,6 +148,23 @@ def new_folder(path: str | os.PathLike[str]) -> Path:
     except OSError as error:
         raise FileError(f"cannot create {folder}: {error.strerror or error}") from error
     return folder
+
+
+def _raw(tensor: Any) -> tuple[tuple[str, list[int], int], Any]:
+    """dtype, shape and size of an array in bytes; and a flat view of its bytes, little-endian, in C order."""
+    # Neither is needed to write and read JSON.
+    import numpy as np
+
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if isinstance(tensor, np.ndarray):
+        flat = np.ascontiguousarray(tensor).reshape(-1)
+        dtype, flat = flat.dtype.newbyteorder("=").name, flat.astype(flat.dtype.newbyteorder("<"), copy=False)
+        content = flat.view(np.uint8)
+    else:
+        import torch
+
+        content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return (dtype, list(tensor.shape), int(content.size)), content
 
 
 def _umask() -> int:
