@@ -41,8 +41,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "data": {"name": "digits"},
         "threat": {"norm": "linf", "eps": 0.15},
         "warmup": 0,
-        "seeds": (0, 1, 2),
-        "sizes": (2, 4),
+        "seeds": {2: (0, 1, 2), 4: (0,)},
         "rules": ("printed", "floor", "released"),
         "images": None,
         "held": None,
@@ -55,8 +54,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "data": {"name": "cifar10", "crop_padding": 4, "flip": True},
         "threat": {"norm": "linf", "eps": "4/255"},
         "warmup": 4,
-        "seeds": (0,),
-        "sizes": (2,),
+        "seeds": {2: (0,)},
         "rules": ("printed", "released"),
         "images": 2000,
         "held": 400,
@@ -80,7 +78,13 @@ def recipe(data: str, method: str, members: int, seed: int, rule: str, first: Pa
             "model": settings["model"],
             "data": settings["data"],
             "threat": settings["threat"],
-            "adversary": {"name": "pgd", "steps": 10, "loss": "mce", "start": 0.5, "warmup": settings["warmup"]},
+            "adversary": {
+                "name": "pgd",
+                "steps": 10,
+                "loss": "mce",
+                "start": 0.5,
+                "warmup": settings["warmup"],
+            },
             "optimizer": {"lr": 0.1},
             "schedule": {"name": "steps", "milestones": [epochs // 2, 3 * epochs // 4], "factor": 0.1},
             "sampling": {"method": "osp", "every": epochs // 10, "attack": "arc-r", **RULES[rule]},
@@ -95,16 +99,16 @@ def run(data: str, folder: Path) -> None:
     whole, held = (randens.data.load(data, split) for split in ("train", "validation"))
     if settings["images"] is not None:
         whole = _first(whole, settings["images"])
-    for seed in settings["seeds"]:
+    wanted = [(members, seed) for members, seeds in settings["seeds"].items() for seed in seeds]
+    for members, seed in wanted:
         first = folder / f"{data}-at-{seed}"
         train(recipe(data, "at", 1, seed, "printed", None), first, data=(whole, held))
-        for members in settings["sizes"]:
-            for rule in settings["rules"]:
-                place = folder / f"{data}-{rule}-{members}-{seed}"
-                train(recipe(data, "barre", members, seed, rule, first), place, data=(whole, held))
-                if not (place / "rule.json").exists():
-                    measured = {"data": data, "rule": rule, "members": members, "seed": seed}
-                    Run.open(place).write("rule", {**measured, **_measure(place, data)})
+        for rule in settings["rules"]:
+            place = folder / f"{data}-{rule}-{members}-{seed}"
+            train(recipe(data, "barre", members, seed, rule, first), place, data=(whole, held))
+            if not (place / "rule.json").exists():
+                measured = {"data": data, "rule": rule, "members": members, "seed": seed}
+                Run.open(place).write("rule", {**measured, **_measure(place, data)})
 
 
 def _first(data: ImageData, count: int) -> ImageData:
@@ -149,7 +153,7 @@ def table() -> str:
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for data in SETTINGS:
-        for members in SETTINGS[data]["sizes"]:
+        for members in SETTINGS[data]["seeds"]:
             for rule in RULES:
                 runs = [r for r in content if (r["data"], r["members"], r["rule"]) == (data, members, rule)]
                 if not runs:
