@@ -1,4 +1,4 @@
-"""l1 balls in the box, l0 sets and unions: legal in exact arithmetic, nearest points nearest, steepest steps steepest."""
+"""l1 balls in the box, l0 sets and unions: legal in exact arithmetic, projections nearest, steps steepest."""
 
 from __future__ import annotations
 
