@@ -18,6 +18,7 @@ from randens.runs import Run
 from randens.training import engine as engine_module
 from randens.training import load_recipe, train
 from randens.training import osp as osp_module
+from randens.training import validation as validation_module
 from randens.training.adversaries import PGD, Start, Victims, adversary
 from randens.training.distributed import workers
 from randens.training.folder import open_folder
@@ -97,6 +98,31 @@ def test_up_to_three_members_the_candidates_are_attacked(
     np.testing.assert_allclose(tried, expected)
     profile = _pool(members).profile()
     assert profile.risk(found.probs) == min(profile.risk(c) for c in expected)
+
+
+def test_the_papers_search_on_the_pool_is_no_exact_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one iteration Algorithm 1 returns its start, wherever the optimum is."""
+    rec, tried = _played(monkeypatch, 4)
+    monkeypatch.setattr(validation_module, "attacked", osp_module.attacked)
+    x, y = torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64)
+    attack = attacks.create("fgsm", Threat("l2", 1.0))
+    with workers("cpu") as crew:
+        one = validation_module.choose(rec, x, y, attack, SamplingPart(method="paper", iterations=1), crew)
+        best = validation_module.choose(rec, x, y, attack, SamplingPart(method="exact"), crew)
+    assert one.probs.tolist() == [0.25] * 4
+    assert best.verdict.risk < one.verdict.risk
+    assert len(tried) >= 3
+
+
+def test_of_equal_checkpoints_the_last_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def verdict(*_: object) -> Verdict:
+        pool = WitnessPool(10, 1, np.arange(4), np.ones((4, 1), dtype=bool))
+        return Verdict(0.1, 0.4, pool, np.zeros(1), 0, 0)
+
+    monkeypatch.setattr(engine_module, "attacked", verdict)
+    train(small(epochs=3), tmp_path / "run")
+    lines = Run.open(tmp_path / "run").metrics()
+    assert next(line for line in lines if line["event"] == "member")["best_epoch"] == 3
 
 
 def test_epochs_of_a_member_are_compared_by_one_attack_at_the_alpha_in_force(

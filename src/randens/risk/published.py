@@ -157,8 +157,8 @@ def _weaker(reported: Reported) -> list[str]:
             best = min(inside, key=lambda a: a.robust)
             found.append(
                 f"{wide.name} ({wide.norm}, ε = {wide.eps:.4g}) leaves {wide.robust:.2%}, yet {best.name} in a set "
-                f"that lies inside ({best.norm}, ε = {best.eps:.4g}) leaves {best.robust:.2%}: {wide.name} is weak, and "
-                f"misses at least {100 * (wide.robust - best.robust):.2f} points of what its own set holds"
+                f"that lies inside ({best.norm}, ε = {best.eps:.4g}) leaves {best.robust:.2%}: {wide.name} is weak, "
+                f"and misses at least {100 * (wide.robust - best.robust):.2f} points of what its own set holds"
             )
     return found
 
