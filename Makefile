@@ -20,7 +20,7 @@ DIGITS := tests/attacks tests/evaluation tests/training tests/docs/test_drawings
   tests/docs/test_site.py::test_the_figures_are_those_of_the_code tests/benchmarks/test_page.py
 PYTEST := $(BIN)/python -m pytest -q
 
-.PHONY: help quickstart test lint types rooms pytest slow portable portable-short pythons docs bench bench-docs clean
+.PHONY: help quickstart test lint types rooms pytest slow portable portable-short pythons mutants docs bench bench-docs clean
 
 help:
 	@echo "make quickstart   train, attack and explain a randomized ensemble, in minutes"
@@ -28,6 +28,7 @@ help:
 	@echo "make slow         the tests that take long, before a release"
 	@echo "make portable     the tests as on an older processor, on one with AVX2, and on this one with two threads"
 	@echo "make pythons      what needs no torch, on every Python from 3.10 to 3.13 that is installed"
+	@echo "make mutants      hand-made faults in a copy of the package, and whether the tests notice them"
 	@echo "make docs         the documentation as a site, into site/"
 	@echo "make bench        ratios against peers and against the limit; ARGS='--quick' for a short run"
 	@echo "make bench-docs   docs/benchmarks.md and its plots from benchmarks/results.json"
@@ -66,6 +67,9 @@ pythons:
 	.ci/pythons
 
 # Warnings are errors (never with --quiet, which drops them uncounted). The variable silences a notice about the builder's successor, which is no warning.
+mutants: $(VENV)/installed-dev
+	$(ONE_THREAD) $(BIN)/python -m tests.mutation.run
+
 docs: $(VENV)/installed-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "The site is in site/: open site/index.html."

@@ -131,7 +131,7 @@ def test_neither_generators_nor_modes_are_touched(kind: str) -> None:
     torch.manual_seed(11)
     before = torch.get_rng_state()
     modes = [m.training for m in random.modules()]
-    attacks.create("apgd-margin", THREAT, steps=2)(random, x, y)
+    attacks.create("adaptive-pgd-margin", THREAT, steps=2)(random, x, y)
     random(x)
     assert torch.equal(torch.get_rng_state(), before)
     assert [m.training for m in random.modules()] == modes
@@ -148,7 +148,7 @@ def test_layers_named_active_stay_random_in_eval_mode() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["eot", "apgd-s", "saddle", "arc-r"])
+@pytest.mark.parametrize("name", ["eot", "adaptive-pgd-s", "saddle", "arc-r"])
 def test_attacks_take_a_random_model_and_report_its_frozen_draws(kind: str, name: str) -> None:
     x, y = inputs()
     random = model(kind)

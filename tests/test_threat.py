@@ -16,7 +16,7 @@ from randens import Threat
 from randens.errors import InputError
 from randens.threat import Region
 
-NORMS = ("linf", "l2")
+NORMS = ("linf", "l2", "l1")
 norms = st.sampled_from(NORMS)
 radii = st.floats(1e-3, 1.0)
 seeds = st.integers(0, 10_000)
@@ -127,7 +127,7 @@ def test_bad_boxes_are_named(bounds: object) -> None:
 
 
 def test_unknown_norms_name_the_closest() -> None:
-    with pytest.raises(InputError, match="unknown norm 'l3'; valid: l2, linf"):
+    with pytest.raises(InputError, match="unknown norm 'l3'; valid: l2, l1, l0, linf"):
         Threat("l3", 1)
 
 

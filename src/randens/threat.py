@@ -1,4 +1,4 @@
-"""What the adversary may do: the perturbation set S = {δ : ‖δ‖_p ≤ ε, x + δ in the box}."""
+"""What the adversary may do: the perturbation set S = {δ : ‖δ‖_p ≤ ε, x + δ in the box}, or a union of such sets."""
 
 from __future__ import annotations
 
@@ -18,8 +18,16 @@ from randens.errors import InputError, RandensWarning, unknown
 
 __all__ = ["Region", "Threat", "grid", "norm_name", "number"]
 
-_NORMS = {"linf": (math.inf, 1.0), "l2": (2.0, 2.0)}
-_SPELLINGS = {"inf": "linf", "infinity": "linf", "max": "linf", "2": "l2", "euclidean": "l2", "1": "l1"}
+_NORMS = {"linf": (math.inf, 1.0), "l2": (2.0, 2.0), "l1": (1.0, math.inf), "l0": (0.0, math.nan)}
+_SPELLINGS = {
+    "inf": "linf",
+    "infinity": "linf",
+    "max": "linf",
+    "2": "l2",
+    "euclidean": "l2",
+    "1": "l1",
+    "0": "l0",
+}
 
 
 def norm_name(norm: object) -> str:
@@ -132,13 +140,16 @@ class Threat:
     Parameters
     ----------
     norm : str or float
-        ``"linf"`` or ``"l2"``, in any usual spelling (``"Linf"``, ``numpy.inf``, ``2``).
+        ``"linf"``, ``"l2"``, ``"l1"`` or ``"l0"``, in any usual spelling (``"Linf"``, ``numpy.inf``, ``2``).
     eps : float or str
         The radius, also as a fraction such as ``"8/255"``. In linf, more than half the width of the box warns and
-        more than its whole width is refused: that is ε in 0..255 for images in [0, 1].
+        more than its whole width is refused: that is ε in 0..255 for images in [0, 1]. In l0, how many pixels (all
+        channels of one count once) or features may change; that set needs `bounds`.
     bounds : (float, float) or None
         The smallest and largest valid input value; None leaves inputs unbounded (tabular features). The default
         fits images with values in [0, 1].
+
+    `Threat.union` joins several sets.
 
     Examples
     --------
@@ -158,6 +169,11 @@ class Threat:
         object.__setattr__(self, "eps", number("eps", self.eps))
         if not (math.isfinite(self.eps) and self.eps > 0):
             raise InputError(f"eps is {self.eps!r}; it must be finite and > 0, e.g. 8/255")
+        if self.norm == "l0" and (self.eps != int(self.eps) or self.bounds is None):
+            raise InputError(
+                f"eps is {self.eps:g} and bounds is {self.bounds}; norm 'l0' takes a whole number of pixels or "
+                "features that may change, and bounds"
+            )
         if self.bounds is not None:
             try:
                 low, high = (float(b) for b in self.bounds)
@@ -188,13 +204,34 @@ class Threat:
 
     @property
     def p(self) -> float:
-        """The norm's exponent: inf or 2."""
+        """The norm's exponent: inf, 2, 1 or 0."""
         return _NORMS[self.norm][0]
 
     @property
     def q(self) -> float:
-        """The dual exponent, 1/p + 1/q = 1: 1 or 2."""
+        """The dual exponent, 1/p + 1/q = 1: 1, 2 or inf (l0 has none)."""
         return _NORMS[self.norm][1]
+
+    @property
+    def parts(self) -> tuple[Threat, ...]:
+        """The balls that the set is a union of; usually one."""
+        return (self,)
+
+    @staticmethod
+    def union(*parts: Threat) -> Threat:
+        """The union of several sets: the attacker chooses one of them for every input.
+
+        Proposition 1 holds for any closed and bounded set, so profiles, bounds and sampling need nothing new: a
+        fooled set is reachable in the union iff it is in one of the parts.
+        """
+        return UnionThreat.of(*parts)
+
+    def l2_radius(self, dimension: int) -> float:
+        """The largest l2 norm of a perturbation of `dimension` coordinates (before the box)."""
+        if self.norm == "l0":
+            assert self.bounds is not None
+            return (self.bounds[1] - self.bounds[0]) * math.sqrt(min(self.eps, dimension))
+        return self.eps * math.sqrt(dimension) if self.norm == "linf" else self.eps
 
     def scaled(self, factor: float) -> Threat:
         """The same threat with `factor` times the radius."""
@@ -209,8 +246,12 @@ class Threat:
     def contains(self, x_adv: Tensor, x: Tensor) -> Tensor:
         """Bool [n]: which perturbed inputs are legal, judged in float64 without any tolerance."""
         delta = (x_adv.double() - x.double()).flatten(1)
-        legal = torch.linalg.vector_norm(delta, self.p, dim=1) <= self.eps if delta.shape[1] else None
-        legal = torch.ones(len(x), dtype=torch.bool, device=x.device) if legal is None else legal
+        if not delta.shape[1]:
+            legal = torch.ones(len(x), dtype=torch.bool, device=x.device)
+        elif self.norm == "l0":
+            legal = _changed(x_adv, x).flatten(1).sum(dim=1) <= self.eps
+        else:
+            legal = torch.linalg.vector_norm(delta, self.p, dim=1) <= self.eps
         if self.bounds is not None:
             low, high = self.bounds
             flat = x_adv.flatten(1)
@@ -237,16 +278,23 @@ class Threat:
     def project(self, x_adv: Tensor, x: Tensor) -> Tensor:
         """A legal point near `x_adv`: inside ball and box to the last float, for every input.
 
-        linf: the nearest legal point. l2: scaled back onto the ball, then clipped to the box, which
-        moves each coordinate towards x and so never leaves the ball again.
+        linf and l1: the nearest legal point. l2: scaled back onto the ball, then clipped to the box, which
+        moves each coordinate towards x and so never leaves the ball again. l0: the largest changes are kept.
         """
         if self.norm == "linf":
             low, high = self.interval(x)
             return torch.minimum(torch.maximum(x_adv, low), high)
-        return self._project_l2(x_adv, x)
+        if self.norm == "l0":
+            return self._project_l0(x_adv, x)
+        if self.norm == "l1":
+            x_adv = self._nearest_l1(x_adv, x)
+        return self._drawn_in(x_adv, x)
 
     def interval(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Smallest and largest value each coordinate may take (for l2, in the enclosing cube)."""
+        """Smallest and largest value each coordinate may take (for l2 and l1, in the enclosing cube; l0: the box)."""
+        if self.norm == "l0":
+            assert self.bounds is not None
+            return torch.full_like(x, self.bounds[0]), torch.full_like(x, self.bounds[1])
         # In float64, as ε itself is no float32; x ± ε then rounds to the nearest float, which may lie outside
         # the ball: step back inside.
         exact = x.double()
@@ -258,7 +306,35 @@ class Threat:
             low, high = low.clamp(min=self.bounds[0]), high.clamp(max=self.bounds[1])
         return low, high
 
-    def _project_l2(self, x_adv: Tensor, x: Tensor) -> Tensor:
+    def _project_l0(self, x_adv: Tensor, x: Tensor) -> Tensor:
+        point = self._boxed(x_adv)
+        if not x.numel():
+            return point
+        # Per pixel (all channels), or per feature.
+        size = (point - x).square()
+        size = size.sum(dim=1, keepdim=True) if x.dim() == 4 else size
+        flat = size.flatten(1)
+        kept = flat.topk(min(int(self.eps), flat.shape[1]), dim=1).indices
+        mask = torch.zeros_like(flat, dtype=torch.bool).scatter_(1, kept, True).reshape(size.shape)
+        return torch.where(mask, point, x)
+
+    def _nearest_l1(self, x_adv: Tensor, x: Tensor) -> Tensor:
+        """Where x_adv is outside: the nearest point of ball ∩ box, in float64 and then rounded."""
+        outside = ~self.contains(x_adv, x)
+        if not bool(outside.any()):
+            return x_adv
+        centre = x[outside].double().flatten(1)
+        low, high = torch.full_like(centre, -math.inf), torch.full_like(centre, math.inf)
+        if self.bounds is not None:
+            low, high = self.bounds[0] - centre, self.bounds[1] - centre
+        delta = x_adv[outside].double().flatten(1) - centre
+        near = Region(low, high, self.eps, 1.0).project(delta)
+        point = x_adv.clone()
+        point[outside] = (centre + near).to(x.dtype).reshape(x[outside].shape)
+        return point
+
+    def _drawn_in(self, x_adv: Tensor, x: Tensor) -> Tensor:
+        """Scaled towards x until what is stored is legal: all the way for l2, by the rounding for l1."""
         shape = (-1,) + (1,) * (x.dim() - 1)
         point = self._boxed(x_adv)
         if not x.numel():
@@ -266,11 +342,12 @@ class Threat:
         # x + δ is rounded when it is stored, by at most this much in total: aim a little inside where needed.
         flat = x.detach().flatten(1)
         half_ulp = (flat.abs().amax(dim=1).double() + self.eps) * torch.finfo(x.dtype).eps / 2
-        rounding = half_ulp * math.sqrt(flat.shape[1])
+        rounding = half_ulp * flat.shape[1] ** (1 / self.p)
         for inward in (0.0, 0.1, 0.5, 2.0):
             # The norm of what is really stored, in float64.
-            norm = torch.linalg.vector_norm((point.double() - x.double()).flatten(1), dim=1)
-            outside = norm > self.eps
+            norm = torch.linalg.vector_norm((point.double() - x.double()).flatten(1), self.p, dim=1)
+            # A sum of d terms may come out smaller than it is by this much.
+            outside = norm > self.eps * (1 - flat.shape[1] * 2.0**-52 * (self.norm == "l1"))
             if not bool(outside.any()):
                 return point
             limit = (self.eps - inward * rounding).clamp_min(0)
@@ -287,6 +364,23 @@ class Threat:
         if self.norm == "linf":
             noise.uniform_(-self.eps, self.eps, generator=generator)
             return self.project(x + noise.to(x.device), x)
+        shape = (-1,) + (1,) * (x.dim() - 1)
+        if self.norm == "l0":
+            assert self.bounds is not None
+            # Random pixels at random values: the projection keeps the largest of random changes.
+            rank = torch.rand(len(x), *x.shape[2 if x.dim() == 4 else 1 :], generator=generator)
+            chosen = rank.flatten(1).topk(min(int(self.eps), rank[0].numel()), dim=1).indices
+            mask = torch.zeros_like(rank.flatten(1), dtype=torch.bool).scatter_(1, chosen, True)
+            mask = mask.reshape(rank.shape).to(x.device)
+            noise.uniform_(*self.bounds, generator=generator)
+            return torch.where(mask.unsqueeze(1) if x.dim() == 4 else mask, noise.to(x.device), x)
+        if self.norm == "l1":
+            # Shares of exponential variables are uniform on the simplex; the one left over makes the ball full.
+            noise.exponential_(generator=generator)
+            total = noise.flatten(1).sum(dim=1) + torch.empty(len(x)).exponential_(generator=generator)
+            signs = torch.randint(0, 2, x.shape, generator=generator) * 2 - 1
+            noise = noise * signs * (self.eps / total).reshape(shape)
+            return self.project(x + noise.to(x.device), x)
         noise.normal_(generator=generator)
         dimension = max(1, x[0].numel()) if len(x) else 1
         radius = torch.rand(len(x), generator=generator, dtype=x.dtype) ** (1.0 / dimension) * self.eps
@@ -298,9 +392,35 @@ class Threat:
         """μ_p(g): the unit-norm direction along which a linear function with gradient g rises fastest."""
         if self.norm == "linf":
             return gradient.sign()
+        if self.norm == "l1":
+            flat = gradient.flatten(1)
+            largest = flat.abs().argmax(dim=1, keepdim=True)
+            return (
+                torch.zeros_like(flat)
+                .scatter_(1, largest, flat.gather(1, largest).sign())
+                .reshape(gradient.shape)
+            )
+        if self.norm == "l0":
+            raise InputError("norm is 'l0'; it has no steepest direction (the attack 'sparse' searches it)")
         norms = torch.linalg.vector_norm(gradient.flatten(1), dim=1)
         safe = torch.where(norms > 0, norms, torch.ones_like(norms))
         return gradient / safe.reshape((-1,) + (1,) * (gradient.dim() - 1))
+
+    def step(self, point: Tensor, gradient: Tensor, length: float | Tensor) -> Tensor:
+        """point + the step of norm `length` along which a linear function with this gradient rises fastest.
+
+        For l1 that is in the intersection with the box: a coordinate takes no more than its room, and the next best
+        one takes the rest. length: a number, or one for every input [n].
+        """
+        shape = (-1,) + (1,) * (point.dim() - 1)
+        size = length.reshape(shape) if isinstance(length, Tensor) else length
+        if self.norm != "l1" or self.bounds is None:
+            return point + size * self.steepest(gradient)
+        flat, slope = point.flatten(1), gradient.flatten(1)
+        room = torch.where(slope > 0, self.bounds[1] - flat, flat - self.bounds[0]).clamp_min(0.0)
+        budget = length.reshape(-1, 1) if isinstance(length, Tensor) else length
+        used = _filled(slope.abs(), room * (slope != 0), budget)
+        return point + (slope.sign() * used).reshape(point.shape)
 
     def dual_norm(self, gradient: Tensor) -> Tensor:
         """‖g‖_q per input: how much a linear function with gradient g changes per unit of ε."""
@@ -314,6 +434,8 @@ class Threat:
     @staticmethod
     def from_dict(value: Mapping[str, Any]) -> Threat:
         """Inverse of `to_dict`."""
+        if "parts" in value:
+            return Threat.union(*(Threat.from_dict(part) for part in value["parts"]))
         bounds = value.get("bounds")
         found = Threat(value["norm"], 1e-9, tuple(bounds) if bounds is not None else None)
         eps = number("eps", value["eps"])
@@ -324,14 +446,15 @@ class Threat:
 
 @dataclass(frozen=True)
 class Region:
-    """The perturbation sets of n inputs in coordinates of δ: low ≤ δ ≤ high [n, d], and ‖δ‖₂ ≤ radius if there is one.
+    """The perturbation sets of n inputs in coordinates of δ: low ≤ δ ≤ high [n, d], and ‖δ‖_p ≤ radius if there is one.
 
-    The one place that knows the smallest value of a linear function over ball ∩ box.
+    p is 2 or 1. The one place that knows the smallest value of a linear function over ball ∩ box.
     """
 
     low: Tensor
     high: Tensor
     radius: float | None = None
+    p: float = 2.0
 
     @staticmethod
     def around(x: Tensor, threat: Threat) -> Region:
@@ -341,19 +464,23 @@ class Region:
         if threat.bounds is not None:
             low = torch.maximum(low, threat.bounds[0] - flat).clamp(max=0.0)
             high = torch.minimum(high, threat.bounds[1] - flat).clamp(min=0.0)
-        return Region(low, high, threat.eps if threat.norm == "l2" else None)
+        if len(threat.parts) > 1 or threat.norm == "l0":
+            raise InputError(f"threat is {threat.norm}; only balls in linf, l2 and l1 have a convex region")
+        return Region(low, high, None if threat.norm == "linf" else threat.eps, threat.p)
 
     def __getitem__(self, rows: Tensor | slice) -> Region:
         """The sets of some of the inputs; a row may be taken several times."""
-        return Region(self.low[rows], self.high[rows], self.radius)
+        return Region(self.low[rows], self.high[rows], self.radius, self.p)
 
     def near(self, delta: Tensor, reach: float) -> Region:
         """What is left when no coordinate may leave `delta` [n, d] by more than `reach`."""
         low, high = torch.maximum(self.low, delta - reach), torch.minimum(self.high, delta + reach)
-        return Region(low, high, self.radius)
+        return Region(low, high, self.radius, self.p)
 
     def project(self, delta: Tensor) -> Tensor:
-        """Onto the box for linf; scaled onto the ball and clipped for l2."""
+        """The nearest point for linf and l1; scaled onto the ball and clipped for l2."""
+        if self.radius is not None and self.p == 1:
+            return self._project_l1(delta)
         if self.radius is not None:
             norm = torch.linalg.vector_norm(delta, dim=1, keepdim=True)
             delta = delta * (self.radius / norm.clamp_min(self.radius))
@@ -363,10 +490,13 @@ class Region:
         """The δ [n, d] at which slope·δ is smallest; slope [n, d].
 
         With a ball it is clip(−s·slope) for the s that uses up the radius: coordinates that hit the box leave their
-        share of the radius to the others. s is found by bisection.
+        share of the radius to the others. s is found by bisection. With an l1 ball the steepest coordinates are filled
+        one after another.
         """
         if self.radius is None:
             return torch.where(slope > 0, self.low, self.high)
+        if self.p == 1:
+            return -slope.sign() * _filled(slope.abs(), self._room(slope), self.radius)
         return self._clip(-self._stretch(slope) * _unit(slope))
 
     def minimum(self, slope: Tensor) -> Tensor:
@@ -378,6 +508,16 @@ class Region:
         cheap = self.floor(slope)
         if self.radius is None:
             return cheap
+        if self.p == 1:
+            # Valid for every μ ≥ 0: min over the box of slope·δ + μ(‖δ‖₁ − radius). Best: where `lowest` stops.
+            size, room = slope.abs(), self._room(slope)
+            order = size.argsort(dim=1, descending=True)
+            spent = room.gather(1, order).cumsum(dim=1)
+            stop = (spent < self.radius).sum(dim=1, keepdim=True)
+            ordered = torch.cat([size.gather(1, order), torch.zeros_like(size[:, :1])], dim=1)
+            mu = ordered.gather(1, stop)
+            part = torch.where(size > mu, (size - mu) * room, torch.zeros_like(size))
+            return torch.maximum(cheap, -part.sum(dim=1) - mu.squeeze(1) * self.radius)
         stretch = self._stretch(slope)
         delta = self._clip(-stretch * _unit(slope))
         mu = torch.linalg.vector_norm(slope, dim=1) / stretch.squeeze(1)
@@ -389,7 +529,8 @@ class Region:
         in_box = torch.minimum(slope * self.low, slope * self.high).sum(dim=1)
         if self.radius is None:
             return in_box
-        return torch.maximum(in_box, -self.radius * torch.linalg.vector_norm(slope, dim=1))
+        dual = math.inf if self.p == 1 else 2.0
+        return torch.maximum(in_box, -self.radius * torch.linalg.vector_norm(slope, dual, dim=1))
 
     def _stretch(self, slope: Tensor) -> Tensor:
         """The largest s [n, 1], to rounding, with ‖clip(−s·unit slope)‖ ≤ radius."""
@@ -403,8 +544,149 @@ class Region:
             short, long = torch.where(inside, middle, short), torch.where(inside, long, middle)
         return short
 
+    def _room(self, slope: Tensor) -> Tensor:
+        """How far each coordinate may go against the slope [n, d]."""
+        return torch.where(slope > 0, -self.low, self.high).clamp_min(0.0) * (slope != 0)
+
+    def _project_l1(self, delta: Tensor) -> Tensor:
+        """The nearest point of l1 ball ∩ box: every |δ_i| loses the same λ, between 0 and its room.
+
+        What is left, Σ_i clip(|δ_i| − λ, 0, room_i), is piecewise linear in λ; its kinks are sorted, and the piece in
+        which it equals the radius is solved.
+        """
+        assert self.radius is not None
+        size = delta.abs()
+        room = torch.where(delta > 0, self.high, -self.low).clamp_min(0.0)
+        begin = (size - room).clamp_min(0.0)
+        whole = torch.minimum(size, room).sum(dim=1, keepdim=True)
+        kinks = torch.cat([begin, size], dim=1)
+        order = kinks.argsort(dim=1)
+        places = kinks.gather(1, order)
+        slopes = torch.where(order < size.shape[1], -1.0, 1.0).to(size.dtype).cumsum(dim=1)
+        ahead = torch.diff(places, dim=1)
+        left = torch.cat([whole, whole + (slopes[:, :-1] * ahead).cumsum(dim=1)], dim=1)
+        # The last kink at which there is still too much; where there is none, nothing is taken.
+        index = ((left > self.radius).sum(dim=1, keepdim=True) - 1).clamp_min(0)
+        slope = slopes.gather(1, index).clamp(max=-1.0)
+        cut = places.gather(1, index) + (left.gather(1, index) - self.radius) / -slope
+        cut = torch.where(whole > self.radius, cut, torch.zeros_like(cut))
+        return delta.sign() * torch.minimum((size - cut).clamp_min(0.0), room)
+
     def _clip(self, delta: Tensor) -> Tensor:
         return torch.minimum(torch.maximum(delta, self.low), self.high)
+
+
+def _filled(gain: Tensor, room: Tensor, budget: float | Tensor) -> Tensor:
+    """How much each coordinate gets of a budget, [n, d]: the largest gains first, each up to its room."""
+    order = gain.argsort(dim=1, descending=True)
+    wanted = room.gather(1, order)
+    before = wanted.cumsum(dim=1) - wanted
+    taken = torch.minimum(wanted, (budget - before).clamp_min(0.0))
+    return torch.zeros_like(room).scatter_(1, order, taken)
+
+
+def _changed(x_adv: Tensor, x: Tensor) -> Tensor:
+    """Bool: which pixels (any channel) or features differ."""
+    differs = x_adv != x
+    return differs.any(dim=1) if x.dim() == 4 else differs
+
+
+@dataclass(frozen=True)
+class UnionThreat(Threat):
+    """Several sets, of which the attacker chooses one for every input; see `Threat.union`.
+
+    `norm` names them all, `eps` is the first one's radius. Attacks run on every part, and what they find is pooled.
+    """
+
+    sets: tuple[Threat, ...] = ()
+
+    @staticmethod
+    def of(*parts: Threat) -> Threat:
+        """The union of `parts`; of a single one, that one."""
+        sets = tuple(part for threat in parts for part in threat.parts)
+        if not sets:
+            raise InputError("a union of threats needs at least one, got none")
+        if len({part.bounds for part in sets}) > 1:
+            raise InputError("the parts of a union have different bounds; give all of them the same")
+        if len(sets) == 1:
+            return sets[0]
+        return UnionThreat("+".join(part.norm for part in sets), sets[0].eps, sets[0].bounds, sets)
+
+    def __post_init__(self) -> None:
+        if len(self.sets) < 2:
+            raise InputError("a union of threats is made by Threat.union(...), of at least two")
+
+    @property
+    def p(self) -> float:
+        """A union has no norm of its own."""
+        raise InputError(f"threat is the union {self.norm}; it has no exponent, its parts have")
+
+    @property
+    def q(self) -> float:
+        """A union has no norm of its own."""
+        raise InputError(f"threat is the union {self.norm}; it has no exponent, its parts have")
+
+    @property
+    def parts(self) -> tuple[Threat, ...]:
+        """The sets that it is a union of."""
+        return self.sets
+
+    def l2_radius(self, dimension: int) -> float:
+        """The largest l2 norm in any part."""
+        return max(part.l2_radius(dimension) for part in self.sets)
+
+    def scaled(self, factor: float) -> Threat:
+        """Every part with `factor` times its radius."""
+        return Threat.union(*(part.scaled(factor) for part in self.sets))
+
+    def contains(self, x_adv: Tensor, x: Tensor) -> Tensor:
+        """Bool [n]: which perturbed inputs are legal in some part."""
+        legal = self.sets[0].contains(x_adv, x)
+        for part in self.sets[1:]:
+            legal = legal | part.contains(x_adv, x)
+        return legal
+
+    def project(self, x_adv: Tensor, x: Tensor) -> Tensor:
+        """Legal points are left alone; for the others, the nearest of the parts' projections."""
+        best = self.sets[0].project(x_adv, x)
+        least = (best - x_adv).flatten(1).double().square().sum(dim=1)
+        shape = (-1,) + (1,) * (x.dim() - 1)
+        for part in self.sets[1:]:
+            point = part.project(x_adv, x)
+            distance = (point - x_adv).flatten(1).double().square().sum(dim=1)
+            nearer = distance < least
+            best = torch.where(nearer.reshape(shape), point, best)
+            least = torch.where(nearer, distance, least)
+        return best
+
+    def interval(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The smallest cube around all parts."""
+        ends = [part.interval(x) for part in self.sets]
+        low, high = ends[0]
+        for below, above in ends[1:]:
+            low, high = torch.minimum(low, below), torch.maximum(high, above)
+        return low, high
+
+    def random(self, x: Tensor, generator: torch.Generator) -> Tensor:
+        """A random point of a random part, for each input."""
+        chosen = torch.randint(0, len(self.sets), (len(x),), generator=generator).to(x.device)
+        point = x.clone()
+        for number, part in enumerate(self.sets):
+            drawn = part.random(x, generator)
+            point = torch.where((chosen == number).reshape((-1,) + (1,) * (x.dim() - 1)), drawn, point)
+        return point
+
+    def steepest(self, gradient: Tensor) -> Tensor:  # noqa: ARG002
+        """A union has no steepest direction."""
+        raise InputError(f"threat is the union {self.norm}; attack its parts, which have steepest directions")
+
+    def dual_norm(self, gradient: Tensor) -> Tensor:
+        """The largest over the parts, each in units of its own radius."""
+        return torch.stack([part.dual_norm(gradient) for part in self.sets]).amax(dim=0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able form, read back by `Threat.from_dict`."""
+        return {**super().to_dict(), "parts": [part.to_dict() for part in self.sets]}
 
 
 def _unit(slope: Tensor) -> Tensor:

@@ -48,7 +48,7 @@ def test_the_names_are_those_of_the_library() -> None:
     assert data.names() == names.DATA_SETS
     assert names.SPLITS == data.SPLITS
     assert set(names.FIGURES) == set(FIGURES)
-    assert [Threat(norm, 0.1).norm for norm in names.NORMS] == list(names.NORMS)
+    assert [Threat(norm, 1).norm for norm in names.NORMS] == list(names.NORMS)
     for scale in names.SCALES:
         assert reproduce.plan(scale)
 

@@ -257,7 +257,7 @@ def test_tables(line: Evaluation) -> None:
         "floor 0.3750",
         "ceiling 0.7500",
         "here 0.6250",
-        "0+1 of 1",
+        "0+1 (by",
         "two classes",
         "no attack needed 2",
     ):

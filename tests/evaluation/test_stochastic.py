@@ -36,7 +36,7 @@ EPS = 0.1
 def quick(threat: Threat) -> list[Attack]:
     return [
         attacks.create("eot", threat, steps=8, samples=4),
-        attacks.create("apgd-margin", threat, steps=5),
+        attacks.create("adaptive-pgd-margin", threat, steps=5),
     ]
 
 
@@ -187,7 +187,7 @@ def test_draws_are_added_until_the_attacked_ones_are_no_longer_fitted() -> None:
     """On two draws the attack fits their noise; the gap to fresh draws closes as K grows."""
     model = DIGITS["dropout"](32)
     images = randens.data.load("digits", "test").subset(slice(0, 40))
-    attack = attacks.create("apgd-margin", Threat("linf", 0.1), steps=8)
+    attack = attacks.create("adaptive-pgd-margin", Threat("linf", 0.1), steps=8)
     found = evaluate_stochastic(model, images, attack, tolerance=1e-6)
     assert [stage.draws for stage in found.stages] == [4, 8, 16, 32]
     assert found.stages[0].bias > found.stages[-1].bias + 0.03
@@ -252,7 +252,7 @@ def test_probabilities_of_random_members_are_chosen_under_attack() -> None:
     linear, (x, y) = noisy_linear(40)
     backwards = NoisyLinear(-linear.w.detach(), linear.sigma)
     rec = RandomizedEnsemble([RandomizedModel(backwards, 8), RandomizedModel(linear, 8)])
-    attack = attacks.create("apgd-margin", THREAT, steps=5)
+    attack = attacks.create("adaptive-pgd-margin", THREAT, steps=5)
     found = optimize_stochastic_sampling(rec, (x, y), attack, tol=0.01)
     np.testing.assert_allclose(found.probs, [0, 1], atol=1e-6)
     assert found.gap <= 0.01
@@ -350,7 +350,7 @@ def test_a_deterministic_model_is_said_to_be_one_and_judged_exactly() -> None:
     net = nn.Linear(8, 2)
     x, y = torch.rand(30, 8), torch.randint(0, 2, (30,))
     found = evaluate_stochastic(RandomizedModel(net, 64), (x, y), quick(THREAT))
-    exact = attacks.create("apgd-margin", THREAT, steps=5)(net, x, y)
+    exact = attacks.create("adaptive-pgd-margin", THREAT, steps=5)(net, x, y)
     assert not found.randomness.random
     assert found.draws == found.scoring_draws == 1
     assert found.robust.value <= exact.robust_accuracy + 1e-9

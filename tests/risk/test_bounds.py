@@ -202,3 +202,19 @@ def test_in_two_class_problems_some_threshold_vote_is_at_least_as_robust(
         ]
         votes.append(np.mean(wrong))
     assert min(votes) <= profile.risk(alpha) + 1e-9
+
+
+def test_an_equal_floor_is_no_gain_and_is_not_called_one() -> None:
+    found = explain([0.5, 1.0])
+    said = " ".join(found.sentences)
+    assert "Drawing cannot help" in said
+    assert "large enough to equal it, too small to beat it" in said
+    assert "too small." in " ".join(explain([0.3, 1.0]).sentences)
+
+
+def test_risks_may_be_off_by_rounding_and_no_more() -> None:
+    assert bounds([1 + 2e-16, 0.5]).ceiling == 1.0
+    assert bounds([-1e-17, 0.5]).floor == 0.0
+    for risk in (1 + 1e-8, -1e-8, float("nan")):
+        with pytest.raises(InputError, match=r"member_risks\[0\] is"):
+            bounds([risk, 0.5])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from tests.risk.risk_cases import profiles, simplex_points, weights
 
 from randens.errors import InputError
-from randens.risk import FIGURE_3, RiskProfile, bounds, exact_sampling, two_classifiers
+from randens.risk import FIGURE_3, RiskProfile, bounds, exact_sampling, theorem1_test, two_classifiers
 
 
 @settings(deadline=None)
@@ -76,3 +78,48 @@ def test_only_pairs_are_accepted() -> None:
     with pytest.raises(InputError, match="profile has 3 members; Theorem 1 is about 2"):
         two_classifiers(profile)
     assert two_classifiers(profile.restrict((0, 2))).helps
+
+
+def _profile(counts: tuple[int, int, int, int, int]) -> RiskProfile:
+    return RiskProfile.from_configurations(FIGURE_3.values(), np.array(counts) / sum(counts))
+
+
+def test_theorem_1_as_a_test_by_hand() -> None:
+    """40 of 100 inputs in conflict, 5 and 15 foolable in one member only: 0.4 − |0.05 − 0.15| = 0.3."""
+    found = theorem1_test(_profile((40, 10, 5, 15, 30)), 100)
+    assert found.value == pytest.approx(0.3)
+    # The smaller side has 45 inputs for drawing and 15 against: a sign test on 60.
+    assert found.p_value == pytest.approx(sum(math.comb(60, k) for k in range(45, 61)) / 2**60)
+    assert found.verdict == "helps"
+    assert 0 < found.low < 0.3 < found.high < 0.6
+
+
+@pytest.mark.parametrize(
+    ("counts", "verdict"),
+    [((1, 0, 0, 0, 9), "undecided"), ((0, 0, 0, 50, 50), "does not help"), ((60, 0, 0, 0, 40), "helps")],
+)
+def test_verdicts_of_the_test(counts: tuple[int, int, int, int, int], verdict: str) -> None:
+    assert theorem1_test(_profile(counts), sum(counts)).verdict == verdict
+
+
+def test_the_interval_covers_and_the_test_keeps_its_level() -> None:
+    """Drawn 400 times from a distribution at the edge, where drawing just does not help."""
+    generator = np.random.default_rng(0)
+    p = np.array([0.1, 0.2, 0.05, 0.15, 0.5])
+    truth = p[0] - abs(p[2] - p[3])
+    wrong = missed = 0
+    for _ in range(400):
+        counts = generator.multinomial(150, p)
+        found = theorem1_test(_profile(tuple(counts)), 150, confidence=0.9)
+        wrong += found.verdict == "helps"
+        missed += not found.low <= truth <= found.high
+    assert truth == pytest.approx(0.0)
+    assert wrong <= 60
+    assert missed <= 40
+
+
+def test_the_test_needs_to_know_how_many_inputs() -> None:
+    with pytest.raises(InputError, match="n must be a whole number"):
+        theorem1_test(_profile((1, 1, 1, 1, 1)))
+    with pytest.raises(InputError, match="confidence"):
+        theorem1_test(_profile((1, 1, 1, 1, 1)), 5, confidence=1.5)

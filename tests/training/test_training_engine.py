@@ -266,11 +266,11 @@ def test_the_best_checkpoint_is_kept_not_the_last(tmp_path: Path, monkeypatch: p
         real = engine_module._Engine._keep
         risks = iter([0.5, 0.2, 0.4])
 
-        def record(self: Any, stage: Any, choice: Choice, probs: Any) -> None:
+        def record(self: Any, stage: Any, choice: Choice) -> None:
             states.append({k: v.clone() for k, v in stage.averaged[0].state_dict().items()})
             fooled = np.ones((round(10 * next(risks)), 1), dtype=bool)
             pool = WitnessPool(10, 1, np.arange(len(fooled)), fooled)
-            real(self, stage, dataclasses.replace(choice, pool=pool), probs)
+            real(self, stage, dataclasses.replace(choice, pool=pool))
 
         with monkeypatch.context() as patched:
             patched.setattr(engine_module._Engine, "_keep", record)

@@ -1,6 +1,6 @@
 """Everything that finds witnesses."""
 
-from randens.attacks import arc, climbers, eot, exact, gradient, random_search, suite
+from randens.attacks import arc, carlini_wagner, climbers, eot, exact, gradient, random_search, suite
 from randens.attacks.arc import ARC, ARCR
 from randens.attacks.base import Attack, Found, create, current_name, names, register
 from randens.attacks.climbers import Lattice, Saddle
@@ -50,6 +50,7 @@ __all__ = [
     "Suite",
     "Survey",
     "arc",
+    "carlini_wagner",
     "climbers",
     "create",
     "current_name",

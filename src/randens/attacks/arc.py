@@ -71,7 +71,9 @@ def arc(
             in_reach = plane.after(s.x[rows] - point[rows]) < (1 + _FAR) * s.threat.eps
             hopeless[rows[in_reach | errors[rows].any(dim=1)]] = 0
 
-            pulled = _pull(local[rows], plane, fooled & ~again, s.threat, b, first=position == 0)
+            pulled = _pull(
+                local[rows], centre[rows], plane, fooled & ~again, s.threat, b, first=position == 0
+            )
             candidate = s.project(rows, centre[rows] + pulled)
             # Who is fooled already and who pulls decide; a member that is pulled back may free any of the others,
             # and one that is still far from its boundary need not be asked.
@@ -122,7 +124,9 @@ def _nearest(gaps: Tensor, normals: Tensor, threat: Threat) -> _Plane:
     return _Plane(signed, normals[chosen, nearest], norms[chosen, nearest])
 
 
-def _pull(local: Tensor, plane: _Plane, fooled: Tensor, threat: Threat, b: float, *, first: bool) -> Tensor:
+def _pull(
+    local: Tensor, centre: Tensor, plane: _Plane, fooled: Tensor, threat: Threat, b: float, *, first: bool
+) -> Tensor:
     """local − β·μ(w), scaled back to length b: towards the boundary, or back to it for a member that is fooled.
 
     The first mover's length does not matter, for it is scaled; a later one moves by β, just enough that its own
@@ -137,8 +141,8 @@ def _pull(local: Tensor, plane: _Plane, fooled: Tensor, threat: Threat, b: float
     if not first:
         reach = (b - zeta).clamp_min(1e-6 * b)
         beta = torch.where(zeta < b, b / reach * residual.abs() + _RHO * threat.eps, beta)
-    stride = (side * beta.clamp(max=1e3 * threat.eps)).reshape(shape)
-    pulled = local - stride * threat.steepest(plane.normal)
+    stride = beta.clamp(max=1e3 * threat.eps)
+    pulled = threat.step(centre + local, -side.reshape(shape) * plane.normal, stride) - centre
     length = torch.linalg.vector_norm(pulled.flatten(1), threat.p, dim=1).clamp_min(1e-20)
     scaled: Tensor = pulled * (b / length).reshape(shape)
     return scaled

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from randens.attacks.dataset import attack_data
-from randens.attacks.found import Cost, Found
+from randens.attacks.found import Cost, Found, pooled
 from randens.attacks.members import GradientMembers
 from randens.attacks.search import Search
 from randens.ensemble import RandomizedEnsemble
@@ -55,10 +55,17 @@ class Attack:
 
     name: ClassVar[str] = ""
     exact: ClassVar[bool] = False  # true only where the optimum is proven
+    norms: ClassVar[tuple[str, ...]] = ("linf", "l2", "l1")  # balls that the attack can search
 
     def __post_init__(self) -> None:
         if not isinstance(self.threat, Threat):
             raise InputError(f"threat is {self.threat!r}; give a Threat, e.g. Threat('linf', 8/255)")
+        for part in self.threat.parts:
+            if part.norm not in self.norms:
+                able = ", ".join(name for name in names() if part.norm in _REGISTRY[name].norms)
+                raise InputError(
+                    f"attack {self.name!r} cannot search the norm {part.norm}; attacks that can: {able}"
+                )
         for option in (
             "restarts",
             "batch_size",
@@ -129,6 +136,9 @@ class Attack:
         With `known` and `clean`, witnesses and verdicts [n, M] on the inputs themselves, the attack starts from them,
         and the pool of the result holds what is new.
         """
+        if len(self.threat.parts) > 1:
+            each = [dataclasses.replace(self, threat=part) for part in self.threat.parts]
+            return pooled([one.attack_batch(rec, x, y, number, prepared, known, clean) for one in each])
         s = Search(
             rec,
             x,

@@ -104,8 +104,7 @@ class descend_to:
             pull = (
                 (lin.gradients[keep] * (pulling / scale).unsqueeze(2)).sum(dim=1).reshape(points[left].shape)
             )
-            moved = points[left] - stride * s.threat.steepest(pull)
-            points[left] = s.project(rows[left], moved)
+            points[left] = s.project(rows[left], s.threat.step(points[left], -pull, stride))
         errors[left] = s.judge(rows[left], points[left], targets[left])
         return points, errors
 

@@ -154,7 +154,7 @@ def verify(problem: Problem, found: Optimum, probs: Array) -> bool:
     delta = found.delta
     legal = bool(((delta >= problem.low - 1e-12) & (delta <= problem.high + 1e-12)).all())
     if problem.region.radius is not None:
-        legal &= float(np.linalg.norm(delta)) <= problem.region.radius * (1 + 1e-9)
+        legal &= float(np.linalg.norm(delta, problem.region.p)) <= problem.region.radius * (1 + 1e-9)
     moved = problem.margins + problem.gradients @ delta
     if not legal or not all((moved[i] < 0).any() for i in found.fooled):
         return False
@@ -309,6 +309,8 @@ def _solve(problem: Problem, subset: tuple[int, ...], targets: tuple[int, ...]) 
     gradients = problem.gradients[rows, list(targets)]
     if problem.region.radius is None:
         return _solve_box(margins, gradients, problem)
+    if problem.region.p == 1:
+        return _solve_cross(margins, gradients, problem)
     return _solve_ball(margins, gradients, problem)
 
 
@@ -328,6 +330,26 @@ def _solve_box(margins: Array, gradients: Array, problem: Problem) -> tuple[Arra
     if solved.x[-1] <= 0:
         return np.clip(solved.x[:d], problem.low, problem.high), np.zeros(0)
     weights = np.clip(-solved.ineqlin.marginals, 0, None) / scale
+    return None, weights / weights.sum()
+
+
+def _solve_cross(margins: Array, gradients: Array, problem: Problem) -> tuple[Array | None, Array]:
+    """l1: as for linf, with δ = a − b, a and b between 0 and the box, and Σ (a + b) ≤ ε."""
+    scale = np.abs(gradients).max(axis=1).clip(1e-30)
+    d = gradients.shape[1]
+    rows = gradients / scale[:, None]
+    solved = linprog(
+        np.r_[np.zeros(2 * d), 1.0],
+        A_ub=np.r_[np.c_[rows, -rows, -np.ones(len(margins))], [np.r_[np.ones(2 * d), 0.0]]],
+        b_ub=np.r_[-margins / scale, problem.region.radius],
+        bounds=[*((0.0, h) for h in problem.high), *((0.0, -low) for low in problem.low), (None, None)],
+        method="highs",
+    )
+    if solved.status != 0:
+        raise ModelError(f"the linear programme of the exact attack failed: {solved.message}")
+    if solved.x[-1] <= 0:
+        return np.clip(solved.x[:d] - solved.x[d : 2 * d], problem.low, problem.high), np.zeros(0)
+    weights = np.clip(-solved.ineqlin.marginals[: len(margins)], 0, None) / scale
     return None, weights / weights.sum()
 
 
@@ -384,7 +406,7 @@ def _double(member: nn.Module) -> nn.Module:
 @register("exact")
 @dataclass(frozen=True, kw_only=True)
 class Exact(Attack):
-    """The optimum for linear members (binary or multiclass, linf and l2, with the box); at most 10 members."""
+    """The optimum for linear members (binary or multiclass, linf, l2 and l1, with the box); at most 10 members."""
 
     exact: ClassVar[bool] = True
 

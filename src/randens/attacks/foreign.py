@@ -467,6 +467,8 @@ def _package(module: str, name: str, caller: str) -> ModuleType:
 def _threat(threat: Threat) -> None:
     if not isinstance(threat, Threat):
         raise InputError(f"threat is {threat!r}; give a Threat, e.g. Threat('linf', 8/255)")
+    if threat.norm not in ("linf", "l2"):
+        raise InputError(f"threat is {threat.norm}; other packages' attacks are run in linf and l2 here")
 
 
 def _shown(value: object) -> str:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from randens.ensemble import RandomizedEnsemble
 from randens.witness import WitnessPool
 
-__all__ = ["Cost", "Found", "join"]
+__all__ = ["Cost", "Found", "join", "pooled"]
 
 
 @dataclass
@@ -171,11 +171,6 @@ def join(parts: Sequence[Found]) -> Found:
     """Results of consecutive parts of the data as one."""
     if len(parts) == 1:
         return parts[0]
-    total = sum(len(f) for f in parts)
-    flags = {
-        key: np.sum([len(f) / total * np.asarray(f.flags[key]) for f in parts], axis=0).tolist()
-        for key in parts[0].flags
-    }
     return Found(
         torch.cat([f.x_adv for f in parts]),
         torch.cat([f.errors for f in parts]),
@@ -184,7 +179,36 @@ def join(parts: Sequence[Found]) -> Found:
         WitnessPool.concat([f.pool for f in parts]),
         sum((f.cost for f in parts), Cost()),
         tuple(s for f in parts for s in f.sources),
-        flags,
+        _flags(parts),
         sum(f.seconds for f in parts),
         sum((f.reused for f in parts), Cost()),
     )
+
+
+def pooled(parts: Sequence[Found]) -> Found:
+    """Results on the same inputs, one for each set of a union, as one: the worst of each input and all witnesses."""
+    worst = torch.stack([f.risk for f in parts]).argmax(dim=0).tolist()
+    pool = parts[0].pool
+    for part in parts[1:]:
+        pool = pool.merge(part.pool)
+    return Found(
+        torch.stack([parts[k].x_adv[row] for row, k in enumerate(worst)]),
+        torch.stack([parts[k].errors[row] for row, k in enumerate(worst)]),
+        torch.stack([parts[k].risk[row] for row, k in enumerate(worst)]),
+        parts[0].clean_errors,
+        pool,
+        sum((f.cost for f in parts), Cost()),
+        tuple(parts[k].sources[row] for row, k in enumerate(worst)),
+        _flags(parts),
+        sum(f.seconds for f in parts),
+        sum((f.reused for f in parts), Cost()),
+    )
+
+
+def _flags(parts: Sequence[Found]) -> dict[str, Any]:
+    """Shares per member, averaged over the parts by their number of inputs."""
+    total = sum(len(f) for f in parts)
+    return {
+        key: np.sum([len(f) / total * np.asarray(f.flags[key]) for f in parts], axis=0).tolist()
+        for key in parts[0].flags
+    }

@@ -32,8 +32,8 @@ def ascend(s: Search, loss: Loss, *, steps: int, step: float, members: Sequence[
     for _ in range(steps):
         if not len(rows):
             return
-        direction = s.threat.steepest(s.gradient(rows, point[rows], loss, members))
-        point[rows] = s.project(rows, point[rows] + step * s.threat.eps * direction)
+        gradient = s.gradient(rows, point[rows], loss, members)
+        point[rows] = s.project(rows, s.threat.step(point[rows], gradient, step * s.threat.eps))
         rows = _open(s, members)
     s.judge(rows, point[rows])
 
@@ -82,8 +82,7 @@ def ascend_adaptively(s: Search, loss: Loss, *, steps: int, members: Sequence[in
             checked_loss, last_check = best_loss.clone(), k
             risen.zero_()
         here, before = point[rows], previous[rows]
-        stride = (size[rows] * s.threat.eps).reshape(shape)
-        target = s.project(rows, here + stride * s.threat.steepest(gradient))
+        target = s.project(rows, s.threat.step(here, gradient, size[rows] * s.threat.eps))
         if k:
             target = s.project(rows, here + 0.75 * (target - here) + 0.25 * (here - before))
         previous[rows] = here
@@ -193,15 +192,21 @@ class AdaptivePGDMCE(_AdaptivePGD):
         ascend(s, expected_mce, steps=self.steps, step=self.step)
 
 
-@register("cw")
+@register("margin")
 @dataclass(frozen=True, kw_only=True)
-class CW(Attack):
-    """Adaptive Carlini-Wagner: the expected margin loss in the ball, with Auto-PGD's step rule."""
+class Margin(Attack):
+    """The expected margin loss in the ball, with Auto-PGD's step rule. Carlini and Wagner's own attack is `acw`."""
 
     steps: int = 40
 
     def search(self, s: Search) -> None:
         ascend_adaptively(s, expected_margin, steps=self.steps)
+
+
+@register("cw")
+@dataclass(frozen=True, kw_only=True)
+class CW(Margin):
+    """`margin` under its earlier name."""
 
 
 @register("apgd")

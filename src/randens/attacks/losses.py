@@ -22,7 +22,9 @@ __all__ = [
     "margins",
     "mce",
     "mean_logit_cross_entropy",
+    "mean_logit_mce",
     "mixture_cross_entropy",
+    "mixture_mce",
     "standardised",
 ]
 
@@ -82,6 +84,17 @@ def mce(z: Tensor, y: Tensor, weight: float = 1.0) -> Tensor:
 def expected_mce(z: Tensor, y: Tensor, probs: Tensor) -> Tensor:
     """Σ_i α_i MCE(z_i, y)."""
     return probs.to(z.dtype) @ mce(z, y)
+
+
+def mixture_mce(z: Tensor, y: Tensor, probs: Tensor) -> Tensor:
+    """MCE(log Σ_i α_i softmax(z_i), y): expectation at the softmax, what BARRE's release trains against."""
+    logs = z.log_softmax(dim=2) + probs.to(z.dtype).log().reshape(-1, 1, 1)
+    return mce(torch.logsumexp(logs, dim=0), y)
+
+
+def mean_logit_mce(z: Tensor, y: Tensor, probs: Tensor) -> Tensor:
+    """MCE(Σ_i α_i z_i, y): expectation at the logits, what MRBoost's release trains against."""
+    return mce(torch.einsum("m,mnc->nc", probs.to(z.dtype), z), y)
 
 
 def standardised(loss: Loss) -> Loss:

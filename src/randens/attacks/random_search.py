@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from torch import Tensor
 from randens.attacks.base import Attack, register
 from randens.attacks.search import Search
 
-__all__ = ["RandomSearch"]
+__all__ = ["RandomSearch", "SparseSearch"]
 
 
 @register("random")
@@ -42,6 +43,71 @@ class RandomSearch(Attack):
             point[taken], value[taken], slack[taken] = moved[better], risk[better], room[better]
 
 
+@register("sparse")
+@dataclass(frozen=True)
+class SparseSearch(Attack):
+    """Random search over few pixels (l0): at most ε of them lie at corners of the box, the others are as they were.
+
+    In other norms a twentieth of the pixels take part, and the projection decides how far they move.
+    Each query moves some of them elsewhere, fewer and fewer, and keeps that if more weight is fooled, or as much
+    with less margin (after Croce et al.'s Sparse-RS, here on u·α itself).
+    """
+
+    queries: int = 300
+    norms: ClassVar[tuple[str, ...]] = ("linf", "l2", "l1", "l0")
+
+    def search(self, s: Search) -> None:
+        rows = torch.arange(s.n, device=s.device)
+        whole = _pixels(s.x)
+        count = min(int(s.threat.eps), whole) if s.threat.norm == "l0" else -(-whole // 20)
+        chosen = s.uniform(whole).topk(count, dim=1).indices
+        point = self._painted(s, chosen)
+        errors, margin = s.examine(rows, point)
+        value, slack = errors.double() @ s.probs, _slack(s, margin)
+        for query in range(self.queries):
+            moved = max(1, round(count * 0.5 * (1 - query / self.queries) ** 2))
+            # New places for the first few of a random order; pixels chosen already may be chosen again.
+            leaving = s.uniform(count).topk(moved, dim=1).indices
+            arriving = s.uniform(whole).topk(moved, dim=1).indices
+            colours = self._painted(s, torch.arange(whole, device=s.device).expand(s.n, -1))
+            rows = s.unfinished
+            if not len(rows):
+                return
+            trial = chosen.scatter(1, leaving, arriving)
+            candidate = _moved(s, chosen, trial, point, colours)[rows]
+            fooled, margin = s.examine(rows, candidate)
+            risk, room = fooled.double() @ s.probs, _slack(s, margin)
+            better = (risk > value[rows]) | ((risk == value[rows]) & (room < slack[rows]))
+            taken = rows[better]
+            point[taken], value[taken], slack[taken] = candidate[better], risk[better], room[better]
+            chosen[taken] = trial[taken]
+
+    @staticmethod
+    def _painted(s: Search, chosen: Tensor) -> Tensor:
+        """The inputs with the chosen pixels [n, k] at random corners of the box."""
+        heads = s.uniform(*s.x.shape[1:]).round().bool()
+        low, high = s.threat.bounds or (s.x - s.threat.eps, s.x + s.threat.eps)
+        colours = torch.where(heads, s.x.new_tensor(0.0) + high, s.x.new_tensor(0.0) + low)
+        return torch.where(_at(s.x, chosen), colours.to(s.x.dtype), s.x)
+
+
+def _pixels(x: Tensor) -> int:
+    """Pixels of an image, or features."""
+    return x[0, 0].numel() if x.dim() == 4 else x[0].numel()
+
+
+def _at(x: Tensor, chosen: Tensor) -> Tensor:
+    """Bool, broadcastable to x: the chosen pixels or features [n, k]."""
+    mask = torch.zeros(len(x), _pixels(x), dtype=torch.bool, device=x.device).scatter_(1, chosen, True)
+    return mask.reshape(len(x), 1, *x.shape[2:]) if x.dim() == 4 else mask.reshape(x.shape)
+
+
+def _moved(s: Search, old: Tensor, new: Tensor, point: Tensor, colours: Tensor) -> Tensor:
+    """Pixels no longer chosen become what they were, those chosen newly take their colours."""
+    before, after = _at(s.x, old), _at(s.x, new)
+    return torch.where(after & ~before, colours, torch.where(after, point, s.x))
+
+
 def _slack(s: Search, margin: Tensor) -> Tensor:
     """Σ α_i max(margin_i, 0): how far the members not yet fooled are from it."""
     return margin.clamp_min(0).double() @ s.probs
@@ -70,14 +136,18 @@ def _part(s: Search, share: float) -> Tensor:
 
 
 def _changed(s: Search, rows: Tensor, point: Tensor, mask: Tensor, signs: Tensor) -> Tensor:
-    """The masked part replaced by ±ε (linf), or by as much norm as the rest leaves over (l2)."""
+    """The masked part replaced by ±ε (linf), or by as much norm as the rest leaves over (l2, l1)."""
     x = s.x[rows]
     if s.threat.norm == "linf":
         return s.project(rows, torch.where(mask, x + s.threat.eps * signs, point))
     delta = torch.where(mask, torch.zeros_like(x), point - x)
-    spent = delta.flatten(1).square().sum(dim=1)
     count = mask.flatten(1).sum(dim=1).clamp_min(1)
+    shape = (-1,) + (1,) * (x.dim() - 1)
+    if s.threat.norm == "l1":
+        left = (s.threat.eps - delta.flatten(1).abs().sum(dim=1)).clamp_min(0.1 * s.threat.eps)
+        return s.project(rows, x + torch.where(mask, (left / count).reshape(shape) * signs, delta))
+    spent = delta.flatten(1).square().sum(dim=1)
     # At least a tenth of the squared budget goes into the new part; the projection takes it from the rest.
     budget = (s.threat.eps**2 - spent).clamp_min(0.1 * s.threat.eps**2)
-    size = (budget / count).sqrt().reshape((-1,) + (1,) * (x.dim() - 1))
+    size = (budget / count).sqrt().reshape(shape)
     return s.project(rows, x + torch.where(mask, size * signs, delta))

@@ -1,35 +1,61 @@
-"""`randens explain`: what the members' risks alone say about any ensemble of them."""
+"""`randens explain`: what risks alone say about an ensemble, reported ones in a table too."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from randens.cli.output import Json, console, print_json
-from randens.errors import InputError
+from randens.errors import FileError, InputError
+
+if TYPE_CHECKING:
+    from randens.risk.published import Reported
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 __all__ = ["explain"]
 
 
 def explain(
     risks: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(help="The members' adversarial risks, e.g. 0.42 0.45 0.5.", show_default=False),
-    ],
+    ] = None,
     classes: Annotated[int | None, typer.Option(help="The number of classes.", show_default=False)] = None,
+    table: Annotated[
+        str | None,
+        typer.Option(
+            help="Audit a published table: a TOML or JSON file with [[rows]], or the word paper for the paper's own.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Floor, ceiling and advice for an ensemble whose members have these adversarial risks (Theorem 3).
 
     A risk is 1 minus robust accuracy, as a number from 0 to 1. Needs no run
-    folder and no torch.
+    folder and no torch. With --table, reported accuracies are audited: the
+    P(R1) and the probabilities they imply, and what contradicts the theorems
+    or the inclusion of balls. A row has name, members (robust accuracies),
+    robust, and if known probs and attacks (name, robust, norm, eps).
 
     Example: randens explain 0.42 0.45 0.5
     """
+    if (risks is None or not risks) == (table is None):
+        raise InputError("give either the members' risks or --table, not both and not neither")
+    if table is not None:
+        _audit(table, as_json)
+        return
     from randens.risk import explain as explain_risks
 
-    found = explain_risks([_risk(text) for text in risks], classes=classes)
+    found = explain_risks([_risk(text) for text in risks or ()], classes=classes)
     if as_json:
         print_json(found.to_json())
         return
@@ -38,6 +64,59 @@ def explain(
     out.print(f"ceiling  {found.bounds.ceiling:.4f}")
     for sentence in found.sentences:
         out.print(sentence)
+
+
+def _audit(table: str, as_json: bool) -> None:
+    from randens.risk.published import audit_published
+
+    rows, also = _rows(table)
+    found = [audit_published(row) for row in rows]
+    if as_json:
+        print_json({"rows": [one.to_json() for one in found], "repeated": list(also)})
+        return
+    out = console()
+    for row, one in zip(rows, found, strict=True):
+        said = []
+        if one.gain is not None:
+            said.append(f"gain {100 * one.gain:+.2f} points")
+        if one.conflict is not None:
+            said.append(
+                f"{'P(R1)' if len(row.members) == 2 else 'conflict at'}"
+                f"{'' if len(row.members) == 2 else ' least'} {one.conflict:.2%}"
+            )
+        if one.probs_range is not None:
+            ranges = ", ".join(f"{low:.2f}–{high:.2f}" for low, high in one.probs_range)
+            said.append(f"possible α: {ranges}{'' if one.uniform_possible else ' (uniform is not)'}")
+        out.print(f"{one.name}: {'; '.join(said) or 'nothing to check'}", markup=False)
+        for text in one.violations:
+            out.print(f"  VIOLATION: {text}", markup=False)
+        for text in one.notes:
+            out.print(f"  note: {text}", markup=False)
+    for text in also:
+        out.print(f"printed twice: {text}", markup=False)
+    bad = sum(bool(one.violations) for one in found)
+    out.print(f"{len(found)} rows, {bad} with violations.", markup=False)
+
+
+def _rows(table: str) -> tuple[list[Reported], tuple[str, ...]]:
+    from randens.risk.published import reported_from
+
+    if table == "paper":
+        from randens.evaluation.published import paper_rows, repeated
+
+        return list(paper_rows()), repeated()
+    path = Path(table)
+    try:
+        text = path.read_text(encoding="utf-8")
+        content: Any = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except OSError as error:
+        raise FileError(f"cannot read the table {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise FileError(f"{path} is neither TOML nor JSON: {error}") from error
+    rows = content.get("rows") if isinstance(content, dict) else content
+    if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
+        raise InputError(f"{path} holds no rows; give [[rows]] with name, members and robust")
+    return [reported_from(row) for row in rows], ()
 
 
 def _risk(text: str) -> float:

@@ -21,15 +21,18 @@ ATTACKS = (
     "adaptive-pgd-z",
     "adaptive-pgd-margin",
     "adaptive-pgd-mce",
+    "acw",
+    "margin",
     "cw",
     "apgd",
     "eot",
     "random",
+    "sparse",
     "exact",
 )
 DATA_SETS = ("digits", "mnist", "fashion-mnist", "cifar10", "cifar100")
 FIGURES = ("landscape", "flops", "cofooling", "sets", "radius", "training", "attacks")
-NORMS = ("linf", "l2")
+NORMS = ("linf", "l2", "l1", "l0")
 SCALES = ("digits", "cpu", "paper")
 SPLITS = ("train", "validation", "test")
 

@@ -1,7 +1,8 @@
 """Everything the paper's tables ask of one trained ensemble, measured once and kept in its run folder.
 
-Choices (the probabilities of ensembles of the first m members) are made on validation data, numbers come from test
-data. What was measured for other members or under other settings is measured again, not reused.
+The probabilities of every ensemble, of the first m members as of all, are chosen in the same way: cutting planes on
+validation data under the attack of the settings. Numbers come from test data. What was measured for other members,
+under other settings or by an earlier rule is measured again, not reused.
 """
 
 from __future__ import annotations
@@ -31,10 +32,11 @@ from randens.threat import Threat
 
 __all__ = ["ATTACKS", "Measured", "Settings", "measure", "measured"]
 
-ATTACKS = ("cw", "afgsm", "adaptive-pgd-l", "adaptive-pgd-s", "arc", "arc-r")
-"""The attacks that Table 5 compares; "cw" in l2, the others in the run's norm."""
+ATTACKS = ("acw", "afgsm", "adaptive-pgd-l", "adaptive-pgd-s", "arc", "arc-r")
+"""The attacks that Table 5 compares; "acw" in l2, the others in the run's norm."""
 
-_FORMAT = "randens-measured-1"
+_FORMAT = "randens-measured-2"
+_EARLIER = ("randens-measured-1",)
 _FILE = "measured.json"
 
 Pair = tuple[float, float]
@@ -43,12 +45,14 @@ Pair = tuple[float, float]
 
 @dataclass(frozen=True)
 class Settings:
-    """How ensembles are measured. `test` and `validation` limit the number of inputs (None: all)."""
+    """How ensembles are measured. `test` and `validation` limit the number of inputs (None: all); `compare` is
+    whether the attacks of Table 5 are run one by one."""
 
     attack: str = "arc-r"
     test: int | None = None
     validation: int | None = None
     seed: int = 0
+    compare: bool = True
 
     def build(self, threat: Threat) -> Attack:
         return attacks.create(self.attack, threat, seed=self.seed)
@@ -104,6 +108,8 @@ def measured(run: Run, settings: Settings) -> Measured | None:
     if not path.is_file():
         return None
     document = read_json(path)
+    if isinstance(document, dict) and document.get("format") in _EARLIER:
+        return None
     if not isinstance(document, dict) or document.get("format") != _FORMAT:
         raise FileError(f"{path} is not a document of format {_FORMAT}")
     if document.get("checksum") != document_checksum(document):
@@ -158,20 +164,22 @@ class _Work:
         recipe = self.run.manifest.get("recipe") or {}
         method = str(recipe.get("method", "at"))
         members = len(self.rec)
-        whole = self._evaluate(self.rec, deterministic=method == "mrboost")
+        rec = self._sampled(self.rec)
+        whole = self._evaluate(rec, deterministic=method == "mrboost")
         uniform = whole.at(None)
         randomized = [self._prefix(m) for m in range(1, members)] if method == "barre" else []
         deterministic = [self._deterministic(m) for m in range(1, members)] if method == "mrboost" else []
         if whole.deterministic is not None:
             deterministic.append(_pair(whole.deterministic))
-        compared = {name: self._compared(name) for name in ATTACKS} if members > 1 else {}
+        wanted = ATTACKS if members > 1 and self.settings.compare else ()
+        compared = {name: self._compared(name) for name in wanted}
         passes, seconds = self._trained()
         return Measured(
             method=method,
             data=self.test.name,
             threat=self.threat.to_dict(),
             n=len(self.test),
-            probs=tuple(self.rec.probs.tolist()),
+            probs=tuple(rec.probs.tolist()),
             flops=whole.flops,
             individual=tuple(_pair(a) for a in whole.member_accuracies),
             randomized=(*randomized, _pair(whole.accuracy)),
@@ -201,19 +209,23 @@ class _Work:
 
     def _prefix(self, m: int) -> Pair:
         """The first m members at probabilities chosen on validation data; what is known about them is used."""
-        rec = RandomizedEnsemble(list(self.rec.members)[:m], threat=self.threat)
-        if m > 1:
-            best = optimize_sampling(
-                rec,
-                self.validation,
-                self.settings.build(self.threat),
-                max_sweeps=4,
-                progress=self.progress,
-                folder=self.store,
-            )
-            self.cost = self.cost + best.cost
-            rec = rec.with_probs(best.probs)
+        rec = self._sampled(RandomizedEnsemble(list(self.rec.members)[:m], threat=self.threat))
         return _pair(self._evaluate(rec).accuracy)
+
+    def _sampled(self, rec: RandomizedEnsemble) -> RandomizedEnsemble:
+        """At the probabilities that are best on validation data."""
+        if len(rec) == 1:
+            return rec
+        best = optimize_sampling(
+            rec,
+            self.validation,
+            self.settings.build(self.threat),
+            max_sweeps=4,
+            progress=self.progress,
+            folder=self.store,
+        )
+        self.cost = self.cost + best.cost
+        return rec.with_probs(best.probs)
 
     def _deterministic(self, m: int) -> Pair:
         rec = RandomizedEnsemble(list(self.rec.members)[:m], threat=self.threat)
@@ -223,7 +235,7 @@ class _Work:
 
     def _compared(self, name: str) -> float:
         """Robust accuracy at uniform probabilities under one attack and nothing else."""
-        threat = _l2(self.threat, math.prod(self.test.shape)) if name == "cw" else self.threat
+        threat = _l2(self.threat, math.prod(self.test.shape)) if name == "acw" else self.threat
         attack = attacks.create(name, threat, seed=self.settings.seed)
         self.progress(f"{name} at uniform probabilities", 0, 1)
         data = (self.test.x, self.test.y)

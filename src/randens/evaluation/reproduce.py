@@ -1,4 +1,4 @@
-"""The paper's tables, filled with what was measured, next to the paper's own numbers.
+"""The paper's tables, filled with what was measured, next to the paper's own numbers and in the paper's layout.
 
 A table knows which run answers each of its cells; runs that are not there leave cells empty. Numbers are accuracies
 in per cent. The paper's are in `paper.json`, transcribed once.
@@ -6,16 +6,19 @@ in per cent. The paper's are in `paper.json`, transcribed once.
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from typing import Any
 
-from randens.evaluation.measuring import ATTACKS, Measured
+import rich.table
 
-__all__ = ["Cell", "METHOD_NAMES", "Row", "Table", "Wanted", "paper", "tables"]
+from randens.evaluation.measuring import ATTACKS, Measured, Pair
+
+__all__ = ["Cell", "METHOD_NAMES", "Names", "Row", "Table", "Wanted", "paper", "tables"]
 
 DATA = ("cifar10", "cifar100")
 NETWORKS = ("resnet20", "mobilenetv1", "resnet18")
@@ -23,13 +26,15 @@ METHODS = ("iat", "mrboost", "barre")
 
 METHOD_NAMES = {"at": "AT", "iat": "IAT", "mrboost": "MRBoost", "mrboost-r": "MRBoost-R", "barre": "BARRE"}
 _ATTACK_NAMES = {
-    "cw": "ACW (l2)",
+    "acw": "ACW (l2)",
     "afgsm": "AFGSM",
     "adaptive-pgd-l": "APGD-L",
     "adaptive-pgd-s": "APGD-S",
     "arc": "ARC",
     "arc-r": "ARC-R",
 }
+_ACCURACIES = ("A_nat", "A_rob")
+_MOST_SIZES, _MOST_MEMBERS = 4, 5
 
 
 @dataclass(frozen=True)
@@ -43,10 +48,11 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Cell:
-    """One number of ours and one of the paper's, in per cent; None where there is none."""
+    """One number of ours and one of the paper's, in per cent (or, with unit "M", in MFLOPs); None where none is."""
 
     ours: float | None
     paper: float | None
+    unit: str = "%"
 
     @property
     def difference(self) -> float | None:
@@ -55,12 +61,24 @@ class Cell:
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary for JSON."""
-        return {"ours": self.ours, "paper": self.paper, "difference": self.difference}
+        return {"ours": self.ours, "paper": self.paper, "difference": self.difference, "unit": self.unit}
+
+    def __str__(self) -> str:
+        """Ours (the paper's)."""
+        if self.ours is None and self.paper is None:
+            return ""
+        ours = "–" if self.ours is None else self._number(self.ours)
+        return ours if self.paper is None else f"{ours} ({self._number(self.paper)})"
+
+    def _number(self, value: float) -> str:
+        if self.unit == "%":
+            return f"{value:.2f}"
+        return f"{value / 1000:.2g} B" if value >= 1000 else f"{value:.3g} M"
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line: who, the cells, and the run that filled it."""
+    """One line: who, the cells, and the runs that filled it."""
 
     labels: tuple[str, ...]
     cells: tuple[Cell, ...]
@@ -69,12 +87,21 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of the paper. headings: of the labels, then of the cells."""
+    """A table of the paper: `labels` head the leading columns, `columns` (group, name) the cells.
+
+    Rows with the same first label belong together, as the paper's networks do.
+    """
 
     name: str
     title: str
-    headings: tuple[str, ...]
+    labels: tuple[str, ...]
+    columns: tuple[tuple[str, str], ...]
     rows: tuple[Row, ...] = field(repr=False)
+
+    @property
+    def headings(self) -> tuple[str, ...]:
+        """Of the labels, then of the cells with their groups."""
+        return (*self.labels, *(f"{group} {name}".strip() for group, name in self.columns))
 
     @property
     def filled(self) -> int:
@@ -86,17 +113,72 @@ class Table:
         rows = [{"labels": list(r.labels), "cells": [c.to_json() for c in r.cells]} for r in self.rows]
         return {"name": self.name, "title": self.title, "headings": list(self.headings), "rows": rows}
 
+    def _blocks(self) -> list[list[Row]]:
+        return [list(rows) for _, rows in itertools.groupby(self.rows, key=lambda row: row.labels[0])]
+
+    def _lines(self) -> Iterable[tuple[bool, list[str]]]:
+        """(begins a block, texts) for every row; the first label is given once per block."""
+        for block in self._blocks():
+            for number, row in enumerate(block):
+                first = row.labels[0] if number == 0 else ""
+                yield number == 0, [first, *row.labels[1:], *(str(cell) for cell in row.cells)]
+
     def markdown(self) -> str:
-        """Each cell: ours, the paper's and the difference."""
-        lines = ["| " + " | ".join(self.headings) + " |", "|" + "---|" * len(self.headings)]
-        for row in self.rows:
-            lines.append("| " + " | ".join([*row.labels, *(_text(cell) for cell in row.cells)]) + " |")
+        """A Markdown table; each cell: ours (the paper's)."""
+        lines = ["| " + " | ".join(self.headings) + " |"]
+        lines.append("|" + "---|" * len(self.labels) + "---:|" * len(self.columns))
+        lines += ["| " + " | ".join(texts) + " |" for _, texts in self._lines()]
         return "\n".join(lines)
+
+    def latex(self) -> str:
+        """A LaTeX table with the packages booktabs and multirow, grouped as the paper's."""
+        groups = [(g, len(list(c))) for g, c in itertools.groupby(self.columns, key=lambda column: column[0])]
+        lead = len(self.labels)
+        top = [f"\\multirow{{2}}{{*}}{{{_tex(label)}}}" for label in self.labels]
+        top += [f"\\multicolumn{{{size}}}{{c}}{{{_tex(group)}}}" for group, size in groups]
+        bottom = [""] * lead + [_tex(name) for _, name in self.columns]
+        lines = [
+            f"% {self.title}",
+            f"\\begin{{tabular}}{{{'l' * lead}{'r' * len(self.columns)}}}",
+            "\\toprule",
+            " & ".join(top) + r" \\",
+            " & ".join(bottom) + r" \\",
+        ]
+        for block in self._blocks():
+            lines.append("\\midrule")
+            for number, row in enumerate(block):
+                first = f"\\multirow{{{len(block)}}}{{*}}{{{_tex(row.labels[0])}}}" if number == 0 else ""
+                texts = [
+                    first,
+                    *(_tex(label) for label in row.labels[1:]),
+                    *(_tex(str(c)) for c in row.cells),
+                ]
+                lines.append(" & ".join(texts) + r" \\")
+        return "\n".join([*lines, "\\bottomrule", "\\end{tabular}"])
+
+    def terminal(self) -> rich.table.Table:
+        """A rich table; ours above the paper's in every cell, for narrow terminals."""
+        shown = rich.table.Table(title=self.title, title_justify="left", title_style="bold", pad_edge=False)
+        for label in self.labels:
+            shown.add_column(label)
+        for group, name in self.columns:
+            shown.add_column(f"{group}\n{name}" if group else name, justify="right")
+        for begins, texts in self._lines():
+            if begins:
+                shown.add_section()
+            shown.add_row(*(text.replace(" (", "\n(") for text in texts))
+        return shown
+
+
+@dataclass(frozen=True)
+class Names:
+    """What stands for the paper's networks and data at a scale, for labels."""
+
+    networks: Mapping[str, str]
+    data: Mapping[str, str]
 
 
 Found = Mapping[Wanted, Measured]
-Names = Callable[[str, str], str]
-"""(data, network) in the paper's terms → what stands for them at this scale, for labels."""
 
 
 @cache
@@ -107,17 +189,22 @@ def paper() -> dict[str, Any]:
     return content
 
 
+def paper_names() -> Names:
+    """The paper's own."""
+    return Names(paper()["networks"], {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"})
+
+
 def tables(found: Found, networks: Sequence[str] = NETWORKS, names: Names | None = None) -> tuple[Table, ...]:
     """Tables 1 to 6 of the paper, and the probabilities that it reports in the text as a seventh."""
-    title = names or (lambda data, network: f"{paper()['networks'][network]}, {_data_name(data)}")
+    called = names or paper_names()
     return (
-        _best(found, networks, title),
-        _sizes(found, networks, "cifar10", "Table 2", title),
-        _individual(found, networks, "cifar10", "Table 3", title),
-        _individual(found, networks, "cifar100", "Table 4", title),
-        _attacks(found, networks, title),
-        _sizes(found, networks, "cifar100", "Table 6", title),
-        _probabilities(found, networks, title),
+        _best(found, networks, called),
+        _sizes(found, networks, "cifar10", "Table 2", called),
+        _individual(found, networks, "cifar10", "Table 3", called),
+        _individual(found, networks, "cifar100", "Table 4", called),
+        _attacks(found, networks, called),
+        _sizes(found, networks, "cifar100", "Table 6", called),
+        _probabilities(found, networks, called),
     )
 
 
@@ -125,38 +212,48 @@ def _best(found: Found, networks: Sequence[str], names: Names) -> Table:
     rows = []
     for network in networks:
         for method, numbers in paper()["best"][network].items():
+            uniform = method.endswith("-uniform")
             base = "mrboost" if method.startswith("mrboost") else method
-            for data in DATA:
-                run = Wanted(data, network, base)
+            runs = [Wanted(data, network, base) for data in DATA]
+            cells: list[Cell] = []
+            for run in runs:
                 have = found.get(run)
-                pair = None
-                if have is not None:
-                    pair = have.uniform if method.endswith("-uniform") else have.randomized[-1]
-                label = "MRBoost-R, uniform α" if method.endswith("-uniform") else METHOD_NAMES[method]
-                size = f"{'–' if have is None else have.members} ({numbers['members']})"
-                rows.append(Row((names(data, network), label, size), _cells(pair, numbers[data]), (run,)))
-    headings = ("network, data", "method", "M (paper)", "natural", "robust")
-    return Table("table1", "Table 1. BARRE and other ways to randomized ensembles", headings, tuple(rows))
+                pair = None if have is None else have.uniform if uniform else have.randomized[-1]
+                cells += _cells(pair, numbers[run.data])
+            members = [found[run].members for run in runs if run in found]
+            size = f"M = {members[0] if members else '–'} ({numbers['members']})"
+            label = "MRBoost-R†" if uniform else METHOD_NAMES[method]
+            rows.append(Row((names.networks[network], label, size), tuple(cells), tuple(runs)))
+    columns = tuple((names.data[data], accuracy) for data in DATA for accuracy in _ACCURACIES)
+    title = "Table 1. BARRE and other methods, randomized ensembles († equiprobable sampling)"
+    return Table("table1", title, ("Network", "Method", "Size M"), columns, tuple(rows))
 
 
 def _sizes(found: Found, networks: Sequence[str], data: str, number: str, names: Names) -> Table:
     rows = []
     for network in networks:
+        alone = found.get(Wanted(data, network, "at"))
         for method in ("mrboost", "barre"):
             run = Wanted(data, network, method)
             have = found.get(run)
+            cells: list[Cell] = []
             for m, numbers in enumerate(paper()["sizes"][data][network][method], start=1):
-                pairs = () if have is None else have.deterministic if method == "mrboost" else have.randomized
-                pair = pairs[m - 1] if m <= len(pairs) else None
-                cost = paper()["mflops"][network] * (m if method == "mrboost" else 1)
-                ours = None
+                # Both methods begin with the same adversarially trained network.
+                source = alone if m == 1 and alone is not None else have
+                pairs: Sequence[Pair] = ()
+                if source is not None:
+                    drawn = method == "barre" or source is alone
+                    pairs = source.randomized if drawn else source.deterministic
+                together = m if method == "mrboost" else 1
+                cost = None
                 if have is not None and m <= have.members:
-                    ours = (sum(have.flops[:m]) if method == "mrboost" else have.flops[0]) / 1e6
-                labels = (names(data, network), METHOD_NAMES[method], str(m), _flops(ours, cost))
-                rows.append(Row(labels, _cells(pair, numbers), (run,)))
-    headings = ("network, data", "method", "M", "MFLOPs (paper)", "natural", "robust")
-    title = f"{number}. Randomized (BARRE) and deterministic (MRBoost) ensembles by size"
-    return Table(number.lower().replace(" ", ""), title, headings, tuple(rows))
+                    cost = sum(have.flops[:together]) / 1e6
+                cells += _cells(pairs[m - 1] if m <= len(pairs) else None, numbers)
+                cells.append(Cell(cost, paper()["mflops"][network] * together, "M"))
+            rows.append(Row((names.networks[network], METHOD_NAMES[method]), tuple(cells), (run,)))
+    columns = tuple((f"M = {m}", name) for m in range(1, _MOST_SIZES + 1) for name in (*_ACCURACIES, "FLOPs"))
+    title = f"{number}. BARRE (randomized) and MRBoost (deterministic) by size, {names.data[data]}"
+    return Table(number.lower().replace(" ", ""), title, ("Network", "Method"), columns, tuple(rows))
 
 
 def _individual(found: Found, networks: Sequence[str], data: str, number: str, names: Names) -> Table:
@@ -165,13 +262,15 @@ def _individual(found: Found, networks: Sequence[str], data: str, number: str, n
         for method in METHODS:
             run = Wanted(data, network, method)
             have = found.get(run)
-            for i, numbers in enumerate(paper()["individual"][data][network][method]):
+            stated = paper()["individual"][data][network][method]
+            cells: list[Cell] = []
+            for i in range(_MOST_MEMBERS):
                 pair = have.individual[i] if have is not None and i < have.members else None
-                labels = (names(data, network), METHOD_NAMES[method], f"f{i + 1}")
-                rows.append(Row(labels, _cells(pair, numbers), (run,)))
-    headings = ("network, data", "method", "member", "natural", "robust")
-    title = f"{number}. Members attacked alone"
-    return Table(number.lower().replace(" ", ""), title, headings, tuple(rows))
+                cells += _cells(pair, stated[i] if i < len(stated) else (None, None))
+            rows.append(Row((names.networks[network], METHOD_NAMES[method]), tuple(cells), (run,)))
+    columns = tuple((f"f{i}", name) for i in range(1, _MOST_MEMBERS + 1) for name in _ACCURACIES)
+    title = f"{number}. Members attacked alone, {names.data[data]}"
+    return Table(number.lower().replace(" ", ""), title, ("Network", "Method"), columns, tuple(rows))
 
 
 def _attacks(found: Found, networks: Sequence[str], names: Names) -> Table:
@@ -186,55 +285,42 @@ def _attacks(found: Found, networks: Sequence[str], names: Names) -> Table:
                 for a in ATTACKS
             )
             label = METHOD_NAMES["mrboost-r" if method == "mrboost" else method]
-            rows.append(Row((names("cifar10", network), label), cells, (run,)))
-    headings = ("network, data", "method", *(_ATTACK_NAMES[a] for a in ATTACKS))
-    return Table("table5", "Table 5. Robust accuracy by attack, uniform α", headings, tuple(rows))
+            rows.append(Row((names.networks[network], label), cells, (run,)))
+    columns = tuple(("", _ATTACK_NAMES[a]) for a in ATTACKS)
+    title = f"Table 5. Robust accuracy by attack, equiprobable sampling, {names.data['cifar10']}"
+    return Table("table5", title, ("Network", "Method"), columns, tuple(rows))
 
 
 def _probabilities(found: Found, networks: Sequence[str], names: Names) -> Table:
     """α of each ensemble; the paper gives one, in its text, and no table."""
     rows = []
-    for data in DATA:
-        for network in networks:
-            for method in METHODS:
+    for network in networks:
+        for method in METHODS:
+            for data in DATA:
                 run = Wanted(data, network, method)
                 have = found.get(run)
-                stated = paper()["probabilities"].get(data, {}).get(network, {}).get(method)
-                count = max(len(stated or ()), have.members if have is not None else 0)
-                if count == 0:
-                    continue
+                stated = paper()["probabilities"].get(data, {}).get(network, {}).get(method) or ()
                 ours = () if have is None else have.probs
                 cells = tuple(
                     Cell(
                         100 * ours[i] if i < len(ours) else None,
-                        100 * stated[i] if stated is not None and i < len(stated) else None,
+                        100 * stated[i] if i < len(stated) else None,
                     )
-                    for i in range(count)
+                    for i in range(_MOST_MEMBERS)
                 )
-                rows.append(Row((names(data, network), METHOD_NAMES[method]), cells, (run,)))
-    widest = max((len(row.cells) for row in rows), default=0)
-    rows = [Row(r.labels, r.cells + (Cell(None, None),) * (widest - len(r.cells)), r.runs) for r in rows]
-    headings = ("network, data", "method", *(f"α{i + 1}" for i in range(widest)))
-    return Table("table7", "Probabilities of the ensembles (Section 5, in the text)", headings, tuple(rows))
+                if ours or stated:
+                    label = METHOD_NAMES["mrboost-r" if method == "mrboost" else method]
+                    rows.append(Row((names.networks[network], label, names.data[data]), cells, (run,)))
+    columns = tuple(("", f"α{i}") for i in range(1, _MOST_MEMBERS + 1))
+    title = "Probabilities of the ensembles (Section 5, in the text)"
+    return Table("table7", title, ("Network", "Method", "Data"), columns, tuple(rows))
 
 
-def _cells(pair: tuple[float, float] | None, numbers: Sequence[float]) -> tuple[Cell, ...]:
-    return tuple(Cell(None if pair is None else 100 * pair[i], numbers[i]) for i in range(2))
+def _cells(pair: Pair | None, numbers: Sequence[float | None]) -> list[Cell]:
+    return [Cell(None if pair is None else 100 * pair[i], numbers[i]) for i in range(2)]
 
 
-def _text(cell: Cell) -> str:
-    if cell.ours is None and cell.paper is None:
-        return ""
-    ours = "–" if cell.ours is None else f"{cell.ours:.2f}"
-    if cell.paper is None:
-        return ours
-    difference = "" if cell.difference is None else f", {cell.difference:+.2f}"
-    return f"{ours} ({cell.paper:.2f}{difference})"
-
-
-def _flops(ours: float | None, stated: float) -> str:
-    return f"{'–' if ours is None else f'{ours:.3g}'} ({stated:g})"
-
-
-def _data_name(data: str) -> str:
-    return {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}[data]
+def _tex(text: str) -> str:
+    for plain, escaped in (("_", r"\_"), ("%", r"\%"), ("†", r"$^\dagger$"), ("–", "--"), ("α", r"$\alpha$")):
+        text = text.replace(plain, escaped)
+    return text.replace("ε", r"$\varepsilon$")

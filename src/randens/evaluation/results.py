@@ -24,7 +24,7 @@ from randens.evaluation.intervals import Estimate, estimate
 from randens.evaluation.reach import Conflict
 from randens.files import document_checksum, read_json, seal, write_json
 from randens.risk import Bounds, RiskProfile, RuleOfThumb, bounds, rule_of_thumb
-from randens.risk.two import two_classifiers
+from randens.risk.two import Theorem1Test, theorem1_test, two_classifiers
 from randens.runs import Run
 from randens.threat import Threat
 from randens.witness import WitnessPool
@@ -80,13 +80,23 @@ class Level:
 
 @dataclass(frozen=True)
 class Pair:
-    """Theorem 1 for members i and j: drawing between them beats both iff conflict > difference."""
+    """Theorem 1 for members i and j: drawing between them beats both iff conflict > difference.
+
+    together: whether an attack drew both. Where none did, `conflict` only says that no perturbation was met that
+    fools both, and `helps` means nothing. test: an interval for conflict − difference over the choice of inputs.
+    """
 
     i: int
     j: int
     conflict: float
     difference: float
     helps: bool
+    together: bool
+    test: Theorem1Test
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary for JSON."""
+        return {**vars(self), "test": self.test.to_json()}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -262,10 +272,13 @@ class Evaluation:
     def pairs(self) -> tuple[Pair, ...]:
         """Theorem 1's condition for every two members."""
         found = []
+        attacked = [self.probs, *self.also.values()]
         for i, j in itertools.combinations(range(self.members), 2):
             two = two_classifiers(self.profile.restrict((i, j)))
             gap = abs(two.member_risks[0] - two.member_risks[1])
-            found.append(Pair(i, j, two.conflict, gap, two.helps))
+            together = any(alpha[i] > 0 and alpha[j] > 0 for alpha in attacked)
+            test = theorem1_test(self.profile.restrict((i, j)), self.n, confidence=self.confidence)
+            found.append(Pair(i, j, two.conflict, gap, two.helps, together, test))
         return tuple(found)
 
     @cached_property
@@ -349,7 +362,7 @@ class Evaluation:
             "next_member": {"low": thumb.low, "high": thumb.high, "necessary": thumb.necessary},
             "gain": self.gain,
             "conflict": None if self.conflict is None else self.conflict.to_json(),
-            "pairs": [vars(pair) for pair in self.pairs],
+            "pairs": [pair.to_json() for pair in self.pairs],
             "levels": [vars(level) for level in self.levels],
             "expected_flops": self.expected_flops,
             "deterministic_flops": sum(self.flops),

@@ -183,11 +183,7 @@ def statements(evaluation: Evaluation) -> list[str]:
         said.append(f"Randomisation gain Σ α_i η_i − η(α): {evaluation.gain:.4f}.")
         if evaluation.conflict is not None:
             said.append(evaluation.conflict.sentence)
-        helpful = [f"{p.i}+{p.j}" for p in evaluation.pairs if p.helps]
-        said.append(
-            f"Pairs that beat both of their members (Theorem 1): {', '.join(helpful) or 'none'} "
-            f"of {len(evaluation.pairs)}."
-        )
+        said.append(_pairs(evaluation))
         thumb = evaluation.next_member
         said.append(f"A further member should have a risk of at most {thumb.high:.4f} (rule of thumb).")
         if evaluation.classes == 2:
@@ -209,6 +205,22 @@ def statements(evaluation: Evaluation) -> list[str]:
     said += [f"Note: {note}." for note in evaluation.notes]
     said += _warnings(evaluation)
     return said
+
+
+def _pairs(evaluation: Evaluation) -> str:
+    """Theorem 1 for the pairs that an attack drew together; about the others nothing is known."""
+    known = [p for p in evaluation.pairs if p.together]
+    apart = [f"{p.i}+{p.j}" for p in evaluation.pairs if not p.together]
+    helpful = [
+        f"{p.i}+{p.j} (by {p.test.value:.3f}, {evaluation.confidence:.0%} interval {p.test.low:.3f} to "
+        f"{p.test.high:.3f}{'' if p.test.verdict == 'helps' else ', may be chance'})"
+        for p in known
+        if p.helps
+    ]
+    said = (
+        f"Pairs that beat both of their members (Theorem 1): {', '.join(helpful) or 'none'} of {len(known)}"
+    )
+    return said + (f"; not attacked together: {', '.join(apart)}." if apart else ".")
 
 
 def _warnings(evaluation: Evaluation) -> list[str]:

@@ -21,7 +21,7 @@ from randens.risk.result import Sampling
 from randens.risk.sampling import optimal_sampling
 from randens.risk.simplex import project_simplex
 from randens.risk.subgradient import best_step, subgradient_sampling, theorem4_bound
-from randens.risk.two import FIGURE_3, TwoClassifiers, two_classifiers
+from randens.risk.two import FIGURE_3, Theorem1Test, TwoClassifiers, theorem1_test, two_classifiers
 
 __all__ = [
     "Bounds",
@@ -35,6 +35,7 @@ __all__ = [
     "RiskProfile",
     "RuleOfThumb",
     "Sampling",
+    "Theorem1Test",
     "TwoClassifiers",
     "auxiliary_risk",
     "best_step",
@@ -51,6 +52,7 @@ __all__ = [
     "project_simplex",
     "rule_of_thumb",
     "subgradient_sampling",
+    "theorem1_test",
     "theorem4_bound",
     "tight_profile",
     "two_classifiers",

@@ -15,6 +15,10 @@ SUM_TOLERANCE = 1e-6
 """Probabilities typed by hand or stored as float32 rarely sum to exactly 1."""
 
 
+ROUNDING = 1e-9
+"""Sums of shares end at 1 + 2e-16 now and then."""
+
+
 def frozen(array: NDArray[Any]) -> NDArray[Any]:
     """The array itself, made read-only: a value object must not change under its owner."""
     array.setflags(write=False)
@@ -33,11 +37,12 @@ def as_vector(name: str, value: ArrayLike) -> NDArray[np.float64]:
 
 
 def as_risks(name: str, value: ArrayLike, members: int | None = None) -> NDArray[np.float64]:
-    """Risks, one per member, each in [0, 1]."""
+    """Risks, one per member, each in [0, 1]; what rounding puts outside by less than 1e-9 is put back."""
     risks = as_vector(name, value)
     for i, risk in enumerate(risks):
-        if not 0.0 <= risk <= 1.0:
-            raise InputError(f"{name}[{i}] is {risk:g}; a risk must lie in [0, 1]")
+        if not -ROUNDING <= risk <= 1.0 + ROUNDING:
+            raise InputError(f"{name}[{i}] is {risk:.12g}; a risk must lie in [0, 1]")
+    risks = risks.clip(0.0, 1.0)
     if members is not None and len(risks) != members:
         raise InputError(f"{name} has {len(risks)} values; expected one for each of the {members} members")
     return risks

@@ -23,8 +23,8 @@ class Explanation:
 
     bounds: Theorem 3. next_member: the risk a further member should have. best_member: index of the most
     robust one. possible_gain: its risk − floor, the most that drawing can ever buy over using it alone.
-    needed_size: how many members it takes at least to beat the best one, where all others are broken; else
-    None. sentences: all of it in words.
+    needed_size: ⌈1/η₁⌉ where all members but one are broken, else None: with fewer members the ensemble is worse
+    than that one, with 1/η₁ of them no better (Equation 16). sentences: all of it in words.
     """
 
     bounds: Bounds
@@ -69,7 +69,7 @@ def explain(member_risks: ArrayLike, *, classes: int | None = None) -> Explanati
     sentences = (
         _limits(limits),
         _gain(limits, best, lowest),
-        "" if size is None else _broken(size, len(risks), best),
+        "" if size is None else _broken(size, limits, best),
         _left_out(limits),
         _next(thumb, limits.m, best),
         "" if len(risks) == 1 else _votes(classes),
@@ -100,11 +100,17 @@ def _gain(limits: Bounds, best: int, lowest: float) -> str:
     )
 
 
-def _broken(size: int, members: int, best: int) -> str:
-    verdict = "large enough for that" if members >= size else "too small"
+def _broken(size: int, limits: Bounds, best: int) -> str:
+    members = len(limits.member_risks)
+    if members < size:
+        verdict = "too small"
+    elif limits.m == 1:
+        verdict = "large enough to equal it, too small to beat it"
+    else:
+        verdict = "large enough for that"
     return (
-        f"All members but {best} are always fooled: it takes at least {size} members to beat that one, and an "
-        f"ensemble of {members} is {verdict}."
+        f"All members but {best} are always fooled: it takes at least {size} members to be as good as that one "
+        f"(Equation 16), and an ensemble of {members} is {verdict}."
     )
 
 

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import betainc, betaincinv
 
 from randens.errors import InputError
-from randens.risk.checks import frozen
+from randens.risk.checks import as_count, as_share, frozen
 from randens.risk.profile import RiskProfile
 
-__all__ = ["FIGURE_3", "TwoClassifiers", "two_classifiers"]
+__all__ = ["FIGURE_3", "Theorem1Test", "TwoClassifiers", "theorem1_test", "two_classifiers"]
 
 FIGURE_3: Mapping[str, tuple[tuple[int, int], ...]] = MappingProxyType(
     {
@@ -130,3 +131,76 @@ def _explain(first: float, second: float, conflict: float, both: float, helps: b
     else:
         why = "The first number is not the larger, so the weaker member costs more than the guessing saves"
     return met + f"{why}: no mixture beats the {which} member alone, at {risk:.1%} (Theorem 1)."
+
+
+@dataclass(frozen=True)
+class Theorem1Test:
+    """Theorem 1 as a statement about the distribution that the inputs come from.
+
+    value: P(R₁) − |η₁ − η₂| over the inputs seen. low, high: an interval for it over the distribution, at
+    `confidence`. p_value: how likely inputs like these are if drawing does not help. verdict: "helps" (p_value at
+    most 1 − confidence), "does not help" (high at most 0), or "undecided".
+    """
+
+    value: float
+    low: float
+    high: float
+    p_value: float
+    confidence: float
+    verdict: str
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary for JSON."""
+        return dict(vars(self))
+
+
+def theorem1_test(profile: RiskProfile, n: int | None = None, *, confidence: float = 0.95) -> Theorem1Test:
+    """Does drawing between two members help on the distribution, or only on the inputs seen (Theorem 1)?
+
+    P(R₁) − |η₁ − η₂| is the smaller of p₁ + p₃ − p₄ and p₁ − p₃ + p₄, in the notation of Equation 7. Each is a
+    difference of two shares: drawing helps iff both are above 0. The p-value is the larger one of two exact sign
+    tests, and the interval takes Clopper and Pearson's limits of the shares; both hold for every n. The witnesses
+    are taken as they are: a stronger attack can only lower P(R₁) of an input and raise the risks.
+
+    Parameters
+    ----------
+    profile : of two members; for two of a larger ensemble, pass `profile.restrict((i, j))`.
+    n : the number of inputs; by default the profile's own.
+    confidence : of the interval and of the verdict.
+
+    >>> sets = [FIGURE_3["either-not-both"], FIGURE_3["neither"]]
+    >>> found = theorem1_test(RiskProfile.from_configurations(sets, [0.2, 0.8]), 100)
+    >>> found.verdict, round(found.value, 2), round(found.low, 2)
+    ('helps', 0.2, 0.07)
+    """
+    found = two_classifiers(profile)
+    size = profile.size if n is None else n
+    inputs = as_count("n", 0 if size is None else size)
+    alpha = 1.0 - as_share("confidence", confidence)
+    share = [
+        round(found.frequencies[name] * inputs) for name in ("either-not-both", "first-only", "second-only")
+    ]
+    conflict, first, second = share
+    sides = ((conflict + first, second), (conflict + second, first))
+    value = min(up - down for up, down in sides) / inputs
+    # Below: whichever side is the smaller one, its own limit must fail. Above: both limits must hold.
+    low = min(_low(up, inputs, alpha / 4) - _high(down, inputs, alpha / 4) for up, down in sides)
+    high = min(_high(up, inputs, alpha / 8) - _low(down, inputs, alpha / 8) for up, down in sides)
+    p_value = max(_sign_test(up, down) for up, down in sides)
+    verdict = "helps" if p_value <= alpha else "does not help" if high <= 0 else "undecided"
+    return Theorem1Test(value, low, high, p_value, 1.0 - alpha, verdict)
+
+
+def _sign_test(up: int, down: int) -> float:
+    """P(at least `up` heads in up + down tosses of a fair coin)."""
+    return 1.0 if up == 0 else float(betainc(up, down + 1, 0.5))
+
+
+def _low(count: int, n: int, alpha: float) -> float:
+    """Clopper and Pearson's lower limit of a share."""
+    return 0.0 if count == 0 else float(betaincinv(count, n - count + 1, alpha))
+
+
+def _high(count: int, n: int, alpha: float) -> float:
+    """Clopper and Pearson's upper limit of a share."""
+    return 1.0 if count == n else float(betaincinv(count + 1, n - count, 1.0 - alpha))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +19,11 @@ from randens.attacks.losses import (
     Loss,
     expected_bounded_risk,
     expected_cross_entropy,
+    expected_mce,
     mean_logit_cross_entropy,
+    mean_logit_mce,
     mixture_cross_entropy,
+    mixture_mce,
 )
 from randens.ensemble import RandomizedEnsemble
 from randens.threat import Threat
@@ -29,11 +32,16 @@ from randens.training.recipe import AdversaryPart
 
 __all__ = ["Adversary", "Arc", "FGSMRS", "NFGSM", "PGD", "Start", "Victims", "adversary"]
 
-_LEVELS: dict[str, Loss] = {
-    "loss": expected_cross_entropy,
-    "softmax": mixture_cross_entropy,
-    "logits": mean_logit_cross_entropy,
-    "bounded": expected_bounded_risk,
+_LEVELS: dict[tuple[str, str], Loss] = {
+    ("cross-entropy", "loss"): expected_cross_entropy,
+    ("cross-entropy", "softmax"): mixture_cross_entropy,
+    ("cross-entropy", "logits"): mean_logit_cross_entropy,
+    ("mce", "loss"): expected_mce,
+    ("mce", "softmax"): mixture_mce,
+    ("mce", "logits"): mean_logit_mce,
+    # The bounded risk is a loss of its own; the recipe's choice of loss does not apply to it.
+    ("cross-entropy", "bounded"): expected_bounded_risk,
+    ("mce", "bounded"): expected_bounded_risk,
 }
 Objective = Callable[[Tensor], Tensor]
 
@@ -87,6 +95,7 @@ class Adversary(ABC):
 
     threat: Threat
     level: str
+    loss: str = field(default="cross-entropy", kw_only=True)
 
     @property
     def radius(self) -> float:
@@ -110,17 +119,17 @@ class Adversary(ABC):
         """Member passes, forward and as many backward, per image."""
         return victims * (self.gradients + (self.level == "kl"))
 
-    def climb(self, victims: Victims, start: Start) -> Callable[[Tensor], Tensor]:
-        """The steepest direction of the objective at a point."""
+    def climb(self, victims: Victims, start: Start) -> Callable[[Tensor, float], Tensor]:
+        """The steepest step of a given length from a point (not yet projected)."""
         objective = self._objective(victims, start)
 
-        def direction(point: Tensor) -> Tensor:
+        def moved(point: Tensor, length: float) -> Tensor:
             with torch.enable_grad():
                 variable = point.detach().requires_grad_()
                 (gradient,) = torch.autograd.grad(objective(victims.logits(variable)).sum(), variable)
-            return self.threat.steepest(gradient)
+            return self.threat.step(point, gradient, length)
 
-        return direction
+        return moved
 
     def _objective(self, victims: Victims, start: Start) -> Objective:
         """What is climbed, as a function of the members' logits; "kl" is TRADES's Σ α_i KL(f_i(x) ‖ f_i(x'))."""
@@ -128,26 +137,31 @@ class Adversary(ABC):
             with torch.no_grad():
                 clean = victims.logits(start.x).log_softmax(dim=-1)
             return lambda z: victims.probs.to(z.dtype) @ divergence(clean, z)
-        loss = _LEVELS[self.level]
+        loss = _LEVELS[self.loss, self.level]
         return lambda z: loss(z, start.y, victims.probs)
 
 
 @dataclass(frozen=True)
 class PGD(Adversary):
-    """δ ← Π(δ + step·μ_p(∇ objective)), from a random point of the ball (Eq. 95)."""
+    """δ ← Π(δ + step·μ_p(∇ objective)), from a random point of the ball of radius `start`·ε (Eq. 95)."""
 
     steps: int
     step: float
+    start: float = 1.0
+
+    @property
+    def radius(self) -> float:
+        return self.start
 
     @property
     def gradients(self) -> int:
         return self.steps
 
     def craft(self, victims: Victims, start: Start) -> Tensor:
-        direction, onto = self.climb(victims, start), _projection(self.threat, start.x)
+        moved, onto = self.climb(victims, start), _projection(self.threat, start.x)
         point = start.point
         for _ in range(self.steps):
-            point = onto(point + self.step * direction(point))
+            point = onto(moved(point, self.step))
         return point
 
 
@@ -158,8 +172,7 @@ class FGSMRS(Adversary):
     step: float
 
     def craft(self, victims: Victims, start: Start) -> Tensor:
-        direction = self.climb(victims, start)
-        return self.threat.project(start.point + self.step * direction(start.point), start.x)
+        return self.threat.project(self.climb(victims, start)(start.point, self.step), start.x)
 
 
 @dataclass(frozen=True)
@@ -177,8 +190,7 @@ class NFGSM(Adversary):
         return self.noise
 
     def craft(self, victims: Victims, start: Start) -> Tensor:
-        direction = self.climb(victims, start)
-        point = start.point + self.step * direction(start.point)
+        point = self.climb(victims, start)(start.point, self.step)
         return point if self.threat.bounds is None else point.clamp(*self.threat.bounds)
 
 
@@ -223,9 +235,10 @@ def adversary(part: AdversaryPart, threat: Threat, level: str) -> Adversary:
     """The adversary that a recipe names; `level` is the method's own, used where the recipe says "auto"."""
     chosen = level if part.level == "auto" else part.level
     if part.name == "pgd":
-        return PGD(threat, chosen, part.steps, part.step or threat.eps / 4)
+        step = part.step or threat.eps / 4
+        return PGD(threat, chosen, part.steps, step, part.start, loss=part.loss)
     if part.name == "fgsm-rs":
-        return FGSMRS(threat, chosen, part.step or 1.25 * threat.eps)
+        return FGSMRS(threat, chosen, part.step or 1.25 * threat.eps, loss=part.loss)
     if part.name == "n-fgsm":
-        return NFGSM(threat, chosen, part.step or threat.eps, part.noise)
+        return NFGSM(threat, chosen, part.step or threat.eps, part.noise, loss=part.loss)
     return Arc(threat, chosen, part.name, part.steps)

@@ -23,6 +23,7 @@ from randens.training.adversaries import adversary
 from randens.training.distributed import pick_device
 from randens.training.members import Blueprint
 from randens.training.methods import METHODS, Roster, uniform
+from randens.training.osp import attacks_per_choice, due
 from randens.training.precision import arithmetic
 from randens.training.recipe import Recipe
 
@@ -96,7 +97,8 @@ def plan(recipe: Recipe) -> list[StagePlan]:
         attacks = judged = math.ceil(epochs / recipe.validation.every)
         reach = judged * (before + size) if before + size > 1 else 0
         if method.reweighs and before:
-            attacks += epochs // recipe.sampling.every * recipe.sampling.sweeps
+            updates = sum(due(recipe.sampling, before + size, done, epochs) for done in range(1, epochs + 1))
+            attacks += updates * (1 + attacks_per_choice(recipe.sampling, before + size))
         crafting, training = method.passes(craft, len(victims), losses.passes(recipe.loss), size)
         stages.append(
             StagePlan(
@@ -117,7 +119,8 @@ def estimate(recipe: Recipe, *, measure: bool = True) -> Estimate:
     stages = plan(recipe)
     crafting = sum(s.epochs * s.crafting for s in stages) * images
     training = sum(s.epochs * s.training for s in stages) * images
-    last = recipe.members * ((recipe.validation.steps + 2) * (1 + recipe.sampling.sweeps) + 1)
+    choices = attacks_per_choice(recipe.sampling, recipe.members)
+    last = recipe.members * ((recipe.validation.steps + 2) * choices + 1)
     validation = (sum(s.validation for s in stages) + last) * held
     model = Blueprint(recipe, len(known.classes), known.shape)()
     flops, parameters = models.flops(model), models.parameters(model)

@@ -27,6 +27,7 @@ from randens.ensemble import RandomizedEnsemble, frozen, load, to_layout
 from randens.errors import InputError, ModelError, RandensError
 from randens.locks import only_writer
 from randens.progress import Progress, silent
+from randens.risk import rule_of_thumb
 from randens.runs import Run
 from randens.store import WitnessStore
 from randens.training.adversaries import Adversary, Start, Victims, adversary
@@ -38,8 +39,9 @@ from randens.training.folder import is_finished, open_folder, rewind_metrics
 from randens.training.losses import Forward, passes, training_loss
 from randens.training.members import Blueprint, given_member, seed_for
 from randens.training.methods import METHODS, Lesson, Roster, Weights, mirror_descent, uniform
+from randens.training.osp import due, optimal_sampling_probability
 from randens.training.precision import arithmetic
-from randens.training.recipe import Recipe, load_recipe
+from randens.training.recipe import Recipe, SamplingPart, load_recipe
 from randens.training.schedule import learning_rate
 from randens.training.state import Best, Ledger, Stage, Tally, pack, parameters, part, restore
 from randens.training.validation import Choice, attacked, check_splits, choose, directions
@@ -216,7 +218,7 @@ class _Engine:
             return  # given by an earlier run
         epochs = self.recipe.epochs_of(stage.number)
         wrapped = [self._forward(self.crew.wrap(self._compiled(member))) for member in stage.trained]
-        while stage.epoch < epochs and stage.watch.faults < self.recipe.validation.patience:
+        while stage.epoch < epochs and stage.watch.worst < self.recipe.validation.patience:
             begun = time.monotonic()
             self._run_epoch(stage, epochs, wrapped)
             self._judge(stage, epochs, begun)
@@ -310,29 +312,48 @@ class _Engine:
             stage.probs = mirror_descent(stage.probs, losses, recipe.sampling.rate)
         line: dict[str, Any] = {"loss": losses.tolist(), "accuracy": accuracy}
         several = len(self.finished) + len(stage.trained) > 1
-        reweigh = self.method.reweighs and several and done % recipe.sampling.every == 0
+        reweigh = self.method.reweighs and several and due(recipe.sampling, len(stage.probs), done, epochs)
         if reweigh or done == epochs or done % recipe.validation.every == 0:
             self._average_buffers(stage)
-            choice = self._validated(stage, reweigh)
-            line.update(natural=1 - choice.natural, robust=1 - choice.risk, **self._reach(stage))
-            self._keep(stage, choice, choice.probs if reweigh else stage.probs)
             if reweigh:
-                stage.probs = _floored(choice.probs, recipe.sampling.floor)
+                stage.probs = self._reweighed(stage, epochs)
+            # One attack for every epoch of a member, at the α in force: what a search for α found beside it would
+            # make the epochs with a new α look worse than the others.
+            rec = self.method.judged(Roster(self.finished, stage.averaged, stage.probs))
+            judged = self._spent(attacked(rec, self.held_x, self.held_y, self.attack))
+            line.update(natural=1 - judged.natural, robust=1 - judged.risk, **self._reach(stage))
+            self._keep(stage, judged)
+            risks = judged.pool.profile().member_risks
             if self.method.watched:
                 # Only what is trained now can be at fault; the judged members end with it.
-                own = choice.pool.profile().member_risks[-len(stage.trained) :]
-                self._watch(stage, 1 - float(np.max(own)), accuracy)
+                self._watch(stage, 1 - float(np.max(risks[-len(stage.trained) :])), accuracy)
+            if recipe.validation.rule_of_thumb and several:
+                self._measure_by_thumb(stage, risks)
         seconds = time.monotonic() - begun
         self._log("epoch", stage, **line, probs=stage.probs.tolist(), seconds=seconds)
 
-    def _validated(self, stage: Stage, reweigh: bool) -> Choice:
+    def _reweighed(self, stage: Stage, epochs: int) -> Weights:
+        """α for the members as they are now, with the floor of the one in training (Algorithm 2, line 12)."""
         rec = self.method.judged(Roster(self.finished, stage.averaged, stage.probs))
-        if reweigh:
-            choice = choose(rec, self.held_x, self.held_y, self.oracle, self.recipe.sampling)
-        else:
-            choice = attacked(rec, self.held_x, self.held_y, self.attack)
-        self.ledger.spend(choice.cost.forwards, choice.cost.backwards)
-        return choice
+        part = self.recipe.sampling
+        if part.rule == "released":
+            part = part.model_copy(update={"step": 10 * self._rate(stage, epochs)})
+        return _floored(self._choice(rec, part).probs, part.floor)
+
+    def _choice(
+        self, rec: RandomizedEnsemble, part: SamplingPart, store: WitnessStore | None = None
+    ) -> Choice:
+        """α by the recipe's method on the recipe's split, and what was found there."""
+        x, y = self._sampling_data(part)
+        if part.method == "osp":
+            return self._spent(optimal_sampling_probability(rec, x, y, self.oracle, part))
+        return self._spent(choose(rec, x, y, self.oracle, part, store))
+
+    def _sampling_data(self, part: SamplingPart) -> tuple[Tensor, Tensor]:
+        if part.data == "validation":
+            return self.held_x, self.held_y
+        order = torch.randperm(len(self.train_data), generator=self._generator("osp"))
+        return self.train_data[order[: part.size]]
 
     def _reach(self, stage: Stage) -> dict[str, float | None]:
         """The joint reach of the members so far, for metrics.jsonl; nothing while there is only one."""
@@ -346,13 +367,13 @@ class _Engine:
         self.ledger.spend(found.cost.forwards, found.cost.backwards)
         return found.to_json()
 
-    def _keep(self, stage: Stage, choice: Choice, probs: Weights) -> None:
+    def _keep(self, stage: Stage, choice: Choice) -> None:
         """Remember these weights and α if they are the best so far; later ones win ties."""
         best = stage.best
         better = best is None or (choice.risk, choice.natural) <= (best.risk, best.natural)
         if better or self.recipe.validation.keep == "last":
             states = [{k: v.detach().clone() for k, v in m.state_dict().items()} for m in stage.averaged]
-            stage.best = Best(choice.risk, choice.natural, stage.epoch, np.array(probs), states)
+            stage.best = Best(choice.risk, choice.natural, stage.epoch, np.array(stage.probs), states)
 
     def _watch(self, stage: Stage, robust: float, accuracy: float) -> None:
         part = self.recipe.validation
@@ -366,6 +387,18 @@ class _Engine:
             f"{stage.watch.best:.1%} to {robust:.1%} while training accuracy rose to {accuracy:.1%}; {then}"
         )
         self._log("overfitting", stage, robust=robust, best=stage.watch.best, stops=stops)
+
+    def _measure_by_thumb(self, stage: Stage, risks: Weights) -> None:
+        """Equation 15 for the member in training, which is the last of `risks`."""
+        limit = rule_of_thumb(risks[:-1]).high
+        stage.watch = stage.watch.within(bool(risks[-1] <= limit))
+        if stage.watch.strays:
+            stops = stage.watch.strays >= self.recipe.validation.patience
+            self.say(
+                f"{self._where(stage)}: its risk {risks[-1]:.1%} is above {limit:.1%}, the rule of thumb's limit; "
+                + ("training of this member stops, its best checkpoint is kept" if stops else "watching")
+            )
+            self._log("rule-of-thumb", stage, risk=float(risks[-1]), limit=float(limit), stops=stops)
 
     def _conclude(self, stage: Stage) -> None:
         """The members of a stage as they will stay: best weights, frozen, in eval mode."""
@@ -387,9 +420,11 @@ class _Engine:
         if sampling.method == "exact" and self.method.choice is not None:
             sampling = sampling.model_copy(update={"method": self.method.choice})
         # The members are final here: what is found about them is worth keeping.
-        store = WitnessStore(self.run.path / "witnesses")
-        choice = choose(rec, self.held_x, self.held_y, self.oracle, sampling, store)
-        self.ledger.spend(choice.cost.forwards, choice.cost.backwards)
+        choice = self._choice(rec, sampling, WitnessStore(self.run.path / "witnesses"))
+        if sampling.data != "validation":
+            # Chosen elsewhere; what is reported is on validation data all the same.
+            held = rec.with_probs(choice.probs)
+            choice = self._spent(attacked(held, self.held_x, self.held_y, self.oracle))
         rec = RandomizedEnsemble(self.finished, choice.probs, classes=classes, threat=self.threat).cpu()
         if self.crew.writes:
             rec.save(self.run.ensemble, overwrite=True)
@@ -555,6 +590,10 @@ class _Engine:
             f"training diverged at {where}: {reason}; {kept} in {self.checkpoints.folder}; lower the rate "
             "(--set optimizer.lr=… --force continues from there)"
         )
+
+    def _spent(self, choice: Choice) -> Choice:
+        self.ledger.spend(choice.cost.forwards, choice.cost.backwards)
+        return choice
 
     def _log(self, event: str, stage: Stage, **values: Any) -> None:
         if not self.crew.writes:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field
 
@@ -12,7 +13,7 @@ from randens.documents import Document, read_document
 from randens.errors import FileError, InputError
 from randens.files import write_atomic
 from randens.runs import Run
-from randens.training.recipe import Recipe, difference
+from randens.training.recipe import Recipe, difference, recipe_from
 
 __all__ = ["Summary", "Validated", "is_finished", "open_folder", "rewind_metrics"]
 
@@ -40,7 +41,7 @@ def open_folder(recipe: Recipe, folder: Path, say: Callable[[str], None], force:
     """Create the run folder, or check that what is there was started with this recipe."""
     _clean(folder)
     if not folder.exists():
-        chosen_on = {"checkpoints": "validation", "probs": "validation"}
+        chosen_on = {"checkpoints": "validation", "probs": recipe.sampling.data}
         Run.create(folder, kind="training", recipe=recipe.to_json(), seed=recipe.seed, chosen_on=chosen_on)
         return
     run = Run.open(folder)
@@ -51,7 +52,7 @@ def open_folder(recipe: Recipe, folder: Path, say: Callable[[str], None], force:
         raise FileError(
             f"{folder / 'manifest.json'} holds no recipe; it was altered, so choose another folder"
         )
-    said = "; ".join(difference(before, recipe.to_json()))
+    said = "; ".join(difference(_completed(before), recipe.to_json()))
     if not said:
         return
     if not force:
@@ -63,6 +64,14 @@ def open_folder(recipe: Recipe, folder: Path, say: Callable[[str], None], force:
     earlier = [*(run.manifest.get("earlier_recipes") or []), before]
     run.write("manifest", {**run.manifest, "recipe": recipe.to_json(), "earlier_recipes": earlier})
     (folder / "training.json").unlink(missing_ok=True)
+
+
+def _completed(recipe: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A recipe as it was written, with the defaults of fields that have been added since."""
+    try:
+        return recipe_from(recipe).to_json()
+    except InputError:
+        return recipe
 
 
 def is_finished(run: Run) -> bool:

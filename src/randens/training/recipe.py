@@ -32,6 +32,7 @@ from pydantic import (
 
 from randens.attacks.base import current_name
 from randens.errors import FileError, InputError, unknown
+from randens.risk.candidates import MAX_CANDIDATE_MEMBERS
 from randens.threat import Threat
 
 if sys.version_info >= (3, 11):
@@ -101,7 +102,7 @@ class DataPart(_Part):
 class ThreatPart(_Part):
     """What the adversary may do; see `randens.Threat`."""
 
-    norm: Literal["linf", "l2"] = "linf"
+    norm: Literal["linf", "l2", "l1"] = "linf"
     eps: Positive
     bounded: bool = True
 
@@ -112,15 +113,18 @@ class ThreatPart(_Part):
 class AdversaryPart(_Part):
     """How training examples are made. `level` is where the expectation over members is taken.
 
-    `step` is in units of the inputs (None: ε/4 for pgd, ε for n-fgsm, 1.25 ε for fgsm-rs); `noise` is the
-    radius of n-fgsm's random start in units of ε. "auto" takes the method's own level. A fresh member meets the
-    full ε only after `warmup` epochs: some networks learn nothing from the strongest examples at first.
+    `loss` is what the adversary climbs; "mce" is what the releases of MRBoost and BARRE climb. `step` is in units
+    of the inputs (None: ε/4 for pgd, ε for n-fgsm, 1.25 ε for fgsm-rs); `start` is the radius of pgd's random
+    start and `noise` of n-fgsm's, both in units of ε. "auto" takes the method's own level. A fresh member meets
+    the full ε only after `warmup` epochs: some networks learn nothing from the strongest examples at first.
     """
 
     name: Literal["pgd", "fgsm-rs", "n-fgsm", "arc", "arc-r"] = "pgd"
     level: Literal["auto", "loss", "softmax", "logits", "kl"] = "auto"
+    loss: Literal["cross-entropy", "mce"] = "cross-entropy"
     steps: Count = 10
     step: Positive | None = None
+    start: Annotated[float, BeforeValidator(_fraction), Field(ge=0, le=1, allow_inf_nan=False)] = 1.0
     noise: Positive = 2.0
     warmup: Annotated[int, Field(ge=0)] = 0
 
@@ -160,22 +164,31 @@ class SchedulePart(_Part):
 
 
 class SamplingPart(_Part):
-    """How α is chosen on validation data under attack.
+    """How α is chosen under attack.
 
     `exact` is the certified optimum, `paper` the candidate search for up to 3 members and the subgradient OSP
-    with `iterations` (T_o) steps beyond, `subgradient` and `candidates` those alone, `sweep` a grid over the
-    first member's probability, `uniform` 1/M. While a member is trained α moves every `every` epochs (E_o), and
-    the member keeps at least `floor` times 1/m, so that it never drops out of its own training attack; above 1
-    the attack leans towards it.
-    `attack` is the attack that α is chosen under (None: validation's own; the method's own comes first), `rate`
-    the step of joint training's mirror descent.
+    with `iterations` (T_o) steps beyond, `subgradient` and `candidates` those alone, all on the pool of witnesses
+    found; `osp` is what `paper` is, as Algorithm 1 prints it: a fresh attack at every α that is tried, first step
+    `step` (a). `sweep` is a grid over the first member's probability, `uniform` 1/M.
+    `rule` says when α moves while a member is trained: "printed" every `every` epochs (E_o) from the second member
+    on (Algorithm 2), "released" as the authors' program does: not at all for m ≤ 3, and from the fourth member on
+    every `every` epochs in the second half of its training, with a = 10 times the learning rate.
+    The member in training keeps at least `floor` times 1/m, so that it never drops out of its own training attack;
+    above 1 the attack leans towards it.
+    `attack` is the attack that α is chosen under (None: validation's own; the method's own comes first), `data` the
+    split it is chosen on ("train": `size` of its images, drawn once), `rate` the step of joint training's mirror
+    descent.
     """
 
-    method: Literal["exact", "paper", "subgradient", "candidates", "sweep", "uniform"] = "exact"
+    method: Literal["exact", "paper", "osp", "subgradient", "candidates", "sweep", "uniform"] = "exact"
+    rule: Literal["printed", "released"] = "printed"
     every: Count = 10
     iterations: Count = 10
+    step: Positive = 1.0
     sweeps: Count = 4
     attack: AttackName | None = None
+    data: Literal["validation", "train"] = "validation"
+    size: Count = 2048
     floor: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.5
     rate: Positive = 0.5
 
@@ -186,6 +199,8 @@ class ValidationPart(_Part):
     `attack` may name any attack of `randens.attacks`; `size` limits the number of images. Training of a member
     stops after `patience` validations in a row whose accuracy under attack is below `collapse` times the best
     while the accuracy on training examples is higher than it was then. `keep` is the checkpoint that counts.
+    With `rule_of_thumb`, training of member m+1 also stops after `patience` validations in a row whose risk is above
+    (1 + 1/m) times that of the members before it, once it was below (Equation 15).
     """
 
     attack: AttackName = "adaptive-pgd-s"
@@ -195,6 +210,7 @@ class ValidationPart(_Part):
     keep: Literal["best", "last"] = "best"
     collapse: Share = 0.5
     patience: Count = 2
+    rule_of_thumb: bool = False
 
 
 class CheckpointPart(_Part):
@@ -249,9 +265,19 @@ class Recipe(_Part):
             raise ValueError(f"schedule.milestones holds {late[0]}; there are only {self.epochs} epochs")
         if self.adversary.level == "kl" and self.adversary.name in ("arc", "arc-r"):
             raise ValueError("adversary.level is 'kl'; arc follows decision boundaries and has no level")
-        if self.sampling.method == "candidates" and self.members > 4:
+        if self.sampling.method == "candidates" and self.members > MAX_CANDIDATE_MEMBERS:
             raise ValueError(
-                f"sampling.method is 'candidates'; that is for up to 4 members, not {self.members}"
+                f"sampling.method is 'candidates'; that is for up to {MAX_CANDIDATE_MEMBERS} members, "
+                f"not {self.members}"
+            )
+        if self.adversary.loss == "mce" and (
+            self.adversary.name in ("arc", "arc-r") or self.adversary.level == "kl"
+        ):
+            raise ValueError("adversary.loss is 'mce'; arc and level 'kl' climb something of their own")
+        if self.validation.rule_of_thumb and self.method != "barre":
+            raise ValueError(
+                f"validation.rule_of_thumb is true; it is for method 'barre', not {self.method!r}, "
+                "whose validation does not attack all members"
             )
         if len(self.given) > self.members:
             raise ValueError(f"first names {len(self.given)} runs; there are only {self.members} members")

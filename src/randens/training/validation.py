@@ -1,4 +1,4 @@
-"""Validation under attack: what chooses checkpoints and α. The one place where training calls attacks."""
+"""Validation under attack: what chooses checkpoints and α."""
 
 from __future__ import annotations
 

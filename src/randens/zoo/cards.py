@@ -115,6 +115,9 @@ def schooling(recipe: Mapping[str, Any]) -> str:
     adversary = recipe["adversary"]
     how = adversary["name"] + (f"-{adversary['steps']}" if adversary["name"] == "pgd" else "")
     averaged = f", weights averaged ({recipe['ema']:g})" if recipe["ema"] else ""
+    floor = recipe["sampling"]["floor"]
+    if recipe["method"] == "barre" and floor:
+        averaged += f", the member in training drawn with at least {floor:g}/m in its training attack"
     return (
         f"{epochs}, batches of {recipe['batch_size']}, adversary {how}, loss {recipe['loss']['name']}, "
         f"{recipe['schedule']['name']} schedule, {rate}, weight decay {optimizer['weight_decay']:g}{averaged}."

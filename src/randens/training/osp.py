@@ -1,0 +1,89 @@
+"""Algorithm 1 (OSP) as it is printed, under attack, and the rules that say when BARRE calls it.
+
+Here every α that is tried meets a fresh attack, and is judged by that attack alone. `choose` in
+`randens.training.validation` makes the same choice from all witnesses found so far, with fewer attacks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from torch import Tensor
+
+from randens.attacks.base import Attack
+from randens.attacks.found import Cost
+from randens.ensemble import RandomizedEnsemble
+from randens.risk import candidates, project_simplex
+from randens.training.methods import Weights, uniform
+from randens.training.recipe import SamplingPart
+from randens.training.validation import Choice, attacked
+
+__all__ = ["attacks_per_choice", "due", "optimal_sampling_probability"]
+
+_MOST_CANDIDATES = 3
+"""Up to this many members the paper tries the candidates of Theorems 1 and 2 instead of Algorithm 1."""
+
+
+def due(part: SamplingPart, members: int, done: int, epochs: int) -> bool:
+    """Is α updated after epoch `done` of `epochs` of member number `members`?
+
+    "printed" (Algorithm 2): after every E_o epochs. "released": never up to the third member; from the fourth on
+    after every E_o epochs of the second half, and after the last epoch.
+    """
+    if part.rule == "printed":
+        return done % part.every == 0
+    half = epochs // 2
+    return members > _MOST_CANDIDATES and done > half and ((done - half) % part.every == 0 or done == epochs)
+
+
+def attacks_per_choice(part: SamplingPart, members: int) -> int:
+    """How many attacks one choice of α takes, at most."""
+    if members == 1 or part.method == "uniform":
+        return 1
+    if part.method == "sweep":
+        return 10
+    if part.method != "osp":
+        return 1 + part.sweeps
+    return len(candidates(members)) if members <= _MOST_CANDIDATES else part.iterations
+
+
+def optimal_sampling_probability(
+    rec: RandomizedEnsemble, x: Tensor, y: Tensor, attack: Attack, part: SamplingPart
+) -> Choice:
+    """α* by Algorithm 1: from uniform, T_o projected subgradient steps of size a/t, the best α met is returned.
+
+    Up to three members the candidates of Theorems 1 and 2 are attacked instead, as the paper does. The witnesses
+    are those of the attack at the α returned; the cost is that of all attacks.
+
+    Parameters
+    ----------
+    rec : the members; its own probabilities do not matter.
+    x, y : the inputs of Eq. 17, [n, ...] and [n].
+    attack : the oracle.
+    part : `iterations` is T_o, `step` is a.
+    """
+    members = len(rec.members)
+    tried: list[Choice] = []
+
+    def judge(alpha: Weights) -> Choice:
+        tried.append(attacked(rec.with_probs(alpha), x, y, attack))
+        return tried[-1]
+
+    if members <= _MOST_CANDIDATES:
+        for fractions in candidates(members):
+            judge(np.array([float(share) for share in fractions]))
+    else:
+        alpha = uniform(members)
+        for t in range(1, part.iterations + 1):
+            gradient = _subgradient(judge(alpha))
+            alpha = project_simplex(alpha - part.step / t * gradient)
+    # A later one wins ties (line 13).
+    best = min(reversed(tried), key=lambda choice: choice.risk)
+    return dataclasses.replace(best, cost=sum((choice.cost for choice in tried), Cost()))
+
+
+def _subgradient(choice: Choice) -> Weights:
+    """g: the share of inputs on which the attack at α fools each member (Algorithm 1, lines 6 to 10)."""
+    gradient: Weights = choice.pool.profile().subgradient(choice.probs)
+    return gradient

@@ -1,0 +1,332 @@
+"""What the paper prescribes for training: when α moves, how OSP finds it, how checkpoints are compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.training.small_runs import small
+
+from randens import RandomizedEnsemble, Threat, attacks
+from randens.attacks.losses import expected_mce, mean_logit_mce, mixture_mce
+from randens.errors import InputError
+from randens.risk import candidates, project_simplex
+from randens.runs import Run
+from randens.training import engine as engine_module
+from randens.training import load_recipe, train
+from randens.training import osp as osp_module
+from randens.training import validation as validation_module
+from randens.training.adversaries import PGD, Start, Victims, adversary
+from randens.training.distributed import workers
+from randens.training.folder import open_folder
+from randens.training.osp import attacks_per_choice, due, optimal_sampling_probability
+from randens.training.recipe import AdversaryPart, SamplingPart
+from randens.training.validation import Choice, Verdict
+from randens.training.watch import Watch
+from randens.witness import WitnessPool
+
+PAPER = Path(__file__).parents[2] / "recipes" / "paper"
+
+
+def test_the_printed_rule_updates_every_so_many_epochs() -> None:
+    part = SamplingPart(rule="printed", every=3)
+    for members in (2, 5):
+        assert [e for e in range(1, 11) if due(part, members, e, 10)] == [3, 6, 9]
+
+
+def test_the_released_rule_waits_for_the_fourth_member_and_the_second_half() -> None:
+    part = SamplingPart(rule="released", every=10)
+    for members in (1, 2, 3):
+        assert not any(due(part, members, e, 100) for e in range(1, 101))
+    assert [e for e in range(1, 101) if due(part, 4, e, 100)] == [60, 70, 80, 90, 100]
+    # The last epoch always counts, and the half is rounded down.
+    assert [e for e in range(1, 26) if due(part, 5, e, 25)] == [22, 25]
+
+
+def _pool(members: int, seed: int = 0) -> WitnessPool:
+    """Witnesses of 40 inputs, of which some members can be fooled together."""
+    generator = np.random.default_rng(seed)
+    fooled = generator.random((120, members)) < np.linspace(0.25, 0.6, members)
+    return WitnessPool(40, members, np.repeat(np.arange(40), 3), fooled)
+
+
+def _played(monkeypatch: pytest.MonkeyPatch, members: int) -> tuple[RandomizedEnsemble, list[np.ndarray]]:
+    """An ensemble whose attacks are played: whatever α, the same pool. The α that were tried are written down."""
+    tried: list[np.ndarray] = []
+    pool = _pool(members)
+
+    def attacked(rec: RandomizedEnsemble, *_: object) -> Verdict:
+        tried.append(rec.probs.numpy().copy())
+        return Verdict(0.0, pool.risk(tried[-1]), pool, np.zeros(members), 3, 5)
+
+    monkeypatch.setattr(osp_module, "attacked", attacked)
+    return RandomizedEnsemble([torch.nn.Linear(2, 2) for _ in range(members)]), tried
+
+
+def test_osp_takes_the_steps_of_algorithm_1_with_a_fresh_attack_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    rec, tried = _played(monkeypatch, 4)
+    part = SamplingPart(method="osp", iterations=6, step=0.7)
+    x, y = torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64)
+    with workers("cpu") as crew:
+        found = optimal_sampling_probability(rec, x, y, attacks.create("fgsm", Threat("l2", 1.0)), part, crew)
+    profile = _pool(4).profile()
+    alpha = np.full(4, 0.25)
+    for t, met in enumerate(tried, start=1):
+        np.testing.assert_allclose(met, alpha, atol=1e-12)
+        alpha = project_simplex(alpha - 0.7 / t * profile.subgradient(alpha))
+    assert len(tried) == attacks_per_choice(part, 4) == 6
+    risks = [profile.risk(met) for met in tried]
+    assert found.verdict.risk == pytest.approx(min(risks))
+    assert min(risks) < risks[0]
+    np.testing.assert_array_equal(found.probs, tried[int(np.argmin(risks))])
+    assert (found.verdict.forwards, found.verdict.backwards) == (18, 30)
+
+
+@pytest.mark.parametrize("members", [2, 3])
+def test_up_to_three_members_the_candidates_are_attacked(
+    monkeypatch: pytest.MonkeyPatch, members: int
+) -> None:
+    rec, tried = _played(monkeypatch, members)
+    x, y = torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64)
+    part = SamplingPart(method="osp", iterations=2)
+    with workers("cpu") as crew:
+        found = optimal_sampling_probability(rec, x, y, attacks.create("fgsm", Threat("l2", 1.0)), part, crew)
+    expected = [[float(v) for v in c] for c in candidates(members)]
+    np.testing.assert_allclose(tried, expected)
+    profile = _pool(members).profile()
+    assert profile.risk(found.probs) == min(profile.risk(c) for c in expected)
+
+
+def test_the_papers_search_on_the_pool_is_no_exact_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one iteration Algorithm 1 returns its start, wherever the optimum is."""
+    rec, tried = _played(monkeypatch, 4)
+    monkeypatch.setattr(validation_module, "attacked", osp_module.attacked)
+    x, y = torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64)
+    attack = attacks.create("fgsm", Threat("l2", 1.0))
+    with workers("cpu") as crew:
+        one = validation_module.choose(rec, x, y, attack, SamplingPart(method="paper", iterations=1), crew)
+        best = validation_module.choose(rec, x, y, attack, SamplingPart(method="exact"), crew)
+    assert one.probs.tolist() == [0.25] * 4
+    assert best.verdict.risk < one.verdict.risk
+    assert len(tried) >= 3
+
+
+def test_of_equal_checkpoints_the_last_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def verdict(*_: object) -> Verdict:
+        pool = WitnessPool(10, 1, np.arange(4), np.ones((4, 1), dtype=bool))
+        return Verdict(0.1, 0.4, pool, np.zeros(1), 0, 0)
+
+    monkeypatch.setattr(engine_module, "attacked", verdict)
+    train(small(epochs=3), tmp_path / "run")
+    lines = Run.open(tmp_path / "run").metrics()
+    assert next(line for line in lines if line["event"] == "member")["best_epoch"] == 3
+
+
+def test_epochs_of_a_member_are_compared_by_one_attack_at_the_alpha_in_force(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged: list[tuple[str, list[float]]] = []
+    chosen: list[tuple[str, int]] = []
+    real_attacked, real_choose = engine_module.attacked, engine_module.choose
+
+    def attacked(rec: RandomizedEnsemble, x: Any, y: Any, attack: Any, crew: Any) -> Verdict:
+        judged.append((attack.name, rec.probs.tolist()))
+        return real_attacked(rec, x, y, attack, crew)
+
+    def choose(rec: RandomizedEnsemble, *rest: Any) -> Choice:
+        chosen.append((rest[2].name, len(rec.members)))
+        return real_choose(rec, *rest)
+
+    monkeypatch.setattr(engine_module, "attacked", attacked)
+    monkeypatch.setattr(engine_module, "choose", choose)
+    recipe = small(
+        method="barre",
+        members=2,
+        epochs=4,
+        sampling={"every": 2, "attack": "fgsm", "method": "candidates", "floor": 0.5},
+    )
+    train(recipe, tmp_path / "run")
+    lines = [line for line in Run.open(tmp_path / "run").metrics() if line["event"] == "epoch"]
+    # After epochs 2 and 4 of the second member, and at the end of the run.
+    assert chosen == [("fgsm", 2)] * 3
+    assert [name for name, _ in judged] == ["adaptive-pgd-s"] * 8
+    assert [probs for _, probs in judged] == [line["probs"] for line in lines]
+    assert lines[4]["probs"] == [0.5, 0.5]
+
+
+def test_the_released_rule_steps_by_ten_times_the_learning_rate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[float] = []
+
+    def search(rec: Any, x: Any, y: Any, attack: Any, part: SamplingPart, crew: Any) -> Choice:
+        steps.append(part.step)
+        assert len(x) == 37
+        return Choice(np.full(4, 0.25), engine_module.attacked(rec, x, y, attack, crew))
+
+    monkeypatch.setattr(engine_module, "optimal_sampling_probability", search)
+    recipe = small(
+        method="barre",
+        members=4,
+        epochs=4,
+        optimizer={"lr": 0.08},
+        schedule={"name": "steps", "milestones": [3], "factor": 0.1},
+        sampling={"method": "osp", "rule": "released", "every": 1, "data": "train", "size": 37, "step": 0.3},
+    )
+    train(recipe, tmp_path / "run")
+    # Epochs 3 and 4 of the fourth member, with the rates after them; then once for the finished ensemble.
+    assert steps == pytest.approx([0.08, 0.08, 0.3])
+    assert Run.open(tmp_path / "run").manifest["chosen_on"] == {
+        "checkpoints": "validation",
+        "probs": "train",
+    }
+
+
+@pytest.mark.parametrize("path", sorted(PAPER.glob("*.toml")), ids=lambda path: path.stem)
+def test_every_setting_of_a_paper_recipe(path: Path) -> None:
+    """A change of any of them must be noticed: these files are the paper's set-up and nothing else."""
+    recipe = load_recipe(path)
+    fields = recipe.to_json()
+    assert fields["adversary"] == {
+        "name": "pgd",
+        "level": "auto",
+        "loss": "mce",
+        "steps": 10,
+        "step": pytest.approx(2 / 255),
+        "start": 0.5,
+        "noise": 2.0,
+        "warmup": 0,
+    }
+    assert fields["threat"] == {"norm": "linf", "eps": pytest.approx(8 / 255), "bounded": True}
+    expected = {"name": "steps", "milestones": [50, 75], "factor": 0.1}
+    assert {key: fields["schedule"][key] for key in expected} == expected
+    expected = {
+        "method": "osp",
+        "rule": "released",
+        "attack": "arc-r",
+        "data": "train",
+        "size": 2048,
+        "every": 10,
+        "iterations": 10,
+        "floor": 0.0,
+    }
+    assert {key: fields["sampling"][key] for key in expected} == expected
+    assert fields["optimizer"] == {
+        "lr": 0.1,
+        "later_lr": None,
+        "momentum": 0.9,
+        "weight_decay": 5e-4,
+        "nesterov": False,
+    }
+    assert (fields["validation"]["attack"], fields["validation"]["keep"]) == ("arc-r", "best")
+    assert fields["loss"] == {"name": "mce", "weight": None}
+    assert (fields["ema"], fields["start"], fields["epochs"], fields["batch_size"]) == (0.0, "auto", 100, 256)
+
+
+def test_the_training_attack_climbs_mce_where_it_is_told_to() -> None:
+    generator = torch.Generator().manual_seed(0)
+    z = torch.randn(3, 5, 4, generator=generator)
+    y = torch.tensor([0, 1, 2, 3, 0])
+    alpha = torch.tensor([0.2, 0.3, 0.5])
+
+    def by_hand(logits: torch.Tensor) -> torch.Tensor:
+        others = torch.ones(5, 4).scatter(1, y.unsqueeze(1), 0.0)
+        wrong = -((-logits).log_softmax(dim=1) * others).sum(dim=1) / 3
+        return torch.nn.functional.cross_entropy(logits, y, reduction="none") + wrong
+
+    mixture = (alpha.reshape(3, 1, 1) * z.softmax(dim=2)).sum(dim=0).log()
+    torch.testing.assert_close(mixture_mce(z, y, alpha), by_hand(mixture))
+    torch.testing.assert_close(mean_logit_mce(z, y, alpha), by_hand((alpha.reshape(3, 1, 1) * z).sum(dim=0)))
+    torch.testing.assert_close(
+        expected_mce(z, y, alpha), sum(a * by_hand(member) for a, member in zip(alpha, z, strict=True))
+    )
+    # One member: every level is the same.
+    torch.testing.assert_close(mixture_mce(z[:1], y, torch.ones(1)), by_hand(z[0]))
+    made = adversary(AdversaryPart(loss="mce", start=0.5), Threat("linf", 0.1), "softmax")
+    assert isinstance(made, PGD)
+    assert (made.loss, made.radius, made.level) == ("mce", 0.5, "softmax")
+    members = [torch.nn.Linear(4, 4) for _ in range(3)]
+    x = torch.rand(5, 4, generator=generator)
+    point = made.begin(x, generator)
+    assert float((point - x).abs().max()) <= 0.05 + 1e-6
+    crafted = made.craft(Victims.of(members, alpha), Start(x, y, point))
+
+    def value(inputs: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            return mixture_mce(torch.stack([m(inputs) for m in members]), y, alpha)
+
+    assert bool((value(crafted) > value(x)).all())
+
+
+def test_the_rule_of_thumb_stops_a_member_that_leaves_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The verdicts are played: f₁ is fooled on 30 of 100 inputs, f₂ on 40, then on 65 and 68; the limit is 60."""
+    second = iter([40, 65, 68, 50, 50, 50])
+
+    def verdict(rec: RandomizedEnsemble, *_: object) -> Verdict:
+        members = len(rec.members)
+        counts = [30] if members == 1 else [30, next(second)]
+        points = np.concatenate([np.arange(c) for c in counts])
+        fooled = np.concatenate(
+            [np.tile(np.eye(members, dtype=bool)[i], (c, 1)) for i, c in enumerate(counts)]
+        )
+        pool = WitnessPool(100, members, points, fooled)
+        return Verdict(0.0, pool.risk(rec.probs.numpy()), pool, np.zeros(members), 0, 0)
+
+    monkeypatch.setattr(engine_module, "attacked", verdict)
+    said: list[str] = []
+    recipe = small(
+        method="barre",
+        members=2,
+        epochs=6,
+        sampling={"rule": "released", "method": "uniform"},
+        validation={"rule_of_thumb": True, "patience": 2},
+    )
+    monkeypatch.setattr(engine_module, "choose", lambda rec, *_: Choice(np.full(2, 0.5), verdict(rec)))
+    train(recipe, tmp_path / "run", say=said.append)
+    assert ["65.0% is above 60.0%" in said[0], "68.0% is above 60.0%" in said[1], len(said)] == [
+        True,
+        True,
+        2,
+    ]
+    assert said[1].endswith("training of this member stops, its best checkpoint is kept")
+    lines = [line for line in Run.open(tmp_path / "run").metrics() if line.get("member") == 2]
+    assert [line["epoch"] for line in lines if line["event"] == "epoch"] == [1, 2, 3]
+    assert next(line for line in lines if line["event"] == "member")["best_epoch"] == 1
+
+
+def test_a_fresh_member_is_given_time_before_the_rule_of_thumb_counts() -> None:
+    watch = Watch().within(False).within(False)
+    assert watch.worst == 0
+    watch = watch.within(True).within(False)
+    assert (watch.strays, watch.worst) == (1, 1)
+    assert watch.within(True).strays == 0
+
+
+def test_a_run_begun_before_a_field_existed_is_continued(tmp_path: Path) -> None:
+    recipe = small()
+    old = recipe.to_json()
+    for part, name in (("sampling", "rule"), ("adversary", "start"), ("validation", "rule_of_thumb")):
+        del old[part][name]
+    Run.create(tmp_path / "run", kind="training", recipe=old, seed=0, chosen_on={})
+    open_folder(recipe, tmp_path / "run", lambda _: None, force=False)
+    with pytest.raises(InputError, match=r"sampling.rule: 'printed' → 'released'"):
+        open_folder(small(sampling={"rule": "released"}), tmp_path / "run", lambda _: None, force=False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"adversary": {"name": "arc", "loss": "mce"}}, "climb something of their own"),
+        ({"validation": {"rule_of_thumb": True}}, "it is for method 'barre', not 'at'"),
+        ({"method": "barre", "members": 6, "sampling": {"method": "candidates"}}, "up to 5 members, not 6"),
+        ({"adversary": {"start": 1.5}}, "adversary.start"),
+    ],
+)
+def test_impossible_settings_are_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        small(**changes)
