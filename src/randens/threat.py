@@ -213,6 +213,11 @@ class Threat:
         return _NORMS[self.norm][1]
 
     @property
+    def is_ball(self) -> bool:
+        """Whether it is one ball in linf, l2 or l1: only these are convex and have a dual norm."""
+        return self.norm != "l0" and len(self.parts) == 1
+
+    @property
     def parts(self) -> tuple[Threat, ...]:
         """The balls that the set is a union of; usually one."""
         return (self,)
@@ -464,7 +469,7 @@ class Region:
         if threat.bounds is not None:
             low = torch.maximum(low, threat.bounds[0] - flat).clamp(max=0.0)
             high = torch.minimum(high, threat.bounds[1] - flat).clamp(min=0.0)
-        if len(threat.parts) > 1 or threat.norm == "l0":
+        if not threat.is_ball:
             raise InputError(f"threat is {threat.norm}; only balls in linf, l2 and l1 have a convex region")
         return Region(low, high, None if threat.norm == "linf" else threat.eps, threat.p)
 

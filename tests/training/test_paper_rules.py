@@ -11,6 +11,7 @@ import torch
 from tests.training.small_runs import small
 
 from randens import RandomizedEnsemble, Threat, attacks
+from randens.attacks.found import Cost
 from randens.attacks.losses import expected_mce, mean_logit_mce, mixture_mce
 from randens.errors import InputError
 from randens.risk import candidates, project_simplex
@@ -20,11 +21,10 @@ from randens.training import load_recipe, train
 from randens.training import osp as osp_module
 from randens.training import validation as validation_module
 from randens.training.adversaries import PGD, Start, Victims, adversary
-from randens.training.distributed import workers
 from randens.training.folder import open_folder
 from randens.training.osp import attacks_per_choice, due, optimal_sampling_probability
 from randens.training.recipe import AdversaryPart, SamplingPart
-from randens.training.validation import Choice, Verdict
+from randens.training.validation import Choice
 from randens.training.watch import Watch
 from randens.witness import WitnessPool
 
@@ -58,9 +58,9 @@ def _played(monkeypatch: pytest.MonkeyPatch, members: int) -> tuple[RandomizedEn
     tried: list[np.ndarray] = []
     pool = _pool(members)
 
-    def attacked(rec: RandomizedEnsemble, *_: object) -> Verdict:
+    def attacked(rec: RandomizedEnsemble, *_: object) -> Choice:
         tried.append(rec.probs.numpy().copy())
-        return Verdict(0.0, pool.risk(tried[-1]), pool, np.zeros(members), 3, 5)
+        return Choice(tried[-1], pool, np.zeros(members), Cost(3, 5))
 
     monkeypatch.setattr(osp_module, "attacked", attacked)
     return RandomizedEnsemble([torch.nn.Linear(2, 2) for _ in range(members)]), tried
@@ -70,8 +70,7 @@ def test_osp_takes_the_steps_of_algorithm_1_with_a_fresh_attack_each(monkeypatch
     rec, tried = _played(monkeypatch, 4)
     part = SamplingPart(method="osp", iterations=6, step=0.7)
     x, y = torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64)
-    with workers("cpu") as crew:
-        found = optimal_sampling_probability(rec, x, y, attacks.create("fgsm", Threat("l2", 1.0)), part, crew)
+    found = optimal_sampling_probability(rec, x, y, attacks.create("fgsm", Threat("l2", 1.0)), part)
     profile = _pool(4).profile()
     alpha = np.full(4, 0.25)
     for t, met in enumerate(tried, start=1):
@@ -79,10 +78,10 @@ def test_osp_takes_the_steps_of_algorithm_1_with_a_fresh_attack_each(monkeypatch
         alpha = project_simplex(alpha - 0.7 / t * profile.subgradient(alpha))
     assert len(tried) == attacks_per_choice(part, 4) == 6
     risks = [profile.risk(met) for met in tried]
-    assert found.verdict.risk == pytest.approx(min(risks))
+    assert found.risk == pytest.approx(min(risks))
     assert min(risks) < risks[0]
     np.testing.assert_array_equal(found.probs, tried[int(np.argmin(risks))])
-    assert (found.verdict.forwards, found.verdict.backwards) == (18, 30)
+    assert found.cost == Cost(18, 30)
 
 
 @pytest.mark.parametrize("members", [2, 3])
@@ -92,8 +91,7 @@ def test_up_to_three_members_the_candidates_are_attacked(
     rec, tried = _played(monkeypatch, members)
     x, y = torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64)
     part = SamplingPart(method="osp", iterations=2)
-    with workers("cpu") as crew:
-        found = optimal_sampling_probability(rec, x, y, attacks.create("fgsm", Threat("l2", 1.0)), part, crew)
+    found = optimal_sampling_probability(rec, x, y, attacks.create("fgsm", Threat("l2", 1.0)), part)
     expected = [[float(v) for v in c] for c in candidates(members)]
     np.testing.assert_allclose(tried, expected)
     profile = _pool(members).profile()
@@ -102,22 +100,32 @@ def test_up_to_three_members_the_candidates_are_attacked(
 
 def test_the_papers_search_on_the_pool_is_no_exact_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """With one iteration Algorithm 1 returns its start, wherever the optimum is."""
-    rec, tried = _played(monkeypatch, 4)
-    monkeypatch.setattr(validation_module, "attacked", osp_module.attacked)
+    pool, tried = _pool(4), []
+
+    class Played:
+        """What `choose` asks of the inputs: all witnesses are known at once."""
+
+        def __init__(self, *_: object, **__: object) -> None:
+            self.pool, self.clean, self.cost = pool, np.zeros((1, 4)), Cost()
+
+        def attack(self, _: object, probs: Any, __: str) -> None:
+            tried.append(probs)
+
+    monkeypatch.setattr(validation_module, "Knowledge", Played)
+    rec = RandomizedEnsemble([torch.nn.Linear(2, 2) for _ in range(4)])
     x, y = torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64)
     attack = attacks.create("fgsm", Threat("l2", 1.0))
-    with workers("cpu") as crew:
-        one = validation_module.choose(rec, x, y, attack, SamplingPart(method="paper", iterations=1), crew)
-        best = validation_module.choose(rec, x, y, attack, SamplingPart(method="exact"), crew)
+    one = validation_module.choose(rec, x, y, attack, SamplingPart(method="paper", iterations=1))
+    best = validation_module.choose(rec, x, y, attack, SamplingPart(method="exact"))
     assert one.probs.tolist() == [0.25] * 4
-    assert best.verdict.risk < one.verdict.risk
+    assert best.risk < one.risk
     assert len(tried) >= 3
 
 
 def test_of_equal_checkpoints_the_last_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def verdict(*_: object) -> Verdict:
+    def verdict(*_: object) -> Choice:
         pool = WitnessPool(10, 1, np.arange(4), np.ones((4, 1), dtype=bool))
-        return Verdict(0.1, 0.4, pool, np.zeros(1), 0, 0)
+        return Choice(np.ones(1), pool, np.full(1, 0.1), Cost())
 
     monkeypatch.setattr(engine_module, "attacked", verdict)
     train(small(epochs=3), tmp_path / "run")
@@ -132,9 +140,9 @@ def test_epochs_of_a_member_are_compared_by_one_attack_at_the_alpha_in_force(
     chosen: list[tuple[str, int]] = []
     real_attacked, real_choose = engine_module.attacked, engine_module.choose
 
-    def attacked(rec: RandomizedEnsemble, x: Any, y: Any, attack: Any, crew: Any) -> Verdict:
+    def attacked(rec: RandomizedEnsemble, x: Any, y: Any, attack: Any) -> Choice:
         judged.append((attack.name, rec.probs.tolist()))
-        return real_attacked(rec, x, y, attack, crew)
+        return real_attacked(rec, x, y, attack)
 
     def choose(rec: RandomizedEnsemble, *rest: Any) -> Choice:
         chosen.append((rest[2].name, len(rec.members)))
@@ -162,10 +170,10 @@ def test_the_released_rule_steps_by_ten_times_the_learning_rate(
 ) -> None:
     steps: list[float] = []
 
-    def search(rec: Any, x: Any, y: Any, attack: Any, part: SamplingPart, crew: Any) -> Choice:
+    def search(rec: Any, x: Any, y: Any, attack: Any, part: SamplingPart) -> Choice:
         steps.append(part.step)
         assert len(x) == 37
-        return Choice(np.full(4, 0.25), engine_module.attacked(rec, x, y, attack, crew))
+        return engine_module.attacked(rec.with_probs(None), x, y, attack)
 
     monkeypatch.setattr(engine_module, "optimal_sampling_probability", search)
     recipe = small(
@@ -267,7 +275,7 @@ def test_the_rule_of_thumb_stops_a_member_that_leaves_it(
     """The verdicts are played: f₁ is fooled on 30 of 100 inputs, f₂ on 40, then on 65 and 68; the limit is 60."""
     second = iter([40, 65, 68, 50, 50, 50])
 
-    def verdict(rec: RandomizedEnsemble, *_: object) -> Verdict:
+    def verdict(rec: RandomizedEnsemble, *_: object) -> Choice:
         members = len(rec.members)
         counts = [30] if members == 1 else [30, next(second)]
         points = np.concatenate([np.arange(c) for c in counts])
@@ -275,7 +283,7 @@ def test_the_rule_of_thumb_stops_a_member_that_leaves_it(
             [np.tile(np.eye(members, dtype=bool)[i], (c, 1)) for i, c in enumerate(counts)]
         )
         pool = WitnessPool(100, members, points, fooled)
-        return Verdict(0.0, pool.risk(rec.probs.numpy()), pool, np.zeros(members), 0, 0)
+        return Choice(rec.probs.numpy(), pool, np.zeros(members), Cost())
 
     monkeypatch.setattr(engine_module, "attacked", verdict)
     said: list[str] = []
@@ -286,7 +294,7 @@ def test_the_rule_of_thumb_stops_a_member_that_leaves_it(
         sampling={"rule": "released", "method": "uniform"},
         validation={"rule_of_thumb": True, "patience": 2},
     )
-    monkeypatch.setattr(engine_module, "choose", lambda rec, *_: Choice(np.full(2, 0.5), verdict(rec)))
+    monkeypatch.setattr(engine_module, "choose", lambda rec, *_: verdict(rec.with_probs(None)))
     train(recipe, tmp_path / "run", say=said.append)
     assert ["65.0% is above 60.0%" in said[0], "68.0% is above 60.0%" in said[1], len(said)] == [
         True,

@@ -209,8 +209,10 @@ def _deterministic(
     return mean.clean[:, 0], mean.pool.foolable[:, 0]
 
 
-def _directions(known: Knowledge, data: Labelled) -> Conflict:
-    """The joint reach of the members' gradients, computed once for a store."""
+def _directions(known: Knowledge, data: Labelled) -> Conflict | None:
+    """The joint reach of the members' gradients, computed once for a store; None where the threat has no dual norm."""
+    if not known.threat.is_ball:
+        return None
     store = known.store
     asked = {"conflict": known.threat.norm, "members": known.keys, "inputs": sha256(known.inputs.tobytes())}
     note = None if store is None else store.note(asked)

@@ -116,6 +116,8 @@ def conflict(rec: RandomizedEnsemble, data: Data, threat: Threat | None = None) 
         raise InputError("threat is None and the ensemble names none; give one, e.g. Threat('linf', 8/255)")
     if not isinstance(chosen, Threat):
         raise InputError(f"threat is {chosen!r}; give a Threat, e.g. Threat('linf', 8/255)")
+    if not chosen.is_ball:
+        raise InputError(f"threat is {chosen.norm}; reach is defined for one ball in linf, l2 or l1")
     return conflict_of(rec, inputs, chosen)
 
 

@@ -55,8 +55,8 @@ def attacked(rec: RandomizedEnsemble, x: Tensor, y: Tensor, attack: Attack) -> C
 
 
 def directions(rec: RandomizedEnsemble, x: Tensor, y: Tensor, attack: Attack) -> Conflict | None:
-    """Joint reach of the members on validation data; None for a single one, which has nobody to conflict with."""
-    if len(rec.members) == 1:
+    """Joint reach of the members on validation data; None for a single one, and for a threat without a dual norm."""
+    if len(rec.members) == 1 or not attack.threat.is_ball:
         return None
     return conflict_of(rec, Labelled(x, y, "held", "validation"), attack.threat)
 
