@@ -124,6 +124,9 @@ def _run(chosen: list[str]) -> int:
         _say(f"{error.name} is not installed and {chosen[0]!r} needs it; pip install 'randens[{extra}]'")
         return 2
     except typer.Exit as done:
+        # typer turns Ctrl-C into an exit without a word.
+        if isinstance(done.__cause__, KeyboardInterrupt):
+            raise KeyboardInterrupt from None
         return done.exit_code
 
 

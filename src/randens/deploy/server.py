@@ -361,7 +361,7 @@ def loopback_hosts() -> tuple[str, ...]:
 
 def make_server(app: FastAPI, limits: Limits) -> uvicorn.Server:
     """The server that `serve` runs; setting its `should_exit` stops it gracefully."""
-    return uvicorn.Server(
+    return _Server(
         uvicorn.Config(
             app,
             http=protocol(limits),
@@ -377,6 +377,14 @@ def make_server(app: FastAPI, limits: Limits) -> uvicorn.Server:
             h11_max_incomplete_event_size=HEAD_BYTES,
         )
     )
+
+
+class _Server(uvicorn.Server):
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # Connections that the kernel has taken already are ours: accept them before the socket is closed.
+        for _ in range(3):
+            await asyncio.sleep(0)
+        await super().shutdown(sockets)
 
 
 @contextlib.contextmanager
