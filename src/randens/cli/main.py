@@ -92,7 +92,11 @@ def run(arguments: Sequence[str]) -> int:
     chosen = list(arguments) or ["--help"]
     with signals_noted() as signals:
         try:
-            return _run(chosen)
+            code = _run(chosen)
+            # typer turns Ctrl-C into an exit code without a word.
+            if code == 0 or not signals:
+                return code
+            number = signals[0]
         except (KeyboardInterrupt, typer.Abort, Terminated):
             number = signals[0] if signals else signal.SIGINT
         except Exception:
@@ -124,9 +128,6 @@ def _run(chosen: list[str]) -> int:
         _say(f"{error.name} is not installed and {chosen[0]!r} needs it; pip install 'randens[{extra}]'")
         return 2
     except typer.Exit as done:
-        # typer turns Ctrl-C into an exit without a word.
-        if isinstance(done.__cause__, KeyboardInterrupt):
-            raise KeyboardInterrupt from None
         return done.exit_code
 
 
