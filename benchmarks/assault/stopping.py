@@ -31,9 +31,9 @@ def stops(folder: Path, clients: int, seconds: float = 1.5) -> Iterator[Finding]
 
     def client(port: int) -> None:
         while not over.is_set():
-            outcome = _outcome(port, content)
-            seen[outcome] += 1
-            if outcome == REFUSED:
+            found = outcome(port, content)
+            seen[found] += 1
+            if found == REFUSED:
                 return
 
     with served(folder) as server:
@@ -52,7 +52,8 @@ def stops(folder: Path, clients: int, seconds: float = 1.5) -> Iterator[Finding]
     yield Finding("stop", "exit code of the server", code, "", 0)
 
 
-def _outcome(port: int, content: bytes) -> int:
+def outcome(port: int, content: bytes) -> int:
+    """The status of an answer; `REFUSED` if there was no connection, `CUT` if there was one and no answer."""
     try:
         connection = socket.create_connection(("127.0.0.1", port), timeout=30)
     except ConnectionRefusedError:
