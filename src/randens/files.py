@@ -104,20 +104,24 @@ def parse_json(content: bytes) -> Any:
         value = json.loads(content, parse_constant=_not_finite)
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
-    level = [value]
-    for _ in range(_DEEPEST_DOCUMENT + 1):
+    level, depth = [value], 0
+    while level:
         inner: list[Any] = []
+        nested = False
         for part in level:
             if isinstance(part, dict):
                 inner.extend(part.values())
+                nested = True
             elif isinstance(part, list):
                 inner.extend(part)
+                nested = True
             elif isinstance(part, float) and not math.isfinite(part):
                 raise ValueError("a number in it is too large")
-        if not inner:
-            return value
+        depth += nested
+        if depth > _DEEPEST_DOCUMENT:
+            raise ValueError(_TOO_DEEP)
         level = inner
-    raise ValueError(_TOO_DEEP)
+    return value
 
 
 def seal(document: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from benchmarks.assault.server import bodies
+from benchmarks.assault.server import PREDICT, bodies
+from benchmarks.assault.stopping import REFUSED, outcome
 from tests.deploy.planted import Running, random_bundle, running
 from tests.deploy.test_server import HEAD, X, exchange, labels
 
@@ -286,3 +287,23 @@ def test_a_young_connection_may_finish_its_request_when_the_server_stops(tmp_pat
         # The server was told to stop before the request came.
         assert young.recv(100).startswith(b"HTTP/1.1 200")
         stopping.join()
+
+
+def test_under_load_every_request_is_answered_or_never_taken(tmp_path: Path) -> None:
+    body = json.dumps({"inputs": X.tolist()}).encode()
+    request = PREDICT + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    seen: list[int] = []
+
+    def client(port: int) -> None:
+        while not seen or seen[-1] != REFUSED:
+            seen.append(outcome(port, request))
+
+    with running(random_bundle(tmp_path / "b")) as server:
+        threads = [threading.Thread(target=client, args=(server.port,)) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        while seen.count(200) < 20:
+            time.sleep(0.01)
+    for thread in threads:
+        thread.join()
+    assert set(seen) == {200, REFUSED}

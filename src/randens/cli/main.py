@@ -92,7 +92,11 @@ def run(arguments: Sequence[str]) -> int:
     chosen = list(arguments) or ["--help"]
     with signals_noted() as signals:
         try:
-            return _run(chosen)
+            code = _run(chosen)
+            # typer turns Ctrl-C into an exit code without a word.
+            if code == 0 or not signals:
+                return code
+            number = signals[0]
         except (KeyboardInterrupt, typer.Abort, Terminated):
             number = signals[0] if signals else signal.SIGINT
         except Exception:

@@ -45,7 +45,21 @@ def serve(
     max_pixels: Annotated[int, typer.Option(help="Pixels of a picture.")] = _USUAL.pixels,
     max_batch: Annotated[int, typer.Option(help="Inputs times draws of a request.")] = _USUAL.batch,
     max_active: Annotated[int, typer.Option(help="Requests worked on at once.")] = _USUAL.active,
+    max_flight: Annotated[int, typer.Option(help="Bytes of all bodies in memory.")] = _USUAL.flight,
+    max_connections: Annotated[int, typer.Option(help="Open connections.")] = _USUAL.connections,
     timeout: Annotated[float, typer.Option(help="Seconds for an answer.")] = _USUAL.answer_seconds,
+    head_timeout: Annotated[
+        float, typer.Option(help="Seconds for the head of a request.")
+    ] = _USUAL.head_seconds,
+    body_timeout: Annotated[
+        float, typer.Option(help="Seconds for the body of a request.")
+    ] = _USUAL.body_seconds,
+    write_timeout: Annotated[
+        float, typer.Option(help="Seconds for a client to read its answer.")
+    ] = _USUAL.write_seconds,
+    stop_timeout: Annotated[
+        float, typer.Option(help="Seconds to finish in when told to stop.")
+    ] = _USUAL.stop_seconds,
 ) -> None:
     """Serve BUNDLE over HTTP until interrupted: POST /v1/predict, and a page at / to try it.
 
@@ -55,7 +69,17 @@ def serve(
     Example: randens serve runs/quickstart-1/bundle --port 8000
     """
     limits = Limits(
-        body=max_body, pixels=max_pixels, batch=max_batch, active=max_active, answer_seconds=timeout
+        body=max_body,
+        pixels=max_pixels,
+        batch=max_batch,
+        active=max_active,
+        flight=max_flight,
+        connections=max_connections,
+        answer_seconds=timeout,
+        head_seconds=head_timeout,
+        body_seconds=body_timeout,
+        write_seconds=write_timeout,
+        stop_seconds=stop_timeout,
     )
     local = is_loopback(host)
     hosts = tuple(allow_host) if allow_host else (loopback_hosts() if local else None)

@@ -126,7 +126,7 @@ class Certificate:
             frozen(np.array(rows, dtype=np.int64)),
             frozen(pack(from_words("the certificate", words, members))),
             frozen(as_vector("the certificate's mass", mass)),
-            float(bound),
+            float(as_vector("the certificate's bound", [bound])[0]),
         )
 
     def __eq__(self, other: object) -> bool:

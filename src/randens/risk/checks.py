@@ -29,7 +29,7 @@ def as_vector(name: str, value: ArrayLike) -> NDArray[np.float64]:
     """A fresh one-dimensional, non-empty float vector."""
     try:
         vector = np.array(value, dtype=np.float64)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise InputError(f"{name} must be a list of numbers, got {_short(value)}") from error
     if vector.ndim != 1 or len(vector) == 0:
         raise InputError(f"{name} must be a non-empty list of numbers, got {_short(value)}")

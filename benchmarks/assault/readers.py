@@ -1,0 +1,318 @@
+"""Forged and damaged files for every reader: each is read, or refused with one sentence that names the file.
+
+A forger here is careful: where a document has a checksum, it is made to fit again. A file that is damaged by accident
+has changed bytes, and its checksum does not fit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tests.deploy.planted import random_bundle
+from tests.report.made_runs import chosen_evaluation, chosen_run
+
+import randens
+from benchmarks.assault.finding import Finding
+from randens.deploy import Predictor
+from randens.documents import read_document
+from randens.errors import RandensError
+from randens.evaluation import Evaluation
+from randens.evaluation.subject import open_subject
+from randens.files import seal, write_json
+from randens.report import write_report
+from randens.risk import RiskProfile
+from randens.runs import Run
+from randens.training.folder import Summary
+from randens.training.recipe import load_recipe
+
+__all__ = ["FORGED", "Outcome", "damaged", "digits", "findings", "forge", "forged", "made"]
+
+FORGED: tuple[Any, ...] = (
+    None,
+    True,
+    -1,
+    0,
+    2**70,
+    10**400,
+    1e308,
+    -0.5,
+    "",
+    "x",
+    "../../etc/passwd",
+    "\x00",
+    "9" * 5000,
+    [],
+    {},
+    [[]],
+    [None],
+    ["x", 1],
+    {"x": {}},
+)
+_RECIPE = """
+method = "barre"
+members = 2
+epochs = 3
+[model]
+name = "mlp"
+width = 8
+[data]
+name = "digits"
+[threat]
+eps = "8/255"
+"""
+_NOT_JSON = ("NaN", "-Infinity", "1e999", "[" * 5000 + "]" * 5000, '{"a":' * 5000 + "1" + "}" * 5000)
+
+
+def made(folder: Path) -> Path:
+    """A run with everything that readers read, and a bundle, a recipe and a profile beside it."""
+    path = chosen_run(folder / "run", chosen_evaluation(3, n=20), epochs=8)
+    run = Run.open(path)
+    members = [
+        randens.models.create("mlp", classes=10, input_shape=(1, 8, 8), width=4, depth=1, seed=seed)
+        for seed in range(3)
+    ]
+    randens.RandomizedEnsemble(members, [0.5, 0.3, 0.2], threat=randens.Threat("linf", 0.1)).save(
+        run.ensemble
+    )
+    recipe = {"method": "barre", "data": {"name": "digits"}, "members": 3}
+    run.write("manifest", {**run.manifest, "kind": "training", "recipe": recipe})
+    probs = [0.5, 0.3, 0.2]
+    run.write(
+        "sampling",
+        {
+            "probs": probs,
+            "risk": 0.25,
+            "lower_bound": 0.25,
+            "gap": 0.0,
+            "method": "exact",
+            "split": "validation",
+            "methods": [{"name": "exact", "risk": 0.25}, {"name": "uniform", "risk": 0.3}],
+            "contributions": [{"prob": 0, "advice": "drop member 2"}],
+        },
+    )
+    validation = {"natural_accuracy": 0.9, "robust_accuracy": 0.5, "attack": "apgd-s", "images": 10}
+    cost = {"forwards": 10, "backwards": 10, "seconds": 1.0}
+    summary = {"method": "barre", "members": 3, "probs": probs, "validation": validation, "cost": cost}
+    run.write("training", {**summary, "finished": True})
+    checks = [{"name": "gradients", "passed": True, "finding": "fine", "advice": ""}]
+    run.write("audit", {"passed": True, "verdict": "fine", "ensemble": "0" * 64, "checks": checks})
+    interval = {"value": 0.5, "low": 0.4, "high": 0.6}
+    shared = {
+        "ensemble": "0" * 64,
+        "probs": probs,
+        "data": "digits",
+        "split": "test",
+        "norm": "linf",
+        "n": 20,
+    }
+    radius = {"robust": interval, "members": [interval] * 3, "deterministic": None}
+    radii = [{"eps": eps, **radius} for eps in (0.05, 0.1)]
+    run.write(
+        "report/radii",
+        {
+            **shared,
+            "format": "randens-radii-1",
+            "attacks": ["saddle"],
+            "confidence": 0.95,
+            "radii": radii,
+        },
+    )
+    line = {"name": "pgd", "robust": interval, "forwards": 1, "backwards": 1, "seconds": 1.0}
+    run.write(
+        "report/attacks",
+        {
+            **shared,
+            "format": "randens-attack-table-1",
+            "eps": 0.1,
+            "attacks": [line],
+            "together": interval,
+        },
+    )
+    random_bundle(folder / "bundle", shape=(1, 20, 20))
+    (folder / "recipe.toml").write_text(_RECIPE)
+    write_json(folder / "profile.json", RiskProfile.from_configurations([[[1, 0], [0, 1]]], [1.0]).to_json())
+    return folder
+
+
+def _report(folder: Path) -> None:
+    write_report([folder / "run"], folder / "report.html")
+
+
+def _subject(folder: Path) -> None:
+    _ = open_subject(folder / "run").chosen_on
+
+
+def _metrics(folder: Path) -> None:
+    list(Run.open(folder / "run").metrics())
+
+
+def _summary(folder: Path) -> None:
+    read_document(folder / "run" / "training.json", Summary)
+
+
+def _profile(folder: Path) -> None:
+    profile = RiskProfile.from_json((folder / "profile.json").read_text(encoding="utf-8", errors="replace"))
+    profile.risk(np.full(profile.members, 1 / profile.members))
+
+
+READERS: Mapping[str, tuple[Callable[[Path], Any], ...]] = {
+    "run/ensemble/ensemble.json": (lambda f: randens.load(f / "run" / "ensemble"), _subject),
+    "run/evaluation.json": (lambda f: Evaluation.load(f / "run" / "evaluation.json").summary(), _report),
+    "run/sampling.json": (_subject, _report),
+    "run/manifest.json": (lambda f: Run.open(f / "run"), _subject, _report),
+    "run/training.json": (_summary, _report),
+    "run/audit.json": (_report,),
+    "run/report/radii.json": (_report,),
+    "run/report/attacks.json": (_report,),
+    "run/metrics.jsonl": (_metrics, _report),
+    "bundle/bundle.json": (lambda f: Predictor(f / "bundle"),),
+    "recipe.toml": (lambda f: load_recipe(f / "recipe.toml"),),
+    "profile.json": (_profile,),
+}
+
+
+@dataclass
+class Outcome:
+    """How often files were read and refused, and what else happened."""
+
+    tried: int = 0
+    read: int = 0
+    refused: int = 0
+    faults: list[str] = field(default_factory=list)
+
+
+def places(document: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where in a document a value can be replaced."""
+    inner = document.items() if isinstance(document, dict) else enumerate(document)
+    for key, value in list(inner)[:40]:
+        yield (*above, key)
+        if isinstance(value, dict | list):
+            yield from places(value, (*above, key))
+
+
+def forge(document: Any, place: tuple[Any, ...], value: Any) -> Any:
+    """A copy of the document with another value, or without the entry if the value is `...`."""
+    copy = json.loads(json.dumps(document))
+    inner = copy
+    for key in place[:-1]:
+        inner = inner[key]
+    if value is ...:
+        del inner[place[-1]]
+    else:
+        inner[place[-1]] = value
+    return copy
+
+
+def _attempt(folder: Path, name: str, what: str, outcome: Outcome) -> None:
+    for reader in READERS[name]:
+        outcome.tried += 1
+        try:
+            reader(folder)
+            outcome.read += 1
+        except RandensError as error:
+            outcome.refused += 1
+            if "\n" in str(error).strip():
+                outcome.faults.append(f"{name}: {what}: more than one line")
+        except Exception as error:
+            outcome.faults.append(f"{name}: {what}: {type(error).__name__}: {str(error)[:120]}")
+
+
+@contextlib.contextmanager
+def replaced(path: Path, content: bytes) -> Iterator[None]:
+    """The file with another content for a while."""
+    before = path.read_bytes()
+    path.write_bytes(content)
+    try:
+        yield
+    finally:
+        path.write_bytes(before)
+
+
+def forged(folder: Path, count: int, seed: int = 0) -> Outcome:
+    """Documents with wrong values at `count` random places, their checksums made to fit again."""
+    rng, outcome = random.Random(seed), Outcome()
+    names = [name for name in READERS if name.endswith(".json")]
+    for index in range(count):
+        name = names[index % len(names)]
+        path = folder / name
+        document = json.loads(path.read_bytes())
+        place = rng.choice([p for p in places(document) if p != ("checksum",)])
+        value = rng.choice([*FORGED, ...])
+        changed = forge(document, place, value)
+        if "checksum" in document:
+            with contextlib.suppress(RandensError):
+                changed = seal(changed)
+        text = json.dumps(changed)
+        if rng.random() < 0.1:
+            text = json.dumps(forge(document, place, "HERE")).replace('"HERE"', rng.choice(_NOT_JSON), 1)
+        with replaced(path, text.encode()):
+            _attempt(folder, name, f"{place} = {str(value)[:30]}", outcome)
+    return outcome
+
+
+def damaged(folder: Path, count: int, seed: int = 0) -> Outcome:
+    """Files with bytes changed, removed or cut off at random."""
+    rng, outcome = random.Random(seed), Outcome()
+    names = list(READERS)
+    for index in range(count):
+        name = names[index % len(names)]
+        content = bytearray((folder / name).read_bytes())
+        for _ in range(rng.randint(1, 4)):
+            content[rng.randrange(len(content))] = rng.randrange(256)
+        if rng.random() < 0.3:
+            content = content[: rng.randrange(len(content))]
+        with replaced(folder / name, bytes(content)):
+            _attempt(folder, name, f"damage {index}", outcome)
+    return outcome
+
+
+def digits(folder: Path, count: int, seed: int = 0) -> tuple[int, int]:
+    """Change single digits of documents of a run and a bundle; how many were changed, how many went unnoticed.
+
+    A report goes on without what is damaged and says so.
+    """
+    rng, changed, unnoticed = random.Random(seed), 0, 0
+    names = [name for name in READERS if name.startswith(("run/", "bundle/"))]
+    for index in range(count):
+        name = names[index % len(names)]
+        content = bytearray((folder / name).read_bytes())
+        spots = [i for i, code in enumerate(content) if 48 <= code <= 57]
+        spot = rng.choice(spots)
+        content[spot] = rng.choice([code for code in range(48, 58) if code != content[spot]])
+        with replaced(folder / name, bytes(content)):
+            # The first reader is the one that uses the document.
+            noticed = _notices(READERS[name][0], folder)
+        changed += 1
+        unnoticed += not noticed
+    return changed, unnoticed
+
+
+def _notices(reader: Callable[[Path], Any], folder: Path) -> bool:
+    try:
+        reader(folder)
+    except RandensError:
+        return True
+    if reader is _report:
+        text = (folder / "report.html").read_text()
+        return "does not match its checksum" in text or "damaged" in text or "not valid JSON" in text
+    return False
+
+
+def findings(folder: Path, count: int, seed: int = 0) -> Iterator[Finding]:
+    """Points 3, 4 and 7 for files."""
+    made(folder)
+    for name, attack in (("forged documents", forged), ("damaged files", damaged)):
+        found = attack(folder, count, seed)
+        note = f"{found.tried} readings: {found.read} read, {found.refused} refused in one sentence"
+        if found.faults:
+            note += f"; first: {found.faults[0]}"
+        yield Finding("readers", f"{name}: other exceptions", len(found.faults), "", 0, note=note)
+    changed, unnoticed = digits(folder, max(96, count // 4), seed)
+    yield Finding("readers", "changed digits that went unnoticed", unnoticed, "", 0, note=f"of {changed}")
