@@ -21,7 +21,12 @@ AWAY = torch.device("meta")
 _aten = torch.ops.aten
 _MOVES = {_aten._to_copy.default, _aten.copy_.default}
 _PRODUCTS = {torch.matmul, Tensor.matmul, Tensor.__matmul__}
-_INDEXING = {_aten.index.Tensor, _aten.index_put_.default, _aten.index_put.default, _aten._index_put_impl_.default}
+_INDEXING = {
+    _aten.index.Tensor,
+    _aten.index_put_.default,
+    _aten.index_put.default,
+    _aten._index_put_impl_.default,
+}
 
 
 class Mixed(AssertionError):
@@ -94,7 +99,9 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if func in _INDEXING and isinstance(args[0], Wrapped):
             here = []  # a GPU tensor may be indexed by a CPU tensor
         if there and here:
-            raise Mixed(f"{func} mixes devices: {[tuple(t.shape) for t in there]} and {[tuple(t.shape) for t in here]}")
+            raise Mixed(
+                f"{func} mixes devices: {[tuple(t.shape) for t in there]} and {[tuple(t.shape) for t in here]}"
+            )
         away = bool(there) if target is None else torch.device(target) == AWAY
     if target is not None and torch.device(target) == AWAY:
         kwargs = {**kwargs, "device": torch.device("cpu")}

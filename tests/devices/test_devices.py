@@ -122,10 +122,34 @@ def test_batches_for_a_gpu_go_through_pinned_memory(monkeypatch: pytest.MonkeyPa
     assert called == ["pinned", ((torch.device("cuda", 0),), {"non_blocking": True})]
 
 
-# Functions that make tensors, and how many arguments tell them what to copy the device from.
-MAKERS = {"zeros", "ones", "full", "empty", "arange", "tensor", "rand", "randn", "randperm", "eye", "linspace", "randint"}
-HOT = ("ensemble.py", "threat.py", "attacks/search.py", "attacks/gradient.py", "attacks/climbers.py", "attacks/arc.py")
-HOT += ("attacks/game.py", "attacks/random_search.py", "attacks/losses.py", "attacks/suite.py", "attacks/members.py")
+MAKERS = {
+    "zeros",
+    "ones",
+    "full",
+    "empty",
+    "arange",
+    "tensor",
+    "rand",
+    "randn",
+    "randperm",
+    "eye",
+    "linspace",
+}
+HOT = (
+    "ensemble.py",
+    "threat.py",
+    "attacks/search.py",
+    "attacks/gradient.py",
+    "attacks/climbers.py",
+    "attacks/arc.py",
+)
+HOT += (
+    "attacks/game.py",
+    "attacks/random_search.py",
+    "attacks/losses.py",
+    "attacks/suite.py",
+    "attacks/members.py",
+)
 HOT += ("evaluation/front.py", "evaluation/curves.py", "evaluation/own.py")
 # Made on the CPU on purpose: from a CPU generator, so that random numbers do not depend on the device; or results.
 ON_THE_CPU = {
