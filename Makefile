@@ -96,8 +96,8 @@ $(VENV)/installed: pyproject.toml constraints.txt | $(BIN)/python
 $(VENV)/installed-dev: pyproject.toml constraints.txt | $(VENV)/installed
 	@echo "Installing the tools for development into $(VENV)."
 	$(PIP) --no-build-isolation --editable ".[dev]"
-# Its requirements name torchvision and an old requests, which its attacks do not need.
-	$(PIP) --no-deps torchattacks
+# Their requirements name torchvision, which torchattacks's attacks and timm's models do not need.
+	$(PIP) --no-deps torchattacks timm
 	@touch $@ $(VENV)/installed
 
 BENCH_PIP := $(BENCH)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt

@@ -266,7 +266,7 @@ def _under(task: str, values: Values) -> dict[str, float]:
 
 def _in_place() -> Callable[[str], None]:
     try:
-        from IPython.display import display
+        from IPython.display import display  # type: ignore[import-not-found, unused-ignore]
     except ImportError:
         return lambda line: print(line, flush=True)  # noqa: T201
     handle = display("", display_id=True)

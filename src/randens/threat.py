@@ -49,7 +49,8 @@ def norm_name(norm: object) -> str:
     ('linf', 'linf', 'l2', 'l2')
     """
     if isinstance(norm, numbers.Real) and not isinstance(norm, bool):
-        text = "inf" if math.isinf(norm) and norm > 0 else f"{float(norm):g}"
+        value = float(norm)
+        text = "inf" if value == math.inf else f"{value:g}"
     else:
         text = str(norm).strip().lower()
         for sign in "_- ∞":

@@ -190,7 +190,8 @@ def _items(data: Any) -> Iterable[Any]:
     if isinstance(data, torch.utils.data.Dataset) and hasattr(data, "__len__"):
         return (data[index] for index in range(len(data)))
     try:
-        return iter(data)
+        items: Iterable[Any] = iter(data)
+        return items
     except TypeError:
         raise InputError(f"data is a {type(data).__name__}; give {_TAKEN}") from None
 

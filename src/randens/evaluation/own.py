@@ -92,12 +92,12 @@ def fitted(rec: RandomizedEnsemble, x: Tensor) -> RandomizedEnsemble:
     torch.Size([1, 1, 2])
     """
     members: list[nn.Module] = []
-    few = x[:2].to(rec.device)
-    first = next(rec.parameters(), None)
-    if first is not None and first.is_floating_point():
-        few = few.to(first.dtype)
     with evaluating(rec), torch.no_grad():
         for index, member in enumerate(rec.members):
+            # Each where it is: members may have to be moved together first.
+            first = next(member.parameters(), None)
+            few = x[:2] if first is None else x[:2].to(first.device)
+            few = few if first is None or not first.is_floating_point() else few.to(first.dtype)
             try:
                 answer = member(few)
             except RandensError:

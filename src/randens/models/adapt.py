@@ -57,7 +57,8 @@ def logits_of(answer: Any, count: int, name: str) -> Tensor:
         raise ModelError(f"{name} returned shape {tuple(answer.shape)} for {count} inputs; {_WANTED}")
     if answer.shape[1] == 1:
         answer = torch.cat([torch.zeros_like(answer), answer], dim=1)
-    return answer.float() if answer.dtype in (torch.float16, torch.bfloat16) else answer
+    logits: Tensor = answer.float() if answer.dtype in (torch.float16, torch.bfloat16) else answer
+    return logits
 
 
 def _inside(answer: Any, name: str) -> Tensor:
@@ -101,6 +102,7 @@ class Adapted(nn.Module):
     ) -> None:
         super().__init__()
         self.module = module
+        self.training = module.training  # as it was: a new module would call itself training
         for name, values in (("mean", mean), ("std", std)):
             buffer = None if values is None else torch.tensor(values, dtype=torch.float32).view(-1, 1, 1)
             self.register_buffer(name, buffer)

@@ -11,7 +11,7 @@ import importlib.util
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from randens import attacks
 from randens import data as datasets
 from randens.attacks.members import folded
+from randens.callbacks import Callback, TensorBoardTracker
 from randens.data import Augment, ImageData
 from randens.ensemble import RandomizedEnsemble, frozen, load, to_layout
 from randens.errors import InputError, ModelError, RandensError
@@ -68,17 +69,48 @@ def train(
     stop: Callable[[], bool] | None = None,
     data: tuple[ImageData, ImageData] | None = None,
     force: bool = False,
+    callbacks: Sequence[Callback] = (),
 ) -> RandomizedEnsemble:
-    """Train an ensemble by `recipe` (or the path of one) in `run_folder`, or continue what is there.
+    """Train an ensemble, or continue what is there; under ``torchrun`` or ``srun`` every process calls this alike.
 
-    The folder holds the metrics while the run goes on and the ensemble at its end. `data` is (train,
-    validation) where they are not a named data set. `stop` is asked after every step; once it says yes, the
-    state is saved and `Stopped` is raised. A changed recipe is refused unless `force`. `say` receives
-    sentences for a person. Under ``torchrun`` or ``srun`` every process calls this alike.
+    Parameters
+    ----------
+    recipe : Recipe, str or path
+        What to train, or the TOML file that says it.
+    run_folder : str or path
+        Holds the metrics while the run goes on and the ensemble at its end.
+    progress : callable, optional
+        ``progress(task, done, total)``.
+    say : callable, optional
+        Receives sentences for a person.
+    stop : callable, optional
+        Asked after every step; once it says yes, the state is saved and `Stopped` is raised.
+    data : (ImageData, ImageData), optional
+        Training and validation data where they are not a named data set.
+    force : bool
+        Continue although the recipe has changed.
+    callbacks : sequence of Callback
+        Told about batches, epochs and the end, by the process that writes files.
+
+    Returns
+    -------
+    RandomizedEnsemble
+        On the CPU, with the probabilities chosen on validation data.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> made = {"method": "at", "data": {"name": "digits"}, "model": {"name": "linear"}, "epochs": 1}
+    >>> recipe = Recipe(**made, threat={"norm": "linf", "eps": "8/255"})
+    >>> rec = train(recipe, tempfile.mkdtemp() + "/run")
+    >>> len(rec)
+    1
     """
     chosen = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
     with workers(chosen.device) as crew:
-        return _train(chosen, Path(run_folder), crew, progress or silent, say or _mute, stop, data, force)
+        return _train(
+            chosen, Path(run_folder), crew, progress or silent, say or _mute, stop, data, force, callbacks
+        )
 
 
 def _train(
@@ -90,6 +122,7 @@ def _train(
     stop: Callable[[], bool] | None,
     data: tuple[ImageData, ImageData] | None,
     force: bool,
+    callbacks: Sequence[Callback],
 ) -> RandomizedEnsemble:
     """`train` in one process of the crew; everything that holds the process group ends with this function."""
     name = recipe.data.name
@@ -123,7 +156,8 @@ def _train(
         if is_finished(run):
             say(f"{folder} is finished already; its ensemble is returned")
             return load(run.ensemble)
-        return _Engine(blueprint, run, crew, train_data, held, given, progress, say, stop).run_all()
+        engine = _Engine(blueprint, run, crew, train_data, held, given, progress, say, stop, callbacks)
+        return engine.run_all()
 
 
 class _Engine:
@@ -140,6 +174,7 @@ class _Engine:
         progress: Progress,
         say: Say,
         stop: Callable[[], bool] | None,
+        callbacks: Sequence[Callback],
     ) -> None:
         recipe = blueprint.recipe
         self.blueprint, self.recipe, self.run, self.crew = blueprint, recipe, run, crew
@@ -163,7 +198,8 @@ class _Engine:
         self.forwards: dict[nn.Module, Forward] = {}
         self.arithmetic = arithmetic(recipe.precision, crew.device, blueprint())
         self.work = [stage.work for stage in plan(recipe)]
-        self.board = _board(run) if recipe.tensorboard and crew.writes else None
+        board = [TensorBoardTracker(run.path / "tensorboard")] if recipe.tensorboard and crew.writes else []
+        self.callbacks: list[Callback] = [*(callbacks if crew.writes else ()), *board]
 
     def run_all(self) -> RandomizedEnsemble:
         """Every stage that is not done, then α, then the ensemble on disk."""
@@ -300,8 +336,11 @@ class _Engine:
         spent = sum(self.method.passes(craft, len(victims.probs), passes(self.recipe.loss), len(wrapped)))
         spent *= len(rows)
         self.ledger.spend(spent, spent)
+        means = [value / len(rows) for value in (*member_losses, correct)]
+        shown = {"loss": sum(means[:-1]) / len(wrapped), "accuracy": means[-1], "lr": rate}
+        for callback in self.callbacks:
+            callback.batch(f"member-{len(self.finished) + 1}", stage.step + 1, self.batches, shown)
         if (stage.step + 1) % self.recipe.log_every == 0:
-            means = [value / len(rows) for value in (*member_losses, correct)]
             self._log("step", stage, step=stage.step + 1, lr=rate, loss=means[:-1], accuracy=means[-1])
 
     def _judge(self, stage: Stage, epochs: int, begun: float) -> None:
@@ -430,8 +469,8 @@ class _Engine:
             rec.save(self.run.ensemble, overwrite=True)
             self.run.log(event="finished", probs=choice.probs.tolist(), robust=1 - choice.risk)
             self.run.write("training", self._summary(choice, rec))
-        if self.board is not None:
-            self.board.close()
+        for callback in self.callbacks:
+            callback.finished("training", {"natural": 1 - choice.natural, "robust": 1 - choice.risk})
         self.crew.barrier()
         return rec
 
@@ -601,11 +640,12 @@ class _Engine:
         number = sum(self.sizes[: stage.number]) + 1
         self.run.log(event=event, member=number, epoch=stage.epoch + 1, **values)
         self.ledger.lines += 1
-        if self.board is not None and event == "epoch":
-            for key in ("accuracy", "natural", "robust"):
-                if key in values:
-                    self.board.add_scalar(f"member-{number}/{key}", values[key], stage.epoch + 1)
-            self.board.add_scalar(f"member-{number}/loss", float(np.mean(values["loss"])), stage.epoch + 1)
+        if event == "epoch":
+            scalars = {key: float(values[key]) for key in ("accuracy", "natural", "robust") if key in values}
+            for callback in self.callbacks:
+                callback.epoch(
+                    f"member-{number}", stage.epoch + 1, {**scalars, "loss": float(np.mean(values["loss"]))}
+                )
 
     def _tell(self, stage: Stage, epochs: int) -> None:
         """Progress of the epoch, the member and the run, in units of planned work."""
@@ -628,12 +668,6 @@ def _floored(probs: Weights, floor: float) -> Weights:
 def _augment(recipe: Recipe) -> Augment | None:
     part = recipe.data
     return Augment(part.crop_padding, part.flip) if part.crop_padding or part.flip else None
-
-
-def _board(run: Run) -> Any:
-    from torch.utils.tensorboard import SummaryWriter
-
-    return SummaryWriter(str(run.path / "tensorboard"))
 
 
 def _mute(text: str) -> None:
