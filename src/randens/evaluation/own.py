@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import inspect
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,9 @@ from randens.ensemble import RandomizedEnsemble, evaluating, load
 from randens.errors import InputError, ModelError, RandensError
 from randens.models import Adapted, adapt, logits_of, preprocessing_of
 from randens.runs import Run
+from randens.stochastic import RandomizedModel
 
-__all__ = ["as_rec", "fitted", "from_factory"]
+__all__ = ["as_rec", "fitted", "from_factory", "random_from_factory"]
 
 _TAKEN = "a module, a list of modules, a RandomizedEnsemble, a run folder, a TorchScript or ONNX file, or a zoo name"
 _TORCHSCRIPT = (".pt", ".pts", ".ts", ".torchscript")
@@ -134,6 +137,65 @@ def from_factory(spec: str, *, run_code: bool = False) -> Any:
     >>> from_factory("torch.nn:Identity", run_code=True)
     Identity()
     """
+    with _imported(spec, run_code) as factory:
+        return factory()
+
+
+def random_from_factory(
+    spec: str, draws: int, *, run_code: bool = False
+) -> RandomizedModel | RandomizedEnsemble:
+    """A classifier with random answers, made by code that is not randens's.
+
+    Parameters
+    ----------
+    spec : str
+        ``"package.module:factory"``. A factory with a required argument is called with a seed for every draw. One
+        without returns a module that draws from torch's generators, a `RandomizedModel`, or an ensemble with such
+        members.
+    draws : int
+        K, the frozen draws that stand for the model while it is attacked.
+    run_code : bool
+        Must be true, as for `from_factory`.
+
+    Returns
+    -------
+    RandomizedModel or RandomizedEnsemble
+        For `evaluate_stochastic`.
+
+    Examples
+    --------
+    >>> random_from_factory("torch.nn:Identity", 4, run_code=True).draws
+    4
+    """
+    with _imported(spec, run_code) as factory:
+        if _takes_seed(factory):
+            return RandomizedModel(factory, draws)
+        made = factory()
+    if isinstance(made, RandomizedModel):
+        made.draws = RandomizedModel(made, draws).draws
+        return made
+    if isinstance(made, RandomizedEnsemble):
+        for member in made.members:
+            if isinstance(member, RandomizedModel):
+                member.draws = RandomizedModel(member, draws).draws
+        if made.stochastic:
+            return made
+    return RandomizedModel(made, draws)
+
+
+def _takes_seed(factory: Any) -> bool:
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    return any(
+        p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters
+    )
+
+
+@contextlib.contextmanager
+def _imported(spec: str, run_code: bool) -> Iterator[Any]:
+    """What ``"package.module:name"`` names, with the current folder importable as long as it is used."""
     module_name, sign, name = spec.partition(":")
     if not sign or not module_name or not name.isidentifier():
         raise InputError(f"model is {spec!r}; it must be package.module:factory, e.g. mynets:ensemble")
@@ -145,8 +207,7 @@ def from_factory(spec: str, *, run_code: bool = False) -> Any:
     here = str(Path.cwd())
     sys.path.insert(0, here)
     try:
-        factory = getattr(importlib.import_module(module_name), name)
-        return factory()
+        yield getattr(importlib.import_module(module_name), name)
     except (ImportError, AttributeError) as error:
         raise InputError(f"model is {spec!r}, which cannot be imported: {error}") from error
     except TypeError as error:

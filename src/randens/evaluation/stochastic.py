@@ -62,6 +62,7 @@ __all__ = ["Adversary", "Spread", "Stage", "StochasticEvaluation", "evaluate_sto
 _FORMAT = "randens-stochastic-1"
 _FEWEST, _MOST = 16, 1024  # scoring draws per input
 _BETWEEN = 32  # further frozen draws from which the spread between draws is taken
+_FIRST = 8  # draws that are attacked first: with fewer, their luck hides what was fitted
 _SADDLE = 8  # draws that the default saddle attack looks at: its cost grows with their square
 _SELECT = 1_500_000_000  # the first seed of the selection draws; the attack draws begin at 0
 
@@ -159,7 +160,7 @@ class StochasticEvaluation:
     @property
     def converged(self) -> bool:
         """Whether K was large enough: the bias is within the tolerance."""
-        return self.bias <= self.tolerance
+        return abs(self.bias) <= self.tolerance
 
     @property
     def knowledge(self) -> str:
@@ -292,8 +293,8 @@ def evaluate_stochastic(
         Attacks run on K frozen draws each. A threat (None: the model's own) or the attack `suite` means the default
         adversaries: `eot` and `adaptive-pgd-margin`, `saddle` on 8 draws, and transfer from a single frozen draw.
     tolerance : float
-        K doubles, up to the model's `draws`, until the accuracy on the attacked draws is at most this much below that
-        on fresh draws; scoring draws are as many as bring the half-width of the interval over draws to half of it.
+        K doubles, up to the model's `draws`, until the accuracies on attacked and on fresh draws differ by no more than
+        this; scoring draws are as many as bring the half-width of the interval over draws to half of it.
     confidence : float
         Of every interval.
     seed : int
@@ -327,7 +328,8 @@ def evaluate_stochastic(
     stages = []
     for draws in _schedule(most):
         stages.append(run.attack([a for a, cap in plan if cap is None], draws))
-        if stages[-1].bias <= tolerance:
+        # Well below zero the difference is luck of few draws, and says as little about K.
+        if abs(stages[-1].bias) <= tolerance:
             break
     for other, cap in plan:
         if cap is not None:
@@ -546,8 +548,8 @@ class _Run:
 
 
 def _schedule(most: int) -> list[int]:
-    """K = most/8, most/4, most/2, most; at least 2 unless there is one draw only."""
-    return sorted({max(min(2, most), most // part) for part in (8, 4, 2, 1)})
+    """K = most/8, most/4, most/2, most; at least 8 where there are as many."""
+    return sorted({max(min(_FIRST, most), most // part) for part in (8, 4, 2, 1)})
 
 
 def _plan(

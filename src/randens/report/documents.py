@@ -22,6 +22,7 @@ __all__ = [
     "Radii",
     "Radius",
     "SamplingNote",
+    "StochasticNote",
     "TrainingNote",
     "read",
 ]
@@ -155,6 +156,60 @@ class SamplingNote(Document):
     sweeps: int = 0
     methods: list[MethodNote] = Field(default_factory=list)
     contributions: list[Contribution] = Field(default_factory=list)
+
+
+class DrawStage(Document):
+    """Accuracies after attacking so many draws."""
+
+    draws: int
+    in_sample: Real
+    fresh: Real
+
+
+class DrawAdversary(Document):
+    """One attack on a random model."""
+
+    name: str
+    draws: int
+    accuracy: Real
+    chosen: int
+
+
+class DrawSpread(Document):
+    """Accuracies of single draws."""
+
+    natural: list[Real]
+    robust: list[Real]
+    deviation: Real
+
+
+class DrawNoise(Document):
+    """How noisy gradients are, and what is left to one perturbation for all draws."""
+
+    draws: int
+    variance: Real
+    agreement: Real
+    single: Real
+    reach: Real
+
+
+class StochasticNote(Document):
+    """What the report shows of stochastic.json."""
+
+    n: int
+    data: str
+    split: str
+    confidence: Real
+    natural: Interval
+    robust: Interval
+    robust_over_draws: Interval
+    single_draw: Real
+    stages: list[DrawStage] = Field(min_length=1)
+    adversaries: list[DrawAdversary]
+    spread: DrawSpread
+    noise: DrawNoise
+    statements: list[str]
+    attacks: list[str]
 
 
 class TrainingNote(Document):

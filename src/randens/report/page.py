@@ -17,9 +17,11 @@ from randens.evaluation.results import THREAT_MODEL
 from randens.files import write_atomic
 from randens.report import pieces, sections, story
 from randens.report.comparing import verdicts
+from randens.report.documents import StochasticNote
 from randens.report.landscape import landscape_data, read_landscape, solve
 from randens.report.markup import Markup, Node, element, embedded_json, join
 from randens.report.material import Material, gather_all
+from randens.report.random_models import how_random
 
 __all__ = ["MOST_BYTES", "asset", "assemble", "render", "write_report"]
 
@@ -48,6 +50,8 @@ def write_report(
 def render(runs: tuple[Material, ...]) -> str:
     """The page as text."""
     first, several = runs[0], len(runs) > 1
+    if not several and first.stochastic is not None and first.evaluation is None:
+        return _random_page(first, first.stochastic)
     title = f"randens report: {', '.join(one.name for one in runs)}"
     shared: list[tuple[str, str, Markup]] = [("results", "Results", sections.table(runs))]
     if several:
@@ -98,6 +102,29 @@ def render(runs: tuple[Material, ...]) -> str:
         ]
     )
     return assemble(title, body, blocks, ["landscape.js"])
+
+
+def _random_page(one: Material, note: StochasticNote) -> str:
+    """The page about a random model: it has draws instead of members, so the other sections do not apply."""
+    lead = (
+        f"A classifier whose answers are random, on {note.data} {note.split}, {note.n} inputs. Robust accuracy "
+        f"{pieces.percent(note.robust.value)} ({note.confidence:.0%} interval {pieces.interval(note.robust)}), scored "
+        "on draws that no attack has seen."
+    )
+    body = join(
+        [
+            element("a", "Skip to the content", href="#content", class_="skip"),
+            element("header", element("h1", one.name), element("p", lead, class_="lead"), class_="top"),
+            _navigation([("random", "How random is it")]),
+            element(
+                "main",
+                _section("random", "How random is it", how_random(note), level="h2"),
+                id="content",
+            ),
+            element("footer", element("p", f"Written by randens {__version__}.")),
+        ]
+    )
+    return assemble(f"randens report: {one.name}", body, [], ["landscape.js"])
 
 
 def assemble(title: str, body: Markup, blocks: Sequence[Markup], scripts: Sequence[str]) -> str:

@@ -16,13 +16,14 @@ from randens.report.documents import AttackTable, Gallery, Radii
 from randens.report.landscape import MOST_SOLVED, Reading
 from randens.report.markup import Markup, Node, element
 from randens.report.material import Material
+from randens.report.random_models import how_random
 
 __all__ = ["per_run"]
 
 
 def per_run(one: Material, number: int, reading: Reading | None) -> list[tuple[str, str, Markup]]:
     """(anchor, title, content) of every section about one run. reading: of the landscape at the evaluated α."""
-    return [
+    parts = [
         (f"landscape-{number}", "Risk landscape", _landscape(one, number, reading)),
         (f"who-{number}", "Who falls together", _together(one)),
         (f"radius-{number}", "Robustness over ε", _radii(one)),
@@ -33,6 +34,9 @@ def per_run(one: Material, number: int, reading: Reading | None) -> list[tuple[s
         (f"cost-{number}", "Cost", _cost(one)),
         (f"reproduce-{number}", "How to reproduce", _reproduce(one)),
     ]
+    if one.stochastic is not None:
+        parts.insert(0, (f"random-{number}", "How random is it", how_random(one.stochastic)))
+    return parts
 
 
 def _landscape(one: Material, number: int, reading: Reading | None) -> Markup:
