@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import safetensors.torch
 import torch
 from matplotlib import image as reader
 from tests.attacks.cases import NORMS, attack, case
@@ -23,6 +22,7 @@ from randens.attacks import suite
 from randens.attacks.picture import save_grid
 from randens.errors import InputError
 from randens.runs import Run
+from randens.store import WitnessStore
 
 __all__ = ["shell"]
 
@@ -48,23 +48,32 @@ def test_the_command_reports_and_keeps_what_it_found(shell: Shell, run_folder: P
     assert row["natural"] == pytest.approx(rec.accuracy(images.x, images.y))
     assert row["robust"] == pytest.approx(expected.robust_accuracy)
     assert row["robust"] <= row["natural"]
-    # The perturbed inputs are there, legal, and as bad as the table says.
-    (batch,) = Path(row["folder"]).glob("batch-*.safetensors")
-    stored = safetensors.torch.load(batch.read_bytes())
-    assert rec.threat.contains(stored["x_adv"], images.x).all()
-    assert 1 - float(rec.risk(stored["x_adv"], stored["y"]).mean()) == pytest.approx(row["robust"])
+    # The perturbed inputs are in the run's store, legal, and as bad as the table says.
+    store = WitnessStore(run_folder / "witnesses")
+    stored = attacks.create("pgd", rec.threat, steps=5).survey(rec, images, folder=store, inputs=True)
+    assert stored.reused == stored.cost
+    assert rec.threat.contains(stored.x_adv, images.x).all()
+    assert 1 - float(rec.risk(stored.x_adv, images.y).mean()) == pytest.approx(row["robust"])
 
 
 def test_the_command_continues_and_does_not_repeat(shell: Shell, run_folder: Path) -> None:
     arguments = ("attack", run_folder, "--attack", "fgsm", "--limit", "30")
-    (first,) = shell.json(*arguments)
-    stamps = {p: p.stat().st_mtime_ns for p in Path(first["folder"]).iterdir()}
-    assert shell.json(*arguments) == [first]
-    assert {p: p.stat().st_mtime_ns for p in Path(first["folder"]).iterdir()} == stamps
-    # Another seed, radius or number of inputs is another attack.
-    for change in (("--seed", "1"), ("--eps", "1/255"), ("--limit", "20")):
-        (other,) = shell.json(*arguments, *change)
-        assert other["folder"] != first["folder"]
+
+    def stamps() -> dict[Path, int]:
+        return {p: p.stat().st_mtime_ns for p in (run_folder / "witnesses").rglob("*.safetensors")}
+
+    first = shell.json(*arguments)
+    before = stamps()
+    assert before
+    # The same question, and one on fewer inputs, are answered by what is there.
+    assert shell.json(*arguments) == first
+    shell.json(*arguments, "--limit", "20")
+    assert stamps() == before
+    # Another seed or radius is another question, and so is everything with --fresh.
+    for change in (("--seed", "1"), ("--eps", "1/255"), ("--fresh",)):
+        shell.json(*arguments, *change)
+        assert set(stamps()) > set(before)
+        before = stamps()
 
 
 def test_the_command_for_people_with_pictures(shell: Shell, run_folder: Path, tmp_path: Path) -> None:
@@ -93,7 +102,7 @@ def test_the_command_refuses(shell: Shell, run_folder: Path, tmp_path: Path) -> 
     assert "a single --attack" in shell.refused(
         "attack", run_folder, "--attack", "fgsm", "--attack", "pgd", "--save-images", tmp_path / "a.png"
     )
-    assert not (run_folder / "attacks").exists()
+    assert not (run_folder / "witnesses").exists()
     assert "is not a run folder" in shell.refused("attack", tmp_path)
 
 

@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from randens.attacks.survey import _Part
-from safetensors import SafetensorError
 from tests.attacks.cases import attack, case, mlp, quadrants
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -322,19 +320,3 @@ def test_memory_does_not_grow_with_the_data(tmp_path: Path) -> None:
         continued = _live_megabytes(384, folder / "large" if folder else None)
         assert large < small + 0.5
         assert continued < small + 0.5
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        (b'"F64"', b'"I64"'),
-        (b'"shape":[3]', b'"shape":[ ]'),
-        (b'"sources":"pgd"', b'"sources":"arc"'),
-    ],
-)
-def test_a_changed_header_is_noticed(old: bytes, new: bytes) -> None:
-    content = _Part({"risk": torch.ones(3, dtype=torch.float64)}, ("pgd",), ()).pack(inputs=True)
-    assert _Part.unpack(content)[0].sources == ("pgd",)
-    assert old in content
-    with pytest.raises((ValueError, SafetensorError)):
-        _Part.unpack(content.replace(old, new))
