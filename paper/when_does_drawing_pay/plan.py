@@ -121,10 +121,10 @@ def _settings(member: Member, epochs: int) -> dict[str, Any]:
 
 def _cells() -> Iterable[Cell]:
     """In the order in which they are computed: what decides most comes first."""
+    kinds = (*IDEAS[:1], ("continued", None), *IDEAS[1:], *((name, None) for name in BOOSTED))
     for seed in SEEDS:
         yield Cell(seed=seed)
-    for method, weight in (*IDEAS[:1], ("continued", None), *IDEAS[1:], *((name, None) for name in BOOSTED)):
-        for seed in SEEDS:
+        for method, weight in kinds:
             yield Cell(method, seed=seed, weight=weight)
     for epochs in LENGTHS:
         for seed in SEEDS:
