@@ -8,13 +8,13 @@ from pathlib import Path
 
 from paper.when_does_drawing_pay.figures import write_figures
 from paper.when_does_drawing_pay.page import write_page
-from paper.when_does_drawing_pay.plan import CELLS
+from paper.when_does_drawing_pay.plan import CELLS, CIFAR
 from paper.when_does_drawing_pay.work import compute, result_of
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m paper.when_does_drawing_pay", description=__doc__)
-    parser.add_argument("what", nargs="?", choices=("all", "page"), default="all")
+    parser.add_argument("what", nargs="?", choices=("all", "digits", "cifar10", "page"), default="all")
     parser.add_argument("--folder", type=Path, default=Path("runs/when-does-drawing-pay"))
     parser.add_argument(
         "--minutes", type=float, default=float("inf"), help="begin no cell after so many minutes"
@@ -22,8 +22,9 @@ def main() -> None:
     parser.add_argument("--docs", type=Path, default=Path("docs"), help="where the page and figures/ go")
     arguments = parser.parse_args()
     begun = time.monotonic()
-    if arguments.what == "all":
-        missing = [cell for cell in CELLS if not result_of(cell).is_file()]
+    if arguments.what != "page":
+        wanted = {"all": (*CELLS, *CIFAR), "digits": CELLS, "cifar10": CIFAR}[arguments.what]
+        missing = [cell for cell in wanted if not result_of(cell).is_file()]
         for number, cell in enumerate(missing):
             if time.monotonic() - begun > 60 * arguments.minutes:
                 print(f"{len(missing) - number} cells are left for the next time")

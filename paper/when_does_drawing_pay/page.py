@@ -17,6 +17,7 @@ from paper.when_does_drawing_pay.plan import (
     BASE,
     BOOSTED,
     CELLS,
+    CIFAR,
     FURTHER,
     IDEAS,
     LENGTHS,
@@ -188,8 +189,7 @@ def _axis(title: str, said: str, first: str, groups: Iterable[tuple[str, Group]]
     return [f"### {title}", "", said, "", *_table((first, *_HEAD), rows)]
 
 
-def _methods() -> list[str]:
-    found, single = methods(), _like("continued")
+def _methods(found: Sequence[Group], single: Group) -> list[str]:
     rows = []
     for one in found:
         against = versus_best(one, single) if single else None
@@ -241,9 +241,10 @@ def _attacks() -> list[str]:
         return []
     rows = []
     for name in one.results[0]["attacks"]:
-        members = one.mean(lambda r, name=name: float(np.mean(r["attacks"][name]["members"])))
-        drawn = one.mean(lambda r, name=name: float(r["attacks"][name]["drawn"]))
-        dec = one.mean(lambda r, name=name: float(r["attacks"][name]["deterministic"]))
+        found = [result["attacks"][name] for result in one.results]
+        members = float(np.mean([r["members"] for r in found]))
+        drawn = float(np.mean([r["drawn"] for r in found]))
+        dec = float(np.mean([r["deterministic"] for r in found]))
         rows.append(
             [f"`{name}`", _percent(members), _percent(drawn), _percent(dec), _points(drawn - members)]
         )
@@ -277,7 +278,7 @@ def write_page(target: Path, figures: Mapping[str, str]) -> None:
         image=f"{100 / images:.1f}",
         done=sum(result_of(cell).is_file() for cell in CELLS),
         cells=len(CELLS),
-        methods="\n".join(_methods()),
+        methods="\n".join(_methods(methods(), _like("continued"))),
         axes="\n".join(axes) or "No axis has two values yet.",
         attacks="\n".join(_attacks()),
         cifar=_cifar(),
@@ -298,6 +299,16 @@ def _figure(figures: Mapping[str, str], name: str, words: str) -> str:
 
 
 def _cifar() -> str:
-    return (
-        "Not measured yet. `recipes/study/cifar10-resnet8-at.toml` is the network it will be measured with."
+    """The table of CIFAR-10, or that there is none yet."""
+    found = [one for one in (group([cell]) for cell in CIFAR) if one]
+    if not found:
+        return (
+            "Not computed yet: `python -m paper.when_does_drawing_pay cifar10` trains the ResNet-8 of "
+            "`recipes/study/cifar10-resnet8-at.toml` (6 MFLOPs), three members, and goes on from them by each method."
+        )
+    single = next((one for one in found if one.label == "continued"), Group("continued", ()))
+    images = found[0].results[0]["inputs"]
+    said = (
+        f"ResNet-8 of width 16 with a stem of stride 2, ε = 8/255, three members, {images} validation images."
     )
+    return "\n".join([said, "", *_methods(found, single)])

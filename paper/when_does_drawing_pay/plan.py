@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+from randens.training import load_recipe
 from randens.training.recipe import Recipe, recipe_from
 
-__all__ = ["CELLS", "Cell", "Member", "named"]
+__all__ = ["CELLS", "CIFAR", "Cell", "Member"]
 
 SEEDS = (0, 1, 2)
 LENGTHS = (25, 50, 100, 200, 400, 800)
 WIDTHS = (8, 16, 32, 64)
 RADII = (0.1, 0.2, 0.3)
 BASE = 200
-FURTHER = 100
+FURTHER = BASE // 2
 MEMBERS = 4
 IDEAS: tuple[tuple[str, float | None], ...] = (
     ("bounded", 0.5),
@@ -29,6 +31,7 @@ IDEAS: tuple[tuple[str, float | None], ...] = (
     ("paths", None),
 )
 BOOSTED = ("mrboost", "barre")
+RECIPE = Path(__file__).parents[2] / "recipes" / "study" / "cifar10-resnet8-at.toml"
 ATTACKS = ("adaptive-pgd-s", "arc", "arc-r-20", "arc-r-100", "lattice", "saddle", "suite")
 
 
@@ -46,16 +49,22 @@ class Member:
     def name(self) -> str:
         return f"{self.data}-at-w{self.width}-e{self.epochs}-eps{self.eps:g}-s{self.seed}"
 
+    @property
+    def further(self) -> int:
+        """Epochs by which the methods go on from members like this."""
+        return self.epochs // 2
+
     def recipe(self) -> Recipe:
-        return recipe_from(_settings(self, self.epochs))
+        """How it is trained."""
+        return recipe_from(_settings(self))
 
 
 @dataclass(frozen=True)
 class Cell:
     """One ensemble: `method` on members like `member`, whose seeds are 10·seed, 10·seed + 1, …
 
-    "iat": these members themselves. "continued": each of them trained on by AT for `FURTHER` epochs, which is what
-    the other methods are compared with at equal passes. attacks: by which attacks it is judged beside the saddle
+    "iat": these members themselves. "continued": each of them trained on by AT for half as many epochs again, which is
+    what the other methods are compared with at equal passes. attacks: by which attacks it is judged beside the saddle
     climber.
     """
 
@@ -83,25 +92,30 @@ class Cell:
 
     def recipe(self, first: list[str]) -> Recipe:
         """How the method goes on from the runs `first`."""
-        content = _settings(self.member, self.member.epochs)
+        content, further = _settings(self.member), self.member.further
         content |= {"method": self.method, "members": self.members, "seed": 1000 + self.seed}
         content |= {"weight": self.weight, "sampling": {"method": "uniform", "every": 10**6}}
         if self.method in BOOSTED:
             # α uniform; later members have the epochs that the other methods add to all of them.
-            content |= {"first": first[0], "start": "previous", "later_epochs": FURTHER}
+            content |= {"first": first[0], "start": "previous", "later_epochs": further}
         else:
-            content |= {"first": first, "epochs": FURTHER}
-        content["optimizer"]["lr"] = content["optimizer"]["later_lr"] = 0.05
+            content |= {"first": first, "epochs": further}
+        content["optimizer"]["lr"] = content["optimizer"]["later_lr"] = content["optimizer"]["lr"] / 2
         content["adversary"]["warmup"] = 0
-        content["validation"]["every"] = FURTHER // 4
+        content["validation"]["every"] = max(1, further // 4)
         return recipe_from(content)
 
 
-def _settings(member: Member, epochs: int) -> dict[str, Any]:
-    """Recipe of one network on digits: cheap enough that doubling its epochs can be afforded until it gains nothing."""
+def _settings(member: Member) -> dict[str, Any]:
+    """Recipe of one network: cheap enough that doubling its epochs can be afforded until it gains nothing."""
+    if member.data == "cifar10":
+        content = load_recipe(RECIPE).to_json()
+        content |= {"epochs": member.epochs, "seed": member.seed}
+        content["model"]["width"] = member.width
+        return content
     return {
         "method": "at",
-        "epochs": epochs,
+        "epochs": member.epochs,
         "batch_size": 128,
         "seed": member.seed,
         "ema": 0.99,
@@ -109,11 +123,11 @@ def _settings(member: Member, epochs: int) -> dict[str, Any]:
         "model": {"name": "mlp", "width": member.width, "depth": 2},
         "data": {"name": member.data},
         "threat": {"norm": "linf", "eps": member.eps},
-        "adversary": {"name": "pgd", "steps": 3, "step": member.eps / 2, "warmup": epochs // 5},
+        "adversary": {"name": "pgd", "steps": 3, "step": member.eps / 2, "warmup": member.epochs // 5},
         "loss": {"name": "mce"},
         "optimizer": {"lr": 0.1, "weight_decay": 1e-4},
         "schedule": {"name": "cyclic", "peak": 0.3},
-        "validation": {"attack": "adaptive-pgd-s", "steps": 10, "every": max(1, epochs // 4)},
+        "validation": {"attack": "adaptive-pgd-s", "steps": 10, "every": max(1, member.epochs // 4)},
         "sampling": {"method": "uniform"},
         "log_every": 10**6,
     }
@@ -121,10 +135,10 @@ def _settings(member: Member, epochs: int) -> dict[str, Any]:
 
 def _cells() -> Iterable[Cell]:
     """In the order in which they are computed: what decides most comes first."""
+    kinds = (*IDEAS[:1], ("continued", None), *IDEAS[1:], *((name, None) for name in BOOSTED))
     for seed in SEEDS:
         yield Cell(seed=seed)
-    for method, weight in (*IDEAS[:1], ("continued", None), *IDEAS[1:], *((name, None) for name in BOOSTED)):
-        for seed in SEEDS:
+        for method, weight in kinds:
             yield Cell(method, seed=seed, weight=weight)
     for epochs in LENGTHS:
         for seed in SEEDS:
@@ -144,7 +158,14 @@ def _cells() -> Iterable[Cell]:
 
 CELLS: tuple[Cell, ...] = tuple(dict.fromkeys(_cells()))
 
-
-def named(name: str) -> Cell:
-    """The cell whose results are kept under that name."""
-    return next(cell for cell in CELLS if cell.name == name)
+_SMALL = Member("cifar10", width=16, epochs=20, eps=8 / 255)
+CIFAR: tuple[Cell, ...] = tuple(
+    Cell(method, _SMALL, members=3, weight=weight)
+    for method, weight in (
+        ("iat", None),
+        ("bounded", 0.5),
+        ("continued", None),
+        ("joint", None),
+        ("paths", None),
+    )
+)

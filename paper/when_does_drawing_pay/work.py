@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 import randens
-from paper.when_does_drawing_pay.plan import FURTHER, Cell, Member
+from paper.when_does_drawing_pay.plan import Cell, Member
 from randens.attacks import Attack
 from randens.evaluation import transferred
 from randens.files import write_atomic
@@ -85,7 +85,7 @@ def _trained(member: Member, folder: Path) -> Path:
 def _continued(member: Member, run: Path, folder: Path) -> Path:
     """The same network trained on by AT, with the settings by which the other methods go on from it."""
     content = Cell("joint", member, members=1).recipe([str(run)]).to_json()
-    further = folder / f"{member.name}-and-{FURTHER}"
+    further = folder / f"{member.name}-and-{member.further}"
     randens.training.train(recipe_from(content | {"method": "at", "seed": 1000 + member.seed}), further)
     return further
 
@@ -96,8 +96,9 @@ def _passes(run: Path) -> int:
 
 
 def _data(name: str, split: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """All images of digits; the first thousand of CIFAR-10, after those that checkpoints were chosen on."""
     data = randens.data.load(name, split)
-    return data[: len(data)]
+    return data[: len(data)] if name == "digits" else data[500:1500]
 
 
 def judged(

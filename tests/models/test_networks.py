@@ -101,6 +101,18 @@ def test_numbers_of_weights(name: str, weights: int) -> None:
     assert models.parameters(models.create(name, classes=10, input_shape=(3, 32, 32))) == weights
 
 
+def test_resnet8_is_resnet20_with_one_block_per_stage() -> None:
+    """Two blocks less in each stage: 2·(18 w² + 4 w) weights for w = 16, 32, 64. A strided stem quarters the cost."""
+    less = sum(2 * (18 * w * w + 4 * w) for w in (16, 32, 64))
+    whole = models.create("resnet8", classes=10, input_shape=(3, 32, 32))
+    strided = models.create("resnet8", classes=10, input_shape=(3, 32, 32), stride=2)
+    assert models.parameters(whole) == models.parameters(strided) == 269_722 - less
+    head = 2 * 64 * 10
+    assert (models.flops(whole) - head) == 4 * (models.flops(strided) - head)
+    with pytest.raises(InputError, match="stride"):
+        models.create("resnet8", classes=10, input_shape=(3, 32, 32), stride=0)
+
+
 # --- behaviour -------------------------------------------------------------------------------------
 
 

@@ -44,9 +44,9 @@ def _result(seed: int, alone: list[str], at_once: list[int], members: int = 2) -
 
 
 def test_every_cell_has_a_name_of_its_own_and_a_recipe() -> None:
-    names = [cell.name for cell in plan.CELLS]
+    names = [cell.name for cell in (*plan.CELLS, *plan.CIFAR)]
     assert len(set(names)) == len(names)
-    for cell in plan.CELLS:
+    for cell in (*plan.CELLS, *plan.CIFAR):
         seeds = [member.seed for member in cell.base()]
         assert seeds == [10 * cell.seed + index for index in range(cell.members)]
         assert cell.member.recipe().method == "at"
@@ -64,7 +64,7 @@ def test_methods_and_their_control_have_the_same_epochs_and_rate() -> None:
         recipe = cell.recipe(["run"] * cell.members)
         boosted = cell.method in plan.BOOSTED
         assert recipe.epochs_of(1 if boosted else 0) == plan.FURTHER
-        assert recipe.lr_of(1) == recipe.lr_of(0) == 0.05
+        assert recipe.lr_of(1) == recipe.lr_of(0) == cell.member.recipe().lr_of(0) / 2
 
 
 def test_the_judge_sees_the_conflict_of_opposed_members() -> None:

@@ -40,20 +40,17 @@ def tied_paths(members: Sequence[nn.Module]) -> list[nn.Module]:
     trunk = members[0]
     layer = _middle(trunk)
     shared = [*trunk.parameters(), *trunk.buffers()]
-    own = trunk.get_submodule(layer).weight
+    own = _weight(trunk, layer)
     memo = {id(tensor): tensor for tensor in shared if tensor is not own}
     paths = [trunk, *(copy.deepcopy(trunk, dict(memo)) for _ in members[1:])]
-    stacked = torch.stack(
-        [member.get_submodule(layer).weight.detach().flatten(1) for member in members], dim=1
-    )
+    stacked = torch.stack([_weight(member, layer).detach().flatten(1) for member in members], dim=1)
     norms = stacked[:, :1].norm(dim=2, keepdim=True)
     for start in range(0, len(members), stacked.shape[2]):  # no more orthogonal copies than dimensions
         block = stacked[:, start : start + stacked.shape[2]]
         stacked[:, start : start + block.shape[1]] = torch.linalg.qr(block.transpose(1, 2)).Q.transpose(1, 2)
     with torch.no_grad():
         for index, path in enumerate(paths):
-            weight = path.get_submodule(layer).weight
-            assert isinstance(weight, Tensor)
+            weight = _weight(path, layer)
             weight.copy_((stacked[:, index] * norms[:, 0]).view_as(weight))
     return paths
 
@@ -61,14 +58,20 @@ def tied_paths(members: Sequence[nn.Module]) -> list[nn.Module]:
 def overlap(paths: Sequence[nn.Module]) -> Tensor:
     """Mean squared cosine between the paths' copies of the middle layer, over filters and pairs: 0 if orthogonal."""
     layer = _middle(paths[0])
-    rows = torch.stack([path.get_submodule(layer).weight.flatten(1) for path in paths], dim=1)
+    rows = torch.stack([_weight(path, layer).flatten(1) for path in paths], dim=1)
     unit = nn.functional.normalize(rows, dim=2)
     cosines = torch.einsum("oik,ojk->oij", unit, unit).triu(1)
     return cosines.square().sum() / (len(rows) * len(paths) * (len(paths) - 1) / 2)
 
 
+def _weight(member: nn.Module, layer: str) -> nn.Parameter:
+    return member.get_parameter(f"{layer}.weight")
+
+
 def _middle(member: nn.Module) -> str:
-    names = [name for name, part in member.named_modules() if isinstance(part, (nn.Conv2d, nn.Linear))]
+    names: list[str] = [
+        name for name, part in member.named_modules() if isinstance(part, (nn.Conv2d, nn.Linear))
+    ]
     return names[len(names) // 2]
 
 
