@@ -14,7 +14,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m paper.when_does_drawing_pay", description=__doc__)
     parser.add_argument("what", nargs="?", choices=("all", "page"), default="all")
     parser.add_argument("--folder", type=Path, default=Path("runs/when-does-drawing-pay"))
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no cell after so many minutes")
+    parser.add_argument(
+        "--minutes", type=float, default=float("inf"), help="begin no cell after so many minutes"
+    )
     arguments = parser.parse_args()
     begun = time.monotonic()
     if arguments.what == "all":

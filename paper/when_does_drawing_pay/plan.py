@@ -58,7 +58,9 @@ class Cell:
     @property
     def name(self) -> str:
         m, more = self.member, "-attacks" if self.attacks else ""
-        return f"{m.data}-{self.method}-m{self.members}-w{m.width}-e{m.epochs}-eps{m.eps:g}-s{self.seed}{more}"
+        return (
+            f"{m.data}-{self.method}-m{self.members}-w{m.width}-e{m.epochs}-eps{m.eps:g}-s{self.seed}{more}"
+        )
 
     def base(self) -> list[Member]:
         """The members it is made of or starts from."""

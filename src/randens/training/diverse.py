@@ -47,7 +47,9 @@ def tied_paths(members: Sequence[nn.Module]) -> list[nn.Module]:
     own = trunk.get_submodule(layer).weight
     memo = {id(tensor): tensor for tensor in shared if tensor is not own}
     paths = [trunk, *(copy.deepcopy(trunk, dict(memo)) for _ in members[1:])]
-    stacked = torch.stack([member.get_submodule(layer).weight.detach().flatten(1) for member in members], dim=1)
+    stacked = torch.stack(
+        [member.get_submodule(layer).weight.detach().flatten(1) for member in members], dim=1
+    )
     norms = stacked[:, :1].norm(dim=2, keepdim=True)
     for start in range(0, len(members), stacked.shape[2]):  # no more orthogonal copies than dimensions
         block = stacked[:, start : start + stacked.shape[2]]
