@@ -19,6 +19,8 @@ TWO_THREADS := OMP_NUM_THREADS=2 MKL_NUM_THREADS=2 RANDENS_TEST_THREADS=2
 DIGITS := tests/attacks tests/evaluation tests/training tests/docs/test_drawings.py \
   tests/docs/test_site.py::test_the_figures_are_those_of_the_code tests/benchmarks/test_page.py
 PYTEST := $(BIN)/python -m pytest -q
+# A file's tests share what they train and attack, so one worker runs all of them.
+WORKERS := -n 2 --dist loadfile
 
 .PHONY: help quickstart test lint types rooms pytest slow portable portable-short pythons mutants docs bench bench-docs clean
 
@@ -50,18 +52,18 @@ rooms: $(VENV)/installed-dev
 	$(BIN)/lint-imports
 
 pytest: $(VENV)/installed-dev
-	$(ONE_THREAD) $(PYTEST) -n 2
+	$(ONE_THREAD) $(PYTEST) $(WORKERS) --durations 20
 
 slow: $(VENV)/installed-dev
-	$(ONE_THREAD) $(PYTEST) -n 2 -m slow
+	$(ONE_THREAD) $(PYTEST) $(WORKERS) -m slow --durations 20
 
 portable: $(VENV)/installed-dev
-	$(ONE_THREAD) $(OLD) $(PYTEST) -n 2
-	$(ONE_THREAD) $(AVX2) $(PYTEST) -n 2
+	$(ONE_THREAD) $(OLD) $(PYTEST) $(WORKERS)
+	$(ONE_THREAD) $(AVX2) $(PYTEST) $(WORKERS)
 	$(TWO_THREADS) $(PYTEST)
 
 portable-short: $(VENV)/installed-dev
-	$(ONE_THREAD) $(OLD) $(PYTEST) -n 2 $(DIGITS)
+	$(ONE_THREAD) $(OLD) $(PYTEST) $(WORKERS) $(DIGITS)
 
 pythons:
 	.ci/pythons

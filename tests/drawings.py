@@ -89,8 +89,8 @@ def difference(one: Drawing, other: Drawing, *, points: float = 0.5, pixels: flo
         for mine, theirs in zip(a.strokes, b.strokes, strict=True):
             if max(_apart(mine, theirs), _apart(theirs, mine)) > points:
                 return f"a line of {name}"
-        for mine, theirs in zip(a.images, b.images, strict=True):
-            if mine.shape != theirs.shape or (mine != theirs).any(axis=-1).mean() > pixels:
+        for shown, wanted in zip(a.images, b.images, strict=True):
+            if shown.shape != wanted.shape or (shown != wanted).any(axis=-1).mean() > pixels:
                 return f"the image of {name}"
     return ""
 

@@ -14,7 +14,7 @@ from tests.drawings import Drawing, difference
 
 def _drawn(fonts: str = "none", **changes: Any) -> Drawing:
     """A line, markers, a filled area, a bar and an image, with something about them changed."""
-    seen = {
+    seen: dict[str, Any] = {
         "marker": 0.0,
         "area": 0.0,
         "title": "a title",

@@ -99,15 +99,15 @@ def test_the_command_saves_what_the_script_reads(tmp_path: Path) -> None:
 
 
 # Attacks of other libraries on single members. Theirs judge by the sign of a float32 margin, ours want it clear of
-# rounding: a point may count there and not here, so one in a hundred inputs is allowed.
-_ALLOWED = 0.01
-_INPUTS = 100
+# rounding: a point may count there and not here, so one input is allowed.
+_ALLOWED = 1
+_FEW, _MANY = 40, 100
 
 
 @functools.cache
-def _thorough(name: str, norm: str, eps: float) -> Tensor:
+def _thorough(name: str, norm: str, eps: float, inputs: int) -> Tensor:
     """Bool: which inputs the thorough preset fools."""
-    x, y = digits("test")[:_INPUTS]
+    x, y = digits("test")[:inputs]
     found = attacks.create("suite", Threat(norm, eps), preset="thorough")(member(name), x, y)
     return found.errors[:, 0]
 
@@ -118,7 +118,7 @@ CASES = [("mlp", "linf", 0.1), ("convnet", "linf", 0.1), ("mlp", "l2", 0.5)]
 @pytest.mark.parametrize(("name", "norm", "eps"), CASES)
 def test_foolbox_finds_no_more_than_the_thorough_preset(name: str, norm: str, eps: float) -> None:
     foolbox = pytest.importorskip("foolbox", reason="Foolbox is not installed; pip install foolbox==3.3.4")
-    x, y = digits("test")[:_INPUTS]
+    x, y = digits("test")[:_FEW]
     model = foolbox.PyTorchModel(member(name), bounds=(0, 1))
     attack = foolbox.attacks.LinfPGD(steps=50) if norm == "linf" else foolbox.attacks.L2PGD(steps=50)
     with torch.random.fork_rng(devices=[]):
@@ -128,7 +128,7 @@ def test_foolbox_finds_no_more_than_the_thorough_preset(name: str, norm: str, ep
     legal = Threat(norm, eps * (1 + 1e-5)).contains(clipped, x)
     theirs = legal & (member(name)(clipped).argmax(dim=1) != y)
     assert float(theirs.double().mean()) > 0.1
-    assert int((theirs & ~_thorough(name, norm, eps)).sum()) <= _ALLOWED * _INPUTS
+    assert int((theirs & ~_thorough(name, norm, eps, _FEW)).sum()) <= _ALLOWED
 
 
 @pytest.mark.slow
@@ -137,7 +137,7 @@ def test_autoattack_finds_no_more_than_the_thorough_preset(name: str, norm: str,
     package = pytest.importorskip(
         "pyautoattack", reason="AutoAttack is not installed; pip install pyautoattack==0.2"
     )
-    x, y = digits("test")[:_INPUTS]
+    x, y = digits("test")[:_MANY]
     attack = package.AutoAttack(
         member(name),
         norm={"linf": "Linf", "l2": "L2"}[norm],
@@ -147,15 +147,15 @@ def test_autoattack_finds_no_more_than_the_thorough_preset(name: str, norm: str,
         seed=0,
     )
     attack.square.n_queries = 500
-    x_adv, *_ = attack.run_standard_evaluation(x, y, batch_size=_INPUTS)
+    x_adv, *_ = attack.run_standard_evaluation(x, y, batch_size=_MANY)
     legal = Threat(norm, eps * (1 + 1e-5)).contains(x_adv, x)
     theirs = legal & (member(name)(x_adv).argmax(dim=1) != y)
     assert float(theirs.double().mean()) > 0.1
-    assert int((theirs & ~_thorough(name, norm, eps)).sum()) <= _ALLOWED * _INPUTS
+    assert int((theirs & ~_thorough(name, norm, eps, _MANY)).sum()) <= _ALLOWED
 
 
 def test_the_thorough_preset_does_not_depend_on_the_scale_of_logits() -> None:
     huge: nn.Module = Scaled(member("mlp"), 1e4)
-    x, y = digits("test")[:_INPUTS]
+    x, y = digits("test")[:_FEW]
     found = attacks.create("suite", THREAT, preset="thorough")(huge, x, y).errors[:, 0]
-    assert abs(int(found.sum()) - int(_thorough("mlp", "linf", 0.1).sum())) <= 1
+    assert abs(int(found.sum()) - int(_thorough("mlp", "linf", 0.1, _FEW).sum())) <= _ALLOWED

@@ -71,7 +71,7 @@ def check_train_to_serve(folder: Path, lines: list[str]) -> None:
 
 def test_from_training_to_a_served_model_in_short(tmp_path: Path) -> None:
     pytest.importorskip("onnxscript", reason="exporting needs the deploy extra; `make test` installs it")
-    check_train_to_serve(tmp_path, run("train_to_serve.py", "--epochs", "2", "--output", str(tmp_path)))
+    check_train_to_serve(tmp_path, run("train_to_serve.py", "--epochs", "1", "--output", str(tmp_path)))
 
 
 @pytest.mark.slow

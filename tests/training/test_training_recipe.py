@@ -8,7 +8,7 @@ import pytest
 from tests.training.small_runs import small
 
 from randens.errors import FileError, InputError
-from randens.training import load_recipe
+from randens.training import find_recipe, load_recipe, shipped_recipes
 from randens.training.recipe import difference, recipe_from
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
@@ -107,3 +107,23 @@ def test_the_papers_table_is_complete() -> None:
                 assert (recipe.data.crop_padding, recipe.data.flip) == (4, True)
                 assert (recipe.sampling.every, recipe.sampling.iterations) == (10, 10)
                 assert recipe.validation.keep == "best"
+
+
+def test_recipes_that_ship_are_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert set(shipped_recipes()) == {f"{p.parent.name}/{p.stem}" for p in RECIPES.rglob("*.toml")}
+    wanted = RECIPES / "cpu" / "digits-mlp-barre.toml"
+    for name in ("digits-mlp-barre", "cpu/digits-mlp-barre", "recipes/cpu/digits-mlp-barre.toml"):
+        assert find_recipe(name) == wanted
+    assert load_recipe("digits-mlp-barre", ["epochs=3"]) == load_recipe(wanted, ["epochs=3"])
+    # Two folders have one of this name.
+    with pytest.raises(
+        InputError, match="several; valid: cpu/cifar10-resnet20-barre, paper/cifar10-resnet20-barre"
+    ):
+        find_recipe("cifar10-resnet20-barre")
+    assert find_recipe("paper/cifar10-resnet20-barre") == RECIPES / "paper" / "cifar10-resnet20-barre.toml"
+    with pytest.raises(InputError, match="unknown recipe 'digits-mlp-bare'; valid: digits-mlp-barre"):
+        find_recipe("digits-mlp-bare")
+    # A file of one's own comes first.
+    (tmp_path / "digits-mlp-barre").write_text(wanted.read_text())
+    assert find_recipe("digits-mlp-barre") == Path("digits-mlp-barre")

@@ -312,9 +312,8 @@ class _Engine:
         lesson = Lesson(x, y, x_adv, forwards, stage.trained, self.given, self.threat)
         total = torch.zeros((), device=device)
         sums = torch.zeros(len(wrapped) + 1, dtype=torch.float64, device=device)
-        share = len(wrapped) / len(
-            learners
-        )  # a member that learns from every tenth batch counts ten times there
+        # A member that learns from every tenth batch counts ten times there.
+        share = len(wrapped) / len(learners)
         for index, (losses, z) in zip(learners, self.method.losses(self.loss, lesson), strict=True):
             total = total + losses.sum()
             sums[index] = losses.detach().sum() * share
