@@ -11,6 +11,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,9 @@ __all__ = ["NOISE", "SCALES", "Missing", "Planned", "Reproduction", "plan", "rep
 
 _CURVES = {"barre-pgd": "trained with APGD", "barre-arc": "trained with ARC"}
 _FORMAT = "randens-reproduction-2"
+
+
+_PAGE = resources.files("randens.evaluation").joinpath("reproduce.md").read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True)
@@ -109,9 +113,17 @@ class Reproduction:
 
     def markdown(self) -> str:
         """All of it as one page."""
+        lines = [f"# The paper's tables at the {self.scale} scale", "", *self._body()]
+        for path in self.figures:
+            lines += [f"![{path.stem}]({path.name})", ""]
+        return "\n".join([*lines, *self._budget_lines(), *self._missing_lines()])
+
+    def page(self) -> str:
+        """The page of the documentation: how to call the command, then what it gave at this scale."""
+        return "\n".join([_PAGE, *self._body(), *self._budget_lines(), *self._missing_lines()])
+
+    def _body(self) -> list[str]:
         lines = [
-            f"# The paper's tables at the {self.scale} scale",
-            "",
             f"Made by `randens reproduce --scale {self.scale}`; nothing here is typed. {self.stand_ins}",
             "",
             f"Attack: {self.settings.attack}. Each cell: ours (the paper's), accuracies in per cent; – where a run is "
@@ -124,9 +136,7 @@ class Reproduction:
         ]
         for table in self.tables:
             lines += [f"## {table.title}", "", table.markdown(), ""]
-        for path in self.figures:
-            lines += [f"![{path.stem}]({path.name})", ""]
-        return "\n".join([*lines, *self._budget_lines(), *self._missing_lines()])
+        return lines
 
     def latex(self) -> str:
         """The tables in LaTeX, in the paper's layout; needs booktabs and multirow."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from tests.evaluation.trained import THREAT, digits, ensemble
 
+import randens
 from randens import RandomizedEnsemble
 from randens.cli.main import run as command
 from randens.errors import FileError, InputError
@@ -19,7 +21,7 @@ from randens.evaluation.measuring import ATTACKS, Measured, Settings, measure, m
 from randens.evaluation.reproduce import NETWORKS, Table, Wanted, paper, tables
 from randens.evaluation.reproduce_figures import points
 from randens.files import read_json, write_json
-from randens.reproduce import SCALES, first_name, plan, reproduce
+from randens.reproduce import _PAGE, NOISE, SCALES, first_name, plan, reproduce
 from randens.runs import Run
 from randens.training import load_recipe
 
@@ -75,27 +77,57 @@ def test_cells_hold_what_their_run_measured() -> None:
     boosted = Wanted("cifar10", "resnet20", "mrboost")
     one, two, three, four, five, six, seven = tables({run: made_up(), boosted: made_up(method="mrboost")})
     assert [t.name for t in (one, two, three, four, five, six, seven)] == [f"table{i}" for i in range(1, 8)]
-    best = row(one, "ResNet-20, CIFAR-10", "BARRE")
-    assert best["natural"] == (pytest.approx(70.0), 76.28)
-    assert best["robust"] == (pytest.approx(30.0), 47.35)
+    best = row(one, "ResNet-20", "BARRE", "M = 3 (5)")
+    assert best["CIFAR-10 A_nat"] == (pytest.approx(70.0), 76.28)
+    assert best["CIFAR-10 A_rob"] == (pytest.approx(30.0), 47.35)
+    assert best["CIFAR-100 A_rob"] == (None, 21.11)
     # Deterministic ensembles by size come from MRBoost, randomized ones from BARRE.
-    assert row(two, "ResNet-20, CIFAR-10", "MRBoost", "2")["robust"] == (pytest.approx(40.0), 44.68)
-    assert row(two, "ResNet-20, CIFAR-10", "BARRE", "2")["robust"] == (pytest.approx(20.0), 44.38)
-    assert row(two, "ResNet-20, CIFAR-10", "BARRE", "4")["robust"] == (None, 46.44)
-    assert row(two, "ResNet-20, CIFAR-10", "MRBoost", "3", "243 (243)")["natural"][0] == pytest.approx(90.0)
-    assert row(three, "ResNet-20, CIFAR-10", "BARRE", "f3")["robust"] == (pytest.approx(3.0), 39.87)
-    assert row(five, "ResNet-20, CIFAR-10", "BARRE")["ARC-R"] == (pytest.approx(45.0), 47.35)
-    assert row(five, "ResNet-20, CIFAR-10", "BARRE")["ACW (l2)"] == (pytest.approx(40.0), 58.96)
-    assert row(seven, "MobileNetV1, CIFAR-10", "MRBoost")["α5"] == (None, 0)
-    assert row(seven, "ResNet-20, CIFAR-10", "BARRE")["α1"] == (pytest.approx(50.0), None)
+    deterministic, randomized = row(two, "ResNet-20", "MRBoost"), row(two, "ResNet-20", "BARRE")
+    assert deterministic["M = 2 A_rob"] == (pytest.approx(40.0), 44.68)
+    assert randomized["M = 2 A_rob"] == (pytest.approx(20.0), 44.38)
+    assert randomized["M = 4 A_rob"] == (None, 46.44)
+    assert deterministic["M = 3 A_nat"][0] == pytest.approx(90.0)
+    assert deterministic["M = 3 FLOPs"] == (pytest.approx(243.0), 243)
+    assert randomized["M = 3 FLOPs"] == (pytest.approx(81.0), 81)
+    assert row(three, "ResNet-20", "BARRE")["f3 A_rob"] == (pytest.approx(3.0), 39.87)
+    assert row(five, "ResNet-20", "BARRE")["ARC-R"] == (pytest.approx(45.0), 47.35)
+    assert row(five, "ResNet-20", "BARRE")["ACW (l2)"] == (pytest.approx(40.0), 58.96)
+    assert row(seven, "MobileNetV1", "MRBoost-R", "CIFAR-10")["α5"] == (None, 0)
+    assert row(seven, "ResNet-20", "BARRE", "CIFAR-10")["α1"] == (pytest.approx(50.0), None)
     assert four.filled == six.filled == 0
+
+
+def test_tables_have_the_papers_layout() -> None:
+    one, two, three, _, five, _, _ = tables({})
+    assert one.headings == (
+        *("Network", "Method", "Size M"),
+        *("CIFAR-10 A_nat", "CIFAR-10 A_rob", "CIFAR-100 A_nat", "CIFAR-100 A_rob"),
+    )
+    assert [r.labels[1] for r in one.rows] == [
+        *("AT", "IAT", "MRBoost-R", "BARRE"),
+        *("AT", "IAT", "MRBoost-R†", "MRBoost-R", "BARRE"),
+        *("AT", "IAT", "MRBoost-R†", "MRBoost-R", "BARRE"),
+    ]
+    assert (len(two.columns), len(two.rows)) == (12, 6)
+    assert (len(three.columns), len(three.rows)) == (10, 9)
+    assert [name for _, name in five.columns] == ["ACW (l2)", "AFGSM", "APGD-L", "APGD-S", "ARC", "ARC-R"]
+    # A network is named once for all of its rows.
+    assert [line.split("|")[1].strip() for line in one.markdown().splitlines()[2:7]] == [
+        *("ResNet-20", "", "", ""),
+        "MobileNetV1",
+    ]
+    tex = two.latex()
+    assert r"\multirow{2}{*}{ResNet-20} & MRBoost & -- (73.18) & -- (41.99)" in tex
+    assert r"\multicolumn{3}{c}{M = 4}" in tex
+    assert tex.count(r"\midrule") == 3
+    assert one.terminal().row_count == 14
 
 
 def test_differences_are_ours_minus_the_papers() -> None:
     table = tables({Wanted("cifar10", "resnet20", "at"): made_up(1, method="at")})[0]
-    at = next(r for r in table.rows if r.labels[:2] == ("ResNet-20, CIFAR-10", "AT"))
+    at = next(r for r in table.rows if r.labels[:2] == ("ResNet-20", "AT"))
     assert at.cells[1].difference == pytest.approx(10.0 - 41.99)
-    assert "10.00 (41.99, -31.99)" in table.markdown()
+    assert "10.00 (41.99)" in table.markdown()
     assert "– (47.35)" in table.markdown()
 
 
@@ -105,11 +137,15 @@ def test_figure_one_compares_at_equal_terms() -> None:
         Wanted("cifar10", "resnet20", "barre"): made_up(),
     }
     listed = points(found, ("resnet20",))
+    # Three members on our side, so the paper's three as well.
     assert listed["mrboost"][0]["ours"] == {"mflops": 243.0, "robust": pytest.approx(60.0)}
     assert listed["barre"][0]["ours"] == {"mflops": 81.0, "robust": pytest.approx(30.0)}
-    assert listed["barre"][0]["paper"] == {"mflops": 81, "robust": 46.44}
-    assert listed["mrboost"][0]["paper"] == {"mflops": 324, "robust": 46.34}
+    assert listed["barre"][0]["paper"] == {"mflops": 81, "robust": 45.41}
+    assert listed["mrboost"][0]["paper"] == {"mflops": 243, "robust": 46.09}
     assert listed["at"][0]["ours"] is None
+    assert listed["at"][0]["paper"] == {"mflops": 81, "robust": 41.99}
+    # And where nothing is there, the paper's four.
+    assert points({}, ("resnet20",))["mrboost"][0]["paper"] == {"mflops": 324, "robust": 46.34}
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -117,7 +153,7 @@ def test_every_planned_run_can_be_made(scale: str) -> None:
     planned = plan(scale)
     names = [p.name for p in planned]
     assert len(set(names)) == len(names)
-    expected = {"digits": 2 * 2 * 4 + 2, "cpu": 4 + 2, "paper": 3 * 2 * 4 + 2}
+    expected = {"digits": 3 * 2 * 4 + 2, "cpu": 4 + 2, "paper": 3 * 2 * 4 + 2}
     assert len(planned) == expected[scale]
     for run in planned:
         recipe = run.recipe or load_recipe(RECIPES / run.file, run.settings)
@@ -125,6 +161,9 @@ def test_every_planned_run_can_be_made(scale: str) -> None:
         assert recipe.members == 1 if run.wanted.method == "at" else recipe.members > 1
         if run.shares_first:
             assert names.index(first_name(run)) < names.index(run.name)
+        if scale == "digits" and run.wanted.method == "barre":
+            # As many members as the paper has.
+            assert recipe.members == {"resnet18": 4}.get(run.wanted.network, 5)
         if run.wanted.method == "barre-arc":
             assert (recipe.members, recipe.adversary.name, recipe.validation.attack) == (2, "arc", "arc-r")
 
@@ -143,7 +182,7 @@ def test_missing_runs_come_with_the_command_that_makes_them(tmp_path: Path) -> N
     assert "## Missing runs" in page
     assert "46.34" in page
     assert read_json(tmp_path / "my runs" / "reproduction.json") == json.loads(json.dumps(result.to_json()))
-    assert [path.name for path in result.figures] == ["figure1.png", "figure5.png"]
+    assert [path.name for path in result.figures] == ["figure1.png", "figure4.png"]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in result.figures)
 
 
@@ -158,9 +197,9 @@ def _run(path: Path, rec: RandomizedEnsemble, method: str) -> Run:
 
 
 def test_measured_is_what_an_evaluation_says(tmp_path: Path) -> None:
-    rec = ensemble("linear", "mlp")
-    run = _run(tmp_path / "run", rec, "mrboost")
+    run = _run(tmp_path / "run", ensemble("linear", "mlp"), "mrboost")
     found = measure(run, FEW)
+    rec = ensemble("linear", "mlp").with_probs(found.probs)
     own = evaluate(
         rec,
         digits("test").subset(slice(0, 30)),
@@ -169,7 +208,7 @@ def test_measured_is_what_an_evaluation_says(tmp_path: Path) -> None:
         deterministic=True,
     )
     assert found.n == 30
-    assert found.randomized == ((own.natural, own.robust),)
+    assert found.uniform == (own.at(None).natural.value, own.at(None).robust.value)
     assert [robust for _, robust in found.individual] == [a.robust.value for a in own.member_accuracies]
     assert own.deterministic is not None
     assert found.deterministic[-1] == (own.deterministic.natural.value, own.deterministic.robust.value)
@@ -212,7 +251,7 @@ def test_runs_that_are_there_fill_their_cells(tmp_path: Path, capsys: pytest.Cap
     arguments = ["reproduce", "--runs", str(tmp_path), "--no-train", "--limit", "20", "--json"]
     assert command(arguments) == 0
     said = json.loads(capsys.readouterr().out)
-    assert len(said["missing"]) == 17
+    assert len(said["missing"]) == 25
     assert all(m["command"].endswith("--train") for m in said["missing"])
     filled = [r for r in said["tables"][0]["rows"] if r["cells"][0]["ours"] is not None]
     assert [r["labels"][1] for r in filled] == ["AT"]
@@ -230,17 +269,65 @@ def test_bad_input(tmp_path: Path) -> None:
         reproduce("cpu", tmp_path, attack="arcr")
 
 
+def test_the_zoo_fills_what_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Entries with their members are copied to where the runs would be; the measuring itself is left out here."""
+    seen: list[str] = []
+
+    def measured_elsewhere(run: Run, *_: object) -> Measured:
+        seen.append(run.path.name)
+        return made_up(len(randens.load(run.ensemble)), method=run.manifest["recipe"]["method"])
+
+    monkeypatch.setattr("randens.reproduce.measure", measured_elsewhere)
+    result = reproduce("cpu", tmp_path)
+    names = [f"cifar10-resnet20-{method}" for method in ("at", "mrboost", "barre")]
+    assert seen == names
+    assert [m.name.rsplit("resnet20-")[1] for m in result.missing] == ["iat", "barre-pgd", "barre-arc"]
+    assert row(result.tables[0], "ResNet-20", "BARRE", "M = 3 (5)")["CIFAR-10 A_rob"][0] is not None
+
+
+def test_every_ensemble_gets_its_alpha_by_the_same_rule(tmp_path: Path) -> None:
+    rec = ensemble("linear", "mlp")
+    found = measure(_run(tmp_path / "run", rec.with_probs([1.0, 0.0]), "barre"), FEW)
+    best = randens.optimize_sampling(
+        rec, digits("validation").subset(slice(0, 30)), FEW.build(THREAT), max_sweeps=4
+    )
+    # Whatever training had left there.
+    assert found.probs == pytest.approx(best.probs.tolist())
+
+
+def _numbers(page: str) -> dict[tuple[str, int, int], float]:
+    """Our numbers in the tables of a page, by heading, line and column."""
+    found: dict[tuple[str, int, int], float] = {}
+    heading, line = "", 0
+    for text in page.splitlines():
+        if text.startswith("## "):
+            heading, line = text, 0
+        elif text.startswith("|") and "(" in text and heading.startswith("## Table"):
+            line += 1
+            for column, cell in enumerate(text.split("|")):
+                number = re.match(r"\s*(\d+\.\d\d) \(", cell)
+                if number:
+                    found[heading, line, column] = float(number[1])
+    return found
+
+
+def test_the_page_is_made_by_the_command() -> None:
+    page = (RECIPES / "docs" / "reproduce.md").read_text(encoding="utf-8")
+    assert page.startswith(_PAGE)
+    assert len(_numbers(page)) > 150
+
+
 @pytest.mark.slow
 def test_digits_end_to_end(tmp_path: Path) -> None:
+    """The page of the documentation, made again: every cell within the noise that the page states."""
     result = reproduce("digits", tmp_path)
     assert result.missing == ()
     for table in result.tables[:6]:
         assert table.filled > 0
-    assert [len(curve) for curve in result.curves.values()] == [10, 10]
-    best = {r.labels[:2]: r.cells[1].ours for r in result.tables[0].rows}
-    better = [
-        (best[label, "BARRE"] or 0.0) - (ours or 0.0)
-        for (label, method), ours in best.items()
-        if method == "AT"
-    ]
-    assert sum(better) / len(better) > 0
+    assert [len(curve) for curve in result.curves.values()] == [8, 8]
+    kept = _numbers((RECIPES / "docs" / "reproduce.md").read_text(encoding="utf-8"))
+    again = _numbers(result.page())
+    assert set(again) >= set(kept)
+    gaps = [abs(again[cell] - value) for cell, value in kept.items()]
+    assert max(gaps) <= NOISE
+    assert sum(gaps) / len(gaps) <= NOISE / 4

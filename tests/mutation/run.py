@@ -9,14 +9,24 @@ A mutant is killed if one of its tests fails. What survives must say why in muta
 from __future__ import annotations
 
 import argparse
+import contextlib
+import multiprocessing
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+# Loaded once for all children; randens itself must not be, for every child has another one.
+import hypothesis  # noqa: F401
+import numpy as np  # noqa: F401
+import pydantic  # noqa: F401
+import pytest
+import rich.table  # noqa: F401
+import sklearn.datasets  # noqa: F401
+import torch
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -49,19 +59,29 @@ def mutate(folder: Path, mutant: Mapping[str, Any]) -> str:
 
 
 def killed(folder: Path, mutant: Mapping[str, Any]) -> bool:
-    """Whether a test fails with the mutant in place."""
+    """Whether a test fails with the mutant in place, in a child process that inherits the packages loaded here."""
     original = mutate(folder, mutant)
-    environment = {**os.environ, "PYTHONPATH": f"{folder / 'src'}{os.pathsep}{folder}"}
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *mutant["tests"]]
+    child = multiprocessing.get_context("fork").Process(target=_tested, args=(folder, mutant["tests"]))
     try:
-        done = subprocess.run(
-            command, cwd=folder, env=environment, capture_output=True, timeout=_SECONDS, check=False
-        )
+        child.start()
+        child.join(_SECONDS)
+        if child.is_alive():
+            child.kill()
+            child.join()
+            return True  # a test that never ends is noticed, too
     finally:
         (folder / mutant["file"]).write_text(original, encoding="utf-8")
-    if done.returncode not in (0, 1):
-        raise SystemExit(f"{mutant['what']}: pytest could not run\n{done.stdout.decode()[-2000:]}")
-    return done.returncode == 1
+    if child.exitcode not in (0, 1):
+        raise SystemExit(f"{mutant['what']}: pytest could not run its tests (exit code {child.exitcode})")
+    return child.exitcode == 1
+
+
+def _tested(folder: Path, tests: Sequence[str]) -> None:
+    os.chdir(folder)
+    sys.path[:0] = [str(folder / "src"), str(folder)]
+    with Path(os.devnull).open("w", encoding="utf-8") as nothing, contextlib.redirect_stdout(nothing):
+        code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests])
+    os._exit(int(code))
 
 
 def _say(text: str) -> None:
@@ -76,6 +96,7 @@ def main() -> int:
     parser.add_argument("--part", default="1/1", help="which of how many equal parts of the list, e.g. 2/3")
     given = parser.parse_args()
     number, parts = (int(v) for v in given.part.split("/"))
+    torch.set_num_threads(1)
     chosen = [m for m in mutants() if given.only.lower() in m["what"].lower()][number - 1 :: parts]
     survivors = []
     with tempfile.TemporaryDirectory() as place:

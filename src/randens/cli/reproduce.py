@@ -11,11 +11,14 @@ from randens.cli import choices, names
 from randens.cli.output import Json, console, print_json
 from randens.cli.progress import bars
 from randens.errors import unknown
+from randens.files import write_atomic
 
 if TYPE_CHECKING:
     from randens.reproduce import Reproduction
 
 __all__ = ["reproduce"]
+
+_FORMS = ("terminal", "markdown", "latex")
 
 
 def reproduce(
@@ -47,18 +50,28 @@ def reproduce(
     ] = "arc-r",
     limit: choices.Limit = None,
     seed: choices.Seed = 0,
+    form: Annotated[
+        str,
+        typer.Option("--format", help="How tables are printed. One of: terminal, markdown, latex."),
+    ] = "terminal",
+    page: Annotated[
+        Path | None,
+        typer.Option(help="Also write the documentation's page to this file.", show_default=False),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Regenerate the paper's tables and figures from run folders; the same command continues after a break.
 
     Writes reproduction.md, reproduction.json and figures next to the run folders:
-    our number, the paper's, and the difference in every cell.
+    our number and the paper's in every cell, in the paper's layout.
 
     Example: randens reproduce --scale digits
     """
     from randens import attacks
     from randens.reproduce import reproduce as run_reproduction
 
+    if form not in _FORMS:
+        unknown("format", form, _FORMS)
     # Before anything is trained: this attack comes last.
     if attack not in attacks.names():
         unknown("attack", attack, attacks.names())
@@ -66,15 +79,28 @@ def reproduce(
         result = run_reproduction(
             scale, runs, training=training, limit=limit, attack=attack, seed=seed, progress=progress
         )
+    if page is not None:
+        write_atomic(page, result.page().encode())
     if as_json:
         print_json(result.to_json())
     else:
-        _print(result)
+        _print(result, form)
 
 
-def _print(result: Reproduction) -> None:
+def _print(result: Reproduction, form: str) -> None:
     out = console()
-    out.print(result.markdown(), markup=False)
+    if form == "latex":
+        out.print(result.latex(), markup=False, soft_wrap=True)
+        return
+    if form == "markdown":
+        out.print(result.markdown(), markup=False, soft_wrap=True)
+        return
+    for table in result.tables:
+        out.print(table.terminal())
+    for text in result.findings():
+        out.print(text, markup=False)
+    for run in result.missing:
+        out.print(f"missing: {run.name}: {run.command}", markup=False)
     out.print(
         f"Training took {result.budget['training_passes']:,} member passes, measuring "
         f"{result.budget['measuring_passes']:,}; this call {result.seconds:.0f} s. Written to {result.folder}.",
