@@ -38,6 +38,7 @@ class Material:
     attacks: documents.AttackTable | None = None
     gallery: documents.Gallery | None = None
     audit: documents.Audit | None = None
+    advice: documents.AdviceNote | None = None
     trainings: tuple[tuple[str, documents.TrainingNote], ...] = ()
     curves: tuple[Curve, ...] = ()
     problems: Mapping[str, str] = field(default_factory=dict)
@@ -83,6 +84,7 @@ def gather(path: str | os.PathLike[str], name: str | None = None) -> Material:
         attacks=extra("attacks", lambda: documents.read(run, "report/attacks", documents.AttackTable)),
         gallery=extra("gallery", lambda: documents.read(run, "report/gallery", documents.Gallery)),
         audit=extra("audit", lambda: documents.read(run, "audit", documents.Audit)),
+        advice=extra("advice", lambda: documents.read(run, "advice", documents.AdviceNote)),
         trainings=extra("cost", lambda: _trainings(run)) or (),
         curves=extra("training", lambda: _curves(run)) or (),
         problems=problems,
