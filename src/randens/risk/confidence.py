@@ -10,9 +10,9 @@ form it is convex in α and grows with every r_k, so cutting planes minimise it 
 q of the ball together with one fooled set per configuration, and mixtures of cuts are of the same kind.
 
 c = 0 bounds the risk itself, which mixtures of members keep small because it varies less over the inputs.
-c_k = r_k(β) bounds the risk above that of a reference β, for example uniform: paired over the inputs, so that what all α
-have in common does not count as noise. U(β) is then 0, and α leaves β only where the inputs say, at the confidence asked
-for, that it is better.
+c_k = r_k(β) bounds the risk above that of a reference β, for example uniform: paired over the inputs, so that what all
+α have in common does not count as noise. U(β) is then 0, and α leaves β only where the inputs say, at the confidence
+asked for, that it is better.
 """
 
 from __future__ import annotations
