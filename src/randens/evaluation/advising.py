@@ -19,6 +19,7 @@ from torch import nn
 
 from randens import models
 from randens.attacks import Attack, Cost
+from randens.attacks.dataset import as_attacks
 from randens.ensemble import RandomizedEnsemble
 from randens.errors import InputError
 from randens.evaluation.evaluating import evaluate, transferred
@@ -26,7 +27,6 @@ from randens.evaluation.inputs import Data, Labelled, fingerprint, labelled
 from randens.evaluation.intervals import Estimate, difference, estimate
 from randens.evaluation.reach import Conflict
 from randens.evaluation.results import Accuracy
-from randens.evaluation.sweeps import as_attacks
 from randens.progress import Progress, silent
 from randens.threat import Threat
 from randens.witness import WitnessPool

@@ -202,9 +202,7 @@ def _deterministic(
     mean.show(everyone, worst_inputs(known.pool, probs, known.x), "transfer")
     for attack in attacks:
         mean.attack(attack, np.ones(1), f"{attack.name} on the deterministic ensemble", known)
-    known.cost = known.cost + Cost(
-        mean.cost.forwards + len(known.x) * len(rec.networks), mean.cost.backwards
-    )
+    known.cost = known.cost + Cost(mean.cost.forwards + len(known.x) * len(rec.networks), mean.cost.backwards)
     known.now, known.seconds = known.now + mean.now, known.seconds + mean.seconds
     return mean.clean[:, 0], mean.pool.foolable[:, 0]
 
