@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +29,7 @@ from randens.evaluation.intervals import Estimate, difference, estimate
 from randens.evaluation.reach import Conflict
 from randens.evaluation.results import Accuracy
 from randens.progress import Progress, silent
+from randens.store import WitnessStore
 from randens.threat import Threat
 from randens.witness import WitnessPool
 
@@ -171,6 +173,7 @@ def advise(
     networks: Mapping[str, nn.Module] | None = None,
     subsets: bool = True,
     confidence: float = 0.95,
+    folder: str | os.PathLike[str] | WitnessStore | None = None,
     progress: Progress | None = None,
 ) -> Advice:
     """Compare the ways to answer with these members, and say what to deploy.
@@ -187,6 +190,8 @@ def advise(
         Single networks to compare with, by name: one trained with the same passes, or one of the FLOPs of k members.
     subsets
         Whether to measure k of M for 1 < k < M, where there are at most 64 subsets.
+    folder
+        A witness store, as for `evaluate`.
 
     Returns
     -------
@@ -196,6 +201,7 @@ def advise(
     inputs, chosen = labelled(data, rec), as_attacks(attack)
     report = silent if progress is None else progress
     plain = (inputs.x, inputs.y)
+    store = folder if isinstance(folder, WitnessStore) or folder is None else WitnessStore(folder)
     whole = evaluate(
         rec,
         plain,
@@ -203,6 +209,7 @@ def advise(
         also={"uniform": None},
         deterministic=False,
         confidence=confidence,
+        folder=store,
         progress=report,
     )
     assert whole.pool is not None
@@ -218,7 +225,7 @@ def advise(
         others[name] = RandomizedEnsemble([network]).eval()
     pools = {"": whole.pool}
     for name, other in others.items():
-        pools[name], spent = _attacked(other, inputs, chosen, list(pools.values()), name, report)
+        pools[name], spent = _attacked(other, inputs, chosen, list(pools.values()), name, store, report)
         cost = cost + spent
     # Each has met what was found before it; now what was found after it, too.
     everyone, found = {"": rec, **others}, dict(pools)
@@ -259,6 +266,7 @@ def _attacked(
     attacks: Sequence[Attack],
     known: Sequence[WitnessPool],
     name: str,
+    store: WitnessStore | None,
     progress: Progress,
 ) -> tuple[WitnessPool, Cost]:
     """What fools `rec`: the perturbations known from others, then its own attacks."""
@@ -271,7 +279,11 @@ def _attacked(
     for attack in attacks:
         task = f"{attack.name} on {name}"
         found = attack.survey(
-            rec, data, inputs=True, progress=lambda _, done, total, task=task: progress(task, done, total)
+            rec,
+            data,
+            folder=store,
+            inputs=True,
+            progress=lambda _, done, total, task=task: progress(task, done, total),
         )
         pool = pool.merge(found.pool)
         cost = cost + found.cost
