@@ -203,6 +203,7 @@ def _quickstart(parent: str | os.PathLike[str], seed: int, report: Progress) -> 
         validation,
         attacks.create("saddle", threat, seed=seed),
         networks={"AT, one network": at.members[0]},
+        folder=store,
         progress=_named("advice", report),
     )
     run.write("advice", advice.to_json())

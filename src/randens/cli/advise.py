@@ -60,7 +60,15 @@ def advise(
     chosen = choices.make_attacks(attack, ("saddle",), subject.threat, settings, seed)
     networks = {str(path): _network(path) for path in against or ()}
     with bars() as progress:
-        found = run_advise(subject.rec, images, chosen, networks=networks, subsets=subsets, progress=progress)
+        found = run_advise(
+            subject.rec,
+            images,
+            chosen,
+            networks=networks,
+            subsets=subsets,
+            folder=subject.store(),
+            progress=progress,
+        )
     path = subject.run.write("advice", found.to_json())
     if as_json:
         print_json(found.to_json())
