@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
+import math
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,6 +33,8 @@ from randens.threat import Threat
 __all__ = ["DeterministicEnsemble", "RandomizedEnsemble", "evaluating", "frozen", "load"]
 
 _FORMAT = "randens-ensemble-1"
+_AVERAGING = "randens-ensemble-2"  # members that average networks, which are stored once each
+_MOST_SUBSETS = 64  # a set of fooled members is one 64-bit word
 _CHUNK = 512  # inputs per forward pass where only verdicts are wanted: bounds the memory
 
 
@@ -42,13 +46,21 @@ class _Member(documents.Document):
     architecture: dict[str, Any] | None
 
 
+class _Average(documents.Document):
+    """A member that averages networks, by their numbers; without weights it is the one network it names."""
+
+    of: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+    weights: list[float] | None
+
+
 class _Manifest(documents.Document):
-    """ensemble.json."""
+    """ensemble.json. averages: what the members are, where some of them average the networks stored."""
 
     probs: documents.Probabilities
     classes: list[str] | None
     threat: documents.Threat | None
     members: Annotated[list[_Member], Field(min_length=1)]
+    averages: list[_Average] | None = None
 
 
 @contextlib.contextmanager
@@ -123,10 +135,27 @@ class _Ensemble(nn.Module):
         first = next(self.parameters(), None)
         return torch.device("cpu") if first is None else first.device
 
+    @property
+    def networks(self) -> tuple[nn.Module, ...]:
+        """The networks that are run when every member answers: an average counts as those it averages, once each."""
+        return networks_of(self.members)[0]
+
     def logits(self, x: Tensor) -> Tensor:
-        """Every member's logits [M, n, C], in whatever mode and with whatever gradients are on."""
+        """Every member's logits [M, n, C], in whatever mode and with whatever gradients are on.
+
+        Members that average the same networks share their forward passes.
+        """
         x = to_layout(x)
-        outputs = [self._ask(index, x) for index in range(len(self.members))]
+        networks, parts = networks_of(self.members)
+        answers = [
+            models.logits_of(network(x), len(x), f"member {index}") for index, network in enumerate(networks)
+        ]
+        outputs = [
+            member.average([answers[b] for b in part])
+            if isinstance(member, DeterministicEnsemble)
+            else answers[part[0]]
+            for member, part in zip(self.members, parts, strict=True)
+        ]
         shapes = {tuple(z.shape) for z in outputs}
         if len(shapes) > 1:
             raise InputError(
@@ -214,6 +243,37 @@ class RandomizedEnsemble(_Ensemble):
         """The same members (shared, not copied) with other probabilities."""
         return RandomizedEnsemble(list(self.members), probs, classes=self.classes, threat=self.threat)
 
+    def subsets(self, k: int) -> RandomizedEnsemble:
+        """k of M: draw k members at random and average their logits. Between drawing (1) and averaging all (M).
+
+        The result is a randomized ensemble of C(M, k) averaging members over the same networks (shared, not
+        copied), all equally likely: attacks, witnesses, exact α over subsets, certificates, export and serving apply.
+        One inference costs k networks.
+
+        >>> rec = RandomizedEnsemble([models.create("linear", classes=2, input_shape=(3,)) for _ in range(4)])
+        >>> len(rec.subsets(2)), rec.subsets(2).members[0].passes
+        (6, 2)
+        """
+        count = len(self)
+        if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= count:
+            raise InputError(
+                f"k is {k!r}; it must be a whole number from 1 to {count}, the number of members"
+            )
+        if math.comb(count, k) > _MOST_SUBSETS:
+            raise InputError(
+                f"k is {k}: {count} members have {math.comb(count, k)} subsets of that size; "
+                f"at most {_MOST_SUBSETS} can be members of an ensemble"
+            )
+        members = [
+            DeterministicEnsemble([self.members[i] for i in chosen])
+            for chosen in itertools.combinations(range(count), k)
+        ]
+        made = RandomizedEnsemble(members, classes=self.classes, threat=self.threat)
+        # Not made.train(): that would change the modes of the networks, which they bring along.
+        for module in (made, made.members, *members, *(member.members for member in members)):
+            module.training = self.training
+        return made
+
     def draw(self, n: int) -> Tensor:
         """Member indices [n], independent draws from `probs`; a member with probability 0 is never drawn."""
         cumulative = self.probs.cpu().cumsum(0)
@@ -281,19 +341,29 @@ class RandomizedEnsemble(_Ensemble):
         fresh = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.tmp")
         try:
             entries = []
-            for index, member in enumerate(self.members):
+            networks, parts = networks_of(self.members)
+            for index, network in enumerate(networks):
                 name = f"member-{index:02d}.safetensors"
-                content = _pack(member)
+                content = _pack(network)
                 write_atomic(fresh / name, content)
-                architecture = getattr(member, "architecture", None)
+                architecture = getattr(network, "architecture", None)
                 entries.append({"file": name, "sha256": sha256(content), "architecture": architecture})
+            averages = [
+                {"of": part, "weights": member.weights.tolist()}
+                if isinstance(member, DeterministicEnsemble)
+                else {"of": part, "weights": None}
+                for member, part in zip(self.members, parts, strict=True)
+            ]
+            averaging = any(entry["weights"] is not None for entry in averages)
             manifest: dict[str, Any] = {
-                "format": _FORMAT,
+                "format": _AVERAGING if averaging else _FORMAT,
                 "probs": self.probs.tolist(),
                 "classes": list(self.classes) if self.classes is not None else None,
                 "threat": self.threat.to_dict() if self.threat is not None else None,
                 "members": entries,
             }
+            if averaging:
+                manifest["averages"] = averages
             write_json(fresh / "ensemble.json", seal(manifest))
             _replace_folder(fresh, folder)
         finally:
@@ -326,8 +396,39 @@ class DeterministicEnsemble(_Ensemble):
 
     def forward(self, x: Tensor) -> Tensor:
         """Weighted mean of the members' logits, [n, C]."""
-        z = self.logits(x)
-        return torch.einsum("m,mnc->nc", self.weights.to(z.dtype), z)
+        return self.average(self.logits(x).unbind())
+
+    def average(self, outputs: Sequence[Tensor]) -> Tensor:
+        """The weighted mean of the members' logits, given one by one as [n, C]."""
+        weights = self.weights.to(outputs[0].dtype)
+        # Not a matrix product: that would count as FLOPs of the network.
+        total = weights[0] * outputs[0]
+        for weight, output in zip(weights[1:], outputs[1:], strict=True):
+            total = total + weight * output
+        return total
+
+
+def networks_of(members: Iterable[nn.Module]) -> tuple[tuple[nn.Module, ...], list[list[int]]]:
+    """The networks behind the members, and which of them each member is or averages.
+
+    A network that several averages share is listed once.
+    """
+    networks: list[nn.Module] = []
+    known: dict[int, int] = {}
+    parts: list[list[int]] = []
+    for member in members:
+        if not isinstance(member, DeterministicEnsemble):
+            parts.append([len(networks)])
+            networks.append(member)
+            continue
+        part = []
+        for network in member.members:
+            if id(network) not in known:
+                known[id(network)] = len(networks)
+                networks.append(network)
+            part.append(known[id(network)])
+        parts.append(part)
+    return tuple(networks), parts
 
 
 def load(
@@ -360,10 +461,19 @@ def load(
         _fill(module, folder / entry.file, entry.sha256)
         modules.append(module.eval())
     try:
+        if manifest.averages is not None:
+            modules = [_averaging(entry, modules) for entry in manifest.averages]
         threat = None if manifest.threat is None else Threat.from_dict(manifest.threat.model_dump())
         return RandomizedEnsemble(modules, manifest.probs, classes=manifest.classes, threat=threat).eval()
     except InputError as error:
         raise FileError(f"{folder / 'ensemble.json'}: {error}") from error
+
+
+def _averaging(entry: _Average, networks: Sequence[nn.Module]) -> nn.Module:
+    if max(entry.of) >= len(networks):
+        raise InputError(f"averages names network {max(entry.of)}; there are {len(networks)}")
+    chosen = [networks[i] for i in entry.of]
+    return chosen[0] if entry.weights is None else DeterministicEnsemble(chosen, entry.weights)
 
 
 def to_layout(x: Tensor) -> Tensor:
@@ -435,8 +545,8 @@ def _fill(module: nn.Module, path: Path, expected: str) -> None:
 
 def _read_manifest(path: Path) -> _Manifest:
     manifest = read_json(path)
-    if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:
-        raise FileError(f"{path} is not an ensemble of format {_FORMAT}")
+    if not isinstance(manifest, dict) or manifest.get("format") not in (_FORMAT, _AVERAGING):
+        raise FileError(f"{path} is not an ensemble of format {_FORMAT} or {_AVERAGING}")
     if manifest.get("checksum") != document_checksum(manifest):
         raise FileError(f"{path} does not match its checksum; it was altered or damaged")
     return documents.fitted(_Manifest, manifest, path)

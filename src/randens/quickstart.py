@@ -20,9 +20,11 @@ from randens import data as datasets
 from randens.ensemble import RandomizedEnsemble
 from randens.errors import InputError
 from randens.evaluation import (
+    Advice,
     AttackedSampling,
     Estimate,
     Evaluation,
+    advise,
     difference,
     evaluate,
     optimize_sampling,
@@ -59,8 +61,8 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Quickstart:
-    """What the quickstart did: two evaluations on the test split, the sampling, the verdict, the run folder,
-    and the report in it."""
+    """What the quickstart did: two evaluations on the test split, the sampling, the verdict, the run folder, the
+    report in it, and what to deploy by the validation split."""
 
     run: Run
     at: Evaluation
@@ -69,6 +71,7 @@ class Quickstart:
     verdict: Verdict
     report: Path
     seconds: float
+    advice: Advice
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary for JSON."""
@@ -78,6 +81,7 @@ class Quickstart:
             "seconds": self.seconds,
             "verdict": self.verdict.to_json(),
             "sampling": self.sampling.to_json(),
+            "advice": self.advice.to_json(),
             "at": self.at.to_json(),
             "barre": self.barre.to_json(),
         }
@@ -139,7 +143,12 @@ def _quickstart(parent: str | os.PathLike[str], seed: int, report: Progress) -> 
 
     store, store_at = WitnessStore(run.path / "witnesses"), WitnessStore(run.path / "at" / "witnesses")
     sampling = optimize_sampling(
-        trained, validation, chosen, progress=_named("choosing α", report), folder=store
+        trained,
+        validation,
+        chosen,
+        confidence=_CONFIDENCE,
+        progress=_named("choosing α", report),
+        folder=store,
     )
     rec = RandomizedEnsemble(
         list(trained.members), sampling.probs, classes=trained.classes or validation.classes, threat=threat
@@ -189,15 +198,25 @@ def _quickstart(parent: str | os.PathLike[str], seed: int, report: Progress) -> 
             seed=seed,
             progress=_named(name, report),
         ).save(folder)
+    advice = advise(
+        rec,
+        validation,
+        attacks.create("saddle", threat, seed=seed),
+        networks={"AT, one network": at.members[0]},
+        folder=store,
+        progress=_named("advice", report),
+    )
+    run.write("advice", advice.to_json())
     page = write_report([run.path, run.path / "at"])
     run.log(event="quickstart", seconds=time.perf_counter() - begun, verdict=verdict.to_json())
-    return Quickstart(run, single, barre, sampling, verdict, page, time.perf_counter() - begun)
+    return Quickstart(run, single, barre, sampling, verdict, page, time.perf_counter() - begun, advice)
 
 
 def judge(at: Evaluation, rec: Evaluation) -> Verdict:
     """Compare per input: does the ensemble beat AT, and is the difference more than chance?
 
-    A second sentence compares it with its own best member, which anybody could use alone instead.
+    The headline says first whether drawing itself gains anything: over the ensemble's own best member, which could be
+    used alone instead. A randomized ensemble that draws nothing, or gains nothing, does not beat AT by drawing.
     """
     gained = difference(at.risk, rec.risk, _CONFIDENCE)
     points = f"{100 * abs(gained.value):.1f} points of robust accuracy"
@@ -210,15 +229,22 @@ def judge(at: Evaluation, rec: Evaluation) -> Verdict:
         sentence = f"The randomized ensemble is ahead of AT by {points}; {rec.n} inputs do not settle it ({interval})."
     else:
         sentence = f"The randomized ensemble does NOT beat AT: it is behind by {points} ({interval})."
-    return Verdict(gained, f"{sentence} {_against_best_member(rec)}")
+    return Verdict(gained, f"{_headline(rec)} {sentence}")
 
 
-def _against_best_member(rec: Evaluation) -> str:
+def _headline(rec: Evaluation) -> str:
+    drawn = rec.probs.nonzero()[0]
+    if len(drawn) == 1:
+        return f"Nothing is drawn: α selects member {drawn[0]}, so one network is compared with another."
     best = int(rec.member_risks.argmin())
-    ahead = 100 * (float(rec.member_risks[best]) - (1 - rec.robust))
-    if ahead > 0:
-        return f"Drawing is {ahead:.1f} points better than using its best member, number {best}, alone."
-    return f"Drawing is no better than using its best member, number {best}, alone ({ahead:+.1f} points)."
+    ahead = difference(rec.points.foolable[:, best].astype(float), rec.risk, _CONFIDENCE)
+    interval = f"{_CONFIDENCE:.0%} interval {100 * ahead.low:+.1f} to {100 * ahead.high:+.1f}"
+    points = f"{100 * ahead.value:+.1f} points against its best member, number {best}, alone ({interval})"
+    if ahead.low > 0:
+        return f"Drawing pays: {points}."
+    if ahead.value > 0:
+        return f"Drawing may pay, but {rec.n} inputs do not settle it: {points}."
+    return f"Drawing gains nothing: {points}."
 
 
 def _named(name: str, progress: Progress) -> Progress:

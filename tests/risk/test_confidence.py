@@ -121,10 +121,10 @@ def test_alpha_leaves_the_uniform_point_only_when_the_inputs_say_so() -> None:
     """The same advantage of member 1, 4 of 20 inputs, is noise on 20 inputs and none on 2,000."""
     sets = [[(1, 0)]] * 6 + [[(0, 1)]] * 2 + [[]] * 12
     few = RiskProfile.from_configurations(sets)
-    assert confident_sampling(few, 0.99).probs.tolist() == [0.5, 0.5]
+    assert confident_sampling(few, 0.99, reference="uniform").probs.tolist() == [0.5, 0.5]
     assert exact_sampling(few).probs.tolist() == [0.0, 1.0]
     many = RiskProfile.from_configurations(sets * 100)
-    assert confident_sampling(many, 0.99).probs == pytest.approx([0.0, 1.0], abs=1e-6)
+    assert confident_sampling(many, 0.99, reference="uniform").probs == pytest.approx([0.0, 1.0], abs=1e-6)
 
 
 def test_mixtures_have_the_smaller_bound_at_equal_risk() -> None:
@@ -159,7 +159,7 @@ def test_cross_fitting_judges_every_input_by_probabilities_chosen_without_it() -
     """Two equal members, each fooled at its own half: the exact rule picks the one that looks better, wrongly."""
     profile = RiskProfile.from_configurations([[(1, 0)]] * 25 + [[(0, 1)]] * 25)
     exact = cross_fit(profile, optimal_sampling, folds=5)
-    careful = cross_fit(profile, partial(optimal_sampling, confidence=0.95), folds=5)
+    careful = cross_fit(profile, partial(optimal_sampling, confidence=0.95, reference="uniform"), folds=5)
     assert careful.risk == pytest.approx(0.5)
     assert careful.probs == pytest.approx(np.full((5, 2), 0.5))
     # What a fold lacks, the rest has too much of: choosing on the rest is worse than a coin.
@@ -180,7 +180,7 @@ def test_cross_fitting_needs_inputs() -> None:
 
 def test_cross_fitted_risks_are_those_of_single_inputs() -> None:
     profile = random_profile(4, 3, n=37)
-    found = cross_fit(profile, lambda part: confident_sampling(part), folds=4, seed=1)
+    found = cross_fit(profile, lambda part: confident_sampling(part, reference="uniform"), folds=4, seed=1)
     # Nothing leaves the uniform point here, so the estimate is the uniform risk itself.
     assert found.probs == pytest.approx(np.full((4, 3), 1 / 3))
     assert found.risk == pytest.approx(profile.risk(np.full(3, 1 / 3)))

@@ -241,7 +241,7 @@ class Knowledge:
     ) -> None:
         self.rec, self.x, self.y, self.threat = rec, x, y, threat
         self.store, self.progress = store, progress
-        self.cost, self.now, self.seconds = Cost(forwards=len(x) * len(rec)), Cost(), 0.0
+        self.cost, self.now, self.seconds = Cost(forwards=len(x) * len(rec.networks)), Cost(), 0.0
         self.flags: dict[str, dict[str, list[float]]] = {}
         self.verified = self.reused = 0
         self.unstable = 0.0
@@ -432,7 +432,7 @@ class Knowledge:
     def _errors(self, rows: NDArray[np.int64], x_adv: Tensor) -> NDArray[np.bool_]:
         device = self.rec.device
         labels = self.y[torch.from_numpy(rows)].to(device)
-        self.now = self.now + Cost(forwards=len(rows) * len(self.rec))
+        self.now = self.now + Cost(forwards=len(rows) * len(self.rec.networks))
         errors: NDArray[np.bool_] = self.rec.errors(x_adv.to(device), labels).cpu().numpy()
         return errors
 

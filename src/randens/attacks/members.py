@@ -2,6 +2,9 @@
 
 Verdicts never come from a lower precision: with bfloat16 gradients, `exact` is false and the search judges
 promising points again in float32.
+
+Members that average the same networks (k of M) share their passes: a network is run once per point, and its gradient
+taken once per point and class, whatever the number of averages it takes part in.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx.experimental.optimization import fuse
 
+from randens.ensemble import DeterministicEnsemble, networks_of, to_layout
 from randens.errors import ModelError, RandensWarning, unknown
 from randens.models import logits_of
 from randens.models.precision import bfloat16_pays, probe
@@ -45,8 +49,15 @@ class GradientMembers:
             )
         self.precision = precision
         self.exact = precision == "float32"
-        self._members = [folded(m) if fold and convolutional else m for m in members]
-        self._originals = list(members)
+        networks, self.parts = networks_of(members)
+        self.weights = [
+            member.weights.tolist() if isinstance(member, DeterministicEnsemble) else [1.0]
+            for member in members
+        ]
+        self.passes = [int(getattr(network, "passes", 1)) for network in networks]
+        self.shares = len(networks) < sum(len(part) for part in self.parts)
+        self._members = [folded(m) if fold and convolutional else m for m in networks]
+        self._originals = list(networks)
         self._checked = False
 
     def verify(self, x: Tensor) -> None:
@@ -79,11 +90,45 @@ class GradientMembers:
             )
 
     def __call__(self, index: int, inputs: Tensor) -> Tensor:
+        return self.combined(index, [self.run(network, inputs) for network in self.parts[index]])
+
+    def run(self, network: int, inputs: Tensor) -> Tensor:
+        """Logits of one of the networks behind the members, in float32."""
         # Not every device has autocast, and float32 needs none.
         lower = contextlib.nullcontext() if self.exact else torch.autocast(self.device, torch.bfloat16)
         with lower:
-            answer = self._members[index](inputs)
-        return logits_of(answer, len(inputs), f"member {index}")
+            answer = self._members[network](inputs)
+        return logits_of(answer, len(inputs), f"member {network}")
+
+    def judge(self, network: int, inputs: Tensor) -> Tensor:
+        """Logits that decide a verdict: never in lower precision, without gradients."""
+        with torch.no_grad():
+            if self.exact:
+                return self.run(network, to_layout(inputs))
+            z: Tensor = self._originals[network](to_layout(inputs))
+            return z
+
+    def combined(self, index: int, outputs: Sequence[Tensor]) -> Tensor:
+        """A member's logits (or gradients) from those of its networks, in the order of `parts[index]`."""
+        weights = self.weights[index]
+        if len(outputs) == 1:
+            return outputs[0] if weights == [1.0] else weights[0] * outputs[0]
+        total = weights[0] * outputs[0]
+        for weight, output in zip(weights[1:], outputs[1:], strict=True):
+            total = total + weight * output
+        return total
+
+    def share(self, index: int, network: int) -> float:
+        """The weight of a network in a member's average."""
+        return sum(w for w, b in zip(self.weights[index], self.parts[index], strict=True) if b == network)
+
+    def needed(self, wanted: Tensor) -> Tensor:
+        """Bool [k, networks]: which networks the members `wanted` [k, M] are made of."""
+        table = torch.zeros(len(wanted), len(self.passes), dtype=torch.bool, device=wanted.device)
+        for index, part in enumerate(self.parts):
+            for network in part:
+                table[:, network] |= wanted[:, index]
+        return table
 
 
 def folded(member: nn.Module) -> nn.Module:

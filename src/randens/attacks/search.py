@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from randens.attacks.found import Cost
 from randens.attacks.losses import Loss, margins
 from randens.attacks.members import GradientMembers
+from randens.attacks.shared import shared_planes
 from randens.ensemble import RandomizedEnsemble, frozen, to_layout
 from randens.errors import InputError, ModelError
 from randens.models import send
@@ -233,10 +234,11 @@ class Search:
 
     def _fill(self, rows: Tensor, points: Tensor, errors: Tensor, margin: Tensor, wanted: Tensor) -> None:
         """Evaluate the members `wanted` [k, M] and write their verdicts and relative margins in place."""
+        whole = self._shared_logits(points, wanted) if self._gradient_members.shares else None
         for index in range(self.members):
             part = wanted[:, index].nonzero().flatten()
             if len(part):
-                z = self._forward(index, points[part])
+                z = self._forward(index, points[part]) if whole is None else whole[index][part]
                 y = self.y[rows[part]]
                 errors[part, index] = self._fooled(z, y)
                 spread = z.std(dim=1).clamp_min(1e-20)
@@ -252,6 +254,21 @@ class Search:
         self._check_logits(index, z)
         return z
 
+    def _shared_logits(self, points: Tensor, wanted: Tensor) -> list[Tensor]:
+        """Logits [k, C] of every member, right where `wanted` [k, M]; a network that several average is run once."""
+        members = self._gradient_members
+        needed = members.needed(wanted)
+        outputs: list[Tensor] = []
+        for network in range(needed.shape[1]):
+            part = needed[:, network].nonzero().flatten()
+            z = members.judge(network, points[part]) if len(part) else self.x.new_zeros(0, 1)
+            self._check_logits(network, z)
+            self.cost.forwards += len(part) * members.passes[network]
+            outputs.append(z.new_zeros(len(points), z.shape[1]).index_copy(0, part, z))
+        classes = max(z.shape[1] for z in outputs)
+        filled = [z if z.shape[1] == classes else z.new_zeros(len(points), classes) for z in outputs]
+        return [members.combined(i, [filled[b] for b in part]) for i, part in enumerate(members.parts)]
+
     @staticmethod
     def _check_logits(index: int, z: Tensor) -> None:
         if not bool(torch.isfinite(z).all()):
@@ -265,7 +282,11 @@ class Search:
     def _judge_clean(self) -> Tensor:
         if not self.n:
             return torch.zeros(0, self.members, dtype=torch.bool, device=self.device)
-        outputs = [self._forward(index, self.x) for index in range(self.members)]
+        if self._gradient_members.shares:
+            everyone = torch.ones(self.n, self.members, dtype=torch.bool, device=self.device)
+            outputs = self._shared_logits(self.x, everyone)
+        else:
+            outputs = [self._forward(index, self.x) for index in range(self.members)]
         counts = {z.shape[1] for z in outputs}
         if len(counts) > 1:
             raise InputError(f"members have different class counts {sorted(counts)}; they must agree")
@@ -365,7 +386,7 @@ class Search:
             again = self.rec.errors(self.best_x[rows], self.y[rows])
             self.unstable[rows] = (self.best_errors[rows] & ~again).cpu()
             self.best_errors[rows] = again
-            self.cost.forwards += len(rows) * sum(self._passes)
+            self.cost.forwards += len(rows) * sum(self._gradient_members.passes)
             self._best_checked[rows] = True
         return self.best_errors
 
@@ -404,9 +425,11 @@ class Search:
         """
         chosen = list(members) if members is not None else self.probs.nonzero().flatten().tolist()
         inputs = to_layout(points).detach().requires_grad_(True)
-        outputs = self._outputs(inputs, chosen)
         alone = torch.full((len(chosen),), 1.0 / len(chosen), device=self.device)
         weights = self.probs[chosen] if members is None else alone
+        if self._gradient_members.shares:
+            return self._shared_gradient(rows, inputs, loss, chosen, weights)
+        outputs = self._outputs(inputs, chosen)
         z = torch.stack(outputs).detach().requires_grad_(True)
         value = loss(z, self.y[rows], weights.to(self.device))
         (slopes,) = torch.autograd.grad(value.sum(), z)
@@ -422,12 +445,70 @@ class Search:
         self._learn_logits(rows, points, z.detach(), chosen)
         return gradient.detach()
 
+    def _shared_gradient(
+        self, rows: Tensor, inputs: Tensor, loss: Loss, chosen: Sequence[int], weights: Tensor
+    ) -> Tensor:
+        """`gradient` of members that average the same networks: one pass per network."""
+        members = self._gradient_members
+        used = sorted({network for index in chosen for network in members.parts[index]})
+        outputs = {network: members.run(network, inputs) for network in used}
+        for network, output in outputs.items():
+            self._check_logits(network, output)
+        combined = [members.combined(i, [outputs[b].detach() for b in members.parts[i]]) for i in chosen]
+        z = torch.stack(combined).requires_grad_(True)
+        (slopes,) = torch.autograd.grad(loss(z, self.y[rows], weights).sum(), z)
+        gradient = torch.zeros_like(inputs)
+        passes = len(inputs) * sum(members.passes[network] for network in used)
+        fooled = torch.stack([self._fooled(part.detach(), self.y[rows]) for part in z])
+        for network in used:
+            users = [p for p, index in enumerate(chosen) if network in members.parts[index]]
+            slope = sum(members.share(chosen[p], network) * slopes[p] for p in users)
+            assert isinstance(slope, Tensor)
+            own = _pull_back(outputs[network], slope, inputs)
+            # A loss may be flat by design where every average of this network is fooled already.
+            watched = ~fooled[users].all(dim=0)
+            gradient += self._usable(rows, own, [chosen[p] for p in users], watched=watched)
+        self.cost.forwards += passes
+        self.cost.backwards += passes
+        self._learn_logits(rows, inputs.detach(), z.detach(), chosen)
+        return gradient.detach()
+
+    def _shared_linearisation(
+        self, rows: Tensor, points: Tensor, wanted: Tensor, classes: int
+    ) -> Linearisation:
+        """`linearise` of members that average the same networks: their passes are shared."""
+        planes = shared_planes(self._gradient_members, points, self.y[rows], wanted, classes)
+        self.cost.forwards += planes.forwards
+        self.cost.backwards += planes.backwards
+        values = self.x.new_zeros(len(rows), self.members)
+        gradients = self.x.new_zeros(len(rows), self.members, self.x[0].numel())
+        errors = torch.zeros(len(rows), self.members, dtype=torch.bool, device=self.device)
+        for index in range(self.members):
+            part = wanted[:, index].nonzero().flatten()
+            if not len(part):
+                continue
+            self._check_logits(index, planes.z[index])
+            found = planes.gradients[index][part]
+            normals = torch.stack(
+                [self._usable(rows[part], found[:, g], [index]) for g in range(found.shape[1])], dim=1
+            )
+            norms = torch.linalg.vector_norm(normals, self.threat.q, dim=2).clamp_min(1e-20)
+            nearest = (planes.gaps[index][part] / norms).argmin(dim=1)
+            first = torch.arange(len(part), device=self.device)
+            values[part, index] = planes.gaps[index][part][first, nearest].to(values.dtype)
+            gradients[part, index] = normals[first, nearest]
+            errors[part, index] = self._fooled(planes.z[index][part], self.y[rows[part]])
+        errors = self._learn(rows, points, errors, wanted, self._promising(rows, errors, wanted))
+        return Linearisation(values, gradients, wanted, errors)
+
     def linearise(self, rows: Tensor, points: Tensor, wanted: Tensor, classes: int = 1) -> Linearisation:
         """Margins and their gradients for the members `wanted` [k, M] at legal `points`: one pass per wanted member.
 
         With several `classes`, the margin is taken against the nearest of that many runners-up, at as many
         backward passes. The passes' verdicts are recorded and returned.
         """
+        if self._gradient_members.shares and bool(wanted.any()):
+            return self._shared_linearisation(rows, points, wanted, classes)
         k = len(rows)
         values = self.x.new_zeros(k, self.members)
         gradients = self.x.new_zeros(k, self.members, self.x[0].numel())

@@ -76,7 +76,7 @@ def _print(bundle: Bundle) -> None:
     out = console()
     size = sum(member.size for member in bundle.members) / 1e6
     out.print(
-        f"{bundle.path}: {len(bundle.members)} members, {bundle.precision}, opset {bundle.opset}, {size:.2f} MB"
+        f"{bundle.path}: {len(bundle.probs)} members, {bundle.precision}, opset {bundle.opset}, {size:.2f} MB"
     )
     parity: dict[str, Any] = bundle.sign_off["parity"]
     accuracy: dict[str, Any] | None = bundle.sign_off.get("accuracy")

@@ -29,6 +29,7 @@ VERBS = (
     "attack",
     "evaluate",
     "curve",
+    "advise",
     "audit",
     "certify",
     "sample",

@@ -53,6 +53,12 @@ def _print(result: Quickstart) -> None:
     out.print(f"The probabilities are {result.sampling.claim}.")
     out.print()
     out.print(result.verdict.sentence, style="bold")
+    advice = result.advice
+    options = [tables.Row(option.name, option.accuracy, option.flops) for option in advice.options]
+    out.print()
+    out.print(tables.terminal(options, f"What to deploy, by {advice.n} validation images", advice.confidence))
+    for line in advice.sentences:
+        out.print(line)
     out.print()
     folder = result.run.path
     out.print(f"The report is {result.report}: open it in a browser.")

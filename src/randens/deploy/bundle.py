@@ -27,7 +27,7 @@ from randens.documents import Digest, Document, Probabilities, Threat, fitted
 from randens.errors import FileError
 from randens.files import document_checksum, read_json, write_json
 
-__all__ = ["MANIFEST", "Bundle", "MemberFile", "Weight"]
+__all__ = ["MANIFEST", "Average", "Bundle", "MemberFile", "Weight"]
 
 MANIFEST = "bundle.json"
 _FORMAT = "randens-bundle-1"
@@ -51,6 +51,11 @@ class _Member(Document):
     weights: list[_Weight]
 
 
+class _Average(Document):
+    of: Annotated[list[_Count], Field(min_length=1, max_length=10_000)]
+    weights: Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(min_length=1, max_length=10_000)]
+
+
 class _Manifest(Document):
     """bundle.json."""
 
@@ -64,6 +69,7 @@ class _Manifest(Document):
     ensemble: str
     sign_off: dict[str, Any]
     versions: dict[str, str]
+    averages: Annotated[list[_Average], Field(max_length=100_000)] = Field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -92,11 +98,20 @@ class MemberFile:
 
 
 @dataclass(frozen=True)
+class Average:
+    """What answers when it is drawn: the weighted mean of the logits of some files, by their numbers."""
+
+    of: tuple[int, ...]
+    weights: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class Bundle:
     """A bundle that exists on disk and whose manifest is whole; `read` verifies the members.
 
     probs: α [M]. input_shape: of one input. threat: norm, eps and bounds as `Threat.to_dict` gives them, or None.
-    precision: "float32" or "int8". sign_off: what was compared and measured when the bundle was made.
+    precision: "float32" or "int8". sign_off: what was compared and measured when the bundle was made. averages: of k of
+    M, what is drawn; the files are then the networks that are averaged. Empty: the files themselves are drawn.
     """
 
     path: Path
@@ -110,17 +125,29 @@ class Bundle:
     ensemble: str
     sign_off: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
+    averages: tuple[Average, ...] = ()
 
     def __post_init__(self) -> None:
         total = sum(self.probs)
+        for average in self.averages:
+            if (
+                not average.of
+                or len(average.of) != len(average.weights)
+                or not all(0 <= i < len(self.members) for i in average.of)
+                or not all(math.isfinite(w) and w >= 0 for w in average.weights)
+            ):
+                raise FileError(
+                    f"{self.path}: averages holds {average.of} with weights {average.weights}; both must be as long, "
+                    f"numbers of the {len(self.members)} files and numbers ≥ 0"
+                )
         if (
             not self.members
-            or len(self.probs) != len(self.members)
+            or len(self.probs) != len(self.averages or self.members)
             or not all(math.isfinite(p) and p >= 0 for p in self.probs)
             or abs(total - 1) > 1e-6
         ):
             raise FileError(
-                f"{self.path}: probs is {list(self.probs)} for {len(self.members)} members; "
+                f"{self.path}: probs is {list(self.probs)} for {len(self.averages or self.members)} members; "
                 "there must be one number ≥ 0 for each, with sum 1"
             )
         if len(self.classes) < 2 or not self.input_shape or min(self.input_shape) < 1:
@@ -198,7 +225,9 @@ class Bundle:
 
     def to_json(self) -> dict[str, Any]:
         """The manifest without its checksum."""
+        averages = [{"of": list(a.of), "weights": list(a.weights)} for a in self.averages]
         return {
+            **({"averages": averages} if averages else {}),
             "format": _FORMAT,
             "probs": list(self.probs),
             "classes": list(self.classes),
@@ -237,6 +266,7 @@ def _from_document(folder: Path, value: _Manifest) -> Bundle:
         ensemble=value.ensemble,
         sign_off=value.sign_off,
         versions=value.versions,
+        averages=tuple(Average(tuple(a.of), tuple(a.weights)) for a in value.averages),
     )
 
 

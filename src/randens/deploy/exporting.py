@@ -22,9 +22,9 @@ from torch import nn
 
 from randens.data import ImageData
 from randens.deploy import layout
-from randens.deploy.bundle import Bundle
+from randens.deploy.bundle import Average, Bundle
 from randens.deploy.predictor import Predictor
-from randens.ensemble import RandomizedEnsemble, evaluating
+from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble, evaluating, networks_of
 from randens.errors import FileError, ModelError
 from randens.evaluation.inputs import Data, Labelled, fingerprint, labelled
 from randens.files import new_folder
@@ -54,10 +54,12 @@ def export(
     shape = tuple(inputs.x.shape[1:])
     with appearing(path) as folder:
         models = []
-        for index, member in enumerate(rec.members):
-            report("exporting members", index, len(rec))
-            models.append(_to_onnx(member, shape, index))
-        report("exporting members", len(rec), len(rec))
+        # A network that several members average is one file.
+        networks, parts = networks_of(rec.members)
+        for index, network in enumerate(networks):
+            report("exporting members", index, len(networks))
+            models.append(_to_onnx(network, shape, index))
+        report("exporting members", len(networks), len(networks))
         draft = layout.store(
             folder / "bundle",
             models,
@@ -67,6 +69,7 @@ def export(
             threat=None if rec.threat is None else rec.threat.to_dict(),
             precision="float32",
             ensemble=fingerprint(rec),
+            averages=_averages(rec, parts),
         )
         signed = dataclasses.replace(draft, sign_off={"parity": _parity(draft, rec, inputs, report)})
         signed.write()
@@ -116,6 +119,18 @@ def class_names(rec: RandomizedEnsemble, data: Data) -> tuple[str, ...]:
     shape = labelled(data, rec).x[:1]
     with evaluating(rec), torch.no_grad():
         return tuple(map(str, range(rec.logits(shape.to(rec.device)).shape[2])))
+
+
+def _averages(rec: RandomizedEnsemble, parts: list[list[int]]) -> tuple[Average, ...]:
+    """What is drawn, where that is an average; nothing where every file is a member of its own."""
+    if not any(isinstance(member, DeterministicEnsemble) for member in rec.members):
+        return ()
+    return tuple(
+        Average(tuple(part), tuple(member.weights.tolist()))
+        if isinstance(member, DeterministicEnsemble)
+        else Average(tuple(part), (1.0,))
+        for member, part in zip(rec.members, parts, strict=True)
+    )
 
 
 def _to_onnx(member: nn.Module, shape: tuple[int, ...], index: int) -> onnx.ModelProto:

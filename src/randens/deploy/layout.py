@@ -17,7 +17,7 @@ from typing import Any
 import onnx
 from onnx import numpy_helper
 
-from randens.deploy.bundle import Bundle, MemberFile, Weight
+from randens.deploy.bundle import Average, Bundle, MemberFile, Weight
 from randens.errors import FileError, InputError
 from randens.files import sha256, write_atomic
 from randens.runs import versions
@@ -42,6 +42,7 @@ def store(
     precision: str,
     ensemble: str,
     sign_off: Mapping[str, Any] | None = None,
+    averages: Sequence[Average] = (),
 ) -> Bundle:
     """Write members and manifest into `path`, which must not exist."""
     folder = Path(path)
@@ -70,6 +71,7 @@ def store(
             members=tuple(files),
             ensemble=ensemble,
             sign_off=sign_off or {},
+            averages=tuple(averages),
             versions={**versions(), "onnx": onnx.__version__, "onnxruntime": metadata.version("onnxruntime")},
         )
         bundle.write()

@@ -8,13 +8,14 @@ import importlib
 import mmap
 import os
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from randens.deploy.bundle import Bundle
+from randens.deploy.bundle import Average, Bundle
 from randens.errors import FileError, InputError, ModelError
 
 __all__ = ["Prediction", "Predictor"]
@@ -63,7 +64,10 @@ class Predictor:
             raise InputError(f"threads is {threads!r}; it must be a whole number ≥ 1")
         self.bundle = Bundle.open(bundle.path if isinstance(bundle, Bundle) else bundle, expect)
         make = _Mapped if lean else _Loaded
-        self._members: list[_Member] = [make(self.bundle, i, threads) for i in range(len(self))]
+        self._members: list[_Member] = [
+            make(self.bundle, i, threads) for i in range(len(self.bundle.members))
+        ]
+        self._averages = self.bundle.averages or tuple(Average((i,), (1.0,)) for i in range(len(self)))
         if lean:
             _return_freed_memory()
         probs = np.asarray(self.bundle.probs)
@@ -73,7 +77,7 @@ class Predictor:
         self._bounds = self.bundle.bounds
 
     def __len__(self) -> int:
-        return len(self.bundle.members)
+        return len(self.bundle.probs)
 
     def draw(self, n: int) -> NDArray[np.int64]:
         """Member indices [n]: independent draws from α. A member with probability 0 is never drawn."""
@@ -89,14 +93,15 @@ class Predictor:
         members = self.draw(len(inputs))
         drawn = set(members.tolist())
         if len(drawn) == 1:
-            logits = self._members[members[0]].run(inputs)
+            logits = self._answer(int(members[0]), inputs)
         else:
             logits = np.empty((len(inputs), len(self.bundle.classes)), dtype=np.float32)
             for index in drawn:
                 rows = np.flatnonzero(members == index)
-                logits[rows] = self._members[index].run(inputs[rows])
+                logits[rows] = self._answer(index, inputs[rows])
+        used = {network for index in drawn for network in self._averages[index].of}
         for index, member in enumerate(self._members):
-            if index not in drawn:
+            if index not in used:
                 member.rest()
         if not np.isfinite(logits).all():
             row = int(np.flatnonzero(~np.isfinite(logits).all(axis=1))[0])
@@ -106,7 +111,14 @@ class Predictor:
     def logits(self, x: ArrayLike) -> NDArray[np.float32]:
         """Every member's logits [M, n, C]: M times the compute, for comparisons."""
         inputs = self.check(x)
-        return np.stack([member.run(inputs) for member in self._members])
+        known = [member.run(inputs) for member in self._members]
+        return np.stack(
+            [_mean([known[i] for i in average.of], average.weights) for average in self._averages]
+        )
+
+    def _answer(self, index: int, inputs: NDArray[np.float32]) -> NDArray[np.float32]:
+        average = self._averages[index]
+        return _mean([self._members[i].run(inputs) for i in average.of], average.weights)
 
     def check(self, x: ArrayLike) -> NDArray[np.float32]:
         """`x` as float32 [n, *input_shape]; another shape, NaN or values outside the box are refused."""
@@ -199,6 +211,16 @@ class _Mapped:
         if self._resident and hasattr(mmap, "MADV_DONTNEED"):
             self._resident = False
             self._pages.madvise(mmap.MADV_DONTNEED)
+
+
+def _mean(outputs: Sequence[NDArray[np.float32]], weights: Sequence[float]) -> NDArray[np.float32]:
+    """The weighted mean of logits [n, C]; a single one as it is."""
+    if len(outputs) == 1 and weights[0] == 1.0:
+        return outputs[0]
+    total = np.float32(weights[0]) * outputs[0]
+    for weight, output in zip(weights[1:], outputs[1:], strict=True):
+        total = total + np.float32(weight) * output
+    return np.asarray(total, dtype=np.float32)
 
 
 def _map(bundle: Bundle, index: int) -> mmap.mmap:

@@ -21,7 +21,7 @@ from randens.attacks.dataset import as_attacks
 from randens.deploy import layout
 from randens.deploy.bundle import Bundle
 from randens.deploy.exporting import appearing, quiet
-from randens.ensemble import RandomizedEnsemble
+from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble, networks_of
 from randens.errors import InputError
 from randens.evaluation import Evaluation, evaluate, transferred
 from randens.evaluation.inputs import Data, fingerprint, labelled
@@ -76,6 +76,7 @@ def quantize(
             threat=bundle.threat,
             precision="int8",
             ensemble=bundle.ensemble,
+            averages=bundle.averages,
         )
         whole, coarse = _measure(draft, rec, test, chosen, report)
         sign_off = {
@@ -123,9 +124,16 @@ def _measure(
 ) -> tuple[Evaluation, Evaluation]:
     whole = evaluate(rec, test, chosen, deterministic=False, progress=_named("float32", report))
     assert whole.pool is not None
-    pairs = zip(draft.members, rec.members, strict=True)
+    networks, parts = networks_of(rec.members)
+    pairs = zip(draft.members, networks, strict=True)
+    files = [StraightThrough(models.onnx(draft.path / file.file), twin) for file, twin in pairs]
     coarse = RandomizedEnsemble(
-        [StraightThrough(models.onnx(draft.path / file.file), twin) for file, twin in pairs],
+        [
+            DeterministicEnsemble([files[i] for i in part], member.weights)
+            if isinstance(member, DeterministicEnsemble)
+            else files[part[0]]
+            for member, part in zip(rec.members, parts, strict=True)
+        ],
         rec.probs,
         classes=rec.classes,
         threat=rec.threat,

@@ -1,5 +1,6 @@
 """Numbers that can be trusted: accuracies on the worst perturbations found, probabilities chosen under attack."""
 
+from randens.evaluation.advising import Advice, advise
 from randens.evaluation.audit_stochastic import audit_stochastic
 from randens.evaluation.auditing import Audit, Check, audit
 from randens.evaluation.certifying import Certification, certify
@@ -17,6 +18,7 @@ from randens.evaluation.stochastic_sampling import StochasticSampling, optimize_
 
 __all__ = [
     "Accuracy",
+    "Advice",
     "AttackedSampling",
     "Audit",
     "Certification",
@@ -34,6 +36,7 @@ __all__ = [
     "StochasticEvaluation",
     "StochasticSampling",
     "Sweep",
+    "advise",
     "as_rec",
     "audit",
     "audit_stochastic",

@@ -66,7 +66,8 @@ def compare_methods(profile: RiskProfile, best: Sampling) -> tuple[MethodValue, 
         found.append(("candidates", optimal_sampling(profile, method="candidates").probs))
     found.append(("exact", best.probs))
     if profile.size is not None and profile.size > 1:
-        found.append(("confidence 95 %", optimal_sampling(profile, confidence=0.95).probs))
+        careful = optimal_sampling(profile, confidence=0.95, reference="uniform")
+        found.append(("confidence 95 %", careful.probs))
     return tuple(
         MethodValue(name, probs, risk := profile.risk(probs), max(0.0, risk - best.lower_bound))
         for name, probs in found

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from randens import models
 from randens.attacks import Attack, Cost
 from randens.attacks.dataset import Knowledge, as_attacks, worst_inputs
-from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble, check_probs
+from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble, check_probs, networks_of
 from randens.errors import InputError
 from randens.evaluation.inputs import Data, Labelled, fingerprint, labelled
 from randens.evaluation.reach import Conflict, conflict_of
@@ -196,15 +196,13 @@ def _deterministic(
     rec = known.rec
     if len(rec) == 1:
         return known.clean[:, 0], known.pool.foolable[:, 0]
-    whole = RandomizedEnsemble([DeterministicEnsemble(list(rec.members))])
+    whole = RandomizedEnsemble([_average(rec)])
     mean = Knowledge(whole, known.x, known.y, known.threat, store=known.store, progress=known.progress)
     everyone = np.arange(len(known.x))
     mean.show(everyone, worst_inputs(known.pool, probs, known.x), "transfer")
     for attack in attacks:
         mean.attack(attack, np.ones(1), f"{attack.name} on the deterministic ensemble", known)
-    known.cost = known.cost + Cost(
-        mean.cost.forwards + 2 * len(known.x) * len(rec) - len(known.x), mean.cost.backwards
-    )
+    known.cost = known.cost + Cost(mean.cost.forwards + len(known.x) * len(rec.networks), mean.cost.backwards)
     known.now, known.seconds = known.now + mean.now, known.seconds + mean.seconds
     return mean.clean[:, 0], mean.pool.foolable[:, 0]
 
@@ -226,6 +224,16 @@ def _directions(known: Knowledge, data: Labelled) -> Conflict | None:
         found = Conflict.from_json(note["conflict"])
     known.cost = known.cost + Cost(**note["cost"])
     return found
+
+
+def _average(rec: RandomizedEnsemble) -> DeterministicEnsemble:
+    """The mean of all members' logits; of members that are averages themselves, over the networks behind them."""
+    networks, parts = networks_of(rec.members)
+    weights = np.zeros(len(networks))
+    for member, part in zip(rec.members, parts, strict=True):
+        own = member.weights.tolist() if isinstance(member, DeterministicEnsemble) else [1.0]
+        np.add.at(weights, part, np.array(own) / len(parts))
+    return DeterministicEnsemble(list(networks), weights)
 
 
 def _classes(rec: RandomizedEnsemble, data: Labelled) -> int:

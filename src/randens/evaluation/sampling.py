@@ -162,8 +162,9 @@ def optimize_sampling(
     pool : WitnessPool
         Witnesses known already for these very inputs.
     confidence : float
-        Choose by an upper confidence bound of the true risk (`randens.risk.confident_sampling`) instead of the risk on
-        these inputs, so that α leaves the uniform point only where they are enough to say so.
+        Choose by an upper confidence bound of the true risk above that of uniform probabilities
+        (`randens.risk.confident_sampling`) instead of the risk on these inputs, so that α leaves the uniform point only
+        where they are enough to say so.
     folder : path or WitnessStore
         A witness store, as for `evaluate`. Probabilities that these attacks have been asked about before are not
         attacked again, and are the answer where they are good enough.
@@ -189,8 +190,10 @@ def optimize_sampling(
     report = silent if progress is None else progress
     known = Knowledge(rec, inputs.x, inputs.y, chosen[0].threat, store=store, verify=verify, progress=report)
     alpha, clean_risks = rec.probs.cpu().numpy().copy(), known.clean.mean(axis=0)
-    rule = partial(
-        optimal_sampling, clean_risks=clean_risks if confidence is None else None, confidence=confidence
+    rule = (
+        partial(optimal_sampling, method="exact", clean_risks=clean_risks)
+        if confidence is None
+        else partial(optimal_sampling, confidence=confidence, reference="uniform")
     )
     if pool is not None:
         known.accept(pool)

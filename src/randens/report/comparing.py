@@ -74,7 +74,9 @@ def verdict(one: Material) -> str:
     alone = result.points.foolable[:, best].astype(np.float64)
     gained = difference(alone, result.risk, result.confidence)
     interval = f"{result.confidence:.0%} interval {100 * gained.low:+.1f} to {100 * gained.high:+.1f}"
-    kept = f"The randomized ensemble is right on {_percent(result.robust)} of the {where}, under attack"
+    drawn = np.flatnonzero(result.probs)
+    lead = f"α selects member {drawn[0]}: nothing is drawn. " if len(drawn) == 1 else ""
+    kept = f"{lead}The randomized ensemble is right on {_percent(result.robust)} of the {where}, under attack"
     if gained.low > 0:
         return (
             f"{kept}: {points(gained)} more than its best member alone, member {best} ({interval}), "

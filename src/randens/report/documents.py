@@ -12,6 +12,7 @@ from randens.evaluation import Estimate
 from randens.runs import Run
 
 __all__ = [
+    "AdviceNote",
     "AttackLine",
     "AttackTable",
     "Audit",
@@ -218,6 +219,31 @@ class TrainingNote(Document):
     method: str = ""
     finished: bool = True
     cost: dict[str, Real] = Field(default_factory=dict)
+
+
+class OptionLine(Document):
+    """One way to answer, as `randens advise` measured it."""
+
+    name: str
+    kind: str
+    k: int = Field(ge=1)
+    flops: Real
+    natural: Interval
+    robust: Interval
+
+
+class AdviceNote(Document):
+    """What the report shows of advice.json."""
+
+    format: Literal["randens-advice-1"]
+    options: list[OptionLine] = Field(min_length=1)
+    sentences: list[str] = Field(default_factory=list)
+    ensemble: str = ""
+    data: str
+    split: str
+    n: int = Field(ge=1)
+    confidence: Real
+    attacks: list[str] = Field(default_factory=list)
 
 
 class Check(Document):

@@ -39,6 +39,7 @@ class Material:
     gallery: documents.Gallery | None = None
     audit: documents.Audit | None = None
     stochastic: documents.StochasticNote | None = None
+    advice: documents.AdviceNote | None = None
     trainings: tuple[tuple[str, documents.TrainingNote], ...] = ()
     curves: tuple[Curve, ...] = ()
     problems: Mapping[str, str] = field(default_factory=dict)
@@ -85,6 +86,7 @@ def gather(path: str | os.PathLike[str], name: str | None = None) -> Material:
         gallery=extra("gallery", lambda: documents.read(run, "report/gallery", documents.Gallery)),
         audit=extra("audit", lambda: documents.read(run, "audit", documents.Audit)),
         stochastic=extra("stochastic", lambda: documents.read(run, "stochastic", documents.StochasticNote)),
+        advice=extra("advice", lambda: documents.read(run, "advice", documents.AdviceNote)),
         trainings=extra("cost", lambda: _trainings(run)) or (),
         curves=extra("training", lambda: _curves(run)) or (),
         problems=problems,

@@ -23,6 +23,7 @@ def missing(one: Material, verb: str, part: str | None = None) -> Markup:
         "evaluate": f"randens evaluate {path}",
         "sample": f"randens sample {path}",
         "audit": f"randens audit {path}",
+        "advise": f"randens advise {path}",
         "measure": f"randens report {path} --measure",
         "train": "randens train RECIPE",
     }

@@ -25,6 +25,7 @@ def per_run(one: Material, number: int, reading: Reading | None) -> list[tuple[s
     """(anchor, title, content) of every section about one run. reading: of the landscape at the evaluated α."""
     parts = [
         (f"landscape-{number}", "Risk landscape", _landscape(one, number, reading)),
+        (f"deploy-{number}", "What to deploy", _deploy(one)),
         (f"who-{number}", "Who falls together", _together(one)),
         (f"radius-{number}", "Robustness over ε", _radii(one)),
         (f"attacks-{number}", "Attacks compared", _attacks(one)),
@@ -110,6 +111,47 @@ def _sampling(one: Material) -> Markup:
     advice = [c.advice for c in note.contributions if c.advice and c.prob == 0]
     if advice:
         parts.append(element("p", "Advice: " + "; ".join(advice) + "."))
+    return element("div", parts)
+
+
+def _deploy(one: Material) -> Markup:
+    """The decision table, and the front of robustness against compute for k = 1 … M."""
+    note = one.advice
+    if note is None:
+        return pieces.missing(one, "advise", "advice")
+    body = [
+        element(
+            "tr",
+            element("th", option.name, scope="row"),
+            element("td", pieces.percent(option.natural.value)),
+            element("td", pieces.percent(option.robust.value)),
+            element("td", pieces.interval(option.robust)),
+            element("td", tables.count(option.flops)),
+        )
+        for option in note.options
+    ]
+    heads = ("way to answer", "natural", "robust", f"{note.confidence:.0%} interval", "FLOPs per inference")
+    where = f"{note.data} {note.split}, {note.n} inputs, attacked with {' and '.join(note.attacks)}"
+    parts: list[Node] = [element("p", line) for line in note.sentences]
+    if one.evaluation is not None and note.ensemble not in ("", one.evaluation.ensemble):
+        parts.append(element("p", "The advice is about other members than the evaluation.", class_="warning"))
+    parts.append(pieces.table(heads, body, f"{where}; every option is judged by all perturbations found."))
+    front = [o for o in note.options if o.kind in ("subset", "deterministic") or o.name == "drawn evenly"]
+    if len(front) > 1:
+        points = [(option.flops, option.robust.value) for option in front]
+        spans = [(option.robust.low, option.robust.high) for option in front]
+        words = "; ".join(f"k = {o.k} {o.robust.value:.1%} at {tables.count(o.flops)} FLOPs" for o in front)
+        picture = charts.lines(
+            [charts.Series(f"k of {max(o.k for o in front)} averaged", points, spans)],
+            label=f"Robust accuracy against FLOPs of k of M: {words}",
+            x_title="FLOPs per inference",
+            y_title="robust accuracy",
+        )
+        parts.append(
+            pieces.figure(
+                picture, f"k members drawn at random and averaged, k = 1 to M, as in Figure 1; {where}."
+            )
+        )
     return element("div", parts)
 
 

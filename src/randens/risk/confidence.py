@@ -9,9 +9,10 @@ Where the worst q is positive, U is exactly mean + z·sd/√n of r − c over th
 form it is convex in α and grows with every r_k, so cutting planes minimise it and prove the minimum: a cut is a weight
 q of the ball together with one fooled set per configuration, and mixtures of cuts are of the same kind.
 
-c = 0 bounds the risk itself. c_k = r_k(β) bounds the risk above that of a reference β (uniform by default): paired over
-the inputs, so that what all α have in common does not count as noise. U(β) is then 0, and α leaves β only where the
-inputs say, at the confidence asked for, that it is better.
+c = 0 bounds the risk itself, which mixtures of members keep small because it varies less over the inputs.
+c_k = r_k(β) bounds the risk above that of a reference β, for example uniform: paired over the inputs, so that what all
+α have in common does not count as noise. U(β) is then 0, and α leaves β only where the inputs say, at the confidence
+asked for, that it is better.
 """
 
 from __future__ import annotations
@@ -113,20 +114,21 @@ def confident_sampling(
     profile: RiskProfile,
     confidence: float = 0.95,
     *,
-    reference: ArrayLike | str | None = "uniform",
+    reference: ArrayLike | str | None = None,
     tol: float = 1e-6,
     max_iterations: int = 2000,
 ) -> ConfidentSampling:
-    """α with the smallest upper confidence bound of the risk above the reference's, and a proof that none is smaller.
+    """α with the smallest upper confidence bound of the true risk, and a proof that no other has a smaller one.
 
     Parameters
     ----------
     profile
         η on n inputs; its `size` must be known.
     confidence
-        One-sided, between ½ and 1; the larger, the more the inputs have to say before α leaves the reference.
+        One-sided, between ½ and 1; the larger, the more α is a mixture.
     reference
-        β [M], "uniform", or None: bound the risk itself, without a reference.
+        None: bound the risk itself. β [M] or "uniform": bound the risk above that of β, so that α leaves β only where
+        the inputs are enough to say so.
     tol
         The gap at which to stop. Where the reference is within `tol` of the best, it is returned.
 
@@ -138,7 +140,7 @@ def confident_sampling(
     Examples
     --------
     >>> one = RiskProfile.from_configurations([[(1, 0)]] * 3 + [[(0, 1)]] * 2 + [[]] * 15)
-    >>> confident_sampling(one).probs.tolist()   # one input more is no reason to prefer a member
+    >>> confident_sampling(one, reference="uniform").probs.tolist()   # one input more is no reason to prefer a member
     [0.5, 0.5]
     """
     share, radius = as_confidence(confidence), ball(profile, confidence)

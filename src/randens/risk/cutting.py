@@ -61,7 +61,8 @@ def cutting_planes(
     Parameters
     ----------
     confidence : float
-        Minimise the upper confidence bound of `confident_sampling` in place of the risk.
+        Minimise, in place of the risk, the upper confidence bound of what it exceeds that of uniform probabilities by
+        (`confident_sampling`).
     watch : callable
         Told of every sweep.
     solver : callable
@@ -122,7 +123,7 @@ def cutting_planes(
 def _lowest(profile: RiskProfile, clean_risks: ArrayLike | None, confidence: float | None) -> Sampling:
     if confidence is None:
         return exact_sampling(profile, clean_risks=clean_risks)
-    return confident_sampling(profile, confidence)
+    return confident_sampling(profile, confidence, reference="uniform")
 
 
 def _objective(profile: RiskProfile, probs: NDArray[np.float64], confidence: float | None) -> float:

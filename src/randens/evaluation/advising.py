@@ -1,0 +1,367 @@
+"""What to deploy: one member, a drawn member, k of M averaged, or all; in one table, judged by the same perturbations.
+
+Every way to answer is a randomized ensemble over the same networks: the members (k = 1), all averages of k of them, and
+the average of all (k = M). Each is attacked itself, and then judged by every perturbation that was found for any other,
+so that none looks robust because its own attack was unlucky.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from randens import models
+from randens.attacks import Attack, Cost
+from randens.attacks.dataset import as_attacks
+from randens.ensemble import RandomizedEnsemble
+from randens.errors import InputError
+from randens.evaluation.evaluating import evaluate, transferred
+from randens.evaluation.inputs import Data, Labelled, fingerprint, labelled
+from randens.evaluation.intervals import Estimate, difference, estimate
+from randens.evaluation.reach import Conflict
+from randens.evaluation.results import Accuracy
+from randens.progress import Progress, silent
+from randens.store import WitnessStore
+from randens.threat import Threat
+from randens.witness import WitnessPool
+
+__all__ = ["Advice", "Choice", "Option", "advise"]
+
+_FORMAT = "randens-advice-1"
+_MOST_SUBSETS = 64
+_SLACK = 1e-9
+
+
+@dataclass(frozen=True, eq=False)
+class Option:
+    """One way to answer.
+
+    kind: "member", "drawn", "subset", "deterministic" or "network". k: how many networks answer one input. flops: of
+    one inference, on average over the draw. risks, clean: expected error of every input under attack and without, [n].
+    """
+
+    name: str
+    kind: str
+    k: int
+    flops: float
+    accuracy: Accuracy
+    risks: NDArray[np.float64] = field(repr=False)
+    clean: NDArray[np.float64] = field(repr=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary for JSON, without the single inputs."""
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "k": self.k,
+            "flops": self.flops,
+            **self.accuracy.to_json(),
+        }
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What to deploy at a budget of `compute` members per inference, and why.
+
+    ahead: robust accuracy of the chosen option minus that of the best member, over the same inputs.
+    """
+
+    compute: int
+    option: str
+    ahead: Estimate
+    reason: str
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary for JSON."""
+        return {**vars(self), "ahead": self.ahead.to_json()}
+
+
+@dataclass(frozen=True, eq=False)
+class Advice:
+    """The options, the choice at 1×, 2× and M× a member's compute, and the reasons behind them.
+
+    gain: Σ α_i η_i − η(α) with its interval. conflict: the joint reach. pair, apart: the two members that are most
+    often fooled one at a time only, and how often, P(R₁) of Theorem 1. choices is empty on test data, which choose
+    nothing.
+    """
+
+    options: tuple[Option, ...]
+    choices: tuple[Choice, ...]
+    probs: NDArray[np.float64]
+    gain: Estimate
+    conflict: Conflict
+    pair: tuple[int, int] | None
+    apart: Estimate | None
+    data: str
+    split: str
+    n: int
+    threat: Threat
+    attacks: tuple[str, ...]
+    ensemble: str
+    confidence: float
+    cost: Cost
+
+    @property
+    def drawn(self) -> tuple[int, ...]:
+        """The members that are drawn at all."""
+        return tuple(int(i) for i in np.flatnonzero(self.probs))
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """What the table means, in plain words."""
+        said = []
+        if len(self.probs) > 1 and len(self.drawn) == 1:
+            said.append(f"α selects member {self.drawn[0]}: nothing is drawn.")
+        elif len(self.probs) > 1:
+            low, high = 100 * self.gain.low, 100 * self.gain.high
+            verdict = "" if self.gain.value > 0 else ": drawing gains nothing over its members"
+            said.append(
+                f"Drawing gains {100 * self.gain.value:.1f} points over the mean of its members "
+                f"({self.confidence:.0%} interval {low:+.1f} to {high:+.1f}){verdict}."
+            )
+        if len(self.probs) > 1:
+            said.append(self.conflict.sentence)
+        if self.pair is not None and self.apart is not None:
+            i, j = self.pair
+            said.append(
+                f"P(R₁) is largest for members {i} and {j}: at {self.apart.value:.1%} of the inputs each can be "
+                f"fooled but never both at once ({self.confidence:.0%} interval {self.apart.low:.1%} to "
+                f"{self.apart.high:.1%})."
+            )
+        said += [f"At {choice.compute}× compute: {choice.option}. {choice.reason}" for choice in self.choices]
+        if not self.choices:
+            said.append("Test data choose nothing: run it on the validation split to decide what to deploy.")
+        return tuple(said)
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary for JSON."""
+        return {
+            "format": _FORMAT,
+            "options": [option.to_json() for option in self.options],
+            "choices": [choice.to_json() for choice in self.choices],
+            "sentences": list(self.sentences),
+            "probs": self.probs.tolist(),
+            "drawn": list(self.drawn),
+            "gain": self.gain.to_json(),
+            "conflict": self.conflict.to_json(),
+            "pair": None if self.pair is None else list(self.pair),
+            "apart": None if self.apart is None else self.apart.to_json(),
+            "data": self.data,
+            "split": self.split,
+            "n": self.n,
+            "threat": self.threat.to_dict(),
+            "attacks": list(self.attacks),
+            "ensemble": self.ensemble,
+            "confidence": self.confidence,
+            "cost": {"forwards": self.cost.forwards, "backwards": self.cost.backwards},
+        }
+
+
+def advise(
+    rec: RandomizedEnsemble,
+    data: Data,
+    attack: Attack | Sequence[Attack],
+    *,
+    networks: Mapping[str, nn.Module] | None = None,
+    subsets: bool = True,
+    confidence: float = 0.95,
+    folder: str | os.PathLike[str] | WitnessStore | None = None,
+    progress: Progress | None = None,
+) -> Advice:
+    """Compare the ways to answer with these members, and say what to deploy.
+
+    Parameters
+    ----------
+    rec
+        The ensemble, at the probabilities that would be used.
+    data
+        Validation data. On test data the table is made, but nothing is chosen.
+    attack
+        One, or several that work one after the other.
+    networks
+        Single networks to compare with, by name: one trained with the same passes, or one of the FLOPs of k members.
+    subsets
+        Whether to measure k of M for 1 < k < M, where there are at most 64 subsets.
+    folder
+        A witness store, as for `evaluate`.
+
+    Returns
+    -------
+    Advice
+        `.options` with intervals and FLOPs, `.choices` at 1×, 2× and M× compute, `.sentences`.
+    """
+    inputs, chosen = labelled(data, rec), as_attacks(attack)
+    report = silent if progress is None else progress
+    plain = (inputs.x, inputs.y)
+    store = folder if isinstance(folder, WitnessStore) or folder is None else WitnessStore(folder)
+    whole = evaluate(
+        rec,
+        plain,
+        chosen,
+        also={"uniform": None},
+        deterministic=False,
+        confidence=confidence,
+        folder=store,
+        progress=report,
+    )
+    assert whole.pool is not None
+    assert whole.conflict is not None
+    cost = whole.cost
+    others: dict[str, RandomizedEnsemble] = {}
+    for k in range(2, len(rec) + 1):
+        if k == len(rec) or (subsets and math.comb(len(rec), k) <= _MOST_SUBSETS):
+            others[_named(k, len(rec))] = rec.subsets(k)
+    for name, network in (networks or {}).items():
+        if name in others:
+            raise InputError(f"networks names {name!r}, which is an option already; choose another name")
+        others[name] = RandomizedEnsemble([network]).eval()
+    pools = {"": whole.pool}
+    for name, other in others.items():
+        pools[name], spent = _attacked(other, inputs, chosen, list(pools.values()), name, store, report)
+        cost = cost + spent
+    # Each has met what was found before it; now what was found after it, too.
+    everyone, found = {"": rec, **others}, dict(pools)
+    for earlier, later in itertools.combinations(everyone, 2):
+        pools[earlier] = pools[earlier].merge(transferred(found[later], everyone[earlier], plain))
+        cost = cost + Cost(forwards=len(found[later]) * len(everyone[earlier].networks))
+    options = _options(rec, others, pools, inputs, networks or {}, confidence)
+    known = pools[""]
+    alpha = rec.probs.cpu().numpy()
+    lost = known.foolable @ alpha - known.best(alpha)[0]
+    pair, apart = _apart(known, confidence)
+    return Advice(
+        options=options,
+        choices=() if inputs.split == "test" else _choices(options, len(rec), confidence),
+        probs=alpha.copy(),
+        gain=difference(lost, np.zeros(len(inputs)), confidence),
+        conflict=whole.conflict,
+        pair=pair,
+        apart=apart,
+        data=inputs.name,
+        split=inputs.split,
+        n=len(inputs),
+        threat=chosen[0].threat,
+        attacks=tuple(a.name for a in chosen),
+        ensemble=fingerprint(rec),
+        confidence=confidence,
+        cost=cost,
+    )
+
+
+def _named(k: int, members: int) -> str:
+    return f"deterministic, all {members}" if k == members else f"{k} of {members} averaged"
+
+
+def _attacked(
+    rec: RandomizedEnsemble,
+    inputs: Labelled,
+    attacks: Sequence[Attack],
+    known: Sequence[WitnessPool],
+    name: str,
+    store: WitnessStore | None,
+    progress: Progress,
+) -> tuple[WitnessPool, Cost]:
+    """What fools `rec`: the perturbations known from others, then its own attacks."""
+    data = (inputs.x, inputs.y)
+    cost = Cost()
+    pool = WitnessPool(len(inputs), len(rec), x_adv=inputs.x[:0].contiguous().numpy())
+    for other in known:
+        pool = pool.merge(transferred(other, rec, data))
+        cost = cost + Cost(forwards=len(other) * len(rec.networks))
+    for attack in attacks:
+        task = f"{attack.name} on {name}"
+        found = attack.survey(
+            rec,
+            data,
+            folder=store,
+            inputs=True,
+            progress=lambda _, done, total, task=task: progress(task, done, total),
+        )
+        pool = pool.merge(found.pool)
+        cost = cost + found.cost
+    return pool, cost
+
+
+def _options(
+    rec: RandomizedEnsemble,
+    others: Mapping[str, RandomizedEnsemble],
+    pools: Mapping[str, WitnessPool],
+    inputs: Labelled,
+    networks: Mapping[str, nn.Module],
+    confidence: float,
+) -> tuple[Option, ...]:
+    shape = inputs.x.shape[1:]
+    x, y = inputs.x, inputs.y
+
+    def option(
+        name: str, kind: str, k: int, one: RandomizedEnsemble, pool: WitnessPool, probs: NDArray[np.float64]
+    ) -> Option:
+        clean = one.errors(x.to(one.device), y.to(one.device)).cpu().numpy() @ probs
+        risks = pool.best(probs)[0]
+        flops = np.array([models.flops(m, shape) for m in one.members], dtype=np.float64)
+        accuracy = Accuracy(estimate(1 - clean, confidence), estimate(1 - risks, confidence))
+        return Option(name, kind, k, float(probs @ flops), accuracy, risks, clean)
+
+    own, members = pools[""], len(rec)
+    alpha = rec.probs.cpu().numpy()
+    best = int(own.foolable.mean(axis=0).argmin())
+    found = [option(f"best member, number {best}", "member", 1, rec, own, np.eye(members)[best])]
+    if members > 1:
+        uniform = np.full(members, 1 / members)
+        if np.count_nonzero(alpha) > 1 and not np.allclose(alpha, uniform):
+            found.append(option("drawn with α", "drawn", 1, rec, own, alpha))
+        found.append(option("drawn evenly", "drawn", 1, rec, own, uniform))
+    for name, other in others.items():
+        size = 1 if name in networks else int(getattr(other.members[0], "passes", 1))
+        kind = "network" if name in networks else "deterministic" if size == members else "subset"
+        evenly = np.full(len(other), 1 / len(other))
+        found.append(option(name, kind, size, other, pools[name], evenly))
+    return tuple(found)
+
+
+def _apart(pool: WitnessPool, confidence: float) -> tuple[tuple[int, int] | None, Estimate | None]:
+    """The two members with the largest P(R₁), and that share with its interval."""
+    if pool.members < 2:
+        return None, None
+    found: dict[tuple[int, int], NDArray[np.bool_]] = {}
+    for i, j in itertools.combinations(range(pool.members), 2):
+        both = np.zeros(pool.n, dtype=bool)
+        both[pool.points[pool.fooled[:, i] & pool.fooled[:, j]]] = True
+        found[i, j] = pool.foolable[:, i] & pool.foolable[:, j] & ~both
+    pair = max(found, key=lambda key: (int(found[key].sum()), -key[0], -key[1]))
+    return pair, estimate(found[pair], confidence)
+
+
+def _choices(options: Sequence[Option], members: int, confidence: float) -> tuple[Choice, ...]:
+    """The most robust option that each budget pays for, unless the best member is not clearly worse."""
+    single = options[0]
+    made = []
+    for compute in sorted({1, min(2, members), members}):
+        budget = compute * max(o.flops for o in options if o.k == 1 and o.kind != "network")
+        affordable = [o for o in options if o.flops <= budget * (1 + _SLACK)]
+        top = min(affordable, key=lambda o: (float(o.risks.mean()), o.flops))
+        ahead = difference(single.risks, top.risks, confidence)
+        interval = f"{confidence:.0%} interval {100 * ahead.low:+.1f} to {100 * ahead.high:+.1f}"
+        robust = f"{top.accuracy.robust.value:.1%}"
+        if top is single:
+            reason = f"Nothing that this budget pays for is more robust ({robust})."
+        elif ahead.low > 0:
+            reason = (
+                f"{robust} robust, {100 * ahead.value:.1f} points more than the best member ({interval})."
+            )
+        else:
+            reason = (
+                f"{top.name} has {robust}, {100 * ahead.value:.1f} points more, which {len(top.risks)} inputs do not "
+                f"settle ({interval}): the best member alone is the simpler choice."
+            )
+            top, ahead = single, difference(single.risks, single.risks, confidence)
+        made.append(Choice(compute, top.name, ahead, reason))
+    return tuple(made)

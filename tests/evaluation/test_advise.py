@@ -1,0 +1,133 @@
+"""What to deploy: planted members for which every option's robust accuracy is known."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from tests.attacks.planted import linear
+from tests.evaluation.planted import THREAT, exact, on_a_line
+
+from randens import RandomizedEnsemble, Threat, attacks, quickstart
+from randens.errors import InputError
+from randens.evaluation import Advice, Evaluation, advise, evaluate
+from randens.report.documents import AdviceNote
+
+
+def opposite(n: int = 60) -> tuple[RandomizedEnsemble, tuple[torch.Tensor, torch.Tensor]]:
+    """Two members that no perturbation fools together although each can be fooled everywhere: drawing gains a half."""
+    rows = torch.tensor([[[1.0], [0.0]], [[-1.0], [0.0]]])
+    rec = RandomizedEnsemble(
+        [linear(row, torch.tensor([0.5, 0.0])) for row in rows], threat=Threat("linf", 0.8, None)
+    )
+    return rec.eval(), (torch.zeros(n, 1), torch.zeros(n, dtype=torch.int64))
+
+
+def decided() -> Advice:
+    rec, data = opposite()
+    return advise(rec, data, attacks.create("exact", Threat("linf", 0.8, None)))
+
+
+def test_members_in_conflict_are_drawn_or_averaged() -> None:
+    found = decided()
+    by_name = {option.name: option for option in found.options}
+    assert by_name["best member, number 0"].accuracy.robust.value == 0.0
+    assert by_name["drawn evenly"].accuracy.robust.value == 0.5
+    # The two slopes cancel: the average cannot be fooled at all.
+    assert by_name["deterministic, all 2"].accuracy.robust.value == 1.0
+    assert by_name["deterministic, all 2"].flops == 2 * by_name["drawn evenly"].flops
+    assert [(c.compute, c.option) for c in found.choices] == [
+        (1, "drawn evenly"),
+        (2, "deterministic, all 2"),
+    ]
+    assert found.choices[0].ahead.value == pytest.approx(0.5)
+    assert found.gain.value == pytest.approx(0.5)
+    assert found.conflict.reach == 0.0
+    assert found.pair == (0, 1)
+    assert found.apart is not None
+    assert found.apart.value == 1.0
+    assert found.apart.low < 1.0
+    text = " ".join(found.sentences)
+    assert "At 1× compute: drawn evenly." in text
+    assert "50.0 points more than the best member" in text
+    assert "members 0 and 1" in text
+
+
+def test_equal_members_are_not_worth_drawing() -> None:
+    rec, x, y = on_a_line([(1, 0.5)] * 3, [0.1, 0.4, 0.2, 0.6])
+    found = advise(rec, (x, y), exact())
+    assert {option.name for option in found.options} == {
+        "best member, number 0",
+        "drawn evenly",
+        "2 of 3 averaged",
+        "deterministic, all 3",
+    }
+    values = {option.accuracy.robust.value for option in found.options}
+    assert values == {0.5}  # 0.6 is wrong as it is, and 0.4 is within reach of the boundary
+    assert found.gain.value == 0
+    assert all(choice.option == "best member, number 0" for choice in found.choices)
+    assert [choice.compute for choice in found.choices] == [1, 2, 3]
+    assert "drawing gains nothing over its members" in " ".join(found.sentences)
+
+
+def test_a_one_hot_alpha_draws_nothing_and_says_so() -> None:
+    rec, x, y = on_a_line([(1, 0.5), (1, 0.7)], [0.1, 0.4, 0.2, 0.6], [0.0, 1.0])
+    found = advise(rec, (x, y), exact())
+    assert found.drawn == (1,)
+    assert found.sentences[0] == "α selects member 1: nothing is drawn."
+    assert not any(option.name == "drawn with α" for option in found.options)
+
+
+def test_a_given_network_takes_part() -> None:
+    rec, data = opposite()
+    constant = linear(torch.tensor([[0.0], [0.0]]), torch.tensor([1.0, 0.0]))
+    attack = attacks.create("exact", Threat("linf", 0.8, None))
+    found = advise(rec, data, attack, networks={"one network": constant.eval()})
+    given = next(option for option in found.options if option.kind == "network")
+    assert given.accuracy.robust.value == 1.0
+    assert found.choices[0].option == "one network"
+    with pytest.raises(InputError, match="option already"):
+        advise(rec, data, attack, networks={"deterministic, all 2": constant})
+
+
+def test_every_option_is_judged_by_all_perturbations() -> None:
+    """An attack that finds little for the average cannot make it look better than what others' witnesses show."""
+    rec, x, y = on_a_line([(1, 0.5), (1, 0.55), (1, 0.6)], [0.35, 0.45, 0.2, 0.1])
+    weak = attacks.create("fgsm", THREAT)
+    found = advise(rec, (x, y), weak)
+    values = [o.accuracy.robust.value for o in found.options if o.kind != "member"]
+    assert max(values) <= found.options[0].accuracy.robust.value + 1e-12 or found.gain.value > 0
+
+
+def test_advice_is_written_for_the_report() -> None:
+    document = json.loads(json.dumps(decided().to_json(), allow_nan=False))
+    note = AdviceNote.model_validate(document)
+    assert [option.k for option in note.options] == [1, 1, 2]
+    assert note.sentences == list(decided().sentences)
+
+
+def one_hot(evaluation: Evaluation) -> Evaluation:
+    import dataclasses
+
+    members = evaluation.members
+    return dataclasses.replace(
+        evaluation,
+        probs=np.eye(members)[0],
+        points=dataclasses.replace(evaluation.points, worst=evaluation.points.foolable),
+    )
+
+
+def test_the_headline_says_when_nothing_is_drawn_or_gained() -> None:
+    rec, data = opposite()
+    attack = attacks.create("exact", Threat("linf", 0.8, None))
+    drawn = evaluate(rec, data, attack, deterministic=False)
+    assert quickstart.judge(drawn, drawn).sentence.startswith(
+        "Drawing pays: +50.0 points against its best member"
+    )
+    nothing = quickstart.judge(drawn, one_hot(drawn)).sentence
+    assert nothing.startswith("Nothing is drawn: α selects member 0")
+    same, x, y = on_a_line([(1, 0.5)] * 2, [0.1, 0.4, 0.2, 0.6])
+    even = evaluate(same, (x, y), exact(), deterministic=False)
+    assert quickstart.judge(even, even).sentence.startswith("Drawing gains nothing: +0.0 points")
