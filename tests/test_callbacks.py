@@ -68,7 +68,9 @@ def test_training_and_evaluation_tell_the_same_three_things(tmp_path: Path) -> N
 
     watcher = Recorder()
     result = randens.evaluate(rec, "digits", "fgsm", limit=40, callbacks=[watcher])
-    assert watcher.ends == [("evaluation", {"natural": float(result.natural), "robust": float(result.robust)})]
+    assert watcher.ends == [
+        ("evaluation", {"natural": float(result.natural), "robust": float(result.robust)})
+    ]
     assert watcher.batches
     assert all(done <= total for _, done, total in watcher.batches)
 
@@ -102,7 +104,9 @@ def test_mlflow_files_hold_the_values(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_wandb_logs_in_its_offline_mode(tmp_path: Path) -> None:
     wandb = pytest.importorskip("wandb", reason="needs wandb")
-    run = wandb.init(mode="offline", dir=str(tmp_path), project="randens", settings=wandb.Settings(silent=True))
+    run = wandb.init(
+        mode="offline", dir=str(tmp_path), project="randens", settings=wandb.Settings(silent=True)
+    )
     _tell(WandbTracker(run))
     assert run.summary["training/robust"] == 0.5
     assert run.summary["member-1/loss"] == 0.4
