@@ -72,7 +72,7 @@ def without_flock(monkeypatch: pytest.MonkeyPatch) -> None:
     def unsupported(*_: object) -> None:
         raise OSError(errno.EOPNOTSUPP, "Operation not supported")
 
-    monkeypatch.setattr(locks.fcntl, "flock", unsupported)
+    monkeypatch.setattr("fcntl.flock", unsupported)
 
 
 @pytest.mark.parametrize("flock", [True, False])

@@ -133,9 +133,10 @@ def test_without_the_password_nothing_does(
     site: tuple[httpx.Client, list[int], Path], auth: tuple[str, str] | None
 ) -> None:
     client = site[0]
+    headers = {} if auth is None else {"authorization": httpx.BasicAuth(*auth)._auth_header}
     for path in ("/", "/healthz", "/v1/model"):
-        assert client.get(path, auth=auth).status_code == 401
-    assert client.post("/v1/predict", json={"inputs": X.tolist()}, auth=auth).status_code == 401
+        assert client.get(path, headers=headers).status_code == 401
+    assert client.post("/v1/predict", json={"inputs": X.tolist()}, headers=headers).status_code == 401
 
 
 def test_counters_and_large_bodies_stay_outside(site: tuple[httpx.Client, list[int], Path]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +10,7 @@ import typer
 
 from randens.cli.output import Json, console, print_json
 from randens.errors import FileError, InputError
+from randens.files import parse_json
 
 if TYPE_CHECKING:
     from randens.risk.published import Reported
@@ -108,7 +108,7 @@ def _rows(table: str) -> tuple[list[Reported], tuple[str, ...]]:
     path = Path(table)
     try:
         text = path.read_text(encoding="utf-8")
-        content: Any = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+        content: Any = parse_json(text.encode()) if path.suffix == ".json" else tomllib.loads(text)
     except OSError as error:
         raise FileError(f"cannot read the table {path}: {error.strerror or error}") from error
     except ValueError as error:

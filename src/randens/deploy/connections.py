@@ -8,6 +8,7 @@ that has been idle or sending longest.
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import Any
 
 import h11
@@ -23,6 +24,7 @@ HEAD_BYTES = 16 << 10
 # Pieces of a body: 1,024, and one more for every 64 bytes. Each costs the parser as much as a kilobyte does.
 _PIECES, _PIECE_BYTES = 1024, 64
 _TURN = 32 << 10
+_UNREAD_BYTES = 64 << 10
 _FRESH_SECONDS = 1.0
 _REASON = b'{"detail":"too many connections are open; try later"}'
 _FULL = (
@@ -67,6 +69,10 @@ def protocol(limits: Limits) -> type[H11Protocol]:
             super().connection_made(transport)
             # Every byte that the client has not taken starts the clock, also while the connection is being closed.
             transport.set_write_buffer_limits(0)
+            bound = transport.get_extra_info("socket")
+            if bound is not None:
+                # What the kernel holds for a client that does not read is memory too.
+                bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNREAD_BYTES)
             # Of asyncio's own transports: bytes taken from a socket before it is another one's turn.
             transport.max_size = _TURN
             self._since = self.loop.time()
