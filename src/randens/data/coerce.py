@@ -150,7 +150,8 @@ def _hugging_face(data: Any, limit: int | None) -> tuple[Any, Any, str, str, int
             "(label, labels) are needed: rename them with data.rename_column"
         )
     part = data if limit is None else data.select(range(min(limit, len(data))))
-    x = [_array(item) for item in part[image]]
+    # As arrays, so that bytes stay bytes.
+    x = [_array(item) for item in part.with_format("numpy")[image]]
     classes = len(data.features[label].names) if label in classed else None
     found = str(getattr(data, "split", None) or "unknown")
     about = getattr(data, "info", None)

@@ -47,6 +47,8 @@ class EvaluationDocument(Document):
     cost: _Cost
     confidence: Annotated[float, Field(gt=0, lt=1)]
     flags: dict[str, Any]
+    notes: list[str] = []
+    summary: dict[str, Any] = {}
     profile: dict[str, Any]
     points: _Points
 
