@@ -222,7 +222,7 @@ def gradient_noise(
         draws=draws,
         variance=min(noise / signal, _LOUD) if signal > 0 else (_LOUD if noise > 0 else 0.0),
         agreement=_cosine(one, two),
-        single=_cosine(own[0], slopes[1][0]),
+        single=_cosine(slopes[0].flatten(0, 1), slopes[1].flatten(0, 1)),
         reach=float(reach.mean()) if len(reach) else 0.0,
     )
 
