@@ -131,14 +131,13 @@ DIGITS: dict[str, Callable[[int], randens.RandomizedModel]] = {
 
 def measure(case: str, inputs: int, draws: int) -> tuple[StochasticEvaluation, float | None]:
     """The evaluation of one case, and the truth where it is known."""
+    found: Any
     if case == "gaussian":
         linear, (x, y) = noisy_linear(inputs)
-        found = randens.evaluate(
-            randens.RandomizedModel(linear, draws), (x, y), randens.Threat("linf", 0.1, bounds=None)
-        )
+        found = randens.evaluate(randens.RandomizedModel(linear, draws), (x, y), eps=0.1, bounds=None)
         return found, float(linear.truth(x, y, 0.1).mean())
-    images = randens.data.load("digits", "test").subset(slice(0, inputs))
-    return randens.evaluate(DIGITS[case](draws), images, randens.Threat("linf", 0.1)), None
+    found = randens.evaluate(DIGITS[case](draws), "digits", eps=0.1, limit=inputs)
+    return found, None
 
 
 def main() -> None:

@@ -20,6 +20,7 @@ from randens.evaluation import (
     StochasticEvaluation,
     audit,
     bounded_mean,
+    draws,
     evaluate_stochastic,
     exact_binomial,
     optimize_stochastic_sampling,
@@ -90,11 +91,14 @@ def test_widening_needs_many_inputs_to_be_narrow() -> None:
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_intervals_cover_the_closed_form_in_at_least_93_of_100_repetitions(shared: bool) -> None:
+def test_intervals_cover_the_closed_form_in_at_least_93_of_100_repetitions(
+    shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Gaussian noise before a linear model under its optimal attack: the truth is Φ of the margin.
 
     Over draws for fixed inputs, and over inputs and draws for their distribution, whose truth is a mean over many.
     """
+    monkeypatch.setattr(draws, "_BUILDS", 60)
     many_model, (many_x, many_y) = noisy_linear(200_000, seed=99)
     population = float(many_model.truth(many_x, many_y, EPS).mean())
     model, (x, y) = noisy_linear(40)
@@ -108,7 +112,7 @@ def test_intervals_cover_the_closed_form_in_at_least_93_of_100_repetitions(share
 
     over_draws = over_inputs = 0
     for repetition in range(100):
-        fixed = score(made(model), optimal(model, x, y), y, 30, seed=1_000_000 * (repetition + 1))
+        fixed = score(made(model), optimal(model, x, y), y, 10, seed=1_000_000 * (repetition + 1))
         assert (fixed.shared > 1) == shared
         found = fixed.over_draws(0.95)
         over_draws += found.low <= truth <= found.high
@@ -116,13 +120,15 @@ def test_intervals_cover_the_closed_form_in_at_least_93_of_100_repetitions(share
         sampled = score(made(other), optimal(other, xs, ys), ys, 10, seed=1_000_000 * (repetition + 1))
         found = sampled.over_inputs(0.95)
         over_inputs += found.low <= population <= found.high
-        assert found.high - found.low < 0.8
+        assert shared or found.high - found.low < 0.6
     assert over_draws >= 93
     assert over_inputs >= 93
 
 
 class Offset(nn.Module):
     """One draw of a noisy linear model as a module: the noise enters through w·noise alone."""
+
+    noise: Tensor
 
     def __init__(self, linear: NoisyLinear) -> None:
         super().__init__()
@@ -294,7 +300,7 @@ def test_the_audit_sees_gradients_that_are_noise_and_draws_that_are_too_few() ->
             self.w = nn.Parameter(torch.full((400,), 0.05))
 
         def forward(self, x: Tensor) -> Tensor:
-            margin = x @ self.w + 40 * (x * torch.randn_like(x)).mean(dim=1)
+            margin = x @ self.w + 400 * (x * torch.randn_like(x)).mean(dim=1)
             return torch.stack([-margin, margin], dim=1)
 
     generator = torch.Generator().manual_seed(1)
@@ -335,8 +341,9 @@ def test_one_draw_takes_luck_for_success() -> None:
 
     model = RandomizedModel(Coin(), 4)
     x, y = torch.rand(100, 3), torch.zeros(100, dtype=torch.int64)
-    printed, _ = single_draw(model, x, y, Threat("linf", 0.1))
+    printed, _, passes = single_draw(model, x, y, Threat("linf", 0.1))
     assert printed == 0.0
+    assert 100 < passes < 400
     honest = score(model, x, y, 50).over_draws(0.99)
     assert honest.low <= 0.5 <= honest.high
 

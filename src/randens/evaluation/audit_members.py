@@ -159,8 +159,8 @@ def _deterministic(case: Case) -> Check:
         if wrong
         else f"{_REPEATS + 1} calls on the same inputs gave the same logits",
         {"relative_difference": gaps, "class_changed": changed},
-        "make the member deterministic, or list each of its random states as a member of its own: then "
-        "expectations are exact and attacks see all of them"
+        "make the member deterministic, list each of its random states as a member of its own, or wrap it in "
+        "randens.RandomizedModel, which is judged on fresh draws"
         if wrong
         else "",
     )

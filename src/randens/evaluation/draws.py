@@ -32,7 +32,7 @@ __all__ = [
 TRIED = 8  # draws compared to see whether a model is random at all
 NOISE = 16  # draws per gradient whose noise is reported
 # First seeds of the draws that score and of those for everything else; attack draws begin at 0, `eot` ends below 1.1e9.
-SCORE, OTHER = 1_600_000_000, 1_700_000_000
+SCORE, OTHER = 1_600_000_000, 1_900_000_000
 _LOOKED = 16  # inputs on which that is done
 _CALLS = 4_000  # calls with few inputs each that scoring may take where draws cannot be batched
 _BUILDS = 1_000  # modules that scoring may ask a factory for
@@ -222,7 +222,7 @@ def gradient_noise(
         draws=draws,
         variance=min(noise / signal, _LOUD) if signal > 0 else (_LOUD if noise > 0 else 0.0),
         agreement=_cosine(one, two),
-        single=_cosine(own[0], slopes[1][0]),
+        single=_cosine(slopes[0].flatten(0, 1), slopes[1].flatten(0, 1)),
         reach=float(reach.mean()) if len(reach) else 0.0,
     )
 
@@ -246,15 +246,16 @@ def single_draw(
     *,
     steps: int = 40,
     seed: int = OTHER,
-) -> tuple[float, Tensor]:
-    """What an evaluation prints that asks a random model once: the accuracy, and the perturbed inputs behind it.
+) -> tuple[float, Tensor, int]:
+    """What an evaluation prints that asks a random model once: the accuracy, the perturbed inputs behind it, and how
+    many forward and as many backward passes it took.
 
     As AutoAttack does for models that it takes for deterministic: each step's gradient comes from one draw, and an
     input counts as fooled for good as soon as one answer on the way is wrong. Shown for comparison only.
     """
     drawn = sources(model)
-    point, kept = x.clone(), x.clone()
-    fooled = torch.zeros(len(x), dtype=torch.bool)
+    point, kept, passes = x.clone(), x.clone(), 0
+    fooled = torch.zeros(len(x), dtype=torch.bool, device=x.device)
     generator = torch.Generator().manual_seed(seed)
     with frozen(model), torch.enable_grad():
         for k in range(steps):
@@ -262,13 +263,14 @@ def single_draw(
             if not len(rows):
                 break
             found = draw_gradients(drawn, point[rows], y[rows], expected_margin, 1, seed + 13 * k)
-            pick = torch.multinomial(found.weights, 1, generator=generator)
-            wrong = found.z[pick].squeeze(0).argmax(dim=1) != y[rows]
+            passes += len(rows) * len(found.weights)
+            pick = int(torch.multinomial(found.weights.cpu(), 1, generator=generator))
+            wrong = found.z[pick].argmax(dim=1) != y[rows]
             kept[rows] = point[rows]
             fooled[rows[wrong]] = True
             stride = 2 * threat.eps * (1 - k / steps)
             point[rows] = threat.project(point[rows] + stride * threat.steepest(found.mean), x[rows])
-    return 1 - float(fooled.double().mean()), kept
+    return 1 - float(fooled.double().mean()), kept, passes
 
 
 def members_of(model: RandomizedModel | RandomizedEnsemble) -> list[nn.Module]:

@@ -485,7 +485,8 @@ class _Run:
     def naive(self, threat: Threat) -> float:
         """The single-draw evaluation; its perturbations compete with the others."""
         x, y = self.inputs.x.to(self.device), self.inputs.y.to(self.device)
-        accuracy, x_adv = single_draw(self.model, x, y, threat, seed=OTHER + self.seed)
+        accuracy, x_adv, passes = single_draw(self.model, x, y, threat, seed=OTHER + self.seed)
+        self.cost = self.cost + Cost(forwards=passes, backwards=passes)
         self._add("single draw", 1, x_adv.cpu())
         return accuracy
 

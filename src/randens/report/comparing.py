@@ -62,6 +62,8 @@ def _budgets(evaluation: Evaluation) -> list[dict[str, Any]]:
 def verdict(one: Material) -> str:
     """What came out, in a sentence that the numbers decide."""
     result = one.evaluation
+    if result is None and one.stochastic is not None:
+        return f"{one.name}: {one.stochastic.statements[0]}"
     if result is None:
         return f"{one.name} has not been evaluated: there are no numbers to judge yet."
     where = f"{result.data} {result.split} inputs, {_threat(result)}"
