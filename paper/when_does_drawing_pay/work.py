@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -108,7 +109,8 @@ def judged(
 
     The attacks run on every member alone, on the ensemble drawn evenly, and on the deterministic ensemble. What is
     found on one of them is shown to all: the pooled numbers. Only these compare an ensemble with its members without
-    favour, because an attack on several members at once has to find more than an attack on one.
+    favour, because an attack on several members at once has to find more than an attack on one. For the same reason
+    the attack on the ensemble has as many restarts as those on all its members together.
     """
     alone = [Ensemble([member]) for member in rec.members]
     averaged = Ensemble([randens.DeterministicEnsemble(list(rec.members))])
@@ -118,7 +120,7 @@ def judged(
     for name in names:
         attack = _attack(name, threat)
         single = [attack(one, x, y) for one in alone]
-        joint = attack(rec, x, y)
+        joint = dataclasses.replace(attack, restarts=attack.restarts * len(alone))(rec, x, y)
         mean = attack(averaged, x, y)
         pools += [found.pool for found in (*single, joint, mean)]
         by_attack[name] = {
