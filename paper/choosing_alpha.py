@@ -69,9 +69,9 @@ class Plan:
 
 def plans() -> Iterator[Plan]:
     """The ensembles, cheap ones first."""
-    for model in ("mlp", "convnet"):
-        for seed in (0, 1):
-            for members in (2, 4):
+    for model, seeds, sizes in (("mlp", (0, 1, 2), (2, 4)), ("convnet", (0, 1), (2,))):
+        for seed in seeds:
+            for members in sizes:
                 for method in ("iat", "mrboost", "joint"):
                     yield Plan(method, model, members, seed)
 
