@@ -103,7 +103,7 @@ def test_up_to_three_members_the_candidates_are_attacked(
 def test_the_papers_search_on_the_pool_is_no_exact_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """With one iteration Algorithm 1 returns its start, wherever the optimum is."""
     rec, tried = _played(monkeypatch, 4)
-    monkeypatch.setattr(validation_module, "attacked", osp_module.attacked)
+    monkeypatch.setattr(validation_module, "attacked", vars(osp_module)["attacked"])
     x, y = torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64)
     attack = attacks.create("fgsm", Threat("l2", 1.0))
     with workers("cpu") as crew:
@@ -130,7 +130,7 @@ def test_epochs_of_a_member_are_compared_by_one_attack_at_the_alpha_in_force(
 ) -> None:
     judged: list[tuple[str, list[float]]] = []
     chosen: list[tuple[str, int]] = []
-    real_attacked, real_choose = engine_module.attacked, engine_module.choose
+    real_attacked, real_choose = validation_module.attacked, validation_module.choose
 
     def attacked(rec: RandomizedEnsemble, x: Any, y: Any, attack: Any, crew: Any) -> Verdict:
         judged.append((attack.name, rec.probs.tolist()))
@@ -165,7 +165,7 @@ def test_the_released_rule_steps_by_ten_times_the_learning_rate(
     def search(rec: Any, x: Any, y: Any, attack: Any, part: SamplingPart, crew: Any) -> Choice:
         steps.append(part.step)
         assert len(x) == 37
-        return Choice(np.full(4, 0.25), engine_module.attacked(rec, x, y, attack, crew))
+        return Choice(np.full(4, 0.25), validation_module.attacked(rec, x, y, attack, crew))
 
     monkeypatch.setattr(engine_module, "optimal_sampling_probability", search)
     recipe = small(
