@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -147,9 +148,10 @@ def test_l0_counts_pixels_and_keeps_the_largest_changes() -> None:
     assert point[0, 0, 0, 1] == 0
     drawn = threat.random(torch.full((50, 3, 4, 4), 0.5), torch.Generator().manual_seed(0))
     assert bool(threat.contains(drawn, torch.full((50, 3, 4, 4), 0.5)).all())
-    for bad in ({"eps": 1.5}, {"eps": 2, "bounds": None}):
+    impossible: tuple[dict[str, Any], ...] = ({"eps": 1.5}, {"eps": 2, "bounds": None})
+    for bad in impossible:
         with pytest.raises(InputError, match="whole number of pixels"):
-            Threat("l0", **bad)  # type: ignore[arg-type]
+            Threat("l0", **bad)
     with pytest.raises(InputError, match="attack 'pgd' cannot search the norm l0; attacks that can: sparse"):
         attacks.create("pgd", threat)
 

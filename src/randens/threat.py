@@ -688,7 +688,8 @@ class UnionThreat(Threat):
 
     def dual_norm(self, gradient: Tensor) -> Tensor:
         """The largest over the parts, each in units of its own radius."""
-        return torch.stack([part.dual_norm(gradient) for part in self.sets]).amax(dim=0)
+        norms: Tensor = torch.stack([part.dual_norm(gradient) for part in self.sets]).amax(dim=0)
+        return norms
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form, read back by `Threat.from_dict`."""

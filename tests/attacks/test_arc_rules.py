@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.attacks.planted import linear
-from torch import Tensor
+from torch import Tensor, nn
 
 from randens import RandomizedEnsemble, Threat, attacks
 from randens.attacks.carlini_wagner import expected_hinge
@@ -30,6 +30,46 @@ def test_arc_r_draws_its_order_and_arc_does_not() -> None:
     assert fooled("arc") == {(True, False)}
     heavier = rec.with_probs([0.4, 0.6])
     assert attacks.create("arc", threat, steps=1)(heavier, x, y).errors.tolist() == [[False, True]]
+
+
+_ASKED: list[int] = []
+
+
+class Noting(nn.Module):
+    """A member that writes down when it is asked for gradients."""
+
+    def __init__(self, inner: nn.Module, number: int) -> None:
+        super().__init__()
+        self.inner, self.number = inner, number
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.requires_grad:
+            _ASKED.append(self.number)
+        z: Tensor = self.inner(x)
+        return z
+
+
+def test_arc_begins_with_the_most_likely_member() -> None:
+    row = torch.tensor([1.0, 0.0])
+    members = [
+        Noting(linear(torch.stack([row, -row]), torch.tensor([5.0, -5.0])), number) for number in range(3)
+    ]
+    rec = RandomizedEnsemble(members, [0.2, 0.5, 0.3])
+    attack = attacks.create("arc", Threat("l2", 1.0, None), steps=1, precision="float32")
+    del _ASKED[:]
+    attack(rec, torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64))
+    first = list(dict.fromkeys(_ASKED[-3:]))
+    assert first == [1, 2, 0]
+
+
+def test_arc_goes_to_the_nearest_boundary_not_to_the_smallest_gap() -> None:
+    """Class 1 is the runner-up, but its boundary is 2 ε away; that of class 2 is at 0.2 ε."""
+    weights = torch.tensor([[0.0, 0.0], [-0.1, 0.0], [0.0, -10.0]])
+    rec = RandomizedEnsemble([linear(weights, torch.tensor([0.0, -0.2, -2.0]))])
+    x, y = torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64)
+    found = attacks.create("arc", Threat("l2", 1.0, None), steps=1)(rec, x, y)
+    assert found.risk.tolist() == [1.0]
+    assert abs(float(found.x_adv[0, 0])) < 1e-6
 
 
 @pytest.mark.parametrize("norm", ["linf", "l2", "l1"])

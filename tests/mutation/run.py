@@ -48,8 +48,8 @@ def mutants() -> list[dict[str, Any]]:
 
 def mutate(folder: Path, mutant: Mapping[str, Any]) -> str:
     """Change the one place in `folder`; returns the original text. The place must be there exactly once."""
-    path = folder / mutant["file"]
-    text = path.read_text(encoding="utf-8")
+    path: Path = folder / str(mutant["file"])
+    text: str = path.read_text(encoding="utf-8")
     if text.count(mutant["old"]) != 1:
         raise SystemExit(
             f"{mutant['what']}: {mutant['file']} has its text {text.count(mutant['old'])} times, not once"

@@ -138,7 +138,7 @@ def test_epochs_of_a_member_are_compared_by_one_attack_at_the_alpha_in_force(
 ) -> None:
     judged: list[tuple[str, list[float]]] = []
     chosen: list[tuple[str, int]] = []
-    real_attacked, real_choose = engine_module.attacked, engine_module.choose
+    real_attacked, real_choose = validation_module.attacked, validation_module.choose
 
     def attacked(rec: RandomizedEnsemble, x: Any, y: Any, attack: Any) -> Choice:
         judged.append((attack.name, rec.probs.tolist()))
@@ -173,7 +173,7 @@ def test_the_released_rule_steps_by_ten_times_the_learning_rate(
     def search(rec: Any, x: Any, y: Any, attack: Any, part: SamplingPart) -> Choice:
         steps.append(part.step)
         assert len(x) == 37
-        return engine_module.attacked(rec.with_probs(None), x, y, attack)
+        return validation_module.attacked(rec.with_probs(None), x, y, attack)
 
     monkeypatch.setattr(engine_module, "optimal_sampling_probability", search)
     recipe = small(

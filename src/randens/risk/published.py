@@ -139,7 +139,7 @@ def included(norm: str, eps: float, other_norm: str, other_eps: float, dimension
             raise InputError(f"norm is {given!r}; inclusions are known for linf, l2 and l1")
     # ‖δ‖_q ≤ d^(1/q − 1/p) ‖δ‖_p for q ≤ p, and ‖δ‖_q ≤ ‖δ‖_p otherwise.
     growth = max(0.0, exponents[other_norm] - exponents[norm])
-    return eps * dimension**growth <= other_eps * (1 + 1e-12)
+    return bool(eps * dimension**growth <= other_eps * (1 + 1e-12))
 
 
 def _weaker(reported: Reported) -> list[str]:
