@@ -80,11 +80,17 @@ def complaints(name: str, found: Any) -> list[str]:
         return ["no docstring"]
     said = []
     first = text.splitlines()[0]
-    if not first.rstrip().endswith((".", ":", "?")) and not text.split("\n\n")[0].rstrip().endswith((".", ":")):
+    if not first.rstrip().endswith((".", ":", "?")) and not text.split("\n\n")[0].rstrip().endswith(
+        (".", ":")
+    ):
         said.append("the summary is no sentence")
     wanted = [p for p in parameters(found) if p not in inherited(found)]
     section = re.search(r"^Parameters\n-+\n(.*?)(?=^\w[\w ]*\n-+\n|\Z)", text, re.MULTILINE | re.DOTALL)
-    listed = set(re.findall(r"[\w*]+", " ".join(re.findall(r"^\S.*", section[1], re.MULTILINE)))) if section else set()
+    listed = (
+        set(re.findall(r"[\w*]+", " ".join(re.findall(r"^\S.*", section[1], re.MULTILINE))))
+        if section
+        else set()
+    )
     if missing := [p for p in wanted if p not in listed]:
         said.append(f"parameters not explained: {', '.join(missing)}")
     if inspect.isfunction(found):
