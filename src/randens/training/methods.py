@@ -117,7 +117,7 @@ class Method:
         """The members of a stage as training begins."""
         return members
 
-    def learners(self, members: int, seed: int) -> list[int]:
+    def learners(self, members: int, seed: int) -> list[int]:  # noqa: ARG002
         """Which of the members in training learn from this batch; `seed` is for those who draw."""
         return list(range(members))
 
@@ -264,7 +264,7 @@ class Paths(_Together):
         apart = self.weight * diverse.overlap(lesson.members)
         return [(losses + apart, z) for losses, z in super().losses(loss, lesson)]
 
-    def passes(self, craft: Adversary, victims: int, training: int, size: int) -> tuple[int, int]:
+    def passes(self, craft: Adversary, victims: int, training: int, size: int) -> tuple[int, int]:  # noqa: ARG002
         return craft.passes(1), training
 
 
@@ -336,7 +336,7 @@ class Distil(_Together):
 
     name = "distil"
 
-    def losses(self, loss: TrainingLoss, lesson: Lesson) -> list[tuple[Tensor, Tensor]]:
+    def losses(self, loss: TrainingLoss, lesson: Lesson) -> list[tuple[Tensor, Tensor]]:  # noqa: ARG002
         made = []
         for forward, x_adv in zip(lesson.forwards, lesson.x_adv, strict=True):
             with torch.no_grad():
