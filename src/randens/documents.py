@@ -44,6 +44,11 @@ class Threat(Document):
     norm: str
     eps: Annotated[float, Field(gt=0)]
     bounds: Annotated[list[float], Field(min_length=2, max_length=2)] | None
+    parts: Annotated[list[Threat], Field(min_length=1, max_length=100)] | None = None
+
+    def plain(self) -> dict[str, Any]:
+        """The dictionary that was read."""
+        return self.model_dump(exclude_unset=True)
 
 
 class RunManifest(Document):

@@ -463,7 +463,7 @@ def load(
     try:
         if manifest.averages is not None:
             modules = [_averaging(entry, modules) for entry in manifest.averages]
-        threat = None if manifest.threat is None else Threat.from_dict(manifest.threat.model_dump())
+        threat = None if manifest.threat is None else Threat.from_dict(manifest.threat.plain())
         return RandomizedEnsemble(modules, manifest.probs, classes=manifest.classes, threat=threat).eval()
     except InputError as error:
         raise FileError(f"{folder / 'ensemble.json'}: {error}") from error

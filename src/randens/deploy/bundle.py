@@ -259,7 +259,7 @@ def _from_document(folder: Path, value: _Manifest) -> Bundle:
         probs=tuple(value.probs),
         classes=tuple(value.classes),
         input_shape=tuple(value.input_shape),
-        threat=None if value.threat is None else value.threat.model_dump(),
+        threat=None if value.threat is None else value.threat.plain(),
         precision=value.precision,
         opset=value.opset,
         members=tuple(_member(folder, entry) for entry in value.members),

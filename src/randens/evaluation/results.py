@@ -399,7 +399,8 @@ class Evaluation:
             raise InputError(f"the evaluation is not a document of format {_FORMAT}")
         if value.get("checksum") != document_checksum(value):
             raise InputError("the evaluation does not match its checksum; it was altered or damaged")
-        document = fitted(EvaluationDocument, value, "the evaluation").model_dump()
+        fitted(EvaluationDocument, value, "the evaluation")
+        document = dict(value)
         members = len(document["probs"])
         profile = RiskProfile.from_json(document["profile"])
         if profile.members != members:
@@ -423,14 +424,17 @@ class Evaluation:
             chosen_on=document["chosen_on"],
             also={name: np.array(probs, dtype=np.float64) for name, probs in document["also"].items()},
             flags=document["flags"],
-            conflict=_conflict(document["summary"].get("conflict")),
+            conflict=_conflict(document.get("summary", {}).get("conflict")),
             version=document["version"],
             notes=tuple(document.get("notes", ())),
         )
 
 
 def _conflict(value: Mapping[str, Any] | None) -> Conflict | None:
-    return None if value is None else Conflict.from_json(value)
+    try:
+        return None if value is None else Conflict.from_json(value)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"the evaluation's conflict is damaged or of another version ({error!r})") from error
 
 
 def _keys(accuracies: NDArray[np.float64]) -> NDArray[np.float64]:
