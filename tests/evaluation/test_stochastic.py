@@ -98,7 +98,7 @@ def test_intervals_cover_the_closed_form_in_at_least_93_of_100_repetitions(
 
     Over draws for fixed inputs, and over inputs and draws for their distribution, whose truth is a mean over many.
     """
-    monkeypatch.setattr(draws, "_BUILDS", 60)
+    monkeypatch.setattr(draws, "_BUILDS", 40)
     many_model, (many_x, many_y) = noisy_linear(200_000, seed=99)
     population = float(many_model.truth(many_x, many_y, EPS).mean())
     model, (x, y) = noisy_linear(40)
@@ -192,8 +192,8 @@ def test_the_same_seed_gives_the_same_numbers_and_another_seed_others() -> None:
 def test_draws_are_added_until_the_attacked_ones_are_no_longer_fitted() -> None:
     """On few draws the attack fits their noise; the gap to fresh draws closes as K grows."""
     model = DIGITS["dropout"](32)
-    images = randens.data.load("digits", "test").subset(slice(0, 40))
-    attack = attacks.create("adaptive-pgd-margin", Threat("linf", 0.1), steps=8)
+    images = randens.data.load("digits", "test").subset(slice(0, 30))
+    attack = attacks.create("adaptive-pgd-margin", Threat("linf", 0.1), steps=6)
     found = evaluate_stochastic(model, images, attack, tolerance=1e-6)
     assert [stage.draws for stage in found.stages] == [8, 16, 32]
     assert found.stages[0].bias > found.stages[-1].bias
@@ -276,8 +276,8 @@ def test_probabilities_of_random_members_are_chosen_under_attack() -> None:
 
 
 def test_the_audit_passes_a_model_with_good_gradients_and_enough_draws() -> None:
-    linear, (x, y) = noisy_linear(40)
-    found = audit(RandomizedModel(linear, 64), (x, y), THREAT)  # type: ignore[arg-type]
+    linear, (x, y) = noisy_linear(24)
+    found = audit(RandomizedModel(linear, 16), (x, y), THREAT)  # type: ignore[arg-type]
     names = [check.name for check in found.checks]
     assert names == [
         "random-at-all",

@@ -5,6 +5,7 @@ Athalye et al. (2018). On an ensemble without random members the expectation is 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -91,11 +92,17 @@ class EOT(Attack):
 
     def search(self, s: Search) -> None:
         rows = s.unfinished
-        for points in self.ends(s.rec, s.start()[rows], s.y[rows], s.x[rows], s.seed + 31 * s.restart):
+        start, y, x = s.start()[rows], s.y[rows], s.x[rows]
+        if any(isinstance(source, RandomizedModel) for source, _ in sources(s.rec)):
+            ends = self.ends(s.rec, start, y, x, s.seed + 31 * s.restart)
+            passes = len(rows) * 2 * self.steps * self.passes(s.rec)
+            s.cost.forwards += passes
+            s.cost.backwards += passes
+        else:
+            # Without draws the search's own gradients are exact; it counts them and flags those that are unusable.
+            ends = self._ascend(start, x, lambda point, loss, _: s.gradient(rows, point, loss))
+        for points in ends:
             s.judge(rows, points)
-        passes = len(rows) * 2 * self.steps * self.passes(s.rec)
-        s.cost.forwards += passes
-        s.cost.backwards += passes
 
     def passes(self, rec: nn.Module) -> int:
         """Member passes per step and input."""
@@ -107,14 +114,24 @@ class EOT(Attack):
         No frozen draw has a say in these.
         """
         drawn = sources(rec)
+
+        def gradient(point: Tensor, loss: Loss, step: int) -> Tensor:
+            first = _FIRST + 2 * seed % 1000 * 1_000_000 + step * 101 * self.samples
+            return draw_gradients(drawn, point, y, loss, self.samples, first).mean
+
+        return self._ascend(start, x, gradient)
+
+    def _ascend(
+        self, start: Tensor, x: Tensor, gradient: Callable[[Tensor, Loss, int], Tensor]
+    ) -> list[Tensor]:
+        """Both ascents, along gradient(point, loss, number of the step)."""
         found = []
         for number, loss in enumerate((standardised(mixture_cross_entropy), expected_margin)):
             point, momentum, late = start.clone(), torch.zeros_like(start), torch.zeros_like(start)
             for k in range(self.steps):
-                first = _FIRST + (2 * seed + number) % 1000 * 1_000_000 + k * 101 * self.samples
-                gradient = draw_gradients(drawn, point, y, loss, self.samples, first).mean
-                size = gradient.flatten(1).abs().mean(dim=1).clamp_min(1e-30)
-                momentum = 0.75 * momentum + gradient / size.reshape(-1, *[1] * (gradient.dim() - 1))
+                slope = gradient(point, loss, number * self.steps + k)
+                size = slope.flatten(1).abs().mean(dim=1).clamp_min(1e-30)
+                momentum = 0.75 * momentum + slope / size.reshape(-1, *[1] * (slope.dim() - 1))
                 stride = self.step * self.threat.eps * (1 - k / self.steps)
                 point = self.threat.project(point + stride * self.threat.steepest(momentum), x)
                 if k >= self.steps // 2:

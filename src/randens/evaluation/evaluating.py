@@ -94,8 +94,8 @@ def evaluate(
     A `RandomizedModel`, or an ensemble with such a member, is judged on fresh draws: see `evaluate_stochastic`.
     """
     if isinstance(rec, RandomizedModel) or is_random(rec):
-        given = {"also": also, "pool": pool, "chosen_on": chosen_on, "folder": folder}
-        if extra_options := [name for name, value in given.items() if value]:
+        given = {"also": also or None, "pool": pool, "chosen_on": chosen_on or None, "folder": folder}
+        if extra_options := [name for name, value in given.items() if value is not None]:
             raise InputError(f"{', '.join(extra_options)} cannot be given for a random model; leave it out")
         return evaluate_stochastic(rec, data, attack, confidence=confidence, progress=progress)
     report = silent if progress is None else progress
