@@ -51,6 +51,8 @@ class EvaluationDocument(Document):
     summary: dict[str, Any] = Field(default_factory=dict)
     profile: dict[str, Any]
     points: _Points
+    summary: dict[str, Any] = {}
+    notes: list[str] = []
 
     @model_validator(mode="after")
     def _agree(self) -> EvaluationDocument:
