@@ -56,6 +56,7 @@ BENCHMARKS = (
     Benchmark(
         "training", "a training step against its bare passes; layouts, precisions, processes", 600, 120
     ),
+    Benchmark("witness_store", "what the witness store saves and costs", 600, 240, needs_members=True),
     Benchmark("augmentation", "augmentation as a share of a training step", 120, 60),
     Benchmark("inference", "a prediction: torch, compiled, ONNX Runtime; one member, drawn, all", 420, 120),
     Benchmark("serving", "the server at its saturation load", 180, 60),

@@ -118,7 +118,7 @@ def test_runs_that_do_not_name_data_or_threat(
 
 def test_sample_finds_writes_and_reuses(shell: Shell, run_folder: Path) -> None:
     first = shell.json("sample", run_folder, *FAST)
-    assert json.loads((run_folder / "sampling.json").read_text()) == first
+    assert Run.open(run_folder).read("sampling") == first
     assert sum(first["probs"]) == pytest.approx(1)
     assert first["gap"] <= 1e-3
     assert first["split"] == "validation"
@@ -133,8 +133,23 @@ def test_sample_finds_writes_and_reuses(shell: Shell, run_folder: Path) -> None:
     fresh = shell.json("sample", run_folder, *FAST, "--fresh")
     assert (fresh["reused_witnesses"], fresh["risk"]) == (0, first["risk"])
     other = shell.json("sample", run_folder, *FAST, "--eps", "0.03")
-    assert other["reused_witnesses"] == 0
     assert other["risk"] < first["risk"]
+
+
+def test_few_inputs_never_replace_more(shell: Shell, run_folder: Path) -> None:
+    run = Run.open(run_folder)
+    many = shell.json("sample", run_folder, *FAST)
+    few = shell.json("sample", run_folder, "--attack", "saddle", "--limit", "5")
+    assert (many["n"], few["n"]) == (60, 5)
+    assert run.read("sampling") == many
+    assert len(list((run_folder / "answers").glob("sampling-*"))) == 2
+    code, out, _ = shell("sample", run_folder, "--attack", "saddle", "--limit", "5")
+    assert code == 0
+    assert "sampling.json keeps its answer on more inputs" in out.replace("\n", " ")
+    whole = shell.json("evaluate", run_folder, *FAST)
+    shell.json("evaluate", run_folder, "--attack", "saddle", "--limit", "5")
+    assert Evaluation.load(run_folder / "evaluation.json").n == whole["summary"]["n"] == 60
+    assert shell.json("evaluate", run_folder, *FAST) == whole
 
 
 def test_sample_for_people_and_apply(shell: Shell, run_folder: Path) -> None:

@@ -276,3 +276,12 @@ def test_command_says_it_with_its_exit_code(tmp_path: Path, capsys: pytest.Captu
     assert "FAIL loss-gradients" in printed
     assert "do not trust robust accuracies yet" in printed
     assert command(["audit", str(tmp_path / "nothing")]) == 2
+
+
+def test_few_inputs_are_inconclusive() -> None:
+    found = audit(ensemble(), digits("test")[:6])
+    assert not found.failed
+    assert not found.conclusive
+    assert not found.passed
+    assert found.verdict.startswith("Inconclusive: no check failed on 6 inputs")
+    assert found.to_json()["conclusive"] is False

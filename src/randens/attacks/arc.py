@@ -14,15 +14,13 @@ from torch import Tensor
 
 from randens.attacks.base import Attack, register
 from randens.attacks.search import Search
+from randens.attacks.walk import Plane, Walk
 from randens.errors import InputError
 from randens.threat import Threat
 
 __all__ = ["arc", "binary_linear_arc"]
 
 _RHO = 0.05  # ρ/ε: how far past the boundary a pull aims
-# Work that is left out, by the members' own linear models: a verdict on a pull that ends further than _NEAR·ε before
-# its boundary, and inputs whose boundaries were all further than _FAR·ε outside the ball for _PATIENCE steps in a row.
-_NEAR, _FAR, _PATIENCE = 0.25, 0.5, 3
 
 
 def arc(
@@ -34,98 +32,38 @@ def arc(
     hyperplanes: int,
     order: Callable[[Search], Sequence[int]],
 ) -> None:
-    """Algorithm 2 of ARC from `point`, with a local ball of `radius`·ε; `order(s)` is the members' order for a step.
+    """Algorithm 2 of ARC with the changes of Appendix B.3, from `point` = x + δ; `order(s)` orders the members.
 
-    A member already fooled is pulled back to its boundary, as in the paper, and that is kept only if another one
-    is fooled instead: without such exchanges half of the planted optima are missed. Where it was refused, the
-    next pull of that member at the same point goes on instead, deeper past the boundary.
+    K = `steps`, G = `hyperplanes`, and the local ball has radius b = `radius`·ε. A member already fooled is pulled back
+    to its boundary, as in the paper, and that is kept only if another one is fooled instead: without such exchanges
+    half of the planted optima are missed. Where it was refused, the next pull of that member at the same point goes on
+    instead, deeper past the boundary.
     """
     b = radius * s.threat.eps
-    everyone = torch.arange(s.n, device=s.device)
-    errors = s.clean_errors.clone() if torch.equal(point, s.x) else s.judge(everyone, point)
-    value = errors.double() @ s.probs
-    # Each member's planes at the current points: a pull that is refused leaves them all as they are.
-    planes = [_Plane.empty(s.x) for _ in range(s.members)]
-    known = torch.zeros_like(errors)
-    # Steps in a row in which every boundary stayed out of reach.
-    hopeless = torch.zeros(s.n, dtype=torch.int64, device=s.device)
+    walk = Walk(s, point)
     for _ in range(steps):
-        hopeless += 1
-        centre = point.clone()
-        local = torch.zeros_like(point)
-        for position, index in enumerate(order(s)):
-            rows = s.unfinished
-            rows = rows[hopeless[rows] <= _PATIENCE]
+        delta = walk.step()  # x + δ
+        local = torch.zeros_like(point)  # δ_l
+        for position, i in enumerate(order(s)):
+            rows = walk.rows()
             if not len(rows):
                 return
-            if s.probs[index] == 0:
+            if s.probs[i] == 0:
                 continue
-            again = known[rows, index]
-            new = rows[~again]
-            if len(new):
-                planes[index].put(
-                    new, _nearest(*s.hyperplanes(new, point[new], index, hyperplanes), s.threat)
-                )
-                known[new, index] = True
-            plane, fooled = planes[index].at(rows), errors[rows, index]
-            in_reach = plane.after(s.x[rows] - point[rows]) < (1 + _FAR) * s.threat.eps
-            hopeless[rows[in_reach | errors[rows].any(dim=1)]] = 0
-
+            plane, again = walk.boundary(
+                rows, i, hyperplanes
+            )  # w and ζ of the nearest of G boundaries of f_i
+            back = walk.errors[rows, i] & ~again
             pulled = _pull(
-                local[rows], centre[rows], plane, fooled & ~again, s.threat, b, first=position == 0
-            )
-            candidate = s.project(rows, centre[rows] + pulled)
-            # Who is fooled already and who pulls decide; a member that is pulled back may free any of the others,
-            # and one that is still far from its boundary need not be asked.
-            asked = errors[rows] | fooled.unsqueeze(1)
-            asked[:, index] |= plane.after(candidate - point[rows]) < _NEAR * s.threat.eps
-            found = s.judge(rows, candidate, asked)
-            risk = found.double() @ s.probs
-            accept = risk >= value[rows]
-            taken = rows[accept]
-            point[taken], local[taken] = candidate[accept], pulled[accept]
-            errors[taken], value[taken] = found[accept], risk[accept]
-            known[taken] = False
-
-
-@dataclass(frozen=True)
-class _Plane:
-    """Linearised boundaries, one per input: signed distance [k], normal [k, ...] and its dual norm [k]."""
-
-    distance: Tensor
-    normal: Tensor
-    norm: Tensor
-
-    @staticmethod
-    def empty(x: Tensor) -> _Plane:
-        """Room for one plane per input of the batch x."""
-        return _Plane(x.new_zeros(len(x)), torch.zeros_like(x), x.new_zeros(len(x)))
-
-    def at(self, rows: Tensor) -> _Plane:
-        return _Plane(self.distance[rows], self.normal[rows], self.norm[rows])
-
-    def put(self, rows: Tensor, plane: _Plane) -> None:
-        self.distance[rows], self.normal[rows], self.norm[rows] = plane.distance, plane.normal, plane.norm
-
-    def along(self, step: Tensor) -> Tensor:
-        """By how much a step [k, ...] adds to the distance, [k]."""
-        return (self.normal.flatten(1) * step.flatten(1)).sum(dim=1) / self.norm
-
-    def after(self, step: Tensor) -> Tensor:
-        """The distance after a step, [k], by this linear model."""
-        return self.distance + self.along(step)
-
-
-def _nearest(gaps: Tensor, normals: Tensor, threat: Threat) -> _Plane:
-    """The nearest of G boundaries; gaps [k, G], normals [k, G, ...]."""
-    norms = torch.linalg.vector_norm(normals.flatten(2), threat.q, dim=2).clamp_min(1e-20)
-    signed, nearest = (gaps / norms).min(dim=1)
-    chosen = torch.arange(len(gaps), device=gaps.device)
-    return _Plane(signed, normals[chosen, nearest], norms[chosen, nearest])
+                local[rows], plane, back, s.threat, b, first=position == 0
+            )  # b(δ_l + βg)/‖δ_l + βg‖
+            candidate = s.project(rows, delta[rows] + pulled)
+            accepted = walk.accept(rows, candidate, i, plane)
+            local[rows[accepted]] = pulled[accepted]
 
 
 def _pull(
-    local: Tensor, centre: Tensor, plane: _Plane, fooled: Tensor, threat: Threat, b: float, *, first: bool
+    local: Tensor, centre: Tensor, plane: Plane, fooled: Tensor, threat: Threat, b: float, *, first: bool
 ) -> Tensor:
     """local − β·μ(w), scaled back to length b: towards the boundary, or back to it for a member that is fooled.
 

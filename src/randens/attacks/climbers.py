@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from randens.attacks.search import Search
 from randens.ensemble import to_layout
 from randens.threat import Region
 
-__all__ = ["Reach", "climb", "descend_to", "play_to"]
+__all__ = ["Reach", "climb", "descend", "play"]
 
 Reach = Callable[[Search, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """reach(s, rows, points [k, ...], targets bool [k, M]) → (points, errors [k, M]) where it ended."""
@@ -64,96 +65,97 @@ def _largest(order: Tensor, among: Tensor) -> Tensor:
     return order.masked_fill(~among, -1.0).amax(dim=1, keepdim=True)
 
 
-@dataclass(frozen=True)
-class descend_to:
+def descend(
+    s: Search,
+    rows: Tensor,
+    points: Tensor,
+    targets: Tensor,
+    *,
+    steps: int,
+    step: float,
+    kappa: float,
+    elsewhere: Tensor,
+) -> tuple[Tensor, Tensor]:
     """Reach T by projected descent of Σ_{j∈T} relu(margin_j + κ)/‖∇margin_j‖_q, stopping once all of T are fooled.
 
     Starts from the current point, then from the clean input, then from `elsewhere` [n, ...].
     """
-
-    steps: int
-    step: float
-    kappa: float
-    elsewhere: Tensor
-
-    def __call__(self, s: Search, rows: Tensor, points: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        ended, errors = points.clone(), torch.zeros_like(targets)
-        starts = [points, s.x[rows], self.elsewhere[rows]]
-        for start in starts:
-            missing = (~(errors | ~targets).all(dim=1)).nonzero().flatten()
-            if len(missing):
-                place, fooled = self._descend(s, rows[missing], start[missing], targets[missing])
-                ended[missing], errors[missing] = place, fooled
-        return ended, errors
-
-    def _descend(self, s: Search, rows: Tensor, points: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        points = points.clone()
-        errors = torch.zeros_like(targets)
-        left = torch.arange(len(rows), device=s.device)
-        for number in range(self.steps):
-            # From four times `step` to nothing: wide enough to leave x, fine enough to end between boundaries.
-            stride = 4 * self.step * (1 - number / self.steps) ** 2 * s.threat.eps
-            lin = s.linearise(rows[left], points[left], targets[left])
-            errors[left] = lin.errors
-            left = left[~(errors[left] | ~targets[left]).all(dim=1)]
-            if not len(left):
-                return points, errors
-            keep = ~(lin.errors | ~lin.wanted).all(dim=1)
-            scale = torch.linalg.vector_norm(lin.gradients[keep], s.threat.q, dim=2).clamp_min(1e-20)
-            pulling = (lin.margins[keep] / scale > -self.kappa * s.threat.eps) & lin.wanted[keep]
-            pull = (
-                (lin.gradients[keep] * (pulling / scale).unsqueeze(2)).sum(dim=1).reshape(points[left].shape)
+    ended, errors = points.clone(), torch.zeros_like(targets)
+    for start in (points, s.x[rows], elsewhere[rows]):
+        missing = (~(errors | ~targets).all(dim=1)).nonzero().flatten()
+        if len(missing):
+            ended[missing], errors[missing] = _descend_from(
+                s, rows[missing], start[missing], targets[missing], steps, step, kappa
             )
-            points[left] = s.project(rows[left], s.threat.step(points[left], -pull, stride))
-        errors[left] = s.judge(rows[left], points[left], targets[left])
-        return points, errors
+    return ended, errors
 
 
-@dataclass(frozen=True)
-class play_to:
+def _descend_from(
+    s: Search, rows: Tensor, start: Tensor, targets: Tensor, steps: int, step: float, kappa: float
+) -> tuple[Tensor, Tensor]:
+    points, errors = start.clone(), torch.zeros_like(targets)
+    left = torch.arange(len(rows), device=s.device)
+    for number in range(steps):
+        # From four times `step` to nothing: wide enough to leave x, fine enough to end between boundaries.
+        stride = 4 * step * (1 - number / steps) ** 2 * s.threat.eps
+        lin = s.linearise(rows[left], points[left], targets[left])
+        errors[left] = lin.errors
+        going = ~(lin.errors | ~lin.wanted).all(dim=1)
+        left = left[going]
+        if not len(left):
+            return points, errors
+        scale = torch.linalg.vector_norm(lin.gradients[going], s.threat.q, dim=2).clamp_min(1e-20)
+        pulling = (lin.margins[going] / scale > -kappa * s.threat.eps) & lin.wanted[going]
+        pull = (lin.gradients[going] * (pulling / scale).unsqueeze(2)).sum(dim=1).reshape(points[left].shape)
+        points[left] = s.project(rows[left], s.threat.step(points[left], -pull, stride))
+    errors[left] = s.judge(rows[left], points[left], targets[left])
+    return points, errors
+
+
+def play(
+    s: Search,
+    rows: Tensor,
+    points: Tensor,
+    targets: Tensor,
+    *,
+    rounds: int,
+    iterations: int,
+    kappa: float,
+    trust: float,
+    hopeless: float,
+    classes: int,
+) -> tuple[Tensor, Tensor]:
     """Reach T by moving to the solution of the linearised game, linearising there, and so on.
 
     Round r may leave the current point by at most `trust`^r times the ball's diameter. A target set that the
     game's dual proves to be out of reach by more than `hopeless`·ε, in the linear model, is given up.
     """
-
-    rounds: int
-    iterations: int
-    kappa: float
-    trust: float
-    hopeless: float
-    classes: int
-
-    def __call__(self, s: Search, rows: Tensor, points: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        points = points.clone()
-        errors = torch.zeros_like(targets)
-        eps = s.threat.eps
-        centre = s.x[rows].flatten(1)
-        region = Region.around(s.x[rows], s.threat)
-        left = torch.arange(len(rows), device=s.device)
-        for number in range(self.rounds):
-            lin = s.linearise(rows[left], points[left], targets[left], self.classes)
-            errors[left] = lin.errors
-            going = ~(lin.errors | ~lin.wanted).all(dim=1)
-            left = left[going]
-            if not len(left):
-                return points, errors
-            offset = points[left].flatten(1) - centre[left]
-            domain = region[left].near(offset, reach=2 * eps * self.trust**number)
-            gradients = lin.gradients[going]
-            scale = torch.linalg.vector_norm(gradients, s.threat.q, dim=2).clamp_min(1e-20)
-            a = gradients / scale.unsqueeze(2)
-            c = lin.margins[going] / scale + self.kappa * eps - torch.bmm(a, offset.unsqueeze(2)).squeeze(2)
-            solved = solve_game(c, a, targets[left], domain, offset, self.iterations)
-            moved = (centre[left] + solved.delta).reshape(points[left].shape)
-            points[left] = s.project(rows[left], to_layout(moved) if moved.dim() == 4 else moved)
-            going = solved.floor <= self.hopeless * eps
-            left, value = left[going], solved.value[going]
-        # A point that the linear model puts far from fooling all of T is not asked for its verdict.
-        left = left[value <= self.hopeless * eps]
-        if len(left):
-            errors[left] = s.judge(rows[left], points[left], targets[left])
-        return points, errors
+    points, errors = points.clone(), torch.zeros_like(targets)
+    eps, centre, region = s.threat.eps, s.x[rows].flatten(1), Region.around(s.x[rows], s.threat)
+    left = torch.arange(len(rows), device=s.device)
+    for number in range(rounds):
+        lin = s.linearise(rows[left], points[left], targets[left], classes)
+        errors[left] = lin.errors
+        unfooled = ~(lin.errors | ~lin.wanted).all(dim=1)
+        left = left[unfooled]
+        if not len(left):
+            return points, errors
+        delta = points[left].flatten(1) - centre[left]
+        gradients = lin.gradients[unfooled]
+        scale = torch.linalg.vector_norm(gradients, s.threat.q, dim=2).clamp_min(1e-20)
+        a = gradients / scale.unsqueeze(2)
+        c = lin.margins[unfooled] / scale + kappa * eps - torch.bmm(a, delta.unsqueeze(2)).squeeze(2)
+        domain = region[left].near(delta, reach=2 * eps * trust**number)
+        solved = solve_game(c, a, targets[left], domain, delta, iterations)
+        moved = (centre[left] + solved.delta).reshape(points[left].shape)
+        points[left] = s.project(rows[left], to_layout(moved))
+        possible = solved.floor <= hopeless * eps
+        left, value = left[possible], solved.value[possible]
+    # A point that the linear model puts far from fooling all of T is not asked for its verdict.
+    near = left[value <= hopeless * eps]
+    if len(near):
+        errors[near] = s.judge(rows[near], points[near], targets[near])
+    return points, errors
 
 
 @register("lattice")
@@ -169,7 +171,9 @@ class Lattice(Attack):
     def search(self, s: Search) -> None:
         resisted = torch.zeros_like(s.foolable)
         for sweep in range(self.orders):
-            climb(s, sweep, resisted, descend_to(self.steps, self.step, self.kappa, s.random_start()))
+            elsewhere = s.random_start()
+            reach = partial(descend, steps=self.steps, step=self.step, kappa=self.kappa, elsewhere=elsewhere)
+            climb(s, sweep, resisted, reach)
 
 
 @register("saddle")
@@ -191,9 +195,14 @@ class Saddle(Attack):
     restarts: int = field(default=3, kw_only=True)
 
     def search(self, s: Search) -> None:
-        classes = 1 if s.restart == 0 else self.hyperplanes
-        reach = play_to(
-            self.relinearisations, self.iterations, self.kappa, self.trust, self.hopeless, classes
+        reach = partial(
+            play,
+            rounds=self.relinearisations,
+            iterations=self.iterations,
+            kappa=self.kappa,
+            trust=self.trust,
+            hopeless=self.hopeless,
+            classes=1 if s.restart == 0 else self.hyperplanes,
         )
         resisted = torch.zeros_like(s.foolable)
         for sweep in range(self.orders):

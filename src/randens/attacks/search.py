@@ -1,60 +1,33 @@
 """An attack proposes; a `Search` disposes.
 
-`Search` owns one batch under attack. It projects every proposal onto the threat, judges it exactly, keeps the
-best perturbation per input, pools every maximal fooled set seen, drops inputs that cannot get worse, counts
-member passes and flags members without usable gradients. What is left in an attack's own file is its paper's
-algorithm.
+`Search` owns one batch under attack. Its ledger keeps the best perturbation per input, pools every maximal fooled set
+seen and drops inputs that cannot get worse; its oracle projects every proposal onto the threat, judges it exactly and
+counts member passes. What is left in an attack's own file is its paper's algorithm.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from randens.attacks.found import Cost
-from randens.attacks.losses import Loss, margins
 from randens.attacks.members import GradientMembers
-from randens.attacks.shared import shared_planes
+from randens.attacks.oracle import Linearisation, Oracle
 from randens.ensemble import RandomizedEnsemble, frozen, to_layout
-from randens.errors import InputError, ModelError
-from randens.models import send
 from randens.threat import Threat
 from randens.witness import WitnessPool
 
-__all__ = ["Cost", "Linearisation", "Search"]
-
-# A verdict must survive rounding: another batch size, layout or folded BatchNorm moves logits by about 1e-6 of
-# the largest one, so a member counts as fooled only when its margin is clear of that.
-_TIE = 5e-5
+__all__ = ["Cost", "Linearisation", "Search", "attacking"]
 
 
-@dataclass(frozen=True)
-class Linearisation:
-    """First-order model of members at a point: margin_i(x') ≈ margin_i + gradient_i·(x' − x).
+class Search(Oracle):
+    """One batch of inputs under attack by one ensemble's adversary: ledger, oracle, restarts and random numbers.
 
-    margins [k, M], gradients [k, M, d], zero where `wanted` [k, M] is false; errors [k, M]: who is known to be
-    fooled at the point itself.
-    """
-
-    margins: Tensor
-    gradients: Tensor
-    wanted: Tensor
-    errors: Tensor
-
-
-class Search:
-    """One batch of inputs under attack by one ensemble's adversary.
-
-    `rows` arguments index the batch; `points` are perturbed inputs of those rows. Everything random comes from
-    `generator`, and draws are made for the whole batch, so that dropping inputs does not change the rest.
-
-    pool: witnesses known for this batch and these members; the search starts from them. clean: the verdicts [n, M] on
-    the inputs themselves, where they are known; they are not computed again.
+    Everything random comes from `generator`, and draws are made for the whole batch, so that dropping inputs does not
+    change the rest.
     """
 
     def __init__(
@@ -71,60 +44,19 @@ class Search:
         pool: WitnessPool | None = None,
         clean: Tensor | None = None,
     ) -> None:
-        if x.dim() < 2:
-            raise InputError(f"x has shape {tuple(x.shape)}; it must be [n, ...], one row per input")
-        threat.check(x.detach())
-        if y.dim() != 1 or len(y) != len(x):
-            raise InputError(f"y has shape {tuple(y.shape)}; it must be [{len(x)}], one label per input")
-        if y.is_floating_point() or y.dtype == torch.bool:
-            raise InputError(f"y has dtype {y.dtype}; labels must be integers")
-        self.rec = rec
-        self.device = rec.device
-        first = next(rec.parameters(), None)
-        dtype = first.dtype if first is not None and first.is_floating_point() else x.dtype
-        # Rounding to the members' precision may step over the box by half a float.
-        moved = send(x.detach(), self.device).to(dtype)
-        self.x = to_layout(moved if threat.bounds is None else moved.clamp(*threat.bounds))
-        self.threat = threat = _around_rounded(threat, self.x, x.detach())
-        # For linf the legal set is an interval per coordinate, worked out once.
-        self._interval = threat.interval(self.x) if threat.norm == "linf" else None
-        self.y = y.to(self.device, torch.int64)
-        self.n, self.members = len(x), len(rec.members)
-        self.probs = rec.probs.to(self.device)
-        self.source = source
-        self.cost = Cost()
         self.seed, self.restart = seed, 0
         self.generator, self._shuffler = torch.Generator(), torch.Generator()
-        self.drop_finished = drop_finished
-        self._gradient_members = gradient_members or GradientMembers(list(rec.members))
-        self._gradient_members.verify(self.x)
-        self._passes = [int(getattr(m, "passes", 1)) for m in rec.members]
-
-        self.no_gradient = torch.zeros(self.n, self.members, dtype=torch.bool)
-        self.nan_gradient = torch.zeros(self.n, self.members, dtype=torch.bool)
-        self.unstable = torch.zeros(self.n, self.members, dtype=torch.bool)
-        self.best_value = torch.full((self.n,), -1.0, dtype=torch.float64, device=self.device)
-        self.best_x = self.x.clone()
-        self.best_errors = torch.zeros(self.n, self.members, dtype=torch.bool, device=self.device)
-        self.best_source = [""] * self.n
-        self.foolable = torch.zeros(self.n, self.members, dtype=torch.bool, device=self.device)
-        self._sets = torch.zeros(self.n, 2, self.members, dtype=torch.bool, device=self.device)
-        self._set_count = torch.zeros(self.n, dtype=torch.int64, device=self.device)
-        self._clean: Linearisation | None = None
-        self._kept: list[tuple[Tensor, Tensor, Tensor, str]] = []
-        self._kept_rows = 0
-        self._best_kept = torch.full((self.n,), -1, dtype=torch.int64)
-        self._best_checked = torch.zeros(self.n, dtype=torch.bool)
-        self._classes: int | None = None
-        self.clean_errors = self._judge_clean() if clean is None else clean.to(self.device)
-        with self.credited("clean"):
-            self._record(torch.arange(self.n, device=self.device), self.x, self.clean_errors)
-        self._best_checked[:] = True
-        if pool is not None:
-            self._start_from(pool)
-        self._new_from = self._kept_rows
-
-    # ---- the batch -------------------------------------------------------------------------------------------
+        super().__init__(
+            rec,
+            x,
+            y,
+            threat,
+            source=source,
+            gradient_members=gradient_members,
+            drop_finished=drop_finished,
+            pool=pool,
+            clean=clean,
+        )
 
     def begin(self, restart: int, stream: int = 0) -> None:
         """Restart number `restart`: its random numbers depend on the seed, the stream and the number only."""
@@ -132,27 +64,6 @@ class Search:
         seed = (self.seed * 1_000_003 + stream * 15_485_863 + restart * 7919 + 1) % (2**63)
         self.generator.manual_seed(seed)
         self._shuffler.manual_seed(seed ^ 0x5DEECE66D)
-
-    @contextlib.contextmanager
-    def credited(self, source: str) -> Iterator[None]:
-        """Witnesses found inside are credited to `source` (a member of a portfolio)."""
-        before, self.source = self.source, source
-        try:
-            yield
-        finally:
-            self.source = before
-
-    @property
-    def finished(self) -> Tensor:
-        """Bool [n]: every member that can be drawn is fooled by one known perturbation."""
-        return (self.best_errors | (self.probs == 0)).all(dim=1)
-
-    @property
-    def unfinished(self) -> Tensor:
-        """Rows that can still get worse."""
-        if not self.drop_finished:
-            return torch.arange(self.n, device=self.device)
-        return (~self.finished).nonzero().flatten()
 
     def start(self) -> Tensor:
         """Where a restart begins, for the whole batch: the clean inputs, afterwards random points of the ball."""
@@ -177,487 +88,6 @@ class Search:
     def order(self) -> list[int]:
         """A random order of the members, the same for the whole batch."""
         return torch.randperm(self.members, generator=self._shuffler).tolist()
-
-    def project(self, rows: Tensor, points: Tensor) -> Tensor:
-        """The legal points next to `points`."""
-        if self._interval is None:
-            return to_layout(self.threat.project(points, self.x[rows]))
-        low, high = self._interval
-        return to_layout(torch.minimum(torch.maximum(points, low[rows]), high[rows]))
-
-    # ---- verdicts --------------------------------------------------------------------------------------------
-
-    def judge(self, rows: Tensor, points: Tensor, first: Tensor | None = None) -> Tensor:
-        """Exact verdicts bool [k, M] for the projections of `points`; keeps and pools what is new.
-
-        With `first` [k, M], the other members are evaluated only where those of them that are fooled make a new
-        set already; members not evaluated count as not fooled.
-        """
-        points = self.project(rows, points)
-        margin = self.x.new_full((len(rows), self.members), torch.inf)
-        errors = torch.zeros(len(rows), self.members, dtype=torch.bool, device=self.device)
-        if first is None:
-            self._fill(rows, points, errors, margin, ~errors)
-            self._record(rows, points, errors)
-            return errors
-        self._fill(rows, points, errors, margin, first)
-        return self._settle(rows, points, errors, first, ~self._dominated(rows, errors))
-
-    def examine(self, rows: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
-        """Like `judge` on all members, with every member's margin too, relative to its logits' spread [k, M]."""
-        points = self.project(rows, points)
-        margin = self.x.new_zeros(len(rows), self.members)
-        errors = torch.zeros(len(rows), self.members, dtype=torch.bool, device=self.device)
-        self._fill(rows, points, errors, margin, ~errors)
-        self._record(rows, points, errors)
-        return errors, margin
-
-    def _promising(self, rows: Tensor, errors: Tensor, known: Tensor) -> Tensor:
-        """Bool [k]: somebody is fooled, and the set could be new once those not `known` have been asked.
-
-        A point that fools nobody asked so far is left alone: the others get their own turn to be asked.
-        """
-        return errors.any(dim=1) & ~self._dominated(rows, errors | ~known)
-
-    def _settle(
-        self, rows: Tensor, points: Tensor, errors: Tensor, known: Tensor, promising: Tensor
-    ) -> Tensor:
-        """Verdicts `known` in part, completed and recorded where they are `promising` [k]."""
-        chosen = promising.nonzero().flatten()
-        if len(chosen):
-            complete = errors[chosen]
-            margin = self.x.new_zeros(complete.shape)
-            self._fill(rows[chosen], points[chosen], complete, margin, ~known[chosen])
-            self._record(rows[chosen], points[chosen], complete)
-            errors = errors.index_copy(0, chosen, complete)
-        return errors
-
-    def _fill(self, rows: Tensor, points: Tensor, errors: Tensor, margin: Tensor, wanted: Tensor) -> None:
-        """Evaluate the members `wanted` [k, M] and write their verdicts and relative margins in place."""
-        whole = self._shared_logits(points, wanted) if self._gradient_members.shares else None
-        for index in range(self.members):
-            part = wanted[:, index].nonzero().flatten()
-            if len(part):
-                z = self._forward(index, points[part]) if whole is None else whole[index][part]
-                y = self.y[rows[part]]
-                errors[part, index] = self._fooled(z, y)
-                spread = z.std(dim=1).clamp_min(1e-20)
-                margin[part, index] = (margins(z.unsqueeze(0), y).squeeze(0) / spread).to(margin.dtype)
-
-    def _forward(self, index: int, points: Tensor) -> Tensor:
-        with torch.no_grad():
-            points = to_layout(points)
-            # Folding changes less than `_TIE` allows for.
-            exact = self._gradient_members.exact
-            z = self._gradient_members(index, points) if exact else self.rec._ask(index, points)
-        self.cost.forwards += len(points) * self._passes[index]
-        self._check_logits(index, z)
-        return z
-
-    def _shared_logits(self, points: Tensor, wanted: Tensor) -> list[Tensor]:
-        """Logits [k, C] of every member, right where `wanted` [k, M]; a network that several average is run once."""
-        members = self._gradient_members
-        needed = members.needed(wanted)
-        outputs: list[Tensor] = []
-        for network in range(needed.shape[1]):
-            part = needed[:, network].nonzero().flatten()
-            z = members.judge(network, points[part]) if len(part) else self.x.new_zeros(0, 1)
-            self._check_logits(network, z)
-            self.cost.forwards += len(part) * members.passes[network]
-            outputs.append(z.new_zeros(len(points), z.shape[1]).index_copy(0, part, z))
-        classes = max(z.shape[1] for z in outputs)
-        filled = [z if z.shape[1] == classes else z.new_zeros(len(points), classes) for z in outputs]
-        return [members.combined(i, [filled[b] for b in part]) for i, part in enumerate(members.parts)]
-
-    @staticmethod
-    def _check_logits(index: int, z: Tensor) -> None:
-        if not bool(torch.isfinite(z).all()):
-            raise ModelError(f"member {index} returns NaN or infinite logits; it cannot be scored")
-
-    @staticmethod
-    def _fooled(z: Tensor, y: Tensor) -> Tensor:
-        margin = margins(z.unsqueeze(0), y).squeeze(0)
-        return margin < -_TIE * z.abs().amax(dim=1)
-
-    def _judge_clean(self) -> Tensor:
-        if not self.n:
-            return torch.zeros(0, self.members, dtype=torch.bool, device=self.device)
-        if self._gradient_members.shares:
-            everyone = torch.ones(self.n, self.members, dtype=torch.bool, device=self.device)
-            outputs = self._shared_logits(self.x, everyone)
-        else:
-            outputs = [self._forward(index, self.x) for index in range(self.members)]
-        counts = {z.shape[1] for z in outputs}
-        if len(counts) > 1:
-            raise InputError(f"members have different class counts {sorted(counts)}; they must agree")
-        self._classes = counts.pop()
-        if int(self.y.min()) < 0 or int(self.y.max()) >= self.classes:
-            raise InputError(
-                f"y ranges over [{int(self.y.min())}, {int(self.y.max())}]; the members have {self.classes} "
-                f"classes, so labels must be in [0, {self.classes - 1}]"
-            )
-        errors = torch.stack([z.argmax(dim=1) != self.y for z in outputs], dim=1)
-        for index, z in enumerate(outputs):
-            # Classes as close as folding may have moved them: the member itself decides.
-            gap = margins(z.unsqueeze(0), self.y).squeeze(0).abs()
-            close = (gap <= _TIE * z.abs().amax(dim=1)).nonzero().flatten()
-            if len(close):
-                with torch.no_grad():
-                    errors[close, index] = self.rec._ask(index, self.x[close]).argmax(dim=1) != self.y[close]
-                self.cost.forwards += len(close) * self._passes[index]
-        return errors
-
-    @property
-    def classes(self) -> int:
-        """How many classes the members tell apart."""
-        if self._classes is None:
-            self._classes = self._forward(0, self.x[:1]).shape[1]
-        return self._classes
-
-    # ---- memory ----------------------------------------------------------------------------------------------
-
-    def _dominated(self, rows: Tensor, sets: Tensor) -> Tensor:
-        """Bool [k]: is the set empty, or contained in one already pooled for its input?"""
-        slots = torch.arange(self._sets.shape[1], device=self.device)
-        filled = slots < self._set_count[rows].unsqueeze(1)
-        contains = (self._sets[rows] >= sets.unsqueeze(1)).all(dim=2)
-        return (filled & contains).any(dim=1) | ~sets.any(dim=1)
-
-    def _record(self, rows: Tensor, points: Tensor, errors: Tensor) -> None:
-        values = errors.double() @ self.probs
-        better = (values > self.best_value[rows]).nonzero().flatten()
-        if len(better):
-            chosen = rows[better]
-            self.best_value[chosen] = values[better]
-            self.best_x[chosen] = points[better]
-            self.best_errors[chosen] = errors[better]
-            self._best_checked[chosen.cpu()] = False
-            for row in chosen.tolist():
-                self.best_source[row] = self.source
-        new = (~self._dominated(rows, errors)).nonzero().flatten()
-        if len(new):
-            chosen = rows[new]
-            self.foolable[chosen] |= errors[new]
-            full = int(self._set_count[chosen].max()) + 1
-            if full > self._sets.shape[1]:
-                grown = self._sets.new_zeros(self.n, 2 * full, self.members)
-                grown[:, : self._sets.shape[1]] = self._sets
-                self._sets = grown
-            self._sets[chosen, self._set_count[chosen]] = errors[new]
-            self._set_count[chosen] += 1
-            self._kept.append((chosen.cpu(), errors[new].cpu(), points[new].detach().cpu(), self.source))
-            # A better point is never contained in a set pooled before, so the best one is always among the new.
-            place = torch.full((self.n,), -1, dtype=torch.int64)
-            place[chosen.cpu()] = self._kept_rows + torch.arange(len(new))
-            self._kept_rows += len(new)
-            best = rows[better].cpu()
-            self._best_kept[best] = place[best]
-
-    def _start_from(self, pool: WitnessPool) -> None:
-        """Record what is known already, one witness of every input at a time."""
-        if pool.x_adv is None:
-            return
-        left = np.flatnonzero(pool.located)
-        while len(left):
-            _, first = np.unique(pool.points[left], return_index=True)
-            now = left[np.sort(first)]
-            rows = torch.from_numpy(pool.points[now]).to(self.device)
-            points = to_layout(torch.from_numpy(pool.x_adv[now]).to(self.x))
-            names = np.array([pool.sources[r] for r in now])
-            for name in dict.fromkeys(names.tolist()):
-                mine = np.flatnonzero(names == name)
-                sets = torch.from_numpy(pool.fooled[now[mine]]).to(self.device)
-                before = self._best_kept.clone()
-                with self.credited(name):
-                    self._record(rows[mine], points[mine], sets)
-                better = (self._best_kept != before)[pool.points[now[mine]]]
-                sure = better & torch.from_numpy(pool.checked[now[mine]])
-                self._best_checked[pool.points[now[mine]][sure]] = True
-            left = np.setdiff1d(left, now)
-
-    def conclude(self) -> Tensor:
-        """Verdicts bool [n, M] on the best points by the very call a user would make: reported is what re-evaluates.
-
-        Inputs that are their own best point, and points looked at before, are not judged again. `unstable` marks
-        members that had been fooled and no longer are.
-        """
-        rows = (~self._best_checked).nonzero().flatten()
-        if len(rows):
-            again = self.rec.errors(self.best_x[rows], self.y[rows])
-            self.unstable[rows] = (self.best_errors[rows] & ~again).cpu()
-            self.best_errors[rows] = again
-            self.cost.forwards += len(rows) * sum(self._gradient_members.passes)
-            self._best_checked[rows] = True
-        return self.best_errors
-
-    def pool(self, *, new: bool = False) -> WitnessPool:
-        """Everything found so far, with the perturbed inputs; `new`: without what was known at the start."""
-        if not self._kept:
-            empty = np.zeros((0, *self.x.shape[1:]), dtype=np.float32)
-            return WitnessPool(self.n, self.members, x_adv=empty)
-        points = torch.cat([k[0] for k in self._kept]).numpy()
-        fooled = torch.cat([k[1] for k in self._kept]).numpy()
-        x_adv = torch.cat([k[2].contiguous() for k in self._kept]).numpy()
-        sources = [k[3] for k in self._kept for _ in range(len(k[0]))]
-        checked = np.zeros(len(points), dtype=bool)
-        sure = (self._best_checked & (self._best_kept >= 0)).nonzero().flatten()
-        best = self._best_kept[sure].numpy()
-        fooled[best], checked[best] = self.best_errors.cpu()[sure].numpy(), True
-        first = self._new_from if new else 0
-        return WitnessPool(
-            self.n,
-            self.members,
-            points[first:],
-            fooled[first:],
-            x_adv=x_adv[first:],
-            sources=sources[first:],
-            checked=checked[first:],
-        )
-
-    # ---- gradients -------------------------------------------------------------------------------------------
-
-    def gradient(
-        self, rows: Tensor, points: Tensor, loss: Loss, members: Sequence[int] | None = None
-    ) -> Tensor:
-        """∇_x loss of the chosen members (default: all that can be drawn) at `points`, [k, ...].
-
-        The pass also yields verdicts, which are recorded.
-        """
-        chosen = list(members) if members is not None else self.probs.nonzero().flatten().tolist()
-        inputs = to_layout(points).detach().requires_grad_(True)
-        alone = torch.full((len(chosen),), 1.0 / len(chosen), device=self.device)
-        weights = self.probs[chosen] if members is None else alone
-        if self._gradient_members.shares:
-            return self._shared_gradient(rows, inputs, loss, chosen, weights)
-        outputs = self._outputs(inputs, chosen)
-        z = torch.stack(outputs).detach().requires_grad_(True)
-        value = loss(z, self.y[rows], weights.to(self.device))
-        (slopes,) = torch.autograd.grad(value.sum(), z)
-        gradient = torch.zeros_like(inputs)
-        # Member by member, at the same cost: one with NaN gradients must not silence the others, and one
-        # without any must be seen among them.
-        for position, index in enumerate(chosen):
-            own = _pull_back(outputs[position], slopes[position], inputs)
-            # A loss may be flat by design where a member is fooled already; that hides nothing.
-            fooled = self._fooled(z[position].detach(), self.y[rows])
-            gradient += self._usable(rows, own, [index], watched=~fooled)
-        self.cost.backwards += len(points) * sum(self._passes[i] for i in chosen)
-        self._learn_logits(rows, points, z.detach(), chosen)
-        return gradient.detach()
-
-    def _shared_gradient(
-        self, rows: Tensor, inputs: Tensor, loss: Loss, chosen: Sequence[int], weights: Tensor
-    ) -> Tensor:
-        """`gradient` of members that average the same networks: one pass per network."""
-        members = self._gradient_members
-        used = sorted({network for index in chosen for network in members.parts[index]})
-        outputs = {network: members.run(network, inputs) for network in used}
-        for network, output in outputs.items():
-            self._check_logits(network, output)
-        combined = [members.combined(i, [outputs[b].detach() for b in members.parts[i]]) for i in chosen]
-        z = torch.stack(combined).requires_grad_(True)
-        (slopes,) = torch.autograd.grad(loss(z, self.y[rows], weights).sum(), z)
-        gradient = torch.zeros_like(inputs)
-        passes = len(inputs) * sum(members.passes[network] for network in used)
-        fooled = torch.stack([self._fooled(part.detach(), self.y[rows]) for part in z])
-        for network in used:
-            users = [p for p, index in enumerate(chosen) if network in members.parts[index]]
-            slope = sum(members.share(chosen[p], network) * slopes[p] for p in users)
-            assert isinstance(slope, Tensor)
-            own = _pull_back(outputs[network], slope, inputs)
-            # A loss may be flat by design where every average of this network is fooled already.
-            watched = ~fooled[users].all(dim=0)
-            gradient += self._usable(rows, own, [chosen[p] for p in users], watched=watched)
-        self.cost.forwards += passes
-        self.cost.backwards += passes
-        self._learn_logits(rows, inputs.detach(), z.detach(), chosen)
-        return gradient.detach()
-
-    def _shared_linearisation(
-        self, rows: Tensor, points: Tensor, wanted: Tensor, classes: int
-    ) -> Linearisation:
-        """`linearise` of members that average the same networks: their passes are shared."""
-        planes = shared_planes(self._gradient_members, points, self.y[rows], wanted, classes)
-        self.cost.forwards += planes.forwards
-        self.cost.backwards += planes.backwards
-        values = self.x.new_zeros(len(rows), self.members)
-        gradients = self.x.new_zeros(len(rows), self.members, self.x[0].numel())
-        errors = torch.zeros(len(rows), self.members, dtype=torch.bool, device=self.device)
-        for index in range(self.members):
-            part = wanted[:, index].nonzero().flatten()
-            if not len(part):
-                continue
-            self._check_logits(index, planes.z[index])
-            found = planes.gradients[index][part]
-            normals = torch.stack(
-                [self._usable(rows[part], found[:, g], [index]) for g in range(found.shape[1])], dim=1
-            )
-            norms = torch.linalg.vector_norm(normals, self.threat.q, dim=2).clamp_min(1e-20)
-            nearest = (planes.gaps[index][part] / norms).argmin(dim=1)
-            first = torch.arange(len(part), device=self.device)
-            values[part, index] = planes.gaps[index][part][first, nearest].to(values.dtype)
-            gradients[part, index] = normals[first, nearest]
-            errors[part, index] = self._fooled(planes.z[index][part], self.y[rows[part]])
-        errors = self._learn(rows, points, errors, wanted, self._promising(rows, errors, wanted))
-        return Linearisation(values, gradients, wanted, errors)
-
-    def linearise(self, rows: Tensor, points: Tensor, wanted: Tensor, classes: int = 1) -> Linearisation:
-        """Margins and their gradients for the members `wanted` [k, M] at legal `points`: one pass per wanted member.
-
-        With several `classes`, the margin is taken against the nearest of that many runners-up, at as many
-        backward passes. The passes' verdicts are recorded and returned.
-        """
-        if self._gradient_members.shares and bool(wanted.any()):
-            return self._shared_linearisation(rows, points, wanted, classes)
-        k = len(rows)
-        values = self.x.new_zeros(k, self.members)
-        gradients = self.x.new_zeros(k, self.members, self.x[0].numel())
-        errors = torch.zeros(k, self.members, dtype=torch.bool, device=self.device)
-        # Every climb starts at the clean inputs; what is known there is not computed again.
-        clean = (points == self.x[rows]).flatten(1).all(dim=1)
-        memory = self._clean_memory() if classes == 1 and bool(clean.any()) else None
-        for index in range(self.members):
-            part = wanted[:, index].nonzero().flatten()
-            if memory is not None:
-                stored = part[clean[part] & memory.wanted[rows[part], index]]
-                values[stored, index] = memory.margins[rows[stored], index]
-                gradients[stored, index] = memory.gradients[rows[stored], index]
-                errors[stored, index] = memory.errors[rows[stored], index]
-                part = part[~(clean[part] & memory.wanted[rows[part], index])]
-            if not len(part):
-                continue
-            gaps, normals, fooled = self._planes(rows[part], points[part], index, classes)
-            norms = torch.linalg.vector_norm(normals.flatten(2), self.threat.q, dim=2).clamp_min(1e-20)
-            nearest = (gaps / norms).argmin(dim=1)
-            first = torch.arange(len(part), device=self.device)
-            values[part, index] = gaps[first, nearest].to(values.dtype)
-            gradients[part, index] = normals[first, nearest].flatten(1)
-            errors[part, index] = fooled
-            if memory is not None:
-                fresh = part[clean[part]]
-                memory.margins[rows[fresh], index] = values[fresh, index]
-                memory.gradients[rows[fresh], index] = gradients[fresh, index]
-                memory.errors[rows[fresh], index] = errors[fresh, index]
-                memory.wanted[rows[fresh], index] = True
-        errors = self._learn(rows, points, errors, wanted, self._promising(rows, errors, wanted))
-        return Linearisation(values, gradients, wanted, errors)
-
-    def _clean_memory(self) -> Linearisation:
-        if self._clean is None:
-            nobody = torch.zeros(self.n, self.members, dtype=torch.bool, device=self.device)
-            self._clean = Linearisation(
-                self.x.new_zeros(self.n, self.members),
-                self.x.new_zeros(self.n, self.members, self.x[0].numel()),
-                nobody,
-                nobody.clone(),
-            )
-        return self._clean
-
-    def hyperplanes(self, rows: Tensor, points: Tensor, index: int, count: int) -> tuple[Tensor, Tensor]:
-        """The `count` smallest z_y − z_j of member `index` [k, G] and their gradients [k, G, ...].
-
-        One forward pass and G backward passes. Fewer classes than hyperplanes: all there are.
-        """
-        gaps, gradients, fooled = self._planes(rows, points, index, count)
-        errors = torch.zeros(len(rows), self.members, dtype=torch.bool, device=self.device)
-        errors[:, index] = fooled
-        seen = torch.zeros_like(errors)
-        seen[:, index] = True
-        # The rule of `judge`: the point was judged when it was taken, by whoever mattered then.
-        self._learn(rows, points, errors, seen, ~self._dominated(rows, errors))
-        return gaps, gradients
-
-    def _planes(self, rows: Tensor, points: Tensor, index: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Gaps [k, G], their gradients [k, G, ...] and verdicts [k] of one member, nothing recorded."""
-        inputs = to_layout(points).detach().requires_grad_(True)
-        z = self._gradient_pass(inputs, [index]).squeeze(0)
-        y = self.y[rows].unsqueeze(1)
-        gaps = z.gather(1, y) - z
-        others = gaps.detach().scatter(1, y, torch.inf)
-        near = others.topk(min(count, z.shape[1] - 1), dim=1, largest=False).indices
-        chosen = gaps.gather(1, near)
-        gradients = []
-        for g in range(near.shape[1]):
-            last = g == near.shape[1] - 1
-            gradient = _pull_back(chosen[:, g], torch.ones_like(chosen[:, g]), inputs, keep=not last)
-            gradients.append(self._usable(rows, gradient, [index]))
-        self.cost.backwards += len(points) * near.shape[1] * self._passes[index]
-        return chosen.detach(), torch.stack(gradients, dim=1), self._fooled(z.detach(), self.y[rows])
-
-    def _gradient_pass(self, inputs: Tensor, chosen: Sequence[int]) -> Tensor:
-        return torch.stack(self._outputs(inputs, chosen))
-
-    def _outputs(self, inputs: Tensor, chosen: Sequence[int]) -> list[Tensor]:
-        """The chosen members' logits, each with a graph of its own."""
-        outputs = []
-        for index in chosen:
-            z = self._gradient_members(index, inputs)
-            self._check_logits(index, z)
-            outputs.append(z)
-        self.cost.forwards += len(inputs) * sum(self._passes[i] for i in chosen)
-        return outputs
-
-    def _learn(self, rows: Tensor, points: Tensor, errors: Tensor, seen: Tensor, promising: Tensor) -> Tensor:
-        """Record the verdicts a gradient pass gave for free; returns the exact ones.
-
-        Inexact verdicts (bfloat16) only decide which points are judged in float32.
-        """
-        if self._gradient_members.exact:
-            return self._settle(rows, points, errors, seen, promising)
-        chosen = promising.nonzero().flatten()
-        exact = torch.zeros_like(errors)
-        if len(chosen):
-            exact[chosen] = self.judge(rows[chosen], points[chosen])
-        return exact
-
-    def _learn_logits(self, rows: Tensor, points: Tensor, z: Tensor, chosen: Sequence[int]) -> None:
-        errors = torch.zeros(len(rows), self.members, dtype=torch.bool, device=self.device)
-        seen = torch.zeros_like(errors)
-        for position, index in enumerate(chosen):
-            errors[:, index] = self._fooled(z[position], self.y[rows])
-            seen[:, index] = True
-        self._learn(rows, points, errors, seen, self._promising(rows, errors, seen))
-
-    def _usable(
-        self, rows: Tensor, gradient: Tensor, chosen: Sequence[int], watched: Tensor | None = None
-    ) -> Tensor:
-        """Flag inputs whose gradient is NaN, or exactly zero where `watched`; NaN becomes 0, which moves nothing."""
-        flat = gradient.detach().flatten(1)
-        bad = ~torch.isfinite(flat).all(dim=1)
-        zero = (flat == 0).all(dim=1)
-        if watched is not None:
-            zero &= watched
-        if bool(bad.any()) or bool(zero.any()):
-            for index in chosen:
-                self.nan_gradient[rows[bad].cpu(), index] = True
-                self.no_gradient[rows[zero].cpu(), index] = True
-            gradient = torch.where(torch.isfinite(gradient), gradient, torch.zeros_like(gradient))
-        return gradient.detach()
-
-
-def _around_rounded(threat: Threat, rounded: Tensor, x: Tensor) -> Threat:
-    """The threat around `rounded` whose points are legal around `x` too: less what rounding has moved."""
-    if rounded.dtype == x.dtype:
-        return threat
-    moved = (rounded.cpu().double() - x.cpu().double()).flatten(1)
-    distance = float(torch.linalg.vector_norm(moved, threat.p, dim=1).max()) if moved.numel() else 0.0
-    if distance == 0:
-        return threat
-    left = 1 - 1e-12 - distance / threat.eps
-    if left <= 0:
-        raise InputError(
-            f"eps is {threat.eps:g}; rounding x from {x.dtype} to the members' {rounded.dtype} moves it by "
-            f"{distance:g} already (give x in the members' precision)"
-        )
-    return threat.scaled(left)
-
-
-def _pull_back(output: Tensor, slope: Tensor, inputs: Tensor, *, keep: bool = False) -> Tensor:
-    """slope·∂output/∂inputs; zero, which is flagged, where the output does not depend on the inputs."""
-    if not output.requires_grad:
-        return torch.zeros_like(inputs)
-    (gradient,) = torch.autograd.grad(output, inputs, slope, retain_graph=keep, allow_unused=True)
-    return torch.zeros_like(inputs) if gradient is None else gradient
 
 
 @contextlib.contextmanager

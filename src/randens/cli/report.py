@@ -31,7 +31,13 @@ def report(
             help="First attack for what the page shows beyond an evaluation: radii, attacks, pictures.",
         ),
     ] = False,
-    limit: Annotated[int, typer.Option(help="With --measure: how many inputs.")] = 200,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            help="With --measure: how many inputs; as many as evaluation.json has, or 200.",
+            show_default=False,
+        ),
+    ] = None,
     split: Annotated[
         str, typer.Option(help="With --measure: the split.", autocompletion=names.starting(names.SPLITS))
     ] = "test",
@@ -51,6 +57,7 @@ def report(
     Example: randens report runs/quickstart-1 runs/quickstart-1/at --output
     comparison.html
     """
+    from randens import evaluation
     from randens.evaluation.subject import open_subject
     from randens.models import pick_device
     from randens.report import measure as run_measure
@@ -62,15 +69,16 @@ def report(
         for run in runs:
             subject = open_subject(run, data=data, norm=norm, eps=choices.number("--eps", eps))
             subject.rec.to(pick_device(device))
+            store = subject.store(fresh=fresh)
+            known = subject.evaluation()
+            fitting = known is not None and known.split == split
+            inputs = subject.load(split, limit or (known.n if known is not None and fitting else 200))
             with bars() as progress:
                 found = run_measure(
-                    subject.rec,
-                    subject.load(split, limit),
-                    subject.threat,
-                    folder=subject.store(fresh=fresh),
-                    seed=seed,
-                    progress=progress,
+                    subject.rec, inputs, subject.threat, folder=store, seed=seed, progress=progress
                 )
+                if known is not None:
+                    evaluation.again(known, subject, store, progress)
             found.save(subject.run)
     path = write_report(runs, output)
     said = verdicts(gather_all(runs))

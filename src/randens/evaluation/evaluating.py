@@ -13,7 +13,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from randens import models
-from randens.attacks import Attack, Cost
+from randens.attacks import Attack, Cost, create, names
 from randens.attacks.dataset import Knowledge, as_attacks, worst_inputs
 from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble, check_probs, networks_of
 from randens.errors import InputError
@@ -21,6 +21,7 @@ from randens.evaluation.inputs import Data, Labelled, fingerprint, labelled
 from randens.evaluation.reach import Conflict, conflict_of
 from randens.evaluation.results import Evaluation, Points
 from randens.evaluation.stochastic import StochasticEvaluation, evaluate_stochastic
+from randens.evaluation.subject import Subject
 from randens.files import sha256, write_atomic
 from randens.progress import Progress, silent
 from randens.stochastic import RandomizedModel, is_random
@@ -28,7 +29,7 @@ from randens.store import WitnessStore
 from randens.threat import Threat
 from randens.witness import WitnessPool
 
-__all__ = ["evaluate", "save_worst_inputs", "transferred", "worst_inputs"]
+__all__ = ["again", "evaluate", "save_worst_inputs", "transferred", "worst_inputs"]
 
 
 @overload
@@ -144,6 +145,29 @@ def evaluate(
         now=known.now,
         reread=known.verified,
     )
+
+
+def again(known: Evaluation, subject: Subject, store: WitnessStore, progress: Progress | None = None) -> None:
+    """Ask a run's evaluation again, from a store that has learnt more since, and keep the answer.
+
+    Nothing is attacked that was attacked before. An evaluation by attacks that have no name here is left as it is.
+    """
+    options = [dict(a) for a in known.attacks]
+    if subject.data != known.data or any(o["name"] not in names() for o in options):
+        return
+    made = [create(o.pop("name"), known.threat, **o) for o in options]
+    result = evaluate(
+        subject.rec,
+        subject.load(known.split, known.n),
+        made,
+        also=known.also,
+        deterministic=known.deterministic is not None,
+        chosen_on=known.chosen_on,
+        confidence=known.confidence,
+        folder=store,
+        progress=progress,
+    )
+    result.keep(subject.run)
 
 
 def transferred(

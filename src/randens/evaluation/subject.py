@@ -7,12 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from randens import data as datasets
 from randens.data import ImageData
 from randens.documents import read_document
 from randens.ensemble import RandomizedEnsemble, load
 from randens.errors import FileError, InputError
 from randens.evaluation.documents import SamplingDocument
+from randens.evaluation.inputs import fingerprint
+from randens.evaluation.results import Evaluation
 from randens.runs import Run
 from randens.store import WitnessStore
 from randens.threat import Threat
@@ -35,6 +39,14 @@ class Subject:
             raise InputError(f"limit is {limit}; it must be a whole number ≥ 1")
         whole = datasets.load(self.data, split)
         return whole if limit is None or limit >= len(whole) else whole.subset(slice(0, limit))
+
+    def evaluation(self) -> Evaluation | None:
+        """The run's evaluation.json, if there is one and it is of these members at these probabilities."""
+        path = self.run.path / "evaluation.json"
+        known = Evaluation.load(path) if path.is_file() else None
+        if known is None or known.ensemble != fingerprint(self.rec):
+            return None
+        return known if np.array_equal(known.probs, self.rec.probs.cpu().numpy()) else None
 
     def store(self, *, fresh: bool = False) -> WitnessStore:
         """The run's witnesses; with `fresh` those of earlier calls are ignored, and new ones added all the same."""

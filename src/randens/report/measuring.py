@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -75,6 +76,42 @@ def measure(
     sizes = sorted(set(factors))
     if not sizes or not all(0 < f < float("inf") for f in sizes):
         raise InputError(f"factors is {tuple(factors)}; give numbers > 0, in units of eps")
+    lines = _compare(rec, data, threat, compared, seed, confidence, report, store)
+    measured = partial(_radii, rec, data, threat, attack, sizes, seed, confidence, pool, store)
+    radii, at_threat = measured(report)
+    if store is not None:
+        # A point found in a larger ball may lie in a smaller one: read again, every number comes from the whole store.
+        radii, at_threat = measured(silent)
+    curve = Radii(
+        ensemble=fingerprint(rec),
+        probs=rec.probs.tolist(),
+        data=data.name,
+        split=data.split,
+        n=len(data),
+        norm=threat.norm,
+        attacks=list(attack),
+        confidence=confidence,
+        radii=radii,
+    )
+    pictures = None
+    if len(data.shape) == 3 and at_threat is not None:
+        pictures = make_gallery(rec, data, at_threat, threat)
+    return Measurements(curve, lines, pictures)
+
+
+def _radii(
+    rec: RandomizedEnsemble,
+    data: ImageData,
+    threat: Threat,
+    attack: Sequence[str],
+    sizes: Sequence[float],
+    seed: int,
+    confidence: float,
+    pool: WitnessPool | None,
+    store: WitnessStore | None,
+    report: Progress,
+) -> tuple[list[Radius], WitnessPool | None]:
+    """Accuracies at every radius, and the witnesses at the threat's own."""
     found: WitnessPool | None = None
     at_threat = pool
     radii = []
@@ -91,7 +128,7 @@ def measure(
             confidence=confidence,
             folder=store,
         )
-        # Smaller balls lie inside larger ones: what fools someone there fools them here.
+        # Smaller balls lie inside larger ones: what fools a member there fools it here.
         found = result.pool
         if factor == 1.0 or (factor < 1.0 and pool is None):
             at_threat = found
@@ -106,23 +143,7 @@ def measure(
             )
         )
     report("accuracy over ε", len(sizes), len(sizes))
-    curve = Radii(
-        ensemble=fingerprint(rec),
-        probs=rec.probs.tolist(),
-        data=data.name,
-        split=data.split,
-        n=len(data),
-        norm=threat.norm,
-        attacks=list(attack),
-        confidence=confidence,
-        radii=radii,
-    )
-    pictures = None
-    if len(data.shape) == 3 and at_threat is not None:
-        pictures = make_gallery(rec, data, at_threat, threat)
-    return Measurements(
-        curve, _compare(rec, data, threat, compared, seed, confidence, report, store), pictures
-    )
+    return radii, at_threat
 
 
 def _compare(

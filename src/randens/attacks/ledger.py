@@ -1,0 +1,156 @@
+"""What a search knows about its batch: the best point of every input, every maximal fooled set, the cost.
+
+The ledger asks no member. It starts from what is known, and says which inputs can still get worse.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from randens.attacks.found import Cost
+from randens.ensemble import to_layout
+from randens.witness import WitnessPool
+
+__all__ = ["Ledger"]
+
+
+class Ledger:
+    """n inputs x [n, ...] of M members with probabilities α: `best_x`, `best_errors`, `foolable`, `cost`, the pool.
+
+    `rows` arguments index the batch; `points` are perturbed inputs of those rows.
+    """
+
+    def __init__(self, x: Tensor, probs: Tensor, source: str = "", *, drop_finished: bool = True) -> None:
+        self.x, self.probs, self.device = x, probs, x.device
+        self.n, self.members = len(x), len(probs)
+        self.source, self.drop_finished = source, drop_finished
+        self.cost = Cost()
+        self.best_value = torch.full((self.n,), -1.0, dtype=torch.float64, device=self.device)
+        self.best_x = x.clone()
+        self.best_errors = torch.zeros(self.n, self.members, dtype=torch.bool, device=self.device)
+        self.best_source = [""] * self.n
+        self.foolable = torch.zeros(self.n, self.members, dtype=torch.bool, device=self.device)
+        self._sets = torch.zeros(self.n, 2, self.members, dtype=torch.bool, device=self.device)
+        self._set_count = torch.zeros(self.n, dtype=torch.int64, device=self.device)
+        self._kept: list[tuple[Tensor, Tensor, Tensor, str]] = []
+        self._kept_rows = self._new_from = 0
+        self._best_kept = torch.full((self.n,), -1, dtype=torch.int64)
+        self._best_checked = torch.zeros(self.n, dtype=torch.bool)
+
+    def begin_from(self, clean: Tensor, pool: WitnessPool | None) -> None:
+        """Start from the verdicts [n, M] on the inputs themselves and from witnesses known before."""
+        with self.credited("clean"):
+            self._record(torch.arange(self.n, device=self.device), self.x, clean)
+        self._best_checked[:] = True
+        if pool is not None:
+            self._start_from(pool)
+        self._new_from = self._kept_rows
+
+    @contextlib.contextmanager
+    def credited(self, source: str) -> Iterator[None]:
+        """Witnesses found inside are credited to `source` (a member of a portfolio)."""
+        before, self.source = self.source, source
+        try:
+            yield
+        finally:
+            self.source = before
+
+    @property
+    def finished(self) -> Tensor:
+        """Bool [n]: every member that can be drawn is fooled by one known perturbation."""
+        return (self.best_errors | (self.probs == 0)).all(dim=1)
+
+    @property
+    def unfinished(self) -> Tensor:
+        """Rows that can still get worse."""
+        if not self.drop_finished:
+            return torch.arange(self.n, device=self.device)
+        return (~self.finished).nonzero().flatten()
+
+    def _dominated(self, rows: Tensor, sets: Tensor) -> Tensor:
+        """Bool [k]: is the set empty, or contained in one already pooled for its input?"""
+        slots = torch.arange(self._sets.shape[1], device=self.device)
+        filled = slots < self._set_count[rows].unsqueeze(1)
+        contains = (self._sets[rows] >= sets.unsqueeze(1)).all(dim=2)
+        return (filled & contains).any(dim=1) | ~sets.any(dim=1)
+
+    def _record(self, rows: Tensor, points: Tensor, errors: Tensor) -> None:
+        values = errors.double() @ self.probs
+        better = (values > self.best_value[rows]).nonzero().flatten()
+        if len(better):
+            chosen = rows[better]
+            self.best_value[chosen] = values[better]
+            self.best_x[chosen] = points[better]
+            self.best_errors[chosen] = errors[better]
+            self._best_checked[chosen.cpu()] = False
+            for row in chosen.tolist():
+                self.best_source[row] = self.source
+        new = (~self._dominated(rows, errors)).nonzero().flatten()
+        if len(new):
+            chosen = rows[new]
+            self.foolable[chosen] |= errors[new]
+            full = int(self._set_count[chosen].max()) + 1
+            if full > self._sets.shape[1]:
+                grown = self._sets.new_zeros(self.n, 2 * full, self.members)
+                grown[:, : self._sets.shape[1]] = self._sets
+                self._sets = grown
+            self._sets[chosen, self._set_count[chosen]] = errors[new]
+            self._set_count[chosen] += 1
+            self._kept.append((chosen.cpu(), errors[new].cpu(), points[new].detach().cpu(), self.source))
+            # A better point is never contained in a set pooled before, so the best one is always among the new.
+            place = torch.full((self.n,), -1, dtype=torch.int64)
+            place[chosen.cpu()] = self._kept_rows + torch.arange(len(new))
+            self._kept_rows += len(new)
+            best = rows[better].cpu()
+            self._best_kept[best] = place[best]
+
+    def _start_from(self, pool: WitnessPool) -> None:
+        """Record what is known already, one witness of every input at a time."""
+        if pool.x_adv is None:
+            return
+        left = np.flatnonzero(pool.located)
+        while len(left):
+            _, first = np.unique(pool.points[left], return_index=True)
+            now = left[np.sort(first)]
+            rows = torch.from_numpy(pool.points[now]).to(self.device)
+            points = to_layout(torch.from_numpy(pool.x_adv[now]).to(self.x))
+            names = np.array([pool.sources[r] for r in now])
+            for name in dict.fromkeys(names.tolist()):
+                mine = np.flatnonzero(names == name)
+                sets = torch.from_numpy(pool.fooled[now[mine]]).to(self.device)
+                before = self._best_kept.clone()
+                with self.credited(name):
+                    self._record(rows[mine], points[mine], sets)
+                better = (self._best_kept != before)[pool.points[now[mine]]]
+                sure = better & torch.from_numpy(pool.checked[now[mine]])
+                self._best_checked[pool.points[now[mine]][sure]] = True
+            left = np.setdiff1d(left, now)
+
+    def pool(self, *, new: bool = False) -> WitnessPool:
+        """Everything found so far, with the perturbed inputs; `new`: without what was known at the start."""
+        if not self._kept:
+            empty = np.zeros((0, *self.x.shape[1:]), dtype=np.float32)
+            return WitnessPool(self.n, self.members, x_adv=empty)
+        points = torch.cat([k[0] for k in self._kept]).numpy()
+        fooled = torch.cat([k[1] for k in self._kept]).numpy()
+        x_adv = torch.cat([k[2].contiguous() for k in self._kept]).numpy()
+        sources = [k[3] for k in self._kept for _ in range(len(k[0]))]
+        checked = np.zeros(len(points), dtype=bool)
+        sure = (self._best_checked & (self._best_kept >= 0)).nonzero().flatten()
+        best = self._best_kept[sure].numpy()
+        fooled[best], checked[best] = self.best_errors.cpu()[sure].numpy(), True
+        first = self._new_from if new else 0
+        return WitnessPool(
+            self.n,
+            self.members,
+            points[first:],
+            fooled[first:],
+            x_adv=x_adv[first:],
+            sources=sources[first:],
+            checked=checked[first:],
+        )
