@@ -50,9 +50,7 @@ def _methods() -> Figure | None:
     _scatter(axes, found, "deterministic", _GREEN, "D", "deterministic (M times the compute)")
     axes.set_yticks(range(len(found)), [WORDS.get(one.label, one.label) for one in found])
     axes.set_xlabel("robust accuracy, % (validation, pooled witnesses, mean over seeds)")
-    axes.legend(
-        loc="upper center", bbox_to_anchor=(0.35, -0.35 if len(found) < 4 else -0.16), ncols=2, frameon=False
-    )
+    figure.legend(loc="upper center", bbox_to_anchor=(0.5, -0.02), ncols=2, frameon=False)
     _plain(axes)
     axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f}")
     return figure
@@ -71,7 +69,7 @@ def _map() -> Figure | None:
     shown = [(name, pairs) for name, pairs in axes_of_the_map() if len(pairs) > 1]
     if not shown:
         return None
-    figure = Figure(figsize=(2.3 * len(shown) + 0.6, 2.6))
+    figure = Figure(figsize=(2.3 * len(shown) + 0.6, 2.4))
     panels = figure.subplots(1, len(shown), squeeze=False, sharey=True)[0]
     for axes, (name, pairs) in zip(panels, shown, strict=True):
         ticks = range(len(pairs))
@@ -83,12 +81,13 @@ def _map() -> Figure | None:
             axes.plot(
                 ticks, [getattr(one, value) for _, one in pairs], color=colour, marker=marker, label=label
             )
-        axes.set_xticks(ticks, [tick for tick, _ in pairs])
+        axes.set_xticks(ticks, [tick for tick, _ in pairs], fontsize=8)
         axes.set_xlabel(name)
         axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f}")
         _plain(axes)
     panels[0].set_ylabel("robust accuracy, %")
-    panels[-1].legend(frameon=False, loc="best")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="upper center", bbox_to_anchor=(0.5, -0.06), ncols=3, frameon=False)
     return figure
 
 

@@ -227,12 +227,19 @@ def _verdict() -> str:
 
 
 def _plateau() -> str:
+    """From which length on every doubling changes the members by less than half a point."""
     steps = [(epochs, _like(epochs=epochs)) for epochs in LENGTHS]
     there = [(epochs, one) for epochs, one in steps if one]
-    for (short, before), (long, after) in pairwise(there):
-        if long == 2 * short and abs(after.members - before.members) < PLATEAU:
-            return f"Doubling {short} epochs changes the members by less than half a point: the plateau."
-    return "No doubling of the epochs here changes the members by less than half a point: the plateau is further on."
+    start = None
+    for (short, before), (long, after) in reversed(list(pairwise(there))):
+        if long != 2 * short or abs(after.members - before.members) >= PLATEAU:
+            break
+        start = short
+    if start is None:
+        return "The last doubling of the epochs still changes the members by half a point or more: no plateau yet."
+    return (
+        f"From {start} epochs on, doubling them changes the members by less than half a point: the plateau."
+    )
 
 
 def _attacks() -> list[str]:

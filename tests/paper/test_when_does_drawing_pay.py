@@ -143,3 +143,23 @@ def test_a_cell_with_a_result_is_not_computed_again(tmp_path: Path, monkeypatch:
     work.result_of(cell).write_text('{"kept": true}', encoding="utf-8")
     assert work.compute(cell, tmp_path / "runs", say=lambda text: pytest.fail(text)) == {"kept": True}
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(("at_800", "said"), [(2, "From 400 epochs on"), (1, "no plateau yet")])
+def test_the_plateau_is_where_doubling_changes_nothing_any_more(
+    at_800: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Members at 1, 1, 3, 3, 2 of 4 for 25 to 400 epochs: equal neighbours before the end are no plateau."""
+    monkeypatch.setattr(work, "RESULTS", tmp_path)
+    right = {25: 1, 50: 1, 100: 3, 200: 3, 400: 2, 800: at_800}
+    for cell in plan.CELLS:
+        if (
+            cell.method == "iat"
+            and not cell.attacks
+            and cell.member == plan.Member(epochs=cell.member.epochs)
+        ):
+            fooled = 4 - right[cell.member.epochs]
+            result = _result(cell.seed, ["1" * fooled + "0" * (4 - fooled)] * 4, [0, 0, 0, 0], members=4)
+            work.result_of(cell).write_text(json.dumps(result), encoding="utf-8")
+    page.write_page(tmp_path / "page.md", {})
+    assert said in (tmp_path / "page.md").read_text(encoding="utf-8")
