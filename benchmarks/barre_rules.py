@@ -2,7 +2,7 @@
 
     python -m benchmarks.barre_rules train --data digits --folder runs/rules   # continues where it was stopped
     python -m benchmarks.barre_rules collect --folder runs/rules               # writes benchmarks/barre_rules.json
-    python -m benchmarks.barre_rules table                                     # the table of docs/paper.md
+    python -m benchmarks.barre_rules page                                      # puts the table into docs/paper.md
 
 "printed" is Algorithm 2 with the candidate search for m ≤ 3 and no floor; "released" keeps α uniform for m ≤ 3 and
 runs OSP in the second half of training beyond; "floor" is the printed rule with the floor of ½ that this library has
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,11 @@ from randens.files import write_json
 from randens.runs import Run
 from randens.training import Recipe, train
 
-__all__ = ["RULES", "main", "table"]
+__all__ = ["RULES", "main", "page", "table"]
 
 RESULTS = Path(__file__).with_name("barre_rules.json")
+PAGE = Path(__file__).parents[1] / "docs" / "paper.md"
+_MARKS = ("<!-- barre rules -->", "<!-- end -->")
 RULES: dict[str, dict[str, Any]] = {
     "printed": {"rule": "printed", "floor": 0.0},
     "floor": {"rule": "printed", "floor": 0.5},
@@ -139,9 +142,10 @@ def _measure(place: Path, data: str) -> dict[str, Any]:
     }
 
 
-def collect(folder: Path) -> None:
-    """Write down every measurement found in the folder."""
-    found = [json.loads(path.read_text()) for path in sorted(folder.glob("*/rule.json"))]
+def collect(folders: Sequence[Path]) -> None:
+    """Write down every measurement found in the folders."""
+    paths = [path for folder in folders for path in sorted(folder.glob("*/rule.json"))]
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
     write_json(RESULTS, {"format": "randens-barre-rules-1", "runs": found})
 
 
@@ -169,24 +173,30 @@ def table() -> str:
     return "\n".join(lines)
 
 
+def page(text: str) -> str:
+    """The text of docs/paper.md with the table between its two marks."""
+    before, rest = text.split(_MARKS[0])
+    return f"{before}{_MARKS[0]}\n{table()}\n{_MARKS[1]}{rest.split(_MARKS[1])[1]}"
+
+
 def _spread(values: list[float]) -> str:
     mean = f"{100 * np.mean(values):.1f}"
     return mean if len(values) == 1 else f"{mean} ({100 * min(values):.1f}–{100 * max(values):.1f})"
 
 
 def main() -> None:
-    """Train, collect, or print the table."""
+    """Train, collect, or write the table into the page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("what", choices=("train", "collect", "table"))
+    parser.add_argument("what", choices=("train", "collect", "page"))
     parser.add_argument("--data", choices=sorted(SETTINGS), default="digits")
-    parser.add_argument("--folder", type=Path, default=Path("runs/barre-rules"))
+    parser.add_argument("--folder", type=Path, nargs="+", default=[Path("runs/barre-rules")])
     given = parser.parse_args()
     if given.what == "train":
-        run(given.data, given.folder)
+        run(given.data, given.folder[0])
     elif given.what == "collect":
         collect(given.folder)
     else:
-        print(table())
+        PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ def test_the_names_are_those_of_the_library() -> None:
         ("randens data f", ["fetch"]),
         ("randens data fetch mn", ["mnist"]),
         ("randens figure la", ["landscape"]),
-        ("randens certify runs/x --norm l", ["linf", "l2"]),
+        ("randens certify runs/x --norm l", ["linf", "l2", "l1", "l0"]),
         ("randens nonsense --x", []),
     ],
 )

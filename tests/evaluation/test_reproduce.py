@@ -314,7 +314,7 @@ def _numbers(page: str) -> dict[tuple[str, int, int], float]:
 def test_the_page_is_made_by_the_command() -> None:
     page = (RECIPES / "docs" / "reproduce.md").read_text(encoding="utf-8")
     assert page.startswith(_PAGE)
-    assert len(_numbers(page)) > 150
+    assert len(_numbers(page)) > 80
 
 
 @pytest.mark.slow

@@ -6,7 +6,15 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from randens.evaluation.measuring import ATTACKS
-from randens.evaluation.reproduce import DATA, METHOD_NAMES, METHODS, NETWORKS, paper, paper_names
+from randens.evaluation.reproduce import (
+    ATTACK_NAMES,
+    DATA,
+    METHOD_NAMES,
+    METHODS,
+    NETWORKS,
+    paper,
+    paper_names,
+)
 from randens.risk.published import Reported, ReportedAttack
 
 __all__ = ["paper_rows", "repeated"]
@@ -70,7 +78,7 @@ def _attacks() -> Iterator[Reported]:
                 (1 / count,) * count,
                 tuple(
                     ReportedAttack(
-                        "ACW" if name == "acw" else name.upper(),
+                        ATTACK_NAMES[name].split(" ")[0],
                         numbers[name] / 100,
                         "l2" if name == "acw" else "linf",
                         _ACW_EPS if name == "acw" else _EPS,

@@ -25,7 +25,7 @@ NETWORKS = ("resnet20", "mobilenetv1", "resnet18")
 METHODS = ("iat", "mrboost", "barre")
 
 METHOD_NAMES = {"at": "AT", "iat": "IAT", "mrboost": "MRBoost", "mrboost-r": "MRBoost-R", "barre": "BARRE"}
-_ATTACK_NAMES = {
+ATTACK_NAMES = {
     "acw": "ACW (l2)",
     "afgsm": "AFGSM",
     "adaptive-pgd-l": "APGD-L",
@@ -286,7 +286,7 @@ def _attacks(found: Found, networks: Sequence[str], names: Names) -> Table:
             )
             label = METHOD_NAMES["mrboost-r" if method == "mrboost" else method]
             rows.append(Row((names.networks[network], label), cells, (run,)))
-    columns = tuple(("", _ATTACK_NAMES[a]) for a in ATTACKS)
+    columns = tuple(("", ATTACK_NAMES[a]) for a in ATTACKS)
     title = f"Table 5. Robust accuracy by attack, equiprobable sampling, {names.data['cifar10']}"
     return Table("table5", title, ("Network", "Method"), columns, tuple(rows))
 
