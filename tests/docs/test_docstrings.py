@@ -74,17 +74,25 @@ def inherited(found: Any) -> set[str]:
     return {field.name for base in bases for field in dataclasses.fields(base)}
 
 
+def is_result(found: Any) -> bool:
+    """A value that functions return: its fields are named, and those functions have the examples."""
+    return dataclasses.is_dataclass(found) and not issubclass(found, randens.attacks.Attack)  # type: ignore[arg-type]
+
+
 def complaints(name: str, found: Any) -> list[str]:
     text = inspect.cleandoc(found.__doc__ or "")
     if not text:
         return ["no docstring"]
     said = []
+    if is_result(found):
+        unnamed = [p for p in parameters(found) if p not in inherited(found) and not re.search(rf"\b{p}\b", text)]
+        return [f"fields not named: {', '.join(unnamed)}"] if unnamed else []
     first = text.splitlines()[0]
     if not first.rstrip().endswith((".", ":", "?")) and not text.split("\n\n")[0].rstrip().endswith((".", ":")):
         said.append("the summary is no sentence")
     wanted = [p for p in parameters(found) if p not in inherited(found)]
     section = re.search(r"^Parameters\n-+\n(.*?)(?=^\w[\w ]*\n-+\n|\Z)", text, re.MULTILINE | re.DOTALL)
-    listed = set(re.findall(r"[\w*]+", " ".join(re.findall(r"^\S.*", section[1], re.MULTILINE)))) if section else set()
+    listed = set(re.findall(r"\w+", " ".join(re.findall(r"^\S.*", section[1], re.MULTILINE)))) if section else set()
     if missing := [p for p in wanted if p not in listed]:
         said.append(f"parameters not explained: {', '.join(missing)}")
     if inspect.isfunction(found):

@@ -47,8 +47,8 @@ class EvaluationDocument(Document):
     cost: _Cost
     confidence: Annotated[float, Field(gt=0, lt=1)]
     flags: dict[str, Any]
-    notes: list[str] = []
-    summary: dict[str, Any] = {}
+    notes: list[str] = Field(default_factory=list)
+    summary: dict[str, Any] = Field(default_factory=dict)
     profile: dict[str, Any]
     points: _Points
 

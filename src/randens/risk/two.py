@@ -74,6 +74,18 @@ def two_classifiers(profile: RiskProfile) -> TwoClassifiers:
 
     For two members of a larger ensemble, pass `profile.restrict((i, j))`.
 
+    Parameters
+    ----------
+    profile : RiskProfile
+        Of two members.
+
+    Returns
+    -------
+    TwoClassifiers
+        What Theorem 1 says.
+
+    Examples
+    --------
     >>> sets = [FIGURE_3["either-not-both"], FIGURE_3["neither"]]
     >>> found = two_classifiers(RiskProfile.from_configurations(sets, [0.6, 0.4]))
     >>> found.helps, found.probs.tolist(), found.risk
