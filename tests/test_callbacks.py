@@ -68,7 +68,9 @@ def test_training_and_evaluation_tell_the_same_three_things(tmp_path: Path) -> N
 
     watcher = Recorder()
     result = randens.evaluate(rec, "digits", "fgsm", limit=40, callbacks=[watcher])
-    assert watcher.ends == [("evaluation", {"natural": float(result.natural), "robust": float(result.robust)})]
+    assert watcher.ends == [
+        ("evaluation", {"natural": float(result.natural), "robust": float(result.robust)})
+    ]
     assert watcher.batches
     assert all(done <= total for _, done, total in watcher.batches)
 
@@ -94,6 +96,7 @@ def test_mlflow_files_hold_the_values(tmp_path: Path, monkeypatch: pytest.Monkey
     mlflow = pytest.importorskip("mlflow", reason="needs mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     mlflow.set_tracking_uri(tmp_path.as_uri())
+    mlflow.set_experiment("randens")
     with mlflow.start_run() as run:
         _tell(MLflowTracker(mlflow))
     history = mlflow.tracking.MlflowClient().get_metric_history(run.info.run_id, "member-1/robust")
@@ -102,7 +105,9 @@ def test_mlflow_files_hold_the_values(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_wandb_logs_in_its_offline_mode(tmp_path: Path) -> None:
     wandb = pytest.importorskip("wandb", reason="needs wandb")
-    run = wandb.init(mode="offline", dir=str(tmp_path), project="randens", settings=wandb.Settings(silent=True))
+    run = wandb.init(
+        mode="offline", dir=str(tmp_path), project="randens", settings=wandb.Settings(silent=True)
+    )
     _tell(WandbTracker(run))
     assert run.summary["training/robust"] == 0.5
     assert run.summary["member-1/loss"] == 0.4

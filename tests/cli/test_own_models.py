@@ -52,7 +52,9 @@ def test_what_does_not_fit_is_one_line(shell: Shell, files: Path) -> None:
     assert "did you mean 8/255" in shell.refused(*own, "--eps", "8")
     assert "--norm is 'l2'; give its radius too" in shell.refused(*own, "--norm", "l2")
     assert "unknown data set" in shell.refused("evaluate", "--model", "net.pt", "--data", "nothing")
-    assert "no file, folder or name of the zoo" in shell.refused("evaluate", "--model", "x", "--data", "digits")
+    assert "no file, folder or name of the zoo" in shell.refused(
+        "evaluate", "--model", "x", "--data", "digits"
+    )
 
 
 def test_curves_of_a_run_and_of_a_file(shell: Shell, files: Path, run_folder: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
@@ -120,8 +121,30 @@ def _unwrap(value: Any) -> Any:
     return value.held if isinstance(value, Wrapped) else value
 
 
+class _Factories(TorchFunctionMode):
+    """`torch.tensor(numbers, device=AWAY)` would make a tensor without numbers; it is made here and moved."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        del types
+        given = dict(kwargs or {})
+        if func is torch.tensor and given.get("device") is not None and torch.device(given["device"]) == AWAY:
+            del given["device"]
+            return torch.tensor(*args, **given).to(AWAY)
+        return func(*args, **given)
+
+
 class Elsewhere(TorchDispatchMode):
     """While entered, `device="meta"` means a device with numbers on it."""
+
+    def __enter__(self) -> Elsewhere:
+        self.factories = _Factories()
+        self.factories.__enter__()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self.factories.__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         del types

@@ -13,7 +13,13 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 STAND_IN = Path(__file__).parent / "stand_in"
-NEEDS = {"torch_nets": "torch", "timm": "timm", "transformers": "transformers", "sklearn": "sklearn", "numpy": "pandas"}
+NEEDS = {
+    "torch_nets": "torch",
+    "timm": "timm",
+    "transformers": "transformers",
+    "sklearn": "sklearn",
+    "numpy": "pandas",
+}
 
 
 @pytest.mark.parametrize("name", NEEDS)
@@ -32,7 +38,12 @@ def test_examples_are_short_and_run(name: str) -> None:
         "HF_HUB_OFFLINE": "1",
     }
     done = subprocess.run(
-        [sys.executable, str(path)], capture_output=True, text=True, encoding="utf-8", env=environment, check=False
+        [sys.executable, str(path)],
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        env=environment,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     robust = re.findall(r"(\d+\.\d) %|0\.\d+", done.stdout)

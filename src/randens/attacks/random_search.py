@@ -56,7 +56,7 @@ class RandomSearch(Attack):
 
 
 @register("sparse")
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SparseSearch(Attack):
     """Random search over few pixels (l0): at most ε of them lie at corners of the box, the others are as they were.
 
