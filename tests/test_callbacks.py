@@ -96,6 +96,7 @@ def test_mlflow_files_hold_the_values(tmp_path: Path, monkeypatch: pytest.Monkey
     mlflow = pytest.importorskip("mlflow", reason="needs mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     mlflow.set_tracking_uri(tmp_path.as_uri())
+    mlflow.set_experiment("randens")
     with mlflow.start_run() as run:
         _tell(MLflowTracker(mlflow))
     history = mlflow.tracking.MlflowClient().get_metric_history(run.info.run_id, "member-1/robust")

@@ -192,6 +192,25 @@ class RandomizedEnsemble(_Ensemble):
 
     Members are any modules that return logits [n, C]. Draws are independent for every input and come from
     the ensemble's own generator: the operating system's entropy by default, or `seed` for tests.
+
+    Parameters
+    ----------
+    members : sequence of nn.Module
+        Classifiers that return logits, in any form that `randens.models.logits_of` reads.
+    probs : array, optional
+        α; uniform by default.
+    classes : sequence of str, optional
+        Names.
+    threat : Threat, optional
+        What the ensemble is meant to resist.
+    seed : int, optional
+        Of the draws, for tests.
+
+    Examples
+    --------
+    >>> rec = RandomizedEnsemble([nn.Linear(2, 3), nn.Linear(2, 3)], [0.25, 0.75], seed=0)
+    >>> rec(torch.zeros(5, 2)).shape, rec.errors(torch.zeros(5, 2), [0, 1, 2, 0, 1]).shape
+    (torch.Size([5, 3]), torch.Size([5, 2]))
     """
 
     probs: Tensor
@@ -375,6 +394,20 @@ class DeterministicEnsemble(_Ensemble):
     """All members answer every input and their logits are averaged: M times the compute.
 
     A plain module with one output, so it can be attacked like a single classifier.
+
+    Parameters
+    ----------
+    members : sequence of nn.Module
+        Classifiers that return logits.
+    weights : array, optional
+        Of the mean; uniform by default.
+    classes : sequence of str, optional
+        Names.
+
+    Examples
+    --------
+    >>> DeterministicEnsemble([nn.Linear(2, 3), nn.Linear(2, 3)])(torch.zeros(5, 2)).shape
+    torch.Size([5, 3])
     """
 
     weights: Tensor
@@ -440,6 +473,28 @@ def load(
     """Read an ensemble written by `RandomizedEnsemble.save`, verifying every checksum.
 
     Networks of your own, which have no architecture in the manifest, are passed as `members` and filled.
+
+    Parameters
+    ----------
+    path : str or path
+        The folder.
+    build : callable
+        Makes a network from its architecture.
+    members : sequence of nn.Module, optional
+        Networks of your own to fill.
+
+    Returns
+    -------
+    RandomizedEnsemble
+        In eval mode.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> net = models.create("linear", classes=3, input_shape=(4,), seed=0)
+    >>> folder = RandomizedEnsemble([net]).save(tempfile.mkdtemp() + "/mine")
+    >>> len(load(folder))
+    1
     """
     folder = Path(path)
     manifest = _read_manifest(folder / "ensemble.json")

@@ -32,6 +32,17 @@ class RandensWarning(UserWarning):
 def unknown(kind: str, name: object, valid: Iterable[str]) -> NoReturn:
     """Raise `InputError` for an unknown name, listing the valid ones, closest match first.
 
+    Parameters
+    ----------
+    kind : str
+        What is unknown.
+    name : object
+        The name that was given.
+    valid : iterable of str
+        The names that are known.
+
+    Examples
+    --------
     >>> unknown("attack", "arcr", ["pgd", "arc-r"])
     Traceback (most recent call last):
     randens.errors.InputError: unknown attack 'arcr'; valid: arc-r, pgd

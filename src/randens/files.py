@@ -35,7 +35,23 @@ _TOO_DEEP = f"it is nested more than {_DEEPEST_DOCUMENT} deep"
 
 
 def data_folder(folder: str | os.PathLike[str] | None = None) -> Path:
-    """Where data sets are kept: `folder`, else what RANDENS_DATA says, else the platform's cache folder."""
+    """Where data sets are kept: `folder`, else what RANDENS_DATA says, else the platform's cache folder.
+
+    Parameters
+    ----------
+    folder : str or path, optional
+        Taken as it is.
+
+    Returns
+    -------
+    Path
+        Need not exist.
+
+    Examples
+    --------
+    >>> data_folder("here").name
+    'here'
+    """
     if folder is not None:
         return Path(folder).expanduser()
     configured = os.environ.get("RANDENS_DATA")

@@ -35,6 +35,29 @@ class WitnessPool:
     attack that found it and `x_adv[r]` the perturbed input, where `located[r]` is true (``None`` for a pool of sets
     only). `checked[r]` says that the set was confirmed by the ensemble's own call on x_adv.
     Pools are values: `merge`, `select`, `take`, `concat` and `without_inputs` return new ones.
+
+    Parameters
+    ----------
+    n : int
+        How many inputs.
+    members : int
+        M.
+    points : array
+        Input of each witness, [r].
+    fooled : array
+        Set of each witness, bool [r, M].
+    x_adv : array, optional
+        Perturbed inputs [r, ...].
+    sources : sequence of str
+        Who found each.
+    located, checked
+        Bookkeeping of a witness store.
+
+    Examples
+    --------
+    >>> pool = WitnessPool(2, 2, [0, 0], [[True, False], [False, True]])
+    >>> pool.risk([0.5, 0.5])
+    0.25
     """
 
     def __init__(

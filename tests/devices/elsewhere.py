@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
@@ -36,7 +37,7 @@ class Mixed(AssertionError):
 class Wrapped(Tensor):
     """A tensor that says it is on `AWAY` and holds its numbers on the CPU."""
 
-    inner: Tensor
+    held: Tensor
 
     @staticmethod
     def __new__(cls, inner: Tensor) -> Wrapped:
@@ -49,15 +50,15 @@ class Wrapped(Tensor):
             device=AWAY,
             requires_grad=inner.requires_grad,
         )
-        made.inner = inner.detach()
+        made.held = inner.detach()
         return made
 
     def __repr__(self, **_: Any) -> str:
-        return f"Wrapped({self.inner!r})"
+        return f"Wrapped({self.held!r})"
 
     def tolist(self) -> Any:
         """As a GPU's tensors do; torch has no way for subclasses."""
-        return self.inner.tolist()
+        return self.held.tolist()
 
     def __getitem__(self, key: Any) -> Tensor:
         return super().__getitem__(_indices(key))
@@ -67,12 +68,14 @@ class Wrapped(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        del types
         # torch ends these two by reshaping a tensor in place, which a wrapper cannot follow.
         if func in _PRODUCTS and args[0].dim() == 1 and args[1].dim() == 2:
             return (args[0].unsqueeze(0) @ args[1]).squeeze(0)
         if func is torch.einsum and args[0] == "m,mnc->nc":
             return (args[1].reshape(-1, 1, 1) * args[2]).sum(dim=0)
-        return super().__torch_function__(func, types, args, kwargs or {})
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -115,11 +118,33 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _unwrap(value: Any) -> Any:
-    return value.inner if isinstance(value, Wrapped) else value
+    return value.held if isinstance(value, Wrapped) else value
+
+
+class _Factories(TorchFunctionMode):
+    """`torch.tensor(numbers, device=AWAY)` would make a tensor without numbers; it is made here and moved."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        del types
+        given = dict(kwargs or {})
+        if func is torch.tensor and given.get("device") is not None and torch.device(given["device"]) == AWAY:
+            del given["device"]
+            return torch.tensor(*args, **given).to(AWAY)
+        return func(*args, **given)
 
 
 class Elsewhere(TorchDispatchMode):
     """While entered, `device="meta"` means a device with numbers on it."""
+
+    def __enter__(self) -> Elsewhere:
+        self.factories = _Factories()
+        self.factories.__enter__()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self.factories.__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         del types

@@ -143,7 +143,15 @@ class _ARC(Attack):
 @register("arc")
 @dataclass(frozen=True, kw_only=True)
 class ARC(_ARC):
-    """Attacking Randomized ensembles of Classifiers: members in order of their weights."""
+    """Attacking Randomized ensembles of Classifiers: members in order of their weights.
+
+    Examples
+    --------
+    >>> import randens
+    >>> attack = randens.attacks.ARC(randens.Threat("linf", 8 / 255))
+    >>> attack.name, attack == randens.attacks.create("arc", attack.threat)
+    ('arc', True)
+    """
 
     def search(self, s: Search) -> None:
         radius = self.step or _default_radius(s.members)
@@ -153,7 +161,15 @@ class ARC(_ARC):
 @register("arc-r")
 @dataclass(frozen=True, kw_only=True)
 class ARCR(_ARC):
-    """ARC with a fresh random order at every step; the orders make restarts from the input differ."""
+    """ARC with a fresh random order at every step; the orders make restarts from the input differ.
+
+    Examples
+    --------
+    >>> import randens
+    >>> attack = randens.attacks.ARCR(randens.Threat("linf", 8 / 255))
+    >>> attack.name, attack == randens.attacks.create("arc-r", attack.threat)
+    ('arc-r', True)
+    """
 
     def search(self, s: Search) -> None:
         radius = self.step or _default_radius(s.members)

@@ -44,6 +44,30 @@ class Attack:
 
     `search(s)` proposes points to the `Search` s; it runs once per restart, the first from the clean input.
     `seed` decides every random choice: same seed, same bits on one machine. `precision` is that of gradients only.
+
+    Parameters
+    ----------
+    threat : Threat
+        What the attack may do.
+    restarts : int
+        How often the search runs, the first time from the clean input.
+    seed : int
+        Decides every random choice.
+    precision : str
+        Of gradients: ``"auto"``, ``"float32"`` or ``"bfloat16"``.
+    batch_size : int
+        Inputs attacked together.
+    drop_finished : bool
+        Leave alone inputs that cannot get worse.
+
+    Examples
+    --------
+    >>> import randens
+    >>> attack = randens.attacks.PGD(randens.Threat("linf", 0.1), steps=5)
+    >>> net = randens.models.create("linear", classes=10, input_shape=(1, 8, 8), seed=0)
+    >>> x, y = randens.data.load("digits", "validation")[:4]
+    >>> attack(net, x, y).errors.shape
+    torch.Size([4, 1])
     """
 
     threat: Threat
@@ -189,7 +213,24 @@ def as_ensemble(model: nn.Module) -> RandomizedEnsemble:
 
 
 def register(name: str) -> Callable[[AttackType], AttackType]:
-    """Class decorator: make an attack available to `create`, the command line and recipes under `name`."""
+    """Class decorator: make an attack available to `create`, the command line and recipes under `name`.
+
+    Parameters
+    ----------
+    name : str
+        What `create` shall know the attack by.
+
+    Returns
+    -------
+    callable
+        A class decorator.
+
+    Examples
+    --------
+    >>> import randens
+    >>> register("pgd")(randens.attacks.PGD).name  # as a decorator: @register("pgd")
+    'pgd'
+    """
 
     def add(cls: AttackType) -> AttackType:
         if name in _REGISTRY and _REGISTRY[name].__qualname__ != cls.__qualname__:
@@ -223,12 +264,44 @@ def current_name(name: str) -> str:
 
 
 def names() -> tuple[str, ...]:
-    """Names that `create` knows, sorted."""
+    """Names that `create` knows, sorted.
+
+    Returns
+    -------
+    tuple of str
+        For `create`, the command line and recipes.
+
+    Examples
+    --------
+    >>> "saddle" in names()
+    True
+    """
     return tuple(sorted(_REGISTRY))
 
 
 def create(name: str, threat: Threat, **options: Any) -> Attack:
-    """The attack called `name` against `threat`; options are the fields of its class."""
+    """The attack called `name` against `threat`; options are the fields of its class.
+
+    Parameters
+    ----------
+    name : str
+        One of `names()`; a name of an earlier release works with a warning.
+    threat : Threat
+        What the attack may do.
+    **options
+        The fields of the attack's class.
+
+    Returns
+    -------
+    Attack
+        Call it as ``attack(rec, x, y)``.
+
+    Examples
+    --------
+    >>> import randens
+    >>> create("pgd", randens.Threat("linf", 0.1), steps=5).steps
+    5
+    """
     if name in _EARLIER:
         warnings.warn(
             f"the attack {name!r} is now called {_EARLIER[name]!r}; the next release will refuse the earlier name",

@@ -30,7 +30,7 @@ def expected_hinge(kappa: float) -> Loss:
 
 
 @register("acw")
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ACW(Attack):
     """Adaptive Carlini-Wagner: min ‖δ‖²/R² + c Σ_i α_i max(margin_i, −κ), over a search of c for every input.
 

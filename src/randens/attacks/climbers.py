@@ -161,7 +161,26 @@ def play(
 @register("lattice")
 @dataclass(frozen=True, kw_only=True)
 class Lattice(Attack):
-    """The lattice climber: PGD towards each target set, several random orders of the members."""
+    """The lattice climber: PGD towards each target set, several random orders of the members.
+
+    Parameters
+    ----------
+    steps : int
+        Steps per climb.
+    step : float
+        Step size in units of eps.
+    orders : int
+        Orders of the members that are tried per restart.
+    kappa : float
+        How far beyond a boundary a step aims, relative to the distance.
+
+    Examples
+    --------
+    >>> import randens
+    >>> attack = randens.attacks.Lattice(randens.Threat("linf", 8 / 255))
+    >>> attack.name, attack == randens.attacks.create("lattice", attack.threat)
+    ('lattice', True)
+    """
 
     steps: int = 20
     step: float = 0.15
@@ -183,6 +202,26 @@ class Saddle(Attack):
 
     The first restart linearises against each member's runner-up from the clean input, which settles most inputs
     at two or three passes each; the others start at random points and choose among several runners-up.
+
+    Parameters
+    ----------
+    relinearisations : int
+        How often the members are linearised anew per climb.
+    iterations : int
+        Iterations of the game on each linear model.
+    orders : int
+        Orders of the members that are tried per restart.
+    kappa, trust, hopeless : float
+        How far to aim beyond a boundary, how far the linear model is trusted, and when a set is given up.
+    hyperplanes : int
+        Boundaries per member that a linear model knows.
+
+    Examples
+    --------
+    >>> import randens
+    >>> attack = randens.attacks.Saddle(randens.Threat("linf", 8 / 255))
+    >>> attack.name, attack == randens.attacks.create("saddle", attack.threat)
+    ('saddle', True)
     """
 
     relinearisations: int = 4

@@ -568,7 +568,29 @@ def as_attacks(attack: Attack | Sequence[Attack]) -> tuple[Attack, ...]:
 
 
 def worst_inputs(pool: WitnessPool, probs: Any, x: Tensor) -> Tensor:
-    """For each input its worst known perturbation at `probs`; the input itself where nobody is fooled."""
+    """For each input its worst known perturbation at `probs`; the input itself where nobody is fooled.
+
+    Parameters
+    ----------
+    pool : WitnessPool
+        With perturbed inputs.
+    probs : array
+        α.
+    x : Tensor
+        The inputs as they are.
+
+    Returns
+    -------
+    Tensor
+        Like `x`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> pool = WitnessPool(2, 1, [1], [[True]], x_adv=np.ones((1, 3), dtype=np.float32))
+    >>> worst_inputs(pool, [1.0], torch.zeros(2, 3)).tolist()
+    [[0.0, 0.0, 0.0], [1.0, 1.0, 1.0]]
+    """
     rows = pool.best(probs)[1]
     found = np.flatnonzero(rows >= 0)
     worst = x.detach().cpu().clone()

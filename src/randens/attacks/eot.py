@@ -78,7 +78,7 @@ def draw_gradients(
 
 
 @register("eot")
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class EOT(Attack):
     """Projected ascent on two losses, each step along the gradient averaged over `samples` fresh draws.
 

@@ -406,7 +406,15 @@ def _double(member: nn.Module) -> nn.Module:
 @register("exact")
 @dataclass(frozen=True, kw_only=True)
 class Exact(Attack):
-    """The optimum for linear members (binary or multiclass, linf, l2 and l1, with the box); at most 10 members."""
+    """The optimum for linear members (binary or multiclass, linf, l2 and l1, with the box); at most 10 members.
+
+    Examples
+    --------
+    >>> import randens
+    >>> attack = randens.attacks.Exact(randens.Threat("linf", 8 / 255))
+    >>> attack.name, attack == randens.attacks.create("exact", attack.threat)
+    ('exact', True)
+    """
 
     exact: ClassVar[bool] = True
 

@@ -225,6 +225,22 @@ def from_foolbox(
     """A Foolbox attack, e.g. ``from_foolbox(foolbox.attacks.LinfPGD(steps=20), threat)``.
 
     Its radius and bounds are the threat's. `target`: "mixture", each of the "members", or "both".
+
+    Parameters
+    ----------
+    attack : foolbox.attacks.Attack
+        An instance.
+    threat : Threat
+        Its norm must be the attack's.
+    target : str
+        What it is shown: ``"mixture"``, ``"members"`` or ``"both"``.
+    restarts, seed, batch_size, drop_finished
+        As for every attack.
+
+    Returns
+    -------
+    Foreign
+        An attack like those of randens.
     """
     foolbox = _package("foolbox", "foolbox", "from_foolbox")
     base = foolbox.attacks.base.Attack
@@ -279,6 +295,24 @@ def from_torchattacks(
     eps, norm, the number of classes and the seed come from the threat and the ensemble. A step `alpha` that is not
     given keeps the package's proportion to eps; one that is given is in units of the inputs. The package takes
     images from 0 to 1 only, so that other inputs are shown to it scaled.
+
+    Parameters
+    ----------
+    attack : type
+        A class of torchattacks.
+    threat : Threat
+        Decides eps.
+    target : str
+        What it is shown: ``"mixture"``, ``"members"`` or ``"both"``.
+    restarts, seed, batch_size, drop_finished
+        As for every attack.
+    **options
+        Of the class.
+
+    Returns
+    -------
+    Foreign
+        An attack like those of randens.
     """
     package = _package("torchattacks.attack", "torchattacks", "from_torchattacks")
     _check_class(
@@ -336,6 +370,24 @@ def from_art(
 
     E.g. ``from_art(art.attacks.evasion.ProjectedGradientDescent, threat, max_iter=20)``. eps and norm are the
     threat's; an `eps_step` that is not given keeps the package's proportion to eps. Attacks are untargeted.
+
+    Parameters
+    ----------
+    attack : type
+        A class of ART.
+    threat : Threat
+        Decides eps and norm.
+    target : str
+        What it is shown: ``"mixture"``, ``"members"`` or ``"both"``.
+    restarts, seed, batch_size, drop_finished
+        As for every attack.
+    **options
+        Of the class.
+
+    Returns
+    -------
+    Foreign
+        An attack like those of randens.
     """
     evasion = _package("art.attacks.attack", "adversarial-robustness-toolbox", "from_art")
     example = "art.attacks.evasion.ProjectedGradientDescent"
@@ -393,6 +445,26 @@ def from_autoattack(
 
     `steps` of APGD and FAB, `queries` of Square; the defaults are AutoAttack's. Its version for randomized models is
     not offered: it samples what the mixture has exactly. Parts whose loss needs more classes than there are refused.
+
+    Parameters
+    ----------
+    threat : Threat
+        Decides eps and norm.
+    version : str
+        Of AutoAttack.
+    attacks : sequence of str, optional
+        Its parts, instead of a version's.
+    steps, queries : int, optional
+        Of APGD and FAB, and of Square.
+    target : str
+        What it is shown: ``"mixture"``, ``"members"`` or ``"both"``.
+    restarts, seed, batch_size, drop_finished
+        As for every attack.
+
+    Returns
+    -------
+    Foreign
+        An attack like those of randens.
     """
     package = _package("pyautoattack", "pyautoattack", "from_autoattack")
     _threat(threat)

@@ -112,7 +112,15 @@ def _checkpoints(steps: int) -> set[int]:
 @register("fgsm")
 @dataclass(frozen=True, kw_only=True)
 class FGSM(Attack):
-    """One step of size ε against each member alone; every point is scored on all members (transfer)."""
+    """One step of size ε against each member alone; every point is scored on all members (transfer).
+
+    Examples
+    --------
+    >>> import randens
+    >>> attack = randens.attacks.FGSM(randens.Threat("linf", 8 / 255))
+    >>> attack.name, attack == randens.attacks.create("fgsm", attack.threat)
+    ('fgsm', True)
+    """
 
     def search(self, s: Search) -> None:
         for member in s.probs.nonzero().flatten().tolist():
@@ -122,7 +130,22 @@ class FGSM(Attack):
 @register("pgd")
 @dataclass(frozen=True, kw_only=True)
 class PGD(Attack):
-    """`steps` steps of size `step`·ε against each member alone; every point is scored on all members."""
+    """`steps` steps of size `step`·ε against each member alone; every point is scored on all members.
+
+    Parameters
+    ----------
+    steps : int
+        Gradient steps per restart.
+    step : float
+        Step size in units of eps.
+
+    Examples
+    --------
+    >>> import randens
+    >>> attack = randens.attacks.PGD(randens.Threat("linf", 8 / 255), steps=40)
+    >>> attack.name, attack == randens.attacks.create("pgd", attack.threat, steps=40)
+    ('pgd', True)
+    """
 
     steps: int = 20
     step: float = 0.25
@@ -135,7 +158,15 @@ class PGD(Attack):
 @register("afgsm")
 @dataclass(frozen=True, kw_only=True)
 class AdaptiveFGSM(Attack):
-    """One step of size ε on the expected loss."""
+    """One step of size ε on the expected loss.
+
+    Examples
+    --------
+    >>> import randens
+    >>> attack = randens.attacks.AdaptiveFGSM(randens.Threat("linf", 8 / 255))
+    >>> attack.name, attack == randens.attacks.create("afgsm", attack.threat)
+    ('afgsm', True)
+    """
 
     def search(self, s: Search) -> None:
         ascend(s, expected_cross_entropy, steps=1, step=1.0)
@@ -150,7 +181,15 @@ class _AdaptivePGD(Attack):
 @register("adaptive-pgd-l")
 @dataclass(frozen=True, kw_only=True)
 class AdaptivePGDL(_AdaptivePGD):
-    """Adaptive PGD with the expectation at the loss (Eq. 96)."""
+    """Adaptive PGD with the expectation at the loss (Eq. 96).
+
+    Examples
+    --------
+    >>> import randens
+    >>> attack = randens.attacks.AdaptivePGDL(randens.Threat("linf", 8 / 255), steps=40)
+    >>> attack.name, attack == randens.attacks.create("adaptive-pgd-l", attack.threat, steps=40)
+    ('adaptive-pgd-l', True)
+    """
 
     def search(self, s: Search) -> None:
         ascend(s, expected_cross_entropy, steps=self.steps, step=self.step)
@@ -159,7 +198,15 @@ class AdaptivePGDL(_AdaptivePGD):
 @register("adaptive-pgd-s")
 @dataclass(frozen=True, kw_only=True)
 class AdaptivePGDS(_AdaptivePGD):
-    """Adaptive PGD with the expectation at the softmax, by logsumexp."""
+    """Adaptive PGD with the expectation at the softmax, by logsumexp.
+
+    Examples
+    --------
+    >>> import randens
+    >>> attack = randens.attacks.AdaptivePGDS(randens.Threat("linf", 8 / 255), steps=40)
+    >>> attack.name, attack == randens.attacks.create("adaptive-pgd-s", attack.threat, steps=40)
+    ('adaptive-pgd-s', True)
+    """
 
     def search(self, s: Search) -> None:
         ascend(s, mixture_cross_entropy, steps=self.steps, step=self.step)
@@ -168,7 +215,15 @@ class AdaptivePGDS(_AdaptivePGD):
 @register("adaptive-pgd-z")
 @dataclass(frozen=True, kw_only=True)
 class AdaptivePGDZ(_AdaptivePGD):
-    """PGD on the mean logits, the attack that a deterministic ensemble faces."""
+    """PGD on the mean logits, the attack that a deterministic ensemble faces.
+
+    Examples
+    --------
+    >>> import randens
+    >>> attack = randens.attacks.AdaptivePGDZ(randens.Threat("linf", 8 / 255), steps=40)
+    >>> attack.name, attack == randens.attacks.create("adaptive-pgd-z", attack.threat, steps=40)
+    ('adaptive-pgd-z', True)
+    """
 
     def search(self, s: Search) -> None:
         ascend(s, mean_logit_cross_entropy, steps=self.steps, step=self.step)
@@ -177,7 +232,15 @@ class AdaptivePGDZ(_AdaptivePGD):
 @register("adaptive-pgd-margin")
 @dataclass(frozen=True, kw_only=True)
 class AdaptivePGDMargin(_AdaptivePGD):
-    """Adaptive PGD on the expected margin; its verdict does not depend on the scale of the logits."""
+    """Adaptive PGD on the expected margin; its verdict does not depend on the scale of the logits.
+
+    Examples
+    --------
+    >>> import randens
+    >>> attack = randens.attacks.AdaptivePGDMargin(randens.Threat("linf", 8 / 255), steps=40)
+    >>> attack.name, attack == randens.attacks.create("adaptive-pgd-margin", attack.threat, steps=40)
+    ('adaptive-pgd-margin', True)
+    """
 
     def search(self, s: Search) -> None:
         ascend(s, expected_margin, steps=self.steps, step=self.step)
@@ -186,7 +249,15 @@ class AdaptivePGDMargin(_AdaptivePGD):
 @register("adaptive-pgd-mce")
 @dataclass(frozen=True, kw_only=True)
 class AdaptivePGDMCE(_AdaptivePGD):
-    """Adaptive PGD on the expected margin-maximising cross-entropy."""
+    """Adaptive PGD on the expected margin-maximising cross-entropy.
+
+    Examples
+    --------
+    >>> import randens
+    >>> attack = randens.attacks.AdaptivePGDMCE(randens.Threat("linf", 8 / 255), steps=40)
+    >>> attack.name, attack == randens.attacks.create("adaptive-pgd-mce", attack.threat, steps=40)
+    ('adaptive-pgd-mce', True)
+    """
 
     def search(self, s: Search) -> None:
         ascend(s, expected_mce, steps=self.steps, step=self.step)
@@ -206,13 +277,39 @@ class Margin(Attack):
 @register("cw")
 @dataclass(frozen=True, kw_only=True)
 class CW(Margin):
-    """`margin` under its earlier name."""
+    """`margin` under its earlier name.
+
+    Parameters
+    ----------
+    steps : int
+        Gradient steps per restart.
+
+    Examples
+    --------
+    >>> import randens
+    >>> attack = randens.attacks.CW(randens.Threat("linf", 8 / 255))
+    >>> attack.name, attack == randens.attacks.create("cw", attack.threat)
+    ('cw', True)
+    """
 
 
 @register("apgd")
 @dataclass(frozen=True, kw_only=True)
 class APGD(Attack):
-    """Auto-PGD of Croce and Hein: the mixture's cross-entropy with their step rule."""
+    """Auto-PGD of Croce and Hein: the mixture's cross-entropy with their step rule.
+
+    Parameters
+    ----------
+    steps : int
+        Gradient steps per restart.
+
+    Examples
+    --------
+    >>> import randens
+    >>> attack = randens.attacks.APGD(randens.Threat("linf", 8 / 255))
+    >>> attack.name, attack == randens.attacks.create("apgd", attack.threat)
+    ('apgd', True)
+    """
 
     steps: int = 40
 

@@ -21,6 +21,18 @@ class RandomSearch(Attack):
 
     Parts are squares of all channels for images and random coordinates otherwise; they shrink as the queries
     are used up (after Andriushchenko et al.'s Square attack, here on u·α itself).
+
+    Parameters
+    ----------
+    queries : int
+        Points tried per restart.
+
+    Examples
+    --------
+    >>> import randens
+    >>> attack = randens.attacks.RandomSearch(randens.Threat("linf", 8 / 255))
+    >>> attack.name, attack == randens.attacks.create("random", attack.threat)
+    ('random', True)
     """
 
     queries: int = 100
@@ -44,7 +56,7 @@ class RandomSearch(Attack):
 
 
 @register("sparse")
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SparseSearch(Attack):
     """Random search over few pixels (l0): at most ε of them lie at corners of the box, the others are as they were.
 

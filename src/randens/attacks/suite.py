@@ -90,7 +90,20 @@ def parts(preset: str, threat: Threat) -> tuple[Attack, ...]:
 @register("suite")
 @dataclass(frozen=True, kw_only=True)
 class Suite(Attack):
-    """Every attack of the chosen preset (`fast`, `standard`, `thorough`); the pointwise worst case."""
+    """Every attack of the chosen preset (`fast`, `standard`, `thorough`); the pointwise worst case.
+
+    Parameters
+    ----------
+    preset : str
+        ``"fast"``, ``"standard"`` or ``"thorough"``.
+
+    Examples
+    --------
+    >>> import randens
+    >>> attack = randens.attacks.Suite(randens.Threat("linf", 8 / 255))
+    >>> attack.name, attack == randens.attacks.create("suite", attack.threat)
+    ('suite', True)
+    """
 
     preset: str = "standard"
 

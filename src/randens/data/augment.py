@@ -18,6 +18,15 @@ class Augment:
     Every image gets its own offset and flip, drawn from the generator that is passed, so a run can be
     repeated and continued.  [n, channels, h, w] in and out, any type; the result is in channels_last layout.
 
+    Parameters
+    ----------
+    crop_padding : int
+        Pixels of padding around an image before it is cropped at random.
+    flip : bool
+        Mirror half of the images.
+
+    Examples
+    --------
     >>> augment = Augment(crop_padding=4, flip=True)
     >>> augment(torch.rand(8, 3, 32, 32), torch.Generator().manual_seed(0)).shape
     torch.Size([8, 3, 32, 32])

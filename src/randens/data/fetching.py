@@ -66,6 +66,22 @@ def fetch(
 
     With `source`, a folder or archive, only that place is read.  Whatever the source, the decoded content has
     one known checksum; anything else is refused and nothing is stored.
+
+    Parameters
+    ----------
+    name : str
+        A data set.
+    folder : str or path, optional
+        Where data sets are kept.
+    source : str, optional
+        A file, folder or address instead of the usual ones.
+    progress : callable, optional
+        ``progress(task, done, total)``.
+
+    Returns
+    -------
+    Fetched
+        What was done.
     """
     return fetch_entry(entry(name), data_folder(folder), source, progress or silent)
 
@@ -96,7 +112,25 @@ def fetch_entry(
 
 
 def verify(name: str, *, folder: str | os.PathLike[str] | None = None) -> Verdict:
-    """Check the stored content of a data set against its checksum."""
+    """Check the stored content of a data set against its checksum.
+
+    Parameters
+    ----------
+    name : str
+        A data set.
+    folder : str or path, optional
+        Where data sets are kept.
+
+    Returns
+    -------
+    Verdict
+        Whether its files are whole.
+
+    Examples
+    --------
+    >>> verify("digits").ok
+    True
+    """
     return verify_entry(entry(name), data_folder(folder))
 
 
@@ -187,7 +221,23 @@ def _remedy(known: Entry, folder: Path, source: str | os.PathLike[str] | None) -
 
 
 def present(folder: str | os.PathLike[str] | None = None) -> dict[str, bool]:
-    """Which data sets are in the cache folder (by name; contents are not checked)."""
+    """Which data sets are in the cache folder (by name; contents are not checked).
+
+    Parameters
+    ----------
+    folder : str or path, optional
+        Where data sets are kept.
+
+    Returns
+    -------
+    tuple of str
+        Names that `load` finds there.
+
+    Examples
+    --------
+    >>> "digits" in present()
+    True
+    """
     base = data_folder(folder)
     return {
         name: name == "digits" or all(part_path(known, split, base).exists() for split in ("train", "test"))

@@ -33,6 +33,38 @@ def image_folder(
     All images must have one size, unless `size` (height, width) is given to scale them to.  `channels` is 1
     (grey) or 3 (colour); None takes the first image's.  An image of another kind is an error that names it,
     unless `convert` is set.
+
+    Parameters
+    ----------
+    path : str or path
+        With one folder of images per class.
+    split : str
+        Which split these are.
+    size : (int, int), optional
+        Height and width to scale to.
+    channels : int, optional
+        1 or 3.
+    convert : bool
+        Convert images of another kind instead of refusing them.
+    progress : callable, optional
+        ``progress(task, done, total)``.
+
+    Returns
+    -------
+    ImageData
+        In memory.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from PIL import Image
+    >>> root = Path(tempfile.mkdtemp())
+    >>> for name in ("cat", "dog"):
+    ...     (root / name).mkdir()
+    ...     Image.new("RGB", (4, 4)).save(root / name / "1.png")
+    >>> image_folder(root).classes
+    ('cat', 'dog')
     """
     root = Path(path)
     if not root.is_dir():

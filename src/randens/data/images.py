@@ -30,6 +30,19 @@ class ImageData:
     [n, features]; `y` the labels, int64 [n]; `classes` their names; `split` one of `SPLITS`.
     Indexing converts only what is asked for:
 
+    Parameters
+    ----------
+    stored : Tensor
+        uint8 or float32 [n, ...].
+    y : Tensor
+        int64 [n].
+    classes : tuple of str
+        Names.
+    name, split : str
+        Where the images come from.
+
+    Examples
+    --------
     >>> data = from_arrays(np.zeros((4, 1, 8, 8), dtype=np.uint8), [0, 1, 0, 1])
     >>> x, y = data[:2]
     >>> x.dtype, tuple(x.shape), y.tolist()
@@ -156,6 +169,29 @@ def from_arrays(
     `x` is uint8 (0 to 255) or floating point (0 to 1), of shape [n, channels, height, width],
     [n, height, width] (one channel) or [n, features]; `y` integer labels [n].  `classes` is their number or
     their names; None takes the labels present.
+
+    Parameters
+    ----------
+    x : array or Tensor
+        Images or features.
+    y : array or Tensor
+        Integer labels [n].
+    split : str
+        Which split these are.
+    classes : int or sequence of str, optional
+        Their number or names.
+    name : str
+        What to call the data.
+
+    Returns
+    -------
+    ImageData
+        On the CPU.
+
+    Examples
+    --------
+    >>> from_arrays(np.zeros((2, 8, 8), dtype=np.uint8), [0, 1]).shape
+    (1, 8, 8)
     """
     images = torch.as_tensor(np.asarray(x) if not isinstance(x, torch.Tensor) else x).detach().cpu()
     labels = torch.as_tensor(np.asarray(y) if not isinstance(y, torch.Tensor) else y).detach().cpu()
@@ -211,6 +247,30 @@ def from_dataset(
 
     Images may be tensors or arrays as `from_arrays` takes them, one each, or Pillow images.  Random
     transforms should be off: every item is read once.
+
+    Parameters
+    ----------
+    dataset : torch.utils.data.Dataset
+        Map-style, of pairs (image, label).
+    split : str
+        Which split these are.
+    classes : int or sequence of str, optional
+        Their number or names; the data set's own by default.
+    name : str, optional
+        What to call the data.
+    progress : callable, optional
+        ``progress(task, done, total)``.
+
+    Returns
+    -------
+    ImageData
+        In memory.
+
+    Examples
+    --------
+    >>> pairs = torch.utils.data.TensorDataset(torch.zeros(2, 1, 8, 8), torch.tensor([0, 1]))
+    >>> len(from_dataset(pairs))
+    2
     """
     try:
         count = len(dataset)  # type: ignore[arg-type]

@@ -29,12 +29,39 @@ _SPLIT_SEED = 0
 
 
 def names() -> tuple[str, ...]:
-    """The data sets that `load` knows."""
+    """The data sets that `load` knows.
+
+    Returns
+    -------
+    tuple of str
+        For `load`.
+
+    Examples
+    --------
+    >>> names()[0]
+    'digits'
+    """
     return tuple(CATALOGUE)
 
 
 def entry(name: str) -> Entry:
-    """What is known about a data set: title, classes, shape, sizes, sources."""
+    """What is known about a data set: title, classes, shape, sizes, sources.
+
+    Parameters
+    ----------
+    name : str
+        One of `names()`.
+
+    Returns
+    -------
+    Entry
+        From the catalogue.
+
+    Examples
+    --------
+    >>> entry("digits").shape
+    (1, 8, 8)
+    """
     if name not in CATALOGUE:
         unknown("data set", name, CATALOGUE)
     return CATALOGUE[name]
@@ -45,6 +72,25 @@ def load(name: str, split: str, *, folder: str | os.PathLike[str] | None = None)
     from every class, always the same images) or "test".
 
     `digits` is always there; the others must have been fetched (`randens data fetch NAME`) into `folder`.
+
+    Parameters
+    ----------
+    name : str
+        One of `names()`.
+    split : str
+        ``"train"``, ``"validation"`` or ``"test"``.
+    folder : str or path, optional
+        Where data sets are kept.
+
+    Returns
+    -------
+    ImageData
+        In memory.
+
+    Examples
+    --------
+    >>> len(load("digits", "test"))
+    360
     """
     known = entry(name)
     if split not in SPLITS:

@@ -144,6 +144,38 @@ def audit(
     evaluation: a result to hold against what is found here. chosen_on: which split chose what. folder: a witness
     store, where attacks made before are read and new ones kept. A random classifier has checks of its own: see
     `audit_stochastic`.
+
+    Parameters
+    ----------
+    rec : RandomizedEnsemble
+        What to check.
+    data : pair, loader or ImageData
+        A few inputs.
+    threat : Threat
+        The threat of the evaluation.
+    evaluation : Evaluation, optional
+        Checked for agreeing with what the audit finds.
+    chosen_on : mapping, optional
+        Which split chose what.
+    seed : int
+        Decides every random choice.
+    folder : path or WitnessStore, optional
+        A witness store.
+    progress : callable, optional
+        ``progress(task, done, total)``.
+
+    Returns
+    -------
+    Audit
+        Checks with findings and advice.
+
+    Examples
+    --------
+    >>> import randens
+    >>> net = randens.models.create("linear", classes=10, input_shape=(1, 8, 8), seed=0)
+    >>> rec, data = randens.RandomizedEnsemble([net]), randens.data.load("digits", "validation")[:8]
+    >>> len(audit(rec, data, randens.Threat("linf", 0.05)).checks) > 10
+    True
     """
     if getattr(rec, "stochastic", False):
         # Imported late, as it makes an `Audit`, too.

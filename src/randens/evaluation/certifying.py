@@ -170,6 +170,37 @@ def certify(
     pool: witnesses for these very inputs and members, for the lower bound; sets they fool need no refuting.
     joint: also refute sets of members (λ-certificates). refine: ReLU layers with at most this many units get their
     bounds by going backward from each unit; larger ones keep interval bounds, which are cheap and loose.
+
+    Parameters
+    ----------
+    rec : RandomizedEnsemble
+        Of certifiable members.
+    data : pair, loader or ImageData
+        The inputs.
+    threat : Threat
+        linf or l2.
+    pool : WitnessPool, optional
+        What attacks have found, for the gap.
+    joint : bool
+        Refute sets of members, not only single ones.
+    refine : int
+        ReLU layers up to this many units get tighter bounds.
+    progress : callable, optional
+        ``progress(task, done, total)``.
+
+    Returns
+    -------
+    Certification
+        Accuracies that no attack can go below.
+
+    Examples
+    --------
+    >>> import randens
+    >>> net = randens.models.create("linear", classes=10, input_shape=(1, 8, 8), seed=0)
+    >>> rec, data = randens.RandomizedEnsemble([net]), randens.data.load("digits", "validation")[:8]
+    >>> found = certify(rec, data, randens.Threat("linf", 0.01))
+    >>> 0 <= 1 - found.upper() <= 1
+    True
     """
     start = time.perf_counter()
     report = silent if progress is None else progress

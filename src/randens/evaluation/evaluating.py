@@ -176,6 +176,31 @@ def transferred(
     """The perturbed inputs of a pool, found on other members, as `rec` judges them.
 
     Pass the result on as `pool=`, and classifiers are compared on the same perturbations.
+
+    Parameters
+    ----------
+    pool : WitnessPool
+        With perturbed inputs.
+    rec : RandomizedEnsemble
+        Who is shown them.
+    data : pair, loader or ImageData
+        The inputs they are perturbations of.
+    source : str
+        What the witnesses are credited to.
+
+    Returns
+    -------
+    WitnessPool
+        Of `rec`.
+
+    Examples
+    --------
+    >>> import randens
+    >>> net = randens.models.create("linear", classes=10, input_shape=(1, 8, 8), seed=0)
+    >>> rec, data = randens.RandomizedEnsemble([net]), randens.data.load("digits", "validation")[:8]
+    >>> pool = randens.attacks.PGD(randens.Threat("linf", 0.1))(rec, *data).pool
+    >>> transferred(pool, rec, data).n
+    8
     """
     inputs = labelled(data, rec)
     stored = _with_inputs(pool)
@@ -194,7 +219,27 @@ def transferred(
 def save_worst_inputs(
     path: str | os.PathLike[str], evaluation: Evaluation, rec: RandomizedEnsemble, data: Data
 ) -> None:
-    """Write x_adv, y, errors and probs of an evaluation as one safetensors file, for anybody to score again."""
+    """Write x_adv, y, errors and probs of an evaluation as one safetensors file, for anybody to score again.
+
+    Parameters
+    ----------
+    path : str or path
+        A safetensors file.
+    evaluation : Evaluation
+        With its witnesses in memory.
+    rec : RandomizedEnsemble
+        What was evaluated.
+    data : pair, loader or ImageData
+        The same inputs.
+
+    Examples
+    --------
+    >>> import randens
+    >>> net = randens.models.create("linear", classes=10, input_shape=(1, 8, 8), seed=0)
+    >>> rec, data = randens.RandomizedEnsemble([net]), randens.data.load("digits", "validation")[:8]
+    >>> result = randens.evaluate(rec, data, "fgsm")
+    >>> save_worst_inputs("worst.safetensors", result, rec, data)
+    """
     inputs = labelled(data, rec)
     evaluation.check(rec)
     if evaluation.pool is None:

@@ -66,6 +66,24 @@ def estimate(values: ArrayLike, confidence: float = 0.95) -> Estimate:
 
     Wilson's interval is made for zeros and ones. Expected accuracies lie between them and vary less, at most
     p(1 − p), so for those it is on the careful side.
+
+    Parameters
+    ----------
+    values : array
+        Numbers in [0, 1], one per input.
+    confidence : float
+        Of the interval.
+
+    Returns
+    -------
+    Estimate
+        Mean and interval.
+
+    Examples
+    --------
+    >>> found = estimate([0, 1, 1, 1])
+    >>> float(found), found.low < 0.75 < found.high
+    (0.75, True)
     """
     sample = np.asarray(values, dtype=np.float64)
     if sample.ndim != 1 or not len(sample):
@@ -80,7 +98,25 @@ def estimate(values: ArrayLike, confidence: float = 0.95) -> Estimate:
 
 
 def difference(first: ArrayLike, second: ArrayLike, confidence: float = 0.95) -> Estimate:
-    """Mean of first − second over the same inputs, with the normal interval of the paired differences."""
+    """Mean of first − second over the same inputs, with the normal interval of the paired differences.
+
+    Parameters
+    ----------
+    first, second : array
+        Values of the same inputs.
+    confidence : float
+        Of the interval.
+
+    Returns
+    -------
+    Estimate
+        Mean and interval.
+
+    Examples
+    --------
+    >>> float(difference([1, 1, 0], [0, 1, 0])) == 1 / 3
+    True
+    """
     one, two = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
     if one.shape != two.shape or one.ndim != 1 or not len(one):
         raise InputError(
@@ -98,6 +134,23 @@ def exact_binomial(successes: int, trials: int, confidence: float = 0.95) -> Est
 
     The trials may have different probabilities: the interval then covers their mean, as such a count varies less
     than a binomial one with the same mean (Hoeffding 1956).
+
+    Parameters
+    ----------
+    successes, trials : int
+        How often, of how many.
+    confidence : float
+        Of the interval.
+
+    Returns
+    -------
+    Estimate
+        Share and interval.
+
+    Examples
+    --------
+    >>> exact_binomial(0, 10).low
+    0.0
     """
     if trials < 1 or not 0 <= successes <= trials:
         raise InputError(
@@ -115,6 +168,24 @@ def bounded_mean(values: ArrayLike, confidence: float = 0.95) -> Estimate:
     The narrower, on each side, of two bounds that share the error probability equally: Hoeffding and Bentkus's
     (e times the binomial tail; Bentkus 2004), and the empirical Bernstein bound of Maurer and Pontil (2009), which
     uses the values' own variance and is narrower for many values that vary little.
+
+    Parameters
+    ----------
+    values : array
+        Numbers in [0, 1].
+    confidence : float
+        Of the interval.
+
+    Returns
+    -------
+    Estimate
+        Mean and interval.
+
+    Examples
+    --------
+    >>> found = bounded_mean([0, 1, 1, 1])
+    >>> found.low < 0.75 < found.high
+    True
     """
     sample = np.asarray(values, dtype=np.float64)
     if sample.ndim != 1 or not len(sample):

@@ -106,7 +106,7 @@ def conflict(rec: RandomizedEnsemble, data: Data, threat: Threat | None = None) 
     Examples
     --------
     >>> from randens import RandomizedEnsemble, Threat, conflict, data, models
-    >>> rec = RandomizedEnsemble([models.create("linear", 10, (1, 8, 8), seed=0)] * 2)
+    >>> rec = RandomizedEnsemble([models.create("linear", classes=10, input_shape=(1, 8, 8), seed=0)] * 2)
     >>> round(conflict(rec, data.load("digits", "validation"), Threat("linf", 0.1)).reach, 6)
     1.0
     """

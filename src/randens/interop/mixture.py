@@ -19,6 +19,18 @@ class Mixture(nn.Module):
     Its argmax is *not* the randomized ensemble: it is a deterministic ensemble that averages probabilities and asks
     all members. To say how robust the randomized one is, take the perturbed inputs and ask
     ``rec.risk(x_adv, y)``, or use `randens.attacks.from_autoattack` and its siblings, which do.
+
+    Parameters
+    ----------
+    rec : RandomizedEnsemble
+        Whose mixture it is.
+
+    Examples
+    --------
+    >>> import torch, randens
+    >>> rec = randens.RandomizedEnsemble([torch.nn.Linear(2, 3), torch.nn.Linear(2, 3)])
+    >>> bool(torch.isclose(Mixture(rec)(torch.zeros(1, 2)).exp().sum(), torch.tensor(1.0)))
+    True
     """
 
     def __init__(self, rec: RandomizedEnsemble) -> None:

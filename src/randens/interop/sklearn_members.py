@@ -70,6 +70,23 @@ def sklearn_member(estimator: Any) -> nn.Module:
     `models.Classifier` in float32, steps of a Pipeline that are affine included; a grid search counts as its best
     estimator. Everything else becomes a `QueriedMember`. Labels are positions in `classes_`:
     ``np.searchsorted(estimator.classes_, y)``.
+
+    Parameters
+    ----------
+    estimator : sklearn classifier
+        Fitted.
+
+    Returns
+    -------
+    nn.Module
+        A linear network if it is one, else a `QueriedMember`.
+
+    Examples
+    --------
+    >>> from sklearn.linear_model import LogisticRegression
+    >>> fitted = LogisticRegression().fit([[0.0], [1.0]], [0, 1])
+    >>> sklearn_member(fitted)(torch.zeros(1, 1)).shape
+    torch.Size([1, 2])
     """
     _check(estimator)
     steps, final = _taken_apart(estimator)
@@ -88,7 +105,31 @@ def sklearn_ensemble(
     threat: Threat | None = None,
     seed: int | None = None,
 ) -> RandomizedEnsemble:
-    """A randomized ensemble of fitted scikit-learn classifiers, which must know the same classes."""
+    """A randomized ensemble of fitted scikit-learn classifiers, which must know the same classes.
+
+    Parameters
+    ----------
+    estimators : sequence of sklearn classifiers
+        Fitted, with the same classes.
+    probs : array, optional
+        α.
+    threat : Threat, optional
+        What the ensemble is meant to resist.
+    seed : int, optional
+        Of the draws.
+
+    Returns
+    -------
+    RandomizedEnsemble
+        With the same answers.
+
+    Examples
+    --------
+    >>> from sklearn.linear_model import LogisticRegression
+    >>> fitted = LogisticRegression().fit([[0.0], [1.0]], [0, 1])
+    >>> len(sklearn_ensemble([fitted, fitted]))
+    2
+    """
     if not isinstance(estimators, Sequence) or not len(estimators):
         raise InputError(f"estimators is {estimators!r}; give a list of fitted scikit-learn classifiers")
     members = [sklearn_member(estimator) for estimator in estimators]
@@ -114,6 +155,18 @@ class QueriedMember(nn.Module):
     Scores are its decision function, or its log-probabilities, or 0 and 1. An attack that asks for gradients gets
     none, and flags the member (`found.flags["zero_gradient"]`): that says nothing about its robustness. Judge it by
     "random", "suite", or a decision-based attack of another package.
+
+    Parameters
+    ----------
+    estimator : sklearn classifier
+        Fitted.
+
+    Examples
+    --------
+    >>> from sklearn.tree import DecisionTreeClassifier
+    >>> fitted = DecisionTreeClassifier().fit([[0.0], [1.0]], [0, 1])
+    >>> sklearn_member(fitted)(torch.zeros(1, 1)).argmax().item()
+    0
     """
 
     identity: Tensor

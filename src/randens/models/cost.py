@@ -18,6 +18,23 @@ def flops(model: nn.Module, input_shape: Sequence[int] | None = None) -> int:
     convolutions and linear layers; batch normalisation, ReLU and additions count nothing.
 
     `input_shape` is one image's, without the batch; None takes the model's own `input_shape`.
+
+    Parameters
+    ----------
+    model : nn.Module
+        A network.
+    input_shape : sequence of int
+        Of one input.
+
+    Returns
+    -------
+    int
+        Floating-point operations of one inference.
+
+    Examples
+    --------
+    >>> flops(nn.Linear(4, 3), (4,))
+    24
     """
     shape = getattr(model, "input_shape", None) if input_shape is None else input_shape
     if shape is None:
@@ -39,5 +56,21 @@ def flops(model: nn.Module, input_shape: Sequence[int] | None = None) -> int:
 
 
 def parameters(model: nn.Module) -> int:
-    """Number of trainable weights."""
+    """Number of trainable weights.
+
+    Parameters
+    ----------
+    model : nn.Module
+        A network.
+
+    Returns
+    -------
+    int
+        How many numbers it has learned.
+
+    Examples
+    --------
+    >>> parameters(nn.Linear(4, 3))
+    15
+    """
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)

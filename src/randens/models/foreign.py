@@ -22,7 +22,28 @@ __all__ = ["OnnxMember", "onnx", "torchscript"]
 
 
 def torchscript(path: str | os.PathLike[str], *, device: str | torch.device = "cpu") -> nn.Module:
-    """A member from a TorchScript file.  Gradients work if the file was saved with them."""
+    """A member from a TorchScript file.  Gradients work if the file was saved with them.
+
+    Parameters
+    ----------
+    path : str or path
+        A TorchScript file.
+    device : str or torch.device
+        Where to load it.
+
+    Returns
+    -------
+    nn.Module
+        A member.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> path = tempfile.mkdtemp() + "/net.pt"
+    >>> torch.jit.save(torch.jit.trace(nn.Linear(4, 3), torch.zeros(1, 4)), path)
+    >>> torchscript(path)(torch.zeros(2, 4)).shape
+    torch.Size([2, 3])
+    """
     file = Path(path)
     if not file.is_file():
         raise FileError(f"{file} does not exist; give a TorchScript file")
@@ -34,7 +55,15 @@ def torchscript(path: str | os.PathLike[str], *, device: str | torch.device = "c
 
 
 class OnnxMember(nn.Module):
-    """An ONNX classifier run by ONNX Runtime on the CPU; it refuses to be asked for gradients."""
+    """An ONNX classifier run by ONNX Runtime on the CPU; it refuses to be asked for gradients.
+
+    Parameters
+    ----------
+    session : onnxruntime.InferenceSession
+        Of one input and one output.
+    file : Path
+        For errors.
+    """
 
     def __init__(self, session: Any, file: Path) -> None:
         super().__init__()
@@ -80,7 +109,18 @@ class OnnxMember(nn.Module):
 
 
 def onnx(path: str | os.PathLike[str]) -> OnnxMember:
-    """A member from an ONNX file whose first input is the images and first output the logits."""
+    """A member from an ONNX file whose first input is the images and first output the logits.
+
+    Parameters
+    ----------
+    path : str or path
+        An ONNX file.
+
+    Returns
+    -------
+    OnnxMember
+        A member without gradients.
+    """
     file = Path(path)
     if not file.is_file():
         raise FileError(f"{file} does not exist; give an ONNX file")

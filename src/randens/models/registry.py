@@ -31,6 +31,20 @@ class Classifier(nn.Module):
     """A network that takes images in [0, 1] and normalises them itself, so attacks see physical pixels.
 
     logits = body((x − mean) / std), with mean and std per channel.  Shapes: [n, *input_shape] → [n, classes].
+
+    Parameters
+    ----------
+    body : nn.Module
+        Takes normalised inputs.
+    architecture : dict
+        Plain JSON values from which `build` makes the network.
+    mean, std : sequence of float or None
+        Per channel.
+
+    Examples
+    --------
+    >>> create("linear", classes=3, input_shape=(4,), mean=0.5, std=0.5).mean.flatten().tolist()
+    [0.5, 0.5, 0.5, 0.5]
     """
 
     mean: torch.Tensor | None
@@ -118,7 +132,18 @@ _BODIES: Mapping[str, Callable[..., nn.Module]] = {
 
 
 def names() -> tuple[str, ...]:
-    """The networks that `create` knows."""
+    """The networks that `create` knows.
+
+    Returns
+    -------
+    tuple of str
+        For `create`.
+
+    Examples
+    --------
+    >>> "resnet20" in names()
+    True
+    """
     return tuple(sorted(_BODIES))
 
 
@@ -141,6 +166,30 @@ def create(
     with any module, so two calls give two different members.  `arguments` are the network's own: `hidden` of
     convnet, `depth` of mlp.
 
+    Parameters
+    ----------
+    name : str
+        One of `names()`.
+    classes : int
+        How many classes.
+    input_shape : sequence of int
+        Of one input.
+    width : int, optional
+        Channels or units of the first layer.
+    mean, std : float or sequence of float, optional
+        Per channel, to normalise by.
+    seed : int, optional
+        Decides the weights.
+    **arguments
+        The network's own.
+
+    Returns
+    -------
+    Classifier
+        With fresh weights, in training mode.
+
+    Examples
+    --------
     >>> model = create("resnet20", classes=10, input_shape=(3, 32, 32), seed=0)
     >>> model(torch.zeros(2, 3, 32, 32)).shape
     torch.Size([2, 10])
@@ -184,6 +233,23 @@ def build(architecture: Mapping[str, Any], *, seed: int = 0) -> Classifier:
     """The network that `architecture` describes (as read from JSON), for weights to be loaded into.
 
     Its weights until then are those of `seed`; torch's global generator is not touched.
+
+    Parameters
+    ----------
+    architecture : mapping
+        As a `Classifier` carries it.
+    seed : int
+        Of the weights until others are loaded.
+
+    Returns
+    -------
+    Classifier
+        With fresh weights.
+
+    Examples
+    --------
+    >>> build({"name": "linear", "classes": 3, "input_shape": [4]})(torch.zeros(1, 4)).shape
+    torch.Size([1, 3])
     """
     try:
         plain = json.loads(json.dumps(dict(architecture)))

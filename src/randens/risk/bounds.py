@@ -66,6 +66,18 @@ class RuleOfThumb:
 def bounds(member_risks: ArrayLike) -> Bounds:
     """The tightest bounds on η(α) that the risks of the members allow (Theorem 3).
 
+    Parameters
+    ----------
+    member_risks : array
+        η_i [M].
+
+    Returns
+    -------
+    Bounds
+        Floor and ceiling, and the probabilities that reach the floor.
+
+    Examples
+    --------
     >>> b = bounds([0.5, 0.4, 0.45])
     >>> b.m, round(b.floor, 4), b.ceiling
     (3, 0.1667, 0.5)
@@ -83,6 +95,21 @@ def rule_of_thumb(member_risks: ArrayLike) -> RuleOfThumb:
     """The risk the next member should have: η_m ≤ η_{m+1} ≤ (1 + 1/m) η_m, with η_m the largest so far.
 
     Below `low` it would lower the floor as well, but then it comes first in the order of Theorem 3.
+
+    Parameters
+    ----------
+    member_risks : array
+        η_i [M].
+
+    Returns
+    -------
+    RuleOfThumb
+        A range of risks for a further member.
+
+    Examples
+    --------
+    >>> rule_of_thumb([0.5, 0.6]).high <= 1
+    True
     """
     risks = as_risks("member_risks", member_risks)
     m, largest = len(risks), float(risks.max())
@@ -94,6 +121,18 @@ def necessary_size(eta1: float) -> int:
 
     Broken means η_i = 1, as in BAT, where η(α) ≥ min(η₁, 1/M). The size is necessary, not sufficient.
 
+    Parameters
+    ----------
+    eta1 : float
+        Risk of the best member.
+
+    Returns
+    -------
+    int
+        M.
+
+    Examples
+    --------
     >>> necessary_size(0.3)
     4
     """
@@ -108,6 +147,23 @@ def auxiliary_risk(member_risks: ArrayLike, probs: ArrayLike) -> float:
     """h(α) = Σ_i (η_i − η_{i−1}) max_{j ≥ i} α_j over members sorted by risk, η_0 = 0 (proof of Theorem 3).
 
     The risk of the best conceivable members with these risks: η(α) ≥ h(α) ≥ floor.
+
+    Parameters
+    ----------
+    member_risks : array
+        η_i [M].
+    probs : array
+        α [M].
+
+    Returns
+    -------
+    float
+        A lower bound of the risk.
+
+    Examples
+    --------
+    >>> auxiliary_risk([0.5, 0.5], [0.5, 0.5]) <= 0.5
+    True
     """
     risks = as_risks("member_risks", member_risks)
     alpha = as_probs(probs, len(risks))
@@ -121,6 +177,21 @@ def tight_profile(member_risks: ArrayLike) -> RiskProfile:
     """The construction that makes Theorem 3 tight: η = h, so the floor is reached.
 
     The inputs at which members fail are nested, T_1 ⊆ T_2 ⊆ …, and every perturbation fools just one of them.
+
+    Parameters
+    ----------
+    member_risks : array
+        η_i [M].
+
+    Returns
+    -------
+    RiskProfile
+        One that reaches the floor.
+
+    Examples
+    --------
+    >>> tight_profile([0.5, 0.5]).members
+    2
     """
     risks = as_risks("member_risks", member_risks)
     members = len(risks)

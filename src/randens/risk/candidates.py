@@ -33,6 +33,18 @@ def candidates(M: int) -> tuple[tuple[Fraction, ...], ...]:
 
     Sorted by number of members used, then from the first member down.
 
+    Parameters
+    ----------
+    M : int
+        At most 5.
+
+    Returns
+    -------
+    tuple
+        Exact rationals.
+
+    Examples
+    --------
     >>> [tuple(map(str, c)) for c in candidates(2)]
     [('1', '0'), ('0', '1'), ('1/2', '1/2')]
     """
@@ -44,6 +56,24 @@ def candidate_sampling(profile: RiskProfile, *, clean_risks: ArrayLike | None = 
 
     On equal risk the one with the lower clean risk wins (clean_risks [M], if given), then the one with fewer
     members.
+
+    Parameters
+    ----------
+    profile : RiskProfile
+        What attacks have found.
+    clean_risks : array, optional
+        Break ties between equally good probabilities.
+
+    Returns
+    -------
+    Sampling
+        Probabilities, risk, lower bound and certificate.
+
+    Examples
+    --------
+    >>> profile = RiskProfile.from_configurations([[(1, 0), (0, 1)], [(1, 1)]], [0.6, 0.4])
+    >>> candidate_sampling(profile).risk
+    0.7
     """
     members = _checked(profile.members)
     clean = np.zeros(members) if clean_risks is None else as_risks("clean_risks", clean_risks, members)

@@ -45,6 +45,28 @@ def exact_sampling(
     Among equally good α the one with the lowest clean risk wins (clean_risks [M], if given), then the one
     with the fewest members. Where the optimum is a vertex with known rational coordinates that is provably as
     good, it is returned exactly (`exact_probs`). tol: the gap at which to stop.
+
+    Parameters
+    ----------
+    profile : RiskProfile
+        What attacks have found.
+    clean_risks : array, optional
+        Break ties between equally good probabilities.
+    tol : float
+        The gap at which to stop.
+    max_iterations : int
+        Of the cutting planes.
+
+    Returns
+    -------
+    Sampling
+        Probabilities, risk, lower bound and certificate.
+
+    Examples
+    --------
+    >>> profile = RiskProfile.from_configurations([[(1, 0), (0, 1)], [(1, 1)]], [0.6, 0.4])
+    >>> round(exact_sampling(profile).risk, 9)
+    0.7
     """
     tol = as_positive("tol", tol)
     limit = as_count("max_iterations", max_iterations)

@@ -55,6 +55,23 @@ def explain(member_risks: ArrayLike, *, classes: int | None = None) -> Explanati
 
     member_risks: η_i [M], in the caller's order. classes: the number of classes, if known; with two, some
     deterministic vote is at least as robust, and that is said.
+
+    Parameters
+    ----------
+    member_risks : array
+        η_i [M].
+    classes : int, optional
+        How many classes.
+
+    Returns
+    -------
+    Explanation
+        Sentences and the numbers in them.
+
+    Examples
+    --------
+    >>> len(explain([0.5, 0.6]).sentences) > 0
+    True
     """
     risks = as_risks("member_risks", member_risks)
     if classes is not None and as_count("classes", classes) < 2:

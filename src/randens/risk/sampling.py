@@ -57,6 +57,31 @@ def optimal_sampling(
     clean_risks: [M], decides between equally good probabilities; the subgradient method has no use for it, as it
     returns the one point it found, and between equal bounds the reference (uniform) wins. options: those of
     `exact_sampling`, `subgradient_sampling`, `candidate_sampling` or `confident_sampling`.
+
+    Parameters
+    ----------
+    profile : RiskProfile
+        What attacks have found.
+    method : str
+        ``"exact"``, ``"subgradient"`` or ``"candidates"``.
+    clean_risks : array, optional
+        Break ties between equally good probabilities.
+    confidence : float, optional
+        Choose by an upper confidence bound of the risk instead.
+    **options
+        Of the method.
+
+    Returns
+    -------
+    Sampling
+        Probabilities, risk, lower bound and certificate.
+
+    Examples
+    --------
+    >>> import randens
+    >>> profile = randens.risk.RiskProfile.from_configurations([[(1, 0), (0, 1)], [(1, 1)]], [0.6, 0.4])
+    >>> optimal_sampling(profile).risk
+    0.7
     """
     if not isinstance(profile, RiskProfile):
         raise InputError(f"profile must be a RiskProfile, got {type(profile).__name__}")

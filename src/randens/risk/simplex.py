@@ -20,6 +20,18 @@ def project_simplex(vector: ArrayLike) -> NDArray[np.float64]:
 
     Exact: the projection is max(v − θ, 0), and θ follows from sorting v once.
 
+    Parameters
+    ----------
+    vector : array
+        [M].
+
+    Returns
+    -------
+    array
+        The nearest probabilities.
+
+    Examples
+    --------
     >>> project_simplex([0.5, 0.5, 2.0]).tolist()
     [0.0, 0.0, 1.0]
     """

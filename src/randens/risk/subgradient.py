@@ -19,6 +19,27 @@ def theorem4_bound(start: ArrayLike, step: float, iterations: int, optimum: Arra
 
     start: α⁽¹⁾ [M]; step: a; iterations: T. Without `optimum` α* is taken as the corner of the simplex
     farthest from the start, so that the bound holds whatever the optimum is.
+
+    Parameters
+    ----------
+    start : array
+        α at the beginning.
+    step : float
+        The first step.
+    iterations : int
+        T.
+    optimum : array, optional
+        The farthest corner by default.
+
+    Returns
+    -------
+    float
+        The largest excess risk.
+
+    Examples
+    --------
+    >>> theorem4_bound([0.5, 0.5], 1.0, 100) > 0
+    True
     """
     first = as_probs(start, name="start")
     a = as_positive("step", step)
@@ -30,7 +51,25 @@ def theorem4_bound(start: ArrayLike, step: float, iterations: int, optimum: Arra
 
 
 def best_step(start: ArrayLike, iterations: int) -> float:
-    """The initial step a that makes Theorem 4's bound smallest when the optimum is unknown."""
+    """The initial step a that makes Theorem 4's bound smallest when the optimum is unknown.
+
+    Parameters
+    ----------
+    start : array
+        α at the beginning.
+    iterations : int
+        T.
+
+    Returns
+    -------
+    float
+        The step that Theorem 4 favours.
+
+    Examples
+    --------
+    >>> best_step([0.5, 0.5], 10) > 0
+    True
+    """
     first = as_probs(start, name="start")
     squares, _ = _sums(as_count("iterations", iterations))
     return float(np.sqrt(_farthest(first) / (len(first) * squares))) or 1.0
@@ -48,6 +87,28 @@ def subgradient_sampling(
     iterations: T. step: a; how close the method comes depends on it, and `best_step`, for which Theorem 4
     promises most, is smaller than what works well. start: α⁽¹⁾, by default uniform. The lower bound averages
     the attacks met on the way, weighted by their step sizes, into a certificate.
+
+    Parameters
+    ----------
+    profile : RiskProfile
+        What attacks have found.
+    iterations : int
+        T.
+    step : float
+        a_t = step / t.
+    start : array, optional
+        Uniform by default.
+
+    Returns
+    -------
+    Sampling
+        Probabilities, risk, lower bound and certificate.
+
+    Examples
+    --------
+    >>> profile = RiskProfile.from_configurations([[(1, 0), (0, 1)], [(1, 1)]], [0.6, 0.4])
+    >>> subgradient_sampling(profile, iterations=50).risk >= 0.7 - 1e-9
+    True
     """
     rounds = as_count("iterations", iterations)
     members = profile.members

@@ -112,7 +112,20 @@ def plan(recipe: Recipe) -> list[StagePlan]:
 
 
 def estimate(recipe: Recipe, *, measure: bool = True) -> Estimate:
-    """Cost of a recipe: member passes and, with `measure`, the time, from a few passes on random images."""
+    """Cost of a recipe: member passes and, with `measure`, the time, from a few passes on random images.
+
+    Parameters
+    ----------
+    recipe : Recipe
+        What would be trained.
+    measure : callable, optional
+        Times a pass, where this machine's speed is not to be measured.
+
+    Returns
+    -------
+    Estimate
+        Passes, FLOPs and seconds.
+    """
     known = data.entry(recipe.data.name)
     images, held = known.sizes["train"], known.sizes["validation"]
     held = min(held, recipe.validation.size or held)

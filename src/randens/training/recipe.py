@@ -364,7 +364,20 @@ def find_recipe(source: str | os.PathLike[str]) -> Path:
 
 
 def load_recipe(path: str | os.PathLike[str], settings: Iterable[str] = ()) -> Recipe:
-    """Read a recipe from a TOML file, or one of randens' own by its name, and apply ``key=value`` settings."""
+    """Read a recipe from a TOML file, or one of randens' own by its name, and apply ``key=value`` settings.
+
+    Parameters
+    ----------
+    path : str or path
+        A TOML file.
+    settings : iterable of str
+        ``key=value``, with dots for parts.
+
+    Returns
+    -------
+    Recipe
+        Checked.
+    """
     source = find_recipe(path)
     try:
         content = tomllib.loads(source.read_bytes().decode())

@@ -16,7 +16,24 @@ __all__ = ["attacks_of", "card", "given_names", "schooling"]
 
 
 def card(entry: Entry) -> str:
-    """Markdown: what it is, how it was made, what it cost, its numbers, its limits, its files."""
+    """Markdown: what it is, how it was made, what it cost, its numbers, its limits, its files.
+
+    Parameters
+    ----------
+    entry : Entry
+        Of the zoo.
+
+    Returns
+    -------
+    str
+        Markdown.
+
+    Examples
+    --------
+    >>> from randens import zoo
+    >>> zoo.card(zoo.entry("cifar10-resnet20-at")).startswith("#")
+    True
+    """
     recipe, manifest = entry.recipe, entry.run.manifest
     probs = entry.load().probs.tolist() if entry.ships else _evaluated_probs(entry)
     text = [

@@ -65,7 +65,19 @@ class Entry:
 
 
 def root() -> Path:
-    """The zoo's folder: beside this module in an installed package, `zoo/` in a clone of the repository."""
+    """The zoo's folder: beside this module in an installed package, `zoo/` in a clone of the repository.
+
+    Returns
+    -------
+    Path
+        With a folder per entry.
+
+    Examples
+    --------
+    >>> from randens import zoo
+    >>> zoo.root().is_dir()
+    True
+    """
     here = Path(__file__).parent
     for folder in (here / "runs", here.parents[2] / "zoo"):
         if folder.is_dir():
@@ -76,13 +88,49 @@ def root() -> Path:
 
 
 def names(zoo: Path | None = None) -> tuple[str, ...]:
-    """What `load` knows, sorted."""
+    """What `load` knows, sorted.
+
+    Parameters
+    ----------
+    zoo : Path, optional
+        Another zoo's folder.
+
+    Returns
+    -------
+    tuple of str
+        For `load`.
+
+    Examples
+    --------
+    >>> from randens import zoo
+    >>> "cifar10-resnet20-at" in zoo.names()
+    True
+    """
     folder = zoo or root()
     return tuple(sorted(path.parent.name for path in folder.glob("*/manifest.json")))
 
 
 def entry(name: str, zoo: Path | None = None) -> Entry:
-    """The entry called `name`, with its evaluations."""
+    """The entry called `name`, with its evaluations.
+
+    Parameters
+    ----------
+    name : str
+        One of `names()`.
+    zoo : Path, optional
+        Another zoo's folder.
+
+    Returns
+    -------
+    Entry
+        Run folder and evaluations.
+
+    Examples
+    --------
+    >>> from randens import zoo
+    >>> zoo.entry("cifar10-resnet20-at").ships
+    True
+    """
     folder = zoo or root()
     known = names(folder)
     if name not in known:
@@ -93,12 +141,52 @@ def entry(name: str, zoo: Path | None = None) -> Entry:
 
 
 def load(name: str, zoo: Path | None = None) -> RandomizedEnsemble:
-    """The ensemble called `name`, ready to attack, draw from or export; its checksums are verified."""
+    """The ensemble called `name`, ready to attack, draw from or export; its checksums are verified.
+
+    Parameters
+    ----------
+    name : str
+        One of `names()`.
+    zoo : Path, optional
+        Another zoo's folder.
+
+    Returns
+    -------
+    RandomizedEnsemble
+        In eval mode.
+
+    Examples
+    --------
+    >>> from randens import zoo
+    >>> len(zoo.load("cifar10-resnet20-at"))
+    1
+    """
     return entry(name, zoo).load()
 
 
 def take(name: str, folder: str | os.PathLike[str], zoo: Path | None = None) -> Run:
-    """Copy an entry to a new run folder, for commands that write their results there."""
+    """Copy an entry to a new run folder, for commands that write their results there.
+
+    Parameters
+    ----------
+    name : str
+        One of `names()`.
+    folder : str or path
+        A new run folder.
+    zoo : Path, optional
+        Another zoo's folder.
+
+    Returns
+    -------
+    Run
+        The copy.
+
+    Examples
+    --------
+    >>> from randens import zoo
+    >>> zoo.take("cifar10-resnet20-at", "copy").ensemble.is_dir()
+    True
+    """
     source = entry(name, zoo)
     source.load()
     target = Path(folder)
@@ -121,6 +209,24 @@ def add(
     Only what a reader needs is taken: manifest, ensemble, training summary, metrics, evaluations. Of the command
     that made the run, paths keep their last part only: where it was made says nothing to anybody else.
     `commit`: the sources that trained it, where the manifest does not say. members=False keeps the numbers alone.
+
+    Parameters
+    ----------
+    run_folder : str or path
+        A finished run.
+    name : str
+        Small letters, digits and hyphens.
+    zoo : Path, optional
+        Another zoo's folder.
+    commit : str, optional
+        The sources that trained it.
+    members : bool
+        Keep the members, and not the numbers alone.
+
+    Returns
+    -------
+    Entry
+        As it is in the zoo.
     """
     folder = zoo or root()
     _put(_finished(run_folder), folder, name, commit, members=members)
@@ -133,6 +239,22 @@ def keep_trial(
     """Keep what a run found that was made to compare settings: all but its members.
 
     It must have been evaluated, and on validation data: settings are not compared on anything else.
+
+    Parameters
+    ----------
+    run_folder : str or path
+        A finished run.
+    name : str
+        Small letters, digits and hyphens.
+    zoo : Path, optional
+        Another zoo's folder.
+    commit : str, optional
+        The sources that trained it.
+
+    Returns
+    -------
+    Entry
+        As it is in the zoo.
     """
     run = _finished(run_folder)
     found = {path.stem: Evaluation.load(path) for path in sorted(run.path.glob("evaluation*.json"))}
@@ -149,7 +271,24 @@ def keep_trial(
 
 
 def trials(zoo: Path | None = None) -> tuple[Entry, ...]:
-    """What was kept of runs that compared settings, by name."""
+    """What was kept of runs that compared settings, by name.
+
+    Parameters
+    ----------
+    zoo : Path, optional
+        Another zoo's folder.
+
+    Returns
+    -------
+    tuple of Entry
+        By name.
+
+    Examples
+    --------
+    >>> from randens import zoo
+    >>> len(zoo.trials()) > 0
+    True
+    """
     folder = (zoo or root()) / _TRIALS
     return tuple(entry(name, folder) for name in names(folder))
 

@@ -45,7 +45,24 @@ class _Row:
 
 
 def results(zoo: Path | None = None) -> str:
-    """Markdown: the table, comparisons image by image, goals, and what differs from the paper's setting."""
+    """Markdown: the table, comparisons image by image, goals, and what differs from the paper's setting.
+
+    Parameters
+    ----------
+    zoo : Path, optional
+        Another zoo's folder.
+
+    Returns
+    -------
+    str
+        Markdown.
+
+    Examples
+    --------
+    >>> from randens import zoo
+    >>> "robust" in zoo.results()
+    True
+    """
     shown = _rows([entry(name, zoo) for name in names(zoo)])
     text = [
         "# Results",
