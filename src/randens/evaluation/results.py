@@ -423,7 +423,7 @@ class Evaluation:
             chosen_on=document["chosen_on"],
             also={name: np.array(probs, dtype=np.float64) for name, probs in document["also"].items()},
             flags=document["flags"],
-            conflict=_conflict(document["summary"].get("conflict")),
+            conflict=_conflict(document["summary"]["conflict"]),
             version=document["version"],
             notes=tuple(document.get("notes", ())),
         )
