@@ -117,7 +117,7 @@ def test_runs_that_do_not_name_data_or_threat(
 
 
 def test_sample_finds_writes_and_reuses(shell: Shell, run_folder: Path) -> None:
-    first = shell.json("sample", run_folder, *FAST)
+    first = shell.json("sample", run_folder, *FAST, "--method", "exact")
     assert Run.open(run_folder).read("sampling") == first
     assert sum(first["probs"]) == pytest.approx(1)
     assert first["gap"] <= 1e-3
@@ -127,12 +127,20 @@ def test_sample_finds_writes_and_reuses(shell: Shell, run_folder: Path) -> None:
     assert risks["exact"] <= min(risks.values()) + 1e-3
     assert risks["exact"] <= risks["uniform"] + 1e-3
     assert len(first["contributions"]) == 3
-    again = shell.json("sample", run_folder, *FAST)
-    assert again["reused_witnesses"] > 0
-    assert again["risk"] >= first["lower_bound"] - 1e-12
-    fresh = shell.json("sample", run_folder, *FAST, "--fresh")
+    assert first["upper"] is None
+    careful = shell.json("sample", run_folder, *FAST)
+    assert careful["reused_witnesses"] > 0
+    assert careful["risk"] >= first["lower_bound"] - 1e-12
+    assert careful["claim"].startswith(
+        "optimal by the upper bound at 95% confidence against every witness found"
+    )
+    assert careful["upper"] > careful["risk"]
+    # Three members as good as each other: forty inputs are no reason to prefer one of them.
+    assert careful["probs"] == pytest.approx([1 / 3] * 3, abs=0.1)
+    assert careful["crossed"]["risk"] >= first["lower_bound"] - 0.05
+    fresh = shell.json("sample", run_folder, *FAST, "--method", "exact", "--fresh")
     assert (fresh["reused_witnesses"], fresh["risk"]) == (0, first["risk"])
-    other = shell.json("sample", run_folder, *FAST, "--eps", "0.03")
+    other = shell.json("sample", run_folder, *FAST, "--method", "exact", "--eps", "0.03")
     assert other["risk"] < first["risk"]
 
 
@@ -188,7 +196,37 @@ def test_a_member_that_is_never_drawn_is_to_be_dropped(
 def test_sample_refuses_test_data(shell: Shell, run_folder: Path) -> None:
     assert "test split of digits" in shell.refused("sample", run_folder, "--split", "test")
     assert "tol is 2" in shell.refused("sample", run_folder, "--tol", "2")
+    assert "valid: confidence, exact" in shell.refused("sample", run_folder, "--method", "best")
+    assert "above 0.5" in shell.refused("sample", run_folder, *FAST, "--confidence", "0.3")
     assert not (run_folder / "sampling.json").exists()
+
+
+def test_advise_says_what_to_deploy(shell: Shell, run_folder: Path, ensemble: RandomizedEnsemble) -> None:
+    single = Run.create(run_folder.parent / "single", recipe={"data": {"name": "digits"}})
+    RandomizedEnsemble([ensemble.members[0]], threat=ensemble.threat).save(single.ensemble)
+    code, out, err = shell("advise", run_folder, *FAST, "--against", single.path)
+    assert code == 0, err
+    for expected in (
+        "best member",
+        "drawn evenly",
+        "2 of 3 averaged",
+        "deterministic, all 3",
+        "At 3× compute",
+    ):
+        assert expected in out
+    found = json.loads((run_folder / "advice.json").read_text())
+    assert [choice["compute"] for choice in found["choices"]] == [1, 2, 3]
+    assert {option["kind"]: option["k"] for option in found["options"]} == {
+        "member": 1,
+        "drawn": 1,
+        "subset": 2,
+        "deterministic": 3,
+        "network": 1,
+    }
+    assert "3 members" in shell.refused("advise", run_folder, "--against", run_folder)
+    quick = shell.json("advise", run_folder, *FAST, "--split", "test", "--no-subsets")
+    assert quick["choices"] == []
+    assert "Test data choose nothing" in quick["sentences"][-1]
 
 
 # ---- explain -----------------------------------------------------------------------------------------------------
@@ -258,7 +296,9 @@ def test_quickstart(shell: Shell, tmp_path: Path) -> None:
         "AT ",
         "BARRE member 2",
         "randomized, uniform",
-        "randomized, optimal (",
+        "randomized, chosen (",
+        "What to deploy",
+        "At 1× compute",
         "deterministic, all 3",
         "FLOPs",
         "floor",
@@ -281,6 +321,9 @@ def test_quickstart(shell: Shell, tmp_path: Path) -> None:
         in quickstart.judge(Evaluation.load(second.path / "at" / "evaluation.json"), two).sentence
     )
     assert list(first.metrics())[-1]["event"] == "quickstart"
+    assert document["advice"]["split"] == "validation"
+    assert "AT, one network" in {option["name"] for option in document["advice"]["options"]}
+    assert "What to deploy" in Path(document["report"]).read_text()
     # A run folder of the quickstart is a run folder like any other.
     assert shell.json("evaluate", second.path, *FAST)["ensemble"] == two.ensemble
 

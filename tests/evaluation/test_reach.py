@@ -15,6 +15,7 @@ from randens import RandomizedEnsemble, Threat, attacks, conflict, evaluate
 from randens.errors import InputError
 from randens.evaluation import Conflict, Evaluation
 from randens.evaluation.reach import joint_reach
+from randens.files import document_checksum
 
 
 def with_rows(*rows: list[float], bias: float = 0.0) -> RandomizedEnsemble:
@@ -150,9 +151,7 @@ def test_the_evaluation_keeps_the_conflict_and_reads_files_without_it() -> None:
     assert np.array_equal(again.conflict.pairs, made.conflict.pairs)
     old = {**document, "summary": {k: v for k, v in document["summary"].items() if k != "conflict"}}
     old.pop("checksum")
-    from randens.evaluation.results import _checksum
-
-    assert Evaluation.from_json({**old, "checksum": _checksum(old)}).conflict is None
+    assert Evaluation.from_json({**old, "checksum": document_checksum(old)}).conflict is None
 
 
 def test_the_reach_can_be_differentiated() -> None:

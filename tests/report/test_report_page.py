@@ -31,6 +31,7 @@ TITLES = (
     "Results",
     "Robustness against compute",
     "Risk landscape",
+    "What to deploy",
     "Who falls together",
     "Robustness over ε",
     "Attacks compared",
@@ -188,6 +189,11 @@ def test_an_old_run_folder_is_an_error(tmp_path: Path) -> None:
             "radii.json is damaged or of another version: format",
         ),
         ("report/gallery", {"examples": [{"clean": "data:text/html,<script>"}]}, "gallery.json is damaged"),
+        (
+            "advice",
+            {"format": "randens-advice-1", "options": []},
+            "advice.json is damaged or of another version",
+        ),
         ("audit", {"checks": 3}, "audit.json is damaged or of another version"),
     ],
 )
@@ -255,6 +261,41 @@ def test_sampling_and_audit_are_shown(tmp_path: Path) -> None:
     assert "drop member 2" in text
     assert "✗ FAILED transfer : &lt;b&gt;transfer wins&lt;/b&gt; → use suite" in text
     assert "other members than the evaluation" in text
+
+
+def test_the_decision_and_the_front_are_shown(tmp_path: Path) -> None:
+    path = chosen_run(tmp_path / "r", chosen_evaluation(3))
+    assert "randens advise" in text_of(page_of(path))
+
+    def option(name: str, kind: str, k: int, robust: float) -> dict[str, object]:
+        around = {"value": robust, "low": robust - 0.05, "high": robust + 0.05}
+        return {"name": name, "kind": kind, "k": k, "flops": 1e6 * k, "natural": around, "robust": around}
+
+    write_json(
+        path / "advice.json",
+        {
+            "format": "randens-advice-1",
+            "options": [
+                option("best member, number 1", "member", 1, 0.4),
+                option("drawn evenly", "drawn", 1, 0.41),
+                option("2 of 3 averaged", "subset", 2, 0.47),
+                option("deterministic, all 3", "deterministic", 3, 0.48),
+            ],
+            "sentences": ["At 2× compute: 2 of 3 averaged. <b>"],
+            "ensemble": "another",
+            "data": "digits",
+            "split": "validation",
+            "n": 60,
+            "confidence": 0.95,
+            "attacks": ["saddle"],
+        },
+    )
+    page = page_of(path)
+    text = text_of(page)
+    assert "At 2× compute: 2 of 3 averaged. &lt;b&gt;" in text
+    assert "2 of 3 averaged 47.0 % 47.0 % 42.0" in text
+    assert "The advice is about other members" in text
+    assert "k = 1 41.0% at 1 M FLOPs; k = 2 47.0% at 2 M FLOPs; k = 3 48.0% at 3 M FLOPs" in page
 
 
 def test_differences_between_runs_are_paired_over_the_same_inputs(tmp_path: Path) -> None:

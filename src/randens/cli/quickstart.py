@@ -45,7 +45,7 @@ def _print(result: Quickstart) -> None:
     out = console()
     barre = result.barre
     threat = f"{barre.threat.norm}, ε = {barre.threat.eps:g}"
-    rows = [*tables.rows(result.at, "AT"), *tables.rows(barre, "BARRE", "optimal")]
+    rows = [*tables.rows(result.at, "AT"), *tables.rows(barre, "BARRE", "chosen")]
     out.print(tables.terminal(rows, f"{barre.data}, {barre.n} test images, {threat}", barre.confidence))
     out.print()
     for line in tables.statements(barre):

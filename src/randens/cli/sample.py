@@ -103,7 +103,7 @@ def sample(
         "methods": [m.to_json() for m in methods],
         "contributions": [c.to_json() for c in members],
     }
-    asked = ("ensemble", "data", "split", "threat", "attacks", "tol", "n")
+    asked = ("ensemble", "data", "split", "threat", "attacks", "tol", "confidence", "n")
     path, main = subject.run.keep("sampling", document, {**{k: document[k] for k in asked}, "seed": seed})
     if apply:
         subject.rec.with_probs(found.probs).save(subject.run.ensemble, overwrite=True)

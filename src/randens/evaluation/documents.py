@@ -30,6 +30,19 @@ class _Points(Document):
     deterministic_worst: Word | None
 
 
+class _Conflict(Document):
+    reach: float | None
+    pairs: list[list[float | None]]
+    unusable: list[float]
+    n: Count
+
+
+class _Summary(Document):
+    """Of the numbers that follow from the verdicts, what is measured and cannot be computed again."""
+
+    conflict: _Conflict | None = None
+
+
 class EvaluationDocument(Document):
     """evaluation.json."""
 
@@ -47,12 +60,10 @@ class EvaluationDocument(Document):
     cost: _Cost
     confidence: Annotated[float, Field(gt=0, lt=1)]
     flags: dict[str, Any]
+    summary: _Summary = _Summary()
     notes: list[str] = Field(default_factory=list)
-    summary: dict[str, Any] = Field(default_factory=dict)
     profile: dict[str, Any]
     points: _Points
-    summary: dict[str, Any] = Field(default_factory=dict)
-    notes: list[str] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _agree(self) -> EvaluationDocument:
