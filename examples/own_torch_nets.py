@@ -10,6 +10,6 @@ for net in nets:
     optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
     for images, labels in [batch for _ in range(3) for batch in train.batches(64)]:
         optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(net(images), labels).backward()
+        torch.nn.functional.cross_entropy(net(images), labels).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 print(randens.evaluate([net.eval() for net in nets], (x, y), eps=8 / 255))

@@ -111,7 +111,7 @@ def test_json_round_trip_and_scaling() -> None:
         assert Threat.from_dict(threat.to_dict()) == threat
     assert Threat("l2", 0.5).scaled(3) == Threat("l2", 1.5)
     assert (Threat("linf", 1).p, Threat("linf", 1).q) == (math.inf, 1.0)
-    assert Threat("l2", np.float32(0.5)).eps == 0.5  # type: ignore[arg-type]
+    assert Threat("l2", np.float32(0.5)).eps == 0.5
 
 
 @pytest.mark.parametrize("eps", [0, -1, float("nan"), float("inf"), "8", None, True])

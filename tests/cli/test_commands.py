@@ -13,7 +13,7 @@ import torch
 from tests.cli.commands import Shell
 
 import randens
-from randens import RandomizedEnsemble, quickstart
+from randens import RandomizedEnsemble, data, quickstart
 from randens.evaluation import Evaluation
 from randens.runs import Run
 
@@ -275,7 +275,7 @@ def test_doctor_reports_what_is_broken(shell: Shell, monkeypatch: pytest.MonkeyP
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """The quickstart with a single epoch per member, judged on few images."""
-    real, whole = quickstart.recipes, quickstart.datasets.load
+    real, whole = quickstart.recipes, data.load
 
     def few(name: str, split: str) -> Any:
         return whole(name, split) if split == "train" else whole(name, split).subset(slice(0, 40))
@@ -284,7 +284,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
         return tuple(recipe.with_settings(["epochs=1", "adversary.steps=1"]) for recipe in real(seed))  # type: ignore[return-value]
 
     monkeypatch.setattr(quickstart, "recipes", short)
-    monkeypatch.setattr(quickstart.datasets, "load", few)
+    monkeypatch.setattr(data, "load", few)
     monkeypatch.setattr(quickstart, "_SHOWN", 20)
 
 

@@ -56,7 +56,7 @@ def fuzz_interface(url: str, examples: int, seed: int = 0) -> Counter[int]:
     schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
     seen: Counter[int] = Counter()
 
-    def attempt(mode: GenerationMode, path: str, method: str, count: int) -> None:
+    def attempt(mode: Any, path: str, method: str, count: int) -> None:
         @hypothesis.seed(seed)
         @settings(count)
         @given(case=schema[path][method].as_strategy(generation_mode=mode))

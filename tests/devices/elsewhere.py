@@ -53,7 +53,7 @@ class Wrapped(Tensor):
         made.held = inner.detach()
         return made
 
-    def __repr__(self, **_: Any) -> str:
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"Wrapped({self.held!r})"
 
     def tolist(self) -> Any:
@@ -78,7 +78,9 @@ class Wrapped(Tensor):
             return func(*args, **(kwargs or {}))
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         del types
         return _run(func, args, kwargs or {})
 
@@ -136,15 +138,18 @@ class _Factories(TorchFunctionMode):
 class Elsewhere(TorchDispatchMode):
     """While entered, `device="meta"` means a device with numbers on it."""
 
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
     def __enter__(self) -> Elsewhere:
         self.factories = _Factories()
-        self.factories.__enter__()
-        super().__enter__()
+        self.factories.__enter__()  # type: ignore[no-untyped-call]
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        self.factories.__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self.factories.__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         del types

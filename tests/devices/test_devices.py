@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -115,9 +116,18 @@ def test_every_gpu_is_found_by_name_and_by_rank(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_batches_for_a_gpu_go_through_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    called = []
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: called.append("pinned") or self)
-    monkeypatch.setattr(torch.Tensor, "to", lambda self, *a, **k: called.append((a, k)) or self)
+    called: list[Any] = []
+
+    def pin(tensor: torch.Tensor) -> torch.Tensor:
+        called.append("pinned")
+        return tensor
+
+    def move(tensor: torch.Tensor, *where: Any, **how: Any) -> torch.Tensor:
+        called.append((where, how))
+        return tensor
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    monkeypatch.setattr(torch.Tensor, "to", move)
     models.send(torch.zeros(2), torch.device("cuda", 0))
     assert called == ["pinned", ((torch.device("cuda", 0),), {"non_blocking": True})]
 
@@ -135,7 +145,7 @@ MAKERS = {
     "eye",
     "linspace",
 }
-HOT = (
+HOT: tuple[str, ...] = (
     "ensemble.py",
     "threat.py",
     "attacks/search.py",

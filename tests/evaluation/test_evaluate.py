@@ -323,7 +323,7 @@ def test_members_that_do_not_take_the_shape_are_named() -> None:
 def test_other_bad_arguments_are_named() -> None:
     rec, x, y = random_linear(2, 1)
     with pytest.raises(InputError, match="RandomizedEnsemble"):
-        randens.evaluate(rec.members[0], (x, y), exact())  # type: ignore[arg-type]
+        randens.evaluate(rec.members[0], (x, y), exact())
     with pytest.raises(InputError, match="attack is"):
         randens.evaluate(rec, (x, y), [])
     with pytest.raises(InputError, match="different threats"):

@@ -7,8 +7,9 @@ import dataclasses
 import json
 import types
 import warnings
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -44,7 +45,7 @@ class Answering(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         z = self.net(x)
-        return {
+        kinds: dict[str, Callable[[], Any]] = {
             "tuple": lambda: (z, x),
             "dict": lambda: {"loss": None, "logits": z},
             "object": lambda: types.SimpleNamespace(logits=z),
@@ -55,7 +56,8 @@ class Answering(nn.Module):
             "uint8": lambda: (z * 10).to(torch.uint8),
             "features": lambda: z[:, :, None, None],
             "words": lambda: "seven",
-        }[self.how]()
+        }
+        return kinds[self.how]()
 
 
 def test_a_result_is_a_number_with_an_interval_a_table_and_arrays() -> None:
@@ -79,12 +81,12 @@ def test_a_result_is_a_number_with_an_interval_a_table_and_arrays() -> None:
     assert json.loads(json.dumps(result.to_json()))["summary"]["robust"]["value"] == float(result.robust)
 
 
-MODELS = {
+MODELS: dict[str, Callable[[], Any]] = {
     "list": nets,
     "tuple": lambda: tuple(nets()),
     "ensemble": lambda: RandomizedEnsemble(nets()),
 }
-DATA = {
+DATA: dict[str, Callable[[], Any]] = {
     "tensors": lambda: (X, Y),
     "arrays": lambda: (X.numpy().astype(np.float64), Y.tolist()),
     "channels last": lambda: (np.ascontiguousarray(X.numpy().transpose(0, 2, 3, 1)), Y.numpy()),
@@ -231,8 +233,9 @@ def test_preprocessing_stays_inside_so_that_radii_are_in_pixels() -> None:
     inner = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).eval()
     outer = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).eval()
     with torch.no_grad():  # the same function, written for normalised inputs
-        outer[1].weight.copy_(inner[1].weight / 0.5)  # type: ignore[union-attr, operator]
-        outer[1].bias.copy_(inner[1].bias - (inner[1].weight / 0.5 * 0.3).sum(dim=1))  # type: ignore[union-attr, operator]
+        there, here = cast(nn.Linear, outer[1]), cast(nn.Linear, inner[1])
+        there.weight.copy_(here.weight / 0.5)
+        there.bias.copy_(here.bias - (here.weight / 0.5 * 0.3).sum(dim=1))
     y = outer(X).argmax(dim=1)
     plain = randens.evaluate(outer, (X, y), "pgd", eps=0.01)
     for given in (
@@ -243,14 +246,15 @@ def test_preprocessing_stays_inside_so_that_radii_are_in_pixels() -> None:
     ):
         result = randens.evaluate(inner, (X, y), "pgd", eps=0.01, preprocessing=given)
         assert (result.errors == plain.errors).all()
-    for given, said in (
+    wrong: tuple[tuple[Any, str], ...] = (
         ("auto", "carries no configuration"),
         (3, "give"),
         ((0.3, 0.0), "positive"),
         ("x", "'auto'"),
-    ):
+    )
+    for bad, said in wrong:
         with pytest.raises(InputError, match=f"preprocessing is .*{said}"):
-            randens.evaluate(inner, (X, y), "pgd", eps=0.01, preprocessing=given)
+            randens.evaluate(inner, (X, y), "pgd", eps=0.01, preprocessing=bad)
     with pytest.raises(InputError, match="preprocessing has 3 channels"):
         randens.evaluate(inner, (X, y), "pgd", eps=0.01, preprocessing=([0.1] * 3, [1.0] * 3))
 
@@ -275,7 +279,7 @@ def test_attacks_are_attacks_names_lists_or_the_portfolio() -> None:
 
 @pytest.mark.parametrize("norm", ["Linf", "inf", np.inf, "L-inf", "l_inf", "LINF", "max"])
 def test_norms_by_their_usual_spellings(norm: Any) -> None:
-    assert Threat(norm, "8/255") == Threat("linf", 8 / 255)
+    assert Threat(norm, "8/255") == Threat("linf", 8 / 255)  # type: ignore[arg-type]
     assert Threat("L2", " 1 / 2 ") == Threat(2, 0.5) == Threat("l2", 0.5)  # type: ignore[arg-type]
 
 

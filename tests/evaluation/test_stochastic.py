@@ -415,7 +415,7 @@ def test_randomness_is_measured_on_logits_and_classes() -> None:
     assert 0 < found.class_changed <= 1
     with pytest.raises(InputError, match="pool cannot be given"):
         randens.evaluate(
-            RandomizedModel(linear, 4),  # type: ignore[call-overload]
+            RandomizedModel(linear, 4),
             (x, torch.zeros(40, dtype=torch.int64)),
             quick(THREAT),
             pool=randens.WitnessPool(40, 4),

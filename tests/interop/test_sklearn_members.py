@@ -125,7 +125,7 @@ class Contrary(linear_model.LogisticRegression):  # type: ignore[misc]
     """Has coefficients and answers otherwise."""
 
     def predict(self, X: Array) -> NDArray[Any]:
-        return self.classes_[(super().decision_function(X).argmax(axis=1) + 1) % 3]  # type: ignore[no-any-return]
+        return self.classes_[(super().decision_function(X).argmax(axis=1) + 1) % 3]
 
 
 def test_coefficients_are_not_believed_against_the_answers() -> None:

@@ -99,7 +99,6 @@ def test_parts_cover_a_batch_without_overlap() -> None:
 def test_one_process_needs_no_communication() -> None:
     crew = Workers(torch.device("cpu"))
     assert crew.writes
-    assert crew.gather(b"abc") == [b"abc"]
     assert crew.agreed(True)
     assert not crew.agreed(False)
     assert crew.total(torch.tensor([2.0])).tolist() == [2.0]

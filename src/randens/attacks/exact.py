@@ -274,14 +274,15 @@ def _fool(
             _pair(problem, a, b, pairs, refutations) for a, b in itertools.combinations(chosen, 2)
         ):
             continue
-        if len(subset) == 2 and (*chosen[0], *chosen[1]) in pairs and not pairs[(*chosen[0], *chosen[1])]:
+        both = tuple(itertools.chain(*chosen))
+        if len(subset) == 2 and not pairs.get(both, True):
             continue
         delta, weights = _solve(problem, subset, targets)
         if delta is not None:
             return delta
         refutations.append(Refutation(subset, targets, weights))
         if len(subset) == 2:
-            pairs[(*chosen[0], *chosen[1])] = False
+            pairs[both] = False
     return None
 
 

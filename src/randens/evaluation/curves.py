@@ -478,7 +478,8 @@ def cost_curve(
             found = []
             for budget in effort:
                 task = f"{attack.name}, {option} = {budget}"
-                survey = dataclasses.replace(attack, **{option: budget}).survey(
+                effort_of: dict[str, Any] = {option: budget}
+                survey = dataclasses.replace(attack, **effort_of).survey(
                     case.rec, (case.inputs.x, case.inputs.y), progress=_renamed(tell, task)
                 )
                 passes = (survey.cost.forwards + survey.cost.backwards) / len(case.inputs)

@@ -92,7 +92,7 @@ class Measured:
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary for JSON."""
-        return json.loads(json.dumps(asdict(self)))  # type: ignore[no-any-return]
+        return json.loads(json.dumps(asdict(self)))
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Measured:

@@ -640,7 +640,8 @@ class _Engine:
         self.run.log(event=event, member=number, epoch=stage.epoch + 1, **values)
         self.ledger.lines += 1
         if event == "epoch":
-            scalars = {key: float(values[key]) for key in ("accuracy", "natural", "robust") if key in values}
+            names = ("accuracy", "natural", "robust")
+            scalars: dict[str, float] = {key: float(values[key]) for key in names if key in values}
             for callback in self.callbacks:
                 callback.epoch(
                     f"member-{number}", stage.epoch + 1, {**scalars, "loss": float(np.mean(values["loss"]))}
