@@ -99,7 +99,8 @@ class Decoder:
         if head is None or n is None:
             raise Refused(422, self._complaint(body))
         if n > self.batch:
-            raise Refused(413, f"there are {n} inputs; at most {self.batch} are accepted at once")
+            # The number is part of the interface's schema, so this is a fault of the content.
+            raise Refused(422, f"there are {n} inputs; at most {self.batch} are accepted at once")
         values = np.empty((n, *self.shape), dtype=np.float64)
         start, view = head.end(), memoryview(body)
         for index, end in enumerate(ends):
