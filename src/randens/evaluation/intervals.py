@@ -7,8 +7,7 @@ from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import xlogy
-from scipy.stats import beta, binom
+from scipy.special import bdtr, betaincinv, xlogy
 
 from randens.errors import InputError
 
@@ -157,8 +156,8 @@ def exact_binomial(successes: int, trials: int, confidence: float = 0.95) -> Est
             f"successes is {successes} of {trials} trials; there must be 0 ≤ successes ≤ trials ≥ 1"
         )
     tail = _error(confidence) / 2
-    low = float(beta.ppf(tail, successes, trials - successes + 1)) if successes else 0.0
-    high = float(beta.ppf(1 - tail, successes + 1, trials - successes)) if successes < trials else 1.0
+    low = float(betaincinv(successes, trials - successes + 1, tail)) if successes else 0.0
+    high = float(betaincinv(successes + 1, trials - successes, 1 - tail)) if successes < trials else 1.0
     return Estimate(successes / trials, low, high)
 
 
@@ -218,7 +217,7 @@ def _bentkus(mean: float, n: int, tail: float) -> float:
     def chance(p: float) -> float:
         # Both bounds hold for the same event, so the smaller one does.
         divergence = float(xlogy(mean, mean / p) + xlogy(1 - mean, (1 - mean) / (1 - p)))
-        return min(math.exp(-n * divergence), math.e * float(binom.cdf(math.ceil(n * mean - 1e-9), n, p)))
+        return min(math.exp(-n * divergence), math.e * float(bdtr(math.ceil(n * mean - 1e-9), n, p)))
 
     if mean >= 1:
         return 1.0
