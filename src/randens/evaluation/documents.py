@@ -51,8 +51,6 @@ class EvaluationDocument(Document):
     summary: dict[str, Any] = Field(default_factory=dict)
     profile: dict[str, Any]
     points: _Points
-    summary: dict[str, Any] = Field(default_factory=dict)
-    notes: list[str] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _agree(self) -> EvaluationDocument:
