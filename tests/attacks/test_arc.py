@@ -8,14 +8,14 @@ from tests.attacks.cases import case
 from tests.attacks.planted import linear, planted
 
 from randens import RandomizedEnsemble, Threat, attacks
-from randens.attacks import arc
+from randens.attacks import walk
 from randens.attacks.search import Search
 
 
 def everything(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ask for every verdict and give up no input."""
-    monkeypatch.setattr(arc, "_NEAR", float("inf"))
-    monkeypatch.setattr(arc, "_PATIENCE", 10**9)
+    monkeypatch.setattr(walk, "_NEAR", float("inf"))
+    monkeypatch.setattr(walk, "_PATIENCE", 10**9)
 
 
 def far_apart(members: int, distance: float) -> RandomizedEnsemble:

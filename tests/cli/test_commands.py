@@ -18,6 +18,7 @@ from randens.evaluation import Evaluation
 from randens.runs import Run
 
 FAST = ("--attack", "saddle", "--limit", "60")
+EXACT = (*FAST, "--method", "exact")
 
 
 # ---- evaluate ----------------------------------------------------------------------------------------------------
