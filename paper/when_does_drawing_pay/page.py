@@ -105,7 +105,9 @@ def group(cells: Iterable[Cell]) -> Group:
     return Group(chosen[0].label, tuple(found))
 
 
-def _like(method: str = "iat", weight: float | None = None, attacked: bool = False, **changes: Any) -> Group:
+def _like(
+    method: str = "iat", weight: float | None = None, attacked: bool = False, k: int = 1, **changes: Any
+) -> Group:
     member = Member(**{k: v for k, v in changes.items() if k != "members"})
     members = changes.get("members", MEMBERS)
     return group(
@@ -113,6 +115,7 @@ def _like(method: str = "iat", weight: float | None = None, attacked: bool = Fal
         for cell in CELLS
         if (cell.method, cell.weight, cell.member, cell.members) == (method, weight, member, members)
         and bool(cell.attacks) == attacked
+        and cell.k == k
     )
 
 
@@ -242,6 +245,23 @@ def _plateau() -> str:
     )
 
 
+def _subsets() -> str:
+    """Drawing one, averaging a random two, averaging all: what there is of it."""
+    rows = []
+    for name, weight in (("iat", None), ("continued", None), ("bounded", 0.5)):
+        one, two = _like(name, weight), _like(name, weight, k=2)
+        if not (one and two):
+            continue
+        # The same seeds in every column.
+        seeds = {result["seed"] for result in two.results}
+        one = Group(one.label, tuple(result for result in one.results if result["seed"] in seeds))
+        numbers = (one.drawn, two.drawn, one.deterministic)
+        rows.append([WORDS[one.label], *(_percent(n) for n in numbers), str(len(two.results))])
+    if not rows:
+        return "Not computed yet."
+    return "\n".join(_table(("method", "1 of 4", "2 of 4", "4 of 4", "seeds"), rows))
+
+
 def _attacks() -> list[str]:
     one = _like(attacked=True)
     if not one:
@@ -289,6 +309,7 @@ def write_page(target: Path, figures: Mapping[str, str]) -> None:
         axes="\n".join(axes) or "No axis has two values yet.",
         attacks="\n".join(_attacks()),
         cifar=_cifar(),
+        subsets=_subsets(),
         figure_methods=_figure(
             figures, "methods", "Robust accuracy of members, drawn and deterministic ensembles"
         ),

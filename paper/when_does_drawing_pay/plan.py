@@ -14,7 +14,7 @@ __all__ = ["CELLS", "CIFAR", "Cell", "Member"]
 
 SEEDS = (0, 1, 2)
 LENGTHS = (25, 50, 100, 200, 400, 800)
-WIDTHS = (8, 16, 32, 64)
+WIDTHS = (8, 16, 32, 52, 64)  # 52: twice the FLOPs of 32, as 2 of M have
 RADII = (0.1, 0.2, 0.3)
 BASE = 200
 FURTHER = BASE // 2
@@ -65,7 +65,7 @@ class Cell:
 
     "iat": these members themselves. "continued": each of them trained on by AT for half as many epochs again, which is
     what the other methods are compared with at equal passes. attacks: by which attacks it is judged beside the saddle
-    climber.
+    climber. k: k of the members are drawn and their logits averaged; the subsets of k are what is judged.
     """
 
     method: str = "iat"
@@ -74,6 +74,7 @@ class Cell:
     seed: int = 0
     attacks: tuple[str, ...] = ()
     weight: float | None = None
+    k: int = 1
 
     @property
     def label(self) -> str:
@@ -81,10 +82,15 @@ class Cell:
         return self.method if self.weight is None else f"{self.method}-{self.weight:g}"
 
     @property
+    def run(self) -> str:
+        """Of the run that trains it."""
+        m = self.member
+        return f"{m.data}-{self.label}-m{self.members}-w{m.width}-e{m.epochs}-eps{m.eps:g}-s{self.seed}"
+
+    @property
     def name(self) -> str:
-        """Of its result and of its run; the same cell judged by more attacks has a result of its own."""
-        m, more = self.member, "-attacks" if self.attacks else ""
-        return f"{m.data}-{self.label}-m{self.members}-w{m.width}-e{m.epochs}-eps{m.eps:g}-s{self.seed}{more}"
+        """Of its result; the same members judged otherwise have another."""
+        return self.run + ("-attacks" if self.attacks else "") + (f"-k{self.k}" if self.k > 1 else "")
 
     def base(self) -> list[Member]:
         """The members it is made of or starts from."""
@@ -140,6 +146,9 @@ def _cells() -> Iterable[Cell]:
         yield Cell(seed=seed)
         for method, weight in kinds:
             yield Cell(method, seed=seed, weight=weight)
+    for method, weight in (("iat", None), *kinds[:2]):
+        for seed in SEEDS:
+            yield Cell(method, seed=seed, weight=weight, k=2)
     for epochs in LENGTHS:
         for seed in SEEDS:
             yield Cell(member=Member(epochs=epochs), seed=seed)

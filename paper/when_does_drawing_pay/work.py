@@ -40,13 +40,16 @@ def compute(cell: Cell, folder: Path, split: str = "validation", say: Say = prin
         return result
     say(f"{cell.name}: training")
     rec, passes = ensemble_of(cell, folder)
+    flops = cell.k * randens.models.flops(rec.members[0])
+    if cell.k > 1:
+        rec = rec.subsets(cell.k)
     say(f"{cell.name}: judging on {split} data")
     x, y = _data(cell.member.data, split)
     threat = randens.Threat("linf", cell.member.eps)
     result = {
         "cell": cell.name,
         "method": cell.label,
-        "members": cell.members,
+        "members": len(rec),
         "width": cell.member.width,
         "epochs": cell.member.epochs,
         "eps": cell.member.eps,
@@ -54,7 +57,7 @@ def compute(cell: Cell, folder: Path, split: str = "validation", say: Say = prin
         "split": split,
         "inputs": len(y),
         "passes": passes,
-        "flops": randens.models.flops(rec.members[0]),
+        "flops": flops,
         **judged(rec, x, y, threat, ("saddle", *(name for name in cell.attacks if name != "saddle"))),
     }
     write_atomic(kept, (json.dumps(result, indent=1) + "\n").encode())
@@ -71,7 +74,7 @@ def ensemble_of(cell: Cell, folder: Path) -> tuple[Ensemble, int]:
         runs = [_continued(member, run, folder) for member, run in zip(cell.base(), base, strict=True)]
         passes += sum(_passes(run) for run in runs)
     else:
-        run = folder / cell.name
+        run = folder / cell.run
         randens.training.train(cell.recipe([str(path) for path in base]), run)
         return randens.load(run / "ensemble").with_probs(None), passes + _passes(run)
     return Ensemble([randens.load(run / "ensemble").members[0] for run in runs]), passes

@@ -83,6 +83,28 @@ def test_the_judge_sees_the_conflict_of_opposed_members() -> None:
     assert found["reach"] == {"all": pytest.approx(0.0, abs=1e-6), "pairs": pytest.approx(0.0, abs=1e-6)}
 
 
+def test_two_of_m_are_judged_as_the_averaging_members_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rec = randens.RandomizedEnsemble([_plane([1.0, 0.0], -0.45), _plane([-1.0, 0.0], 0.55)])
+    sizes: list[int] = []
+
+    def judge(rec: randens.RandomizedEnsemble, *_: object) -> dict[str, Any]:
+        sizes.append(len(rec))
+        return {}
+
+    monkeypatch.setattr(work, "RESULTS", tmp_path)
+    monkeypatch.setattr(work, "ensemble_of", lambda *_: (rec, 7))
+    monkeypatch.setattr(randens.models, "flops", lambda _: 10)
+    monkeypatch.setattr(work, "judged", judge)
+    cell = plan.Cell(members=2, k=2)
+    result = work.compute(cell, tmp_path, say=lambda _: None)
+    assert sizes == [1]
+    assert (result["members"], result["flops"], result["passes"]) == (1, 20, 7)
+    assert cell.run == plan.Cell(members=2).run
+    assert cell.name != plan.Cell(members=2).name
+
+
 def test_equal_members_gain_nothing() -> None:
     members = [_plane([1.0, 0.0], -0.45)] * 2
     x = torch.tensor([0.5, 0.58]).view(2, 1, 1, 1).expand(2, 1, 1, 2).clone()
@@ -121,7 +143,7 @@ def test_the_page_shows_the_saved_results_and_says_what_is_missing(
         "bounded-0.5": (["0110", "0111", "0111", "0111"], [0, 2, 2, 0]),
     }
     for cell in plan.CELLS:
-        if cell.label in rows and cell.members == 4:
+        if cell.label in rows and cell.k == 1:
             alone, at_once = rows[cell.label]
             result = _result(cell.seed, alone, at_once, members=4)
             work.result_of(cell).write_text(json.dumps(result), encoding="utf-8")
