@@ -50,13 +50,11 @@ def arc(
                 return
             if s.probs[i] == 0:
                 continue
-            plane, again = walk.boundary(
-                rows, i, hyperplanes
-            )  # w and ζ of the nearest of G boundaries of f_i
+            # w and ζ of the nearest of G boundaries of f_i
+            plane, again = walk.boundary(rows, i, hyperplanes)
             back = walk.errors[rows, i] & ~again
-            pulled = _pull(
-                local[rows], plane, back, s.threat, b, first=position == 0
-            )  # b(δ_l + βg)/‖δ_l + βg‖
+            # b(δ_l + βg)/‖δ_l + βg‖
+            pulled = _pull(local[rows], delta[rows], plane, back, s.threat, b, first=position == 0)
             candidate = s.project(rows, delta[rows] + pulled)
             accepted = walk.accept(rows, candidate, i, plane)
             local[rows[accepted]] = pulled[accepted]
