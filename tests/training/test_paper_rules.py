@@ -12,7 +12,15 @@ from tests.training.small_runs import small
 
 from randens import RandomizedEnsemble, Threat, attacks
 from randens.attacks.found import Cost
-from randens.attacks.losses import expected_mce, mean_logit_mce, mixture_mce
+from randens.attacks.losses import (
+    Loss,
+    expected_cross_entropy,
+    expected_mce,
+    mean_logit_cross_entropy,
+    mean_logit_mce,
+    mixture_cross_entropy,
+    mixture_mce,
+)
 from randens.errors import InputError
 from randens.risk import candidates, project_simplex
 from randens.runs import Run
@@ -267,6 +275,35 @@ def test_the_training_attack_climbs_mce_where_it_is_told_to() -> None:
             return mixture_mce(torch.stack([m(inputs) for m in members]), y, alpha)
 
     assert bool((value(crafted) > value(x)).all())
+
+
+@pytest.mark.parametrize(
+    ("level", "right", "wrong"),
+    [
+        ("softmax", mixture_mce, mixture_cross_entropy),
+        ("logits", mean_logit_mce, mean_logit_cross_entropy),
+        ("loss", expected_mce, expected_cross_entropy),
+    ],
+)
+def test_its_first_step_follows_the_gradient_of_mce(level: str, right: Loss, wrong: Loss) -> None:
+    generator = torch.Generator().manual_seed(3)
+    weights = torch.randn(3, 4, 12, generator=generator)
+    members = [torch.nn.Linear(12, 4) for _ in range(3)]
+    for member, weight in zip(members, weights, strict=True):
+        member.load_state_dict({"weight": weight, "bias": torch.zeros(4)})
+    x, y = 0.4 + 0.2 * torch.rand(6, 12, generator=generator), torch.arange(6) % 4
+    alpha = torch.tensor([0.2, 0.3, 0.5])
+
+    def signs(loss: Loss) -> torch.Tensor:
+        point = x.clone().requires_grad_()
+        loss(torch.stack([m(point) for m in members]), y, alpha).sum().backward()
+        assert point.grad is not None
+        return point.grad.sign()
+
+    part = AdversaryPart(loss="mce", start=0.0, steps=1, step=0.05)
+    moved = adversary(part, Threat("linf", 0.1), level).craft(Victims.of(members, alpha), Start(x, y, x))
+    torch.testing.assert_close(moved - x, 0.05 * signs(right), atol=1e-6, rtol=0)
+    assert not torch.equal(signs(right), signs(wrong))
 
 
 def test_the_rule_of_thumb_stops_a_member_that_leaves_it(

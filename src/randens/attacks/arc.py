@@ -50,9 +50,8 @@ def arc(
                 return
             if s.probs[i] == 0:
                 continue
-            plane, again = walk.boundary(
-                rows, i, hyperplanes
-            )  # w and ζ of the nearest of G boundaries of f_i
+            # w and ζ of the nearest of G boundaries of f_i
+            plane, again = walk.boundary(rows, i, hyperplanes)
             back = walk.errors[rows, i] & ~again
             # b(δ_l + βg)/‖δ_l + βg‖
             pulled = _pull(local[rows], delta[rows], plane, back, s.threat, b, first=position == 0)
