@@ -78,6 +78,7 @@ def test_subsets_are_evaluated_and_their_probabilities_chosen() -> None:
     deterministic = DeterministicEnsemble(list(pairs.networks)).eval()
     with torch.no_grad():
         wrong = (deterministic(x).argmax(dim=1) != y).numpy()
+    assert result.points.deterministic_clean is not None
     assert np.array_equal(result.points.deterministic_clean, wrong)
     best = randens.optimize_sampling(pairs, (x, y), attack, pool=result.pool, max_sweeps=2)
     assert best.certificate is not None

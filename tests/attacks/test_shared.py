@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from randens import DeterministicEnsemble, RandomizedEnsemble, Threat, attacks, models
+from randens.attacks.losses import expected_cross_entropy
 from randens.attacks.members import GradientMembers
 from randens.attacks.search import Search, attacking
 from randens.attacks.shared import shared_planes
@@ -102,7 +103,7 @@ def test_attacks_find_the_same_at_a_lower_price(name: str) -> None:
 def test_gradients_of_a_loss_are_the_same_and_cost_one_pass_per_network() -> None:
     shared, apart = two_ways()
     x, y = inputs(apart)
-    loss = attacks.gradient.expected_cross_entropy
+    loss = expected_cross_entropy
     rows = torch.arange(len(x))
     with attacking(shared), attacking(apart):
         one, two = Search(shared, x, y, THREAT), Search(apart, x, y, THREAT)
@@ -138,7 +139,7 @@ def test_a_subset_ensemble_answers_with_averages() -> None:
     assert pairs.classes == rec.classes
     assert pairs.threat == THREAT
     assert not any(module.training for module in pairs.modules())
-    assert {id(m) for member in pairs.members for m in member.members} == {id(m) for m in rec.members}
+    assert {id(network) for network in pairs.networks} == {id(member) for member in rec.members}
     drawn = pairs(x)
     assert all(any(torch.allclose(row, expected[i, j]) for i in range(3)) for j, row in enumerate(drawn))
     assert len(pairs.networks) == 3
