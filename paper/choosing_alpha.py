@@ -5,8 +5,8 @@
 Every ensemble is trained on the training split alone: no checkpoint is chosen and α plays no part. Its members are
 then attacked on the 540 held-out images (the validation and the test split of digits), and the witnesses are kept. A
 split takes 180 of these images at random; every rule chooses α from their witnesses, and the other 360 judge it.
-The folder keeps what is finished, so an interrupted call is continued by the same call; with --finished the page is made
-from the ensembles that are there. Their order is that of their cost, and no result decides it.
+The folder keeps what is finished, so an interrupted call is continued by the same call; with --finished the page is
+made from the ensembles that are there. Their order is that of their cost, and no result decides it.
 """
 
 from __future__ import annotations
@@ -144,7 +144,8 @@ def page(found: Sequence[Judged]) -> str:
     lines = [
         "# How α should be chosen",
         "",
-        f"{len(found)} of {len(list(plans()))} planned ensembles on digits, {SPLITS} random splits each: α is chosen on {CHOSEN_ON} held-out images",
+        f"{len(found)} of {len(list(plans()))} planned ensembles on digits, {SPLITS} random splits each: α is",
+        f"chosen on {CHOSEN_ON} held-out images",
         "and judged on the other 360, under attack (linf, ε = 0.2). The table is made by",
         "`python -m paper.choosing_alpha --page docs/choosing-alpha.md`; how, is said at the top of that script.",
         "",
