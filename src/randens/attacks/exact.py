@@ -274,7 +274,7 @@ def _fool(
             _pair(problem, a, b, pairs, refutations) for a, b in itertools.combinations(chosen, 2)
         ):
             continue
-        both = tuple(itertools.chain(*chosen))
+        both: Any = tuple(itertools.chain(*chosen))
         if len(subset) == 2 and not pairs.get(both, True):
             continue
         delta, weights = _solve(problem, subset, targets)

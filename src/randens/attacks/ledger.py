@@ -127,7 +127,8 @@ class Ledger:
                 with self.credited(name):
                     self._record(rows[mine], points[mine], sets)
                 better = (self._best_kept != before)[pool.points[now[mine]]]
-                sure = better & torch.from_numpy(pool.checked[now[mine]])
+                # As NumPy: it would take a tensor of one truth value for a row number.
+                sure = better.numpy() & pool.checked[now[mine]]
                 self._best_checked[pool.points[now[mine]][sure]] = True
             left = np.setdiff1d(left, now)
 

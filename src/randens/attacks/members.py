@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 import warnings
 from collections.abc import Sequence
 
@@ -120,7 +121,8 @@ class GradientMembers:
 
     def share(self, index: int, network: int) -> float:
         """The weight of a network in a member's average."""
-        return sum(w for w, b in zip(self.weights[index], self.parts[index], strict=True) if b == network)
+        pairs = zip(self.weights[index], self.parts[index], strict=True)
+        return math.fsum(weight for weight, part in pairs if part == network)
 
     def needed(self, wanted: Tensor) -> Tensor:
         """Bool [k, networks]: which networks the members `wanted` [k, M] are made of."""

@@ -218,7 +218,7 @@ def advise(
     others: dict[str, RandomizedEnsemble] = {}
     for k in range(2, len(rec) + 1):
         if k == len(rec) or (subsets and math.comb(len(rec), k) <= _MOST_SUBSETS):
-            others[_named(k, len(rec))] = rec.subsets(k)
+            others[_title(k, len(rec))] = rec.subsets(k)
     for name, network in (networks or {}).items():
         if name in others:
             raise InputError(f"networks names {name!r}, which is an option already; choose another name")
@@ -256,7 +256,7 @@ def advise(
     )
 
 
-def _named(k: int, members: int) -> str:
+def _title(k: int, members: int) -> str:
     return f"deterministic, all {members}" if k == members else f"{k} of {members} averaged"
 
 
@@ -277,17 +277,16 @@ def _attacked(
         pool = pool.merge(transferred(other, rec, data))
         cost = cost + Cost(forwards=len(other) * len(rec.networks))
     for attack in attacks:
-        task = f"{attack.name} on {name}"
         found = attack.survey(
-            rec,
-            data,
-            folder=store,
-            inputs=True,
-            progress=lambda _, done, total, task=task: progress(task, done, total),
+            rec, data, folder=store, inputs=True, progress=_named(f"{attack.name} on {name}", progress)
         )
         pool = pool.merge(found.pool)
         cost = cost + found.cost
     return pool, cost
+
+
+def _named(task: str, progress: Progress) -> Progress:
+    return lambda _, done, total: progress(task, done, total)
 
 
 def _options(

@@ -31,6 +31,7 @@ from randens.risk import (
     cutting_planes,
     optimal_sampling,
 )
+from randens.risk.confidence import as_confidence
 from randens.store import WitnessStore
 from randens.threat import Threat
 from randens.witness import WitnessPool
@@ -171,6 +172,8 @@ def optimize_sampling(
     verify : bool
         Judge every stored witness again, and not a sample only.
     """
+    if confidence is not None:
+        as_confidence(confidence)
     if isinstance(tol, bool) or not isinstance(tol, (int, float)) or not 0 <= tol < 1:
         raise InputError(f"tol is {tol!r}; it must be a number from 0 to 1, e.g. 1e-3")
     if isinstance(max_sweeps, bool) or not isinstance(max_sweeps, int) or max_sweeps < 1:
