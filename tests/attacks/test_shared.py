@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -140,13 +139,7 @@ def test_a_subset_ensemble_answers_with_averages() -> None:
     assert pairs.classes == rec.classes
     assert pairs.threat == THREAT
     assert not any(module.training for module in pairs.modules())
-<<<<<<< HEAD
-    assert {id(m) for member in pairs.members for m in cast(Any, member).members} == {
-        id(m) for m in rec.members
-    }
-=======
     assert {id(network) for network in pairs.networks} == {id(member) for member in rec.members}
->>>>>>> pays
     drawn = pairs(x)
     assert all(any(torch.allclose(row, expected[i, j]) for i in range(3)) for j, row in enumerate(drawn))
     assert len(pairs.networks) == 3
