@@ -41,7 +41,7 @@ class Wrapped(Tensor):
 
     @staticmethod
     def __new__(cls, inner: Tensor) -> Wrapped:
-        made: Wrapped = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made: Wrapped = torch.Tensor._make_wrapper_subclass(
             cls,
             inner.size(),
             strides=inner.stride(),

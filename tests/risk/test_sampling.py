@@ -317,7 +317,7 @@ def test_bad_options_are_named(method: str, options: dict[str, Any], message: st
 
 def test_only_profiles_are_sampled() -> None:
     with pytest.raises(InputError, match="profile must be a RiskProfile, got list"):
-        optimal_sampling([0.1])  # type: ignore[arg-type]
+        optimal_sampling([0.1])  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize("calls", range(6))

@@ -296,7 +296,7 @@ def test_its_first_step_follows_the_gradient_of_mce(level: str, right: Loss, wro
 
     def signs(loss: Loss) -> torch.Tensor:
         point = x.clone().requires_grad_()
-        loss(torch.stack([m(point) for m in members]), y, alpha).sum().backward()
+        loss(torch.stack([m(point) for m in members]), y, alpha).sum().backward()  # type: ignore[no-untyped-call]
         assert point.grad is not None
         return point.grad.sign()
 
