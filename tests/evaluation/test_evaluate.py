@@ -295,10 +295,10 @@ def test_pairs_loaders_and_image_data_give_the_same() -> None:
         ((torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64)), "empty"),
         ((torch.zeros(3, 4), torch.full((3,), 3)), "labels from 3 to 3; the members have 3 classes"),
         ((torch.zeros(3, 4), torch.zeros(3)), "float32"),
-        ([], "empty loader"),
-        ([torch.zeros(3, 4)], "batch 0 of data is a Tensor"),
+        ([], "empty"),
+        ([torch.zeros(3, 4)], "item 0 of data is a Tensor"),
         (7, "data is a int"),
-        ((torch.zeros(3, 4), [0, 0, 0]), "list"),
+        ((torch.zeros(3, 4), ["a", "b", "c"]), "y|labels|inputs must be"),
     ],
 )
 def test_data_that_do_not_fit_are_named(data: Any, named: str) -> None:
@@ -316,14 +316,14 @@ def test_images_of_other_classes_are_refused() -> None:
 
 def test_members_that_do_not_take_the_shape_are_named() -> None:
     rec = RandomizedEnsemble([nn.Linear(4, 3)])
-    with pytest.raises(InputError, match=r"shape \(5,\), which the members do not take"):
+    with pytest.raises(InputError, match=r"shape \(5,\), which member 0 does not take"):
         randens.evaluate(rec, (torch.zeros(3, 5), torch.zeros(3, dtype=torch.int64)), exact())
 
 
 def test_other_bad_arguments_are_named() -> None:
     rec, x, y = random_linear(2, 1)
-    with pytest.raises(InputError, match="RandomizedEnsemble"):
-        randens.evaluate(rec.members[0], (x, y), exact())
+    with pytest.raises(InputError, match="model is a int; give a module, a list of modules"):
+        randens.evaluate(3, (x, y), exact())
     with pytest.raises(InputError, match="attack is"):
         randens.evaluate(rec, (x, y), [])
     with pytest.raises(InputError, match="different threats"):

@@ -271,6 +271,8 @@ def test_attacks_are_attacks_names_lists_or_the_portfolio() -> None:
         randens.evaluate(model, (X, Y), attacks.PGD(Threat("linf", 0.02)), eps=0.1)
     with pytest.raises(InputError, match="unknown attack 'pdg'; valid: pgd"):
         randens.evaluate(model, (X, Y), "pdg")
+    with pytest.raises(InputError, match=r"attack is \[\]"):
+        randens.evaluate(model, (X, Y), [])
     with pytest.raises(InputError, match="attack holds a int"):
         randens.evaluate(model, (X, Y), [3])  # type: ignore[list-item]
     with pytest.raises(InputError, match="norm is 'l2'; give its radius too"):

@@ -102,7 +102,8 @@ def as_inputs(data: Any, *, split: str = "test", limit: int | None = None) -> In
     if _is_hugging_face(data):
         x, y, name, found, classes = _hugging_face(data, limit)
     elif _is_pair(data):
-        x, y, name, found, classes = data[0], data[1], "arrays", "unknown", None
+        kind = "tensors" if isinstance(data[0], Tensor) else "arrays"
+        x, y, name, found, classes = data[0], data[1], kind, "unknown", None
     else:
         x, y, name, found, classes = _collected(data, limit)
     inputs, notes = _inputs(x)
@@ -150,13 +151,16 @@ def _hugging_face(data: Any, limit: int | None) -> tuple[Any, Any, str, str, int
             "(label, labels) are needed: rename them with data.rename_column"
         )
     part = data if limit is None else data.select(range(min(limit, len(data))))
-    # As arrays, so that bytes stay bytes.
     x = [_array(item) for item in part.with_format("numpy")[image]]
     classes = len(data.features[label].names) if label in classed else None
     found = str(getattr(data, "split", None) or "unknown")
     about = getattr(data, "info", None)
     name = getattr(about, "dataset_name", None) or getattr(about, "builder_name", None) or "datasets"
-    return _stacked(x), part[label][:], str(name), found if found in SPLITS else "unknown", classes
+    values = _stacked(x)
+    # Bytes come back as wider integers.
+    if not values.is_floating_point() and int(values.min()) >= 0 and int(values.max()) <= 255:
+        values = values.to(torch.uint8)
+    return values, part[label][:], str(name), found if found in SPLITS else "unknown", classes
 
 
 def _collected(data: Any, limit: int | None) -> tuple[Any, Any, str, str, int | None]:
@@ -182,7 +186,7 @@ def _collected(data: Any, limit: int | None) -> tuple[Any, Any, str, str, int | 
     classes = getattr(inner, "classes", None)
     count = len(classes) if isinstance(classes, (list, tuple)) else None
     found = inner.split if isinstance(getattr(inner, "split", None), str) else "unknown"
-    name = inner.name if isinstance(inner, ImageData) else type(inner).__name__.lower()
+    name = inner.name if isinstance(inner, ImageData) else type(data).__name__.lower() if single else "loader"
     values = torch.cat(x) if batched else _stacked(x)
     return values, y, name, found if found in SPLITS else "unknown", count
 

@@ -235,7 +235,9 @@ def choose_attacks(
     `known` is what the ensemble is meant to resist; it stands in for what is not said. Attacks bring their threat; an
     `eps` or `norm` that contradicts it is refused.
     """
-    given = [attack] if isinstance(attack, (Attack, str)) else list(attack or ["standard"])
+    given = (
+        [attack] if isinstance(attack, (Attack, str)) else list(["standard"] if attack is None else attack)
+    )
     made = [a for a in given if isinstance(a, Attack)]
     if made:
         threat = as_attacks(made)[0].threat

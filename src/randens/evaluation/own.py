@@ -97,6 +97,11 @@ def fitted(rec: RandomizedEnsemble, x: Tensor) -> RandomizedEnsemble:
     members: list[nn.Module] = []
     with evaluating(rec), torch.no_grad():
         for index, member in enumerate(rec.members):
+            wanted = getattr(member, "input_shape", None)
+            if wanted is not None and tuple(wanted) != tuple(x.shape[1:]):
+                raise InputError(
+                    f"data has inputs of shape {tuple(x.shape[1:])}; member {index} takes {tuple(wanted)}"
+                )
             # Each where it is: members may have to be moved together first.
             first = next(member.parameters(), None)
             few = x[:2] if first is None else x[:2].to(first.device)
