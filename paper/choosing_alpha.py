@@ -147,7 +147,7 @@ def page(found: Sequence[Judged]) -> str:
         f"{len(found)} of {len(list(plans()))} planned ensembles on digits, {SPLITS} random splits each: α is",
         f"chosen on {CHOSEN_ON} held-out images",
         "and judged on the other 360, under attack (linf, ε = 0.2). The table is made by",
-        "`python -m paper.choosing_alpha --page docs/choosing-alpha.md`; how, is said at the top of that script.",
+        "`python -m paper.choosing_alpha --page docs/choosing-alpha.md` (`--finished`: of those trained so far).",
         "",
         "| rule | robust accuracy on fresh images | minus uniform | minus best validation member | one member alone |",
         "|---|---:|---:|---:|---:|",
