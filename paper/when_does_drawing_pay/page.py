@@ -228,8 +228,7 @@ def _verdict() -> str:
     if mean < TARGET:
         said += f"The target of {100 * TARGET:.0f} points is missed by {100 * (TARGET - mean):.1f}. "
     said += (
-        f"All of its logits averaged reach {_percent(one.deterministic)} % at {MEMBERS} times the compute: "
-        "what members gain by differing goes to the average first, and to drawing only in part."
+        f"All of its logits averaged reach {_percent(one.deterministic)} % at {MEMBERS} times the compute."
     )
     return said
 
