@@ -40,7 +40,7 @@ def _methods() -> Figure | None:
     if not found:
         return None
     found = sorted(found, key=lambda one: one.drawn)
-    figure = Figure(figsize=(6.2, 0.6 + 0.32 * len(found)))
+    figure = Figure(figsize=(6.2, 1.2 + 0.32 * len(found)), layout="constrained")
     axes = figure.subplots()
     for row, one in enumerate(found):
         axes.plot([one.members, one.deterministic], [row, row], color="#d0d0d0", zorder=1)
@@ -50,9 +50,10 @@ def _methods() -> Figure | None:
     _scatter(axes, found, "deterministic", _GREEN, "D", "deterministic (M times the compute)")
     axes.set_yticks(range(len(found)), [WORDS.get(one.label, one.label) for one in found])
     axes.set_xlabel("robust accuracy, % (validation, pooled witnesses, mean over seeds)")
-    figure.legend(loc="upper center", bbox_to_anchor=(0.5, -0.02), ncols=2, frameon=False)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False)
+    axes.margins(y=0.15)
     _plain(axes)
-    axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f}")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{round(100 * value, 1):g}")
     return figure
 
 
@@ -69,7 +70,7 @@ def _map() -> Figure | None:
     shown = [(name, pairs) for name, pairs in axes_of_the_map() if len(pairs) > 1]
     if not shown:
         return None
-    figure = Figure(figsize=(2.3 * len(shown) + 0.6, 2.4))
+    figure = Figure(figsize=(2.3 * len(shown) + 0.6, 2.6), layout="constrained")
     panels = figure.subplots(1, len(shown), squeeze=False, sharey=True)[0]
     for axes, (name, pairs) in zip(panels, shown, strict=True):
         ticks = range(len(pairs))
@@ -83,11 +84,11 @@ def _map() -> Figure | None:
             )
         axes.set_xticks(ticks, [tick for tick, _ in pairs], fontsize=8)
         axes.set_xlabel(name)
-        axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f}")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{round(100 * value, 1):g}")
         _plain(axes)
     panels[0].set_ylabel("robust accuracy, %")
     handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="upper center", bbox_to_anchor=(0.5, -0.06), ncols=3, frameon=False)
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
     return figure
 
 

@@ -23,6 +23,7 @@ from paper.when_does_drawing_pay.plan import (
     LENGTHS,
     MEMBERS,
     RADII,
+    SEEDS,
     WIDTHS,
     Cell,
     Member,
@@ -211,7 +212,7 @@ def _verdict() -> str:
     tried = [(one, versus_best(one, single)) for one in methods() if one.label not in ("iat", "continued")]
     known = [(one, against) for one, against in tried if against is not None]
     if not known:
-        return "The comparison of the methods is not computed yet."
+        return "The comparison with the best single network is not computed yet."
     one, (mean, low, high, seeds) = max(known, key=lambda pair: pair[1][0])
     name = WORDS.get(one.label, one.label)
     said = (
@@ -220,11 +221,14 @@ def _verdict() -> str:
         f"many epochs per member (95 % interval {_points(low)} to {_points(high)}), with {seeds} of "
         f"{len(one.results)} seeds at {100 * TARGET:.0f} points or more. "
     )
+    if len(one.results) < len(SEEDS):
+        said += (
+            f"Only {len(one.results)} of {len(SEEDS)} seeds are computed so far: a first look, no evidence. "
+        )
     if mean < TARGET:
         said += f"The target of {100 * TARGET:.0f} points is missed by {100 * (TARGET - mean):.1f}. "
     said += (
-        f"All of its logits averaged reach {_percent(one.deterministic)} % at {MEMBERS} times the compute: "
-        "what members gain by differing goes to the average first, and to drawing only in part."
+        f"All of its logits averaged reach {_percent(one.deterministic)} % at {MEMBERS} times the compute."
     )
     return said
 

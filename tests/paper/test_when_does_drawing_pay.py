@@ -135,9 +135,9 @@ def test_the_page_shows_the_saved_results_and_says_what_is_missing(
     monkeypatch.setattr(work, "RESULTS", tmp_path)
     (tmp_path / "figures").mkdir()
     page.write_page(tmp_path / "empty.md", {})
-    assert "The comparison of the methods is not computed yet." in (tmp_path / "empty.md").read_text(
-        encoding="utf-8"
-    )
+    assert "The comparison with the best single network is not computed yet" in (
+        tmp_path / "empty.md"
+    ).read_text(encoding="utf-8")
     rows = {
         "continued": (["1110", "1100", "1111", "1111"], [4, 4, 2, 1]),
         "bounded-0.5": (["0110", "0111", "0111", "0111"], [0, 2, 2, 0]),
@@ -157,6 +157,10 @@ def test_the_page_shows_the_saved_results_and_says_what_is_missing(
     assert "3 of 3 seeds at 3 points or more" in text
     assert f"6 of {len(plan.CELLS)} cells" in text
     assert "$" not in text
+    assert "no evidence" not in text
+    work.result_of(next(c for c in plan.CELLS if c.label == "bounded-0.5" and c.k == 1)).unlink()
+    page.write_page(tmp_path / "page.md", names)
+    assert "Only 2 of 3 seeds are computed so far" in (tmp_path / "page.md").read_text(encoding="utf-8")
 
 
 def test_a_cell_with_a_result_is_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
