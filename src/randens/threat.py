@@ -169,7 +169,7 @@ class Threat:
             unknown("norm", self.norm, _NORMS)
         object.__setattr__(self, "eps", number("eps", self.eps))
         if not (math.isfinite(self.eps) and self.eps > 0):
-            raise InputError(f"eps is {self.eps!r}; it must be finite and > 0, e.g. 8/255")
+            raise InputError(f"eps is {self.eps:g}; it must be finite and > 0, e.g. 8/255")
         if self.norm == "l0" and (self.eps != int(self.eps) or self.bounds is None):
             raise InputError(
                 f"eps is {self.eps:g} and bounds is {self.bounds}; norm 'l0' takes a whole number of pixels or "
@@ -446,7 +446,7 @@ class Threat:
         found = Threat(value["norm"], 1e-9, tuple(bounds) if bounds is not None else None)
         eps = number("eps", value["eps"])
         if not (math.isfinite(eps) and eps > 0):
-            raise InputError(f"eps is {eps!r}; it must be finite and > 0, e.g. 8/255")
+            raise InputError(f"eps is {eps:g}; it must be finite and > 0, e.g. 8/255")
         return found._with_radius(eps)
 
 

@@ -76,7 +76,7 @@ def test_a_batch_of_none(name: str) -> None:
     assert result.x_adv.shape == (0, 1, 8, 8)
     assert result.errors.shape == result.clean_errors.shape == (0, 2)
     assert (result.robust_accuracy, len(result.pool), result.sources) == (1.0, 0, ())
-    assert result.flags == {"zero_gradient": [0.0, 0.0], "nan_gradient": [0.0, 0.0]}
+    assert result.flags == {name: [0.0, 0.0] for name in ("zero_gradient", "nan_gradient", "unstable")}
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -98,8 +98,10 @@ def test_two_classes_are_fewer_than_hyperplanes(name: str, norm: str) -> None:
     options = {"hyperplanes": 5} if name in ("arc", "arc-r", "saddle") else {}
     result = attack(name, made.threat, **options)(made.rec, made.x, made.y)
     assert torch.equal(made.rec.errors(result.x_adv, made.y), result.errors)
-    # The mean of two opposed members stands still between them: that one attack finds nothing, as it should.
-    assert bool((result.risk > 0).any()) == (name != "adaptive-pgd-z")
+    # The mean over two opposed members has no slope between them: attacks on a mean of logits or of margins find
+    # nothing, as they should. `sparse` moves one of the six features, which need not be enough.
+    if name != "sparse":
+        assert bool((result.risk > 0).any()) == (name not in ("adaptive-pgd-z", "acw"))
 
 
 class Quantised(nn.Module):
@@ -137,7 +139,7 @@ class Constant(nn.Module):
         return self.bias.expand(len(x), 4)
 
 
-GRADIENT_ATTACKS = tuple(n for n in EVERY if n != "random")
+GRADIENT_ATTACKS = tuple(n for n in EVERY if n not in ("random", "sparse"))
 
 
 @pytest.mark.parametrize("name", GRADIENT_ATTACKS)

@@ -115,7 +115,7 @@ def test_a_wrong_option_is_noticed() -> None:
     check_arguments(["data", "fetch", "mnist", "--from", "here"])
     for wrong in (
         ["evaluate", "runs/x", "--atack", "pgd"],
-        ["evaluate"],
+        ["certify"],
         ["data", "ftch"],
         ["evalute"],
         ["--instal-completion"],

@@ -152,7 +152,7 @@ def complaints(name: str, found: Any) -> list[str]:
     wanted = [p for p in parameters(found) if p not in inherited(found)]
     section = re.search(r"^Parameters\n-+\n(.*?)(?=^\w[\w ]*\n-+\n|\Z)", text, re.MULTILINE | re.DOTALL)
     listed = (
-        set(re.findall(r"[\w*]+", " ".join(re.findall(r"^\S.*", section[1], re.MULTILINE))))
+        set(re.findall(r"\w+", " ".join(re.findall(r"^\S.*", section[1], re.MULTILINE))))
         if section
         else set()
     )

@@ -265,7 +265,7 @@ def test_command_says_it_with_its_exit_code(tmp_path: Path, capsys: pytest.Captu
     assert command(["audit", str(good), "--limit", str(FEW), "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["passed"] is True
-    assert json.loads((good / "audit.json").read_text()) == said
+    assert Run.open(good).read("audit") == said
     saturated = ensemble()
     with torch.no_grad():
         for parameter in list(saturated.members[1].parameters())[-2:]:

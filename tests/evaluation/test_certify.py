@@ -361,7 +361,7 @@ def test_command_writes_the_sandwich(tmp_path: Path, capsys: pytest.CaptureFixtu
     said = json.loads(capsys.readouterr().out)
     assert said["lower"] <= said["upper"] <= said["upper_members_separately"]
     assert said["lower_from"] == "witnesses"
-    assert json.loads((run.path / "certification.json").read_text()) == said
+    assert Run.open(run.path).read("certification") == said
     assert command(arguments) == 0
     assert "certified" in capsys.readouterr().out
     assert command([*arguments, "--eps", "nonsense"]) == 2

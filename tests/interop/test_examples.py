@@ -56,7 +56,7 @@ def check_train_to_serve(folder: Path, lines: list[str]) -> None:
     accuracies = re.fullmatch(r"(\S+) natural, (\S+) robust, 200 images", said["test accuracy"])
     assert accuracies is not None
     natural, robust = map(float, accuracies.groups())
-    assert 0 <= robust < natural <= 1
+    assert 0 <= robust <= natural <= 1
     page = (folder / "train-to-serve-1" / "report.html").read_text(encoding="utf-8")
     assert "</html>" in page
     bundle = Bundle.open(folder / "train-to-serve-1" / "bundle")

@@ -18,7 +18,7 @@ from tests.report.made_runs import chosen_evaluation, chosen_run
 from randens.ensemble import RandomizedEnsemble
 from randens.errors import FileError, InputError
 from randens.evaluation import difference
-from randens.files import write_json
+from randens.files import seal, write_json
 from randens.models import create
 from randens.report import write_report
 from randens.report.comparing import compare, verdict, verdicts
@@ -408,7 +408,7 @@ def test_measurements_of_something_else_are_pointed_out(
     assert "Measured with other" not in page_of(folder)
     for name in ("radii", "attacks", "gallery"):
         document = json.loads((folder / "report" / f"{name}.json").read_text())
-        write_json(folder / "report" / f"{name}.json", {**document, key: value})
+        write_json(folder / "report" / f"{name}.json", seal({**document, key: value}))
     assert page_of(folder).count(f"Measured with other {what} than were evaluated") == 3
 
 
@@ -420,5 +420,5 @@ def test_attacks_that_found_more_than_the_evaluation_are_pointed_out(
     document = json.loads((folder / "report" / "attacks.json").read_text())
     for together, said in ((0.0, True), (1.0, False)):
         document["together"]["value"] = together
-        write_json(folder / "report" / "attacks.json", document)
+        write_json(folder / "report" / "attacks.json", seal(document))
         assert ("its attacks were not the strongest" in page_of(folder)) is said

@@ -16,6 +16,7 @@ import randens
 from randens import attacks, data, evaluation, training, zoo
 from randens.errors import FileError, InputError
 from randens.evaluation.tables import count, percent
+from randens.files import seal, write_json
 
 __all__ = ["shell"]
 
@@ -86,7 +87,7 @@ def test_commands_lose_places_and_nothing_else(runs: Path, tmp_path: Path) -> No
     ]
     earlier = [{**manifest["recipe"], "first": str(tmp_path / "c")}]
     changed = {**manifest, "command": words, "earlier_recipes": earlier}
-    (run / "manifest.json").write_text(json.dumps(changed), encoding="utf-8")
+    write_json(run / "manifest.json", seal(changed))
     entry = zoo.add(run, "mine", tmp_path)
     assert entry.run.manifest["earlier_recipes"][0]["first"] == "c"
     kept = entry.run.manifest["command"]

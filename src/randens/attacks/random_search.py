@@ -98,9 +98,11 @@ class SparseSearch(Attack):
     def _painted(s: Search, chosen: Tensor) -> Tensor:
         """The inputs with the chosen pixels [n, k] at random corners of the box."""
         heads = s.uniform(*s.x.shape[1:]).round().bool()
-        low, high = s.threat.bounds or (s.x - s.threat.eps, s.x + s.threat.eps)
-        colours = torch.where(heads, s.x.new_tensor(0.0) + high, s.x.new_tensor(0.0) + low)
-        return torch.where(_at(s.x, chosen), colours.to(s.x.dtype), s.x)
+        if s.threat.bounds is None:
+            low, high = s.x - s.threat.eps, s.x + s.threat.eps
+        else:
+            low, high = (torch.full_like(s.x, end) for end in s.threat.bounds)
+        return torch.where(_at(s.x, chosen), torch.where(heads, high, low), s.x)
 
 
 def _pixels(x: Tensor) -> int:

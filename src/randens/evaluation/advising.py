@@ -90,7 +90,8 @@ class Advice:
 
     gain: Σ α_i η_i − η(α) with its interval. conflict: the joint reach. pair, apart: the two members that are most
     often fooled one at a time only, and how often, P(R₁) of Theorem 1. choices is empty on test data, which choose
-    nothing.
+    nothing. probs: α [M]. data, split, n: the inputs. threat, attacks: what they were attacked with. ensemble: the
+    members' fingerprint. confidence: of the intervals. cost: member passes.
     """
 
     options: tuple[Option, ...]
@@ -190,13 +191,27 @@ def advise(
         Single networks to compare with, by name: one trained with the same passes, or one of the FLOPs of k members.
     subsets
         Whether to measure k of M for 1 < k < M, where there are at most 64 subsets.
+    confidence
+        Of the intervals.
     folder
         A witness store, as for `evaluate`.
+    progress
+        ``progress(task, done, total)``.
 
     Returns
     -------
     Advice
         `.options` with intervals and FLOPs, `.choices` at 1×, 2× and M× compute, `.sentences`.
+
+    Examples
+    --------
+    >>> import randens
+    >>> nets = [randens.models.create("linear", classes=10, input_shape=(1, 8, 8), seed=s) for s in (0, 1)]
+    >>> rec = randens.RandomizedEnsemble(nets)
+    >>> attack = randens.attacks.create("pgd", randens.Threat("linf", 0.1), steps=2)
+    >>> held = randens.data.load("digits", "validation").subset(slice(0, 8))
+    >>> [option.name for option in randens.evaluation.advise(rec, held, attack).options][:2]
+    ['member 0', 'member 1']
     """
     inputs, chosen = labelled(data, rec), as_attacks(attack)
     report = silent if progress is None else progress

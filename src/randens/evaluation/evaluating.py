@@ -151,6 +151,17 @@ def again(known: Evaluation, subject: Subject, store: WitnessStore, progress: Pr
     """Ask a run's evaluation again, from a store that has learnt more since, and keep the answer.
 
     Nothing is attacked that was attacked before. An evaluation by attacks that have no name here is left as it is.
+
+    Parameters
+    ----------
+    known : Evaluation
+        The answer so far.
+    subject : Subject
+        The run it is about.
+    store : WitnessStore
+        The run's store.
+    progress : callable, optional
+        ``progress(task, done, total)``.
     """
     options = [dict(a) for a in known.attacks]
     if subject.data != known.data or any(o["name"] not in names() for o in options):
