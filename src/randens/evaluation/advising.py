@@ -211,7 +211,7 @@ def advise(
     >>> attack = randens.attacks.create("pgd", randens.Threat("linf", 0.1), steps=2)
     >>> held = randens.data.load("digits", "validation").subset(slice(0, 8))
     >>> [option.name for option in randens.evaluation.advise(rec, held, attack).options][:2]
-    ['member 0', 'member 1']
+    ['best member, number 0', 'drawn evenly']
     """
     inputs, chosen = labelled(data, rec), as_attacks(attack)
     report = silent if progress is None else progress
