@@ -71,7 +71,7 @@ def measure(members: int, n: int, seed: int = 0) -> Row:
 
 
 def rows(settings: Settings) -> Iterator[Row]:
-    measure(2, 100)  # The first call loads the solver; nobody should pay for that in the first row.
+    measure(2, 100)  # The first call loads the solver; it must not count in the first row.
     for members in (2, 8) if settings.quick else MEMBERS:
         for n in INPUTS[:3] if settings.quick else INPUTS:
             yield measure(members, n)

@@ -66,7 +66,7 @@ def data_folder(folder: str | os.PathLike[str] | None = None) -> Path:
 def write_atomic(path: str | os.PathLike[str], content: bytes) -> None:
     """Write `content` under a temporary name, flush it to disk, then rename it to `path`.
 
-    Whoever opens `path` sees the old content or the new one, never a part.
+    A reader of `path` sees the old content or the new one, never a part.
     """
     target = Path(path)
     try:

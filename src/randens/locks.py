@@ -61,7 +61,7 @@ def only_writer(folder: str | os.PathLike[str]) -> Iterator[None]:
     finally:
         ended.set()
         renewing.join()
-        # While it is held: nobody else can have taken this very file.
+        # While it is held: no other process can have taken this file.
         with contextlib.suppress(OSError):
             path.unlink()
         os.close(handle)

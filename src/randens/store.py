@@ -319,7 +319,7 @@ class WitnessStore:
     ) -> None:
         """Add what was found on inputs x with addresses `keys`: a pool of these members, and what it took.
 
-        clean: bool [n, M], verdicts on the inputs themselves, which are kept even where nobody is wrong.
+        clean: bool [n, M], verdicts on the inputs themselves, which are kept even where no member is wrong.
         """
         rows = np.flatnonzero(pool.located)
         points, fooled = pool.points[rows], pool.fooled[rows]

@@ -156,7 +156,7 @@ class WitnessPool:
         )
 
     def profile(self) -> RiskProfile:
-        """η over the simplex as a `RiskProfile` (inputs without a witness fool nobody)."""
+        """η over the simplex as a `RiskProfile` (no member is fooled at an input without a witness)."""
         return RiskProfile.from_witnesses(self.points, self.fooled, self.n)
 
     def best(self, probs: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.int64]]:

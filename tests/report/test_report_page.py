@@ -118,7 +118,7 @@ def test_one_member(tmp_path: Path) -> None:
     result = chosen_evaluation(1)
     text = text_of(page_of(chosen_run(tmp_path / "single", result, method="at")))
     assert "with one member there is nothing to draw" in text
-    assert "One member: nobody to fall with" in text
+    assert "One member: there is no other member" in text
 
 
 @pytest.mark.parametrize("members", [2, 4, 7, 64])

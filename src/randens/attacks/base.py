@@ -196,8 +196,7 @@ class Attack:
     def _empty(self, rec: RandomizedEnsemble, x: Tensor) -> Found:
         none = torch.zeros(0, len(rec.members), dtype=torch.bool)
         pool = WitnessPool(0, len(rec.members), x_adv=x.detach().cpu().numpy())
-        nobody = [0.0] * len(rec.members)
-        flags = {name: list(nobody) for name in ("zero_gradient", "nan_gradient", "unstable")}
+        flags = {name: [0.0] * len(rec.members) for name in ("zero_gradient", "nan_gradient", "unstable")}
         return Found(x.detach(), none, torch.zeros(0, dtype=torch.float64), none, pool, Cost(), (), flags)
 
 

@@ -446,7 +446,7 @@ class Knowledge:
         self.pool = self.pool.merge(new)
 
     def _keep(self, rows: NDArray[np.int64], fooled: NDArray[np.bool_], x_adv: Tensor, source: str) -> None:
-        """Put verdicts on some points into the store, those that fool nobody too."""
+        """Put verdicts on some points into the store, also of those that fool no member."""
         if self.store is not None and _writes():
             points = x_adv.detach().cpu().contiguous()
             self.store.judged(
@@ -568,7 +568,7 @@ def as_attacks(attack: Attack | Sequence[Attack]) -> tuple[Attack, ...]:
 
 
 def worst_inputs(pool: WitnessPool, probs: Any, x: Tensor) -> Tensor:
-    """For each input its worst known perturbation at `probs`; the input itself where nobody is fooled.
+    """For each input its worst known perturbation at `probs`; the input itself where no member is fooled.
 
     Parameters
     ----------

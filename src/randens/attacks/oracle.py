@@ -124,9 +124,9 @@ class Oracle(Ledger):
         return errors, margin
 
     def _promising(self, rows: Tensor, errors: Tensor, known: Tensor) -> Tensor:
-        """Bool [k]: somebody is fooled, and the set could be new once those not `known` have been asked.
+        """Bool [k]: some member is fooled, and the set could be new once those not `known` have been asked.
 
-        A point that fools nobody asked so far is left alone: the others get their own turn to be asked.
+        A point that fools none of the members evaluated so far is left; the other members have steps of their own.
         """
         return errors.any(dim=1) & ~self._dominated(rows, errors | ~known)
 
@@ -368,12 +368,12 @@ class Oracle(Ledger):
 
     def _clean_memory(self) -> Linearisation:
         if self._clean is None:
-            nobody = torch.zeros(self.n, self.members, dtype=torch.bool, device=self.device)
+            none = torch.zeros(self.n, self.members, dtype=torch.bool, device=self.device)
             self._clean = Linearisation(
                 self.x.new_zeros(self.n, self.members),
                 self.x.new_zeros(self.n, self.members, self.x[0].numel()),
-                nobody,
-                nobody.clone(),
+                none,
+                none.clone(),
             )
         return self._clean
 
@@ -387,7 +387,7 @@ class Oracle(Ledger):
         errors[:, index] = fooled
         seen = torch.zeros_like(errors)
         seen[:, index] = True
-        # The rule of `judge`: the point was judged when it was taken, by whoever mattered then.
+        # As in `judge`: the point's verdict was computed when the step was accepted.
         self._learn(rows, points, errors, seen, ~self._dominated(rows, errors))
         return gaps, gradients
 

@@ -1,7 +1,7 @@
 """One queue in front of the predictor: requests that wait together are answered by one call.
 
-While a call runs, new requests gather; the next call takes them all. So nobody ever waits for company, and batches
-grow only as the load does. Draws are made inside the call, one for each input.
+While a call runs, new requests gather; the next call takes them all. So a request never waits for another request,
+and batches grow only as the load does. Draws are made inside the call, one for each input.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ bundle.json      probabilities, classes, input shape, threat, opset, checksums, 
 member-00.onnx   logits [n, C] of inputs [n, ...]; normalisation inside, any batch size
 
 The manifest's own checksum covers everything (the members through their checksums), so one number, printed at
-export, pins a bundle: whoever compares it cannot be given another one.
+export, pins a bundle: comparing it detects another one.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """What the server counts, for Prometheus. Nothing here tells draws apart unless the server runs in debug mode:
-whoever could watch a counter per member would see each draw."""
+a client that reads a counter per member would see each draw."""
 
 from __future__ import annotations
 

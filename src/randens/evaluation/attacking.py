@@ -109,7 +109,7 @@ def _row(
     risks, best = pool.best(probs)
     counted: dict[str, int] = {}
     for row in best.tolist():
-        source = pool.sources[row] if row >= 0 else "nobody"
+        source = pool.sources[row] if row >= 0 else "no attack"
         counted[source] = counted.get(source, 0) + 1
     return Attacked(
         name,

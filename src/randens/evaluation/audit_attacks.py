@@ -25,7 +25,7 @@ _ROUNDING = 1e-9
 
 
 def checks(case: Case, evaluation: Evaluation | None) -> list[Check]:
-    """All of them; each names the members it found at fault."""
+    """All of them; each names the members that it concerns."""
     found = [
         _iterative(case),
         _losses(case),
@@ -168,7 +168,7 @@ def _plateau(case: Case) -> Check:
 
 
 def _radius(case: Case) -> Check:
-    """Errors must grow with the radius, and nobody may survive when inputs can be changed at will."""
+    """Errors must grow with the radius, and all members must be fooled when inputs can be changed at will."""
     evidence, wrong, said = {}, [], []
     scales = (*_WIDER, _everything(case))
     for who in range(len(case.members)):

@@ -1,7 +1,7 @@
 """Certified upper bounds on the risk, so that witness lower bound ≤ true risk ≤ certified upper bound.
 
 Bound propagation gives every member linear functions below its margins z_y − z_c on the whole perturbation set
-(`linear_bounds`, `interval_bounds`). Where they stay above 0 the member is certified: nobody can fool it there,
+(`linear_bounds`, `interval_bounds`). Where they stay above 0 the member is certified: no perturbation fools it there,
 and η(α) ≤ mean Σ_i α_i 1[member i not certified]. That still lets the attacker fool all the others at once. Often
 no single δ can: if some λ in the simplex over members T has Σ λ_i (lower bound of margin_i)(δ) > 0 for all δ, then
 one of T withstands, whatever δ is. What is left per input are the maximal sets that are not refuted, and they are
@@ -56,7 +56,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Certification:
-    """What nobody can do to an ensemble on n inputs.
+    """What no perturbation can do to an ensemble on n inputs.
 
     certified: bool [n, M], members that no perturbation fools. profile: for every input the maximal sets of members
     that are not proven safe from being fooled together. clean: bool [n, M], errors on the inputs as they are.

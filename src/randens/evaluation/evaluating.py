@@ -77,7 +77,7 @@ def evaluate(
     """Natural and robust accuracy of the ensemble, of each member and of the deterministic ensemble.
 
     Attacked are: the ensemble at its probabilities, at those in `also` (None: uniform), each member alone, and
-    unless `deterministic` is false the mean of all logits. Every perturbation found is shown to everybody, and
+    unless `deterministic` is false the mean of all logits. Every perturbation found is shown to all of them, and
     inputs that cannot get worse are not attacked again. Several attacks in a list work one after the other.
 
     Parameters

@@ -57,7 +57,7 @@ class Conflict:
         """One line for a person."""
         members = len(self.unusable)
         if members == 1:
-            return "One member: there is nobody to conflict with (reach 1)."
+            return "One member: there is no other member to conflict with (reach 1)."
         if np.isnan(self.reach):
             return "The members' reach is unknown: at no input are all gradients usable."
         said = f"One perturbation that has to serve all {members} members keeps {self.reach:.1%} of ε (joint reach"

@@ -58,7 +58,7 @@ class Points:
 
     clean, worst, foolable: bool [n, M]: who is wrong on the input itself, on its worst perturbation at the
     ensemble's probabilities, and on any perturbation found. sources: the attack behind each worst case ("" where
-    nobody is fooled). deterministic_clean, deterministic_worst: bool [n], the same for the deterministic ensemble.
+    no member is fooled). deterministic_clean, deterministic_worst: bool [n], the same for the deterministic ensemble.
     """
 
     clean: NDArray[np.bool_]
@@ -236,7 +236,7 @@ class Evaluation:
     def at(self, probs: ArrayLike | None) -> Accuracy:
         """Of the randomized ensemble at other probabilities (None: uniform), looked up in what was found.
 
-        Nobody attacked there unless they are `probs` or one of `also`, so the robust value may flatter.
+        No attack was run there unless they are `probs` or one of `also`, so the robust value may flatter.
         """
         alpha = check_probs(probs, self.members).numpy()
         robust = self.profile.risk(alpha)
@@ -305,7 +305,7 @@ class Evaluation:
 
     @property
     def found_by(self) -> dict[str, int]:
-        """How many worst cases each attack found; "clean" needed none, "" are inputs where nobody is fooled."""
+        """How many worst cases each attack found; "clean" needed none, "" are inputs where no member is fooled."""
         names, counts = np.unique(np.array(self.points.sources, dtype=str), return_counts=True)
         return dict(zip(names.tolist(), counts.tolist(), strict=True))
 

@@ -1,4 +1,4 @@
-"""Evaluating a random classifier: attack some draws, choose on others, score on draws that nobody has seen.
+"""Evaluating a random classifier: attack some draws, choose on others, score on draws that no attack has seen.
 
 What is estimated is the expected robust accuracy E_x P_s(f_s(x + δ(x)) = y) against an adversary who knows the model
 and the law of its randomness, but not the draw that answers. Three sets of draws keep it honest:
@@ -93,7 +93,7 @@ class Adversary:
 
 @dataclass(frozen=True)
 class Spread:
-    """Accuracies of single frozen draws, each over all inputs: what somebody who evaluates one draw could print."""
+    """Accuracies of single frozen draws, each over all inputs: what an evaluation by one draw could print."""
 
     natural: tuple[float, ...]
     robust: tuple[float, ...]

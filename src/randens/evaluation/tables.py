@@ -17,7 +17,7 @@ from randens.evaluation.results import Accuracy, Evaluation
 
 __all__ = ["Row", "frame", "html", "latex", "markdown", "percent", "plain", "rows", "statements", "terminal"]
 
-_FOUND = {"": "(nobody fooled)", "clean": "no attack needed"}
+_FOUND = {"": "(no member fooled)", "clean": "no attack needed"}
 
 
 @dataclass(frozen=True)

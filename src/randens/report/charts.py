@@ -390,7 +390,7 @@ def _cut(text: str, length: int) -> str:
 
 
 def _members(fooled: Sequence[int]) -> str:
-    return "nobody" if not fooled else "only " + ", ".join(f"member {m}" for m in fooled)
+    return "none" if not fooled else "only " + ", ".join(f"member {m}" for m in fooled)
 
 
 def _log_ticks(low: float, high: float) -> list[tuple[float, str]]:

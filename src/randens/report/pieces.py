@@ -69,7 +69,7 @@ def shown_difference(found: Estimate | None) -> Node:
 def fooled(members: Sequence[int]) -> str:
     """A set of members in words."""
     if not members:
-        return "nobody"
+        return "none"
     return ("member " if len(members) == 1 else "members ") + ", ".join(str(m) for m in members)
 
 

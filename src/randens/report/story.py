@@ -53,7 +53,7 @@ def _landscape(one: Material, number: int, reading: Reading | None) -> Markup:
         }.get(result.members, "shown a face of three members at a time; the sliders reach every α")
         intro = (
             f"The risk η(α) for any probabilities α, {kind}. Drag the point, use the arrow keys on it, move a slider "
-            "or type probabilities: everything is computed here from what the attacks found. Nobody attacked at "
+            "or type probabilities: everything is computed here from what the attacks found. No attack was run at "
             "other α than those named, so there the risk shown is a lower bound on the true one."
         )
     fallback = element(
@@ -160,7 +160,7 @@ def _together(one: Material) -> Markup:
     if result is None:
         return pieces.missing(one, "evaluate")
     if result.members == 1:
-        return element("p", "One member: nobody to fall with.")
+        return element("p", "One member: there is no other member.")
     listed, rest = series.fooled_sets(result)
     often = (
         sorted({m for fooled, _ in listed for m in fooled})
@@ -316,7 +316,7 @@ def _attacks(one: Material) -> Markup:
                 )
             )
     if result is not None:
-        names = {"": "nobody is fooled", "clean": "wrong unperturbed"}
+        names = {"": "no member is fooled", "clean": "wrong unperturbed"}
         rows = [
             (names.get(name, name), float(count), None, "inputs")
             for name, count in sorted(result.found_by.items(), key=lambda i: -i[1])

@@ -141,7 +141,7 @@ def _left_out(limits: Bounds) -> str:
 
 def _next(thumb: RuleOfThumb, m: int, best: int) -> str:
     if thumb.low == 0:
-        return "A member that is never fooled needs no company."
+        return "A member that is never fooled needs no other member."
     if thumb.necessary:
         return (
             f"A second member next to member {best} must have a risk of at most {thumb.high:.2%}: above that, "

@@ -59,7 +59,7 @@ class RiskProfile:
         """A profile from explicit configurations.
 
         sets: for each configuration its fooled sets, rows of M zeros and ones; an empty configuration is an
-        input at which nobody can be fooled. weights: p [K], summing to 1; by default every configuration is
+        input at which no member can be fooled. weights: p [K], summing to 1; by default every configuration is
         one input and all count alike. members: M, needed only if every configuration is empty.
 
         >>> RiskProfile.from_configurations([[(1, 0), (0, 1)], [(1, 1)]], [0.6, 0.4]).risk([0.5, 0.5])
@@ -97,7 +97,7 @@ class RiskProfile:
     def from_witnesses(cls, points: ArrayLike, fooled: ArrayLike, n: int) -> RiskProfile:
         """A profile of n inputs: points[j] is the input of witness j, fooled[j] the set of members it fools.
 
-        points: int [k], fooled: bool [k, M]. An input without a witness fools nobody. All inputs count alike.
+        points: int [k], fooled: bool [k, M]. At an input without a witness no member is fooled. All inputs count alike.
         """
         n = as_count("n", n)
         where = np.asarray(points)
@@ -145,7 +145,7 @@ class RiskProfile:
 
     @property
     def configurations(self) -> tuple[NDArray[np.bool_], ...]:
-        """U_k as boolean matrices [sets, M], one each; a row of zeros where nobody can be fooled."""
+        """U_k as boolean matrices [sets, M], one each; a row of zeros where no member can be fooled."""
         table = unpack(self.masks, self.members)
         return tuple(np.split(table, self.starts[1:-1]))
 

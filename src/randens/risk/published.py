@@ -1,7 +1,7 @@
 """An auditor for published tables: what reported accuracies imply, and what they cannot be.
 
 From the risks of the members and of the randomized ensemble alone follow the share of inputs at which one
-perturbation does not fool everybody, which probabilities can have been meant, and whether the numbers contradict
+perturbation does not fool all members, which probabilities can have been meant, and whether the numbers contradict
 Theorem 3, the convexity of η, or the inclusion of one perturbation set in another.
 """
 

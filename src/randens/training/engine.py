@@ -363,7 +363,7 @@ class _Engine:
             self._keep(stage, judged)
             risks = judged.pool.profile().member_risks
             if self.method.watched:
-                # Only what is trained now can be at fault; the judged members end with it.
+                # Only the members in training can lose robustness; they are the last of those attacked.
                 self._watch(stage, 1 - float(np.max(risks[-len(stage.trained) :])), accuracy)
             if recipe.validation.rule_of_thumb and several:
                 self._measure_by_thumb(stage, risks)

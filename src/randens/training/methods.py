@@ -81,8 +81,8 @@ class Method:
 
     level: where the training adversary takes the expectation over the members. inherits: whether member m
     starts from f_{m−1}. reweighs: whether α is optimised while a member is trained; descends: whether it moves
-    by mirror descent. choice, attack: how α is chosen at the end, if not as the recipe says. watched: whether a
-    member that loses its own robustness is at fault. parallel: whether several processes may share a batch.
+    by mirror descent. choice, attack: how α is chosen at the end, if not as the recipe says. watched: whether
+    training stops if the new member's own robust accuracy drops. parallel: whether several processes may share a batch.
     """
 
     name: ClassVar[str] = "at"
