@@ -80,6 +80,9 @@ def page(document: Mapping[str, Any]) -> str:
         if benchmark.name in drawn and _drawable(benchmark.name, entry["rows"]):
             parts.append(f"![{benchmark.title}](benchmarks/{drawn[benchmark.name]})")
         parts.append(table.markdown(entry["rows"]) if entry["rows"] else "Nothing was measured.")
+    missing = [benchmark.name for benchmark in BENCHMARKS if benchmark.name not in document["benchmarks"]]
+    if missing:
+        parts.append(f"Not measured in this run: {', '.join(f'`{name}`' for name in missing)}.")
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
