@@ -124,7 +124,8 @@ class TensorBoardTracker:
 
     def finished(self, task: str, values: Values) -> None:
         self.epoch(task, 0, values)
-        self.writer.flush()
+        # What is written after this opens a new file.
+        self.writer.close()
 
 
 class WandbTracker:

@@ -452,7 +452,10 @@ def test_old_names_work_with_a_warning_and_mean_the_same() -> None:
         assert old not in attacks.names()
     assert type(attacks.create("apgd", Threat("linf", 0.1))) is attacks.APGD
     for name in attacks.names():
-        fields = dataclasses.fields(attacks.create(name, Threat("linf", 0.1)))
+        made = attacks.create(name, Threat("linf", 0.1))
+        if not type(made).__module__.startswith("randens."):
+            continue  # registered by another test
+        fields = dataclasses.fields(made)
         assert all(field.kw_only for field in fields if field.name != "threat"), name
     for cls in (attacks.PGD, attacks.ARC, attacks.Saddle):
         with pytest.raises(TypeError):

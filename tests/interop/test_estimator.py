@@ -254,7 +254,7 @@ def test_its_ensemble_is_an_ordinary_one() -> None:
         ({"n_members": 0}, "n_members is 0; it must be a whole number ≥ 1"),
         ({"epochs": 2.5}, r"epochs is 2\.5; it must be a whole number ≥ 1"),
         ({"eps": -1}, "eps is -1; it must be finite and > 0"),
-        ({"norm": "l3"}, "unknown norm 'l3'; did you mean"),
+        ({"norm": "l3"}, "unknown norm 'l3'; valid: "),
         ({"learning_rate": 0}, "learning_rate is 0; it must be a number > 0"),
         ({"validation_fraction": 1.0}, r"validation_fraction is 1\.0; it must be a number between 0 and 1"),
         ({"bounds": (0, 1)}, r"bounds is \(0, 1\) and standardize is true"),

@@ -362,9 +362,6 @@ def test_tensorboard_gets_what_the_metrics_hold(tmp_path: Path, monkeypatch: pyt
         def add_scalar(self, name: str, value: float, step: int) -> None:
             written.append((name, value, step))
 
-        def flush(self) -> None:
-            pass
-
         def close(self) -> None:
             written.append(("closed", 0.0, 0))
 

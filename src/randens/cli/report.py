@@ -57,7 +57,7 @@ def report(
     Example: randens report runs/quickstart-1 runs/quickstart-1/at --output
     comparison.html
     """
-    from randens import evaluation
+    from randens.evaluation.evaluating import again
     from randens.evaluation.subject import open_subject
     from randens.models import pick_device
     from randens.report import measure as run_measure
@@ -78,7 +78,7 @@ def report(
                     subject.rec, inputs, subject.threat, folder=store, seed=seed, progress=progress
                 )
                 if known is not None:
-                    evaluation.again(known, subject, store, progress)
+                    again(known, subject, store, progress)
             found.save(subject.run)
     path = write_report(runs, output)
     said = verdicts(gather_all(runs))

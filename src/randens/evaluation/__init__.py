@@ -6,7 +6,7 @@ from randens.evaluation.auditing import Audit, Check, audit
 from randens.evaluation.certifying import Certification, certify
 from randens.evaluation.curves import CostCurve, CostPoint, Curve, CurvePoint, cost_curve, curve
 from randens.evaluation.draws import score, single_draw
-from randens.evaluation.evaluating import again, save_worst_inputs, transferred, worst_inputs
+from randens.evaluation.evaluating import save_worst_inputs, transferred, worst_inputs
 from randens.evaluation.front import evaluate
 from randens.evaluation.intervals import Estimate, bounded_mean, difference, estimate, exact_binomial
 from randens.evaluation.own import as_rec, from_factory, random_from_factory
@@ -54,7 +54,6 @@ __all__ = [
     "optimize_sampling",
     "optimize_stochastic_sampling",
     "random_from_factory",
-    "again",
     "save_worst_inputs",
     "score",
     "single_draw",
