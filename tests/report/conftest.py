@@ -42,7 +42,9 @@ def trained_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run.path
 
 
-@pytest.fixture(scope="session")
+# Not for the whole session: while it runs, Playwright keeps an event loop and signal handlers in this process, which
+# tests of other files would meet.
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """Debian's Chromium, driven by Playwright; set RANDENS_BROWSER to another executable."""
     required = os.environ.get("RANDENS_REQUIRE_BROWSER") == "1"
