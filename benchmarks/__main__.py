@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks import machine, runner
 from benchmarks.harness import Settings
-from randens.errors import InputError, RandensError
+from randens.core.errors import InputError, RandensError
 
 RESULTS = runner.ROOT / "benchmarks" / "results.json"
 ELSEWHERE = runner.ROOT / "runs" / "bench.json"

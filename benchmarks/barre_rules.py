@@ -21,9 +21,9 @@ import numpy as np
 
 import randens
 from randens import attacks
+from randens.core.files import write_json
+from randens.core.runs import Run
 from randens.data import ImageData
-from randens.files import write_json
-from randens.runs import Run
 from randens.training import Recipe, train
 
 __all__ = ["RULES", "main", "page", "table"]

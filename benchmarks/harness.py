@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from benchmarks import table
-from randens.errors import RandensError
-from randens.files import write_json
+from randens.core.errors import RandensError
+from randens.core.files import write_json
 
 __all__ = [
     "NOISE",

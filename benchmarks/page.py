@@ -19,8 +19,8 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 from benchmarks import table
 from benchmarks.runner import BENCHMARKS, ROOT
-from randens.errors import RandensError
-from randens.files import read_json, write_atomic
+from randens.core.errors import RandensError
+from randens.core.files import read_json, write_atomic
 
 __all__ = ["PAGE", "RESULTS", "main", "page", "plots"]
 

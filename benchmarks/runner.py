@@ -20,8 +20,8 @@ from typing import Any
 
 from benchmarks import machine, table
 from benchmarks.harness import Settings
-from randens.errors import FileError, InputError, unknown
-from randens.files import read_json, write_json
+from randens.core.errors import FileError, InputError, unknown
+from randens.core.files import read_json, write_json
 
 __all__ = ["BENCHMARKS", "ROOT", "Benchmark", "chosen", "failures", "run", "summary"]
 

@@ -29,8 +29,8 @@ from benchmarks import harness, machine
 from benchmarks.harness import Goal, Row, Settings, Side, Timing, as_fast, interleaved, left_out, of_cost
 from randens import data, models
 from randens.attacks.members import folded
+from randens.core.files import read_json, write_json
 from randens.ensemble import frozen
-from randens.files import read_json, write_json
 from randens.models.precision import probe
 from randens.training import Recipe, train
 
@@ -232,7 +232,7 @@ def in_processes(count: int, size: Size) -> list[float]:
 
 def worker(target: Path, size: Size) -> None:
     """One of several processes that train together."""
-    from randens.training.distributed import workers
+    from randens.core.distributed import workers
 
     torch.set_num_threads(1)
     with workers("cpu") as crew:

@@ -21,7 +21,7 @@ from randens import RandomizedEnsemble, Threat, attacks, data
 from randens.attacks import Attack
 from randens.data import ImageData
 from randens.evaluation import Evaluation
-from randens.store import WitnessStore
+from randens.witness.store import WitnessStore
 
 THREAT = Threat("linf", 8 / 255)
 

@@ -19,8 +19,8 @@ import torch
 from torch import nn
 
 import randens
+from randens.core.errors import RandensError
 from randens.data import ImageData
-from randens.errors import RandensError
 
 MEAN, STD = (0.3,), (0.4,)
 

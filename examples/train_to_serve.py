@@ -24,10 +24,10 @@ from pathlib import Path
 import torch
 
 import randens
+from randens.core.runs import Run
 from randens.deploy import Predictor, export
 from randens.deploy.server import Limits, create_app, listen, make_server
 from randens.report import write_report
-from randens.runs import Run
 from randens.training import Recipe, train
 
 

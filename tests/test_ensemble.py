@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 import randens
 from randens import DeterministicEnsemble, RandomizedEnsemble, Threat, models
+from randens.core.errors import FileError, InputError, ModelError
 from randens.ensemble import check_probs, evaluating, frozen
-from randens.errors import FileError, InputError, ModelError
 
 CLASSES, FEATURES = 4, 6
 

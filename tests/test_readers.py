@@ -12,10 +12,10 @@ from benchmarks.assault import readers
 from benchmarks.assault.readers import FORGED, forge
 
 import randens
-from randens.errors import FileError, RandensError
+from randens.core.errors import FileError, RandensError
+from randens.core.files import parse_json, read_json, seal, write_json
+from randens.core.runs import Run
 from randens.evaluation import Evaluation
-from randens.files import parse_json, read_json, seal, write_json
-from randens.runs import Run
 
 
 @pytest.fixture(scope="module")

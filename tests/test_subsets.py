@@ -11,8 +11,8 @@ from torch import nn
 
 import randens
 from randens import DeterministicEnsemble, RandomizedEnsemble, Threat, attacks, models
-from randens.errors import FileError, InputError
-from randens.files import read_json, write_json
+from randens.core.errors import FileError, InputError
+from randens.core.files import read_json, write_json
 
 
 def made(count: int = 4) -> RandomizedEnsemble:

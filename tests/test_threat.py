@@ -13,7 +13,7 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from randens import Threat
-from randens.errors import InputError
+from randens.core.errors import InputError
 from randens.threat import Region
 
 NORMS = ("linf", "l2", "l1")

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from randens import RandomizedEnsemble, Threat, attacks
 from randens.attacks import exact
-from randens.errors import InputError
+from randens.core.errors import InputError
 from randens.evaluation import evaluate
 from randens.threat import Region
 

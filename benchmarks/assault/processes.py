@@ -14,8 +14,8 @@ from pathlib import Path
 
 from benchmarks.assault.finding import Finding
 from benchmarks.assault.readers import made
-from randens.errors import RandensError
-from randens.runs import Run
+from randens.core.errors import RandensError
+from randens.core.runs import Run
 
 PROGRAM = "from randens.cli.main import main; main()"
 RECIPE = """

@@ -20,17 +20,17 @@ from tests.report.made_runs import chosen_evaluation, chosen_run
 
 import randens
 from benchmarks.assault.finding import Finding
+from randens.core.documents import read_document
+from randens.core.errors import RandensError
+from randens.core.files import seal, write_json
+from randens.core.runs import Run
 from randens.deploy import Predictor
-from randens.documents import read_document
-from randens.errors import RandensError
 from randens.evaluation import Evaluation
-from randens.evaluation.subject import open_subject
-from randens.files import seal, write_json
+from randens.evaluation.run_folder import open_subject
 from randens.report import write_report
 from randens.risk import RiskProfile
-from randens.runs import Run
-from randens.training.folder import Summary
 from randens.training.recipe import load_recipe
+from randens.training.run_files import Summary
 
 __all__ = ["FORGED", "Outcome", "damaged", "digits", "findings", "forge", "forged", "made"]
 

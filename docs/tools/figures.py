@@ -16,7 +16,7 @@ from matplotlib.patches import Circle
 from matplotlib.tri import Triangulation
 from numpy.typing import NDArray
 
-from randens.files import write_atomic
+from randens.core.files import write_atomic
 from randens.risk import FIGURE_3, RiskProfile, bounds, candidates, optimal_sampling, two_classifiers
 
 FOLDER = Path(__file__).parents[1] / "figures"

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from paper.when_does_drawing_pay.page import WORDS, Group, axes_of_the_map, methods
-from randens.files import write_atomic
+from randens.core.files import write_atomic
 
 __all__ = ["write_figures"]
 

@@ -14,8 +14,8 @@ import torch
 import randens
 from paper.when_does_drawing_pay.plan import Cell, Member
 from randens.attacks import Attack
+from randens.core.files import write_atomic
 from randens.evaluation import transferred
-from randens.files import write_atomic
 from randens.training.recipe import recipe_from
 from randens.witness import WitnessPool
 

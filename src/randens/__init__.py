@@ -13,7 +13,9 @@ from randens._version import __version__
 if TYPE_CHECKING:
     from randens import (
         attacks,
+        audit,
         callbacks,
+        certify,
         data,
         deploy,
         evaluation,
@@ -24,22 +26,26 @@ if TYPE_CHECKING:
         training,
         zoo,
     )
+    from randens.core.errors import InputError, RandensError, RandensWarning
+    from randens.core.runs import Run
     from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble, load
-    from randens.errors import RandensError, RandensWarning
     from randens.evaluation import conflict, curve, evaluate, optimize_sampling
-    from randens.stochastic import RandomizedModel
+    from randens.random_model import RandomizedModel
     from randens.threat import Threat
-    from randens.witness import WitnessPool
+    from randens.witness import WitnessPool, WitnessStore
 
 _HOMES = {
     "DeterministicEnsemble": "randens.ensemble",
     "RandomizedEnsemble": "randens.ensemble",
     "load": "randens.ensemble",
-    "RandensError": "randens.errors",
-    "RandensWarning": "randens.errors",
-    "RandomizedModel": "randens.stochastic",
+    "InputError": "randens.core.errors",
+    "RandensError": "randens.core.errors",
+    "RandensWarning": "randens.core.errors",
+    "RandomizedModel": "randens.random_model",
+    "Run": "randens.core.runs",
     "Threat": "randens.threat",
     "WitnessPool": "randens.witness",
+    "WitnessStore": "randens.witness",
     "conflict": "randens.evaluation",
     "curve": "randens.evaluation",
     "evaluate": "randens.evaluation",
@@ -47,7 +53,9 @@ _HOMES = {
 }
 _ROOMS = (
     "attacks",
+    "audit",
     "callbacks",
+    "certify",
     "data",
     "deploy",
     "evaluation",
@@ -61,15 +69,20 @@ _ROOMS = (
 
 __all__ = [
     "DeterministicEnsemble",
+    "InputError",
     "RandensError",
     "RandensWarning",
     "RandomizedEnsemble",
     "RandomizedModel",
+    "Run",
     "Threat",
     "WitnessPool",
+    "WitnessStore",
     "__version__",
     "attacks",
+    "audit",
     "callbacks",
+    "certify",
     "conflict",
     "curve",
     "data",

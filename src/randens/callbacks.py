@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from randens.progress import Progress, silent
+from randens.core.progress import Progress, silent
 
 __all__ = [
     "CSVTracker",

@@ -15,12 +15,12 @@ import torch
 
 from randens import attacks, models
 from randens import data as datasets
+from randens.core.errors import RandensError
+from randens.core.runs import versions
 from randens.ensemble import RandomizedEnsemble, load
-from randens.errors import RandensError
 from randens.evaluation import optimize_sampling
 from randens.models.precision import probe
 from randens.risk import RiskProfile, optimal_sampling
-from randens.runs import versions
 from randens.threat import Threat
 
 __all__ = ["Check", "Diagnosis", "diagnose"]

@@ -25,9 +25,10 @@ from pydantic import Field
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from randens import documents, models
-from randens.errors import FileError, InputError, ModelError, RandensError
-from randens.files import document_checksum, read_json, seal, sha256, write_atomic, write_json
+from randens import models
+from randens.core import documents
+from randens.core.errors import FileError, InputError, ModelError, RandensError
+from randens.core.files import document_checksum, read_json, seal, sha256, write_atomic, write_json
 from randens.threat import Threat
 
 __all__ = ["DeterministicEnsemble", "RandomizedEnsemble", "evaluating", "frozen", "load"]
@@ -326,7 +327,7 @@ class RandomizedEnsemble(_Ensemble):
         if self.stochastic:
             raise InputError(
                 "some members answer at random, so their verdicts are not exact; use randens.evaluate, or the frozen "
-                "draws of randens.stochastic.expanded(rec)"
+                "draws of randens.random_model.expanded(rec)"
             )
         verdicts, classes = self._judge(x)
         if len(y) and int(y.max()) >= classes:

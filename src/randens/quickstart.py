@@ -17,8 +17,10 @@ import torch
 
 from randens import attacks
 from randens import data as datasets
+from randens.core.errors import InputError
+from randens.core.progress import Progress, silent
+from randens.core.runs import Run
 from randens.ensemble import RandomizedEnsemble
-from randens.errors import InputError
 from randens.evaluation import (
     Advice,
     AttackedSampling,
@@ -30,12 +32,10 @@ from randens.evaluation import (
     optimize_sampling,
     transferred,
 )
-from randens.evaluation.inputs import fingerprint
-from randens.progress import Progress, silent
+from randens.evaluation.labelled import fingerprint
 from randens.report import measure, write_report
-from randens.runs import Run
-from randens.store import WitnessStore
 from randens.training import Recipe, train
+from randens.witness.store import WitnessStore
 
 __all__ = ["Quickstart", "Verdict", "quickstart", "recipes"]
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from randens.errors import InputError, RandensWarning, unknown
+from randens.core.errors import InputError, RandensWarning, unknown
 
 __all__ = ["Region", "Threat", "grid", "norm_name", "number"]
 

@@ -19,10 +19,10 @@ from tests.cli.commands import Shell, shell
 
 from randens import RandomizedEnsemble, Threat, attacks, data, load, models
 from randens.attacks import suite
-from randens.attacks.picture import save_grid
-from randens.errors import InputError
-from randens.runs import Run
-from randens.store import WitnessStore
+from randens.core.errors import InputError
+from randens.core.runs import Run
+from randens.evaluation.picture_grid import save_grid
+from randens.witness.store import WitnessStore
 
 __all__ = ["shell"]
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from randens import DeterministicEnsemble, RandomizedEnsemble, Threat, attacks
 from randens.attacks import Search
-from randens.errors import InputError, ModelError
+from randens.core.errors import InputError, ModelError
 from randens.models.precision import probe
 
 EVERY = attacks_for("convnet")

@@ -20,8 +20,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from randens import RandomizedEnsemble, Threat, data
 from randens.attacks import Attack, Found
-from randens.errors import InputError
-from randens.store import WitnessStore
+from randens.core.errors import InputError
+from randens.witness.store import WitnessStore
 
 ROOT = Path(__file__).parents[2]
 

@@ -31,8 +31,8 @@ from benchmarks.runner import Benchmark
 
 from benchmarks import __main__ as command
 from benchmarks import harness, machine, runner, table
-from randens.errors import InputError
-from randens.files import write_json
+from randens.core.errors import InputError
+from randens.core.files import write_json
 
 _MADE_UP = {
     "good": '''

@@ -12,7 +12,7 @@ from benchmarks.runner import BENCHMARKS
 from tests.drawings import Drawing, difference
 
 from benchmarks import page as pages
-from randens.files import read_json, write_json
+from randens.core.files import read_json, write_json
 
 
 def _entry(rows: list[Row], **changes: Any) -> dict[str, Any]:

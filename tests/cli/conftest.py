@@ -10,7 +10,7 @@ from tests.cli.networks import trained
 
 from randens import RandomizedEnsemble, Threat
 from randens import data as datasets
-from randens.runs import Run
+from randens.core.runs import Run
 
 __all__ = ["run_folder", "shell"]
 

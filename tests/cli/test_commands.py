@@ -14,8 +14,8 @@ from tests.cli.commands import Shell
 
 import randens
 from randens import RandomizedEnsemble, data, quickstart
+from randens.core.runs import Run
 from randens.evaluation import Evaluation
-from randens.runs import Run
 
 FAST = ("--attack", "saddle", "--limit", "60")
 EXACT = (*FAST, "--method", "exact")

@@ -11,7 +11,7 @@ from tests.cli.commands import Shell
 
 import randens
 from randens.cli import main
-from randens.errors import InputError
+from randens.core.errors import InputError
 
 
 def test_help_lists_the_verbs_that_exist(shell: Shell) -> None:

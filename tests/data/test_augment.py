@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from randens.core.errors import InputError
 from randens.data import Augment
-from randens.errors import InputError
 
 
 def reference(image: np.ndarray, top: int, left: int, flip: bool, pad: int) -> np.ndarray:

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from randens import data
 from randens.cli.data import app
+from randens.core.errors import FileError, InputError
 from randens.data.catalogue import CATALOGUE
 from randens.data.formats import digest
-from randens.errors import FileError, InputError
 
 run = CliRunner()
 

@@ -21,13 +21,13 @@ import numpy as np
 import pytest
 from tests.data import official
 
+from randens.core.errors import FileError, InputError
+from randens.core.progress import silent
 from randens.data import sources
+from randens.data.cache import part_path, read_part
 from randens.data.catalogue import CATALOGUE, Entry, Official
 from randens.data.fetching import Fetched, fetch_entry, verify_entry
 from randens.data.formats import Arrays, digest
-from randens.data.store import part_path, read_part
-from randens.errors import FileError, InputError
-from randens.progress import silent
 
 ARRAYS = official.colour()
 BINARY, PYTHON = (local.format for local in CATALOGUE["cifar10"].local)
@@ -247,7 +247,7 @@ def test_disk_filling_up_leaves_no_partial_file(tmp_path: Path, monkeypatch: pyt
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("randens.files.os.fsync", full)
+    monkeypatch.setattr("randens.core.files.os.fsync", full)
     with pytest.raises(FileError, match=r"cannot write .*train\.safetensors: No space left on device"):
         get(small(), tmp_path)
     assert list((tmp_path / "cifar10").iterdir()) == []

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from tests.data import official
 
+from randens.core.errors import FileError
 from randens.data.catalogue import CATALOGUE
 from randens.data.formats import Arrays, Bytes, digest
-from randens.errors import FileError
 
 CIFAR10 = {local.format.title: local.format for local in CATALOGUE["cifar10"].local}
 CIFAR100 = {local.format.title: local.format for local in CATALOGUE["cifar100"].local}

@@ -12,7 +12,7 @@ from PIL import Image
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from randens import data
-from randens.errors import InputError
+from randens.core.errors import InputError
 
 RNG = np.random.default_rng(0)
 PIXELS = RNG.integers(0, 256, (7, 3, 5, 4), dtype=np.uint8)

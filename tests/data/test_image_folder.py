@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from randens import data
-from randens.errors import FileError, InputError
+from randens.core.errors import FileError, InputError
 
 
 def picture(path: Path, value: int = 7, mode: str = "RGB", size: tuple[int, int] = (5, 4)) -> None:

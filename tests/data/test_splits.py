@@ -11,7 +11,7 @@ import torch
 from sklearn.datasets import load_digits
 
 from randens import data
-from randens.errors import FileError, InputError
+from randens.core.errors import FileError, InputError
 
 
 def test_digits_are_scikit_learns_divided_by_sixteen() -> None:

@@ -11,9 +11,9 @@ import pytest
 from numpy.typing import NDArray
 from tests.deploy.planted import chi_squared, telling_bundle
 
+from randens.core.errors import InputError, ModelError
 from randens.deploy import Prediction, Predictor
 from randens.deploy.batching import Batcher
-from randens.errors import InputError, ModelError
 
 
 class Gated:

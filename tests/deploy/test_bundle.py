@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from onnx import helper, numpy_helper
 from tests.deploy.planted import random_bundle
 
+from randens.core.errors import FileError
+from randens.core.files import sha256
 from randens.deploy import Bundle, Predictor, layout
 from randens.deploy.bundle import MANIFEST
-from randens.errors import FileError
-from randens.files import sha256
 
 
 def rewritten(folder: Path, **changes: Any) -> None:

@@ -17,8 +17,8 @@ from tests.deploy.planted import random_bundle
 
 from randens import data
 from randens.cli.main import run
+from randens.core.runs import Run
 from randens.deploy import Bundle, Predictor
-from randens.runs import Run
 
 PROGRAM = "from randens.cli.main import main; main()"
 ROOT = Path(__file__).parents[2]

@@ -13,8 +13,8 @@ from tests.deploy.conftest import Exported
 from torch import Tensor, nn
 
 from randens import RandomizedEnsemble, Threat, data
+from randens.core.errors import FileError, ModelError
 from randens.deploy import Bundle, Predictor, export
-from randens.errors import FileError, ModelError
 
 
 def test_every_member_answers_as_torch_does(exported: Exported) -> None:

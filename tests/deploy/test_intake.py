@@ -21,12 +21,12 @@ from benchmarks.assault.stopping import REFUSED, outcome
 from tests.deploy.planted import Running, random_bundle, running
 from tests.deploy.test_server import HEAD, X, exchange, labels
 
+from randens.core.errors import InputError
 from randens.deploy import Bundle, Prediction, Predictor
 from randens.deploy.decoding import Decoder, Refused
 from randens.deploy.intake import Intake
 from randens.deploy.limits import Limits
 from randens.deploy.server import Settings
-from randens.errors import InputError
 
 MANY = 40
 BATCH = 32

@@ -16,11 +16,11 @@ from onnx import TensorProto, helper, numpy_helper
 from tests.deploy.planted import linear_bundle, linear_model, random_bundle
 from tests.deploy.test_bundle import rewritten
 
+from randens.core.errors import FileError
+from randens.core.files import sha256
 from randens.deploy import Predictor, layout
 from randens.deploy.bundle import MANIFEST
 from randens.deploy.onnx_file import initializers
-from randens.errors import FileError
-from randens.files import sha256
 
 X = np.random.default_rng(3).random((50, 1, 20, 20)).astype(np.float32)
 

@@ -15,8 +15,8 @@ import scipy.stats
 from numpy.typing import NDArray
 from tests.deploy.planted import chi_squared, linear_bundle, random_bundle, telling_bundle
 
+from randens.core.errors import InputError, ModelError
 from randens.deploy import Bundle, Predictor
-from randens.errors import InputError, ModelError
 
 SURELY = 1e-7  # a right implementation fails such a test once in ten million runs
 

@@ -10,9 +10,9 @@ import torch
 from tests.deploy.conftest import Exported
 
 from randens import RandomizedEnsemble, Threat, attacks, data, models
+from randens.core.errors import InputError
 from randens.deploy import Bundle, Predictor, quantize
 from randens.deploy.quantizing import StraightThrough
-from randens.errors import InputError
 
 THREAT = Threat("linf", 0.1)
 

@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from tests.deploy.planted import Running, chi_squared, random_bundle, running, telling_bundle
 from tests.deploy.test_decoding import npy, picture
 
+from randens.core.errors import InputError
 from randens.deploy import Prediction, Predictor
 from randens.deploy.server import Limits, Settings, create_app, is_loopback, listen, loopback_hosts
-from randens.errors import InputError
 
 SURELY = 1e-7
 PROBS = (0.55, 0.25, 0.2)

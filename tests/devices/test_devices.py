@@ -18,7 +18,7 @@ from torch import nn
 
 import randens
 from randens import RandomizedEnsemble, Threat, attacks, models
-from randens.errors import InputError
+from randens.core.errors import InputError
 
 ROOT = Path(__file__).parents[2] / "src" / "randens"
 THREATS = (Threat("linf", 0.1), Threat("l2", 0.7))
@@ -160,7 +160,7 @@ HOT += (
     "attacks/suite.py",
     "attacks/members.py",
 )
-HOT += ("evaluation/front.py", "evaluation/curves.py", "evaluation/own.py")
+HOT += ("evaluation/evaluate_any.py", "evaluation/curves.py", "evaluation/any_model.py")
 # Made on the CPU on purpose: from a CPU generator, so that random numbers do not depend on the device; or results.
 ON_THE_CPU = {
     ("ensemble.py", "check_probs"),

@@ -17,8 +17,8 @@ from tests.docs.blocks import ROOT
 import randens
 from randens import data as datasets
 from randens.attacks import base
+from randens.core.runs import Run
 from randens.data import ImageData
-from randens.runs import Run
 
 # How many inputs of each split the code of the documentation gets to see: it is run, not measured.
 _SEEN = {"train": 64, "validation": 10, "test": 10}

@@ -24,7 +24,7 @@ from tests.docs.blocks import (
 from typer.exceptions import TyperException
 
 from randens.cli.main import available, run
-from randens.errors import RandensError
+from randens.core.errors import RandensError
 from randens.training import load_recipe
 
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]

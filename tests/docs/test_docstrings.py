@@ -60,7 +60,7 @@ PENDING = {
     "randens.evaluation.StochasticEvaluation",
     "randens.evaluation.StochasticSampling",
     "randens.evaluation.Sweep",
-    "randens.evaluation.audit_stochastic",
+    "randens.audit.random_model_checks",
     "randens.evaluation.evaluate_stochastic",
     "randens.evaluation.optimize_stochastic_sampling",
     "randens.evaluation.score",

@@ -35,7 +35,7 @@ def test_everything_with_a_number_is_in_the_table(kind: str) -> None:
     assert found == set(range(1, NUMBERED[kind] + 1))
 
 
-@pytest.mark.parametrize("name", [s for s in SPANS if s.startswith("randens.")])
+@pytest.mark.parametrize("name", [s for s in SPANS if s.startswith(("randens.", "paper."))])
 def test_every_name_can_be_imported(name: str) -> None:
     assert resolve(name) is not None
 
@@ -51,7 +51,8 @@ def test_every_file_and_test_exists(target: str) -> None:
 @pytest.mark.parametrize(
     ("owner", "field"),
     re.findall(
-        r"`(randens\.[\w.]+)` \(`(\w+)`", "\n".join(r for r in ROWS if "reproduce.reproduce" not in r)
+        r"`((?:randens|paper)\.[\w.]+)` \(`(\w+)`",
+        "\n".join(r for r in ROWS if "reproduce.reproduce" not in r),
     ),
 )
 def test_fields_in_brackets_exist(owner: str, field: str) -> None:

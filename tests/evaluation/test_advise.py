@@ -11,7 +11,7 @@ from tests.attacks.planted import linear
 from tests.evaluation.planted import THREAT, exact, on_a_line
 
 from randens import RandomizedEnsemble, Threat, attacks, quickstart
-from randens.errors import InputError
+from randens.core.errors import InputError
 from randens.evaluation import Advice, Evaluation, advise, evaluate
 from randens.report.documents import AdviceNote
 

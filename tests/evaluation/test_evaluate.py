@@ -17,10 +17,10 @@ from torch.utils.data import DataLoader, TensorDataset
 import randens
 from randens import RandomizedEnsemble, Threat, WitnessPool, attacks
 from randens.attacks.dataset import Knowledge
+from randens.core.errors import FileError, InputError
 from randens.data import from_arrays
-from randens.errors import FileError, InputError
 from randens.evaluation import Evaluation, save_worst_inputs, tables, transferred, worst_inputs
-from randens.store import WitnessStore, input_keys, member_key
+from randens.witness.store import WitnessStore, input_keys, member_key
 
 # Wrong above 0.6 (right-hand member) and below 0.4 (left-hand member); labels are all 0, ε = 0.2.
 CONFLICT = ((1.0, 0.6), (-1.0, 0.4))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from randens.errors import InputError
+from randens.core.errors import InputError
 from randens.evaluation import difference, estimate
 
 

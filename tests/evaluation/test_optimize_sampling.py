@@ -13,10 +13,10 @@ from tests.evaluation.planted import THREAT, exact, on_a_line, random_linear
 
 import randens
 from randens import Threat, attacks
+from randens.core.errors import InputError
 from randens.data import from_arrays
-from randens.errors import InputError
 from randens.evaluation import AttackedSampling
-from randens.evaluation.advice import compare_methods, contributions
+from randens.evaluation.sampling_methods import compare_methods, contributions
 from randens.risk import optimal_sampling
 
 CONFLICT = ((1.0, 0.6), (-1.0, 0.4))

@@ -12,10 +12,10 @@ from tests.attacks.planted import linear, planted, truth
 from torch import Tensor, nn
 
 from randens import RandomizedEnsemble, Threat, attacks, conflict, evaluate
-from randens.errors import InputError
+from randens.core.errors import InputError
+from randens.core.files import document_checksum
 from randens.evaluation import Conflict, Evaluation
 from randens.evaluation.reach import joint_reach
-from randens.files import document_checksum
 
 
 def with_rows(*rows: list[float], bias: float = 0.0) -> RandomizedEnsemble:

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from randens import Threat, attacks, evaluate
 from randens.cli.main import run as command
+from randens.core.runs import Run
 from randens.evaluation import Evaluation, save_worst_inputs
-from randens.runs import Run
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "rescore.py"
 

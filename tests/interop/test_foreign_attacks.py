@@ -21,8 +21,8 @@ from tests.attacks.planted import Planted, linear, planted, truth
 from torch import Tensor, nn
 
 from randens import RandomizedEnsemble, Threat, attacks, evaluate, optimize_sampling
-from randens.attacks.foreign import View
-from randens.errors import InputError, ModelError
+from randens.core.errors import InputError, ModelError
+from randens.interop.attack_libraries import View
 
 PACKAGES = ("foolbox", "torchattacks", "art", "autoattack")
 NORMS = ("linf", "l2")

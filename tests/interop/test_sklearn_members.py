@@ -26,7 +26,7 @@ from torch import Tensor
 import randens
 from randens import RandomizedEnsemble, Threat, attacks, interop, models
 from randens.attacks import exact
-from randens.errors import InputError
+from randens.core.errors import InputError
 
 Array = NDArray[np.float64]
 

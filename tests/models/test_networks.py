@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from randens import models
-from randens.errors import InputError, ModelError
+from randens.core.errors import InputError, ModelError
 
 PAPER = ("resnet20", "mobilenetv1", "resnet18")
 SHAPES = {"convnet": (1, 8, 8), "mlp": (1, 8, 8), "linear": (1, 8, 8)}

@@ -12,8 +12,8 @@ import pytest
 from tests.report.made_runs import THREAT, trained_ensemble
 
 import randens
+from randens.core.runs import Run
 from randens.report import measure
-from randens.runs import Run
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

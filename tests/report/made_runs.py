@@ -12,10 +12,10 @@ from numpy.typing import ArrayLike, NDArray
 
 import randens
 from randens.attacks import Cost
+from randens.core.runs import Run
 from randens.data import ImageData
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation import Evaluation, Points
-from randens.runs import Run
 from randens.threat import Threat
 from randens.witness import WitnessPool
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from randens.errors import InputError
+from randens.core.errors import InputError
 from randens.report.explorer import EXAMPLES, conflicting_profile, parse_configurations, render_explorer
 from randens.risk import auxiliary_risk, bounds
 

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 from tests.report.made_runs import chosen_evaluation, chosen_run
 
-from randens.errors import FileError, InputError
+from randens.core.errors import FileError, InputError
 from randens.report import FIGURES, write_figure
 from randens.report.material import gather
 from randens.report.series import fooled_sets, inferences

@@ -13,9 +13,9 @@ from PIL import Image
 from tests.report.made_runs import THREAT, trained_ensemble
 
 import randens
+from randens.core.errors import InputError
 from randens.data import from_arrays
 from randens.ensemble import RandomizedEnsemble
-from randens.errors import InputError
 from randens.evaluation import Evaluation, evaluate, worst_inputs
 from randens.report import measure
 from randens.report.material import gather

@@ -15,10 +15,10 @@ import pytest
 from tests.report.conftest import HOSTILE
 from tests.report.made_runs import chosen_evaluation, chosen_run
 
+from randens.core.errors import FileError, InputError
+from randens.core.files import seal, write_json
 from randens.ensemble import RandomizedEnsemble
-from randens.errors import FileError, InputError
 from randens.evaluation import difference
-from randens.files import seal, write_json
 from randens.models import create
 from randens.report import write_report
 from randens.report.comparing import compare, verdict, verdicts

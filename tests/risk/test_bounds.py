@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.risk.risk_cases import profiles, risk_lists, simplex_points
 
-from randens.errors import InputError
+from randens.core.errors import InputError
 from randens.risk import (
     RiskProfile,
     auxiliary_risk,

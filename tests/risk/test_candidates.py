@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.risk.risk_cases import profiles, simplex_points
 
-from randens.errors import InputError
+from randens.core.errors import InputError
 from randens.risk import RiskProfile, candidate_sampling, candidates
 from randens.risk.candidates import _numerators
 

@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
-from randens.errors import InputError
+from randens.core.errors import InputError
 from randens.risk import (
     ConfidenceCertificate,
     RiskProfile,

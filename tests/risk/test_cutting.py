@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from randens.errors import InputError
+from randens.core.errors import InputError
 from randens.risk import RiskProfile, cutting_planes, exact_sampling
 
 

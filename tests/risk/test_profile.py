@@ -21,7 +21,7 @@ from tests.risk.risk_cases import (
     weights,
 )
 
-from randens.errors import InputError
+from randens.core.errors import InputError
 from randens.risk import RiskProfile
 
 

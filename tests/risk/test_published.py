@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from tests.risk.risk_cases import profiles
 
 from randens.cli.main import run as command
-from randens.errors import InputError
+from randens.core.errors import InputError
 from randens.risk import RiskProfile
 from randens.risk.published import Reported, ReportedAttack, audit_published, included, reported_from
 

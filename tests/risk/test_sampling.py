@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tests.risk.risk_cases import profiles, random_profile, simplex_points
 
-from randens.errors import InputError, ModelError
+from randens.core.errors import InputError, ModelError
 from randens.risk import (
     Certificate,
     RiskProfile,

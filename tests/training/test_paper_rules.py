@@ -21,19 +21,19 @@ from randens.attacks.losses import (
     mixture_cross_entropy,
     mixture_mce,
 )
-from randens.errors import InputError
+from randens.core.errors import InputError
+from randens.core.runs import Run
 from randens.risk import candidates, project_simplex
-from randens.runs import Run
 from randens.training import engine as engine_module
 from randens.training import load_recipe, train
 from randens.training import osp as osp_module
 from randens.training import validation as validation_module
 from randens.training.adversaries import PGD, Start, Victims, adversary
-from randens.training.folder import open_folder
+from randens.training.early_stopping import Watch
 from randens.training.osp import attacks_per_choice, due, optimal_sampling_probability
 from randens.training.recipe import AdversaryPart, SamplingPart
+from randens.training.run_files import open_folder
 from randens.training.validation import Choice
-from randens.training.watch import Watch
 from randens.witness import WitnessPool
 
 PAPER = Path(__file__).parents[2] / "recipes" / "paper"

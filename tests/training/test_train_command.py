@@ -13,7 +13,7 @@ import pytest
 
 from randens.cli import train as command
 from randens.cli.main import run
-from randens.progress import Progress
+from randens.core.progress import Progress
 
 _TINY = ["--set", "epochs=1", "--set", "validation.size=30", "--set", "model.width=8"]
 RECIPE = str(Path(__file__).resolve().parents[2] / "recipes" / "cpu" / "digits-mlp-barre.toml")

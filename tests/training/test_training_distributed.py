@@ -15,10 +15,10 @@ import torch
 from tests.training.two_processes import main, measured
 
 from randens import data
+from randens.core.distributed import Workers, _layout
+from randens.core.errors import InputError
+from randens.core.runs import Run
 from randens.ensemble import load
-from randens.errors import InputError
-from randens.runs import Run
-from randens.training.distributed import Workers, _layout
 
 _RUNS: dict[str, dict[str, Any]] = {
     # Odd batches, augmentation, moving average, a second member, α. Steps of l2 have no signs for rounding to flip.

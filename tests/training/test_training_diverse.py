@@ -12,14 +12,14 @@ from torch import Tensor, nn
 
 from randens import models
 from randens.attacks.losses import expected_bounded_risk
+from randens.core.errors import InputError
 from randens.data import load as load_data
 from randens.ensemble import load
-from randens.errors import InputError
 from randens.threat import Threat
 from randens.training import train
 from randens.training.adversaries import NFGSM, PGD, Start, Victims
 from randens.training.cost import plan
-from randens.training.diverse import (
+from randens.training.diversity import (
     RandomPath,
     bounded_risk,
     distilled,

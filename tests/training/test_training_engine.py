@@ -20,9 +20,9 @@ import torch
 from tests.training.small_runs import small
 
 from randens import data
-from randens.errors import FileError, InputError
+from randens.core.errors import FileError, InputError
+from randens.core.runs import Run
 from randens.models import Classifier
-from randens.runs import Run
 from randens.training import Diverged, Recipe, Stopped, train
 from randens.training import engine as engine_module
 from randens.training.recipe import SchedulePart

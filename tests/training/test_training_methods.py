@@ -10,9 +10,9 @@ import torch
 from tests.training.small_runs import small
 from torch import nn
 
+from randens.core.errors import InputError
+from randens.core.runs import Run
 from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble, load
-from randens.errors import InputError
-from randens.runs import Run
 from randens.training import estimate, train
 from randens.training.cost import plan
 from randens.training.engine import _floored

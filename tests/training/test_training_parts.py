@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import nn
 
-from randens.errors import FileError
-from randens.training.average import average
+from randens.core.errors import FileError
 from randens.training.checkpoint import Checkpoint, Checkpoints
+from randens.training.early_stopping import Watch
 from randens.training.methods import mirror_descent
 from randens.training.recipe import SchedulePart
 from randens.training.schedule import learning_rate
-from randens.training.watch import Watch
+from randens.training.weight_average import average
 
 
 def test_the_papers_schedule_divides_by_ten_at_50_and_75() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.training.small_runs import small
 
-from randens.errors import FileError, InputError
+from randens.core.errors import FileError, InputError
 from randens.training import find_recipe, load_recipe, shipped_recipes
 from randens.training.recipe import difference, recipe_from
 

@@ -11,8 +11,8 @@ import torch
 from tests.training.small_runs import small
 
 from randens import RandomizedEnsemble, attacks, data, evaluate, optimize_sampling
+from randens.core.distributed import workers
 from randens.training import train
-from randens.training.distributed import workers
 
 
 def main(folder: Path, runs: dict[str, dict[str, Any]]) -> None:

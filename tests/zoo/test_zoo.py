@@ -9,14 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from paper.results_page import results
 from tests.cli.commands import Shell, shell
 from tests.training.small_runs import small
 
 import randens
 from randens import attacks, data, evaluation, training, zoo
-from randens.errors import FileError, InputError
+from randens.core.errors import FileError, InputError
+from randens.core.files import seal, write_json
 from randens.evaluation.tables import count, percent
-from randens.files import seal, write_json
 
 __all__ = ["shell"]
 
@@ -138,7 +139,7 @@ def test_the_card_says_what_the_files_say(filled: Path) -> None:
 
 
 def test_results_compare_image_by_image(filled: Path) -> None:
-    page = zoo.results(filled)
+    page = results(filled)
     one, two = (zoo.entry(f"digits-{name}", filled).evaluations["evaluation"] for name in ("barre", "at"))
     gain = 100 * float(np.mean(two.risk - one.risk))
     assert f"| BARRE | {gain:+.1f} (" in page
@@ -171,7 +172,7 @@ def test_results_count_what_a_run_builds_on_once(runs: Path, tmp_path: Path) -> 
         zoo.add(run, run.name, place)
     spent = {name: zoo.entry(name, place).training["cost"]["forwards"] for name in ("at", "more", "both")}
     epochs = sum(zoo.entry(name, place).recipe["epochs"] for name in ("at", "more"))
-    page = zoo.results(place)
+    page = results(place)
     lines = {line.split(" | ")[0]: line for line in reversed(page.splitlines())}
     assert f" {count(spent['at'] + spent['more'])} " in lines[f"| AT, {epochs} epochs"]
     assert f" {count(sum(spent.values()))} " in lines["| IAT"]
@@ -182,7 +183,7 @@ def test_results_count_what_a_run_builds_on_once(runs: Path, tmp_path: Path) -> 
     zoo.add(runs / "barre", "twin", place)
     accuracies = zoo.entry("barre", place).evaluations["evaluation"]
     shown = f"{percent(accuracies.natural)} natural, {percent(accuracies.robust)} robust"
-    assert f"BARRE (`barre`) {shown}; BARRE (`twin`) {shown}" in zoo.results(place)
+    assert f"BARRE (`barre`) {shown}; BARRE (`twin`) {shown}" in results(place)
     assert f"mean {percent(sum(natural) / 2)}, standard deviation {spread:.1f} points" in page
     pair = zoo.entry("both", place).evaluations["evaluation"]
     evenly = f"Drawn evenly they have at most {percent(pair.at(None).robust.value)} robust"
@@ -205,7 +206,7 @@ def test_results_say_where_the_points_come_from(runs: Path, tmp_path: Path) -> N
     zoo.add(runs / "at", "at", place)
     zoo.add(run, "barre", place)
     before = zoo.entry("at", place).evaluations["evaluation"]
-    page = zoo.results(place)
+    page = results(place)
     gain = 100 * (found.robust - before.robust)
     verdict = "met" if gain >= 3 else f"missed by {3 - gain:.1f} points"
     assert (
@@ -237,7 +238,7 @@ def test_trials_are_kept_without_members_and_shown(
     assert not kept.run.ensemble.exists()
     # The member trained last is what the settings made; α leant towards it.
     robust = found.member_accuracies[-1].robust.value
-    line = next(line for line in zoo.results(filled).splitlines() if line.startswith("| leaning "))
+    line = next(line for line in results(filled).splitlines() if line.startswith("| leaning "))
     assert f"{100 * robust:.1f} %" in line
     assert "≥ 0.75" in line
     with pytest.raises(InputError, match="is on test data; settings are compared on validation data"):

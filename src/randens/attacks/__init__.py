@@ -1,11 +1,13 @@
 """Everything that finds witnesses."""
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from randens.attacks import arc, carlini_wagner, climbers, eot, exact, gradient, random_search, suite
 from randens.attacks.arc import ARC, ARCR
 from randens.attacks.base import Attack, Found, create, current_name, names, register
 from randens.attacks.climbers import Lattice, Saddle
 from randens.attacks.exact import Exact
-from randens.attacks.foreign import Foreign, from_art, from_autoattack, from_foolbox, from_torchattacks
 from randens.attacks.found import Cost
 from randens.attacks.gradient import (
     APGD,
@@ -22,6 +24,15 @@ from randens.attacks.gradient import (
 from randens.attacks.random_search import RandomSearch
 from randens.attacks.search import Search
 from randens.attacks.suite import Suite
+
+if TYPE_CHECKING:
+    from randens.interop.attack_libraries import (
+        Foreign,
+        from_art,
+        from_autoattack,
+        from_foolbox,
+        from_torchattacks,
+    )
 
 Survey = Found  # the name that results on data sets had
 
@@ -66,3 +77,12 @@ __all__ = [
     "register",
     "suite",
 ]
+
+# Attacks of other packages are in a later room; they are found here, too, where they were first.
+_LATER = ("Foreign", "from_art", "from_autoattack", "from_foolbox", "from_torchattacks")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        return getattr(importlib.import_module("randens.interop.attack_libraries"), name)
+    raise AttributeError(f"module 'randens.attacks' has no attribute {name!r}")

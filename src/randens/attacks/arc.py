@@ -15,7 +15,7 @@ from torch import Tensor
 from randens.attacks.base import Attack, register
 from randens.attacks.search import Search
 from randens.attacks.walk import Plane, Walk
-from randens.errors import InputError
+from randens.core.errors import InputError
 from randens.threat import Threat
 
 __all__ = ["arc", "binary_linear_arc"]

@@ -16,13 +16,13 @@ from randens.attacks.dataset import attack_data
 from randens.attacks.found import Cost, Found, pooled
 from randens.attacks.members import GradientMembers
 from randens.attacks.search import Search
+from randens.core.errors import InputError, unknown
+from randens.core.progress import Progress, silent
 from randens.ensemble import RandomizedEnsemble
-from randens.errors import InputError, unknown
-from randens.progress import Progress, silent
-from randens.stochastic import RandomizedModel, expanded
-from randens.store import WitnessStore
+from randens.random_model import RandomizedModel, expanded
 from randens.threat import Threat
 from randens.witness import WitnessPool
+from randens.witness.store import WitnessStore
 
 __all__ = ["Attack", "Found", "as_ensemble", "create", "current_name", "names", "register"]
 

@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from randens.attacks.found import Found, join
 from randens.attacks.members import GradientMembers
 from randens.attacks.search import Cost, attacking
+from randens.core.errors import FileError, InputError
+from randens.core.progress import Progress, silent
 from randens.ensemble import RandomizedEnsemble
-from randens.errors import FileError, InputError
-from randens.progress import Progress, silent
-from randens.store import Question, WitnessStore, Work, input_keys, member_key, rounded
 from randens.witness import WitnessPool
+from randens.witness.store import Question, WitnessStore, Work, input_keys, member_key, rounded
 
 if TYPE_CHECKING:
     from randens.attacks.base import Attack

@@ -15,7 +15,7 @@ from randens.attacks.base import Attack, register
 from randens.attacks.losses import Loss, expected_margin, mixture_cross_entropy, standardised
 from randens.attacks.search import Search
 from randens.ensemble import RandomizedEnsemble, to_layout
-from randens.stochastic import FrozenDraw, RandomizedModel
+from randens.random_model import FrozenDraw, RandomizedModel
 
 __all__ = ["EOT", "DrawGradients", "draw_gradients", "sources"]
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from randens.attacks.base import Attack, register
 from randens.attacks.search import Search
-from randens.errors import InputError, ModelError
+from randens.core.errors import InputError, ModelError
 from randens.threat import Region, Threat
 
 __all__ = [

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.fx.experimental.optimization import fuse
 
+from randens.core.errors import ModelError, RandensWarning, unknown
 from randens.ensemble import DeterministicEnsemble, networks_of, to_layout
-from randens.errors import ModelError, RandensWarning, unknown
 from randens.models import logits_of
 from randens.models.precision import bfloat16_pays, probe
 

@@ -15,9 +15,9 @@ from torch import Tensor
 from randens.attacks.ledger import Ledger
 from randens.attacks.losses import Loss, margins
 from randens.attacks.members import GradientMembers
-from randens.attacks.shared import shared_planes
+from randens.attacks.shared_networks import shared_planes
+from randens.core.errors import InputError, ModelError
 from randens.ensemble import RandomizedEnsemble, to_layout
-from randens.errors import InputError, ModelError
 from randens.models import send
 from randens.threat import Threat
 from randens.witness import WitnessPool

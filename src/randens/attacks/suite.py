@@ -15,7 +15,7 @@ from randens.attacks.gradient import FGSM, PGD, ascend, ascend_adaptively
 from randens.attacks.losses import expected_margin, expected_mce, mixture_cross_entropy, standardised
 from randens.attacks.random_search import RandomSearch
 from randens.attacks.search import Search
-from randens.errors import unknown
+from randens.core.errors import unknown
 from randens.threat import Threat
 
 __all__ = ["PRESETS", "Suite", "parts"]

@@ -10,7 +10,7 @@ import typer
 from randens.cli import choices, names
 from randens.cli.output import Json, console, print_json
 from randens.cli.progress import bars
-from randens.errors import InputError
+from randens.core.errors import InputError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -53,7 +53,7 @@ def advise(
     """
     from randens.evaluation import advise as run_advise
     from randens.evaluation import tables
-    from randens.evaluation.subject import open_subject
+    from randens.evaluation.run_folder import open_subject
 
     subject = open_subject(run, data=data, norm=norm, eps=choices.number("--eps", eps))
     images = subject.load(split, limit)
@@ -83,8 +83,8 @@ def advise(
 
 
 def _network(path: Path) -> nn.Module:
+    from randens.core.runs import Run
     from randens.ensemble import load
-    from randens.runs import Run
 
     rec = load(Run.open(path).ensemble)
     if len(rec) != 1:

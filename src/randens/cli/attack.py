@@ -11,10 +11,10 @@ from rich.table import Table
 from randens.cli import choices, names
 from randens.cli.output import Json, console, print_json
 from randens.cli.progress import bars
-from randens.errors import InputError
+from randens.core.errors import InputError
 
 if TYPE_CHECKING:
-    from randens.evaluation.attacking import Attacked
+    from randens.evaluation.attack_table import Attacked
 
 __all__ = ["attack"]
 
@@ -52,9 +52,9 @@ def attack(
     Example: randens attack runs/quickstart-1 --attack arc-r --set steps=40
     --save-images worst.png
     """
-    from randens.evaluation.attacking import attack_all, draw_worst
-    from randens.evaluation.subject import open_subject
-    from randens.training.distributed import workers
+    from randens.core.distributed import workers
+    from randens.evaluation.attack_table import attack_all, draw_worst
+    from randens.evaluation.run_folder import open_subject
 
     subject = open_subject(run, data=data, norm=norm, eps=choices.number("--eps", eps))
     images = subject.load(split, limit)

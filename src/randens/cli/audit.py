@@ -45,7 +45,7 @@ def audit(
     """
     from randens.evaluation import Evaluation
     from randens.evaluation import audit as run_audit
-    from randens.evaluation.subject import open_subject
+    from randens.evaluation.run_folder import open_subject
     from randens.models import pick_device
 
     subject = open_subject(run, data=data, norm=norm, eps=choices.number("--eps", eps))

@@ -11,8 +11,9 @@ from typing import Annotated
 import typer
 
 import randens
+from randens.cli.clone import clone_of
 from randens.cli.output import Json
-from randens.errors import InputError
+from randens.core.errors import InputError
 
 __all__ = ["bench"]
 
@@ -55,11 +56,9 @@ def bench(
 
 
 def _clone() -> Path:
-    """The clone of the repository that the current folder is in."""
-    here = Path.cwd()
-    for folder in (here, *here.parents):
-        if (folder / "benchmarks" / "runner.py").is_file() and (folder / "src" / "randens").is_dir():
-            return folder
-    raise InputError(
-        "the benchmarks live in randens's repository: run `make bench` or `randens bench` inside a clone of it"
-    )
+    found = clone_of(Path.cwd(), "benchmarks/runner.py")
+    if found is None:
+        raise InputError(
+            "the benchmarks live in randens's repository: run `make bench` or `randens bench` inside a clone of it"
+        )
+    return found

@@ -54,7 +54,7 @@ def certify(
     Example: randens certify runs/quickstart-1 --eps 0.03 --limit 50
     """
     from randens import evaluation
-    from randens.evaluation.subject import open_subject
+    from randens.evaluation.run_folder import open_subject
 
     subject = open_subject(run, data=data, norm=norm, eps=choices.number("--eps", eps))
     images = subject.load(split, limit)

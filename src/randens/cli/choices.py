@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from randens.cli import names as known
-from randens.errors import InputError
+from randens.core.errors import InputError
 
 if TYPE_CHECKING:
     from randens.attacks import Attack, Cost
-    from randens.store import WitnessStore
     from randens.threat import Threat
+    from randens.witness.store import WitnessStore
 
 __all__ = [
     "Attacks",

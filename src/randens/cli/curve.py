@@ -60,11 +60,11 @@ def curve(
     curve.svg
     """
     from randens import evaluation
-    from randens.errors import InputError
-    from randens.evaluation.subject import open_subject
-    from randens.files import write_json
+    from randens.core.distributed import workers
+    from randens.core.errors import InputError
+    from randens.core.files import write_json
+    from randens.evaluation.run_folder import open_subject
     from randens.threat import grid
-    from randens.training.distributed import workers
 
     choices.one_of(run, model)
     radii = grid("--eps", eps)

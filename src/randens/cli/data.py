@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.table import Table
 
 from randens.cli import names as known
-from randens.errors import unknown
-from randens.progress import Progress
+from randens.core.errors import unknown
+from randens.core.progress import Progress
 
 __all__ = ["app"]
 
@@ -154,7 +154,7 @@ def path(
 ) -> None:
     """Print the cache folder, or a data set's folder in it."""
     # Not from `randens.data`, which brings torch along: a script that asks for a folder should not wait for it.
-    from randens.files import data_folder
+    from randens.core.files import data_folder
 
     if name is not None and name not in known.DATA_SETS:
         unknown("data set", name, known.DATA_SETS)

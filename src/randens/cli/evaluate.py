@@ -11,7 +11,7 @@ import typer
 from randens.cli import choices, names
 from randens.cli.output import Json, console, print_json
 from randens.cli.progress import bars
-from randens.errors import InputError
+from randens.core.errors import InputError
 
 if TYPE_CHECKING:
     from randens.attacks import Attack
@@ -92,8 +92,8 @@ def evaluate(
     --limit 100
     """
     from randens import evaluation
-    from randens.evaluation.subject import open_subject
-    from randens.training.distributed import workers
+    from randens.core.distributed import workers
+    from randens.evaluation.run_folder import open_subject
 
     choices.one_of(run, model)
     if draws is not None:
@@ -169,8 +169,8 @@ def _random(
 ) -> None:
     """Evaluate a model whose answers are random."""
     from randens import evaluation
-    from randens.evaluation.front import prepare
-    from randens.runs import Run
+    from randens.core.runs import Run
+    from randens.evaluation.evaluate_any import prepare
 
     if data is None:
         raise InputError(

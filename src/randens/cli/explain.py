@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from randens.cli.clone import from_paper
 from randens.cli.output import Json, console, print_json
-from randens.errors import FileError, InputError
-from randens.files import parse_json
+from randens.core.errors import FileError, InputError
+from randens.core.files import parse_json
 
 if TYPE_CHECKING:
     from randens.risk.published import Reported
@@ -102,9 +103,8 @@ def _rows(table: str) -> tuple[list[Reported], tuple[str, ...]]:
     from randens.risk.published import reported_from
 
     if table == "paper":
-        from randens.evaluation.published import paper_rows, repeated
-
-        return list(paper_rows()), repeated()
+        published = from_paper("reproduce.published", "--table paper")
+        return list(published.paper_rows()), published.repeated()
     path = Path(table)
     try:
         text = path.read_text(encoding="utf-8")

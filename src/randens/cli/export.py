@@ -43,7 +43,7 @@ def export(
     """
     from randens.deploy.exporting import export as export_bundle
     from randens.deploy.quantizing import quantize
-    from randens.evaluation.subject import open_subject
+    from randens.evaluation.run_folder import open_subject
 
     subject = open_subject(run, data=data, norm=norm, eps=choices.number("--eps", eps))
     target = output or subject.run.path / "bundle"

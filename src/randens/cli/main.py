@@ -17,7 +17,7 @@ from typer.exceptions import TyperException
 
 from randens import __version__
 from randens.cli.interrupts import Terminated, farewell, signals_noted
-from randens.errors import RandensError, unknown
+from randens.core.errors import RandensError, unknown
 
 __all__ = ["VERBS", "main", "run"]
 

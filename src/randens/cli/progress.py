@@ -11,7 +11,7 @@ from typing import TextIO
 import rich.progress
 from rich.console import Console
 
-from randens.progress import Progress
+from randens.core.progress import Progress
 
 __all__ = ["bars"]
 

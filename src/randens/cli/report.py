@@ -58,7 +58,7 @@ def report(
     comparison.html
     """
     from randens.evaluation.evaluating import again
-    from randens.evaluation.subject import open_subject
+    from randens.evaluation.run_folder import open_subject
     from randens.models import pick_device
     from randens.report import measure as run_measure
     from randens.report import write_report

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from randens.cli import choices, names
+from randens.cli.clone import from_paper
 from randens.cli.output import Json, console, print_json
 from randens.cli.progress import bars
-from randens.errors import unknown
-from randens.files import write_atomic
+from randens.core.errors import unknown
+from randens.core.files import write_atomic
 
 if TYPE_CHECKING:
-    from randens.reproduce import Reproduction
+    from paper.reproduce import Reproduction
 
 __all__ = ["reproduce"]
 
@@ -68,7 +69,8 @@ def reproduce(
     Example: randens reproduce --scale digits
     """
     from randens import attacks
-    from randens.reproduce import reproduce as run_reproduction
+
+    run_reproduction = from_paper("reproduce", "`randens reproduce`").reproduce
 
     if form not in _FORMS:
         unknown("format", form, _FORMS)

@@ -10,11 +10,11 @@ from rich.table import Table
 from randens.cli import choices, names
 from randens.cli.output import Json, console, print_json
 from randens.cli.progress import bars
-from randens.errors import unknown
+from randens.core.errors import unknown
 
 if TYPE_CHECKING:
     from randens.evaluation import AttackedSampling
-    from randens.evaluation.advice import Contribution, MethodValue
+    from randens.evaluation.sampling_methods import Contribution, MethodValue
 
 __all__ = ["sample"]
 
@@ -67,11 +67,11 @@ def sample(
     Example: randens sample runs/quickstart-1 --apply
     """
     from randens import evaluation
-    from randens.evaluation.advice import compare_methods, contributions
-    from randens.evaluation.inputs import fingerprint
-    from randens.evaluation.subject import open_subject
+    from randens.core.distributed import workers
+    from randens.evaluation.labelled import fingerprint
+    from randens.evaluation.run_folder import open_subject
+    from randens.evaluation.sampling_methods import compare_methods, contributions
     from randens.risk import optimal_sampling
-    from randens.training.distributed import workers
 
     if method not in _METHODS:
         unknown("--method", method, _METHODS)

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
+from randens.core.errors import FileError
 from randens.deploy.predictor import Predictor
 from randens.deploy.server import Limits, Settings, create_app, is_loopback, listen, loopback_hosts
 from randens.deploy.server import serve as serve_app
-from randens.errors import FileError
 
 __all__ = ["serve"]
 

@@ -14,8 +14,8 @@ import typer
 
 from randens.cli.output import Json, console, print_json
 from randens.cli.progress import bars
-from randens.errors import FileError
-from randens.progress import silent
+from randens.core.errors import FileError
+from randens.core.progress import silent
 
 __all__ = ["train"]
 
@@ -81,9 +81,9 @@ def train(
 
 
 def _report(folder: Path, as_json: bool) -> None:
-    from randens.documents import read_document
-    from randens.runs import Run
-    from randens.training.folder import Summary
+    from randens.core.documents import read_document
+    from randens.core.runs import Run
+    from randens.training.run_files import Summary
 
     run = Run.open(folder)
     if as_json:

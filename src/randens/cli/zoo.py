@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from randens.cli.clone import from_paper
 from randens.cli.output import Json, console, print_json
 
 __all__ = ["app"]
@@ -124,7 +125,7 @@ def add(
     Example: randens zoo add runs/mine my-ensemble --zoo zoo
     """
     from randens import zoo as home
-    from randens.files import write_atomic
+    from randens.core.files import write_atomic
 
     item = home.add(run, name, zoo, commit=commit, members=members)
     path = item.run.path / "CARD.md"
@@ -160,10 +161,9 @@ def results(
 
     Example: randens zoo results --output docs/results.md
     """
-    from randens import zoo as home
-    from randens.files import write_atomic
+    from randens.core.files import write_atomic
 
-    page = home.results(zoo)
+    page: str = from_paper("results_page", "`randens zoo results`").results(zoo)
     if output is None:
         typer.echo(page, nl=False)
         return

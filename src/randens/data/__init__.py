@@ -1,11 +1,11 @@
 """Data sets: loading, fetching, splits that travel with the data, augmentation."""
 
 from randens.data.augment import Augment
+from randens.data.cache import data_folder, entry, load, names
 from randens.data.coerce import Inputs, as_inputs, check_range
 from randens.data.fetching import Fetched, Verdict, fetch, present, verify
-from randens.data.folder import image_folder
+from randens.data.image_folder import image_folder
 from randens.data.images import SPLITS, ImageData, from_arrays, from_dataset
-from randens.data.store import data_folder, entry, load, names
 
 __all__ = [
     "SPLITS",

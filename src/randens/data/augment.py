@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from randens.errors import InputError
+from randens.core.errors import InputError
 
 __all__ = ["Augment"]
 

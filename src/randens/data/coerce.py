@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from randens.data.folder import image_folder
+from randens.core.errors import FileError, InputError, unknown
+from randens.data.cache import load, names
+from randens.data.image_folder import image_folder
 from randens.data.images import SPLITS, ImageData
-from randens.data.store import load, names
-from randens.errors import FileError, InputError, unknown
 
 __all__ = ["Inputs", "as_inputs", "check_range"]
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
+from randens.core.errors import FileError, InputError
+from randens.core.progress import Progress, silent
 from randens.data import sources
+from randens.data.cache import data_folder, digits, entry, part_path, read_part, write_parts
 from randens.data.catalogue import CATALOGUE, Entry
 from randens.data.formats import Arrays, Format, digest
-from randens.data.store import data_folder, digits, entry, part_path, read_part, write_parts
-from randens.errors import FileError, InputError
-from randens.progress import Progress, silent
 
 __all__ = ["Fetched", "Verdict", "fetch", "verify"]
 

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
-from randens.errors import FileError
+from randens.core.errors import FileError
 
 __all__ = ["Arrays", "Format", "cifar_binary", "cifar_pngs", "cifar_python", "idx"]
 

@@ -14,8 +14,8 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 
-from randens.errors import InputError, unknown
-from randens.progress import Progress, silent
+from randens.core.errors import InputError, unknown
+from randens.core.progress import Progress, silent
 
 __all__ = ["SPLITS", "ImageData", "from_arrays", "from_dataset"]
 

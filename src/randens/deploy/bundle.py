@@ -22,10 +22,10 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
+from randens.core.documents import Digest, Document, Probabilities, Threat, fitted
+from randens.core.errors import FileError
+from randens.core.files import document_checksum, read_json, write_json
 from randens.deploy.onnx_file import Content, initializers
-from randens.documents import Digest, Document, Probabilities, Threat, fitted
-from randens.errors import FileError
-from randens.files import document_checksum, read_json, write_json
 
 __all__ = ["MANIFEST", "Average", "Bundle", "MemberFile", "Weight"]
 

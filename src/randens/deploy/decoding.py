@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
+from randens.core.errors import InputError
 from randens.deploy.bundle import Bundle
-from randens.errors import InputError
 
 __all__ = ["Decoder", "Refused"]
 

@@ -20,15 +20,15 @@ import onnx
 import torch
 from torch import nn
 
+from randens.core.errors import FileError, ModelError
+from randens.core.files import new_folder
+from randens.core.progress import Progress, silent
 from randens.data import ImageData
 from randens.deploy import layout
 from randens.deploy.bundle import Average, Bundle
 from randens.deploy.predictor import Predictor
 from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble, evaluating, networks_of
-from randens.errors import FileError, ModelError
-from randens.evaluation.inputs import Data, Labelled, fingerprint, labelled
-from randens.files import new_folder
-from randens.progress import Progress, silent
+from randens.evaluation.labelled import Data, Labelled, fingerprint, labelled
 
 __all__ = ["appearing", "class_names", "export", "quiet"]
 

@@ -17,10 +17,10 @@ from typing import Any
 import onnx
 from onnx import numpy_helper
 
+from randens.core.errors import FileError, InputError
+from randens.core.files import sha256, write_atomic
+from randens.core.runs import versions
 from randens.deploy.bundle import Average, Bundle, MemberFile, Weight
-from randens.errors import FileError, InputError
-from randens.files import sha256, write_atomic
-from randens.runs import versions
 
 __all__ = ["encode", "store", "varint"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from randens.errors import InputError
+from randens.core.errors import InputError
 
 __all__ = ["Limits"]
 

@@ -10,7 +10,7 @@ import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from randens.errors import FileError
+from randens.core.errors import FileError
 
 __all__ = ["Content", "Tensor", "initializers"]
 

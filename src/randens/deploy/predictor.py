@@ -15,8 +15,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from randens.core.errors import FileError, InputError, ModelError
 from randens.deploy.bundle import Average, Bundle
-from randens.errors import FileError, InputError, ModelError
 
 __all__ = ["Prediction", "Predictor"]
 

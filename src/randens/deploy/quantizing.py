@@ -18,14 +18,14 @@ from torch import Tensor, nn
 from randens import attacks, models
 from randens.attacks import Attack
 from randens.attacks.dataset import as_attacks
+from randens.core.errors import InputError
+from randens.core.progress import Progress, silent
 from randens.deploy import layout
 from randens.deploy.bundle import Bundle
 from randens.deploy.exporting import appearing, quiet
 from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble, networks_of
-from randens.errors import InputError
 from randens.evaluation import Evaluation, evaluate, transferred
-from randens.evaluation.inputs import Data, fingerprint, labelled
-from randens.progress import Progress, silent
+from randens.evaluation.labelled import Data, fingerprint, labelled
 
 __all__ = ["StraightThrough", "quantize"]
 

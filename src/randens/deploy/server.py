@@ -35,6 +35,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect
 
 from randens._version import __version__
+from randens.core.errors import InputError, RandensError
 from randens.deploy.batching import Batcher
 from randens.deploy.connections import HEAD_BYTES, protocol
 from randens.deploy.decoding import Decoder, Refused
@@ -42,7 +43,6 @@ from randens.deploy.intake import Intake
 from randens.deploy.limits import Limits
 from randens.deploy.metrics import Metrics
 from randens.deploy.predictor import Prediction, Predictor
-from randens.errors import InputError, RandensError
 
 __all__ = [
     "Limits",

@@ -1,20 +1,24 @@
 """Numbers that can be trusted: accuracies on the worst perturbations found, probabilities chosen under attack."""
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from randens.evaluation.advising import Advice, advise
-from randens.evaluation.audit_stochastic import audit_stochastic
-from randens.evaluation.auditing import Audit, Check, audit
-from randens.evaluation.certifying import Certification, certify
+from randens.evaluation.any_model import as_rec, from_factory, random_from_factory
 from randens.evaluation.curves import CostCurve, CostPoint, Curve, CurvePoint, cost_curve, curve
-from randens.evaluation.draws import score, single_draw
+from randens.evaluation.draw_scores import score, single_draw
+from randens.evaluation.evaluate_any import evaluate
 from randens.evaluation.evaluating import save_worst_inputs, transferred, worst_inputs
-from randens.evaluation.front import evaluate
+from randens.evaluation.fresh_draws import StochasticEvaluation, evaluate_stochastic
 from randens.evaluation.intervals import Estimate, bounded_mean, difference, estimate, exact_binomial
-from randens.evaluation.own import as_rec, from_factory, random_from_factory
+from randens.evaluation.random_model_sampling import StochasticSampling, optimize_stochastic_sampling
 from randens.evaluation.reach import Conflict, conflict
 from randens.evaluation.results import Accuracy, Evaluation, Level, Pair, Points
 from randens.evaluation.sampling import AttackedSampling, Sweep, optimize_sampling
-from randens.evaluation.stochastic import StochasticEvaluation, evaluate_stochastic
-from randens.evaluation.stochastic_sampling import StochasticSampling, optimize_stochastic_sampling
+
+if TYPE_CHECKING:
+    from randens.audit import Audit, Check, audit, audit_stochastic
+    from randens.certify import Certification, certify
 
 __all__ = [
     "Accuracy",
@@ -60,3 +64,15 @@ __all__ = [
     "transferred",
     "worst_inputs",
 ]
+
+# Their rooms come after this one; they are found here, too, where they were first.
+_LATER = {
+    **dict.fromkeys(("Audit", "Check", "audit", "audit_stochastic"), "randens.audit"),
+    **dict.fromkeys(("Certification", "certify"), "randens.certify"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        return getattr(importlib.import_module(_LATER[name]), name)
+    raise AttributeError(f"module 'randens.evaluation' has no attribute {name!r}")

@@ -21,17 +21,17 @@ from torch import nn
 from randens import models
 from randens.attacks import Attack, Cost
 from randens.attacks.dataset import as_attacks
+from randens.core.errors import InputError
+from randens.core.progress import Progress, silent
 from randens.ensemble import RandomizedEnsemble
-from randens.errors import InputError
 from randens.evaluation.evaluating import evaluate, transferred
-from randens.evaluation.inputs import Data, Labelled, fingerprint, labelled
 from randens.evaluation.intervals import Estimate, difference, estimate
+from randens.evaluation.labelled import Data, Labelled, fingerprint, labelled
 from randens.evaluation.reach import Conflict
 from randens.evaluation.results import Accuracy
-from randens.progress import Progress, silent
-from randens.store import WitnessStore
 from randens.threat import Threat
 from randens.witness import WitnessPool
+from randens.witness.store import WitnessStore
 
 __all__ = ["Advice", "Choice", "Option", "advise"]
 

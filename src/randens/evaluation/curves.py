@@ -21,16 +21,16 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from randens.attacks import Attack, Cost
+from randens.core.errors import InputError
+from randens.core.progress import Progress, silent
 from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble
-from randens.errors import InputError
 from randens.evaluation import evaluating
-from randens.evaluation.front import AttackLike, Case, choose_attacks, prepare
+from randens.evaluation.evaluate_any import AttackLike, Case, choose_attacks, prepare
 from randens.evaluation.intervals import Estimate, estimate
 from randens.models import on_device
-from randens.progress import Progress, silent
-from randens.store import WitnessStore
 from randens.threat import Threat, grid
 from randens.witness import WitnessPool
+from randens.witness.store import WitnessStore
 
 __all__ = ["CostCurve", "CostPoint", "Curve", "CurvePoint", "cost_curve", "curve", "curve_of"]
 

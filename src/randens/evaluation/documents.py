@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from randens.documents import Digest, Document, Probabilities, Threat
+from randens.core.documents import Digest, Document, Probabilities, Threat
 
 __all__ = ["EvaluationDocument", "SamplingDocument"]
 

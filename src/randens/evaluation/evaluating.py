@@ -15,19 +15,19 @@ from numpy.typing import ArrayLike, NDArray
 from randens import models
 from randens.attacks import Attack, Cost, create, names
 from randens.attacks.dataset import Knowledge, as_attacks, worst_inputs
+from randens.core.errors import InputError
+from randens.core.files import sha256, write_atomic
+from randens.core.progress import Progress, silent
 from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble, check_probs, networks_of
-from randens.errors import InputError
-from randens.evaluation.inputs import Data, Labelled, fingerprint, labelled
+from randens.evaluation.fresh_draws import StochasticEvaluation, evaluate_stochastic
+from randens.evaluation.labelled import Data, Labelled, fingerprint, labelled
 from randens.evaluation.reach import Conflict, conflict_of
 from randens.evaluation.results import Evaluation, Points
-from randens.evaluation.stochastic import StochasticEvaluation, evaluate_stochastic
-from randens.evaluation.subject import Subject
-from randens.files import sha256, write_atomic
-from randens.progress import Progress, silent
-from randens.stochastic import RandomizedModel, is_random
-from randens.store import WitnessStore
+from randens.evaluation.run_folder import Subject
+from randens.random_model import RandomizedModel, is_random
 from randens.threat import Threat
 from randens.witness import WitnessPool
+from randens.witness.store import WitnessStore
 
 __all__ = ["again", "evaluate", "save_worst_inputs", "transferred", "worst_inputs"]
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import bdtr, betaincinv, xlogy
 
-from randens.errors import InputError
+from randens.core.errors import InputError
 
 __all__ = ["Estimate", "bounded_mean", "difference", "estimate", "exact_binomial", "widened"]
 

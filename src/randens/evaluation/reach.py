@@ -20,9 +20,9 @@ from torch import Tensor
 
 from randens.attacks import Cost
 from randens.attacks.losses import margins
+from randens.core.errors import InputError
 from randens.ensemble import RandomizedEnsemble, frozen, to_layout
-from randens.errors import InputError
-from randens.evaluation.inputs import Data, Labelled, labelled
+from randens.evaluation.labelled import Data, Labelled, labelled
 from randens.threat import Threat
 
 __all__ = ["Conflict", "conflict", "conflict_of", "joint_reach"]

@@ -15,17 +15,17 @@ from numpy.typing import ArrayLike, NDArray
 
 from randens._version import __version__
 from randens.attacks import Cost
-from randens.documents import fitted
+from randens.core.documents import fitted
+from randens.core.errors import FileError, InputError, RandensError
+from randens.core.files import document_checksum, read_json, seal, write_json
+from randens.core.runs import Run
 from randens.ensemble import RandomizedEnsemble, check_probs
-from randens.errors import FileError, InputError, RandensError
 from randens.evaluation.documents import EvaluationDocument
-from randens.evaluation.inputs import fingerprint
 from randens.evaluation.intervals import Estimate, estimate
+from randens.evaluation.labelled import fingerprint
 from randens.evaluation.reach import Conflict
-from randens.files import document_checksum, read_json, seal, write_json
 from randens.risk import Bounds, RiskProfile, RuleOfThumb, bounds, rule_of_thumb
-from randens.risk.two import Theorem1Test, theorem1_test, two_classifiers
-from randens.runs import Run
+from randens.risk.pairs import Theorem1Test, theorem1_test, two_classifiers
 from randens.threat import Threat
 from randens.witness import WitnessPool
 

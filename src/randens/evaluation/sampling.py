@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from randens.attacks import Attack, Cost
 from randens.attacks.dataset import Knowledge, as_attacks
+from randens.core.errors import InputError
+from randens.core.progress import Progress, silent
 from randens.ensemble import RandomizedEnsemble
-from randens.errors import InputError
-from randens.evaluation.inputs import Data, labelled
-from randens.progress import Progress, silent
+from randens.evaluation.labelled import Data, labelled
 from randens.risk import (
     ConfidentSampling,
     CrossFit,
@@ -32,9 +32,9 @@ from randens.risk import (
     optimal_sampling,
 )
 from randens.risk.confidence import as_confidence
-from randens.store import WitnessStore
 from randens.threat import Threat
 from randens.witness import WitnessPool
+from randens.witness.store import WitnessStore
 
 __all__ = ["AttackedSampling", "Sweep", "optimize_sampling"]
 

@@ -12,7 +12,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from randens.errors import InputError
+from randens.core.errors import InputError
 from randens.evaluation.results import Accuracy, Evaluation
 
 __all__ = ["Row", "frame", "html", "latex", "markdown", "percent", "plain", "rows", "statements", "terminal"]

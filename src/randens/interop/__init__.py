@@ -1,11 +1,27 @@
-"""Other people's tools: scikit-learn classifiers as members, an estimator for them, one model for code that wants one.
-
-Attacks of other packages are in `randens.attacks`: `from_foolbox`, `from_torchattacks`, `from_art`,
-`from_autoattack`.
+"""Other libraries: their attacks, scikit-learn classifiers as members and as an interface, one model for code that
+expects one.
 """
 
-from randens.interop.estimator import RandomizedEnsembleClassifier
-from randens.interop.mixture import Mixture
+from randens.interop.attack_libraries import (
+    Foreign,
+    from_art,
+    from_autoattack,
+    from_foolbox,
+    from_torchattacks,
+)
+from randens.interop.single_model import Mixture
+from randens.interop.sklearn_estimator import RandomizedEnsembleClassifier
 from randens.interop.sklearn_members import QueriedMember, sklearn_ensemble, sklearn_member
 
-__all__ = ["Mixture", "QueriedMember", "RandomizedEnsembleClassifier", "sklearn_ensemble", "sklearn_member"]
+__all__ = [
+    "Foreign",
+    "Mixture",
+    "QueriedMember",
+    "RandomizedEnsembleClassifier",
+    "from_art",
+    "from_autoattack",
+    "from_foolbox",
+    "from_torchattacks",
+    "sklearn_ensemble",
+    "sklearn_member",
+]

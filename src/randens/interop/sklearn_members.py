@@ -31,8 +31,8 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
 from randens import models
+from randens.core.errors import InputError
 from randens.ensemble import RandomizedEnsemble
-from randens.errors import InputError
 from randens.threat import Threat
 
 __all__ = ["QueriedMember", "sklearn_ensemble", "sklearn_member"]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from randens.errors import InputError, ModelError
+from randens.core.errors import InputError, ModelError
 
 __all__ = ["Adapted", "adapt", "logits_of", "preprocessing_of"]
 

@@ -22,8 +22,8 @@ import platformdirs
 import torch
 from torch import nn
 
-from randens.errors import FileError
-from randens.files import read_json, sha256, write_json
+from randens.core.errors import FileError
+from randens.core.files import read_json, sha256, write_json
 
 __all__ = ["Probe", "bfloat16_pays", "probe"]
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from randens.errors import InputError, ModelError, unknown
+from randens.core.errors import InputError, ModelError, unknown
 from randens.models import networks
 
 __all__ = ["Classifier", "build", "create", "names", "weights"]

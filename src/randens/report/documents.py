@@ -7,9 +7,9 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import AfterValidator, Field
 
-from randens.documents import Document, read_document
+from randens.core.documents import Document, read_document
+from randens.core.runs import Run
 from randens.evaluation import Estimate
-from randens.runs import Run
 
 __all__ = [
     "AdviceNote",

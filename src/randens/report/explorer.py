@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from randens.errors import InputError
-from randens.files import write_atomic
+from randens.core.errors import InputError
+from randens.core.files import write_atomic
 from randens.report.markup import Markup, element, embedded_json, join
 from randens.report.page import assemble, asset
 from randens.risk import FIGURE_3, RiskProfile, candidates, tight_profile
+from randens.risk.bitstrings import from_words
 from randens.risk.checks import as_risks
-from randens.risk.words import from_words
 
 __all__ = ["EXAMPLES", "conflicting_profile", "parse_configurations", "render_explorer", "write_explorer"]
 

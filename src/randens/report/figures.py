@@ -13,9 +13,9 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.tri import Triangulation
 
-from randens.errors import FileError, InputError, unknown
+from randens.core.errors import FileError, InputError, unknown
+from randens.core.files import write_atomic
 from randens.evaluation import Evaluation
-from randens.files import write_atomic
 from randens.report import series
 from randens.report.landscape import solve
 from randens.report.material import Material, gather

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from randens.errors import ModelError
+from randens.core.errors import ModelError
 from randens.risk import (
     RiskProfile,
     Sampling,

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from randens.errors import FileError, InputError
+from randens.core.errors import FileError, InputError
+from randens.core.runs import Run
 from randens.evaluation import Evaluation
 from randens.report import documents
-from randens.runs import Run
 
 __all__ = ["Curve", "Material", "gather", "gather_all"]
 

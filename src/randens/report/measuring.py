@@ -13,18 +13,18 @@ from functools import partial
 import numpy as np
 
 from randens import attacks
+from randens.core.errors import InputError
+from randens.core.progress import Progress, silent
+from randens.core.runs import Run
 from randens.data import ImageData
 from randens.ensemble import RandomizedEnsemble
-from randens.errors import InputError
 from randens.evaluation import estimate, evaluate
-from randens.evaluation.inputs import fingerprint
-from randens.progress import Progress, silent
+from randens.evaluation.labelled import fingerprint
 from randens.report.documents import AttackLine, AttackTable, Gallery, Interval, Radii, Radius
 from randens.report.pictures import make_gallery
-from randens.runs import Run
-from randens.store import WitnessStore
 from randens.threat import Threat
 from randens.witness import WitnessPool
+from randens.witness.store import WitnessStore
 
 __all__ = ["COMPARED", "FACTORS", "Measurements", "measure"]
 

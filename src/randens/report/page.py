@@ -12,9 +12,9 @@ from pathlib import Path
 from string import Template
 
 from randens._version import __version__
-from randens.errors import InputError
+from randens.core.errors import InputError
+from randens.core.files import write_atomic
 from randens.evaluation.results import THREAT_MODEL
-from randens.files import write_atomic
 from randens.report import pieces, sections, story
 from randens.report.comparing import verdicts
 from randens.report.documents import StochasticNote

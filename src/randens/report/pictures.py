@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from randens.core.errors import InputError
 from randens.data import ImageData
 from randens.ensemble import RandomizedEnsemble
-from randens.errors import InputError
 from randens.evaluation import worst_inputs
-from randens.evaluation.inputs import fingerprint
+from randens.evaluation.labelled import fingerprint
 from randens.report.documents import Example, Gallery
 from randens.threat import Threat
 from randens.witness import WitnessPool

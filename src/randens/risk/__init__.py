@@ -16,12 +16,12 @@ from randens.risk.crossfit import CrossFit, cross_fit
 from randens.risk.cutting import Oracle, cutting_planes
 from randens.risk.exact import exact_sampling
 from randens.risk.explain import Explanation, explain
+from randens.risk.pairs import FIGURE_3, Theorem1Test, TwoClassifiers, theorem1_test, two_classifiers
 from randens.risk.profile import RiskProfile
 from randens.risk.result import Sampling
 from randens.risk.sampling import optimal_sampling
 from randens.risk.simplex import project_simplex
 from randens.risk.subgradient import best_step, subgradient_sampling, theorem4_bound
-from randens.risk.two import FIGURE_3, Theorem1Test, TwoClassifiers, theorem1_test, two_classifiers
 
 __all__ = [
     "Bounds",

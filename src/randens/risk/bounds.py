@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from randens.errors import InputError
+from randens.core.errors import InputError
 from randens.risk.checks import as_probs, as_risks, frozen
 from randens.risk.profile import RiskProfile
 

@@ -14,7 +14,7 @@ from itertools import combinations, permutations, product
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from randens.errors import InputError
+from randens.core.errors import InputError
 from randens.risk.checks import as_risks, frozen
 from randens.risk.profile import RiskProfile
 from randens.risk.result import Sampling

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from randens.errors import InputError
-from randens.files import parse_json
+from randens.core.errors import InputError
+from randens.core.files import parse_json
+from randens.risk.bitstrings import from_words, to_words
 from randens.risk.checks import as_count, as_vector, frozen
 from randens.risk.profile import RiskProfile
 from randens.risk.sets import Masks, pack, unpack
-from randens.risk.words import from_words, to_words
 
 __all__ = ["Certificate"]
 

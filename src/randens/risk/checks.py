@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from randens.errors import InputError
+from randens.core.errors import InputError
 
 __all__ = ["as_count", "as_member", "as_positive", "as_probs", "as_risks", "as_share", "as_vector", "frozen"]
 

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from randens.errors import InputError, ModelError
+from randens.core.errors import InputError, ModelError
 from randens.risk.certificate import Certificate
 from randens.risk.checks import as_count, as_positive, as_probs, as_share, frozen
 from randens.risk.lp import CutProgram

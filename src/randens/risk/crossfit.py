@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from randens.errors import InputError
+from randens.core.errors import InputError
 from randens.risk.checks import as_count, frozen
 from randens.risk.profile import RiskProfile
 from randens.risk.result import Sampling

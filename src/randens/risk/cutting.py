@@ -12,8 +12,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from randens.errors import InputError
-from randens.progress import Progress, silent
+from randens.core.errors import InputError
+from randens.core.progress import Progress, silent
 from randens.risk.checks import as_count, as_probs, frozen
 from randens.risk.confidence import ConfidentSampling, confident_sampling, upper_bound
 from randens.risk.exact import exact_sampling

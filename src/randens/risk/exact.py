@@ -13,14 +13,14 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from randens.errors import ModelError
+from randens.core.errors import ModelError
 from randens.risk.certificate import Certificate
 from randens.risk.checks import as_count, as_positive, as_risks, frozen
 from randens.risk.lp import CutProgram
 from randens.risk.profile import RiskProfile
 from randens.risk.result import Sampling
-from randens.risk.snap import snap
 from randens.risk.ties import prefer
+from randens.risk.vertex import snap
 
 __all__ = ["exact_sampling"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from randens.errors import InputError
+from randens.core.errors import InputError
 from randens.risk.bounds import Bounds, RuleOfThumb, bounds, necessary_size, rule_of_thumb
 from randens.risk.checks import as_count, as_risks
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from randens.errors import ModelError
+from randens.core.errors import ModelError
 from randens.risk.simplex import tidy
 
 if TYPE_CHECKING:

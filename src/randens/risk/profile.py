@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from randens.errors import InputError
-from randens.files import parse_json
+from randens.core.errors import InputError
+from randens.core.files import parse_json
+from randens.risk.bitstrings import from_words, to_words
 from randens.risk.checks import as_count, as_member, as_probs, as_share, as_vector, frozen
 from randens.risk.sets import MAX_MEMBERS, Masks, group, maximal, pack, segment_argmax, unpack, weigh
-from randens.risk.words import from_words, to_words
 
 __all__ = ["RiskProfile"]
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linprog
 
-from randens.errors import InputError
+from randens.core.errors import InputError
 from randens.risk.bounds import auxiliary_risk, bounds
 from randens.risk.checks import as_probs, as_risks
 

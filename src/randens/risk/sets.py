@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from randens.errors import InputError
+from randens.core.errors import InputError
 
 __all__ = [
     "MAX_MEMBERS",

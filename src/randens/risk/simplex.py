@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from randens.errors import InputError
+from randens.core.errors import InputError
 from randens.risk.checks import as_vector
 
 __all__ = ["dyadic", "project_simplex", "tidy"]

@@ -19,8 +19,8 @@ import safetensors.torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from randens.errors import FileError
-from randens.files import write_atomic
+from randens.core.errors import FileError
+from randens.core.files import write_atomic
 
 __all__ = ["Checkpoint", "Checkpoints"]
 

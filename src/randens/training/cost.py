@@ -17,14 +17,14 @@ import torch
 from torch import nn
 
 from randens import data, models
+from randens.core.distributed import pick_device
 from randens.ensemble import frozen, to_layout
 from randens.training import losses
 from randens.training.adversaries import adversary
-from randens.training.distributed import pick_device
-from randens.training.members import Blueprint
+from randens.training.autocast import arithmetic
+from randens.training.initial_members import Blueprint
 from randens.training.methods import METHODS, Roster, uniform
 from randens.training.osp import attacks_per_choice, due
-from randens.training.precision import arithmetic
 from randens.training.recipe import Recipe
 
 __all__ = ["Estimate", "StagePlan", "estimate", "plan"]

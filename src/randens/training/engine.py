@@ -23,29 +23,29 @@ from randens import attacks
 from randens import data as datasets
 from randens.attacks.members import folded
 from randens.callbacks import Callback, TensorBoardTracker
+from randens.core.distributed import Workers, workers
+from randens.core.errors import InputError, ModelError, RandensError
+from randens.core.locks import only_writer
+from randens.core.progress import Progress, silent
+from randens.core.runs import Run
 from randens.data import Augment, ImageData
 from randens.ensemble import RandomizedEnsemble, frozen, load, to_layout
-from randens.errors import InputError, ModelError, RandensError
-from randens.locks import only_writer
-from randens.progress import Progress, silent
 from randens.risk import rule_of_thumb
-from randens.runs import Run
-from randens.store import WitnessStore
 from randens.training.adversaries import Adversary, Start, Victims, adversary
-from randens.training.average import average
+from randens.training.autocast import arithmetic
 from randens.training.checkpoint import Checkpoints
 from randens.training.cost import plan
-from randens.training.distributed import Workers, workers
-from randens.training.folder import is_finished, open_folder, rewind_metrics
+from randens.training.initial_members import Blueprint, given_member, seed_for
 from randens.training.losses import Forward, passes, training_loss
-from randens.training.members import Blueprint, given_member, seed_for
 from randens.training.methods import METHODS, Lesson, Roster, Weights, mirror_descent, uniform
 from randens.training.osp import due, optimal_sampling_probability
-from randens.training.precision import arithmetic
 from randens.training.recipe import Recipe, SamplingPart, load_recipe
+from randens.training.run_files import is_finished, open_folder, rewind_metrics
 from randens.training.schedule import learning_rate
 from randens.training.state import Best, Ledger, Stage, Tally, pack, parameters, part, restore
 from randens.training.validation import Choice, attacked, check_splits, choose, directions
+from randens.training.weight_average import average
+from randens.witness.store import WitnessStore
 
 __all__ = ["Diverged", "Stopped", "train"]
 

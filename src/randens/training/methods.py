@@ -37,11 +37,11 @@ from torch import Tensor, nn
 
 from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble
 from randens.threat import Threat
-from randens.training import diverse
+from randens.training import diversity
 from randens.training.adversaries import Adversary, Start, Victims
 from randens.training.losses import Examples, Forward, TrainingLoss
 
-__all__ = ["METHODS", "Lesson", "Method", "Roster", "Weights", "mirror_descent", "uniform"]
+__all__ = ["METHODS", "METHOD_NAMES", "Lesson", "Method", "Roster", "Weights", "mirror_descent", "uniform"]
 
 Weights = NDArray[np.float64]
 Members = Sequence[nn.Module]
@@ -250,7 +250,7 @@ class Paths(_Together):
     weight = 0.1
 
     def begun(self, members: list[nn.Module]) -> list[nn.Module]:
-        return diverse.tied_paths(members)
+        return diversity.tied_paths(members)
 
     def learners(self, members: int, seed: int) -> list[int]:
         return [int(torch.randint(members, (), generator=torch.Generator().manual_seed(seed)))]
@@ -258,10 +258,10 @@ class Paths(_Together):
     def examples(
         self, craft: Adversary, victims: Victims, start: Start, learners: Sequence[int]
     ) -> list[Tensor]:
-        return [craft.craft(diverse.RandomPath.among(victims, start.seed), start)] * len(learners)
+        return [craft.craft(diversity.RandomPath.among(victims, start.seed), start)] * len(learners)
 
     def losses(self, loss: TrainingLoss, lesson: Lesson) -> list[tuple[Tensor, Tensor]]:
-        apart = self.weight * diverse.overlap(lesson.members)
+        apart = self.weight * diversity.overlap(lesson.members)
         return [(losses + apart, z) for losses, z in super().losses(loss, lesson)]
 
     def passes(self, craft: Adversary, victims: int, training: int, size: int) -> tuple[int, int]:  # noqa: ARG002
@@ -285,7 +285,7 @@ class Features(_Together):
         for index in learners:
             other = victims.forwards[(index + shift) % len(learners)]
             x_adv = craft.craft(victims.only(index), start.rows(half))
-            moved = diverse.distilled(craft, other, start, order)
+            moved = diversity.distilled(craft, other, start, order)
             moved[half] = x_adv
             made.append(moved)
         return made
@@ -302,7 +302,7 @@ class Conflict(_Together):
     weight = 0.5
 
     def losses(self, loss: TrainingLoss, lesson: Lesson) -> list[tuple[Tensor, Tensor]]:
-        value, counts = diverse.game_value(lesson.forwards, lesson.x, lesson.y, lesson.threat)
+        value, counts = diversity.game_value(lesson.forwards, lesson.x, lesson.y, lesson.threat)
         # What is safe already by half of ε earns nothing more.
         penalty = self.weight * torch.where(counts, (0.5 - value).clamp_min(0.0), 0.0) / len(lesson.forwards)
         return [(losses + penalty, z) for losses, z in super().losses(loss, lesson)]
@@ -325,7 +325,7 @@ class Bounded(Shared):
         made = []
         for forward, x_adv in zip(lesson.forwards, lesson.x_adv, strict=True):
             own, z = loss(forward, Examples(lesson.x, x_adv, lesson.y))
-            joint = self.scale * diverse.bounded_risk(z[:common], lesson.y[:common])
+            joint = self.scale * diversity.bounded_risk(z[:common], lesson.y[:common])
             made.append((torch.cat([joint, own[common:]]), z))
         return made
 
@@ -342,12 +342,20 @@ class Distil(_Together):
             with torch.no_grad():
                 wisdom = torch.stack([teacher(x_adv) for teacher in lesson.teachers]).mean(dim=0)
             z = forward(x_adv)
-            made.append((diverse.taught(z, wisdom), z))
+            made.append((diversity.taught(z, wisdom), z))
         return made
 
     def passes(self, craft: Adversary, victims: int, training: int, size: int) -> tuple[int, int]:
         return craft.passes(victims), (training + victims) * size
 
+
+METHOD_NAMES = {
+    "at": "AT",
+    "iat": "IAT",
+    "mrboost": "MRBoost",
+    "mrboost-r": "MRBoost-R",
+    "barre": "BARRE",
+}  # in print
 
 METHODS: dict[str, type[Method]] = {
     method.name: method

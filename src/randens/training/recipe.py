@@ -31,7 +31,7 @@ from pydantic import (
 )
 
 from randens.attacks.base import current_name
-from randens.errors import FileError, InputError, unknown
+from randens.core.errors import FileError, InputError, unknown
 from randens.risk.candidates import MAX_CANDIDATE_MEMBERS
 from randens.threat import Threat
 

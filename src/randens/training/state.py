@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from randens.training.checkpoint import Checkpoint
+from randens.training.early_stopping import Watch
 from randens.training.methods import Weights
-from randens.training.watch import Watch
 
 __all__ = ["Best", "Ledger", "Stage", "Tally", "pack", "parameters", "part", "restore"]
 

@@ -11,15 +11,15 @@ from torch import Tensor
 from randens.attacks.base import Attack
 from randens.attacks.dataset import Knowledge, attack_data
 from randens.attacks.found import Cost
+from randens.core.errors import InputError
 from randens.ensemble import RandomizedEnsemble
-from randens.errors import InputError
-from randens.evaluation.inputs import Labelled
+from randens.evaluation.labelled import Labelled
 from randens.evaluation.reach import Conflict, conflict_of
 from randens.risk import RiskProfile, cutting_planes, optimal_sampling
-from randens.store import WitnessStore
 from randens.training.methods import Weights
 from randens.training.recipe import SamplingPart
 from randens.witness import WitnessPool
+from randens.witness.store import WitnessStore
 
 __all__ = ["Choice", "attacked", "check_splits", "choose", "directions"]
 

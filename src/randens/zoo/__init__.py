@@ -2,7 +2,6 @@
 
 from randens.zoo.cards import card
 from randens.zoo.entries import Entry, add, entry, keep_trial, load, names, root, take, trials
-from randens.zoo.results import results
 
 __all__ = [
     "Entry",
@@ -12,7 +11,6 @@ __all__ = [
     "keep_trial",
     "load",
     "names",
-    "results",
     "root",
     "take",
     "trials",

@@ -6,13 +6,13 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from randens.core.files import sha256
 from randens.evaluation import Evaluation, tables
-from randens.evaluation.reproduce import METHOD_NAMES
 from randens.evaluation.results import THREAT_MODEL
-from randens.files import sha256
+from randens.training.methods import METHOD_NAMES
 from randens.zoo.entries import Entry
 
-__all__ = ["attacks_of", "card", "given_names", "schooling"]
+__all__ = ["attacks_of", "card", "given_names", "training_sentence"]
 
 
 def card(entry: Entry) -> str:
@@ -57,7 +57,7 @@ def card(entry: Entry) -> str:
     text += [
         "## Training",
         "",
-        schooling(recipe),
+        training_sentence(recipe),
         "",
         f"{cost['forwards']:,} forward and {cost['backwards']:,} backward member passes in all, "
         f"{cost['seconds'] / 60:.0f} minutes; checkpoints and α chosen on validation images "
@@ -108,7 +108,7 @@ def given_names(recipe: Mapping[str, Any]) -> Sequence[str]:
     return [first] if isinstance(first, str) else first
 
 
-def schooling(recipe: Mapping[str, Any]) -> str:
+def training_sentence(recipe: Mapping[str, Any]) -> str:
     """How the members were trained, in a sentence."""
     optimizer = recipe["optimizer"]
     given, members = given_names(recipe), recipe["members"]

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from randens import ensemble
+from randens.core.errors import FileError, InputError, unknown
+from randens.core.files import seal, write_json
+from randens.core.runs import Run
 from randens.ensemble import RandomizedEnsemble
-from randens.errors import FileError, InputError, unknown
 from randens.evaluation import Evaluation
-from randens.files import seal, write_json
-from randens.runs import Run
 
 __all__ = ["Entry", "add", "entry", "keep_trial", "load", "names", "root", "take", "trials"]
 

@@ -1,0 +1,326 @@
+"""The paper's tables, filled with what was measured, next to the paper's own numbers and in the paper's layout.
+
+A table knows which run answers each of its cells; runs that are not there leave cells empty. Numbers are accuracies
+in per cent. The paper's are in `paper.json`, transcribed once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import rich.table
+
+from paper.reproduce.measure import ATTACKS, Measured, Pair
+from randens.training.methods import METHOD_NAMES
+
+__all__ = ["Cell", "Names", "Row", "Table", "Wanted", "paper", "tables"]
+
+DATA = ("cifar10", "cifar100")
+NETWORKS = ("resnet20", "mobilenetv1", "resnet18")
+METHODS = ("iat", "mrboost", "barre")
+
+ATTACK_NAMES = {
+    "acw": "ACW (l2)",
+    "afgsm": "AFGSM",
+    "adaptive-pgd-l": "APGD-L",
+    "adaptive-pgd-s": "APGD-S",
+    "arc": "ARC",
+    "arc-r": "ARC-R",
+}
+_ACCURACIES = ("A_nat", "A_rob")
+_MOST_SIZES, _MOST_MEMBERS = 4, 5
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A run in the paper's terms: data set, network, method; at smaller scales something smaller stands for it."""
+
+    data: str
+    network: str
+    method: str
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number of ours and one of the paper's, in per cent (or, with unit "M", in MFLOPs); None where none is."""
+
+    ours: float | None
+    paper: float | None
+    unit: str = "%"
+
+    @property
+    def difference(self) -> float | None:
+        """Ours minus the paper's."""
+        return None if self.ours is None or self.paper is None else self.ours - self.paper
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary for JSON."""
+        return {"ours": self.ours, "paper": self.paper, "difference": self.difference, "unit": self.unit}
+
+    def __str__(self) -> str:
+        """Ours (the paper's)."""
+        if self.ours is None and self.paper is None:
+            return ""
+        ours = "–" if self.ours is None else self._number(self.ours)
+        return ours if self.paper is None else f"{ours} ({self._number(self.paper)})"
+
+    def _number(self, value: float) -> str:
+        if self.unit == "%":
+            return f"{value:.2f}"
+        return f"{value / 1000:.2g} B" if value >= 1000 else f"{value:.3g} M"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line: who, the cells, and the runs that filled it."""
+
+    labels: tuple[str, ...]
+    cells: tuple[Cell, ...]
+    runs: tuple[Wanted, ...] = ()
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of the paper: `labels` head the leading columns, `columns` (group, name) the cells.
+
+    Rows with the same first label belong together, as the paper's networks do.
+    """
+
+    name: str
+    title: str
+    labels: tuple[str, ...]
+    columns: tuple[tuple[str, str], ...]
+    rows: tuple[Row, ...] = field(repr=False)
+
+    @property
+    def headings(self) -> tuple[str, ...]:
+        """Of the labels, then of the cells with their groups."""
+        return (*self.labels, *(f"{group} {name}".strip() for group, name in self.columns))
+
+    @property
+    def filled(self) -> int:
+        """How many cells have a number of ours."""
+        return sum(cell.ours is not None for row in self.rows for cell in row.cells)
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary for JSON."""
+        rows = [{"labels": list(r.labels), "cells": [c.to_json() for c in r.cells]} for r in self.rows]
+        return {"name": self.name, "title": self.title, "headings": list(self.headings), "rows": rows}
+
+    def _blocks(self) -> list[list[Row]]:
+        return [list(rows) for _, rows in itertools.groupby(self.rows, key=lambda row: row.labels[0])]
+
+    def _lines(self) -> Iterable[tuple[bool, list[str]]]:
+        """(begins a block, texts) for every row; the first label is given once per block."""
+        for block in self._blocks():
+            for number, row in enumerate(block):
+                first = row.labels[0] if number == 0 else ""
+                yield number == 0, [first, *row.labels[1:], *(str(cell) for cell in row.cells)]
+
+    def markdown(self) -> str:
+        """A Markdown table; each cell: ours (the paper's)."""
+        lines = ["| " + " | ".join(self.headings) + " |"]
+        lines.append("|" + "---|" * len(self.labels) + "---:|" * len(self.columns))
+        lines += ["| " + " | ".join(texts) + " |" for _, texts in self._lines()]
+        return "\n".join(lines)
+
+    def latex(self) -> str:
+        """A LaTeX table with the packages booktabs and multirow, grouped as the paper's."""
+        groups = [(g, len(list(c))) for g, c in itertools.groupby(self.columns, key=lambda column: column[0])]
+        lead = len(self.labels)
+        top = [f"\\multirow{{2}}{{*}}{{{_tex(label)}}}" for label in self.labels]
+        top += [f"\\multicolumn{{{size}}}{{c}}{{{_tex(group)}}}" for group, size in groups]
+        bottom = [""] * lead + [_tex(name) for _, name in self.columns]
+        lines = [
+            f"% {self.title}",
+            f"\\begin{{tabular}}{{{'l' * lead}{'r' * len(self.columns)}}}",
+            "\\toprule",
+            " & ".join(top) + r" \\",
+            " & ".join(bottom) + r" \\",
+        ]
+        for block in self._blocks():
+            lines.append("\\midrule")
+            for number, row in enumerate(block):
+                first = f"\\multirow{{{len(block)}}}{{*}}{{{_tex(row.labels[0])}}}" if number == 0 else ""
+                texts = [
+                    first,
+                    *(_tex(label) for label in row.labels[1:]),
+                    *(_tex(str(c)) for c in row.cells),
+                ]
+                lines.append(" & ".join(texts) + r" \\")
+        return "\n".join([*lines, "\\bottomrule", "\\end{tabular}"])
+
+    def terminal(self) -> rich.table.Table:
+        """A rich table; ours above the paper's in every cell, for narrow terminals."""
+        shown = rich.table.Table(title=self.title, title_justify="left", title_style="bold", pad_edge=False)
+        for label in self.labels:
+            shown.add_column(label)
+        for group, name in self.columns:
+            shown.add_column(f"{group}\n{name}" if group else name, justify="right")
+        for begins, texts in self._lines():
+            if begins:
+                shown.add_section()
+            shown.add_row(*(text.replace(" (", "\n(") for text in texts))
+        return shown
+
+
+@dataclass(frozen=True)
+class Names:
+    """What stands for the paper's networks and data at a scale, for labels."""
+
+    networks: Mapping[str, str]
+    data: Mapping[str, str]
+
+
+Found = Mapping[Wanted, Measured]
+
+
+@cache
+def paper() -> dict[str, Any]:
+    """The paper's numbers."""
+    text = Path(__file__).with_name("paper.json").read_text(encoding="utf-8")
+    content: dict[str, Any] = json.loads(text)
+    return content
+
+
+def paper_names() -> Names:
+    """The paper's own."""
+    return Names(paper()["networks"], {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"})
+
+
+def tables(found: Found, networks: Sequence[str] = NETWORKS, names: Names | None = None) -> tuple[Table, ...]:
+    """Tables 1 to 6 of the paper, and the probabilities that it reports in the text as a seventh."""
+    called = names or paper_names()
+    return (
+        _best(found, networks, called),
+        _sizes(found, networks, "cifar10", "Table 2", called),
+        _individual(found, networks, "cifar10", "Table 3", called),
+        _individual(found, networks, "cifar100", "Table 4", called),
+        _attacks(found, networks, called),
+        _sizes(found, networks, "cifar100", "Table 6", called),
+        _probabilities(found, networks, called),
+    )
+
+
+def _best(found: Found, networks: Sequence[str], names: Names) -> Table:
+    rows = []
+    for network in networks:
+        for method, numbers in paper()["best"][network].items():
+            uniform = method.endswith("-uniform")
+            base = "mrboost" if method.startswith("mrboost") else method
+            runs = [Wanted(data, network, base) for data in DATA]
+            cells: list[Cell] = []
+            for run in runs:
+                have = found.get(run)
+                pair = None if have is None else have.uniform if uniform else have.randomized[-1]
+                cells += _cells(pair, numbers[run.data])
+            members = [found[run].members for run in runs if run in found]
+            size = f"M = {members[0] if members else '–'} ({numbers['members']})"
+            label = "MRBoost-R†" if uniform else METHOD_NAMES[method]
+            rows.append(Row((names.networks[network], label, size), tuple(cells), tuple(runs)))
+    columns = tuple((names.data[data], accuracy) for data in DATA for accuracy in _ACCURACIES)
+    title = "Table 1. BARRE and other methods, randomized ensembles († equiprobable sampling)"
+    return Table("table1", title, ("Network", "Method", "Size M"), columns, tuple(rows))
+
+
+def _sizes(found: Found, networks: Sequence[str], data: str, number: str, names: Names) -> Table:
+    rows = []
+    for network in networks:
+        alone = found.get(Wanted(data, network, "at"))
+        for method in ("mrboost", "barre"):
+            run = Wanted(data, network, method)
+            have = found.get(run)
+            cells: list[Cell] = []
+            for m, numbers in enumerate(paper()["sizes"][data][network][method], start=1):
+                # Both methods begin with the same adversarially trained network.
+                source = alone if m == 1 and alone is not None else have
+                pairs: Sequence[Pair] = ()
+                if source is not None:
+                    drawn = method == "barre" or source is alone
+                    pairs = source.randomized if drawn else source.deterministic
+                together = m if method == "mrboost" else 1
+                cost = None
+                if have is not None and m <= have.members:
+                    cost = sum(have.flops[:together]) / 1e6
+                cells += _cells(pairs[m - 1] if m <= len(pairs) else None, numbers)
+                cells.append(Cell(cost, paper()["mflops"][network] * together, "M"))
+            rows.append(Row((names.networks[network], METHOD_NAMES[method]), tuple(cells), (run,)))
+    columns = tuple((f"M = {m}", name) for m in range(1, _MOST_SIZES + 1) for name in (*_ACCURACIES, "FLOPs"))
+    title = f"{number}. BARRE (randomized) and MRBoost (deterministic) by size, {names.data[data]}"
+    return Table(number.lower().replace(" ", ""), title, ("Network", "Method"), columns, tuple(rows))
+
+
+def _individual(found: Found, networks: Sequence[str], data: str, number: str, names: Names) -> Table:
+    rows = []
+    for network in networks:
+        for method in METHODS:
+            run = Wanted(data, network, method)
+            have = found.get(run)
+            stated = paper()["individual"][data][network][method]
+            cells: list[Cell] = []
+            for i in range(_MOST_MEMBERS):
+                pair = have.individual[i] if have is not None and i < have.members else None
+                cells += _cells(pair, stated[i] if i < len(stated) else (None, None))
+            rows.append(Row((names.networks[network], METHOD_NAMES[method]), tuple(cells), (run,)))
+    columns = tuple((f"f{i}", name) for i in range(1, _MOST_MEMBERS + 1) for name in _ACCURACIES)
+    title = f"{number}. Members attacked alone, {names.data[data]}"
+    return Table(number.lower().replace(" ", ""), title, ("Network", "Method"), columns, tuple(rows))
+
+
+def _attacks(found: Found, networks: Sequence[str], names: Names) -> Table:
+    rows = []
+    for network in networks:
+        for method in METHODS:
+            run = Wanted("cifar10", network, method)
+            have = found.get(run)
+            numbers = paper()["attacks"][network][method]
+            cells = tuple(
+                Cell(None if have is None or a not in have.attacks else 100 * have.attacks[a], numbers[a])
+                for a in ATTACKS
+            )
+            label = METHOD_NAMES["mrboost-r" if method == "mrboost" else method]
+            rows.append(Row((names.networks[network], label), cells, (run,)))
+    columns = tuple(("", ATTACK_NAMES[a]) for a in ATTACKS)
+    title = f"Table 5. Robust accuracy by attack, equiprobable sampling, {names.data['cifar10']}"
+    return Table("table5", title, ("Network", "Method"), columns, tuple(rows))
+
+
+def _probabilities(found: Found, networks: Sequence[str], names: Names) -> Table:
+    """α of each ensemble; the paper gives one, in its text, and no table."""
+    rows = []
+    for network in networks:
+        for method in METHODS:
+            for data in DATA:
+                run = Wanted(data, network, method)
+                have = found.get(run)
+                stated = paper()["probabilities"].get(data, {}).get(network, {}).get(method) or ()
+                ours = () if have is None else have.probs
+                cells = tuple(
+                    Cell(
+                        100 * ours[i] if i < len(ours) else None,
+                        100 * stated[i] if i < len(stated) else None,
+                    )
+                    for i in range(_MOST_MEMBERS)
+                )
+                if ours or stated:
+                    label = METHOD_NAMES["mrboost-r" if method == "mrboost" else method]
+                    rows.append(Row((names.networks[network], label, names.data[data]), cells, (run,)))
+    columns = tuple(("", f"α{i}") for i in range(1, _MOST_MEMBERS + 1))
+    title = "Probabilities of the ensembles (Section 5, in the text)"
+    return Table("table7", title, ("Network", "Method", "Data"), columns, tuple(rows))
+
+
+def _cells(pair: Pair | None, numbers: Sequence[float | None]) -> list[Cell]:
+    return [Cell(None if pair is None else 100 * pair[i], numbers[i]) for i in range(2)]
+
+
+def _tex(text: str) -> str:
+    for plain, escaped in (("_", r"\_"), ("%", r"\%"), ("†", r"$^\dagger$"), ("–", "--"), ("α", r"$\alpha$")):
+        text = text.replace(plain, escaped)
+    return text.replace("ε", r"$\varepsilon$")

@@ -1,0 +1,6 @@
+"""Can the numbers be trusted? Checks that published evaluations failed."""
+
+from randens.audit.auditing import Audit, Check, audit
+from randens.audit.random_model_checks import audit_stochastic
+
+__all__ = ["Audit", "Check", "audit", "audit_stochastic"]

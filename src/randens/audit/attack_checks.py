@@ -1,0 +1,342 @@
+"""Checks that attack: what must be ordered in a sound evaluation is compared, and laws of the risk are tested."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from randens.audit.case import ENSEMBLE, Case, Check, Risks, named
+from randens.ensemble import RandomizedEnsemble
+from randens.evaluation.results import Evaluation
+from randens.risk import bounds
+from randens.witness import WitnessPool
+
+__all__ = ["checks"]
+
+_STEPS = (10, 20, 40)
+_QUERIES = 200
+_WIDER = (0.5, 2.0, 4.0)
+_LEFT = 0.05  # accuracy that may remain when inputs can be changed at will
+_ROUNDING = 1e-9
+
+
+def checks(case: Case, evaluation: Evaluation | None) -> list[Check]:
+    """All of them; each names the members that it concerns."""
+    found = [
+        _iterative(case),
+        _losses(case),
+        _random(case),
+        _transfer(case),
+        _plateau(case),
+        _radius(case),
+        _alone(case),
+        _identical(case),
+        _laws(case),
+    ]
+    if evaluation is not None:
+        found.append(_evaluation(case, evaluation))
+    return found
+
+
+def _white_box(case: Case, who: int) -> Risks:
+    """The best of PGD on the cross-entropy and on the margin, per input."""
+    return np.maximum(case.risk(who, "pgd"), case.risk(who, "adaptive-pgd-margin", steps=_STEPS[-1]))
+
+
+def _ordered(
+    case: Case,
+    name: str,
+    stronger: Callable[[int], Risks],
+    weaker: Callable[[int], Risks],
+    words: tuple[str, str],
+    advice: str,
+) -> Check:
+    """For every member and the ensemble: does the attack that must be stronger find at least as much?"""
+    evidence: dict[str, Any] = {}
+    wrong = []
+    said = []
+    for who in case.everyone():
+        found, other = stronger(who), weaker(who)
+        strong, weak = float(found.mean()), float(other.mean())
+        evidence[named(who)] = {words[0]: strong, words[1]: weak}
+        said.append(f"{named(who)} {strong:.1%} and {weak:.1%}")
+        if case.beaten(found, other):
+            wrong.append(named(who))
+    return Check(
+        name,
+        not wrong,
+        f"errors under {words[0]} and under {words[1]}: {', '.join(said)}",
+        {"risks": evidence, "at_fault": wrong, "allowed": case.allowed},
+        f"{', '.join(wrong)}: {advice}" if wrong else "",
+    )
+
+
+def _iterative(case: Case) -> Check:
+    return _ordered(
+        case,
+        "iterative-beats-single-step",
+        lambda who: case.risk(who, "pgd"),
+        lambda who: case.risk(who, "fgsm"),
+        ("20 steps", "1 step"),
+        "steps that follow the gradient lead away from errors that one step finds; the loss surface is masked, so "
+        "use attacks on margins and without gradients",
+    )
+
+
+def _losses(case: Case) -> Check:
+    return _ordered(
+        case,
+        "cross-entropy-as-good-as-margin",
+        lambda who: case.risk(who, "pgd"),
+        # As many steps as PGD: what is compared is the loss alone.
+        lambda who: case.risk(who, "adaptive-pgd-margin", steps=_STEPS[1]),
+        ("cross-entropy", "margin"),
+        "the cross-entropy misleads attacks here (very large logits, or a flat loss); numbers from attacks on it "
+        "alone flatter, report those of the suite",
+    )
+
+
+def _random(case: Case) -> Check:
+    return _ordered(
+        case,
+        "white-box-beats-random-search",
+        lambda who: _white_box(case, who),
+        lambda who: case.risk(who, "random", queries=_QUERIES),
+        ("gradient attacks", "random search"),
+        "random search finds errors that gradients do not: the gradients are masked, make the member "
+        "differentiable or give it a differentiable stand-in",
+    )
+
+
+def _transfer(case: Case) -> Check:
+    if len(case.members) == 1:
+        return Check(
+            "white-box-beats-transfer", True, "there is one member only; nothing can be transferred to it"
+        )
+
+    def transferred(who: int) -> Risks:
+        """Errors on the perturbations found for other members alone."""
+        if who == ENSEMBLE:
+            tables = [_judged(case, other) @ case.probs for other in range(len(case.members))]
+            return np.asarray(np.max(tables, axis=0))
+        others = [_judged(case, other)[:, who] for other in range(len(case.members)) if other != who]
+        return np.asarray(np.any(others, axis=0).astype(np.float64))
+
+    return _ordered(
+        case,
+        "white-box-beats-transfer",
+        lambda who: _white_box(case, who),
+        transferred,
+        ("its own attack", "attacks on other members"),
+        "perturbations made for other members fool it better than its own: its gradients are masked",
+    )
+
+
+def _judged(case: Case, source: int) -> NDArray[np.bool_]:
+    """Verdicts [n, M] of all members on what margin PGD found against member `source` alone."""
+    x_adv = case.attack(source, "adaptive-pgd-margin", steps=_STEPS[-1]).x_adv
+    return np.stack([case.judge(member, x_adv) for member in range(len(case.members))], axis=1)
+
+
+def _plateau(case: Case) -> Check:
+    """Doubling the steps a second time must not find much more."""
+    evidence, wrong, said = {}, [], []
+    for who in case.everyone():
+        values = []
+        best = np.zeros(case.n)
+        for steps in _STEPS:
+            best = np.maximum(best, case.risk(who, "adaptive-pgd-margin", steps=steps))
+            values.append(float(best.mean()))
+        evidence[named(who)] = dict(zip(map(str, _STEPS), values, strict=True))
+        said.append(f"{named(who)} " + ", ".join(f"{v:.1%}" for v in values))
+        few, many = (case.risk(who, "adaptive-pgd-margin", steps=steps) for steps in _STEPS[-2:])
+        if values[-1] > values[-2] + case.allowed + _ROUNDING and case.beaten(few, many):
+            wrong.append(named(who))
+    return Check(
+        "plateau-in-steps",
+        not wrong,
+        f"errors after {', '.join(map(str, _STEPS))} steps: {'; '.join(said)}",
+        {"risks": evidence, "at_fault": wrong, "allowed": case.allowed},
+        f"{', '.join(wrong)}: more steps still find more; evaluate with at least {4 * _STEPS[-1]} steps"
+        if wrong
+        else "",
+    )
+
+
+def _radius(case: Case) -> Check:
+    """Errors must grow with the radius, and all members must be fooled when inputs can be changed at will."""
+    evidence, wrong, said = {}, [], []
+    scales = (*_WIDER, _everything(case))
+    for who in range(len(case.members)):
+        fooled = case.risk(who, "adaptive-pgd-margin", steps=_STEPS[-1])
+        curve = {1.0: fooled}
+        for scale in scales:
+            name = "margin" if scale == scales[-1] else "adaptive-pgd-margin"
+            risk = case.risk(who, name, scale, steps=_STEPS[-1])
+            curve[scale] = risk
+            if scale > 1:
+                # A perturbation that was legal stays legal in a larger ball.
+                fooled = np.maximum(fooled, risk)
+        ordered = [curve[s] for s in sorted(curve)][:-1]
+        falls = any(case.beaten(larger, smaller) for smaller, larger in pairwise(ordered))
+        left = 1 - float(fooled.mean())
+        evidence[named(who)] = {
+            "risks": {f"{s:g}": float(curve[s].mean()) for s in sorted(curve)},
+            "left": left,
+        }
+        said.append(f"{named(who)} {left:.1%}")
+        if falls or left > max(_LEFT, 1 / case.n):
+            wrong.append(named(who))
+    return Check(
+        "large-radius-leaves-nothing",
+        not wrong,
+        f"accuracy left when inputs can be changed at will: {', '.join(said)}",
+        {"members": evidence, "at_fault": wrong},
+        f"{', '.join(wrong)}: no classifier survives that, so the attack is blind; look for masked gradients or a "
+        "member that ignores its input"
+        if wrong
+        else "",
+    )
+
+
+def _everything(case: Case) -> float:
+    """The radius, in units of ε, at which the ball holds the whole box (without a box: a thousand times ε)."""
+    if case.threat.bounds is None:
+        return 1000.0
+    low, high = case.threat.bounds
+    width = high - low
+    diameter = width if case.threat.norm == "linf" else width * case.x[0].numel() ** 0.5
+    return max(8.0, diameter / case.threat.eps)
+
+
+def _alone(case: Case) -> Check:
+    """Each member attacked alone must fall at least as often as it does under the attack on the ensemble."""
+    evidence, wrong, said = {}, [], []
+    together = case.attack(ENSEMBLE, "saddle").errors.numpy() if len(case.members) > 1 else None
+    for who in range(len(case.members)):
+        alone = _white_box(case, who)
+        within = alone if together is None else together[:, who].astype(np.float64)
+        evidence[named(who)] = {"alone": float(alone.mean()), "within the ensemble": float(within.mean())}
+        said.append(f"{named(who)} {alone.mean():.1%} and {within.mean():.1%}")
+        if case.beaten(alone, within):
+            wrong.append(named(who))
+    return Check(
+        "members-alone",
+        not wrong,
+        f"errors of members attacked alone, and under an attack on the ensemble: {', '.join(said)}",
+        {"risks": evidence, "at_fault": wrong},
+        f"{', '.join(wrong)}: attacked alone it looks more robust than it is; its gradients are masked"
+        if wrong
+        else "",
+    )
+
+
+def _identical(case: Case) -> Check:
+    """Copies of one member must give that member's risk: there is nothing to gain from drawing among equals."""
+    member = case.members[0]
+    copies = Case(
+        RandomizedEnsemble([member] * 3),
+        case.x,
+        case.y,
+        case.threat,
+        case.seed,
+        case.progress,
+        store=case.store,
+    )
+    whole, single = copies.attack(ENSEMBLE, "saddle"), case.attack(0, "saddle")
+    case.cost, case.now = case.cost + copies.cost, case.now + copies.now
+    three, one = whole.errors.numpy(), single.errors.numpy()[:, 0]
+    split = float((three.any(axis=1) & ~three.all(axis=1)).mean())
+    first, alone = three[:, 0].astype(np.float64), one.astype(np.float64)
+    wrong = split > 0 or case.beaten(first, alone) or case.beaten(alone, first)
+    return Check(
+        "identical-members",
+        not wrong,
+        f"three copies of member 0: error {three[:, 0].mean():.1%}, member 0 alone {one.mean():.1%}, copies that "
+        f"disagree on {split:.1%} of the inputs",
+        {"copies": float(three[:, 0].mean()), "alone": float(one.mean()), "disagree": split},
+        "equal members that answer differently are not deterministic; different risks mean that the attack "
+        "depends on the number of members"
+        if wrong
+        else "",
+    )
+
+
+def _laws(case: Case) -> Check:
+    """Laws that hold for every ensemble: legal perturbations, reported is re-evaluated, Theorem 3, and that no
+    attack on the ensemble is worse than fooling its most probable fooled member."""
+    members = len(case.members)
+    who = ENSEMBLE if members > 1 else 0
+    found = case.attack(who, "saddle")
+    rec = case.rec if members > 1 else RandomizedEnsemble(list(case.members))
+    again = rec.errors(found.x_adv.to(rec.device), case.y.to(rec.device)).cpu()
+    outside = int((~case.threat.contains(found.x_adv, case.x)).sum())
+    unstable = float((again != found.errors).any(dim=1).double().mean())
+    own = np.stack([_white_box(case, i) for i in range(members)], axis=1) > 0
+    likeliest = np.asarray((own * case.probs).max(axis=1))
+    best = np.maximum(found.risk.numpy(), _white_box(case, who))
+    heaviest, reached = float(likeliest.mean()), float(best.mean())
+    pool = WitnessPool(case.n, members, np.arange(case.n), found.errors.numpy()).merge(
+        *(WitnessPool(case.n, members, np.arange(case.n), _judged(case, i)) for i in range(members))
+    )
+    profile = pool.profile()
+    risk, limits = profile.risk(case.probs), bounds(profile.member_risks)
+    faults = []
+    if outside:
+        faults.append(f"{outside} perturbed inputs leave the perturbation set")
+    if unstable:
+        faults.append(f"verdicts changed on {unstable:.1%} of the inputs when looked at again")
+    if case.beaten(best, likeliest):
+        faults.append(
+            f"attacks on the ensemble find {reached:.1%}, fooling its likeliest member alone {heaviest:.1%}"
+        )
+    if not limits.floor - _ROUNDING <= risk <= limits.ceiling + _ROUNDING:
+        faults.append(
+            f"risk {risk:.4f} lies outside floor {limits.floor:.4f} and ceiling {limits.ceiling:.4f}"
+        )
+    return Check(
+        "consistency",
+        not faults,
+        "; ".join(faults)
+        or f"risk {risk:.4f} within floor {limits.floor:.4f} and ceiling {limits.ceiling:.4f}; every perturbation "
+        "is legal and gives the reported verdicts again",
+        {
+            "outside": outside,
+            "unstable": unstable,
+            "heaviest_member": heaviest,
+            "ensemble_attack": reached,
+            "risk": risk,
+            "floor": limits.floor,
+            "ceiling": limits.ceiling,
+        },
+        "these laws hold for every deterministic ensemble: some member answers at random, or the attack on the "
+        "ensemble stalls; use the suite"
+        if faults
+        else "",
+    )
+
+
+def _evaluation(case: Case, evaluation: Evaluation) -> Check:
+    """What was reported must not be better than what these quick attacks find on the same inputs."""
+    shared = min(case.n, evaluation.n)
+    reported = float(evaluation.risk[:shared].mean())
+    found = np.zeros(case.n)
+    for i in range(len(case.members)):
+        found = np.maximum(found, _judged(case, i) @ case.probs)
+    if len(case.members) > 1:
+        found = np.maximum(found, case.risk(ENSEMBLE, "saddle"))
+    quick = float(found[:shared].mean())
+    same = evaluation.threat == case.threat
+    wrong = same and quick > reported + case.allowed + _ROUNDING
+    return Check(
+        "evaluation-not-beaten",
+        not wrong,
+        f"reported risk on the first {shared} inputs {reported:.1%}, found here {quick:.1%}"
+        + ("" if same else " (under another threat, not compared)"),
+        {"reported": reported, "found": quick, "inputs": shared, "same_threat": same},
+        "the reported robust accuracy is too high: evaluate again with the suite" if wrong else "",
+    )

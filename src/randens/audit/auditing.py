@@ -1,0 +1,215 @@
+"""Can the numbers be trusted? Checks that published evaluations failed, run on an ensemble before it is believed.
+
+A robust accuracy is only as good as the attack behind it. Members whose gradients are zero, saturated or noisy
+make attacks stall and look robust; members that answer at random are scored by luck. Each check compares things
+that must be ordered in a sound evaluation (iterative and single-step attacks, white box and random search, small
+and large radii) or that must be equal (a one-hot α and its member), and says what to do where they are not.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from randens._version import __version__
+from randens.attacks import Cost
+from randens.audit import attack_checks, member_checks
+from randens.audit.case import Case, Check
+from randens.core.errors import InputError
+from randens.core.files import write_json
+from randens.core.progress import Progress, silent
+from randens.core.runs import Run
+from randens.ensemble import RandomizedEnsemble
+from randens.evaluation.labelled import Data, fingerprint, labelled
+from randens.evaluation.results import Evaluation
+from randens.threat import Threat
+from randens.witness.store import WitnessStore
+
+__all__ = ["ENOUGH", "Audit", "Check", "audit"]
+
+_FORMAT = "randens-audit-1"
+
+ENOUGH = 50
+"""Inputs below which an audit is inconclusive: checks may be off by 2 % of the inputs, and not by less than one."""
+
+
+@dataclass(frozen=True)
+class Audit:
+    """All checks on one ensemble, and what they amount to.
+
+    complete: false if a member's answers were so broken that attacking it would say nothing.
+    """
+
+    checks: tuple[Check, ...]
+    complete: bool
+    ensemble: str
+    data: str
+    split: str
+    n: int
+    threat: Threat
+    seed: int
+    cost: Cost
+    seconds: float
+    version: str = __version__
+    now: Cost = field(default_factory=Cost, repr=False)
+
+    @property
+    def conclusive(self) -> bool:
+        """Whether there were enough inputs: on fewer than 50, one input is more than what checks may be off by."""
+        return self.n >= ENOUGH
+
+    @property
+    def passed(self) -> bool:
+        """Whether every check passed, on enough inputs to say so."""
+        return self.complete and self.conclusive and not self.failed
+
+    @property
+    def failed(self) -> tuple[Check, ...]:
+        """The checks that did not."""
+        return tuple(check for check in self.checks if not check.passed)
+
+    @property
+    def verdict(self) -> str:
+        """One sentence."""
+        if self.complete and not self.failed and not self.conclusive:
+            return f"Inconclusive: no check failed on {self.n} inputs, but fewer than {ENOUGH} say little; audit more."
+        if self.passed:
+            return (
+                f"All {len(self.checks)} checks passed on {self.n} inputs: nothing here makes attacks look weaker "
+                "than they are. That is no proof; a stronger attack may still find more."
+            )
+        names = ", ".join(check.name for check in self.failed)
+        rest = "" if self.complete else "; the ensemble was not attacked, as its answers cannot be scored"
+        counted = f"{len(self.failed)} of {len(self.checks)} checks failed ({names})"
+        return f"{counted}: do not trust robust accuracies yet{rest}."
+
+    def __getitem__(self, name: str) -> Check:
+        for check in self.checks:
+            if check.name == name:
+                return check
+        raise KeyError(name)
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary for JSON."""
+        return {
+            "format": _FORMAT,
+            "version": self.version,
+            "passed": self.passed,
+            "complete": self.complete,
+            "conclusive": self.conclusive,
+            "verdict": self.verdict,
+            "checks": [check.to_json() for check in self.checks],
+            "ensemble": self.ensemble,
+            "data": self.data,
+            "split": self.split,
+            "n": self.n,
+            "threat": self.threat.to_dict(),
+            "seed": self.seed,
+            "cost": {
+                "forwards": self.cost.forwards,
+                "backwards": self.cost.backwards,
+                "seconds": self.seconds,
+            },
+        }
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the JSON, atomically."""
+        write_json(path, self.to_json())
+        return Path(path)
+
+    def keep(self, run: Run) -> tuple[Path, bool]:
+        """Keep the JSON in a run folder, by its question; see `Run.keep`."""
+        document = self.to_json()
+        asked = ("ensemble", "data", "split", "n", "threat", "seed")
+        return run.keep("audit", document, {key: document[key] for key in asked})
+
+
+def audit(
+    rec: RandomizedEnsemble,
+    data: Data,
+    threat: Threat | None = None,
+    *,
+    evaluation: Evaluation | None = None,
+    chosen_on: Mapping[str, str] | None = None,
+    seed: int = 0,
+    folder: WitnessStore | str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
+) -> Audit:
+    """Check `rec` on `data` (a hundred inputs say enough) under `threat` (None: the ensemble's own).
+
+    evaluation: a result to hold against what is found here. chosen_on: which split chose what. folder: a witness
+    store, where attacks made before are read and new ones kept. A random classifier has checks of its own: see
+    `audit_stochastic`.
+
+    Parameters
+    ----------
+    rec : RandomizedEnsemble
+        What to check.
+    data : pair, loader or ImageData
+        A few inputs.
+    threat : Threat
+        The threat of the evaluation.
+    evaluation : Evaluation, optional
+        Checked for agreeing with what the audit finds.
+    chosen_on : mapping, optional
+        Which split chose what.
+    seed : int
+        Decides every random choice.
+    folder : path or WitnessStore, optional
+        A witness store.
+    progress : callable, optional
+        ``progress(task, done, total)``.
+
+    Returns
+    -------
+    Audit
+        Checks with findings and advice.
+
+    Examples
+    --------
+    >>> import randens
+    >>> net = randens.models.create("linear", classes=10, input_shape=(1, 8, 8), seed=0)
+    >>> rec, data = randens.RandomizedEnsemble([net]), randens.data.load("digits", "validation")[:8]
+    >>> len(audit(rec, data, randens.Threat("linf", 0.05)).checks) > 10
+    True
+    """
+    if getattr(rec, "stochastic", False):
+        # Imported late, as it makes an `Audit`, too.
+        from randens.audit.random_model_checks import audit_stochastic
+
+        return audit_stochastic(rec, data, threat, seed=seed, progress=progress)
+    start = time.perf_counter()
+    inputs = labelled(data, rec)
+    chosen = rec.threat if threat is None else threat
+    if chosen is None:
+        raise InputError("threat is None and the ensemble names none; give one, e.g. Threat('linf', 8/255)")
+    store = folder if isinstance(folder, WitnessStore) or folder is None else WitnessStore(folder)
+    report = silent if progress is None else progress
+    case = Case(rec, inputs.x, inputs.y, chosen, seed, report, store=store)
+    checks = [member_checks.splits(evaluation, chosen_on)]
+    if evaluation is not None:
+        checks.append(member_checks.belongs(evaluation, rec))
+    checks += member_checks.checks(case)
+    # Attacks refuse members whose answers are not numbers; what they are is known by now.
+    complete = member_checks.scorable(checks)
+    if complete:
+        checks += attack_checks.checks(
+            case, evaluation if evaluation and inputs.split == evaluation.split else None
+        )
+    return Audit(
+        tuple(checks),
+        complete,
+        fingerprint(rec),
+        inputs.name,
+        inputs.split,
+        len(inputs),
+        chosen,
+        seed,
+        case.cost,
+        time.perf_counter() - start,
+        now=case.now,
+    )

@@ -1,0 +1,194 @@
+"""Checks for random defences: is it random, does the seed decide, is the loss flat or only noisy, were draws enough?"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from randens import attacks
+from randens.attacks import Cost
+from randens.audit.auditing import Audit
+from randens.audit.case import TOLERANCE, Check
+from randens.core.errors import InputError
+from randens.core.progress import Progress, silent
+from randens.ensemble import RandomizedEnsemble
+from randens.evaluation.draw_scores import gradient_noise, randomness
+from randens.evaluation.labelled import Data, Labelled, fingerprint, labelled
+from randens.random_model import RandomizedModel, expanded, is_random
+from randens.threat import Threat
+
+__all__ = ["audit_stochastic"]
+
+_JUDGES = 64  # frozen draws that judge every perturbation here and that no attack sees
+_FIRST = 1_800_000_000
+_SAMPLES = (1, 4, 16)  # draws per gradient step
+_AGREE = 0.5  # cosine between two gradients below which a step is mostly noise
+_STEPS = 20
+
+
+def audit_stochastic(
+    model: RandomizedModel | RandomizedEnsemble,
+    data: Data,
+    threat: Threat | None = None,
+    *,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Audit:
+    """Check a random classifier on `data` (a hundred inputs say enough) under `threat` (None: the model's own).
+
+    Every comparison is on draws that no attack has seen.
+    """
+    start = time.perf_counter()
+    report = silent if progress is None else progress
+    chosen = model.threat if threat is None else threat
+    if not is_random(model):
+        raise InputError(
+            f"model is a {type(model).__name__} without random members; use randens.evaluation.audit"
+        )
+    if chosen is None:
+        raise InputError("threat is None and the model names none; give one, e.g. Threat('linf', 8/255)")
+    inputs = labelled(data, expanded(model, 2))
+    found = randomness(model, inputs.x)
+    checks = [
+        Check(
+            "random-at-all",
+            found.random,
+            f"logits of 8 draws differ by up to {found.difference:.2g} of the largest one; the class changes on "
+            f"{found.class_changed:.1%} of the inputs"
+            if found.random
+            else "8 draws gave the same logits: the model is deterministic",
+            {"difference": found.difference, "class_changed": found.class_changed},
+            ""
+            if found.random
+            else "evaluate the module itself; if it should be random, look at the modes of its layers",
+        ),
+        Check(
+            "seed-decides",
+            found.seeded,
+            "the same seed gave the same logits twice"
+            if found.seeded
+            else "the same seed gave different logits",
+            {"seeded": found.seeded},
+            ""
+            if found.seeded
+            else "draw from torch's generators or the `generator` argument, or give a factory that takes the seed; "
+            "without that no draw can be repeated and no number reproduced",
+        ),
+    ]
+    cost = Cost()
+    complete = found.random and found.seeded
+    if complete:
+        case = _Case(model, inputs, chosen, seed)
+        for number, check in enumerate((_noise, _flat, _saturated)):
+            report("audit of the random model", number, 3)
+            checks.append(check(case))
+        report("audit of the random model", 3, 3)
+        cost = case.cost
+    return Audit(
+        tuple(checks),
+        complete,
+        fingerprint(expanded(model, 1)),
+        inputs.name,
+        inputs.split,
+        len(inputs),
+        chosen,
+        seed,
+        cost,
+        time.perf_counter() - start,
+    )
+
+
+class _Case:
+    """The model on n inputs, and draws that judge what attacks on other draws find."""
+
+    def __init__(
+        self, model: RandomizedModel | RandomizedEnsemble, inputs: Labelled, threat: Threat, seed: int
+    ) -> None:
+        self.model, self.threat, self.seed = model, threat, seed
+        self.judges = expanded(model, _JUDGES, _FIRST)
+        self.x, self.y = inputs.x.to(self.judges.device), inputs.y.to(self.judges.device)
+        self.cost = Cost()
+        self.allowed = max(TOLERANCE, 1 / len(inputs))
+
+    def risk(self, x_adv: Tensor) -> NDArray[np.float64]:
+        """Errors [n] on the judges."""
+        self.cost = self.cost + Cost(forwards=len(x_adv) * len(self.judges))
+        found: NDArray[np.float64] = self.judges.risk(x_adv.to(self.judges.device), self.y).cpu().numpy()
+        return found
+
+    def expected(self, samples: int) -> NDArray[np.float64]:
+        """Errors [n] under `eot` whose gradients average `samples` draws."""
+        attack = attacks.create("eot", self.threat, steps=_STEPS, samples=samples, seed=self.seed)
+        found = attack(expanded(self.model, 16, 1000 * self.seed), self.x, self.y)
+        self.cost = self.cost + found.cost
+        return self.risk(found.x_adv)
+
+    def frozen(self, draws: int) -> NDArray[np.float64]:
+        """Errors [n] under `adaptive-pgd-margin` on `draws` frozen draws."""
+        attack = attacks.create(
+            "adaptive-pgd-margin", self.threat, steps=_STEPS, seed=self.seed, precision="float32"
+        )
+        found = attack(expanded(self.model, draws, 1000 * self.seed), self.x, self.y)
+        self.cost = self.cost + found.cost
+        return self.risk(found.x_adv)
+
+
+def _noise(case: _Case) -> Check:
+    """Two independent gradients over 16 draws must point the same way, else a step follows noise."""
+    few = slice(0, 64)
+    found = gradient_noise(case.model, case.x[few], case.y[few], case.threat, draws=_SAMPLES[-1])
+    passes = 2 * _SAMPLES[-1] * len(case.y[few])
+    case.cost = case.cost + Cost(forwards=passes, backwards=passes)
+    good = found.agreement >= _AGREE
+    return Check(
+        "gradients-above-noise",
+        good,
+        f"two gradients over {found.draws} draws agree with cosine {found.agreement:.2f}, two of single draws with "
+        f"{found.single:.2f}; noise {found.variance:.2f} of the signal; reach between draws {found.reach:.2f}",
+        vars(found),
+        ""
+        if good
+        else f"average at least {8 * found.draws} draws per step (eot with samples={8 * found.draws})",
+    )
+
+
+def _flat(case: _Case) -> Check:
+    """The loss may look flat because each step sees one draw: more draws per gradient must not find much more."""
+    risks = {samples: float(case.expected(samples).mean()) for samples in _SAMPLES}
+    gain = risks[_SAMPLES[-1]] - risks[_SAMPLES[-2]]
+    good = gain <= case.allowed
+    said = ", ".join(f"{value:.1%} with {samples}" for samples, value in risks.items())
+    return Check(
+        "flat-loss-is-not-noise",
+        good,
+        f"errors on fresh draws by draws per gradient: {said}",
+        {"risks": {str(k): v for k, v in risks.items()}, "allowed": case.allowed},
+        ""
+        if good
+        else "more draws per gradient still find more: use eot with samples=64 before believing a number",
+    )
+
+
+def _saturated(case: _Case) -> Check:
+    """The gain from attacking more frozen draws must have come to its end at the model's K."""
+    most = max(m.draws for m in _random(case.model))
+    counts = sorted({max(1, most // 4), max(1, most // 2), most})
+    risks = {draws: float(case.frozen(draws).mean()) for draws in counts}
+    gain = risks[counts[-1]] - risks[counts[-2]]
+    good = gain <= case.allowed
+    said = ", ".join(f"{value:.1%} with {draws}" for draws, value in risks.items())
+    return Check(
+        "saturated-in-draws",
+        good,
+        f"errors on fresh draws by attacked draws: {said}",
+        {"risks": {str(k): v for k, v in risks.items()}, "allowed": case.allowed},
+        "" if good else f"attack more draws: RandomizedModel(..., draws={4 * most})",
+    )
+
+
+def _random(model: RandomizedModel | RandomizedEnsemble) -> list[RandomizedModel]:
+    members = model.members if isinstance(model, RandomizedEnsemble) else [model]
+    return [member for member in members if isinstance(member, RandomizedModel)]

@@ -1,0 +1,404 @@
+"""Certified upper bounds on the risk, so that witness lower bound ≤ true risk ≤ certified upper bound.
+
+Bound propagation gives every member linear functions below its margins z_y − z_c on the whole perturbation set
+(`linear_bounds`, `interval_bounds`). Where they stay above 0 the member is certified: no perturbation fools it there,
+and η(α) ≤ mean Σ_i α_i 1[member i not certified]. That still lets the attacker fool all the others at once. Often
+no single δ can: if some λ in the simplex over members T has Σ λ_i (lower bound of margin_i)(δ) > 0 for all δ, then
+one of T withstands, whatever δ is. What is left per input are the maximal sets that are not refuted, and they are
+a `RiskProfile` like any other: its risk at α is the certified bound, its optimum the smallest certified risk.
+
+For linear members the bounds are the margins themselves and nothing is lost: upper and lower bound meet.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor, nn
+
+from randens._version import __version__
+from randens.attacks import exact
+from randens.certify.interval_bounds import propagate
+from randens.certify.linear_bounds import crown
+from randens.core.errors import InputError, ModelError
+from randens.core.files import write_json
+from randens.core.progress import Progress, silent
+from randens.core.runs import Run
+from randens.ensemble import RandomizedEnsemble, evaluating
+from randens.evaluation.labelled import Data, fingerprint, labelled
+from randens.risk import RiskProfile, Sampling, optimal_sampling
+from randens.threat import Region, Threat
+from randens.witness import WitnessPool
+
+__all__ = ["Certification", "certify"]
+
+_FORMAT = "randens-certification-1"
+_CHUNK = 32
+_MOST_MEMBERS = 10  # 2^10 subsets; beyond, only members alone are certified
+_MOST_TARGETS = 2000  # ways to fool a subset, class by class, that are looked at before giving up
+# Verdicts are made in float32. Logits there are off by some 1e-7 of the largest one; a margin counts as certified
+# only if it is clear of a hundred times that, or of twenty times what is measured.
+_FLOAT32 = 1e-5
+_MEASURED = 20.0
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Certification:
+    """What no perturbation can do to an ensemble on n inputs.
+
+    certified: bool [n, M], members that no perturbation fools. profile: for every input the maximal sets of members
+    that are not proven safe from being fooled together. clean: bool [n, M], errors on the inputs as they are.
+    witnesses: η as attacks found it, where a pool was given. refuted: how many sets were refuted by a λ.
+    """
+
+    probs: Array
+    certified: NDArray[np.bool_]
+    clean: NDArray[np.bool_]
+    profile: RiskProfile
+    threat: Threat
+    data: str
+    split: str
+    ensemble: str
+    refuted: int
+    seconds: float
+    witnesses: RiskProfile | None = field(default=None, repr=False)
+    version: str = __version__
+
+    @property
+    def n(self) -> int:
+        """How many inputs."""
+        return len(self.certified)
+
+    def upper(self, probs: ArrayLike | None = None) -> float:
+        """No attack reaches a risk above this at `probs` (None: the ensemble's own) on these inputs."""
+        return self.profile.risk(self.probs if probs is None else probs)
+
+    def separate(self, probs: ArrayLike | None = None) -> float:
+        """The bound that certifies members one by one: mean Σ_i α_i 1[member i not certified]."""
+        alpha = self.probs if probs is None else np.asarray(probs, dtype=np.float64)
+        return float(((~self.certified) @ alpha).mean())
+
+    def lower(self, probs: ArrayLike | None = None) -> float:
+        """The risk that attacks reach; without witnesses, that of the inputs as they are."""
+        alpha = self.probs if probs is None else np.asarray(probs, dtype=np.float64)
+        if self.witnesses is None:
+            return float((self.clean @ alpha).mean())
+        return self.witnesses.risk(alpha)
+
+    @property
+    def member_upper(self) -> Array:
+        """Certified upper bound on η_i [M]."""
+        return np.asarray((~self.certified).mean(axis=0), dtype=np.float64)
+
+    @cached_property
+    def best(self) -> Sampling:
+        """The probabilities with the smallest certified risk, with proof that none are better on this profile.
+
+        On test data this is a bound to look at; choose probabilities by it on validation data.
+        """
+        return optimal_sampling(self.profile, method="exact", clean_risks=self.clean.mean(axis=0))
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary for JSON."""
+        return {
+            "format": _FORMAT,
+            "version": self.version,
+            "ensemble": self.ensemble,
+            "data": self.data,
+            "split": self.split,
+            "n": self.n,
+            "threat": self.threat.to_dict(),
+            "probs": self.probs.tolist(),
+            "upper": self.upper(),
+            "upper_members_separately": self.separate(),
+            "lower": self.lower(),
+            "lower_from": "natural errors" if self.witnesses is None else "witnesses",
+            "member_upper": self.member_upper.tolist(),
+            "best": self.best.to_json(),
+            "refuted": self.refuted,
+            "seconds": self.seconds,
+            "certified": ["".join("1" if c else "0" for c in row) for row in self.certified.tolist()],
+            "profile": self.profile.to_json(),
+        }
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the JSON, atomically."""
+        write_json(path, self.to_json())
+        return Path(path)
+
+    def keep(self, run: Run) -> tuple[Path, bool]:
+        """Keep the JSON in a run folder, by its question; see `Run.keep`."""
+        document = self.to_json()
+        asked = ("ensemble", "probs", "data", "split", "n", "threat", "lower_from")
+        return run.keep("certification", document, {key: document[key] for key in asked})
+
+
+@dataclass(frozen=True)
+class _Margins:
+    """Lower bounds value + slope·δ of one member's margins: value [n, C] (inf: cannot be reached, or class y),
+    slopes [n, C, d], and what they must be clear of [n]."""
+
+    value: Tensor
+    slopes: Tensor
+    slack: Tensor
+
+
+def certify(
+    rec: RandomizedEnsemble,
+    data: Data,
+    threat: Threat | None = None,
+    *,
+    pool: WitnessPool | None = None,
+    joint: bool = True,
+    refine: int = 4096,
+    progress: Progress | None = None,
+) -> Certification:
+    """Certify `rec` on `data` under `threat` (None: the ensemble's own).
+
+    pool: witnesses for these very inputs and members, for the lower bound; sets they fool need no refuting.
+    joint: also refute sets of members (λ-certificates). refine: ReLU layers with at most this many units get their
+    bounds by going backward from each unit; larger ones keep interval bounds, which are cheap and loose.
+
+    Parameters
+    ----------
+    rec : RandomizedEnsemble
+        Of certifiable members.
+    data : pair, loader or ImageData
+        The inputs.
+    threat : Threat
+        linf or l2.
+    pool : WitnessPool, optional
+        What attacks have found, for the gap.
+    joint : bool
+        Refute sets of members, not only single ones.
+    refine : int
+        ReLU layers up to this many units get tighter bounds.
+    progress : callable, optional
+        ``progress(task, done, total)``.
+
+    Returns
+    -------
+    Certification
+        Accuracies that no attack can go below.
+
+    Examples
+    --------
+    >>> import randens
+    >>> net = randens.models.create("linear", classes=10, input_shape=(1, 8, 8), seed=0)
+    >>> rec, data = randens.RandomizedEnsemble([net]), randens.data.load("digits", "validation")[:8]
+    >>> found = certify(rec, data, randens.Threat("linf", 0.01))
+    >>> 0 <= 1 - found.upper() <= 1
+    True
+    """
+    start = time.perf_counter()
+    report = silent if progress is None else progress
+    inputs = labelled(data, rec)
+    chosen = rec.threat if threat is None else threat
+    if chosen is None:
+        raise InputError("threat is None and the ensemble names none; give one, e.g. Threat('linf', 8/255)")
+    if isinstance(refine, bool) or not isinstance(refine, int) or refine < 0:
+        raise InputError(f"refine is {refine!r}; it must be a whole number ≥ 0")
+    chosen.check(inputs.x)
+    members = len(rec)
+    if pool is not None and (pool.n, pool.members) != (len(inputs), members):
+        raise InputError(
+            f"pool describes {pool.n} inputs and {pool.members} members; there are {len(inputs)} and {members}"
+        )
+    networks = [_double(member) for member in rec.members]
+    for index, (network, member) in enumerate(zip(networks, rec.members, strict=True)):
+        _check(network, member, inputs.x[:4], index)
+    certified = np.zeros((len(inputs), members), dtype=np.bool_)
+    points: list[int] = []
+    sets: list[NDArray[np.bool_]] = []
+    refuted = 0
+    for first in range(0, len(inputs), _CHUNK):
+        rows = slice(first, min(len(inputs), first + _CHUNK))
+        x, y = inputs.x[rows].double(), inputs.y[rows]
+        region = Region.around(x, chosen)
+        parts = [
+            _margins(net, member, x, y, region, refine)
+            for net, member in zip(networks, rec.members, strict=True)
+        ]
+        for j in range(len(x)):
+            problem = _problem(parts, region, j)
+            known = [] if pool is None else pool.fooled[pool.points == first + j].tolist()
+            left = exact.possible(
+                problem, known, joint=joint and members <= _MOST_MEMBERS, most_targets=_MOST_TARGETS
+            )
+            certified[first + j] = [not targets for targets in left.options]
+            refuted += left.refuted
+            points += [first + j] * len(left.sets)
+            sets.append(left.sets)
+        report("certifying", rows.stop, len(inputs))
+    table = np.concatenate(sets)
+    if pool is not None:
+        _consistent(pool, np.array(points, dtype=np.int64), table)
+    clean = rec.errors(inputs.x.to(rec.device), inputs.y.to(rec.device)).cpu().numpy()
+    return Certification(
+        probs=rec.probs.cpu().numpy().copy(),
+        certified=certified,
+        clean=clean,
+        profile=RiskProfile.from_witnesses(np.array(points, dtype=np.int64), table, len(inputs)),
+        threat=chosen,
+        data=inputs.name,
+        split=inputs.split,
+        ensemble=fingerprint(rec),
+        refuted=refuted,
+        seconds=time.perf_counter() - start,
+        witnesses=None if pool is None else pool.profile(),
+    )
+
+
+def _double(member: nn.Module) -> nn.Module:
+    """A float64 copy on the CPU, in eval mode, without parameter gradients."""
+    try:
+        twin = copy.deepcopy(member).cpu().double().eval()
+    except (RuntimeError, TypeError, NotImplementedError) as error:
+        raise InputError(f"{type(member).__name__} cannot be certified: {error}") from error
+    return twin.requires_grad_(False)
+
+
+def _check(network: nn.Module, member: nn.Module, x: Tensor, index: int) -> None:
+    """Bounds around a single point must be the point's own logits: whatever the rules do not see shows here."""
+    wide = x.double()
+    with torch.no_grad():
+        true, again = network(wide), network(wide)
+        try:
+            found, bounds = propagate(network, wide, wide)
+        except InputError as error:
+            raise InputError(f"member {index}: {error}") from error
+    here = crown(network, wide, torch.arange(len(x)), lambda rows: torch.ones_like(true[rows]), bounds).value
+    size = float(true.abs().max()) + 1e-30
+    gaps = (
+        (found.centre - true).abs().max(),
+        (here - true.sum(dim=1)).abs().max(),
+        (again - true).abs().max(),
+    )
+    if not all(float(gap) <= 1e-8 * size * true.shape[1] for gap in gaps):
+        raise InputError(
+            f"member {index} cannot be certified: it is not deterministic, or it changes values in place "
+            f"({type(member).__name__})"
+        )
+
+
+def _margins(
+    network: nn.Module, member: nn.Module, x: Tensor, y: Tensor, region: Region, refine: int
+) -> _Margins:
+    """Linear lower bounds of z_y − z_c for every class c and every input."""
+    n = len(x)
+    flat = x.flatten(1)
+    low, high = (flat + region.low).reshape(x.shape), (flat + region.high).reshape(x.shape)
+    finished: list[tuple[Tensor, Tensor]] = []
+
+    def tighten(layer: int, below: Tensor, above: Tensor) -> tuple[Tensor, Tensor]:
+        if below[0].numel() <= refine and (layer > 0 or region.radius is not None):
+            below, above = _refined(network, x, region, finished, below, above, layer)
+        finished.append((below, above))
+        return below, above
+
+    with torch.no_grad():
+        box, bounds = propagate(network, low, high, tighten)
+        true = network(x)
+        with evaluating(member):
+            single = member(x.to(_device(member), _dtype(member))).cpu().double()
+    classes = true.shape[1]
+    widest = max([b.shape[1:].numel() for b, _ in bounds], default=1)
+    rows, targets = torch.arange(n).repeat_interleave(classes), torch.arange(classes).repeat(n)
+
+    def directions(positions: Tensor) -> Tensor:
+        a = torch.zeros(len(positions), classes, dtype=torch.float64)
+        lines = torch.arange(len(positions))
+        a[lines, y[rows[positions]]] += 1
+        a[lines, targets[positions]] -= 1
+        return a
+
+    lower = crown(network, x, rows, directions, bounds, widest=widest)
+    least = lower.value + region[rows].minimum(lower.slopes)
+    reach = (
+        (lower.slopes.abs() * torch.maximum(-region.low, region.high)[rows]).sum(dim=1).reshape(n, classes)
+    )
+    size = true.abs().amax(dim=1) + reach.amax(dim=1)
+    measured = float((single - true).abs().max() / true.abs().max().clamp_min(1e-30))
+    slack = max(_FLOAT32, _MEASURED * measured) * size
+    apart = box.low.gather(1, y.unsqueeze(1)) - box.high
+    safe = torch.maximum(least.reshape(n, classes), apart) > slack.unsqueeze(1)
+    safe.scatter_(1, y.unsqueeze(1), True)
+    value = torch.where(safe, torch.inf, lower.value.reshape(n, classes))
+    return _Margins(value, lower.slopes.reshape(n, classes, -1), slack)
+
+
+def _refined(
+    network: nn.Module,
+    x: Tensor,
+    region: Region,
+    finished: Sequence[tuple[Tensor, Tensor]],
+    below: Tensor,
+    above: Tensor,
+    layer: int,
+) -> tuple[Tensor, Tensor]:
+    """Bounds of the units that intervals leave undecided, by going backward from each of them."""
+    shape = below.shape
+    below, above = below.flatten(1).clone(), above.flatten(1).clone()
+    rows, units = ((below < 0) & (above > 0)).nonzero(as_tuple=True)
+    if not len(rows):
+        return below.reshape(shape), above.reshape(shape)
+    widest = max([shape[1:].numel(), *(b.shape[1:].numel() for b, _ in finished)])
+    for sign in (1.0, -1.0):
+
+        def directions(positions: Tensor, sign: float = sign) -> Tensor:
+            a = torch.zeros(len(positions), below.shape[1], dtype=torch.float64)
+            a[torch.arange(len(positions)), units[positions]] = sign
+            return a.reshape(-1, *shape[1:])
+
+        lower = crown(network, x, rows, directions, finished, at=layer, widest=widest)
+        least = lower.value + region[rows].minimum(lower.slopes)
+        # Outward by far more than float64 can be off.
+        least = least - 1e-9 * (1 + least.abs())
+        if sign > 0:
+            below[rows, units] = torch.maximum(below[rows, units], least)
+        else:
+            above[rows, units] = torch.minimum(above[rows, units], -least)
+    return below.reshape(shape), above.reshape(shape)
+
+
+def _problem(parts: Sequence[_Margins], region: Region, j: int) -> exact.Problem:
+    """The linear problem of one input, in the form of the exact attack: who can be fooled, and with whom?"""
+    return exact.Problem(
+        np.stack([part.value[j].numpy() for part in parts]),
+        np.stack([part.slopes[j].numpy() for part in parts]),
+        region[j : j + 1],
+        -np.array([float(part.slack[j]) for part in parts]),
+    )
+
+
+def _consistent(pool: WitnessPool, points: NDArray[np.int64], sets: NDArray[np.bool_]) -> None:
+    """Every witness must lie in a set that was not refuted; if one does not, a bound or the witness is wrong."""
+    for point, fooled in zip(pool.points.tolist(), pool.fooled, strict=True):
+        allowed = sets[points == point]
+        if not bool((allowed >= fooled).all(axis=1).any()):
+            raise ModelError(
+                f"a witness fools members {np.flatnonzero(fooled).tolist()} of input {point}, which were certified; "
+                "the witness is of other members, inputs or threat, or a member is not deterministic"
+            )
+
+
+def _dtype(member: nn.Module) -> torch.dtype:
+    first = next(member.parameters(), None)
+    return torch.float32 if first is None else first.dtype
+
+
+def _device(member: nn.Module) -> torch.device:
+    first = next(member.parameters(), None)
+    return torch.device("cpu") if first is None else first.device

@@ -1,0 +1,1 @@
+"""What every room stands on: errors, files, locks, documents, run folders, progress, several processes."""

@@ -1,0 +1,129 @@
+"""Where members run: which device is meant, moving members there and back, sending batches.
+
+Members and batches are on the device; labels, witnesses and results are on the CPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from randens.core.errors import InputError
+
+__all__ = ["on_device", "pick_device", "send"]
+
+
+def pick_device(name: str | torch.device | None = "auto") -> torch.device:
+    """The device that a name means; one that is not there is refused.
+
+    Parameters
+    ----------
+    name : str, torch.device or None
+        ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ``"mps"``; ``"auto"`` and None take a CUDA GPU where torch sees one,
+        else the CPU. Under ``torchrun`` ``"auto"`` and ``"cuda"`` mean the GPU of this process.
+
+    Returns
+    -------
+    torch.device
+        With an index where it is a GPU.
+
+    Examples
+    --------
+    >>> pick_device("cpu")
+    device(type='cpu')
+    """
+    if name is None or name == "auto":
+        return pick_device("cuda") if torch.cuda.is_available() else torch.device("cpu")
+    try:
+        found = torch.device(name)
+    except (RuntimeError, TypeError) as error:
+        reason = " ".join(str(error).split())[:80]
+        raise InputError(f"device is {name!r}; valid: auto, cpu, cuda, cuda:N, mps ({reason})") from None
+    if found.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if not count:
+            raise InputError(f"device is {str(name)!r}, but torch sees no CUDA device; use 'auto' or 'cpu'")
+        index = int(os.environ.get("LOCAL_RANK", "0")) if found.index is None else found.index
+        if index >= count:
+            raise InputError(
+                f"device is {str(name)!r}; torch sees {count} CUDA devices, cuda:0 to cuda:{count - 1}"
+            )
+        return torch.device("cuda", index)
+    if found.type == "mps":
+        # Exact verdicts and projections are computed in float64, which Apple's GPUs do not have.
+        there = "there is one" if torch.backends.mps.is_available() else "torch sees none"
+        raise InputError(
+            f"device is 'mps' ({there}); its GPUs have no float64, which verdicts need: use 'cpu'"
+        )
+    return found
+
+
+@contextlib.contextmanager
+def on_device(module: nn.Module, device: str | torch.device | None = None) -> Iterator[torch.device]:
+    """Move a module to a device, and back on leaving.
+
+    Parameters
+    ----------
+    module : nn.Module
+        Moved in place.
+    device : str, torch.device or None
+        As `pick_device` takes it; None leaves a module that is on an accelerator where it is.
+
+    Yields
+    ------
+    torch.device
+        Where the module is.
+
+    Examples
+    --------
+    >>> with on_device(nn.Linear(2, 2), "cpu") as device:
+    ...     print(device)
+    cpu
+    """
+    places = [tensor.device for tensor in (*module.parameters(), *module.buffers())]
+    first = places[0] if places else torch.device("cpu")
+    stays = device is None and any(place.type != "cpu" for place in places)
+    wanted = first if stays else pick_device(device)
+    if len({str(place) for place in places}) > 1 and stays:
+        names = ", ".join(sorted({str(place) for place in places}))
+        raise InputError(
+            f"the members are on several devices, {names}; say with device= where they shall run"
+        )
+    moves = any(place != wanted for place in places)
+    if moves:
+        module.to(wanted)
+    try:
+        yield wanted
+    finally:
+        if moves:
+            module.to(first)
+
+
+def send(x: Tensor, device: torch.device) -> Tensor:
+    """A batch on a device, through pinned memory and without waiting where that device is a CUDA GPU.
+
+    Parameters
+    ----------
+    x : Tensor
+        Anywhere.
+    device : torch.device
+        Where it is needed.
+
+    Returns
+    -------
+    Tensor
+        `x` itself if it is there already.
+
+    Examples
+    --------
+    >>> x = torch.zeros(2)
+    >>> send(x, torch.device("cpu")) is x
+    True
+    """
+    if device.type == "cuda" and x.device.type == "cpu":
+        return x.pin_memory().to(device, non_blocking=True)
+    return x.to(device)

@@ -1,0 +1,53 @@
+"""Errors that a person can act on: each names the argument, its value and what would be valid."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import NoReturn
+
+__all__ = ["FileError", "InputError", "ModelError", "RandensError", "RandensWarning", "unknown"]
+
+
+class RandensError(Exception):
+    """Base of every error that randens raises on purpose; the command line prints it as one line."""
+
+
+class InputError(RandensError, ValueError):
+    """An argument has a value that cannot be used."""
+
+
+class FileError(RandensError, OSError):
+    """A file or folder is missing, damaged, of another version, or cannot be written."""
+
+
+class ModelError(RandensError, RuntimeError):
+    """A member misbehaves: NaN logits, a wrong output shape, a solver that failed."""
+
+
+class RandensWarning(UserWarning):
+    """Something that is probably a mistake, although it can be computed: the numbers are given all the same."""
+
+
+def unknown(kind: str, name: object, valid: Iterable[str]) -> NoReturn:
+    """Raise `InputError` for an unknown name, listing the valid ones, closest match first.
+
+    Parameters
+    ----------
+    kind : str
+        What is unknown.
+    name : object
+        The name that was given.
+    valid : iterable of str
+        The names that are known.
+
+    Examples
+    --------
+    >>> unknown("attack", "arcr", ["pgd", "arc-r"])
+    Traceback (most recent call last):
+    randens.core.errors.InputError: unknown attack 'arcr'; valid: arc-r, pgd
+    """
+    names = sorted(valid)
+    close = difflib.get_close_matches(str(name), names, n=3, cutoff=0.5)
+    ordered = close + [v for v in names if v not in close]
+    raise InputError(f"unknown {kind} {name!r}; valid: {', '.join(ordered) or '(none)'}")

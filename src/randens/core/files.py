@@ -1,0 +1,255 @@
+"""Writing files so that a crash, a full disk or a second run never damages what is already there."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from randens.core.errors import FileError, InputError
+
+__all__ = [
+    "check_seal",
+    "data_folder",
+    "document_checksum",
+    "new_folder",
+    "parse_json",
+    "read_json",
+    "seal",
+    "sha256",
+    "tensor_checksum",
+    "write_atomic",
+    "write_json",
+]
+
+_LARGEST_DOCUMENT = 256 << 20
+_DEEPEST_DOCUMENT = 64
+_TOO_DEEP = f"it is nested more than {_DEEPEST_DOCUMENT} deep"
+
+
+def data_folder(folder: str | os.PathLike[str] | None = None) -> Path:
+    """Where data sets are kept: `folder`, else what RANDENS_DATA says, else the platform's cache folder.
+
+    Parameters
+    ----------
+    folder : str or path, optional
+        Taken as it is.
+
+    Returns
+    -------
+    Path
+        Need not exist.
+
+    Examples
+    --------
+    >>> data_folder("here").name
+    'here'
+    """
+    if folder is not None:
+        return Path(folder).expanduser()
+    configured = os.environ.get("RANDENS_DATA")
+    if configured:
+        return Path(configured).expanduser()
+    # Imported here because prediction from a bundle writes files too, and is installed without it.
+    import platformdirs
+
+    return platformdirs.user_cache_path("randens") / "data"
+
+
+def write_atomic(path: str | os.PathLike[str], content: bytes) -> None:
+    """Write `content` under a temporary name, flush it to disk, then rename it to `path`.
+
+    A reader of `path` sees the old content or the new one, never a part.
+    """
+    target = Path(path)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
+    except OSError as error:
+        raise FileError(f"cannot write {target}: {error.strerror or error}") from error
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, target)
+    except OSError as error:
+        raise FileError(f"cannot write {target}: {error.strerror or error}; nothing was changed") from error
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+    _sync_folder(target.parent)
+
+
+def write_json(path: str | os.PathLike[str], value: Any) -> None:
+    """Write `value` as indented, key-sorted JSON, atomically. NaN is refused: it is not JSON."""
+    try:
+        text = json.dumps(value, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"cannot write {path}: its content is not JSON ({error})") from error
+    write_atomic(path, (text + "\n").encode())
+
+
+def read_json(path: str | os.PathLike[str]) -> Any:
+    """Read JSON; a missing, truncated or altered file is named in the error.
+
+    Nesting deeper than 64, more than 256 MiB, NaN and infinite numbers are refused.
+    """
+    source = Path(path)
+    try:
+        if source.stat().st_size > _LARGEST_DOCUMENT:
+            raise FileError(f"{source} has more than {_LARGEST_DOCUMENT} bytes, too many for a document")
+        return parse_json(source.read_bytes())
+    except OSError as error:
+        raise FileError(f"cannot read {source}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise FileError(f"{source} is not valid JSON ({error}); it is truncated or was altered") from error
+
+
+def parse_json(content: bytes) -> Any:
+    """JSON with finite numbers, nested at most 64 deep; anything else is a ValueError."""
+    try:
+        value = json.loads(content, parse_constant=_not_finite)
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    level, depth = [value], 0
+    while level:
+        inner: list[Any] = []
+        nested = False
+        for part in level:
+            if isinstance(part, dict):
+                inner.extend(part.values())
+                nested = True
+            elif isinstance(part, list):
+                inner.extend(part)
+                nested = True
+            elif isinstance(part, float) and not math.isfinite(part):
+                raise ValueError("a number in it is too large")
+        depth += nested
+        if depth > _DEEPEST_DOCUMENT:
+            raise ValueError(_TOO_DEEP)
+        level = inner
+    return value
+
+
+def seal(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The document with its checksum under "checksum"."""
+    return {**document, "checksum": document_checksum(document)}
+
+
+def check_seal(document: Any, source: str | os.PathLike[str]) -> None:
+    """Refuse a document that does not match its checksum; one without a checksum is of an earlier version."""
+    stated = document.get("checksum") if isinstance(document, dict) else None
+    if stated is not None and stated != document_checksum(document):
+        raise FileError(f"{source} does not match its checksum; it was altered or damaged")
+
+
+def sha256(content: bytes) -> str:
+    """Hexadecimal SHA-256 of some bytes."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def document_checksum(document: Mapping[str, Any]) -> str:
+    """SHA-256 of a JSON document, of everything in it except its own entry "checksum".
+
+    Parameters
+    ----------
+    document : mapping
+        Plain JSON values with string keys. The order of the keys does not matter.
+
+    Returns
+    -------
+    str
+        64 hexadecimal digits.
+    """
+    content = {key: value for key, value in document.items() if key != "checksum"}
+    try:
+        text = json.dumps(content, sort_keys=True, ensure_ascii=True, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"the document has no checksum: its content is not JSON ({error})") from error
+    return sha256(text.encode())
+
+
+def tensor_checksum(tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> str:
+    """SHA-256 of everything that a reader of a tensor file sees: names, dtypes, shapes, metadata and bytes.
+
+    A header of all names, dtypes, shapes and sizes comes first, so that no two different contents give the same
+    stream of bytes. Equal NumPy arrays and torch tensors have equal checksums.
+
+    Parameters
+    ----------
+    tensors : mapping of name to array
+        NumPy arrays or torch tensors of any shape, dtype and device.
+    metadata : mapping of str to str, optional
+        The file's metadata. Its entry "checksum" is left out, because it holds the result.
+
+    Returns
+    -------
+    str
+        64 hexadecimal digits.
+    """
+    notes = {key: value for key, value in (metadata or {}).items() if key != "checksum"}
+    names = sorted(tensors)
+    raw = [_raw(tensors[name]) for name in names]
+    header = [[name, *described] for name, (described, _) in zip(names, raw, strict=True)]
+    digest = hashlib.sha256(json.dumps([notes, header], sort_keys=True, ensure_ascii=True).encode())
+    for _, content in raw:
+        digest.update(content)
+    return digest.hexdigest()
+
+
+def new_folder(path: str | os.PathLike[str]) -> Path:
+    """Create a folder that did not exist before; a second run never overwrites a first one silently."""
+    folder = Path(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=False)
+    except FileExistsError:
+        raise FileError(f"{folder} exists already; choose another folder or remove it first") from None
+    except OSError as error:
+        raise FileError(f"cannot create {folder}: {error.strerror or error}") from error
+    return folder
+
+
+def _raw(tensor: Any) -> tuple[tuple[str, list[int], int], Any]:
+    """dtype, shape and size of an array in bytes; and a flat view of its bytes, little-endian, in C order."""
+    # Not needed to write and read JSON.
+    import numpy as np
+
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if isinstance(tensor, np.ndarray):
+        flat = np.ascontiguousarray(tensor).reshape(-1)
+        dtype, flat = flat.dtype.newbyteorder("=").name, flat.astype(flat.dtype.newbyteorder("<"), copy=False)
+        content = flat.view(np.uint8)
+    else:
+        # There is a tensor, so torch is loaded; theory and runtime, which use this module, do without it.
+        byte = sys.modules["torch"].uint8
+        content = tensor.detach().cpu().contiguous().reshape(-1).view(byte).numpy()
+    return (dtype, list(tensor.shape), int(content.size)), content
+
+
+def _not_finite(word: str) -> float:
+    raise ValueError(f"it holds {word}, which is no number")
+
+
+def _umask() -> int:
+    current = os.umask(0)
+    os.umask(current)
+    return current
+
+
+def _sync_folder(folder: Path) -> None:
+    # The rename itself must reach the disk; some file systems do not let folders be synced.
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

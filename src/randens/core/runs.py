@@ -1,0 +1,217 @@
+"""A run folder: everything needed to recompute, continue or explain what was done.
+
+manifest.json    what was asked for: recipe, seed, versions, git commit, command
+metrics.jsonl    one JSON object per line, appended while the run goes on
+ensemble/        the members (safetensors) and probabilities
+evaluation.json  the numbers; other *.json files beside it as capabilities need them
+answers/         every answer that was given, one file per question
+witnesses/       the witness store: what every command knows about the members, and extends
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timezone
+from importlib import metadata
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from randens._version import __version__
+from randens.core.errors import FileError, InputError
+from randens.core.files import check_seal, new_folder, parse_json, read_json, seal, sha256, write_json
+
+__all__ = ["Run", "versions"]
+
+_FORMAT = "randens-run-1"
+
+
+class Run:
+    """A run folder that exists; make one with `Run.create`, find one with `Run.open`."""
+
+    def __init__(self, path: Path, manifest: Mapping[str, Any]) -> None:
+        self.path = path
+        self.manifest = dict(manifest)
+
+    @staticmethod
+    def create(path: str | os.PathLike[str], **manifest: Any) -> Run:
+        """Make a new folder (never an existing one) and write its manifest."""
+        folder = new_folder(path)
+        content = {
+            "format": _FORMAT,
+            "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "command": sys.argv[1:],
+            "versions": versions(),
+            "git_commit": _git_commit(),
+            **manifest,
+        }
+        write_json(folder / "manifest.json", seal(content))
+        return Run(folder, content)
+
+    @staticmethod
+    def create_next(parent: str | os.PathLike[str], name: str, **manifest: Any) -> Run:
+        """Make parent/name-1, or the first number that is free."""
+        number = 1
+        while True:
+            path = Path(parent) / f"{name}-{number}"
+            if not path.exists():
+                return Run.create(path, **manifest)
+            number += 1
+
+    @staticmethod
+    def open(path: str | os.PathLike[str]) -> Run:
+        """An existing run folder; a folder of something else is refused."""
+        folder = Path(path)
+        if not folder.is_dir():
+            raise FileError(f"{folder} is not a folder; give a run folder, e.g. runs/quickstart-1")
+        if not (folder / "manifest.json").is_file():
+            raise FileError(f"{folder} is not a run folder: it has no manifest.json")
+        path = folder / "manifest.json"
+        manifest = read_json(path)
+        if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:
+            raise FileError(f"{path} is not a run of format {_FORMAT}")
+        check_seal(manifest, path)
+        # Imported here because the installation is checked without what this needs.
+        from randens.core.documents import RunManifest, fitted
+
+        fitted(RunManifest, manifest, path)
+        manifest.pop("checksum", None)
+        return Run(folder, manifest)
+
+    @property
+    def ensemble(self) -> Path:
+        """Where the ensemble is, or will be."""
+        return self.path / "ensemble"
+
+    def log(self, **values: Any) -> None:
+        """Append one line to metrics.jsonl, with a checksum of it; it reaches the disk before this returns."""
+        path = self.path / "metrics.jsonl"
+        try:
+            line = json.dumps(seal(values), allow_nan=False, ensure_ascii=False) + "\n"
+        except (TypeError, ValueError, InputError) as error:
+            raise InputError(f"cannot append to {path}: {values!r} is not JSON ({error})") from error
+        try:
+            with path.open("a+b") as file:
+                _cut_partial_line(file)
+                file.write(line.encode())
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise FileError(f"cannot append to {path}: {error.strerror or error}") from error
+
+    def metrics(self) -> Iterator[dict[str, Any]]:
+        """The lines of metrics.jsonl; a last line cut off by a crash is left out."""
+        path = self.path / "metrics.jsonl"
+        if not path.exists():
+            return
+        *lines, partial = path.read_bytes().split(b"\n")
+        del partial
+        for number, line in enumerate(lines, start=1):
+            try:
+                found = parse_json(line)
+            except ValueError as error:
+                raise FileError(f"{path} line {number} is not valid JSON; it was altered") from error
+            if not isinstance(found, dict):
+                raise FileError(f"{path} line {number} is not an object; it was altered")
+            check_seal(found, f"{path} line {number}")
+            found.pop("checksum", None)
+            yield found
+
+    def write(self, name: str, value: Any) -> Path:
+        """Write `name`.json into the folder, atomically, an object with its checksum."""
+        path = self.path / f"{name}.json"
+        write_json(path, seal(value) if isinstance(value, Mapping) else value)
+        return path
+
+    def read(self, name: str) -> Any:
+        """Read `name`.json; an object that does not match its checksum is refused."""
+        path = self.path / f"{name}.json"
+        value = read_json(path)
+        check_seal(value, path)
+        if isinstance(value, dict):
+            value.pop("checksum", None)
+        return value
+
+    def keep(self, name: str, document: Mapping[str, Any], question: Mapping[str, Any]) -> tuple[Path, bool]:
+        """Keep the answer to a question, as answers/`name`-….json, one file per question.
+
+        `name`.json is the answer that other commands read: the last one, but one on fewer inputs never replaces one
+        on more, unless that is about members or probabilities which the run no longer has.
+
+        Returns
+        -------
+        path, bool
+            Where the answer is, and whether `name`.json holds it, too.
+        """
+        asked = sha256(json.dumps(dict(question), sort_keys=True, default=str).encode())[:16]
+        path = self.write(f"answers/{name}-{asked}", document)
+        present = self.path / f"{name}.json"
+        if present.exists() and not _replaces(document, present):
+            return path, False
+        return self.write(name, document), True
+
+    def answers(self, name: str) -> list[Path]:
+        """`name`.json, if there is one, and every other answer that was kept under this name."""
+        main = self.path / f"{name}.json"
+        return [*([main] if main.exists() else []), *sorted(self.path.glob(f"answers/{name}-*.json"))]
+
+
+def _replaces(document: Mapping[str, Any], present: Path) -> bool:
+    """Whether a document may take the place of the present one."""
+    try:
+        old = read_json(present)
+    except FileError:
+        return True
+    if not isinstance(old, dict) or _inputs(old) <= _inputs(document):
+        return True
+    # Compared only where both say it: sampling probabilities are an answer there, not what was asked about.
+    about = ("ensemble",) if "converged" in document else ("ensemble", "probs")
+    return any(key in old and key in document and old[key] != document[key] for key in about)
+
+
+def _inputs(document: Mapping[str, Any]) -> int:
+    """How many inputs a document is about; 0 if it does not say."""
+    summary = document.get("summary")
+    found = document.get("n", summary.get("n", 0) if isinstance(summary, Mapping) else 0)
+    return found if isinstance(found, int) else 0
+
+
+def versions() -> dict[str, str]:
+    """Versions of what decides the numbers."""
+    found = {"randens": __version__, "python": platform.python_version()}
+    for name in ("torch", "numpy", "scipy", "scikit-learn", "lightning-fabric", "safetensors"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _cut_partial_line(file: BinaryIO) -> None:
+    """Drop what a crash left of a line, so that the next one does not continue it."""
+    end = file.seek(0, os.SEEK_END)
+    kept = end
+    while kept > 0:
+        start = max(0, kept - 4096)
+        file.seek(start)
+        last = file.read(kept - start).rfind(b"\n")
+        kept = start + last + 1 if last >= 0 else start
+        if last >= 0:
+            break
+    if kept < end:
+        file.truncate(kept)
+
+
+def _git_commit() -> str | None:
+    """The commit checked out in the current folder, if it is a git work tree."""
+    try:
+        answer = subprocess.run(
+            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.strip() or None

@@ -1,0 +1,135 @@
+"""One attack after another on the same data, each for itself and then together."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from randens.attacks import Attack, Found
+from randens.core.errors import InputError
+from randens.core.progress import Progress
+from randens.data import ImageData
+from randens.ensemble import RandomizedEnsemble
+from randens.evaluation.picture_grid import save_grid
+from randens.threat import Threat
+from randens.witness import WitnessPool
+from randens.witness.store import WitnessStore
+
+__all__ = ["Attacked", "attack_all", "draw_worst"]
+
+_PICTURES = 8
+
+
+@dataclass(frozen=True)
+class Attacked:
+    """What one attack (or all together: the pointwise worst case) made of an ensemble.
+
+    Accuracies are exact expectations; `member_risks` are those of each member under any witness of this row.
+    """
+
+    name: str
+    inputs: int
+    natural: float
+    robust: float
+    member_risks: tuple[float, ...]
+    forwards: int
+    backwards: int
+    sources: dict[str, int]
+    warnings: tuple[str, ...]
+    found: Found | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "attack": self.name,
+            "inputs": self.inputs,
+            "natural": self.natural,
+            "robust": self.robust,
+            "member_risks": list(self.member_risks),
+            "forwards": self.forwards,
+            "backwards": self.backwards,
+            "found_by": self.sources,
+            "warnings": list(self.warnings),
+        }
+
+
+def attack_all(
+    rec: RandomizedEnsemble,
+    data: ImageData,
+    attacks: Sequence[Attack],
+    store: WitnessStore | None,
+    progress: Progress,
+) -> list[Attacked]:
+    """Attack `data` with every attack, each from the inputs alone; a last row holds the pointwise worst case of all.
+
+    store: attacks made before are read there, and new ones kept.
+    """
+    probs = rec.probs.cpu().numpy()
+    rows: list[Attacked] = []
+    pool: WitnessPool | None = None
+    for attack in attacks:
+        found = attack.survey(rec, data, folder=store, inputs=True, progress=progress)
+        pool = found.pool if pool is None else pool.merge(found.pool)
+        natural = 1.0 - float((found.clean_errors.double() @ rec.probs.cpu()).mean())
+        rows.append(_row(attack.name, found.pool, probs, natural, found))
+    if pool is not None and len(rows) > 1:
+        rows.append(_row("all together", pool, probs, rows[0].natural, None, rows))
+    return rows
+
+
+def draw_worst(
+    path: str | os.PathLike[str], data: ImageData, result: Attacked, rec: RandomizedEnsemble, threat: Threat
+) -> Path:
+    """A grid of the inputs on which the attack did most harm."""
+    found = result.found
+    if found is None:
+        raise InputError("pictures show one attack at a time; give a single --attack")
+    harm = found.risk - found.clean_errors.double() @ rec.probs.cpu()
+    chosen = harm.argsort(descending=True, stable=True)[:_PICTURES]
+    names = rec.classes or data.classes
+    titles = [
+        f"{names[int(data.y[j])]}: fools "
+        + (" ".join(str(i) for i in found.errors[j].nonzero().flatten().tolist()) or "none")
+        for j in chosen.tolist()
+    ]
+    return save_grid(path, data.x[chosen], found.x_adv[chosen], titles, threat)
+
+
+def _row(
+    name: str,
+    pool: WitnessPool,
+    probs: Any,
+    natural: float,
+    found: Found | None,
+    parts: Sequence[Attacked] = (),
+) -> Attacked:
+    risks, best = pool.best(probs)
+    counted: dict[str, int] = {}
+    for row in best.tolist():
+        source = pool.sources[row] if row >= 0 else "no attack"
+        counted[source] = counted.get(source, 0) + 1
+    return Attacked(
+        name,
+        pool.n,
+        natural,
+        1.0 - float(risks.mean()),
+        tuple(float(r) for r in pool.foolable.mean(axis=0)),
+        found.cost.forwards if found is not None else sum(p.forwards for p in parts),
+        found.cost.backwards if found is not None else sum(p.backwards for p in parts),
+        counted,
+        _warnings(name, found) if found is not None else (),
+        found,
+    )
+
+
+def _warnings(name: str, found: Found) -> tuple[str, ...]:
+    texts = {"zero_gradient": "a gradient that is exactly zero", "nan_gradient": "NaN gradients"}
+    return tuple(
+        f"{name}: member {index} has {text} on {share:.1%} of the inputs; a weak attack is not a strong defence"
+        for key, text in texts.items()
+        for index, share in enumerate(found.flags[key])
+        if share > 0.01
+    )

@@ -1,0 +1,591 @@
+"""Evaluating a random classifier: attack some draws, choose on others, score on draws that no attack has seen.
+
+What is estimated is the expected robust accuracy E_x P_s(f_s(x + δ(x)) = y) against an adversary who knows the model
+and the law of its randomness, but not the draw that answers. Three sets of draws keep it honest:
+
+- K *attack draws*, frozen: perturbations are looked for on them. The error on them is optimistic for the adversary
+  (he has fitted their noise), so the accuracy on them is biased downwards;
+- *selection draws*, frozen: they choose for every input between the perturbations found, say whether K is large
+  enough, and fix how many scoring draws there are;
+- *scoring draws*: used once, after everything has been decided. So no choice depends on them, and their mean is
+  unbiased for the perturbations chosen.
+
+With an optimal attack the two sides bracket the truth: in expectation the accuracy on the attack draws is at most
+the robust accuracy, and the accuracy on the scoring draws is at least that (sample average approximation).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from randens._version import __version__
+from randens.attacks import Attack, Cost, create
+from randens.attacks.dataset import batches
+from randens.attacks.eot import EOT
+from randens.attacks.suite import Suite
+from randens.core.errors import InputError
+from randens.core.files import write_json
+from randens.core.progress import Progress, silent
+from randens.ensemble import RandomizedEnsemble, frozen
+from randens.evaluation.draw_scores import (
+    NOISE,
+    OTHER,
+    SCORE,
+    TRIED,
+    GradientNoise,
+    Randomness,
+    gradient_noise,
+    members_of,
+    randomness,
+    score,
+    single_draw,
+)
+from randens.evaluation.intervals import Estimate
+from randens.evaluation.labelled import Data, Labelled, labelled
+from randens.random_model import FrozenDraw, RandomizedModel, expanded, is_random
+from randens.threat import Threat
+
+__all__ = ["Adversary", "Spread", "Stage", "StochasticEvaluation", "evaluate_stochastic"]
+
+_FORMAT = "randens-stochastic-1"
+_FEWEST, _MOST = 16, 1024  # scoring draws per input
+_BETWEEN = 32  # further frozen draws from which the spread between draws is taken
+_FIRST = 8  # draws that are attacked first: with fewer, their luck hides what was fitted
+_SADDLE = 8  # draws that the default saddle attack looks at: its cost grows with their square
+_SELECT = 1_500_000_000  # the first seed of the selection draws; the attack draws begin at 0
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Attacks on K draws: accuracy on these draws, and of the same perturbations on draws that they never saw."""
+
+    draws: int
+    in_sample: float
+    fresh: float
+
+    @property
+    def bias(self) -> float:
+        """By how much the accuracy on the attacked draws is too low: fresh minus in-sample."""
+        return self.fresh - self.in_sample
+
+
+@dataclass(frozen=True)
+class Adversary:
+    """One attack's perturbations: expected accuracy on fresh draws, and on how many inputs they were chosen."""
+
+    name: str
+    draws: int
+    accuracy: float
+    chosen: int
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Accuracies of single frozen draws, each over all inputs: what an evaluation by one draw could print."""
+
+    natural: tuple[float, ...]
+    robust: tuple[float, ...]
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of the robust accuracy between draws."""
+        return float(np.std(self.robust, ddof=1)) if len(self.robust) > 1 else 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class StochasticEvaluation:
+    """Expected accuracies of a random classifier, on fresh draws, with what is known about them.
+
+    natural, robust: the inputs are a sample, and the interval covers the mean over the distribution they come from.
+    natural_over_draws, robust_over_draws: these inputs are the population, and only the draws are a sample. in_sample:
+    accuracy on the K attacked draws. scoring_draws: fresh draws per input; `shared` inputs had each of them in common.
+    single_draw: what an evaluation prints that takes one draw's answer as the model's. points: expected accuracy of
+    each input on fresh draws, natural and robust [n]. x_adv: the perturbed inputs chosen, not in the JSON.
+    """
+
+    natural: Estimate
+    robust: Estimate
+    natural_over_draws: Estimate
+    robust_over_draws: Estimate
+    randomness: Randomness
+    stages: tuple[Stage, ...]
+    tolerance: float
+    adversaries: tuple[Adversary, ...]
+    single_draw: float
+    spread: Spread
+    noise: GradientNoise
+    members: tuple[tuple[float, float], ...]
+    probs: tuple[float, ...]
+    draws: int
+    selection_draws: int
+    scoring_draws: int
+    shared: int
+    n: int
+    data: str
+    split: str
+    threat: Threat
+    attacks: tuple[str, ...]
+    kind: str
+    cost: Cost
+    seconds: float
+    seed: int
+    confidence: float
+    natural_points: NDArray[np.float64] = field(repr=False)
+    robust_points: NDArray[np.float64] = field(repr=False)
+    version: str = __version__
+    x_adv: Tensor | None = field(default=None, repr=False)
+
+    @property
+    def in_sample(self) -> float:
+        """Accuracy on the draws that the last stage attacked: too low, as they were fitted."""
+        return self.stages[-1].in_sample
+
+    @property
+    def bias(self) -> float:
+        """Fresh minus in-sample accuracy of the last stage's own perturbations."""
+        return self.stages[-1].bias
+
+    @property
+    def converged(self) -> bool:
+        """Whether K was large enough: the bias is within the tolerance."""
+        return abs(self.bias) <= self.tolerance
+
+    @property
+    def knowledge(self) -> str:
+        """What the adversary knew, in words."""
+        if not self.randomness.random:
+            return "The adversary knew the model, which is deterministic: there is no draw to be unknown."
+        return (
+            "The adversary knew the model, its weights, the labels and the law of the model's randomness, and could "
+            f"draw from it at will: {self.draws} frozen draws to search on, {self.selection_draws} further ones to "
+            f"choose between perturbations. It did not know the draws that answer: {self.scoring_draws} fresh ones per "
+            "input, taken once, after every choice had been made."
+        )
+
+    def statements(self) -> list[str]:
+        """The result in sentences."""
+        percent = f"{self.confidence:.0%}"
+        said = []
+        if not self.randomness.random:
+            said.append(
+                f"The model is deterministic: {TRIED} seeds gave the same logits. K = 1, and every verdict is exact."
+            )
+        said.append(
+            f"Robust accuracy {_shown(self.robust)} ({percent}, inputs and draws are samples); for these very inputs "
+            f"{_shown(self.robust_over_draws)}."
+        )
+        said.append(
+            f"Natural accuracy {_shown(self.natural)}; for these very inputs {_shown(self.natural_over_draws)}."
+        )
+        said.append(self.knowledge)
+        if self.randomness.random:
+            enough = (
+                f"within the tolerance of {self.tolerance:.1%}"
+                if self.converged
+                else f"above the tolerance of {self.tolerance:.1%}: attack more draws (draws={2 * self.draws})"
+            )
+            said.append(
+                f"On the {self.draws} attacked draws themselves the accuracy is {self.in_sample:.1%}; its bias, fresh "
+                f"minus in-sample, is {100 * self.bias:+.1f} points, {enough}."
+            )
+            said.append(
+                f"One draw taken as the model's answer would have printed {self.single_draw:.1%}; single draws differ "
+                f"by a standard deviation of {100 * self.spread.deviation:.1f} points."
+            )
+            said.append(
+                f"Gradients averaged over {self.noise.draws} draws: noise {self.noise.variance:.2f} of the signal, two "
+                f"of them agree with cosine {self.noise.agreement:.2f} (single draws: {self.noise.single:.2f}); reach "
+                f"between draws {self.noise.reach:.2f}."
+            )
+        said.append(
+            "The robust accuracies hold against the perturbations found: a stronger attack can only lower them. Cost: "
+            f"{self.cost.forwards:,} forward and {self.cost.backwards:,} backward passes, {self.seconds:.1f} s."
+        )
+        return said
+
+    def __str__(self) -> str:
+        return "\n".join(self.statements())
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary for JSON."""
+        return {
+            "format": _FORMAT,
+            "version": self.version,
+            "n": self.n,
+            "data": self.data,
+            "split": self.split,
+            "threat": self.threat.to_dict(),
+            "kind": self.kind,
+            "confidence": self.confidence,
+            "natural": self.natural.to_json(),
+            "robust": self.robust.to_json(),
+            "natural_over_draws": self.natural_over_draws.to_json(),
+            "robust_over_draws": self.robust_over_draws.to_json(),
+            "in_sample": self.in_sample,
+            "bias": self.bias,
+            "tolerance": self.tolerance,
+            "converged": self.converged,
+            "single_draw": self.single_draw,
+            "randomness": vars(self.randomness),
+            "stages": [{**vars(stage), "bias": stage.bias} for stage in self.stages],
+            "adversaries": [vars(adversary) for adversary in self.adversaries],
+            "spread": {
+                "natural": list(self.spread.natural),
+                "robust": list(self.spread.robust),
+                "deviation": self.spread.deviation,
+            },
+            "noise": vars(self.noise),
+            "probs": list(self.probs),
+            "members": [{"natural": natural, "robust": robust} for natural, robust in self.members],
+            "draws": self.draws,
+            "selection_draws": self.selection_draws,
+            "scoring_draws": self.scoring_draws,
+            "shared": self.shared,
+            "attacks": list(self.attacks),
+            "knowledge": self.knowledge,
+            "statements": self.statements(),
+            "cost": {
+                "forwards": self.cost.forwards,
+                "backwards": self.cost.backwards,
+                "seconds": self.seconds,
+            },
+            "seed": self.seed,
+            "points": {"natural": self.natural_points.tolist(), "robust": self.robust_points.tolist()},
+        }
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the JSON, atomically."""
+        write_json(path, self.to_json())
+        return Path(path)
+
+
+def evaluate_stochastic(
+    model: RandomizedModel | RandomizedEnsemble,
+    data: Data,
+    attack: Attack | Sequence[Attack] | Threat | None = None,
+    *,
+    tolerance: float = 0.02,
+    confidence: float = 0.95,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> StochasticEvaluation:
+    """Natural and robust accuracy of a random classifier, on draws that no attack has seen.
+
+    Parameters
+    ----------
+    model : RandomizedModel or RandomizedEnsemble
+        A random classifier, or an ensemble some of whose members are random; expectations over members are exact.
+    data : pair (x, y), ImageData or loader
+        Inputs [n, ...] with labels [n].
+    attack : Attack, list of them, Threat or None
+        Attacks run on K frozen draws each. A threat (None: the model's own) or the attack `suite` means the default
+        adversaries: `eot` and `adaptive-pgd-margin`, `saddle` on 8 draws, and transfer from a single frozen draw.
+    tolerance : float
+        K doubles, up to the model's `draws`, until the accuracies on attacked and on fresh draws differ by no more than
+        this; scoring draws are as many as bring the half-width of the interval over draws to half of it.
+    confidence : float
+        Of every interval.
+    seed : int
+        Decides all draws: same seed, same result.
+
+    Returns
+    -------
+    StochasticEvaluation
+    """
+    start = time.perf_counter()
+    if not is_random(model):
+        raise InputError(f"model is a {type(model).__name__} without random members; use randens.evaluate")
+    if isinstance(tolerance, bool) or not isinstance(tolerance, (int, float)) or not 0 < tolerance < 1:
+        raise InputError(f"tolerance is {tolerance!r}; it must be a number between 0 and 1, e.g. 0.02")
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1000:
+        raise InputError(f"seed is {seed!r}; it must be a whole number from 0 to 999")
+    report = silent if progress is None else progress
+    most = max(m.draws for m in members_of(model) if isinstance(m, RandomizedModel))
+    plan = _plan(attack, model, seed)
+    inputs = labelled(data, expanded(model, most, 1000 * seed))
+    found = randomness(model, inputs.x)
+    if not found.seeded:
+        raise InputError(
+            "model ignores its seed: the same seed gave different logits; let it draw from torch's generators or from "
+            "the `generator` argument of forward, or give a factory that makes a module from a seed"
+        )
+    run = _Run(model, inputs, seed, report, found.random)
+    threat = plan[0][0].threat
+    if not found.random:
+        most = 1
+    stages = []
+    for draws in _schedule(most):
+        stages.append(run.attack([a for a, cap in plan if cap is None], draws))
+        # Well below zero the difference is luck of few draws, and says as little about K.
+        if abs(stages[-1].bias) <= tolerance:
+            break
+    for other, cap in plan:
+        if cap is not None:
+            run.find(other, min(cap, stages[-1].draws), "one frozen draw" if cap == 1 else "")
+    single = run.naive(threat)
+    best = run.choose()
+    natural_selection = run.selection_accuracy(inputs.x)
+    robust_selection = 1 - run.risks[best, np.arange(len(inputs))]
+    count = (
+        1
+        if not found.random
+        else _scoring_draws(natural_selection, robust_selection, tolerance / 2, confidence)
+    )
+    x_adv = torch.stack([run.points[b][j] for j, b in enumerate(best.tolist())])
+    natural = score(model, inputs.x, inputs.y, count, seed=SCORE + 100_000 * seed)
+    robust = score(model, x_adv, inputs.y, count, seed=SCORE + 100_000 * seed + 50_000_000)
+    run.count(2 * count * len(inputs) * len(members_of(model)))
+    spread = run.spread(x_adv)
+    noise = run.noise(x_adv, threat)
+    probs = tuple(model.probs.tolist()) if isinstance(model, RandomizedEnsemble) else (1.0,)
+    return StochasticEvaluation(
+        natural=natural.over_inputs(confidence),
+        robust=robust.over_inputs(confidence),
+        natural_over_draws=natural.over_draws(confidence, exact=not found.random),
+        robust_over_draws=robust.over_draws(confidence, exact=not found.random),
+        randomness=found,
+        stages=tuple(stages),
+        tolerance=float(tolerance),
+        adversaries=run.table(best),
+        single_draw=single,
+        spread=spread,
+        noise=noise,
+        members=tuple(
+            (float(natural.members[:, i].mean()), float(robust.members[:, i].mean()))
+            for i in range(natural.members.shape[1])
+        ),
+        probs=probs,
+        draws=stages[-1].draws,
+        selection_draws=run.selected,
+        scoring_draws=count,
+        shared=robust.shared,
+        n=len(inputs),
+        data=inputs.name,
+        split=inputs.split,
+        threat=threat,
+        attacks=tuple(a.name for a, _ in plan),
+        kind=", ".join(m.kind if isinstance(m, RandomizedModel) else "not random" for m in members_of(model)),
+        cost=run.cost,
+        seconds=time.perf_counter() - start,
+        seed=seed,
+        confidence=confidence,
+        natural_points=natural.values.mean(axis=1),
+        robust_points=robust.values.mean(axis=1),
+        x_adv=x_adv,
+    )
+
+
+def _scoring_draws(
+    natural: NDArray[np.float64], robust: NDArray[np.float64], half: float, confidence: float
+) -> int:
+    """Draws per input that bring the interval over draws to ± `half`, as far as the selection draws can tell.
+
+    Fixed before the first scoring draw is taken, so that stopping cannot favour lucky draws.
+    """
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    worst = max(float(m.mean()) * (1 - float(m.mean())) for m in (natural, robust))
+    needed = math.ceil(z * z * worst / (len(natural) * half * half))
+    return min(_MOST, max(_FEWEST, needed))
+
+
+# ---- the adversary -------------------------------------------------------------------------------------------------
+
+
+class _Run:
+    """One evaluation while it goes on: perturbations found so far, and their risks on the selection draws."""
+
+    def __init__(
+        self,
+        model: RandomizedModel | RandomizedEnsemble,
+        inputs: Labelled,
+        seed: int,
+        progress: Progress,
+        random: bool,
+    ) -> None:
+        self.model, self.inputs, self.seed, self.progress = model, inputs, seed, progress
+        self.cost = Cost()
+        self._ends: dict[EOT, list[Tensor]] = {}
+        most = max(m.draws for m in members_of(model) if isinstance(m, RandomizedModel))
+        self.selected = max(_FEWEST, most) if random else 1
+        self._selection = expanded(model, self.selected, _SELECT + 100_000 * seed)
+        self.device = self._selection.device
+        self.names: list[tuple[str, int]] = [("clean", 0)]
+        self.points: list[Tensor] = [inputs.x]
+        self.risks = self._on_selection(inputs.x)[None, :]
+
+    def count(self, forwards: int) -> None:
+        """Add to the cost."""
+        self.cost = self.cost + Cost(forwards=forwards)
+
+    def attack(self, attacks: Sequence[Attack], draws: int) -> Stage:
+        """Attack `draws` draws with each attack, and see what its perturbations do to others."""
+        target = expanded(self.model, draws, 1000 * self.seed)
+        inside, outside = [], []
+        for attack in attacks:
+            x_adv = self.find(attack, draws)
+            outside.append(self.risks[-1])
+            inside.append(target.risk(x_adv.to(self.device), self.inputs.y.to(self.device)).cpu().numpy())
+            self.count(len(self.inputs) * len(target))
+        chosen = np.argmax(inside, axis=0)
+        rows = np.arange(len(self.inputs))
+        return Stage(
+            draws,
+            1 - float(np.stack(inside)[chosen, rows].mean()),
+            1 - float(np.stack(outside)[chosen, rows].mean()),
+        )
+
+    def find(self, attack: Attack, draws: int, name: str = "") -> Tensor:
+        """Perturbed inputs that an attack on `draws` draws finds; they compete with the others from now on."""
+        label = name or attack.name
+        task = f"{label} on {draws} draws"
+        x, y = self.inputs.x, self.inputs.y
+        target = expanded(self.model, draws, 1000 * self.seed)
+        self.progress(task, 0, len(x))
+        if isinstance(attack, EOT):
+            x_adv = self._expected(attack, target)
+        else:
+            found = attack(target, x, y)
+            self.cost = self.cost + found.cost
+            x_adv = found.x_adv
+        self.progress(task, len(x), len(x))
+        self._add(label, draws, x_adv)
+        return x_adv
+
+    def _expected(self, attack: EOT, target: RandomizedEnsemble) -> Tensor:
+        """Of the points where `eot` ends, which do not depend on K, each input's worst on the attack draws."""
+        x, y = self.inputs.x.to(self.device), self.inputs.y.to(self.device)
+        if attack not in self._ends:
+            with frozen(self.model), torch.enable_grad():
+                parts = [
+                    attack.ends(self.model, xs, ys, xs, attack.seed)
+                    for xs, ys in batches((x, y), attack.batch_size)
+                ]
+            self._ends[attack] = [torch.cat(points).cpu() for points in zip(*parts, strict=True)]
+            passes = len(x) * 2 * attack.steps * attack.passes(self.model)
+            self.cost = self.cost + Cost(forwards=passes, backwards=passes)
+            for points in self._ends[attack]:
+                self._add(attack.name, 0, points)
+        points = torch.stack(self._ends[attack])
+        risks = torch.stack([target.risk(p.to(self.device), y) for p in points])
+        self.count(len(points) * len(x) * len(target))
+        return points[risks.argmax(dim=0).cpu(), torch.arange(len(x))]
+
+    def naive(self, threat: Threat) -> float:
+        """The single-draw evaluation; its perturbations compete with the others."""
+        x, y = self.inputs.x.to(self.device), self.inputs.y.to(self.device)
+        accuracy, x_adv, passes = single_draw(self.model, x, y, threat, seed=OTHER + self.seed)
+        self.cost = self.cost + Cost(forwards=passes, backwards=passes)
+        self._add("single draw", 1, x_adv.cpu())
+        return accuracy
+
+    def choose(self) -> NDArray[np.int64]:
+        """For every input the perturbation with the highest risk on the selection draws; of equal ones, that of the
+        attack which does best overall."""
+        order = np.argsort(-self.risks.mean(axis=1), kind="stable")
+        return np.asarray(order[np.argmax(self.risks[order], axis=0)], dtype=np.int64)
+
+    def table(self, best: NDArray[np.int64]) -> tuple[Adversary, ...]:
+        """Each attack's accuracy on the selection draws, which are fresh to it, after its last stage."""
+        last = {name: index for index, (name, _) in enumerate(self.names)}
+        chosen = [self.names[index][0] for index in best.tolist()]
+        return tuple(
+            Adversary(name, self.names[index][1], 1 - float(self.risks[index].mean()), chosen.count(name))
+            for name, index in last.items()
+        )
+
+    def selection_accuracy(self, x: Tensor) -> NDArray[np.float64]:
+        """Expected accuracy [n] on the selection draws."""
+        return 1 - self._on_selection(x)
+
+    def spread(self, x_adv: Tensor) -> Spread:
+        """Accuracies of single draws that took no part in anything before."""
+        draws = expanded(self.model, min(_BETWEEN, self.selected), OTHER + 1000 * (1 + self.seed))
+        random = [index for index, member in enumerate(draws.members) if isinstance(member, FrozenDraw)]
+        natural = ~self._errors(draws, self.inputs.x)[:, random]
+        robust = ~self._errors(draws, x_adv)[:, random]
+        return Spread(tuple(natural.mean(axis=0).tolist()), tuple(robust.mean(axis=0).tolist()))
+
+    def noise(self, x_adv: Tensor, threat: Threat) -> GradientNoise:
+        """Of gradients halfway to the perturbations chosen: where the attacks were at work."""
+        few = slice(0, 64)
+        middle = (self.inputs.x[few] + x_adv[few]) / 2
+        y = self.inputs.y[few]
+        passes = 3 * NOISE * len(y) * len(members_of(self.model))
+        self.cost = self.cost + Cost(forwards=passes, backwards=passes)
+        return gradient_noise(
+            self.model, middle.to(self.device), y.to(self.device), threat, seed=OTHER + self.seed
+        )
+
+    def _add(self, name: str, draws: int, x_adv: Tensor) -> None:
+        self.names.append((name, draws))
+        self.points.append(x_adv.to(self.inputs.x.dtype))
+        self.risks = np.vstack([self.risks, self._on_selection(x_adv)])
+
+    def _on_selection(self, x: Tensor) -> NDArray[np.float64]:
+        self.count(len(x) * len(self._selection))
+        risks: NDArray[np.float64] = (
+            self._selection.risk(x.to(self.device), self.inputs.y.to(self.device)).cpu().numpy()
+        )
+        return risks
+
+    def _errors(self, draws: RandomizedEnsemble, x: Tensor) -> NDArray[np.bool_]:
+        self.count(len(x) * len(draws))
+        errors: NDArray[np.bool_] = (
+            draws.errors(x.to(self.device), self.inputs.y.to(self.device)).cpu().numpy()
+        )
+        return errors
+
+
+def _schedule(most: int) -> list[int]:
+    """K = most/8, most/4, most/2, most; at least 8 where there are as many."""
+    return sorted({max(min(_FIRST, most), most // part) for part in (8, 4, 2, 1)})
+
+
+def _plan(
+    attack: Attack | Sequence[Attack] | Threat | None, model: RandomizedModel | RandomizedEnsemble, seed: int
+) -> list[tuple[Attack, int | None]]:
+    """The attacks, each with the most draws it should look at (None: K)."""
+    threat = model.threat if attack is None else attack
+    if threat is None:
+        raise InputError(
+            "attack is None and the model names no threat; give an attack or a threat, e.g. Threat('linf', 8/255)"
+        )
+    if isinstance(threat, Threat):
+        return _portfolio(threat, seed)
+    chosen = (threat,) if isinstance(threat, Attack) else tuple(threat)
+    if not chosen or not all(isinstance(a, Attack) for a in chosen):
+        raise InputError(
+            f"attack is {attack!r}; give one made by randens.attacks.create, a list of them or a threat"
+        )
+    if len({a.threat for a in chosen}) > 1:
+        raise InputError("the attacks have different threats; they must share one")
+    plan: list[tuple[Attack, int | None]] = []
+    for one in chosen:
+        # The suite's attacks are meant for a few members; a random model has a portfolio of its own.
+        plan += _portfolio(one.threat, one.seed) if isinstance(one, Suite) else [(one, None)]
+    return plan
+
+
+def _portfolio(threat: Threat, seed: int) -> list[tuple[Attack, int | None]]:
+    return [
+        (create("eot", threat, seed=seed), None),
+        (create("adaptive-pgd-margin", threat, seed=seed), None),
+        (create("saddle", threat, orders=1, restarts=1, seed=seed), _SADDLE),
+        (create("adaptive-pgd-margin", threat, seed=seed), 1),
+    ]
+
+
+def _shown(value: Estimate) -> str:
+    return f"{value.value:.1%} [{value.low:.1%}, {value.high:.1%}]"

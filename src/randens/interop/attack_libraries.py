@@ -1,0 +1,591 @@
+"""Attacks of other packages as attacks of randens: Foolbox, torchattacks, ART, AutoAttack.
+
+Such an attack only proposes points. What it is shown is one deterministic classifier, a `View`: a member, or the
+mixture log Σ α_i softmax_i of all that can be drawn. `Search` does the rest: points are projected onto the threat,
+judged exactly on every member, pooled. The package's random numbers come from the global generators, which are
+seeded for each call and restored after it; the members' modes, gradients and devices are out of its reach.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib
+import inspect
+import math
+import random
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from randens.attacks.base import Attack
+from randens.attacks.search import Search
+from randens.core.errors import InputError, ModelError, RandensError, unknown
+from randens.threat import Threat
+
+__all__ = ["Foreign", "View", "from_art", "from_autoattack", "from_foolbox", "from_torchattacks"]
+
+_TARGETS = ("both", "members", "mixture")
+_AUTOATTACK_PARTS = {  # and the fewest classes that their losses are defined for
+    "apgd-ce": 2,
+    "apgd-dlr": 3,
+    "apgd-t": 4,
+    "fab": 2,
+    "fab-t": 2,
+    "square": 2,
+}
+_AUTOATTACK_VERSIONS = {
+    "standard": ("apgd-ce", "apgd-t", "fab-t", "square"),
+    "plus": ("apgd-ce", "apgd-dlr", "fab", "square", "apgd-t", "fab-t"),
+}
+
+
+class View(nn.Module):
+    """What a foreign attack sees: logits of one member, or log-probabilities of the mixture of several, [k, C].
+
+    Members are held where `parameters`, `train`, `zero_grad` and `to` do not find them. Every pass is counted in
+    the search's cost. Inputs are shown in the box `low`..`high`, or where `unit` scaled to 0..1 and as images
+    [k, d, 1, 1] if they are none: some packages take nothing else.
+    """
+
+    def __init__(self, s: Search, members: Sequence[int], *, unit: bool = False) -> None:
+        super().__init__()
+        self._search, self._chosen = (s,), tuple(members)
+        self.classes = s.classes
+        self.low, self.high = _box(s)
+        self._offset, self._scale = (self.low, self.high - self.low) if unit else (0.0, 1.0)
+        shape = tuple(s.x.shape[1:])
+        self.shape = shape if not unit or len(shape) == 3 else (math.prod(shape), 1, 1)
+        # Packages look for a parameter to learn the device from.
+        self.place = nn.Parameter(torch.zeros((), device=s.device), requires_grad=False)
+        self.eval()
+
+    def length(self, value: float) -> float:
+        """A length between inputs, as it is between shown inputs."""
+        return value / self._scale
+
+    def show(self, x: Tensor) -> Tensor:
+        """Inputs as the package sees them."""
+        if self._scale == 1 and self._offset == 0:
+            return x.detach().clone().reshape(len(x), *self.shape)
+        return ((x.detach() - self._offset) / self._scale).clamp(0, 1).reshape(len(x), *self.shape)
+
+    def read(self, shown: Tensor) -> Tensor:
+        """Inverse of `show`, in the members' precision."""
+        (s,) = self._search
+        x = shown.to(s.device, s.x.dtype).reshape(len(shown), *s.x.shape[1:])
+        return x if self._scale == 1 and self._offset == 0 else x * self._scale + self._offset
+
+    def forward(self, shown: Tensor) -> Tensor:
+        (s,) = self._search
+        x = self.read(shown)
+        if x.requires_grad:
+            x = x.view_as(x)
+            x.register_hook(self._count_backward)  # type: ignore[no-untyped-call]
+        s.cost.forwards += len(x) * self._passes
+        outputs = [s.rec.members[i](x) for i in self._chosen]
+        if len(outputs) == 1:
+            z: Tensor = outputs[0]
+        else:
+            weights = s.probs[list(self._chosen)].log().to(x.dtype).reshape(-1, 1, 1)
+            z = torch.logsumexp(torch.stack(outputs).log_softmax(dim=2) + weights, dim=0)
+        if x.requires_grad and not z.requires_grad:
+            # A member without gradients; the search has flagged it, and the package may go on with zeros.
+            z = z + 0 * x.flatten(1).sum(dim=1, keepdim=True)
+        return z
+
+    @property
+    def _passes(self) -> int:
+        (s,) = self._search
+        return sum(int(getattr(s.rec.members[i], "passes", 1)) for i in self._chosen)
+
+    def _count_backward(self, gradient: Tensor) -> None:
+        (s,) = self._search
+        s.cost.backwards += len(gradient) * self._passes
+
+
+def _box(s: Search) -> tuple[float, float]:
+    """Smallest and largest value of an input; unbounded ones get a box that holds every legal point."""
+    if s.threat.bounds is not None:
+        return s.threat.bounds
+    return float(s.x.min()) - s.threat.eps, float(s.x.max()) + s.threat.eps
+
+
+Proposal = Callable[[View, Tensor, Tensor, Threat, int], Tensor]
+"""(view, shown inputs, labels, threat, seed) → perturbed shown inputs."""
+
+
+@dataclass(frozen=True)
+class Foreign(Attack):
+    """Another package's attack on the mixture, on each member that can be drawn, or on both one after the other.
+
+    A member is attacked on the inputs at which it is not yet known to be foolable. Gradients are float32.
+    `description` says which attack it is, with its options; it decides whether an interrupted survey is continued.
+    `unit`: the package takes images from 0 to 1 only.
+    """
+
+    propose: Proposal = field(repr=False, compare=False)
+    description: str
+    target: str = "both"
+    label: str = ""
+    unit: bool = False
+    precision: str = field(default="float32", kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.target not in _TARGETS:
+            unknown("target", self.target, _TARGETS)
+        object.__setattr__(self, "name", self.label)
+
+    def search(self, s: Search) -> None:
+        drawn = s.probs.nonzero().flatten().tolist()
+        seed = int(torch.randint(2**31 - 1, (1,), generator=s.generator))
+        if s.restart == 0:
+            _look_for_gradients(s, drawn)
+        if self.target != "members" and len(drawn) > 1:
+            self._run(s, drawn, s.unfinished, seed)
+        if self.target != "mixture" or len(drawn) == 1:
+            for member in drawn:
+                rows = s.unfinished
+                self._run(s, [member], rows[~s.foolable[rows, member]], seed)
+
+    def _run(self, s: Search, members: list[int], rows: Tensor, seed: int) -> None:
+        if not len(rows):
+            return
+        view = View(s, members, unit=self.unit)
+        try:
+            with _seeded(seed):
+                shown = self.propose(view, view.show(s.x[rows]), s.y[rows], s.threat, seed)
+        except RandensError:
+            raise
+        except Exception as error:
+            # Whatever the package raises; its exceptions have no common base.
+            reason = " ".join(str(error).split())[:200] or "no reason given"
+            raise ModelError(
+                f"{self.description} failed on {len(rows)} inputs of shape {tuple(s.x.shape[1:])}: "
+                f"{type(error).__name__}: {reason}"
+            ) from error
+        if len(shown) != len(rows) or shown[0].numel() != s.x[0].numel():
+            raise ModelError(
+                f"{self.description} returned shape {tuple(shown.shape)} for {len(rows)} inputs of shape "
+                f"{tuple(s.x.shape[1:])}"
+            )
+        points = view.read(shown.detach())
+        s.judge(rows, torch.where(torch.isfinite(points), points, s.x[rows]))
+
+
+def _look_for_gradients(s: Search, drawn: list[int]) -> None:
+    """One gradient of every member at the inputs, so that members without usable ones are flagged as always."""
+    rows = s.unfinished
+    for member in drawn:
+        wanted = torch.zeros(len(rows), s.members, dtype=torch.bool, device=s.device)
+        wanted[:, member] = True
+        try:
+            s.linearise(rows, s.x[rows], wanted)
+        except ModelError:
+            s.no_gradient[rows.cpu(), member] = True
+
+
+@contextlib.contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Global generators of torch, NumPy and Python start from `seed`; afterwards they are what they were."""
+    legacy, plain, gradients = np.random.get_state(), random.getstate(), torch.is_grad_enabled()  # noqa: NPY002
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        np.random.seed(seed)  # noqa: NPY002
+        random.seed(seed)
+        try:
+            with torch.enable_grad():
+                yield
+        finally:
+            np.random.set_state(legacy)  # noqa: NPY002
+            random.setstate(plain)
+            torch.set_grad_enabled(gradients)
+
+
+# ---- the packages ------------------------------------------------------------------------------------------------
+
+
+def from_foolbox(
+    attack: Any,
+    threat: Threat,
+    *,
+    target: str = "both",
+    restarts: int = 1,
+    seed: int = 0,
+    batch_size: int = 128,
+    drop_finished: bool = True,
+) -> Foreign:
+    """A Foolbox attack, e.g. ``from_foolbox(foolbox.attacks.LinfPGD(steps=20), threat)``.
+
+    Its radius and bounds are the threat's. `target`: "mixture", each of the "members", or "both".
+
+    Parameters
+    ----------
+    attack : foolbox.attacks.Attack
+        An instance.
+    threat : Threat
+        Its norm must be the attack's.
+    target : str
+        What it is shown: ``"mixture"``, ``"members"`` or ``"both"``.
+    restarts, seed, batch_size, drop_finished
+        As for every attack.
+
+    Returns
+    -------
+    Foreign
+        An attack like those of randens.
+    """
+    foolbox = _package("foolbox", "foolbox", "from_foolbox")
+    base = foolbox.attacks.base.Attack
+    if inspect.isclass(attack) and issubclass(attack, base):
+        raise InputError(f"attack is the class {attack.__name__}; give an instance, {attack.__name__}()")
+    if not isinstance(attack, base):
+        raise InputError(
+            f"attack is {_shown(attack)}; give a Foolbox attack, e.g. foolbox.attacks.LinfPGD(steps=20)"
+        )
+    _threat(threat)
+    measured = getattr(getattr(attack, "distance", None), "p", None)
+    if measured is not None and measured != threat.p:
+        raise InputError(
+            f"attack is {type(attack).__name__}, which measures l{measured:g}; the threat is {threat.norm}, "
+            f"so give an attack for that norm"
+        )
+    kept = copy.deepcopy(attack)
+
+    def propose(view: View, x: Tensor, y: Tensor, threat: Threat, _: int) -> Tensor:
+        model = foolbox.PyTorchModel(view, bounds=(view.low, view.high), device=x.device)
+        # A copy, as some attacks remember things from one call to the next.
+        _, clipped, _ = copy.deepcopy(kept)(model, x, y, epsilons=threat.eps)
+        found: Tensor = clipped
+        return found
+
+    return Foreign(
+        threat,
+        propose,
+        f"foolbox {re.sub(r' at 0x[0-9a-f]+', '', repr(attack))}",
+        target,
+        f"foolbox-{type(attack).__name__}",
+        restarts=restarts,
+        seed=seed,
+        batch_size=batch_size,
+        drop_finished=drop_finished,
+    )
+
+
+def from_torchattacks(
+    attack: Any,
+    threat: Threat,
+    *,
+    target: str = "both",
+    restarts: int = 1,
+    seed: int = 0,
+    batch_size: int = 128,
+    drop_finished: bool = True,
+    **options: Any,
+) -> Foreign:
+    """A class of torchattacks and its options, e.g. ``from_torchattacks(torchattacks.PGD, threat, steps=20)``.
+
+    eps, norm, the number of classes and the seed come from the threat and the ensemble. A step `alpha` that is not
+    given keeps the package's proportion to eps; one that is given is in units of the inputs. The package takes
+    images from 0 to 1 only, so that other inputs are shown to it scaled.
+
+    Parameters
+    ----------
+    attack : type
+        A class of torchattacks.
+    threat : Threat
+        Decides eps.
+    target : str
+        What it is shown: ``"mixture"``, ``"members"`` or ``"both"``.
+    restarts, seed, batch_size, drop_finished
+        As for every attack.
+    **options
+        Of the class.
+
+    Returns
+    -------
+    Foreign
+        An attack like those of randens.
+    """
+    package = _package("torchattacks.attack", "torchattacks", "from_torchattacks")
+    _check_class(
+        attack, package.Attack, "torchattacks.PGD", options, ("eps", "max_epsilon", "norm", "n_classes")
+    )
+    _threat(threat)
+    takes = inspect.signature(attack).parameters
+    measures = "l2" if attack.__name__.endswith("L2") else "linf"  # those without a norm to choose
+    if "norm" not in takes and ("eps" in takes or "max_epsilon" in takes) and measures != threat.norm:
+        raise InputError(
+            f"attack is {attack.__name__}, which measures {measures}; the threat is {threat.norm}, so give an attack "
+            "for that norm"
+        )
+
+    def propose(view: View, x: Tensor, y: Tensor, threat: Threat, seed: int) -> Tensor:
+        eps = view.length(threat.eps)
+        known = {
+            "eps": eps,
+            "max_epsilon": eps,
+            "norm": {"linf": "Linf", "l2": "L2"}[threat.norm],
+            "n_classes": view.classes,
+            "seed": seed,
+        }
+        given = {k: view.length(v) if k == "alpha" else v for k, v in options.items()}
+        made = attack(view, **_arguments(attack, known, given, step="alpha"))
+        found: Tensor = made(x, y)
+        return found
+
+    return Foreign(
+        threat,
+        propose,
+        _described("torchattacks", attack, options),
+        target,
+        f"torchattacks-{attack.__name__}",
+        unit=True,
+        restarts=restarts,
+        seed=seed,
+        batch_size=batch_size,
+        drop_finished=drop_finished,
+    )
+
+
+def from_art(
+    attack: Any,
+    threat: Threat,
+    *,
+    target: str = "both",
+    restarts: int = 1,
+    seed: int = 0,
+    batch_size: int = 128,
+    drop_finished: bool = True,
+    **options: Any,
+) -> Foreign:
+    """An evasion attack of the Adversarial Robustness Toolbox and its options.
+
+    E.g. ``from_art(art.attacks.evasion.ProjectedGradientDescent, threat, max_iter=20)``. eps and norm are the
+    threat's; an `eps_step` that is not given keeps the package's proportion to eps. Attacks are untargeted.
+
+    Parameters
+    ----------
+    attack : type
+        A class of ART.
+    threat : Threat
+        Decides eps and norm.
+    target : str
+        What it is shown: ``"mixture"``, ``"members"`` or ``"both"``.
+    restarts, seed, batch_size, drop_finished
+        As for every attack.
+    **options
+        Of the class.
+
+    Returns
+    -------
+    Foreign
+        An attack like those of randens.
+    """
+    evasion = _package("art.attacks.attack", "adversarial-robustness-toolbox", "from_art")
+    example = "art.attacks.evasion.ProjectedGradientDescent"
+    _check_class(attack, evasion.EvasionAttack, example, options, ("eps", "norm", "targeted"))
+    _threat(threat)
+    estimators = _package("art.estimators.classification", "adversarial-robustness-toolbox", "from_art")
+
+    def propose(view: View, x: Tensor, y: Tensor, threat: Threat, _: int) -> Tensor:
+        classifier = estimators.PyTorchClassifier(
+            model=view,
+            loss=nn.CrossEntropyLoss(),
+            input_shape=view.shape,
+            nb_classes=view.classes,
+            clip_values=(view.low, view.high),
+            device_type="cpu" if x.device.type == "cpu" else "gpu",
+        )
+        known = {
+            "eps": threat.eps,
+            "norm": np.inf if threat.norm == "linf" else 2,
+            "targeted": False,
+            "verbose": False,
+            "batch_size": len(x),
+        }
+        made = attack(classifier, **_arguments(attack, known, options, step="eps_step"))
+        labels = nn.functional.one_hot(y, view.classes).float().cpu().numpy()
+        return torch.from_numpy(made.generate(x=x.cpu().float().numpy(), y=labels))
+
+    return Foreign(
+        threat,
+        propose,
+        _described("art", attack, options),
+        target,
+        f"art-{attack.__name__}",
+        restarts=restarts,
+        seed=seed,
+        batch_size=batch_size,
+        drop_finished=drop_finished,
+    )
+
+
+def from_autoattack(
+    threat: Threat,
+    *,
+    version: str = "standard",
+    attacks: Sequence[str] | None = None,
+    steps: int = 100,
+    queries: int = 5000,
+    target: str = "both",
+    restarts: int = 1,
+    seed: int = 0,
+    batch_size: int = 128,
+    drop_finished: bool = True,
+) -> Foreign:
+    """AutoAttack (the package pyautoattack): `version` "standard" or "plus", or the parts named in `attacks`.
+
+    `steps` of APGD and FAB, `queries` of Square; the defaults are AutoAttack's. Its version for randomized models is
+    not offered: it samples what the mixture has exactly. Parts whose loss needs more classes than there are refused.
+
+    Parameters
+    ----------
+    threat : Threat
+        Decides eps and norm.
+    version : str
+        Of AutoAttack.
+    attacks : sequence of str, optional
+        Its parts, instead of a version's.
+    steps, queries : int, optional
+        Of APGD and FAB, and of Square.
+    target : str
+        What it is shown: ``"mixture"``, ``"members"`` or ``"both"``.
+    restarts, seed, batch_size, drop_finished
+        As for every attack.
+
+    Returns
+    -------
+    Foreign
+        An attack like those of randens.
+    """
+    package = _package("pyautoattack", "pyautoattack", "from_autoattack")
+    _threat(threat)
+    if version not in _AUTOATTACK_VERSIONS:
+        unknown("version", version, _AUTOATTACK_VERSIONS)
+    if isinstance(attacks, str) or (attacks is not None and not len(attacks)):
+        raise InputError(
+            f"attacks is {attacks!r}; give a list of AutoAttack's parts, e.g. ['apgd-ce', 'square']"
+        )
+    parts = _AUTOATTACK_VERSIONS[version] if attacks is None else tuple(attacks)
+    for part in parts:
+        if part not in _AUTOATTACK_PARTS:
+            unknown("part of AutoAttack", part, _AUTOATTACK_PARTS)
+    for option, value in (("steps", steps), ("queries", queries)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise InputError(f"{option} is {value!r}; it must be a whole number ≥ 1")
+
+    def propose(view: View, x: Tensor, y: Tensor, threat: Threat, seed: int) -> Tensor:
+        short = [part for part in parts if _AUTOATTACK_PARTS[part] > view.classes]
+        if short:
+            fit = [part for part in parts if part not in short] or ["apgd-ce", "fab-t", "square"]
+            raise InputError(
+                f"AutoAttack's {short[0]} takes {_AUTOATTACK_PARTS[short[0]]} classes or more, the members have "
+                f"{view.classes}; give attacks={fit}"
+            )
+        if "square" in parts and threat.norm == "l2" and min(x.shape[2:]) < 3:
+            raise InputError(
+                f"AutoAttack's square needs images of at least 3 × 3 pixels in l2, the inputs have shape "
+                f"{view.shape}; give attacks={[part for part in parts if part != 'square']}"
+            )
+        made = package.AutoAttack(
+            view,
+            norm={"linf": "Linf", "l2": "L2"}[threat.norm],
+            eps=view.length(threat.eps),
+            seed=seed,
+            device=x.device,
+            version="custom" if attacks is not None else version,
+            attacks=list(parts) if attacks is not None else None,
+        )
+        made.apgd.n_iter = made.apgd_targeted.n_iter = made.fab.n_iter = steps
+        made.square.n_queries = queries
+        made.apgd_targeted.n_target_classes = min(9, view.classes - 1)
+        made.fab.n_target_classes = min(9, view.classes - 1)
+        found: Tensor
+        found, _ = made.run_standard_evaluation(x, y, batch_size=len(x))
+        return found
+
+    settings = {"attacks": parts, "queries": queries, "steps": steps, "version": version}
+    return Foreign(
+        threat,
+        propose,
+        f"pyautoattack AutoAttack({_listed(settings)})",
+        target,
+        "autoattack",
+        unit=True,
+        restarts=restarts,
+        seed=seed,
+        batch_size=batch_size,
+        drop_finished=drop_finished,
+    )
+
+
+def _package(module: str, name: str, caller: str) -> ModuleType:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ModelError(
+            f"{caller} needs {name}, which cannot be imported ({error}); docs/interop.md says how to install it"
+        ) from error
+
+
+def _threat(threat: Threat) -> None:
+    if not isinstance(threat, Threat):
+        raise InputError(f"threat is {threat!r}; give a Threat, e.g. Threat('linf', 8/255)")
+    if threat.norm not in ("linf", "l2"):
+        raise InputError(f"threat is {threat.norm}; other packages' attacks are run in linf and l2 here")
+
+
+def _shown(value: object) -> str:
+    return (
+        f"a {type(value).__name__}" if not isinstance(value, (str, int, float, type(None))) else repr(value)
+    )
+
+
+def _check_class(
+    attack: Any, base: type, example: str, options: Mapping[str, Any], decided: Sequence[str]
+) -> None:
+    """These packages bind an attack to a model when it is made, so that the class is needed here."""
+    if isinstance(attack, base):
+        raise InputError(
+            f"attack is a {type(attack).__name__} made for one model; give the class, {type(attack).__name__}, and its "
+            "options"
+        )
+    if not inspect.isclass(attack) or not issubclass(attack, base):
+        raise InputError(f"attack is {_shown(attack)}; give a class such as {example}")
+    valid = [*inspect.signature(attack).parameters][1:]
+    for option, value in options.items():
+        if option in decided:
+            raise InputError(
+                f"{option} is {value!r} in the options; leave it out, the threat and the ensemble decide it"
+            )
+        if option not in valid:
+            unknown(f"option of {attack.__name__}", option, [v for v in valid if v not in decided])
+
+
+def _arguments(
+    attack: type, known: Mapping[str, Any], options: Mapping[str, Any], step: str
+) -> dict[str, Any]:
+    """The options, what the signature asks for and is `known`, and a step in the package's proportion to eps."""
+    signature = inspect.signature(attack).parameters
+    arguments = {name: value for name, value in known.items() if name in signature} | dict(options)
+    if step in signature and step not in options and "eps" in signature:
+        usual, eps = signature[step].default, signature["eps"].default
+        if isinstance(usual, (int, float)) and isinstance(eps, (int, float)) and eps > 0:
+            arguments[step] = usual / eps * known["eps"]
+    return arguments
+
+
+def _described(package: str, attack: type, options: Mapping[str, Any]) -> str:
+    return f"{package} {attack.__name__}({_listed(options)})"
+
+
+def _listed(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={options[name]!r}" for name in sorted(options))

@@ -1,0 +1,366 @@
+"""Classifiers whose answer is random: noise, dropout, random resizing, random weights, seen one draw at a time.
+
+A draw s is a seed. f_s(x) is what the model answers to the input x alone when its random numbers come from s.
+For a fixed s this is an ordinary classifier: K of them are a `RandomizedEnsemble`, which every attack knows how
+to attack. The model itself is the mixture of all f_s, of which no list can be made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from randens.core.errors import InputError
+from randens.ensemble import RandomizedEnsemble
+from randens.threat import Threat
+
+__all__ = ["FrozenDraw", "RandomizedModel", "expanded", "is_random"]
+
+_SAME = 1e-5  # logits computed in two ways, relative to the largest
+_PROBES = 8  # seeds with which that is done
+_PROBED = 3  # rows on which two ways of computing a draw are compared
+_SEEDS = 2**31  # every generator, NumPy's old one too, takes a seed below this
+
+Factory = Callable[[int], nn.Module]
+
+
+class RandomizedModel(nn.Module):
+    """A classifier with random answers whose randomness can be seeded, as a mixture of its draws.
+
+    Parameters
+    ----------
+    model : nn.Module or callable
+        A module whose `forward` takes `generator`; or any module that draws from torch's global generator, which is
+        seeded around every call and restored afterwards; or a factory ``seed -> nn.Module``.
+    draws : int
+        K, how many frozen draws stand for the model while it is attacked; at least 2.
+    active : type or tuple of types
+        Layers that stay in training mode when the model answers, e.g. ``nn.Dropout``; all others are in eval mode.
+        Empty: every layer stays in the mode it has now.
+    threat : Threat, optional
+        What the model is meant to resist.
+    seed : int, optional
+        Decides the draws of `forward`; None takes fresh entropy from the operating system.
+
+    Examples
+    --------
+    >>> import torch, randens
+    >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 3))
+    >>> model = randens.RandomizedModel(net, draws=16, active=torch.nn.Dropout)
+    >>> x = torch.rand(5, 4)
+    >>> torch.equal(model.freeze(7)(x), model.freeze(7)(x))
+    True
+    >>> len(model.ensemble().members)
+    16
+    """
+
+    stochastic = True
+    foldable = False  # a traced copy would lose the order of the random numbers
+
+    def __init__(
+        self,
+        model: nn.Module | Factory,
+        draws: int = 64,
+        *,
+        active: type[nn.Module] | tuple[type[nn.Module], ...] = (),
+        threat: Threat | None = None,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__()
+        if isinstance(draws, bool) or not isinstance(draws, int) or draws < 2:
+            raise InputError(
+                f"draws is {draws!r}; it must be a whole number ≥ 2, as one draw says nothing about a random model"
+            )
+        if not isinstance(model, nn.Module) and not callable(model):
+            raise InputError(
+                f"model is {type(model).__name__}; give a torch.nn.Module or a function that makes one from a seed"
+            )
+        self.draws = draws
+        self.threat = threat
+        self.module: nn.Module | None = model if isinstance(model, nn.Module) else None
+        self.factory: Factory | None = None if isinstance(model, nn.Module) else model
+        self.active = active if isinstance(active, tuple) else (active,)
+        self._modes = [] if self.module is None else _modes(self.module, self.active)
+        self._takes_generator = self.module is not None and _takes_generator(self.module)
+        self._ways: dict[tuple[Any, ...], str] = {}
+        self._next = secrets.randbelow(_SEEDS) if seed is None else seed % _SEEDS
+
+    @property
+    def kind(self) -> str:
+        """Where the randomness enters: "generator", "global" or "factory"."""
+        if self.module is None:
+            return "factory"
+        return "generator" if self._takes_generator else "global"
+
+    @property
+    def device(self) -> torch.device:
+        """Where the first parameter lives (the CPU if there is none, and for factories)."""
+        first = next(self.parameters(), None)
+        return torch.device("cpu") if first is None else first.device
+
+    def extra_repr(self) -> str:
+        return f"kind={self.kind}, draws={self.draws}"
+
+    def train(self, mode: bool = True) -> RandomizedModel:
+        """Sets the model's own flag only: which layers are random is part of the model, not of a phase."""
+        self.training = mode
+        return self
+
+    def freeze(self, seed: int) -> FrozenDraw:
+        """f_s for s = `seed`: a deterministic classifier that shares the model's weights."""
+        return FrozenDraw(self, seed)
+
+    def ensemble(self, draws: int | None = None, first: int = 0) -> RandomizedEnsemble:
+        """The draws with seeds first, …, first + K − 1 as equally likely members; K is `draws` or the model's own."""
+        return expanded(self, draws, first)
+
+    def errors(self, x: Tensor, y: Tensor) -> Tensor:
+        """Bool [n, K]: which of the model's K frozen draws are wrong."""
+        return self.ensemble().errors(x, y)
+
+    def risk(self, x: Tensor, y: Tensor) -> Tensor:
+        """Share of the K frozen draws that are wrong, float64 [n]: an estimate, not the expectation."""
+        return self.ensemble().risk(x, y)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits [n, C], each row under a fresh draw of its own."""
+        self._next = (self._next + max(1, len(x))) % _SEEDS
+        return self.sample(x, self._next)
+
+    def sample(self, x: Tensor, seed: int) -> Tensor:
+        """Logits [n, C], each row under an independent draw; `seed` decides all of them."""
+        if self.independent(x) and self.module is not None:
+            return self._mapped(self.module, x, seed, "different")
+        return torch.cat([self.freeze((seed + row) % _SEEDS)(x[row : row + 1]) for row in range(len(x))])
+
+    def fresh(self, copies: Tensor, seed: int) -> Tensor:
+        """Logits [S, n, C] for S copies of n inputs [S, n, ...], a draw for each copy: what expectations are made of.
+
+        One pass over S·n rows where torch can batch the random numbers, and then draws differ between inputs, too;
+        else S draws, each shared by all inputs.
+        """
+        if self.independent(copies[0]):
+            return self.sample(copies.flatten(0, 1), seed).reshape(*copies.shape[:2], -1)
+        return torch.stack([self.freeze((seed + s) % _SEEDS)(copies[s]) for s in range(len(copies))])
+
+    def independent(self, x: Tensor) -> bool:
+        """Whether one call can give every row random numbers of its own."""
+        if self.module is None or len(x) == 0:
+            return False
+        key = ("rows", tuple(x.shape[1:]))
+        if key not in self._ways:
+            self._ways[key] = "vmap" if self._rows_differ(self.module, x[:1].detach()) else "loop"
+        return self._ways[key] == "vmap"
+
+    # ---- one draw ------------------------------------------------------------------------------------------------
+
+    def build(self, seed: int) -> nn.Module:
+        """The module behind the draw `seed`: the model's own, or what its factory makes of the seed."""
+        if self.factory is None:
+            assert self.module is not None
+            return self.module
+        try:
+            with _seeded(seed, torch.device("cpu")):
+                made = self.factory(seed)
+        except Exception as error:
+            reason = " ".join(str(error).split())[:160]
+            raise InputError(
+                f"the factory failed at seed {seed}: {type(error).__name__}: {reason}; it must make a module of "
+                "every seed"
+            ) from error
+        if not isinstance(made, nn.Module):
+            raise InputError(
+                f"the factory returned {type(made).__name__} at seed {seed}; it must return a torch.nn.Module"
+            )
+        for layer, mode in _modes(made, self.active):
+            layer.training = mode
+        return made
+
+    def answer(self, module: nn.Module, x: Tensor, seed: int) -> Tensor:
+        """f_s(x) [n, C]: every row as if it were asked alone, so that no row depends on its place in the batch."""
+        if len(x) < 2:
+            return self._call(module, x, seed)
+        key = ("draw", tuple(x.shape[1:]))
+        if key not in self._ways:
+            self._ways[key] = self._way(module, x[:_PROBED].detach())
+        if self._ways[key] != "loop":
+            return self._batched(self._ways[key], module, x, seed)
+        return torch.cat([self._call(module, x[row : row + 1], seed) for row in range(len(x))])
+
+    def _way(self, module: nn.Module, x: Tensor) -> str:
+        """How to compute a draw on a batch so that it agrees with asking row by row, for several seeds."""
+        with torch.no_grad():
+            wanted = {
+                seed: torch.cat([self._call(module, x[row : row + 1], seed) for row in range(len(x))])
+                for seed in range(_PROBES)
+            }
+            # What a factory makes is mostly deterministic, and then a plain call is right and fastest. Else a plain
+            # call could agree by luck (rare dropout), so the way that is right by construction is tried first.
+            for way in ("batch", "vmap") if self.module is None else ("vmap", "batch"):
+                with contextlib.suppress(Exception):  # vmap refuses what it cannot batch in many ways
+                    if all(_close(self._batched(way, module, x, seed), z) for seed, z in wanted.items()):
+                        return way
+        return "loop"
+
+    def _batched(self, way: str, module: nn.Module, x: Tensor, seed: int) -> Tensor:
+        return self._call(module, x, seed) if way == "batch" else self._mapped(module, x, seed, "same")
+
+    def _rows_differ(self, module: nn.Module, x: Tensor) -> bool:
+        """Whether torch can batch independent random numbers: copies of a row must not all get the same answer."""
+        copies = x.repeat(8, *[1] * (x.dim() - 1))
+        with torch.no_grad(), contextlib.suppress(Exception):
+            z = self._mapped(module, copies, 11, "different")
+            return z.shape == (8, self._call(module, x, 11).shape[1]) and not bool((z == z[:1]).all())
+        return False
+
+    def _call(self, module: nn.Module, x: Tensor, seed: int) -> Tensor:
+        with _seeded(seed, x.device), self._in_mode():
+            if self._takes_generator:
+                z: Tensor = module(x, generator=torch.Generator(x.device).manual_seed(seed))
+            else:
+                z = module(x)
+        return z
+
+    def _mapped(self, module: nn.Module, x: Tensor, seed: int, randomness: str) -> Tensor:
+        with _seeded(seed, x.device), self._in_mode():
+            options: dict[str, Any] = {}
+            if self._takes_generator:
+                options["generator"] = torch.Generator(x.device).manual_seed(seed)
+            alone = torch.func.vmap(
+                lambda row: module(row.unsqueeze(0), **options).squeeze(0), randomness=randomness
+            )
+            z: Tensor = alone(x)
+        return z
+
+    @contextlib.contextmanager
+    def _in_mode(self) -> Iterator[None]:
+        changed = [(layer, mode) for layer, mode in self._modes if layer.training != mode]
+        for layer, mode in changed:
+            layer.training = mode
+        try:
+            yield
+        finally:
+            for layer, mode in changed:
+                layer.training = not mode
+
+
+class FrozenDraw(nn.Module):
+    """One draw of a `RandomizedModel`: a deterministic classifier, the same for an input in any batch."""
+
+    foldable = False
+    seed: Tensor
+
+    def __init__(self, model: RandomizedModel, seed: int) -> None:
+        super().__init__()
+        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < _SEEDS:
+            raise InputError(f"seed is {seed!r}; it must be a whole number from 0 to {_SEEDS - 1}")
+        self.model = model
+        self.built = None if model.factory is None else model.build(seed)
+        # A buffer, so that fingerprints tell draws of the same weights apart.
+        self.register_buffer("seed", torch.tensor(seed))
+        self._number = seed
+
+    def extra_repr(self) -> str:
+        return f"seed={self._number}"
+
+    def train(self, mode: bool = True) -> FrozenDraw:
+        """Sets the draw's own flag only; see `RandomizedModel.train`."""
+        self.training = mode
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits [n, C] of this draw."""
+        module = self.model.module if self.built is None else self.built
+        assert module is not None
+        return self.model.answer(module, x, self._number)
+
+
+def is_random(model: object) -> bool:
+    """Whether `model` is a `RandomizedModel` or a `RandomizedEnsemble` with such a member."""
+    return isinstance(model, (RandomizedEnsemble, RandomizedModel)) and model.stochastic
+
+
+def expanded(
+    model: RandomizedModel | RandomizedEnsemble, draws: int | None = None, first: int = 0
+) -> RandomizedEnsemble:
+    """A finite ensemble that stands for `model`: every random member replaced by K of its frozen draws.
+
+    A member with probability α_i becomes K members with α_i / K, K = `draws` or the member's own; members that are
+    not random stay as they are. Seeds are first, first + 1, … for every random member.
+    """
+    members = list(model.members) if isinstance(model, RandomizedEnsemble) else [model]
+    weights = model.probs.tolist() if isinstance(model, RandomizedEnsemble) else [1.0]
+    parts: list[nn.Module] = []
+    probs: list[float] = []
+    for member, weight in zip(members, weights, strict=True):
+        if not isinstance(member, RandomizedModel):
+            parts.append(member)
+            probs.append(weight)
+            continue
+        count = member.draws if draws is None else draws
+        if count < 1:
+            raise InputError(f"draws is {count!r}; it must be a whole number ≥ 1")
+        parts += [_numbered(member, first + draw, draw, count) for draw in range(count)]
+        probs += [weight / count] * count
+    return RandomizedEnsemble(parts, np.array(probs) / sum(probs), threat=model.threat)
+
+
+def _numbered(model: RandomizedModel, seed: int, draw: int, count: int) -> FrozenDraw:
+    try:
+        return model.freeze(seed)
+    except InputError as error:
+        raise InputError(f"draw {draw} of {count}: {error}") from error
+
+
+@contextlib.contextmanager
+def _seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """torch's global generators start from `seed` inside and are as they were outside."""
+    # Not torch.manual_seed: that seeds the generators of every kind of device, at fifty times the cost.
+    generators = [torch.default_generator]
+    if device.type == "cuda":
+        generators.append(torch.cuda.default_generators[device.index or 0])
+    states = [generator.get_state() for generator in generators]
+    for generator in generators:
+        generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)
+
+
+def _takes_generator(module: nn.Module) -> bool:
+    try:
+        return "generator" in inspect.signature(module.forward).parameters
+    except (TypeError, ValueError):
+        return False
+
+
+def _modes(module: nn.Module, active: Sequence[type[nn.Module]]) -> list[tuple[nn.Module, bool]]:
+    """The mode in which each layer answers."""
+    kinds = tuple(active)
+    if kinds and not any(isinstance(layer, kinds) for layer in module.modules()):
+        names = ", ".join(kind.__name__ for kind in kinds)
+        raise InputError(f"active is {names}; {type(module).__name__} has no such layer")
+    modes = [(m, isinstance(m, kinds) if kinds else m.training) for m in module.modules()]
+    if any(mode and isinstance(m, _BatchNorm) and m.track_running_stats for m, mode in modes):
+        raise InputError(
+            f"{type(module).__name__} has batch normalisation in training mode, whose answers depend on the rest of "
+            "the batch; call .eval() and name the random layers, e.g. active=torch.nn.Dropout"
+        )
+    return modes
+
+
+def _close(one: Tensor, two: Tensor) -> bool:
+    if one.shape != two.shape:
+        return False
+    largest = two.abs().max().clamp_min(1e-30)
+    return bool((one - two).abs().max() <= _SAME * largest)

@@ -1,0 +1,6 @@
+"""Witnesses: the pool in memory, and the store on disk that remembers every pool."""
+
+from randens.witness.pool import WitnessPool
+from randens.witness.store import WitnessStore
+
+__all__ = ["WitnessPool", "WitnessStore"]

@@ -1,0 +1,643 @@
+"""The witness store: a folder that remembers every witness, so that nothing is attacked twice.
+
+A store is made of segments, files that are written once and never changed. A segment holds perturbed inputs with the
+verdicts of some members, or later verdicts on perturbed inputs of other segments, and what was spent to find them.
+Everything is addressed by content: an input by its values and label, a member by its weights and structure, a point
+by its input and values; norm, box and shape have a folder of their own. So a store answers for any subset of its
+members and inputs and for every radius at least as large as a witness's distance, and cannot mix up two of them.
+
+A segment's name is the digest of its content, and it appears whole or not at all. Two processes may write at once:
+neither changes what the other has written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import time
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from randens._version import __version__
+from randens.core.errors import FileError, InputError
+from randens.core.files import check_seal, read_json, seal, tensor_checksum, write_atomic, write_json
+from randens.threat import Threat
+from randens.witness.pool import WitnessPool, read_tensors
+
+__all__ = ["Answer", "Question", "Recalled", "Work", "WitnessStore", "input_keys", "member_key", "rounded"]
+
+_FORMAT = "randens-witness-store-1"
+_BYTES = 16  # of a key: enough that two contents never meet
+_LIMIT = 4 * 2**30
+_SAME, _LOW, _HIGH, _OTHER = range(4)  # how a coordinate of a perturbed input is written
+
+Keys = NDArray[np.uint8]
+
+
+def input_keys(x: Tensor, y: Tensor) -> Keys:
+    """Content addresses [n, 16] of inputs with their labels: values, precision, shape and label, no name."""
+    rows = x.detach().cpu().contiguous()
+    kind = f"{rows.dtype} {tuple(rows.shape[1:])} ".encode()
+    words = [
+        hashlib.blake2b(kind + str(label).encode() + b" " + row.tobytes(), digest_size=_BYTES).digest()
+        for row, label in zip(rows.numpy(), y.tolist(), strict=True)
+    ]
+    return np.frombuffer(b"".join(words), dtype=np.uint8).reshape(-1, _BYTES)
+
+
+def member_key(member: nn.Module) -> str:
+    """Content address of a classifier: the types and plain attributes of its modules, its weights and its buffers."""
+    digest = hashlib.blake2b(digest_size=_BYTES)
+    for name, module in member.named_modules():
+        kind = type(module)
+        plain = {k: v for k, v in sorted(vars(module).items()) if k != "training" and _is_plain(v)}
+        digest.update(f"{name} {kind.__module__}.{kind.__qualname__} {plain!r}\n".encode())
+    tensors = {**member.state_dict(), **dict(member.named_buffers())}
+    digest.update(tensor_checksum({k: v for k, v in tensors.items() if isinstance(v, Tensor)}).encode())
+    return digest.hexdigest()
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return all(_is_plain(part) for part in value)
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+@dataclass(frozen=True)
+class Question:
+    """What an attack was asked: its name and options, the radius, the members under attack and their probabilities.
+
+    alone: whether it began from the inputs only, or from what was known about them. The version is part of it,
+    because an attack may find more in another one.
+    """
+
+    attack: str
+    options: Mapping[str, Any]
+    eps: float
+    members: tuple[str, ...]
+    probs: tuple[float, ...]
+    alone: bool = False
+    version: str = __version__
+
+    @cached_property
+    def text(self) -> str:
+        """As canonical JSON."""
+        return json.dumps({**vars(self), "options": dict(self.options)}, sort_keys=True, default=repr)
+
+    @cached_property
+    def key(self) -> str:
+        """Its digest."""
+        return hashlib.blake2b(self.text.encode(), digest_size=_BYTES).hexdigest()
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one question has taken on some inputs: verdicts [k, m] at the worst point, who found it, passes, flags."""
+
+    question: Question
+    inputs: Keys
+    outcome: NDArray[np.bool_]
+    sources: Sequence[str]
+    forwards: int = 0
+    backwards: int = 0
+    seconds: float = 0.0
+    flags: Mapping[str, Sequence[float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a store knows about a question on n inputs.
+
+    done: bool [n], where the attack was spent. outcome: bool [n, m], its verdicts there. sources [n]. The passes and
+    seconds are those of the inputs done; flags are sums over them.
+    """
+
+    done: NDArray[np.bool_]
+    outcome: NDArray[np.bool_]
+    sources: list[str]
+    forwards: int = 0
+    backwards: int = 0
+    seconds: float = 0.0
+    flags: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Recalled:
+    """Stored points of n inputs within a radius: row r is a perturbed input of `points[r]`.
+
+    verdicts: int8 [k, M], 1 fooled, 0 not, −1 unknown (a member that joined later). clean: rows that are the inputs
+    themselves. checked: confirmed by the ensemble's own call.
+    """
+
+    points: NDArray[np.int64]
+    x_adv: Tensor
+    verdicts: NDArray[np.int8]
+    checked: NDArray[np.bool_]
+    clean: NDArray[np.bool_]
+    sources: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+
+@dataclass(frozen=True, eq=False)
+class _Segment:
+    """A segment without its points, which stay on disk until they are asked for."""
+
+    path: Path
+    made: int
+    members: tuple[str, ...]
+    ids: Keys
+    inputs: Keys
+    fooled: NDArray[np.bool_]
+    checked: NDArray[np.bool_]
+    distance: NDArray[np.float64] | None
+    eps: float
+    sources: tuple[str, ...]
+    question: str | None
+    asked: str | None
+    work: dict[str, Any] | None
+    work_inputs: Keys
+    outcome: NDArray[np.bool_]
+    work_sources: tuple[str, ...]
+
+
+class WitnessStore:
+    """Witnesses on disk, in `folder`.
+
+    Parameters
+    ----------
+    folder : path
+        Where the segments are; made when something is first written.
+    limit : int
+        Bytes that the store may take. Beyond, the segments written first are dropped first, whole: their witnesses
+        together with the note of what was spent on them, so that it is spent again when it is asked for again.
+    fresh : bool
+        Ignore what is there now; what is found is added all the same.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], *, limit: int = _LIMIT, fresh: bool = False) -> None:
+        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+            raise InputError(f"limit is {limit!r}; it must be a whole number of bytes ≥ 1")
+        self.folder = Path(folder)
+        self.limit = limit
+        self._fresh = fresh
+        self.notes: list[str] = []
+        self._segments: dict[str, _Segment] = {}
+        self._cached: tuple[Any, dict[bytes, NDArray[np.int8]], dict[bytes, bool]] | None = None
+        self._ignored = {path.name for _, _, path in self._files()} if fresh else set()
+        note = self.folder / "store.json"
+        if note.exists():
+            described = read_json(note)
+            found = described.get("format") if isinstance(described, dict) else None
+            if found != _FORMAT:
+                raise FileError(
+                    f"{self.folder} is a witness store of format {found!r}; this version reads {_FORMAT}"
+                )
+
+    def __len__(self) -> int:
+        """How many segments this process has read or written."""
+        return len(self._segments)
+
+    @property
+    def size(self) -> int:
+        """Bytes on disk."""
+        return sum(bytes_ for _, bytes_, _ in self._files())
+
+    def refresh(self, threat: Threat, x: Tensor) -> None:
+        """Read the segments that were written since, by this process or another one."""
+        space = self._space(threat, x)
+        for path in sorted(space.glob("*.safetensors")) if space.is_dir() else ():
+            if path.name not in self._segments and path.name not in self._ignored:
+                segment = self._read(path)
+                if segment is not None:
+                    self._segments[path.name] = segment
+
+    def recall(
+        self,
+        members: Sequence[str],
+        keys: Keys,
+        x: Tensor,
+        threat: Threat,
+        *,
+        question: Question | None = None,
+    ) -> Recalled:
+        """The stored points of inputs x with addresses `keys` that lie within the threat.
+
+        Points on which none of `members` has a verdict are left out. question: only points found for it.
+        """
+        places: dict[bytes, list[int]] = {}
+        for position, key in enumerate(keys):
+            places.setdefault(key.tobytes(), []).append(position)
+        verdicts, sure = self._verdicts(tuple(members))
+        rows: list[tuple[int, NDArray[np.int8], bool, bool, str]] = []
+        parts: list[Tensor] = []
+        seen: set[tuple[int, bytes]] = set()
+        for segment in self._ordered(threat, x):
+            if segment.distance is None or (question is not None and segment.question != question.key):
+                continue
+            chosen: list[tuple[int, int]] = []
+            for row in np.flatnonzero(segment.distance <= threat.eps).tolist():
+                name = segment.ids[row].tobytes()
+                known = verdicts.get(name)
+                if known is None:
+                    continue
+                for place in places.get(segment.inputs[row].tobytes(), ()):
+                    if (place, name) in seen:
+                        continue
+                    seen.add((place, name))
+                    chosen.append((row, place))
+                    source = segment.sources[row]
+                    rows.append((place, known, sure[name], source == "clean", source))
+            if chosen:
+                parts.append(self._points(segment, [r for r, _ in chosen], x[[p for _, p in chosen]], threat))
+        return Recalled(
+            np.array([r[0] for r in rows], dtype=np.int64),
+            torch.cat(parts) if parts else x[:0].detach().cpu(),
+            np.array([r[1] for r in rows], dtype=np.int8).reshape(-1, len(members)),
+            np.array([r[2] for r in rows], dtype=bool),
+            np.array([r[3] for r in rows], dtype=bool),
+            tuple(r[4] for r in rows),
+        )
+
+    def answer(self, question: Question, keys: Keys, threat: Threat, x: Tensor) -> Answer:
+        """Where the question has been asked already, and what came out."""
+        width = len(question.members)
+        done, outcome = np.zeros(len(keys), dtype=bool), np.zeros((len(keys), width), dtype=bool)
+        sources = [""] * len(keys)
+        spent = np.zeros(3)
+        flags: dict[str, NDArray[np.float64]] = {}
+        places: dict[bytes, list[int]] = {}
+        for position, key in enumerate(keys):
+            places.setdefault(key.tobytes(), []).append(position)
+        for segment in self._ordered(threat, x):
+            if segment.question != question.key or segment.work is None:
+                continue
+            shared = 0
+            for row, key in enumerate(segment.work_inputs):
+                new = [place for place in places.get(key.tobytes(), ()) if not done[place]]
+                for place in new:
+                    done[place], outcome[place] = True, segment.outcome[row]
+                    sources[place] = segment.work_sources[row]
+                shared += bool(new)
+            share = shared / max(1, len(segment.work_inputs))
+            spent += share * np.array([segment.work[k] for k in ("forwards", "backwards", "seconds")])
+            for name, values in segment.work["flags"].items():
+                flags[name] = flags.get(name, np.zeros(width)) + shared * np.asarray(values)
+        return Answer(
+            done, outcome, sources, round(float(spent[0])), round(float(spent[1])), float(spent[2]), flags
+        )
+
+    def asked(self, threat: Threat, x: Tensor) -> list[tuple[tuple[str, ...], tuple[float, ...]]]:
+        """Members and probabilities of every question put so far, in order."""
+        texts = dict.fromkeys(s.asked for s in self._ordered(threat, x) if s.asked is not None)
+        questions = [json.loads(text) for text in texts]
+        return [(tuple(q["members"]), tuple(q["probs"])) for q in questions]
+
+    def extend(
+        self,
+        threat: Threat,
+        x: Tensor,
+        keys: Keys,
+        members: Sequence[str],
+        pool: WitnessPool,
+        *,
+        clean: NDArray[np.bool_] | None = None,
+        work: Work | None = None,
+    ) -> None:
+        """Add what was found on inputs x with addresses `keys`: a pool of these members, and what it took.
+
+        clean: bool [n, M], verdicts on the inputs themselves, which are kept even where no member is wrong.
+        """
+        rows = np.flatnonzero(pool.located)
+        points, fooled = pool.points[rows], pool.fooled[rows]
+        stored = x[:0].detach().cpu() if pool.x_adv is None else torch.from_numpy(pool.x_adv[rows])
+        sources, checked = [pool.sources[r] for r in rows], pool.checked[rows]
+        if clean is not None:
+            points, fooled = np.concatenate([np.arange(len(x)), points]), np.concatenate([clean, fooled])
+            stored = torch.cat([rounded(x, stored.dtype, threat), stored])
+            sources = ["clean"] * len(x) + sources
+            checked = np.concatenate([np.ones(len(x), dtype=bool), checked])
+        if len(points) or work is not None:
+            self._put(
+                threat,
+                x[torch.from_numpy(points)],
+                keys[points],
+                members,
+                stored,
+                fooled,
+                sources,
+                checked,
+                work,
+            )
+
+    def judged(
+        self,
+        threat: Threat,
+        x: Tensor,
+        keys: Keys,
+        members: Sequence[str],
+        points: Tensor,
+        fooled: NDArray[np.bool_],
+        source: str,
+    ) -> None:
+        """Add confirmed verdicts [k, m] on `points` [k, ...] of inputs x [k, ...], instead of earlier ones."""
+        self._put(
+            threat, x, keys, members, points, fooled, [source] * len(x), np.ones(len(x), dtype=bool), None
+        )
+
+    def _put(
+        self,
+        threat: Threat,
+        x: Tensor,
+        keys: Keys,
+        members: Sequence[str],
+        stored: Tensor,
+        fooled: NDArray[np.bool_],
+        sources: Sequence[str],
+        checked: NDArray[np.bool_],
+        work: Work | None,
+    ) -> None:
+        around = x.detach().cpu()
+        ids = _ids(keys, stored)
+        tensors: dict[str, NDArray[Any]] = {
+            "ids": ids,
+            "inputs": keys,
+            "fooled": fooled.astype(np.uint8),
+            "checked": checked.astype(np.uint8),
+        }
+        if work is not None or not self._located.issuperset(map(bytes, ids)):
+            moved = (stored.double() - around.double()).flatten(1)
+            tensors["distance"] = torch.linalg.vector_norm(moved, threat.p, dim=1).numpy()
+            tensors |= _encode(stored, around, threat)
+        self._write(threat, x, members, tensors, sources, work)
+
+    def lookup(self, members: Sequence[str], keys: Keys, x_adv: Tensor) -> NDArray[np.int8]:
+        """Verdicts int8 [k, m] on perturbed inputs x_adv [k, ...] of inputs with addresses `keys`; −1: unknown."""
+        verdicts, _ = self._verdicts(tuple(members))
+        unknown = np.full(len(members), -1, dtype=np.int8)
+        found = [verdicts.get(name, unknown) for name in map(bytes, _ids(keys, x_adv))]
+        return np.array(found, dtype=np.int8).reshape(-1, len(members))
+
+    def note(self, asked: Mapping[str, Any]) -> dict[str, Any] | None:
+        """What was kept about a question that is not an attack's; None if nothing was, or it is damaged."""
+        path = self._note(asked)
+        if self._fresh or not path.exists():
+            return None
+        try:
+            value = read_json(path)
+            check_seal(value, path)
+        except FileError:
+            return None
+        return value if isinstance(value, dict) else None
+
+    def keep_note(self, asked: Mapping[str, Any], value: Mapping[str, Any]) -> None:
+        """Keep plain values under a question, as JSON."""
+        write_json(self._note(asked), seal(value))
+
+    def _note(self, asked: Mapping[str, Any]) -> Path:
+        text = json.dumps({**asked, "version": __version__}, sort_keys=True)
+        return (
+            self.folder / "notes" / f"{hashlib.blake2b(text.encode(), digest_size=_BYTES).hexdigest()}.json"
+        )
+
+    # ---- segments ------------------------------------------------------------------------------------------------
+
+    def _ordered(self, threat: Threat, x: Tensor) -> list[_Segment]:
+        space = self._space(threat, x)
+        mine = (s for s in self._segments.values() if s.path.parent == space)
+        return sorted(mine, key=lambda s: (s.made, s.path.name))
+
+    @property
+    def _located(self) -> set[bytes]:
+        """Addresses of the points that some segment holds."""
+        return {name for s in self._segments.values() if s.distance is not None for name in map(bytes, s.ids)}
+
+    def _verdicts(self, members: tuple[str, ...]) -> tuple[dict[bytes, NDArray[np.int8]], dict[bytes, bool]]:
+        """By point: the last verdict of every member, −1 where there is none, and whether all were confirmed."""
+        state = (members, tuple(self._segments))
+        if self._cached is None or self._cached[0] != state:
+            self._cached = (state, *self._collected(members))
+        return self._cached[1:]
+
+    def _collected(self, members: tuple[str, ...]) -> tuple[dict[bytes, NDArray[np.int8]], dict[bytes, bool]]:
+        found: dict[bytes, NDArray[np.int8]] = {}
+        sure: dict[bytes, bool] = {}
+        for segment in sorted(self._segments.values(), key=lambda s: (s.made, s.path.name)):
+            columns = [(segment.members.index(m), i) for i, m in enumerate(members) if m in segment.members]
+            if not columns:
+                continue
+            theirs, ours = [list(c) for c in zip(*columns, strict=True)]
+            for row, name in enumerate(map(bytes, segment.ids)):
+                if name not in found:
+                    found[name] = np.full(len(members), -1, dtype=np.int8)
+                    sure[name] = bool(segment.checked[row])
+                else:
+                    sure[name] = bool(segment.checked[row]) or (
+                        sure[name] and bool((found[name][ours] == segment.fooled[row, theirs]).all())
+                    )
+                found[name][ours] = segment.fooled[row, theirs]
+        return found, sure
+
+    def _space(self, threat: Threat, x: Tensor) -> Path:
+        described = json.dumps([threat.norm, threat.bounds, list(x.shape[1:]), str(x.dtype)])
+        return self.folder / f"{threat.norm}-{hashlib.blake2b(described.encode(), digest_size=6).hexdigest()}"
+
+    def _write(
+        self,
+        threat: Threat,
+        x: Tensor,
+        members: Sequence[str],
+        tensors: dict[str, NDArray[Any]],
+        sources: Sequence[str],
+        work: Work | None,
+    ) -> None:
+        names = sorted({*sources, *(work.sources if work is not None else ())})
+        place = {name: index for index, name in enumerate(names)}
+        tensors["source"] = np.array([place[s] for s in sources], dtype=np.int32)
+        metadata = {
+            "format": _FORMAT,
+            "made": str(time.time_ns()),
+            "members": json.dumps(list(members)),
+            "eps": repr(threat.eps),
+            "sources": json.dumps(names),
+        }
+        if work is not None:
+            tensors["work.inputs"] = work.inputs
+            tensors["work.outcome"] = work.outcome.astype(np.uint8)
+            tensors["work.source"] = np.array([place[s] for s in work.sources], dtype=np.int32)
+            metadata["question"], metadata["asked"] = work.question.key, work.question.text
+            spent = {"forwards": work.forwards, "backwards": work.backwards, "seconds": work.seconds}
+            flags = {name: list(values) for name, values in work.flags.items()}
+            metadata["work"] = json.dumps({**spent, "flags": flags})
+        # Copies, because safetensors writes the whole buffer behind a view.
+        tensors = {name: np.array(array, order="C") for name, array in tensors.items()}
+        checksum = metadata["checksum"] = tensor_checksum(tensors, metadata)
+        if not (self.folder / "store.json").exists():
+            write_json(self.folder / "store.json", {"format": _FORMAT})
+        path = self._space(threat, x) / f"{checksum[:32]}.safetensors"
+        write_atomic(path, safetensors.numpy.save(tensors, metadata))
+        self._segments[path.name] = _segment(path, tensors, metadata)
+        self._drop_oldest(path)
+
+    def _read(self, path: Path) -> _Segment | None:
+        """A segment whose checksum matches; a damaged one is set aside under another name, and that is noted."""
+        try:
+            tensors, metadata = read_tensors(path, "witnesses")
+        except FileError:
+            if not path.exists():
+                return None  # dropped by another process since the folder was listed
+            tensors, metadata = {}, {}
+        found = metadata.get("format", "")
+        if found.startswith("randens-witness-store-") and found != _FORMAT:
+            raise FileError(f"{path} was written by a newer version, as {found}; this one reads {_FORMAT}")
+        if found == _FORMAT and metadata.get("checksum") == tensor_checksum(tensors, metadata):
+            return _segment(path, tensors, metadata)
+        with contextlib.suppress(OSError):
+            os.replace(path, path.with_suffix(".damaged"))
+        self.notes.append(
+            f"{path} was damaged and is set aside; what it held is found again when it is asked for"
+        )
+        return None
+
+    def _points(self, segment: _Segment, rows: list[int], x: Tensor, threat: Threat) -> Tensor:
+        tensors, _ = read_tensors(segment.path, "witnesses")
+        return _decode(tensors, rows, x.detach().cpu(), Threat(threat.norm, segment.eps, threat.bounds))
+
+    def _files(self) -> list[tuple[float, int, Path]]:
+        """(time written, bytes, path) of every segment on disk."""
+        found = []
+        for path in self.folder.glob("*/*.safetensors"):
+            with contextlib.suppress(FileNotFoundError):
+                about = path.stat()
+                found.append((about.st_mtime, about.st_size, path))
+        return sorted(found)
+
+    def _drop_oldest(self, newest: Path) -> None:
+        files = self._files()
+        over = sum(bytes_ for _, bytes_, _ in files) - self.limit
+        for _, bytes_, path in files:
+            if over <= 0:
+                return
+            if path != newest:
+                with contextlib.suppress(FileNotFoundError):
+                    path.unlink()
+                self._segments.pop(path.name, None)
+                over -= bytes_
+
+
+def _segment(path: Path, tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> _Segment:
+    names = json.loads(metadata["sources"])
+    none = np.zeros((0, _BYTES), dtype=np.uint8)
+    work = json.loads(metadata["work"]) if "work" in metadata else None
+    return _Segment(
+        path,
+        int(metadata["made"]),
+        tuple(json.loads(metadata["members"])),
+        tensors["ids"],
+        tensors["inputs"],
+        tensors["fooled"].astype(bool),
+        tensors["checked"].astype(bool),
+        tensors.get("distance"),
+        float(metadata["eps"]),
+        tuple(names[i] for i in tensors["source"].tolist()),
+        metadata.get("question"),
+        metadata.get("asked"),
+        work,
+        tensors.get("work.inputs", none),
+        tensors.get("work.outcome", np.zeros((0, 0), dtype=np.uint8)).astype(bool),
+        tuple(names[i] for i in tensors["work.source"].tolist()) if work is not None else (),
+    )
+
+
+def _ids(inputs: Keys, points: Tensor) -> Keys:
+    """Addresses [k, 16] of perturbed inputs: of the input and of every value."""
+    rows = points.detach().cpu().contiguous().numpy()
+    words: Iterable[bytes] = (
+        hashlib.blake2b(key.tobytes() + row.tobytes(), digest_size=_BYTES).digest()
+        for key, row in zip(inputs, rows, strict=True)
+    )
+    return np.frombuffer(b"".join(words), dtype=np.uint8).reshape(-1, _BYTES)
+
+
+# ---- perturbed inputs, to the last bit ---------------------------------------------------------------------------
+
+
+def _encode(points: Tensor, x: Tensor, threat: Threat) -> dict[str, NDArray[Any]]:
+    """Perturbed inputs [k, ...] as codes: a coordinate is the input's, the lowest or highest legal one, or another.
+
+    The others are kept as differences of their bits from the input's, byte by byte; both are compressed.
+    """
+    values = points.flatten(1).contiguous().numpy()
+    base, low, high = _corners(x, points.dtype, threat)
+    bits = values.view(_integers(values))
+    codes = np.full(values.shape, _OTHER, dtype=np.uint8)
+    for code, corner in ((_HIGH, high), (_LOW, low), (_SAME, base)):
+        codes[bits == corner] = code
+    other = codes == _OTHER
+    with np.errstate(over="ignore"):
+        rest = np.ascontiguousarray(bits[other] - base[other])
+    shuffled = rest.view(np.uint8).reshape(len(rest), -1).T if len(rest) else rest.view(np.uint8)
+    return {
+        "codes": np.frombuffer(zlib.compress(codes.tobytes(), 1), dtype=np.uint8),
+        "rest": np.frombuffer(zlib.compress(np.ascontiguousarray(shuffled).tobytes(), 1), dtype=np.uint8),
+        "others": other.sum(axis=1).astype(np.int64),
+        "kind": np.zeros(0, dtype=values.dtype),
+    }
+
+
+def _decode(tensors: Mapping[str, NDArray[Any]], rows: Sequence[int], x: Tensor, threat: Threat) -> Tensor:
+    """The inverse of `_encode` for some rows; x [k, ...] are their inputs."""
+    kind = tensors["kind"].dtype
+    base, low, high = _corners(x, torch.from_numpy(np.zeros(0, dtype=kind)).dtype, threat)
+    counts = tensors["others"]
+    codes = np.frombuffer(zlib.decompress(tensors["codes"].tobytes()), dtype=np.uint8).reshape(
+        len(counts), -1
+    )
+    total = int(counts.sum())
+    shuffled = np.frombuffer(zlib.decompress(tensors["rest"].tobytes()), dtype=np.uint8)
+    rest = (
+        np.ascontiguousarray(shuffled.reshape(-1, total).T).view(base.dtype).reshape(-1)
+        if total
+        else base[:0, 0]
+    )
+    starts = np.concatenate([[0], np.cumsum(counts)])
+    chosen = codes[list(rows)]
+    bits = np.select([chosen == _SAME, chosen == _LOW, chosen == _HIGH], [base, low, high])
+    other = chosen == _OTHER
+    wanted = [rest[starts[r] : starts[r + 1]] for r in rows]
+    with np.errstate(over="ignore"):
+        bits[other] = np.concatenate(wanted) + base[other]
+    return torch.from_numpy(np.ascontiguousarray(bits).view(kind)).reshape(x.shape)
+
+
+def rounded(x: Tensor, dtype: torch.dtype, threat: Threat) -> Tensor:
+    """Inputs in another precision, still inside the box: rounding may step over it by half a float."""
+    moved = x.detach().cpu().to(dtype)
+    return moved if threat.bounds is None or dtype == x.dtype else moved.clamp(*threat.bounds)
+
+
+def _corners(
+    x: Tensor, dtype: torch.dtype, threat: Threat
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """The bits of the inputs in the points' precision, and of their smallest and largest legal neighbours."""
+    base = rounded(x, dtype, threat)
+    low, high = threat.interval(base)
+    flat = [t.flatten(1).contiguous().numpy() for t in (base, low, high)]
+    return tuple(f.view(_integers(f)) for f in flat)  # type: ignore[return-value]
+
+
+def _integers(values: NDArray[Any]) -> np.dtype[Any]:
+    return np.dtype(f"i{values.dtype.itemsize}")

@@ -1,0 +1,287 @@
+"""The audit passes sound members, catches planted masking, and says which member and what to do."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.evaluation.trained import (
+    THREAT,
+    Probabilities,
+    Quantised,
+    Random,
+    Scaled,
+    digits,
+    ensemble,
+    member,
+)
+from torch import Tensor, nn
+
+from randens import RandomizedEnsemble, Threat, attacks, evaluate
+from randens.audit import attack_checks
+from randens.audit.auditing import Audit, audit
+from randens.audit.case import Case
+from randens.cli.main import run as command
+from randens.core.errors import InputError
+from randens.core.runs import Run
+
+FEW = 64
+
+
+def inputs() -> tuple[Tensor, Tensor]:
+    return digits("test")[:FEW]
+
+
+def with_second(bad: nn.Module) -> RandomizedEnsemble:
+    return RandomizedEnsemble([member("mlp", 0), bad], threat=THREAT).eval()
+
+
+@pytest.fixture
+def members_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Audits without their attacks, for tests that look at the other half."""
+    monkeypatch.setattr(attack_checks, "checks", lambda *_: [])
+
+
+@functools.cache
+def sound() -> Audit:
+    return audit(ensemble(), inputs())
+
+
+def test_sound_members_pass_every_check() -> None:
+    found = sound()
+    assert found.passed
+    assert found.failed == ()
+    assert len(found.checks) == 19
+    assert len({check.name for check in found.checks}) == 19
+    assert all(check.advice == "" and check.finding for check in found.checks)
+    assert found.verdict.startswith("All 19 checks passed on 64 inputs")
+
+
+def test_numbers_behind_the_checks_are_real() -> None:
+    found = sound()
+    rec = ensemble()
+    x, y = inputs()
+    alone = attacks.create("pgd", THREAT, precision="float32")(rec.members[0], x, y)
+    evidence = found["iterative-beats-single-step"].evidence["risks"]["member 0"]
+    assert evidence["20 steps"] == pytest.approx(1 - alone.robust_accuracy)
+    assert evidence["1 step"] < evidence["20 steps"]
+    steps = found["plateau-in-steps"].evidence["risks"]["the ensemble"]
+    assert steps["10"] <= steps["20"] <= steps["40"]
+    law = found["consistency"].evidence
+    assert law["floor"] <= law["risk"] <= law["ceiling"]
+    assert law["outside"] == 0
+    assert law["unstable"] == 0
+
+
+@pytest.mark.parametrize("seeds", [(1, 2), (2, 3)])
+def test_sound_members_pass_whatever_they_are(seeds: tuple[int, int]) -> None:
+    rec = RandomizedEnsemble([member("mlp", seed) for seed in seeds], threat=THREAT).eval()
+    assert audit(rec, inputs()).failed == ()
+
+
+@pytest.mark.parametrize("seeds", [(0, 1), (1, 2), (2, 3)])
+def test_huge_logits_are_caught(seeds: tuple[int, int]) -> None:
+    # The cross-entropy of a member whose logits are scaled has no gradient left: PGD stalls, it looks robust.
+    sound, spoilt = (member("mlp", seed) for seed in seeds)
+    found = audit(RandomizedEnsemble([sound, Scaled(spoilt, 1e4)], threat=THREAT).eval(), inputs())
+    assert not found.passed
+    names = {c.name for c in found.failed}
+    assert {"loss-gradients", "cross-entropy-as-good-as-margin"} <= names
+    # Attacks that stall on it may show in these as well; what does not go through its loss is sound.
+    assert names <= {
+        "loss-gradients",
+        "cross-entropy-as-good-as-margin",
+        "iterative-beats-single-step",
+        "members-alone",
+    }
+    assert not any("member 0" in c.evidence.get("at_fault", ()) for c in found.failed)
+    saturated = found["loss-gradients"].evidence["saturated"]
+    assert saturated[0] == 0
+    assert saturated[1] > 0.8
+    losses = found["cross-entropy-as-good-as-margin"]
+    assert "member 1" in losses.evidence["at_fault"]
+    risks = losses.evidence["risks"]["member 1"]
+    assert risks["margin"] > risks["cross-entropy"] + 0.1
+
+
+@pytest.mark.parametrize(
+    ("ahead", "behind", "beaten"), [(2, 0, False), (6, 0, False), (7, 0, True), (10, 3, False), (20, 3, True)]
+)
+def test_an_attack_is_beaten_beyond_luck_only(ahead: int, behind: int, beaten: bool) -> None:
+    x, y = inputs()
+    case = Case(ensemble(), x, y, THREAT)
+    stronger, weaker = np.zeros(FEW), np.zeros(FEW)
+    weaker[:ahead] = 0.5
+    stronger[FEW - behind :] = 0.5
+    assert case.beaten(stronger, weaker) is beaten
+    assert not case.beaten(weaker, stronger)
+
+
+def test_quantised_inputs_are_caught() -> None:
+    found = audit(with_second(Quantised(member("mlp", 1))), inputs())
+    names = {c.name for c in found.failed}
+    assert {"gradients", "white-box-beats-random-search", "large-radius-leaves-nothing"} <= names
+    assert found["gradients"].evidence["zero"] == [0.0, 1.0]
+    assert found["white-box-beats-random-search"].evidence["at_fault"] == ["member 1"]
+    left = found["large-radius-leaves-nothing"].evidence["members"]
+    assert left["member 0"]["left"] <= 0.05
+    assert left["member 1"]["left"] > 0.8
+    assert "random" in found["gradients"].advice
+
+
+@pytest.mark.usefixtures("members_only")
+def test_random_members_are_caught() -> None:
+    found = audit(with_second(Random(member("mlp", 1))), inputs())
+    assert not found["deterministic"].passed
+    assert found["deterministic"].evidence["class_changed"][0] == 0
+    assert found["deterministic"].evidence["class_changed"][1] > 0.2
+    assert not found["one-hot"].passed
+    assert found["one-hot"].evidence["members"] == [1]
+
+
+@pytest.mark.usefixtures("members_only")
+def test_probabilities_are_told_from_logits() -> None:
+    found = audit(with_second(Probabilities(member("mlp", 1))), inputs())
+    assert found["outputs"].evidence["probabilities"] == [1]
+    assert "softmax" in found["outputs"].advice
+
+
+class _Dropping(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.dropout = inner, nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z: Tensor = self.inner(self.dropout(x))
+        return z
+
+
+@pytest.mark.usefixtures("members_only")
+def test_training_mode_matters_only_where_it_changes_answers() -> None:
+    rec = with_second(_Dropping(member("mlp", 1)))
+    assert audit(rec, inputs())["eval-mode"].passed
+    rec.train()
+    found = audit(rec, inputs())
+    assert not found["eval-mode"].passed
+    assert list(found["eval-mode"].evidence["difference"]) == ["1"]
+    # The audit leaves modes as it found them.
+    assert all(module.training for module in rec.modules())
+    assert audit(ensemble().train(), inputs())["eval-mode"].passed
+
+
+class _Neighbours(nn.Module):
+    """Subtracts the mean of the batch, as normalisation without stored statistics does."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        z: Tensor = self.inner(x - x.mean(dim=0, keepdim=True) + 0.3)
+        return z
+
+
+@pytest.mark.usefixtures("members_only")
+def test_answers_that_depend_on_neighbours_are_caught() -> None:
+    found = audit(with_second(_Neighbours(member("mlp", 1))), inputs())
+    assert not found["batch-independent"].passed
+    gaps = found["batch-independent"].evidence["relative_difference"]
+    assert gaps[0] < 1e-5 < gaps[1]
+
+
+class _Constant(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.eye(10)[3].expand(len(x), -1) + 0 * x.flatten(1).sum(dim=1, keepdim=True)
+
+
+def test_members_that_ignore_their_input_survive_every_radius_and_are_caught() -> None:
+    found = audit(with_second(_Constant()), inputs())
+    assert found["outputs"].evidence["constant"] == [1]
+    assert "member 1" in found["large-radius-leaves-nothing"].evidence["at_fault"]
+
+
+class _Broken(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.full((len(x), 10), torch.nan)
+
+
+def test_nan_ends_the_audit_before_the_attacks() -> None:
+    found = audit(with_second(_Broken()), inputs())
+    assert not found.passed
+    assert not found.complete
+    assert found["outputs"].evidence["not_finite"] == [1]
+    assert "not attacked" in found.verdict
+
+
+def test_an_evaluation_by_a_weak_attack_is_beaten() -> None:
+    rec, data = ensemble(), digits("test").subset(slice(0, FEW))
+    weak = evaluate(rec, data, attacks.create("afgsm", THREAT), deterministic=False)
+    flattering = audit(rec, data, evaluation=weak)
+    assert not flattering["evaluation-not-beaten"].passed
+    assert flattering["evaluation-current"].passed
+    strong = evaluate(rec, data, attacks.create("suite", THREAT, preset="fast"), deterministic=False)
+    assert audit(rec, data, evaluation=strong)["evaluation-not-beaten"].passed
+    other = audit(ensemble("mlp", "linear"), data, evaluation=strong)
+    assert not other["evaluation-current"].passed
+    assert "other members" in other["evaluation-current"].finding
+
+
+@pytest.mark.usefixtures("members_only")
+def test_choices_on_test_data_are_refused() -> None:
+    found = audit(ensemble("linear"), inputs(), chosen_on={"probs": "test", "checkpoints": "validation"})
+    assert not found["splits"].passed
+    assert "probs" in found["splits"].advice
+    assert "checkpoints" not in found["splits"].advice
+
+
+def test_one_member_in_l2() -> None:
+    found = audit(ensemble("linear"), inputs(), Threat("l2", 0.5))
+    assert found.passed
+    assert found["white-box-beats-transfer"].finding.startswith("there is one member only")
+
+
+def test_bad_input() -> None:
+    rec = RandomizedEnsemble([member()])
+    with pytest.raises(InputError, match="threat is None"):
+        audit(rec, inputs())
+    with pytest.raises(InputError, match="empty"):
+        audit(rec, (torch.zeros(0, 1, 8, 8), torch.zeros(0, dtype=torch.int64)), THREAT)
+    with pytest.raises(InputError, match="shape"):
+        audit(rec, (torch.zeros(4, 3, 8, 8), torch.zeros(4, dtype=torch.int64)), THREAT)
+
+
+def _run_folder(path: Path, rec: RandomizedEnsemble) -> Path:
+    run = Run.create(path, recipe={"data": {"name": "digits"}}, chosen_on={"probs": "validation"})
+    rec.save(run.ensemble)
+    return path
+
+
+def test_command_says_it_with_its_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good = _run_folder(tmp_path / "good", ensemble())
+    assert command(["audit", str(good), "--limit", str(FEW), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["passed"] is True
+    assert Run.open(good).read("audit") == said
+    saturated = ensemble()
+    with torch.no_grad():
+        for parameter in list(saturated.members[1].parameters())[-2:]:
+            parameter.mul_(1e4)
+    bad = _run_folder(tmp_path / "bad", saturated)
+    assert command(["audit", str(bad), "--limit", str(FEW)]) == 1
+    printed = capsys.readouterr().out
+    assert "FAIL loss-gradients" in printed
+    assert "do not trust robust accuracies yet" in printed
+    assert command(["audit", str(tmp_path / "nothing")]) == 2
+
+
+def test_few_inputs_are_inconclusive() -> None:
+    found = audit(ensemble(), digits("test")[:6])
+    assert not found.failed
+    assert not found.conclusive
+    assert not found.passed
+    assert found.verdict.startswith("Inconclusive: no check failed on 6 inputs")
+    assert found.to_json()["conclusive"] is False

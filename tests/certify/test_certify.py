@@ -1,0 +1,383 @@
+"""Bounds hold at every point that sampling or attacking reaches; for linear members upper and lower bound meet."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.attacks.planted import Array, Planted, linear, planted
+from tests.evaluation.trained import THREAT, digits, ensemble
+from torch import Tensor, nn
+
+from randens import RandomizedEnsemble, Threat, WitnessPool, attacks, models
+from randens.attacks import exact
+from randens.attacks.losses import margins
+from randens.certify.certifying import certify
+from randens.certify.interval_bounds import propagate
+from randens.certify.linear_bounds import crown
+from randens.cli.main import run as command
+from randens.core.errors import InputError, ModelError
+from randens.core.runs import Run
+from randens.threat import Region
+
+
+class _Block(nn.Module):
+    """A residual block with BatchNorm, padding shortcut and average pooling: everything that is certifiable."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 3, 3, padding=1)
+        self.bn1 = nn.BatchNorm2d(3)
+        self.conv2 = nn.Conv2d(3, 3, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(3)
+        self.pool = nn.AvgPool2d(2)
+        self.head = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.bn1(self.conv1(2 * x - 0.5)))
+        y = torch.relu(self.bn2(self.conv2(y)) + F.pad(x, (0, 0, 0, 0, 1, 1)))
+        y = torch.cat([self.pool(y), self.pool(-y) / 3.0], dim=1)
+        z: Tensor = self.head(y[:, :3].mean(dim=(2, 3)) + y[:, 3:].sum(dim=(2, 3)))
+        return 1 - z
+
+
+def _network(kind: str, seed: int) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if kind == "residual":
+            made: nn.Module = _Block()
+            for module in made.modules():
+                if isinstance(module, nn.BatchNorm2d):
+                    nn.init.normal_(module.weight)
+                    nn.init.normal_(module.bias)
+                    module.running_mean = torch.randn(3)
+                    module.running_var = 0.2 + torch.rand(3)
+            return made.eval()
+        if kind == "sequential":
+            return nn.Sequential(
+                nn.Flatten(), nn.Linear(16, 12), nn.ReLU(inplace=True), nn.Dropout(), nn.Linear(12, 3)
+            ).eval()
+    sizes = {"mlp": {"width": 8, "depth": 3}, "convnet": {"width": 2, "hidden": 6}, "resnet20": {"width": 2}}[
+        kind
+    ]
+    return models.create(kind, classes=3, input_shape=(1, 4, 4), seed=seed, mean=0.4, std=0.3, **sizes).eval()
+
+
+def _points(x: Tensor, threat: Threat, count: int, seed: int) -> Tensor:
+    """Legal points: corners of the set, and random ones inside."""
+    generator = torch.Generator().manual_seed(seed)
+    corners = [
+        threat.project(x + threat.eps * torch.randn(x.shape, generator=generator).sign() * 10, x)
+        for _ in range(count // 2)
+    ]
+    return torch.stack(corners + [threat.random(x, generator) for _ in range(count - count // 2)])
+
+
+@settings(max_examples=20)
+@given(
+    kind=st.sampled_from(["mlp", "convnet", "residual", "sequential", "resnet20"]),
+    seed=st.integers(0, 1000),
+    norm=st.sampled_from(["linf", "l2"]),
+    eps=st.sampled_from([0.01, 0.1, 0.5]),
+)
+def test_no_legal_point_leaves_the_bounds(kind: str, seed: int, norm: str, eps: float) -> None:
+    member = _network(kind, seed).double().requires_grad_(False)
+    threat = Threat(norm, eps)
+    x = torch.rand(3, 1, 4, 4, generator=torch.Generator().manual_seed(seed)).double()
+    region = Region.around(x, threat)
+    flat = x.flatten(1)
+    low, high = (flat + region.low).reshape(x.shape), (flat + region.high).reshape(x.shape)
+    box, bounds = propagate(member, low, high)
+    rows = torch.arange(3).repeat_interleave(3)
+    targets = torch.arange(3).repeat(3)
+    below = crown(member, x, rows, lambda at: torch.eye(3, dtype=torch.float64)[targets[at]], bounds)
+    least = (below.value + region[rows].minimum(below.slopes)).reshape(3, 3)
+    for point in _points(x, threat, 30, seed):
+        z = member(point)
+        assert bool((z >= box.low).all())
+        assert bool((z <= box.high).all())
+        delta = (point - x).flatten(1)[rows]
+        line = (below.value + (below.slopes * delta).sum(dim=1)).reshape(3, 3)
+        assert bool((line <= z + 1e-9).all())
+        assert bool((least <= line + 1e-9).all())
+
+
+@settings(max_examples=10)
+@given(
+    kind=st.sampled_from(["mlp", "convnet", "residual", "sequential"]),
+    seed=st.integers(0, 1000),
+    norm=st.sampled_from(["linf", "l2"]),
+    eps=st.sampled_from([0.02, 0.1]),
+)
+def test_what_is_certified_is_never_fooled(kind: str, seed: int, norm: str, eps: float) -> None:
+    members = [_network(kind, seed + i) for i in range(2)]
+    rec = RandomizedEnsemble(members).eval()
+    threat = Threat(norm, eps)
+    x = torch.rand(6, 1, 4, 4, generator=torch.Generator().manual_seed(seed))
+    y = rec.verdicts(x)[:, 0]
+    found = attacks.create("suite", threat, preset="fast")(rec, x, y)
+    whole = certify(rec, (x, y), threat, pool=found.pool)
+    assert whole.lower() <= whole.upper() + 1e-12
+    assert whole.upper() <= whole.separate() + 1e-12
+    fooled = found.errors.numpy() | found.pool.foolable
+    for point in _points(x, threat, 40, seed):
+        fooled |= rec.errors(point, y).numpy()
+    assert not (fooled & whole.certified).any()
+
+
+def _optima(case: Planted) -> Array:
+    """The exact optimum of every input, where a margin of 0 counts as fooled; attacks want it clear of rounding."""
+    probs = case.rec.probs.numpy()
+    problems = exact.problems(case.rec.members, case.x, case.y, case.threat)
+    return np.array([exact.optimum(dataclasses.replace(p, tau=0 * p.tau), probs).value for p in problems])
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+@pytest.mark.parametrize("boxed", [False, True])
+@pytest.mark.parametrize(("members", "classes"), [(3, 2), (3, 4), (4, 3)])
+def test_bounds_meet_for_linear_members(norm: str, boxed: bool, members: int, classes: int) -> None:
+    case = planted(norm, n=15, members=members, classes=classes, boxed=boxed, seed=members)
+    found = attacks.create("exact", case.threat)(case.rec, case.x, case.y)
+    whole = certify(case.rec, (case.x, case.y), case.threat, pool=found.pool)
+    optima = _optima(case)
+    assert whole.upper() == pytest.approx(float(optima.mean()), abs=1e-12)
+    assert whole.lower() == pytest.approx(float(found.risk.mean()), abs=1e-12)
+    # The bounds meet on every input but those that only rounding decides.
+    decided = np.isclose(found.risk.numpy(), optima)
+    assert decided.sum() >= 14
+    rows = torch.from_numpy(np.flatnonzero(decided))
+    clear = certify(case.rec, (case.x[rows], case.y[rows]), case.threat)
+    assert clear.upper() == pytest.approx(float(found.risk[rows].mean()), abs=1e-12)
+    # Members alone can be fooled, but rarely all of them together: that is what λ proves.
+    assert whole.refuted > 0
+    assert whole.upper() < whole.separate() - 0.05
+
+
+def test_smallest_certified_risk_is_the_linear_programme_of_the_profile() -> None:
+    case = planted("linf", n=30, members=3, seed=5)
+    whole = certify(case.rec, (case.x, case.y), case.threat)
+    best = whole.best
+    assert best.certificate is not None
+    assert best.certificate.verify(whole.profile)
+    assert best.risk == pytest.approx(whole.upper(best.probs))
+    grid = [(a, b, 1 - a - b) for a in np.linspace(0, 1, 11) for b in np.linspace(0, 1 - a, 11)]
+    assert best.risk <= min(whole.upper(np.clip(p, 0, 1)) for p in grid) + 1e-9
+    assert best.risk < min(whole.member_upper) - 0.05
+
+
+def test_one_relu_by_hand() -> None:
+    # z = (0, relu(x) − 1) for x in [−1, 3]: the upper line through (−1, 0) and (3, 3) has slope 3/4, offset 3/4.
+    member = nn.Sequential(nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 2)).double()
+    with torch.no_grad():
+        for parameter, value in zip(
+            member.parameters(), ([[1.0]], [0.0], [[0.0], [1.0]], [0.0, -1.0]), strict=True
+        ):
+            parameter.copy_(torch.tensor(value))
+    member.requires_grad_(False)
+    x = torch.tensor([[1.0]]).double()
+    region = Region.around(x, Threat("linf", 2.0, None))
+    box, bounds = propagate(member, x - 2, x + 2)
+    assert [float(b) for pair in bounds for b in pair] == pytest.approx([-1.0, 3.0])
+    assert float(box.low[0, 1]) == pytest.approx(-1.0)
+    assert float(box.high[0, 1]) == pytest.approx(2.0)
+    margin = crown(member, x, torch.tensor([0]), lambda _: torch.tensor([[1.0, -1.0]]).double(), bounds)
+    # −relu(x) + 1 ≥ −(3/4 x + 3/4) + 1: at x = 1 + δ that is −1/2 − 3/4 δ.
+    assert float(margin.value) == pytest.approx(-0.5)
+    assert float(margin.slopes) == pytest.approx(-0.75)
+    assert float(region[torch.tensor([0])].minimum(margin.slopes)) == pytest.approx(-1.5)
+    other = crown(member, x, torch.tensor([0]), lambda _: torch.tensor([[0.0, 1.0]]).double(), bounds)
+    # relu(x) − 1 ≥ x − 1, as 3 > 1: the line with slope 1 leaves the smaller area.
+    assert float(other.value) == pytest.approx(0.0)
+    assert float(other.slopes) == pytest.approx(1.0)
+
+
+def test_going_backward_is_tighter_than_intervals() -> None:
+    rec = ensemble("mlp", "convnet")
+    few = digits("test").subset(slice(0, 24))
+    # A radius at which intervals prove little: the gain is many inputs, not one that a digit decides.
+    threat = Threat("linf", 0.07)
+    loose = certify(rec, few, threat, refine=0)
+    tight = certify(rec, few, threat)
+    assert not (loose.certified & ~tight.certified).any()
+    assert tight.certified.sum() > loose.certified.sum() + 5
+
+
+def test_trained_members_are_sandwiched() -> None:
+    rec = ensemble("mlp", "mlp", "linear")
+    few = digits("test").subset(slice(0, 40))
+    threat = Threat("linf", 0.03)
+    found = attacks.create("suite", threat)(rec, *few[:])
+    whole = certify(rec, few, threat, pool=found.pool)
+    assert whole.lower() == pytest.approx(float(found.risk.mean()), abs=1e-12)
+    assert whole.lower() <= whole.upper() <= whole.lower() + 0.05
+    assert whole.upper() < 0.4
+    assert whole.split == "test"
+
+
+class _Bent(nn.Module):
+    """A linear member behind a ReLU layer that bends it: Σ relu(v_j) − relu(−v_j) = Σ v_j, plus a small kink."""
+
+    def __init__(self, inner: nn.Linear) -> None:
+        super().__init__()
+        d = inner.in_features
+        self.hidden = nn.Linear(d, 2 * d)
+        self.out = nn.Linear(2 * d, 2)
+        with torch.no_grad():
+            self.hidden.weight.copy_(torch.cat([torch.eye(d), -torch.eye(d)]))
+            # Shifted, so that every unit is almost always on: the kink is met at the edge of the ball only.
+            self.hidden.bias.fill_(3.2)
+            self.out.weight.copy_(torch.cat([inner.weight, -inner.weight], dim=1) / 2)
+            self.out.bias.copy_(inner.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z: Tensor = self.out(F.relu(self.hidden(x)))
+        return z
+
+
+def test_sets_of_members_that_are_not_linear_are_refuted_too() -> None:
+    case = planted("linf", n=12, members=3, d=20, seed=1)
+    x = case.x / case.x.abs().max() * 2.5
+    scaled = [
+        linear(m.weight.detach(), m.bias.detach()) for m in case.rec.members if isinstance(m, nn.Linear)
+    ]
+    rec = RandomizedEnsemble([_Bent(m) for m in scaled]).eval()
+    y = rec.verdicts(x)[:, 0]
+    keep = (rec.errors(x, y).sum(dim=1) == 0).nonzero().flatten()
+    x, y = x[keep], y[keep]
+    threat = Threat("linf", 1.0, None)
+    found = attacks.create("suite", threat)(rec, x, y)
+    whole = certify(rec, (x, y), threat, pool=found.pool)
+    assert whole.refuted > 0
+    assert whole.lower() <= whole.upper() + 1e-12
+    assert whole.upper() < whole.separate() - 0.05
+
+
+class _Odd(nn.Module):
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 2)
+        self.norm = nn.BatchNorm2d(2, track_running_stats=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        if self.how == "in place":
+            kept = h
+            h += 1
+            h = h + kept
+        elif self.how == "in place relu":
+            h = F.relu(h, inplace=True) + h
+        elif self.how == "twice plus two":
+            h = 2 * h + 2
+        elif self.how == "twice the relu":
+            h = 2 * F.relu(h)
+        elif self.how == "branch":
+            h = h if h.sum() > 0 else -h
+        elif self.how == "detach":
+            h = h.detach()
+        elif self.how == "noise":
+            h = h + torch.randn(4)
+        elif self.how == "statistics":
+            h = self.norm(h.reshape(-1, 2, 2, 1)).flatten(1)
+        elif self.how == "product":
+            h = h * h
+        else:
+            h = getattr(torch, self.how)(h)
+        z: Tensor = self.last(h)
+        return z
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("tanh", "tanh"),
+        ("sigmoid", "sigmoid"),
+        ("round", "round"),
+        ("branch", "decides by values"),
+        ("detach", "detach"),
+        ("statistics", "batch statistics"),
+        ("product", "product of two"),
+        ("noise", "not deterministic"),
+    ],
+)
+def test_what_is_not_understood_is_refused(how: str, said: str) -> None:
+    rec = RandomizedEnsemble([nn.Linear(4, 2), _Odd(how)]).eval()
+    with pytest.raises(InputError, match=said) as caught:
+        certify(rec, (torch.rand(5, 4), torch.zeros(5, dtype=torch.int64)), Threat("linf", 0.1))
+    assert "member 1" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("how", "same"), [("in place", "twice plus two"), ("in place relu", "twice the relu")]
+)
+def test_what_a_network_does_in_place_is_certified_like_the_same_out_of_place(how: str, same: str) -> None:
+    for seed in range(5):
+        torch.manual_seed(seed)
+        changed, plain = _Odd(how).double(), _Odd(same).double()
+        plain.load_state_dict(changed.state_dict())
+        x = torch.rand(5, 4).double()
+        found = [propagate(network, x - 0.4, x + 0.4) for network in (changed, plain)]
+        for one, other in ((found[0][0].low, found[1][0].low), (found[0][0].high, found[1][0].high)):
+            torch.testing.assert_close(one, other)
+        lines = [
+            crown(network, x, torch.arange(5), lambda rows: torch.ones(len(rows), 2).double(), bounds)
+            for network, (_, bounds) in zip((changed, plain), found, strict=True)
+        ]
+        torch.testing.assert_close(lines[0].value, lines[1].value)
+        torch.testing.assert_close(lines[0].slopes, lines[1].slopes)
+
+
+def test_witnesses_against_a_certificate_are_not_swallowed() -> None:
+    rec = RandomizedEnsemble([linear(torch.tensor([[1.0], [-1.0]]), torch.zeros(2))]).eval()
+    x, y = torch.tensor([[0.9]]), torch.tensor([0])
+    threat = Threat("linf", 0.1)
+    assert certify(rec, (x, y), threat).certified.tolist() == [[True]]
+    with pytest.raises(ModelError, match="members \\[0\\] of input 0"):
+        certify(rec, (x, y), threat, pool=WitnessPool(1, 1, [0], [[True]]))
+
+
+def test_margins_at_rounding_are_not_certified() -> None:
+    # Exactly at the boundary with the whole budget: certified only with room for float32.
+    rec = RandomizedEnsemble([linear(torch.tensor([[1.0], [0.0]]), torch.tensor([0.0, 0.5]))]).eval()
+    y = torch.tensor([0])
+    threat = Threat("linf", 0.25)
+    assert not certify(rec, (torch.tensor([[0.75]]), y), threat).certified.any()
+    assert not certify(rec, (torch.tensor([[0.750001]]), y), threat).certified.any()
+    assert certify(rec, (torch.tensor([[0.7502]]), y), threat).certified.all()
+    assert float(margins(rec.logits(torch.tensor([[0.5002]])).detach(), y)) > 0
+
+
+def test_bad_input() -> None:
+    rec = RandomizedEnsemble([nn.Linear(4, 2)]).eval()
+    x, y = torch.rand(3, 4), torch.zeros(3, dtype=torch.int64)
+    with pytest.raises(InputError, match="threat is None"):
+        certify(rec, (x, y))
+    with pytest.raises(InputError, match="refine is -1"):
+        certify(rec, (x, y), THREAT, refine=-1)
+    with pytest.raises(InputError, match="pool describes 4 inputs"):
+        certify(rec, (x, y), THREAT, pool=WitnessPool(4, 1))
+    with pytest.raises(InputError, match="bounds"):
+        certify(rec, (2 + x, y), THREAT)
+    with pytest.raises(InputError, match="labels from 0 to 7"):
+        certify(rec, (x, torch.tensor([0, 1, 7])), THREAT)
+
+
+def test_command_writes_the_sandwich(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = Run.create(tmp_path / "run", recipe={"data": {"name": "digits"}})
+    ensemble("mlp", "linear").save(run.ensemble)
+    arguments = ["certify", str(run.path), "--limit", "20", "--eps", "0.03"]
+    assert command([*arguments, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["lower"] <= said["upper"] <= said["upper_members_separately"]
+    assert said["lower_from"] == "witnesses"
+    assert Run.open(run.path).read("certification") == said
+    assert command(arguments) == 0
+    assert "certified" in capsys.readouterr().out
+    assert command([*arguments, "--eps", "nonsense"]) == 2

@@ -1,0 +1,166 @@
+"""Whoever opens a file sees the old content or the new one, never a part."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from randens.core.errors import FileError, InputError
+from randens.core.files import (
+    document_checksum,
+    new_folder,
+    read_json,
+    sha256,
+    tensor_checksum,
+    write_atomic,
+    write_json,
+)
+
+
+def test_content_is_written_with_the_usual_permissions(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b.bin"
+    write_atomic(path, b"one")
+    write_atomic(path, b"two")
+    assert path.read_bytes() == b"two"
+    assert os.listdir(path.parent) == ["b.bin"]
+    plain = tmp_path / "plain"
+    plain.write_bytes(b"")
+    assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE(plain.stat().st_mode)
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_failed_write_leaves_the_old_content_and_no_litter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    path = tmp_path / "file"
+    write_atomic(path, b"old")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, call, full)
+    with pytest.raises(FileError, match=r"file: No space left on device; nothing was changed"):
+        write_atomic(path, b"new")
+    monkeypatch.undo()
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_an_unwritable_place_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("kept")
+    with pytest.raises(FileError, match="cannot write"):
+        write_atomic(tmp_path / "file" / "below", b"")
+    assert (tmp_path / "file").read_text() == "kept"
+
+
+def test_json_round_trip(tmp_path: Path) -> None:
+    value = {"b": [1, 2.5, None, True], "a": {"η": "ö"}}
+    write_json(tmp_path / "x.json", value)
+    assert read_json(tmp_path / "x.json") == value
+    assert (tmp_path / "x.json").read_text().index('"a"') < (tmp_path / "x.json").read_text().index('"b"')
+
+
+@pytest.mark.parametrize("value", [float("nan"), {1, 2}, {"a": float("inf")}])
+def test_what_is_not_json_is_refused_before_anything_is_written(tmp_path: Path, value: object) -> None:
+    write_json(tmp_path / "x.json", 1)
+    with pytest.raises(InputError, match=r"x\.json"):
+        write_json(tmp_path / "x.json", value)
+    assert read_json(tmp_path / "x.json") == 1
+
+
+@pytest.mark.parametrize("content", [b"", b'{"a": 1', b"\xff\xfe", b"{'a': 1}"])
+def test_damaged_json_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "x.json").write_bytes(content)
+    with pytest.raises(FileError, match=r"x\.json is not valid JSON"):
+        read_json(tmp_path / "x.json")
+    with pytest.raises(FileError, match=r"cannot read .*y\.json"):
+        read_json(tmp_path / "y.json")
+
+
+def test_a_folder_is_never_taken_twice(tmp_path: Path) -> None:
+    assert new_folder(tmp_path / "a" / "b").is_dir()
+    with pytest.raises(FileError, match="exists already"):
+        new_folder(tmp_path / "a" / "b")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FileError, match="cannot create"):
+        new_folder(tmp_path / "file" / "b")
+
+
+def test_sha256_is_the_standard_one() -> None:
+    assert sha256(b"abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+
+
+def test_a_document_s_checksum_covers_everything_but_itself() -> None:
+    document = {"b": [1, 2.5, None, True], "a": {"η": "ö"}}
+    expected = hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+    assert document_checksum(document) == expected
+    assert document_checksum({**document, "checksum": "whatever"}) == expected
+    assert document_checksum(dict(reversed(document.items()))) == expected
+    for changed in ({"b": [1, 2.5, None, 1], "a": {"η": "ö"}}, {"b": document["b"]}, {**document, "c": 0}):
+        assert document_checksum(changed) != expected
+
+
+@pytest.mark.parametrize("value", [float("nan"), {1, 2}])
+def test_what_is_not_json_has_no_checksum(value: object) -> None:
+    with pytest.raises(InputError, match="not JSON"):
+        document_checksum({"a": value})
+
+
+_TENSORS: dict[str, Any] = {
+    "a": np.array([1, 2, 3, 4], dtype=np.int32),
+    "b": np.array([[True, False]]),
+    "empty": np.zeros((0, 3), dtype=np.float32),
+    "one": np.array(1.5),
+}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"a": _TENSORS["a"].view(np.float32)},
+        {"a": _TENSORS["a"].view(np.uint32)},
+        {"a": _TENSORS["a"].reshape(2, 2)},
+        {"a": _TENSORS["a"][::-1]},
+        {"a": _TENSORS["a"].view(np.int64)},
+        {"b": _TENSORS["b"].view(np.uint8)},
+        {"empty": np.zeros((3, 0), dtype=np.float32)},
+        {"one": np.array([1.5])},
+        {"more": np.zeros(0)},
+    ],
+)
+def test_a_tensor_checksum_covers_names_dtypes_shapes_and_bytes(changed: dict[str, Any]) -> None:
+    before = tensor_checksum(_TENSORS, {"format": "f"})
+    assert tensor_checksum(dict(reversed(_TENSORS.items())), {"checksum": "old", "format": "f"}) == before
+    assert tensor_checksum({**_TENSORS, **changed}, {"format": "f"}) != before
+
+
+def test_a_tensor_checksum_covers_the_metadata_and_the_names() -> None:
+    before = tensor_checksum(_TENSORS, {"format": "f"})
+    renamed = {("c" if key == "b" else key): value for key, value in _TENSORS.items()}
+    swapped = {"a": _TENSORS["b"], "b": _TENSORS["a"]}
+    plain = {"a": _TENSORS["a"], "b": _TENSORS["b"]}
+    assert tensor_checksum(renamed, {"format": "f"}) != before
+    assert tensor_checksum(swapped) != tensor_checksum(plain)
+    assert tensor_checksum(_TENSORS, {"format": "g"}) != before
+    assert tensor_checksum(_TENSORS, {"format": "f", "more": ""}) != before
+    assert tensor_checksum(_TENSORS) != before
+
+
+def test_arrays_and_tensors_with_equal_content_have_equal_checksums() -> None:
+    tensors = {key: torch.from_numpy(value) for key, value in _TENSORS.items()}
+    assert tensor_checksum(tensors, {"k": "v"}) == tensor_checksum(_TENSORS, {"k": "v"})
+    table = np.arange(6, dtype=np.float32).reshape(2, 3)
+    expected = tensor_checksum({"t": table.T.copy()})
+    assert tensor_checksum({"t": torch.from_numpy(table).T}) == expected
+    assert tensor_checksum({"t": table.T.astype(">f4")}) == expected
+    half = torch.tensor([1.0, 2.0], dtype=torch.bfloat16, requires_grad=True)
+    assert tensor_checksum({"t": half}) != tensor_checksum({"t": half.detach().view(torch.float16)})

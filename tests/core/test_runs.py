@@ -1,0 +1,115 @@
+"""Run folders: never overwritten, readable after a crash."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+import randens
+from randens.core.errors import FileError, InputError
+from randens.core.files import read_json
+from randens.core.runs import Run, versions
+
+
+def test_a_run_says_what_it_is(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "r", recipe={"method": "at"}, seed=3)
+    again = Run.open(tmp_path / "r")
+    assert again.manifest == run.manifest
+    assert again.manifest["recipe"] == {"method": "at"}
+    assert again.manifest["seed"] == 3
+    assert again.manifest["versions"]["randens"] == randens.__version__
+    packages = {name for name in ("torch", "numpy", "safetensors") if importlib.util.find_spec(name)}
+    assert set(versions()) >= {"python", "numpy"} | packages
+    commit = again.manifest["git_commit"]
+    assert commit is None or len(commit) == 40
+    assert again.ensemble == tmp_path / "r" / "ensemble"
+
+
+def test_a_second_run_gets_its_own_folder(tmp_path: Path) -> None:
+    first = Run.create_next(tmp_path, "quick")
+    second = Run.create_next(tmp_path, "quick")
+    assert [first.path.name, second.path.name] == ["quick-1", "quick-2"]
+    before = (first.path / "manifest.json").read_bytes()
+    with pytest.raises(FileError, match="exists already"):
+        Run.create(first.path, seed=9)
+    assert (first.path / "manifest.json").read_bytes() == before
+
+
+def test_metrics_are_appended_and_read_back(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "r")
+    assert list(run.metrics()) == []
+    run.log(epoch=1, loss=0.5, name="ö")
+    run.log(epoch=2, loss=0.25, name="ö")
+    assert list(run.metrics()) == [
+        {"epoch": 1, "loss": 0.5, "name": "ö"},
+        {"epoch": 2, "loss": 0.25, "name": "ö"},
+    ]
+
+
+@pytest.mark.parametrize("cut", range(1, 24))
+def test_a_line_cut_off_by_a_crash_is_left_out_and_written_over(tmp_path: Path, cut: int) -> None:
+    run = Run.create(tmp_path / "r")
+    run.log(step=1)
+    run.log(step=2, name="öööö")
+    path = run.path / "metrics.jsonl"
+    path.write_bytes(path.read_bytes()[:-cut])
+    assert list(run.metrics()) == [{"step": 1}]
+    run.log(step=3)
+    assert list(run.metrics()) == [{"step": 1}, {"step": 3}]
+
+
+def test_a_long_partial_line_is_cut_off_too(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "r")
+    (run.path / "metrics.jsonl").write_text('{"text": "' + "x" * 20_000)
+    run.log(step=1)
+    assert list(run.metrics()) == [{"step": 1}]
+
+
+def test_a_line_altered_in_the_middle_is_reported(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "r")
+    (run.path / "metrics.jsonl").write_text('{"a": 1}\nnonsense\n{"a": 2}\n')
+    with pytest.raises(FileError, match="line 2"):
+        list(run.metrics())
+
+
+def test_numbers_that_are_not_json_are_refused(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "r")
+    with pytest.raises(InputError, match="nan"):
+        run.log(loss=float("nan"))
+    assert not (run.path / "metrics.jsonl").exists()
+
+
+def test_documents_beside_the_manifest(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "r")
+    assert run.write("sampling", {"probs": [1.0]}) == run.path / "sampling.json"
+    assert run.read("sampling") == {"probs": [1.0]}
+    with pytest.raises(FileError, match=r"evaluation\.json"):
+        run.read("evaluation")
+
+
+def test_other_folders_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match="not a folder"):
+        Run.open(tmp_path / "nowhere")
+    with pytest.raises(FileError, match=r"no manifest\.json"):
+        Run.open(tmp_path)
+    (tmp_path / "manifest.json").write_text(json.dumps({"format": "other"}))
+    with pytest.raises(FileError, match="randens-run-1"):
+        Run.open(tmp_path)
+
+
+def test_answers_are_kept_per_question_and_few_inputs_never_replace_more(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run")
+    one = {"n": 100, "ensemble": "a", "probs": [1.0], "value": 1}
+    assert run.keep("audit", one, {"n": 100})[1]
+    path, main = run.keep("audit", {**one, "n": 5, "value": 2}, {"n": 5})
+    assert not main
+    assert read_json(path)["value"] == 2
+    assert run.read("audit")["value"] == 1
+    # The same question again replaces its own answer; as many inputs, or other members, replace the main one.
+    assert run.keep("audit", {**one, "value": 3}, {"n": 100})[1]
+    assert len(run.answers("audit")) == 3
+    assert run.keep("audit", {**one, "n": 5, "ensemble": "b", "value": 4}, {"n": 5, "ensemble": "b"})[1]
+    assert run.read("audit")["value"] == 4

@@ -1,0 +1,462 @@
+"""`evaluate` takes classifiers, data, attacks and devices as people have them, and says what it made of them."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import types
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from tests.attacks.cases import convnet, digits
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import randens
+from randens import DeterministicEnsemble, RandensWarning, RandomizedEnsemble, Threat, attacks
+from randens.core.errors import FileError, InputError, ModelError
+from randens.core.runs import Run
+from randens.evaluation import Evaluation, cost_curve, from_factory
+
+EPS = 0.1
+X, Y = (t[:24] for t in digits("test"))
+
+
+def nets() -> list[nn.Module]:
+    return [convnet(0).eval(), convnet(1).eval()]
+
+
+def expected() -> Evaluation:
+    return randens.evaluate(RandomizedEnsemble(nets()), (X, Y), "pgd", eps=EPS)
+
+
+class Answering(nn.Module):
+    """A classifier whose answer is wrapped, or not one at all."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.net, self.how = copy.deepcopy(convnet(0)), how
+
+    def forward(self, x: Tensor) -> Any:
+        z = self.net(x)
+        kinds: dict[str, Callable[[], Any]] = {
+            "tuple": lambda: (z, x),
+            "dict": lambda: {"loss": None, "logits": z},
+            "object": lambda: types.SimpleNamespace(logits=z),
+            "float64": lambda: z.double(),
+            "half": lambda: z.to(torch.bfloat16),
+            "none": lambda: None,
+            "classes": lambda: z.argmax(dim=1, keepdim=True).expand(-1, 10),
+            "uint8": lambda: (z * 10).to(torch.uint8),
+            "features": lambda: z[:, :, None, None],
+            "words": lambda: "seven",
+        }
+        return kinds[self.how]()
+
+
+def test_a_result_is_a_number_with_an_interval_a_table_and_arrays() -> None:
+    result = expected()
+    assert 0 <= float(result.robust) < float(result.natural) <= 1
+    assert result.robust.low <= result.robust <= result.robust.high
+    assert result.x_adv.shape == tuple(X.shape)
+    assert (np.abs(result.x_adv - X.numpy()) <= EPS + 1e-6).all()
+    again = RandomizedEnsemble(nets()).errors(torch.from_numpy(result.x_adv), Y).numpy()
+    assert (again == result.errors).all()
+    assert abs(1 - (result.errors @ result.probs).mean() - float(result.robust)) < 1e-12
+    text, page = repr(result), result._repr_html_()
+    for word in ("natural", "robust", "member 1", "gain", "α", "ε", "attack", "pgd", "n ", "24 inputs"):
+        assert word in text
+    assert "<table>" in page
+    assert "member 0" in page
+    assert len(text.splitlines()) < 15
+    frame = result.to_frame()
+    assert list(frame["classifier"])[:2] == ["member 0", "member 1"]
+    assert float(frame["robust"][2]) == float(result.robust)
+    assert json.loads(json.dumps(result.to_json()))["summary"]["robust"]["value"] == float(result.robust)
+
+
+MODELS: dict[str, Callable[[], Any]] = {
+    "list": nets,
+    "tuple": lambda: tuple(nets()),
+    "ensemble": lambda: RandomizedEnsemble(nets()),
+}
+DATA: dict[str, Callable[[], Any]] = {
+    "tensors": lambda: (X, Y),
+    "arrays": lambda: (X.numpy().astype(np.float64), Y.tolist()),
+    "channels last": lambda: (np.ascontiguousarray(X.numpy().transpose(0, 2, 3, 1)), Y.numpy()),
+    "data set": lambda: TensorDataset(X, Y),
+    "loader": lambda: DataLoader(TensorDataset(X, Y), batch_size=7),
+    "batches": lambda: [(X[:8], Y[:8]), (X[8:], Y[8:])],
+    "dicts": lambda: [{"pixel_values": x, "labels": int(y)} for x, y in zip(X, Y, strict=True)],
+}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_any_kind_of_model_gives_the_same(model: str) -> None:
+    result = randens.evaluate(MODELS[model](), (X, Y), "pgd", eps=EPS)
+    assert (result.errors == expected().errors).all()
+
+
+@pytest.mark.parametrize("kind", DATA)
+def test_any_kind_of_data_gives_the_same(kind: str) -> None:
+    result = randens.evaluate(nets(), DATA[kind](), "pgd", eps=EPS)
+    assert (result.errors == expected().errors).all()
+    assert (kind == "channels last") == any("channels last" in note for note in result.notes)
+
+
+def test_bytes_are_recognised_and_said() -> None:
+    images = (X * 255).round().to(torch.uint8)
+    result = randens.evaluate(nets(), (images, Y), "fgsm", eps=EPS)
+    assert "x is uint8; it was divided by 255" in result.notes
+    assert result.x_adv.max() <= 1
+
+
+def test_hugging_face_data() -> None:
+    datasets = pytest.importorskip("datasets", reason="needs datasets")
+    rows = {"image": [(255 * x[0]).round().to(torch.uint8).tolist() for x in X], "label": Y.tolist()}
+    features = datasets.Features(
+        image=datasets.Array2D((8, 8), "uint8"), label=datasets.ClassLabel(names=[str(i) for i in range(10)])
+    )
+    data = datasets.Dataset.from_dict(rows, features=features, split="test")
+    result = randens.evaluate(nets(), data, "fgsm", eps=EPS)
+    assert (result.n, result.split) == (24, "test")
+    with pytest.raises(InputError, match="columns"):
+        randens.evaluate(nets(), data.rename_column("image", "photo"), "fgsm", eps=EPS)
+    with pytest.raises(InputError, match=r"holds the splits test; choose one"):
+        randens.evaluate(nets(), datasets.DatasetDict(test=data), "fgsm", eps=EPS)
+
+
+def test_one_module_a_deterministic_ensemble_names_and_folders(tmp_path: Path) -> None:
+    one = randens.evaluate(nets()[0], "digits", "fgsm", eps=EPS, limit=10)
+    assert (one.members, one.n, one.data, one.split) == (1, 10, "digits", "test")
+    whole = randens.evaluate(DeterministicEnsemble(nets()), "digits", "fgsm", eps=EPS, limit=10)
+    assert whole.members == 1
+    net = randens.models.create("linear", classes=10, input_shape=(1, 8, 8), seed=0)
+    run = Run.create(tmp_path / "run", recipe={"data": {"name": "digits"}})
+    RandomizedEnsemble([net], threat=Threat("linf", 0.05)).save(run.ensemble)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RandensWarning)
+        found = randens.evaluate(tmp_path / "run", attack="fgsm", limit=10)
+        again = randens.evaluate(str(tmp_path / "run" / "ensemble"), "digits", "fgsm", limit=10)
+        member = randens.evaluate(
+            run.ensemble / "member-00.safetensors", "digits", "fgsm", eps=0.05, limit=10
+        )
+    assert found.threat == Threat("linf", 0.05)
+    assert float(found.robust) == float(again.robust) == float(member.robust)
+
+
+def test_files_need_no_permission_and_factories_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "net.pt"
+    torch.jit.save(torch.jit.trace(convnet(0).eval(), X[:2]), path)  # type: ignore[no-untyped-call]
+    result = randens.evaluate(path, (X, Y), "pgd", eps=EPS)
+    assert float(result.natural) == float(randens.evaluate(nets()[0], (X, Y), "fgsm", eps=EPS).natural)
+    (tmp_path / "mynets.py").write_text(
+        "from torch import nn\n"
+        "def two():\n"
+        "    return [nn.Sequential(nn.Flatten(), nn.Linear(64, 10)) for _ in range(2)]\n"
+        "def one(x):\n"
+        "    return x\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=r"runs the code of mynets; say that you trust it with --run-code"):
+        from_factory("mynets:two")
+    assert len(from_factory("mynets:two", run_code=True)) == 2
+    for spec, said in (
+        ("mynets:three", "cannot be imported"),
+        ("nowhere:x", "cannot be imported"),
+        ("a:b:c", "must be"),
+    ):
+        with pytest.raises(InputError, match=said):
+            from_factory(spec, run_code=True)
+    with pytest.raises(InputError, match="callable without arguments"):
+        from_factory("mynets:one", run_code=True)
+    (tmp_path / "bare.safetensors").write_bytes(b"x")
+    with pytest.raises(ModelError, match="weights without a network"):
+        randens.evaluate(tmp_path / "bare.safetensors", (X, Y))
+    with pytest.raises(InputError, match="no file, folder or name of the zoo"):
+        randens.evaluate("nothing-like-it", (X, Y))
+    with pytest.raises(FileError, match="not a run folder"):
+        randens.evaluate(tmp_path, (X, Y))
+
+
+@pytest.mark.parametrize("how", ["tuple", "dict", "object", "float64", "half"])
+def test_answers_adapt_themselves(how: str) -> None:
+    model = Answering(how).eval()
+    result = randens.evaluate(model, (X, Y), "pgd", eps=EPS)
+    plain = randens.evaluate(nets()[0], (X, Y), "pgd", eps=EPS)
+    if how != "half":
+        assert (result.errors == plain.errors).all()
+    rec = RandomizedEnsemble([model])
+    assert rec(X).shape == (24, 10)
+    assert attacks.PGD(Threat("linf", EPS), steps=2)(rec, X, Y).errors.shape == (24, 1)
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("none", "member 0 returned None; a member returns logits"),
+        ("classes", "member 0 returned torch.int64; logits must be floating point"),
+        ("uint8", "member 0 returned torch.uint8; logits must be floating point"),
+        ("features", r"member 0 returned shape \(.*, 10, 1, 1\) for .* inputs"),
+        ("words", "member 0 returned a str"),
+    ],
+)
+def test_answers_that_are_no_logits_are_said(how: str, said: str) -> None:
+    model = Answering(how).eval()
+    with pytest.raises(ModelError, match=said):
+        randens.evaluate(model, (X, Y), "pgd", eps=EPS)
+    with pytest.raises(ModelError, match=said):
+        RandomizedEnsemble([model])(X)
+    with pytest.raises(ModelError, match=said):
+        attacks.PGD(Threat("linf", EPS))(model, X, Y)
+
+
+def test_a_single_logit_is_class_one_against_class_zero() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 1)).eval()
+    y = (net(X).squeeze(1) > 0).long()
+    for model in (net, nn.Sequential(net, nn.Flatten(0)).eval()):
+        result = randens.evaluate(model, (X, y), "pgd", eps=0.02)
+        assert float(result.natural) == 1
+        worst = torch.from_numpy(result.x_adv)
+        assert (((net(worst).squeeze(1) > 0).long() != y).numpy() == result.errors[:, 0]).all()
+
+
+def test_preprocessing_stays_inside_so_that_radii_are_in_pixels() -> None:
+    torch.manual_seed(0)
+    inner = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).eval()
+    outer = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).eval()
+    with torch.no_grad():  # the same function, written for normalised inputs
+        there, here = cast(nn.Linear, outer[1]), cast(nn.Linear, inner[1])
+        there.weight.copy_(here.weight / 0.5)
+        there.bias.copy_(here.bias - (here.weight / 0.5 * 0.3).sum(dim=1))
+    y = outer(X).argmax(dim=1)
+    plain = randens.evaluate(outer, (X, y), "pgd", eps=0.01)
+    for given in (
+        (0.3, 0.5),
+        ([0.3], [0.5]),
+        {"mean": [0.3], "std": [0.5]},
+        types.SimpleNamespace(image_mean=[0.3], image_std=[0.5]),
+    ):
+        result = randens.evaluate(inner, (X, y), "pgd", eps=0.01, preprocessing=given)
+        assert (result.errors == plain.errors).all()
+    wrong: tuple[tuple[Any, str], ...] = (
+        ("auto", "carries no configuration"),
+        (3, "give"),
+        ((0.3, 0.0), "positive"),
+        ("x", "'auto'"),
+    )
+    for bad, said in wrong:
+        with pytest.raises(InputError, match=f"preprocessing is .*{said}"):
+            randens.evaluate(inner, (X, y), "pgd", eps=0.01, preprocessing=bad)
+    with pytest.raises(InputError, match="preprocessing has 3 channels"):
+        randens.evaluate(inner, (X, y), "pgd", eps=0.01, preprocessing=([0.1] * 3, [1.0] * 3))
+
+
+def test_attacks_are_attacks_names_lists_or_the_portfolio() -> None:
+    model = nets()[0]
+    assert [a["name"] for a in randens.evaluate(model, (X[:4], Y[:4]), eps=0.01).attacks] == ["suite"]
+    preset = randens.evaluate(model, (X[:4], Y[:4]), "fast", eps=0.01)
+    assert preset.attacks[0]["preset"] == "fast"
+    two = randens.evaluate(model, (X[:4], Y[:4]), ["fgsm", attacks.PGD(Threat("linf", 0.02))])
+    assert [a["name"] for a in two.attacks] == ["fgsm", "pgd"]
+    assert two.threat.eps == 0.02
+    with pytest.raises(InputError, match=r"eps is 0\.1, but the attack pgd has 0\.02; say it once"):
+        randens.evaluate(model, (X, Y), attacks.PGD(Threat("linf", 0.02)), eps=0.1)
+    with pytest.raises(InputError, match="unknown attack 'pdg'; valid: pgd"):
+        randens.evaluate(model, (X, Y), "pdg")
+    with pytest.raises(InputError, match=r"attack is \[\]"):
+        randens.evaluate(model, (X, Y), [])
+    with pytest.raises(InputError, match="attack holds a int"):
+        randens.evaluate(model, (X, Y), [3])  # type: ignore[list-item]
+    with pytest.raises(InputError, match="norm is 'l2'; give its radius too"):
+        randens.evaluate(model, (X, Y), "pgd", norm="l2")
+
+
+@pytest.mark.parametrize("norm", ["Linf", "inf", np.inf, "L-inf", "l_inf", "LINF", "max"])
+def test_norms_by_their_usual_spellings(norm: Any) -> None:
+    assert Threat(norm, "8/255") == Threat("linf", 8 / 255)  # type: ignore[arg-type]
+    assert Threat("L2", " 1 / 2 ") == Threat(2, 0.5) == Threat("l2", 0.5)  # type: ignore[arg-type]
+
+
+def test_a_radius_in_bytes_is_refused_and_a_large_one_warned_about() -> None:
+    with pytest.raises(InputError, match="did you mean 8/255"):
+        Threat("linf", 8)
+    with pytest.warns(RandensWarning, match="more than half the width"):
+        Threat("linf", 0.6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert Threat("linf", 0.5).scaled(4).eps == 2
+        assert Threat("l2", 8).eps == 8
+        assert Threat("linf", 8, (0, 255)).eps == 8
+        assert Threat("linf", 8, None).eps == 8
+        assert Threat.from_dict({"norm": "linf", "eps": 2.0, "bounds": [0, 1]}).eps == 2
+    for wrong in ("8/0", "eight", None, True, float("nan"), -1, 0):
+        with pytest.raises(InputError, match="eps is"):
+            Threat("linf", wrong)  # type: ignore[arg-type]
+
+
+def test_what_looks_wrong_is_said() -> None:
+    model = nets()[0]
+    with pytest.raises(InputError, match=r"x ranges over \[0, 255\].*look like bytes, so divide them by 255"):
+        randens.evaluate(model, (X * 255, Y), "pgd")
+    with pytest.raises(
+        InputError, match=r"look normalised already, so give images in \[0, 1\] and preprocessing"
+    ):
+        randens.evaluate(model, ((X - 0.5) / 0.25, Y), "pgd")
+    keep = Y < 9
+    with pytest.warns(RandensWarning, match="labels look shifted by one"):
+        randens.evaluate(model, (X[keep], Y[keep] + 1), "fgsm", eps=0.01)
+    torch.manual_seed(0)
+    with pytest.warns(RandensWarning, match=r"members \[0\] are right no more often than by chance"):
+        randens.evaluate(model, (X, (Y + 5) % 10), "fgsm", eps=0.01)
+    training = copy.deepcopy(model).train()
+    with pytest.warns(RandensWarning, match=r"members \[0\] were in training mode"):
+        result = randens.evaluate(training, (X, Y), "fgsm", eps=0.01)
+    assert training.training
+    assert any("training mode" in note for note in result.notes)
+    assert any("training mode" in note for note in Evaluation.from_json(result.to_json()).notes)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RandensWarning)
+        randens.evaluate(model, (X, Y), "fgsm", eps=0.01)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ((X, Y[:5]), "data has 24 inputs and 5 labels"),
+        ((X, Y + 20), r"labels from .*; the members have 10 classes|labels must be in"),
+        ((X, Y.float()), "y has shape .* and type torch.float32; give integers"),
+        ((X.long(), Y), "x has type torch.int64"),
+        ((X[:, 0, 0, 0], Y), r"x has shape \(24,\)"),
+        ((X[:0], Y[:0]), "data is empty"),
+        ([], "data is empty"),
+        ("digit", "unknown data set 'digit'; valid: digits"),
+        (None, "data is None; only a run folder knows its own data"),
+        (3, "data is a int; give"),
+        ([3], "item 0 of data is a int"),
+        ((X[:, :, :4], Y), "which member 0 does not take"),
+    ],
+)
+def test_bad_data_is_one_sentence(data: Any, said: str) -> None:
+    with pytest.raises(InputError, match=said) as error:
+        randens.evaluate(nets()[0], data, "fgsm", eps=EPS)
+    assert "\n" not in str(error.value)
+
+
+def test_bad_models_are_one_sentence() -> None:
+    for model in (None, 3, [], [3], {"a": nets()[0]}):
+        with pytest.raises(InputError, match=r"model is a .*; give a module, a list of modules"):
+            randens.evaluate(model, (X, Y), "fgsm", eps=EPS)
+    with pytest.raises(InputError, match="limit is 0"):
+        randens.evaluate(nets(), (X, Y), "fgsm", limit=0)
+
+
+def test_risk_takes_arrays_and_names_bad_labels() -> None:
+    rec = RandomizedEnsemble(nets())
+    assert torch.equal(rec.risk(X.numpy(), Y.tolist()), rec.risk(X, Y))
+    with pytest.raises(InputError, match="y holds the label 10; the members have 10 classes"):
+        rec.risk(X, Y * 0 + 10)
+    with pytest.raises(InputError, match=r"x has shape .* and dtype torch\.uint8"):
+        rec.risk((X * 255).to(torch.uint8), Y)
+    uneven = RandomizedEnsemble([nn.Linear(3, 2), nn.Linear(3, 4)], seed=0)
+    with pytest.raises(InputError, match=r"members have different class counts \[2, 4\]"):
+        uneven(torch.rand(64, 3))
+
+
+def test_a_member_with_random_numbers_of_its_own_is_flagged_by_a_bare_attack() -> None:
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = copy.deepcopy(convnet(0))
+
+        def forward(self, x: Tensor) -> Tensor:
+            z: Tensor = self.net(x)
+            return z + torch.randn_like(z)
+
+    with pytest.warns(RandensWarning, match=r"members \[1\] answer the same input differently each time"):
+        attacks.PGD(Threat("linf", EPS), steps=2)(RandomizedEnsemble([convnet(1), Noisy()]), X, Y)
+
+
+def test_curves_fall_and_agree_with_evaluations() -> None:
+    found = randens.curve(nets(), (X, Y), "0:0.2:5", "pgd")
+    assert [round(p.eps, 6) for p in found.points] == [0, 0.05, 0.1, 0.15, 0.2]
+    for column in ("ensemble", "deterministic"):
+        values = [float(getattr(p, column)) for p in found.points]
+        assert values == sorted(values, reverse=True)
+        assert values[-1] < values[0]
+    for i in (0, 1):
+        values = [float(p.members[i]) for p in found.points]
+        assert values == sorted(values, reverse=True)
+    alone = expected()
+    assert float(found.points[0].ensemble) == float(alone.natural)
+    assert float(found.points[2].ensemble) <= float(alone.robust) + 1e-12
+    assert found.points[2].ensemble.low <= found.points[2].ensemble <= found.points[2].ensemble.high
+    # Witnesses are legal at the largest radius.
+    assert bool((np.abs(found.pool.x_adv - X.numpy()[found.pool.points]) <= 0.2 + 1e-6).all())
+    assert len(repr(found).splitlines()) == 7
+    assert "<table>" in found._repr_html_()
+    assert len(found.to_frame()) == 5 * 4
+    assert [p["eps"] for p in found.to_json()["points"]] == [p.eps for p in found.points]
+    own = alone.curve([0, EPS])
+    assert float(own.points[1].ensemble) == float(alone.robust)
+
+
+def test_a_curve_cannot_rise_even_if_an_attack_is_weaker_at_a_larger_radius() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class OnlySmall(attacks.Attack):
+        """Finds nothing beyond a radius of 0.1."""
+
+        name = "only-small"
+
+        def search(self, s: attacks.Search) -> None:
+            if s.threat.eps < 0.11:
+                attacks.PGD(s.threat).search(s)
+
+    found = randens.curve(nets(), (X, Y), [0.1, 0.2], OnlySmall(Threat("linf", 0.2)))
+    assert float(found.points[1].ensemble) == float(found.points[0].ensemble) < 1
+    assert found.points[1].deterministic == found.points[0].deterministic
+
+
+def test_drawings_and_cost(tmp_path: Path) -> None:
+    found = randens.curve(nets(), (X[:8], Y[:8]), [0, 0.1], "fgsm")
+    found.plot(tmp_path / "curve.png")
+    cost = cost_curve(nets(), (X[:8], Y[:8]), ["pgd", "random"], budgets=(5, 1), eps=0.15)
+    cost.plot(tmp_path / "cost.svg")
+    assert (tmp_path / "curve.png").read_bytes()[1:4] == b"PNG"
+    assert "<svg" in (tmp_path / "cost.svg").read_text()
+    for points in cost.lines.values():
+        assert [p.budget for p in points] == [1, 5]
+        assert points[0].passes < points[1].passes
+        assert points[0].robust >= points[1].robust
+    assert len(cost.to_frame()) == 4
+    assert "passes per input" in repr(cost)
+    for wrong in ("0:1", "1:0:3", "a:b:3", "0:0.1:x", [-1], []):
+        with pytest.raises(InputError, match="eps is"):
+            randens.curve(nets(), (X, Y), wrong)
+    with pytest.raises(InputError, match="budgets is"):
+        cost_curve(nets(), (X, Y), ["pgd"], budgets=())
+
+
+def test_old_names_work_with_a_warning_and_mean_the_same() -> None:
+    for old, new in (("apgd-l", "adaptive-pgd-l"), ("apgd-s", "adaptive-pgd-s"), ("auto-pgd", "apgd")):
+        with pytest.warns(FutureWarning, match=f"'{old}' is now called '{new}'"):
+            made = attacks.create(old, Threat("linf", 0.1))
+        assert made == attacks.create(new, Threat("linf", 0.1))
+        assert old not in attacks.names()
+    assert type(attacks.create("apgd", Threat("linf", 0.1))) is attacks.APGD
+    for name in attacks.names():
+        made = attacks.create(name, Threat("linf", 0.1))
+        if not type(made).__module__.startswith("randens."):
+            continue  # registered by another test
+        fields = dataclasses.fields(made)
+        assert all(field.kw_only for field in fields if field.name != "threat"), name
+    for cls in (attacks.PGD, attacks.ARC, attacks.Saddle):
+        with pytest.raises(TypeError):
+            cls(Threat("linf", 0.1), 20)  # type: ignore[call-arg]

@@ -1,0 +1,200 @@
+"""Witness pools: maximal sets only, nothing lost by merging, files that are checked."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from randens import WitnessPool
+from randens.core.errors import FileError, InputError
+
+N, M = 5, 3
+witness = st.tuples(st.integers(0, N - 1), st.tuples(*[st.booleans()] * M))
+witnesses = st.lists(witness, max_size=25)
+Witnesses = list[tuple[int, tuple[bool, ...]]]
+
+
+def pool_of(found: Witnesses, source: str = "a") -> WitnessPool:
+    points = np.array([p for p, _ in found], dtype=np.int64)
+    fooled = np.array([u for _, u in found], dtype=bool).reshape(len(found), M)
+    x_adv = np.arange(2 * len(found), dtype=np.float32).reshape(len(found), 2)
+    return WitnessPool(N, M, points, fooled, x_adv=x_adv, sources=source)
+
+
+def brute_force(found: Witnesses, probs: NDArray[np.float64]) -> NDArray[np.float64]:
+    risks = np.zeros(N)
+    for point, u in found:
+        risks[point] = max(risks[point], float(np.dot(u, probs)))
+    return risks
+
+
+def some_probs(seed: int) -> NDArray[np.float64]:
+    probs = np.random.default_rng(seed).dirichlet(np.ones(M))
+    return np.asarray(probs, dtype=np.float64)
+
+
+@given(witnesses, st.integers(0, 100))
+def test_risks_are_those_of_all_witnesses(found: Witnesses, seed: int) -> None:
+    pool, probs = pool_of(found), some_probs(seed)
+    risks, rows = pool.best(probs)
+    expected = brute_force(found, probs)
+    np.testing.assert_allclose(risks, expected, atol=1e-12)
+    assert pool.risk(probs) == pytest.approx(expected.mean())
+    assert pool.profile().risk(probs) == pytest.approx(expected.mean())
+    for point, row in enumerate(rows.tolist()):
+        if row < 0:
+            assert expected[point] == 0
+        else:
+            assert pool.points[row] == point
+            assert pool.fooled[row] @ probs == pytest.approx(expected[point])
+
+
+@given(witnesses)
+def test_only_maximal_sets_are_kept_each_once(found: Witnesses) -> None:
+    pool = pool_of(found)
+    kept = [(int(p), tuple(u)) for p, u in zip(pool.points, pool.fooled.tolist(), strict=True)]
+    assert len(set(kept)) == len(kept)
+    for point, u in kept:
+        assert any(u)
+        rivals = [v for p, v in kept if p == point and v != u]
+        assert not any(all(a <= b for a, b in zip(u, v, strict=True)) for v in rivals)
+    for point, u in found:
+        if any(u):
+            assert any(p == point and all(a <= b for a, b in zip(u, v, strict=True)) for p, v in kept)
+    # The perturbed input stays with its set.
+    assert pool.x_adv is not None
+    for row, first in enumerate(pool.x_adv[:, 0].tolist()):
+        point, u = found[int(first) // 2]
+        assert (point, u) == kept[row]
+
+
+@given(witnesses, witnesses, st.integers(0, 100))
+def test_merging_knows_everything_and_changes_nothing(one: Witnesses, two: Witnesses, seed: int) -> None:
+    first, second = pool_of(one, "first"), pool_of(two, "second")
+    before = first.fooled.copy()
+    merged = first.merge(second)
+    probs = some_probs(seed)
+    np.testing.assert_allclose(merged.best(probs)[0], brute_force(one + two, probs), atol=1e-12)
+    assert np.array_equal(first.fooled, before)
+    table = np.zeros((N, M), dtype=bool)
+    for point, u in one + two:
+        table[point] |= np.array(u)
+    assert np.array_equal(merged.foolable, table)
+
+
+@given(witnesses)
+def test_parts_put_together_are_the_whole(found: Witnesses) -> None:
+    pool = pool_of(found)
+    whole = WitnessPool.concat([pool.select(0, 2), pool.select(2, 5)])
+    assert whole.n == N
+    assert sorted(zip(whole.points.tolist(), whole.fooled.tolist(), strict=True)) == sorted(
+        zip(pool.points.tolist(), pool.fooled.tolist(), strict=True)
+    )
+
+
+def test_the_first_to_find_a_set_is_credited() -> None:
+    merged = pool_of([(0, (True, False, False))], "first").merge(
+        pool_of([(0, (True, False, False))], "second")
+    )
+    assert merged.sources == ("first",)
+    assert merged.without_inputs().x_adv is None
+
+
+def test_merging_with_sets_alone_keeps_every_perturbed_input() -> None:
+    full = pool_of([(0, (True, False, False)), (1, (True, True, False))], "full")
+    sets = pool_of([(0, (True, False, False)), (2, (False, True, True))], "sets").without_inputs()
+    for merged in (full.merge(sets), sets.merge(full), WitnessPool.concat([full, sets]).take([0, 1, 7])):
+        rows = {int(p): r for r, p in enumerate(merged.points)}
+        assert merged.x_adv is not None
+        assert merged.located[[rows[0], rows[1], rows[2]]].tolist() == [True, True, False]
+        assert merged.x_adv[rows[0]].tolist() == [0, 1]
+        assert merged.x_adv[rows[1]].tolist() == [2, 3]
+        assert merged.sources[rows[0]] == "full"  # the one that can be looked at again
+
+
+def test_taking_inputs_and_members() -> None:
+    pool = pool_of([(0, (True, False, True)), (3, (False, True, True)), (3, (True, False, False))])
+    part = pool.take([3, 0], members=[2, 1])
+    assert (part.n, part.members) == (2, 2)
+    # Seen by members 2 and 1, the second set of input 3 is empty.
+    assert list(zip(part.points.tolist(), part.fooled.tolist(), strict=True)) == [
+        (1, [True, False]),
+        (0, [True, True]),
+    ]
+
+
+def test_files_of_the_first_format_are_still_read(tmp_path: Path) -> None:
+    tensors = {"points": np.array([3]), "fooled": np.array([[1, 0]], dtype=np.uint8), "source": np.array([0])}
+    metadata = {"format": "randens-witnesses-1", "n": "5", "members": "2", "source.0": "arc"}
+    digest = hashlib.sha256(repr(sorted(metadata.items())).encode())
+    for key in sorted(tensors):
+        digest.update(f"{key} {tensors[key].shape} {tensors[key].dtype}\n".encode() + tensors[key].tobytes())
+    for checksum, readable in ((digest.hexdigest(), True), ("0" * 64, False)):
+        path = tmp_path / "old.safetensors"
+        path.write_bytes(safetensors.numpy.save(tensors, {**metadata, "checksum": checksum}))
+        if readable:
+            assert WitnessPool.load(path).sources == ("arc",)
+        else:
+            with pytest.raises(FileError, match="checksum"):
+                WitnessPool.load(path)
+
+
+def test_nothing_found_is_no_risk() -> None:
+    pool = WitnessPool(4, 2)
+    assert pool.risk([0.5, 0.5]) == 0
+    assert pool.profile().member_risks.tolist() == [0, 0]
+
+
+def test_a_pool_survives_the_disk(tmp_path: Path) -> None:
+    pool = pool_of([(0, (True, False, False)), (3, (False, True, True)), (3, (True, True, False))], "arc-r")
+    pool = pool.merge(pool_of([(1, (True, True, True))], "pgd"))
+    pool.save(tmp_path / "w.safetensors")
+    again = WitnessPool.load(tmp_path / "w.safetensors")
+    assert (again.n, again.members, again.sources) == (N, M, pool.sources)
+    assert np.array_equal(again.points, pool.points)
+    assert np.array_equal(again.fooled, pool.fooled)
+    assert pool.x_adv is not None
+    assert np.array_equal(again.x_adv, pool.x_adv)  # type: ignore[arg-type]
+
+
+def test_damaged_files_are_detected(tmp_path: Path) -> None:
+    path = tmp_path / "w.safetensors"
+    with pytest.raises(FileError, match="cannot read"):
+        WitnessPool.load(path)
+    pool_of([(0, (True, False, False)), (3, (False, True, True))]).save(path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-3])
+    with pytest.raises(FileError, match="cannot read"):
+        WitnessPool.load(path)
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(FileError, match="checksum"):
+        WitnessPool.load(path)
+    path.write_bytes(whole.replace(b"randens-witnesses-2", b"randens-witnesses-9"))
+    with pytest.raises(FileError, match="format"):
+        WitnessPool.load(path)
+
+
+def test_bad_pools_are_named() -> None:
+    with pytest.raises(InputError, match=r"\(1, 2\)"):
+        WitnessPool(3, 3, [0], [[True, False]])
+    with pytest.raises(InputError, match=r"\[3, 3\]"):
+        WitnessPool(3, 2, [3], [[True, False]])
+    with pytest.raises(InputError, match="members is 0"):
+        WitnessPool(3, 0)
+    with pytest.raises(InputError, match="2 names"):
+        WitnessPool(3, 2, [0], [[True, False]], sources=["a", "b"])
+    with pytest.raises(InputError, match="x_adv has 2 rows"):
+        WitnessPool(3, 2, [0], [[True, False]], x_adv=np.zeros((2, 4)))
+    with pytest.raises(InputError, match="cannot merge"):
+        WitnessPool(3, 2).merge(WitnessPool(4, 2))
+    with pytest.raises(InputError, match=r"\[2, 3\]"):
+        WitnessPool.concat([WitnessPool(1, 2), WitnessPool(1, 3)])
+    with pytest.raises(InputError, match="pools is empty"):
+        WitnessPool.concat([])
