@@ -19,6 +19,8 @@ ROOMS = (
     "risk",
     "attacks",
     "evaluation",
+    "audit",
+    "certify",
     "training",
     "models",
     "data",

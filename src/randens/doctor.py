@@ -23,13 +23,13 @@ from randens.models.precision import probe
 from randens.risk import RiskProfile, optimal_sampling
 from randens.threat import Threat
 
-__all__ = ["Check", "Diagnosis", "diagnose"]
+__all__ = ["Finding", "Diagnosis", "diagnose"]
 
 _DISK = 1 << 30
 
 
 @dataclass(frozen=True)
-class Check:
+class Finding:
     """One finding. `ok` false makes the machine unfit; a remark leaves `ok` true."""
 
     name: str
@@ -41,7 +41,7 @@ class Check:
 class Diagnosis:
     """All findings."""
 
-    checks: tuple[Check, ...]
+    checks: tuple[Finding, ...]
 
     @property
     def ok(self) -> bool:
@@ -57,9 +57,9 @@ def diagnose(folder: str | os.PathLike[str] = ".") -> Diagnosis:
     """Look at everything; run folders would go below `folder`."""
     return Diagnosis(
         (
-            Check("versions", True, ", ".join(f"{name} {number}" for name, number in versions().items())),
+            Finding("versions", True, ", ".join(f"{name} {number}" for name, number in versions().items())),
             _device(),
-            Check("threads", True, f"{torch.get_num_threads()} for torch, {os.cpu_count()} cores"),
+            Finding("threads", True, f"{torch.get_num_threads()} for torch, {os.cpu_count()} cores"),
             _bfloat16(),
             _disk(Path(folder)),
             _data(),
@@ -71,40 +71,40 @@ def diagnose(folder: str | os.PathLike[str] = ".") -> Diagnosis:
     )
 
 
-def _device() -> Check:
+def _device() -> Finding:
     if torch.cuda.is_available():
-        return Check("device", True, torch.cuda.get_device_name())
-    return Check("device", True, "CPU (no CUDA device)")
+        return Finding("device", True, torch.cuda.get_device_name())
+    return Finding("device", True, "CPU (no CUDA device)")
 
 
-def _bfloat16() -> Check:
+def _bfloat16() -> Finding:
     found = probe()
     if found.bfloat16 is None:
-        return Check("bfloat16", True, f"not usable here, float32 is used ({found.reason})")
+        return Finding("bfloat16", True, f"not usable here, float32 is used ({found.reason})")
     gain = f"{found.ratio:.2g} times as fast as float32" if found.ratio else "float32 could not be timed"
-    return Check("bfloat16", True, f"works, {gain}; {'used' if found.pays else 'not used'} for gradients")
+    return Finding("bfloat16", True, f"works, {gain}; {'used' if found.pays else 'not used'} for gradients")
 
 
-def _disk(folder: Path) -> Check:
+def _disk(folder: Path) -> Finding:
     existing = folder.resolve()
     while not existing.exists():
         existing = existing.parent
     if not os.access(existing, os.W_OK):
-        return Check("disk", False, f"{existing} cannot be written to; run folders need another place")
+        return Finding("disk", False, f"{existing} cannot be written to; run folders need another place")
     free = shutil.disk_usage(existing).free
     said = f"{free / 1e9:.1f} GB free in {existing}"
-    return Check("disk", free >= _DISK, said if free >= _DISK else f"{said}; at least 1 GB is needed")
+    return Finding("disk", free >= _DISK, said if free >= _DISK else f"{said}; at least 1 GB is needed")
 
 
-def _data() -> Check:
+def _data() -> Finding:
     here = datasets.present()
     found = [name for name, there in here.items() if there]
     absent = [name for name, there in here.items() if not there]
     more = f"; fetch with `randens data fetch`: {', '.join(absent)}" if absent else ""
-    return Check("data", "digits" in found, f"present: {', '.join(found) or 'none'}{more}")
+    return Finding("data", "digits" in found, f"present: {', '.join(found) or 'none'}{more}")
 
 
-def _tried(name: str, work: Callable[[], str | None]) -> Check:
+def _tried(name: str, work: Callable[[], str | None]) -> Finding:
     """Self-checks return what is wrong, or None."""
     try:
         wrong = work()
@@ -112,7 +112,7 @@ def _tried(name: str, work: Callable[[], str | None]) -> Check:
         wrong = str(error)
     except (RuntimeError, OSError, ImportError) as error:
         wrong = f"{type(error).__name__}: {error}"
-    return Check(name, wrong is None, "works" if wrong is None else wrong)
+    return Finding(name, wrong is None, "works" if wrong is None else wrong)
 
 
 def _theory() -> str | None:

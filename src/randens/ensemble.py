@@ -59,7 +59,7 @@ class _Manifest(documents.Document):
 
     probs: documents.Probabilities
     classes: list[str] | None
-    threat: documents.Threat | None
+    threat: documents.ThreatDocument | None
     members: Annotated[list[_Member], Field(min_length=1)]
     averages: list[_Average] | None = None
 

@@ -1,3 +1,5 @@
-"""The name that `randens.core.errors` had before; kept for scripts that use it."""
+"""Errors that a person can act on, for scripts that catch them."""
 
-from randens.core.errors import *  # noqa: F403
+from randens.core.errors import FileError, InputError, ModelError, RandensError, RandensWarning
+
+__all__ = ["FileError", "InputError", "ModelError", "RandensError", "RandensWarning"]

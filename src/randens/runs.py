@@ -1,3 +1,5 @@
-"""The name that `randens.core.runs` had before; kept for scripts that use it."""
+"""Run folders, for scripts that open them."""
 
-from randens.core.runs import *  # noqa: F403
+from randens.core.runs import Run, versions
+
+__all__ = ["Run", "versions"]

@@ -19,7 +19,7 @@ from randens.attacks import exact
 from randens.attacks.arc import binary_linear_arc
 
 
-def solve(case_: object) -> list[tuple[exact.Problem, exact.Optimum]]:
+def solve(case_: object) -> list[tuple[exact.LinearProblem, exact.Optimum]]:
     rec, x, y, threat = (getattr(case_, k) for k in ("rec", "x", "y", "threat"))
     probs = rec.probs.numpy()
     return [(p, exact.optimum(p, probs)) for p in exact.problems(rec.members, x, y, threat)]
@@ -59,7 +59,9 @@ def test_proofs_hold_and_tampered_ones_fail(norm: str, classes: int, boxed: bool
     for problem, found in solve(case):
         assert exact.verify(problem, found, probs)
 
-        def holds(problem: exact.Problem = problem, found: exact.Optimum = found, **change: object) -> bool:
+        def holds(
+            problem: exact.LinearProblem = problem, found: exact.Optimum = found, **change: object
+        ) -> bool:
             return exact.verify(problem, dataclasses.replace(found, **change), probs)  # type: ignore[arg-type]
 
         if found.fooled and (problem.margins[list(found.fooled)] > 0).all():

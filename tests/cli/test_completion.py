@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from paper.reproduce import runs as reproduce
 from tests.cli.commands import Shell
 
-from randens import attacks, data, reproduce
+from randens import attacks, data
 from randens.cli import main, names
 from randens.report import FIGURES
 from randens.threat import Threat

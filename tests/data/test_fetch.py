@@ -25,7 +25,7 @@ from randens.core.errors import FileError, InputError
 from randens.core.progress import silent
 from randens.data import sources
 from randens.data.cache import part_path, read_part
-from randens.data.catalogue import CATALOGUE, Entry, Official
+from randens.data.catalogue import CATALOGUE, Listed, Official
 from randens.data.fetching import Fetched, fetch_entry, verify_entry
 from randens.data.formats import Arrays, digest
 
@@ -33,7 +33,7 @@ ARRAYS = official.colour()
 BINARY, PYTHON = (local.format for local in CATALOGUE["cifar10"].local)
 
 
-def small(arrays: Arrays = ARRAYS, **changes: object) -> Entry:
+def small(arrays: Arrays = ARRAYS, **changes: object) -> Listed:
     """CIFAR-10's entry, with the checksums of 20 + 10 images and no source but files on disk."""
     entry = CATALOGUE["cifar10"]
     sha256 = (digest(arrays.train_x, arrays.train_y), digest(arrays.test_x, arrays.test_y))
@@ -41,7 +41,7 @@ def small(arrays: Arrays = ARRAYS, **changes: object) -> Entry:
     return replace(entry, **changes)  # type: ignore[arg-type]
 
 
-def stored(entry: Entry, folder: Path) -> bool:
+def stored(entry: Listed, folder: Path) -> bool:
     """Whether exactly the right arrays are in the cache."""
     return all(
         np.array_equal(x, found)
@@ -50,7 +50,7 @@ def stored(entry: Entry, folder: Path) -> bool:
     )
 
 
-def get(entry: Entry, folder: Path, source: Path | None = None) -> Fetched:
+def get(entry: Listed, folder: Path, source: Path | None = None) -> Fetched:
     return fetch_entry(entry, folder, source, silent)
 
 
@@ -328,7 +328,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         yield script
 
 
-def online(server: Server) -> Entry:
+def online(server: Server) -> Listed:
     local = CATALOGUE["cifar10"].local[0]
     return small(official=(Official(server.base, ("cifar-10-binary.tar.gz",), local),))
 

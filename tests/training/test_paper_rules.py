@@ -28,12 +28,12 @@ from randens.training import engine as engine_module
 from randens.training import load_recipe, train
 from randens.training import osp as osp_module
 from randens.training import validation as validation_module
-from randens.training.adversaries import PGD, Start, Victims, adversary
+from randens.training.adversaries import Start, TrainingPGD, Victims, adversary
 from randens.training.early_stopping import Watch
 from randens.training.osp import attacks_per_choice, due, optimal_sampling_probability
 from randens.training.recipe import AdversaryPart, SamplingPart
 from randens.training.run_files import open_folder
-from randens.training.validation import Choice
+from randens.training.validation import Validated
 from randens.witness import WitnessPool
 
 PAPER = Path(__file__).parents[2] / "recipes" / "paper"
@@ -66,9 +66,9 @@ def _played(monkeypatch: pytest.MonkeyPatch, members: int) -> tuple[RandomizedEn
     tried: list[np.ndarray] = []
     pool = _pool(members)
 
-    def attacked(rec: RandomizedEnsemble, *_: object) -> Choice:
+    def attacked(rec: RandomizedEnsemble, *_: object) -> Validated:
         tried.append(rec.probs.numpy().copy())
-        return Choice(tried[-1], pool, np.zeros(members), Cost(3, 5))
+        return Validated(tried[-1], pool, np.zeros(members), Cost(3, 5))
 
     monkeypatch.setattr(osp_module, "attacked", attacked)
     return RandomizedEnsemble([torch.nn.Linear(2, 2) for _ in range(members)]), tried
@@ -131,9 +131,9 @@ def test_the_papers_search_on_the_pool_is_no_exact_one(monkeypatch: pytest.Monke
 
 
 def test_of_equal_checkpoints_the_last_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def verdict(*_: object) -> Choice:
+    def verdict(*_: object) -> Validated:
         pool = WitnessPool(10, 1, np.arange(4), np.ones((4, 1), dtype=bool))
-        return Choice(np.ones(1), pool, np.full(1, 0.1), Cost())
+        return Validated(np.ones(1), pool, np.full(1, 0.1), Cost())
 
     monkeypatch.setattr(engine_module, "attacked", verdict)
     train(small(epochs=3), tmp_path / "run")
@@ -148,11 +148,11 @@ def test_epochs_of_a_member_are_compared_by_one_attack_at_the_alpha_in_force(
     chosen: list[tuple[str, int]] = []
     real_attacked, real_choose = validation_module.attacked, validation_module.choose
 
-    def attacked(rec: RandomizedEnsemble, x: Any, y: Any, attack: Any) -> Choice:
+    def attacked(rec: RandomizedEnsemble, x: Any, y: Any, attack: Any) -> Validated:
         judged.append((attack.name, rec.probs.tolist()))
         return real_attacked(rec, x, y, attack)
 
-    def choose(rec: RandomizedEnsemble, *rest: Any) -> Choice:
+    def choose(rec: RandomizedEnsemble, *rest: Any) -> Validated:
         chosen.append((rest[2].name, len(rec.members)))
         return real_choose(rec, *rest)
 
@@ -178,7 +178,7 @@ def test_the_released_rule_steps_by_ten_times_the_learning_rate(
 ) -> None:
     steps: list[float] = []
 
-    def search(rec: Any, x: Any, y: Any, attack: Any, part: SamplingPart) -> Choice:
+    def search(rec: Any, x: Any, y: Any, attack: Any, part: SamplingPart) -> Validated:
         steps.append(part.step)
         assert len(x) == 37
         return validation_module.attacked(rec.with_probs(None), x, y, attack)
@@ -262,7 +262,7 @@ def test_the_training_attack_climbs_mce_where_it_is_told_to() -> None:
     # One member: every level is the same.
     torch.testing.assert_close(mixture_mce(z[:1], y, torch.ones(1)), by_hand(z[0]))
     made = adversary(AdversaryPart(loss="mce", start=0.5), Threat("linf", 0.1), "softmax")
-    assert isinstance(made, PGD)
+    assert isinstance(made, TrainingPGD)
     assert (made.loss, made.radius, made.level) == ("mce", 0.5, "softmax")
     members = [torch.nn.Linear(4, 4) for _ in range(3)]
     x = torch.rand(5, 4, generator=generator)
@@ -312,7 +312,7 @@ def test_the_rule_of_thumb_stops_a_member_that_leaves_it(
     """The verdicts are played: f₁ is fooled on 30 of 100 inputs, f₂ on 40, then on 65 and 68; the limit is 60."""
     second = iter([40, 65, 68, 50, 50, 50])
 
-    def verdict(rec: RandomizedEnsemble, *_: object) -> Choice:
+    def verdict(rec: RandomizedEnsemble, *_: object) -> Validated:
         members = len(rec.members)
         counts = [30] if members == 1 else [30, next(second)]
         points = np.concatenate([np.arange(c) for c in counts])
@@ -320,7 +320,7 @@ def test_the_rule_of_thumb_stops_a_member_that_leaves_it(
             [np.tile(np.eye(members, dtype=bool)[i], (c, 1)) for i, c in enumerate(counts)]
         )
         pool = WitnessPool(100, members, points, fooled)
-        return Choice(rec.probs.numpy(), pool, np.zeros(members), Cost())
+        return Validated(rec.probs.numpy(), pool, np.zeros(members), Cost())
 
     monkeypatch.setattr(engine_module, "attacked", verdict)
     said: list[str] = []

@@ -14,7 +14,7 @@ from randens.attacks.losses import (
     mixture_cross_entropy,
 )
 from randens.ensemble import frozen
-from randens.training.adversaries import FGSMRS, NFGSM, PGD, Adversary, Arc, Start, Victims, adversary
+from randens.training.adversaries import FGSMRS, NFGSM, Adversary, Arc, Start, TrainingPGD, Victims, adversary
 from randens.training.losses import divergence
 from randens.training.recipe import AdversaryPart
 
@@ -49,7 +49,7 @@ def _crafted(attacker: Adversary, members: list[nn.Module], probs: Tensor) -> tu
 )
 def test_pgd_stays_in_the_ball_and_climbs_its_own_level(threat: Threat, level: str, loss: Loss) -> None:
     members, probs = _members(), torch.tensor([0.3, 0.7], dtype=torch.float64)
-    x, y, x_adv = _crafted(PGD(threat, level, steps=10, step=threat.eps / 4), members, probs)
+    x, y, x_adv = _crafted(TrainingPGD(threat, level, steps=10, step=threat.eps / 4), members, probs)
     assert bool(threat.contains(x_adv, x).all())
     with torch.no_grad():
         before = loss(torch.stack([m(x) for m in members]), y, probs)
@@ -59,7 +59,7 @@ def test_pgd_stays_in_the_ball_and_climbs_its_own_level(threat: Threat, level: s
 
 def test_kl_climbs_the_distance_from_the_clean_answers() -> None:
     members, probs = _members(1), torch.ones(1, dtype=torch.float64)
-    attacker = PGD(LINF, "kl", steps=10, step=0.03)
+    attacker = TrainingPGD(LINF, "kl", steps=10, step=0.03)
     x, _, x_adv = _crafted(attacker, members, probs)
     random = LINF.random(x, torch.Generator().manual_seed(9))
     with torch.no_grad():
@@ -115,7 +115,7 @@ def test_crafting_takes_no_gradient_for_parameters_and_leaves_modes_alone() -> N
     statistics = [b.clone() for b in model.buffers()]
     generator = torch.Generator().manual_seed(0)
     x, y = torch.rand(8, 1, 8, 8, generator=generator), torch.zeros(8, dtype=torch.int64)
-    attacker = PGD(LINF, "softmax", steps=2, step=0.05)
+    attacker = TrainingPGD(LINF, "softmax", steps=2, step=0.05)
     with frozen(model):
         attacker.craft(Victims.of([model], torch.ones(1)), Start(x, y, attacker.begin(x, generator)))
     assert all(p.grad is None and p.requires_grad for p in model.parameters())
@@ -125,7 +125,7 @@ def test_crafting_takes_no_gradient_for_parameters_and_leaves_modes_alone() -> N
 
 def test_recipes_choose_steps_and_levels() -> None:
     made = adversary(AdversaryPart(name="pgd", steps=7), LINF, "softmax")
-    assert made == PGD(LINF, "softmax", 7, 0.025)
+    assert made == TrainingPGD(LINF, "softmax", 7, 0.025)
     assert adversary(AdversaryPart(name="pgd", level="logits"), LINF, "softmax").level == "logits"
     assert adversary(AdversaryPart(name="n-fgsm"), LINF, "loss") == NFGSM(LINF, "loss", 0.1, 2.0)
     assert adversary(AdversaryPart(name="fgsm-rs"), LINF, "loss") == FGSMRS(LINF, "loss", 0.125)

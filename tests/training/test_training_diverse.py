@@ -17,7 +17,7 @@ from randens.data import load as load_data
 from randens.ensemble import load
 from randens.threat import Threat
 from randens.training import train
-from randens.training.adversaries import NFGSM, PGD, Start, Victims
+from randens.training.adversaries import NFGSM, Start, TrainingPGD, Victims
 from randens.training.cost import plan
 from randens.training.diversity import (
     RandomPath,
@@ -98,9 +98,9 @@ def test_each_step_of_the_attack_meets_one_path() -> None:
 
 
 @pytest.mark.parametrize(
-    "craft", [PGD(Threat("linf", 0.1), "loss", 5, 0.05), NFGSM(Threat("linf", 0.1), "loss", 0.1, 2.0)]
+    "craft", [TrainingPGD(Threat("linf", 0.1), "loss", 5, 0.05), NFGSM(Threat("linf", 0.1), "loss", 0.1, 2.0)]
 )
-def test_distilled_inputs_look_like_another_image_and_stay_in_the_ball(craft: PGD | NFGSM) -> None:
+def test_distilled_inputs_look_like_another_image_and_stay_in_the_ball(craft: TrainingPGD | NFGSM) -> None:
     x = torch.tensor([[0.5, 0.5], [0.52, 0.45]]).view(2, 1, 1, 2)
     start = Start(x, torch.tensor([0, 1]), x.clone())
     order = torch.tensor([1, 0])
@@ -112,7 +112,7 @@ def test_distilled_inputs_look_like_another_image_and_stay_in_the_ball(craft: PG
     before = (x - x[order]).square().flatten(1).sum(dim=1)
     after = (made - x[order]).square().flatten(1).sum(dim=1)
     assert (made - x).abs().max() <= 0.1 + 1e-6
-    if isinstance(craft, PGD):
+    if isinstance(craft, TrainingPGD):
         assert (after < before).all() or float(after.max()) < 0.02
     # A goal far away: every pixel moves as far as it may, towards it.
     far = Start(
@@ -280,7 +280,7 @@ def test_half_of_the_examples_of_features_are_the_members_own() -> None:
     y = torch.randint(3, (8,), generator=generator)
     members = [_mlp(seed).eval() for seed in range(2)]
     victims = Victims.of(members, torch.tensor([0.5, 0.5]))
-    craft = PGD(threat, "loss", 3, 0.05)
+    craft = TrainingPGD(threat, "loss", 3, 0.05)
     start = Start(x, y, x.clone(), seed=4)
     made = METHODS["features"]().examples(craft, victims, start, [0, 1])
     for index in range(2):
@@ -296,7 +296,7 @@ def test_the_share_of_common_examples_leads_from_iat_to_joint() -> None:
     x = torch.rand(8, 1, 2, 2, generator=generator)
     start = Start(x, torch.randint(3, (8,), generator=generator), x.clone(), seed=4)
     victims = Victims.of([_mlp(seed).eval() for seed in range(2)], torch.tensor([0.5, 0.5]))
-    craft = PGD(threat, "softmax", 3, 0.05)
+    craft = TrainingPGD(threat, "softmax", 3, 0.05)
     common = craft.craft(victims, start)
     for weight, count in ((0.0, 0), (0.25, 2), (1.0, 8)):
         made = METHODS["shared"](weight).examples(craft, victims, start, [0, 1])

@@ -27,7 +27,7 @@ from randens.training import Diverged, Recipe, Stopped, train
 from randens.training import engine as engine_module
 from randens.training.recipe import SchedulePart
 from randens.training.schedule import learning_rate
-from randens.training.validation import Choice, attacked
+from randens.training.validation import Validated, attacked
 from randens.witness import WitnessPool
 
 
@@ -266,7 +266,7 @@ def test_the_best_checkpoint_is_kept_not_the_last(tmp_path: Path, monkeypatch: p
         real = engine_module._Engine._keep
         risks = iter([0.5, 0.2, 0.4])
 
-        def record(self: Any, stage: Any, choice: Choice) -> None:
+        def record(self: Any, stage: Any, choice: Validated) -> None:
             states.append({k: v.clone() for k, v in stage.averaged[0].state_dict().items()})
             fooled = np.ones((round(10 * next(risks)), 1), dtype=bool)
             pool = WitnessPool(10, 1, np.arange(len(fooled)), fooled)

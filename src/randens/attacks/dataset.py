@@ -81,7 +81,7 @@ def attack_data(
                 rows = np.arange(done, done + len(x))
                 start = None if known is None else known.take(rows)
                 seen = None if clean is None else clean[done : done + len(x)]
-                case = _Case(attack, rec, prepared, audience, number, x, y, start, seen)
+                case = _Batch(attack, rec, prepared, audience, number, x, y, start, seen)
                 part = case.attacked() if desk is None else desk.answered(case)
                 parts[number] = part if inputs else part.lean()
             done += len(x)
@@ -97,7 +97,7 @@ def attack_data(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Case:
+class _Batch:
     """One batch about to be attacked."""
 
     attack: Attack
@@ -141,7 +141,7 @@ class _Desk:
         self.question = ask(attack, own, rec.probs.tolist(), alone=alone)
         self.alone, self.read = alone, False
 
-    def answered(self, case: _Case) -> Found:
+    def answered(self, case: _Batch) -> Found:
         """What the store knows about the batch, completed by attacking the rest of it."""
         if self.alone and not self.read:
             self.store.refresh(self.threat, case.x)
@@ -157,7 +157,7 @@ class _Desk:
             return new
         return self._recalled(case, keys, answer, done).beside(done, new, todo)
 
-    def _put(self, case: _Case, keys: NDArray[np.uint8], rows: NDArray[np.int64], found: Found) -> None:
+    def _put(self, case: _Batch, keys: NDArray[np.uint8], rows: NDArray[np.int64], found: Found) -> None:
         work = Work(
             self.question,
             keys[rows],
@@ -174,7 +174,7 @@ class _Desk:
             self.threat, case.x[chosen], keys[rows], self.members, found.pool, clean=clean, work=work
         )
 
-    def _recalled(self, case: _Case, keys: NDArray[np.uint8], answer: Any, done: NDArray[np.int64]) -> Found:
+    def _recalled(self, case: _Batch, keys: NDArray[np.uint8], answer: Any, done: NDArray[np.int64]) -> Found:
         own = len(case.rec)
         x = case.x[torch.from_numpy(done)]
         kept = self.store.recall(self.members, keys[done], x, self.threat, question=self.question)

@@ -30,7 +30,7 @@ __all__ = [
     "Exact",
     "Optimum",
     "Possible",
-    "Problem",
+    "LinearProblem",
     "Refutation",
     "affine",
     "optimum",
@@ -64,7 +64,7 @@ class Optimum:
 
 
 @dataclass(frozen=True)
-class Problem:
+class LinearProblem:
     """One input: margins m [M, C] against each class (inf for y), gradients w [M, C, d], δ in `region` (of one input).
 
     A member is fooled once a margin is below −τ, tau [M].
@@ -128,7 +128,7 @@ def affine(member: nn.Module, example: Tensor) -> tuple[Array, Array]:
     return weight.numpy(), bias.numpy()
 
 
-def optimum(problem: Problem, probs: Array) -> Optimum:
+def optimum(problem: LinearProblem, probs: Array) -> Optimum:
     """Best first over subsets of individually foolable members, skipping supersets of refuted ones."""
     members = len(probs)
     refutations: list[Refutation] = []
@@ -149,7 +149,7 @@ def optimum(problem: Problem, probs: Array) -> Optimum:
     return Optimum((), 0.0, np.zeros_like(problem.low), tuple(refutations))
 
 
-def verify(problem: Problem, found: Optimum, probs: Array) -> bool:
+def verify(problem: LinearProblem, found: Optimum, probs: Array) -> bool:
     """Re-check an optimum without any solver: its δ works, and every heavier set contains a refuted one."""
     delta = found.delta
     legal = bool(((delta >= problem.low - 1e-12) & (delta <= problem.high + 1e-12)).all())
@@ -170,7 +170,11 @@ def verify(problem: Problem, found: Optimum, probs: Array) -> bool:
 
 
 def possible(
-    problem: Problem, known: Sequence[Sequence[bool]] = (), *, joint: bool = True, most_targets: int = 2000
+    problem: LinearProblem,
+    known: Sequence[Sequence[bool]] = (),
+    *,
+    joint: bool = True,
+    most_targets: int = 2000,
 ) -> Possible:
     """Which members may be fooled, alone and together, on one input.
 
@@ -214,7 +218,7 @@ def possible(
 
 
 def _refuted(
-    problem: Problem,
+    problem: LinearProblem,
     subset: tuple[int, ...],
     options: list[list[int]],
     pairs: dict[tuple[int, int, int, int], bool],
@@ -230,7 +234,7 @@ def _refuted(
     return False
 
 
-def problems(rec: nn.ModuleList, x: Tensor, y: Tensor, threat: Threat) -> Iterator[Problem]:
+def problems(rec: nn.ModuleList, x: Tensor, y: Tensor, threat: Threat) -> Iterator[LinearProblem]:
     """The linear problem of every input, in float64."""
     maps = [affine(member, x) for member in rec]
     weights, biases = np.stack([w for w, _ in maps]), np.stack([b for _, b in maps])
@@ -243,10 +247,10 @@ def problems(rec: nn.ModuleList, x: Tensor, y: Tensor, threat: Threat) -> Iterat
         # The largest logit anywhere in the cube: the scale on which verdicts tell a win from a tie.
         furthest = torch.maximum(region.high[j], -region.low[j]).numpy()
         largest = (np.abs(z) + np.abs(weights) @ furthest).max(axis=1)
-        yield Problem(margins, gradients, region[j : j + 1], _TAU * largest)
+        yield LinearProblem(margins, gradients, region[j : j + 1], _TAU * largest)
 
 
-def _options(problem: Problem, member: int, refutations: list[Refutation]) -> list[int]:
+def _options(problem: LinearProblem, member: int, refutations: list[Refutation]) -> list[int]:
     """Classes that the member alone can be driven to; the others are refuted by λ = (1)."""
     found = []
     for target in range(problem.margins.shape[1]):
@@ -261,7 +265,7 @@ def _options(problem: Problem, member: int, refutations: list[Refutation]) -> li
 
 
 def _fool(
-    problem: Problem,
+    problem: LinearProblem,
     subset: tuple[int, ...],
     options: list[list[int]],
     pairs: dict[tuple[int, int, int, int], bool],
@@ -287,7 +291,7 @@ def _fool(
 
 
 def _pair(
-    problem: Problem,
+    problem: LinearProblem,
     first: tuple[int, int],
     second: tuple[int, int],
     pairs: dict[tuple[int, int, int, int], bool],
@@ -303,7 +307,9 @@ def _pair(
     return pairs[key]
 
 
-def _solve(problem: Problem, subset: tuple[int, ...], targets: tuple[int, ...]) -> tuple[Array | None, Array]:
+def _solve(
+    problem: LinearProblem, subset: tuple[int, ...], targets: tuple[int, ...]
+) -> tuple[Array | None, Array]:
     """A feasible δ, or (None, λ)."""
     rows = list(subset)
     margins = problem.margins[rows, list(targets)] + problem.tau[rows]
@@ -315,7 +321,7 @@ def _solve(problem: Problem, subset: tuple[int, ...], targets: tuple[int, ...]) 
     return _solve_ball(margins, gradients, problem)
 
 
-def _solve_box(margins: Array, gradients: Array, problem: Problem) -> tuple[Array | None, Array]:
+def _solve_box(margins: Array, gradients: Array, problem: LinearProblem) -> tuple[Array | None, Array]:
     """linf: min t with m_i + w_i·δ ≤ s_i t; the LP's multipliers are λ."""
     scale = np.abs(gradients).sum(axis=1).clip(1e-30)
     d = gradients.shape[1]
@@ -334,7 +340,7 @@ def _solve_box(margins: Array, gradients: Array, problem: Problem) -> tuple[Arra
     return None, weights / weights.sum()
 
 
-def _solve_cross(margins: Array, gradients: Array, problem: Problem) -> tuple[Array | None, Array]:
+def _solve_cross(margins: Array, gradients: Array, problem: LinearProblem) -> tuple[Array | None, Array]:
     """l1: as for linf, with δ = a − b, a and b between 0 and the box, and Σ (a + b) ≤ ε."""
     scale = np.abs(gradients).max(axis=1).clip(1e-30)
     d = gradients.shape[1]
@@ -354,7 +360,7 @@ def _solve_cross(margins: Array, gradients: Array, problem: Problem) -> tuple[Ar
     return None, weights / weights.sum()
 
 
-def _solve_ball(margins: Array, gradients: Array, problem: Problem) -> tuple[Array | None, Array]:
+def _solve_ball(margins: Array, gradients: Array, problem: LinearProblem) -> tuple[Array | None, Array]:
     """l2: the shortest δ with m + Wδ ≤ 0 inside the box (least distance programming by one NNLS)."""
     radius = problem.region.radius
     assert radius is not None
@@ -378,7 +384,7 @@ def _solve_ball(margins: Array, gradients: Array, problem: Problem) -> tuple[Arr
     return None, weights
 
 
-def _refutes(problem: Problem, proof: Refutation) -> bool:
+def _refutes(problem: LinearProblem, proof: Refutation) -> bool:
     """λ·(m + τ) + min_{δ∈D} (Σ λ_i w_i)·δ > 0, with nothing but arithmetic."""
     rows, targets, weights = list(proof.subset), list(proof.targets), proof.weights
     if len(weights) != len(rows) or (weights < 0).any() or abs(weights.sum() - 1) > 1e-9:

@@ -81,7 +81,7 @@ def audit_stochastic(
     cost = Cost()
     complete = found.random and found.seeded
     if complete:
-        case = _Case(model, inputs, chosen, seed)
+        case = _RandomCase(model, inputs, chosen, seed)
         for number, check in enumerate((_noise, _flat, _saturated)):
             report("audit of the random model", number, 3)
             checks.append(check(case))
@@ -101,7 +101,7 @@ def audit_stochastic(
     )
 
 
-class _Case:
+class _RandomCase:
     """The model on n inputs, and draws that judge what attacks on other draws find."""
 
     def __init__(
@@ -136,7 +136,7 @@ class _Case:
         return self.risk(found.x_adv)
 
 
-def _noise(case: _Case) -> Check:
+def _noise(case: _RandomCase) -> Check:
     """Two independent gradients over 16 draws must point the same way, else a step follows noise."""
     few = slice(0, 64)
     found = gradient_noise(case.model, case.x[few], case.y[few], case.threat, draws=_SAMPLES[-1])
@@ -155,7 +155,7 @@ def _noise(case: _Case) -> Check:
     )
 
 
-def _flat(case: _Case) -> Check:
+def _flat(case: _RandomCase) -> Check:
     """The loss may look flat because each step sees one draw: more draws per gradient must not find much more."""
     risks = {samples: float(case.expected(samples).mean()) for samples in _SAMPLES}
     gain = risks[_SAMPLES[-1]] - risks[_SAMPLES[-2]]
@@ -172,7 +172,7 @@ def _flat(case: _Case) -> Check:
     )
 
 
-def _saturated(case: _Case) -> Check:
+def _saturated(case: _RandomCase) -> Check:
     """The gain from attacking more frozen draws must have come to its end at the model's K."""
     most = max(m.draws for m in _random(case.model))
     counts = sorted({max(1, most // 4), max(1, most // 2), most})

@@ -373,9 +373,9 @@ def _refined(
     return below.reshape(shape), above.reshape(shape)
 
 
-def _problem(parts: Sequence[_Margins], region: Region, j: int) -> exact.Problem:
+def _problem(parts: Sequence[_Margins], region: Region, j: int) -> exact.LinearProblem:
     """The linear problem of one input, in the form of the exact attack: who can be fooled, and with whom?"""
-    return exact.Problem(
+    return exact.LinearProblem(
         np.stack([part.value[j].numpy() for part in parts]),
         np.stack([part.slopes[j].numpy() for part in parts]),
         region[j : j + 1],

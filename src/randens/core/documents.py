@@ -22,7 +22,7 @@ __all__ = [
     "Kind",
     "Probabilities",
     "RunManifest",
-    "Threat",
+    "ThreatDocument",
     "fitted",
     "first_fault",
     "read_document",
@@ -38,13 +38,13 @@ class Document(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="ignore", allow_inf_nan=False)
 
 
-class Threat(Document):
+class ThreatDocument(Document):
     """A threat as `randens.Threat.to_dict` writes it."""
 
     norm: str
     eps: Annotated[float, Field(gt=0)]
     bounds: Annotated[list[float], Field(min_length=2, max_length=2)] | None
-    parts: Annotated[list[Threat], Field(min_length=1, max_length=100)] | None = None
+    parts: Annotated[list[ThreatDocument], Field(min_length=1, max_length=100)] | None = None
 
     def plain(self) -> dict[str, Any]:
         """The dictionary that was read."""

@@ -3,9 +3,11 @@
 from randens.data.augment import Augment
 from randens.data.cache import data_folder, entry, load, names
 from randens.data.coerce import Inputs, as_inputs, check_range
-from randens.data.fetching import Fetched, Verdict, fetch, present, verify
+from randens.data.fetching import Fetched, Verified, fetch, present, verify
 from randens.data.image_folder import image_folder
 from randens.data.images import SPLITS, ImageData, from_arrays, from_dataset
+
+Verdict = Verified  # its first name
 
 __all__ = [
     "SPLITS",
@@ -13,7 +15,7 @@ __all__ = [
     "Fetched",
     "ImageData",
     "Inputs",
-    "Verdict",
+    "Verified",
     "as_inputs",
     "check_range",
     "data_folder",

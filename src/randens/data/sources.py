@@ -24,7 +24,7 @@ from pathlib import Path
 from randens.core.errors import FileError
 from randens.core.progress import Progress
 from randens.data.catalogue import Local, Npm, Official
-from randens.data.formats import Format, looks_like_page
+from randens.data.formats import FileFormat, looks_like_page
 
 __all__ = ["download", "local_files", "npm_files", "official_files", "read_tar"]
 
@@ -67,7 +67,7 @@ def read_local(local: Local, kind: str, place: Path) -> Files:
     return files
 
 
-def read_tar(path: Path, form: Format) -> Files:
+def read_tar(path: Path, form: FileFormat) -> Files:
     """The members of a tar archive that `form` needs, read into memory: nothing is unpacked to disk."""
     wanted, files = set(form.members), {}
     try:

@@ -22,7 +22,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from randens.core.documents import Digest, Document, Probabilities, Threat, fitted
+from randens.core.documents import Digest, Document, Probabilities, ThreatDocument, fitted
 from randens.core.errors import FileError
 from randens.core.files import document_checksum, read_json, write_json
 from randens.deploy.onnx_file import Content, initializers
@@ -44,32 +44,32 @@ class _Weight(Document):
     shape: Annotated[list[_Count], Field(max_length=16)]
 
 
-class _Member(Document):
+class _BundleMember(Document):
     file: Annotated[str, Field(pattern=_FILE.pattern)]
     sha256: Digest
     size: _Count
     weights: list[_Weight]
 
 
-class _Average(Document):
+class _BundleAverage(Document):
     of: Annotated[list[_Count], Field(min_length=1, max_length=10_000)]
     weights: Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(min_length=1, max_length=10_000)]
 
 
-class _Manifest(Document):
+class _BundleManifest(Document):
     """bundle.json."""
 
     probs: Probabilities
     classes: list[str]
     input_shape: Annotated[list[Annotated[int, Field(ge=1, lt=1 << 31)]], Field(max_length=8)]
-    threat: Threat | None
+    threat: ThreatDocument | None
     precision: str
     opset: int
-    members: list[_Member]
+    members: list[_BundleMember]
     ensemble: str
     sign_off: dict[str, Any]
     versions: dict[str, str]
-    averages: Annotated[list[_Average], Field(max_length=100_000)] = Field(default_factory=list)
+    averages: Annotated[list[_BundleAverage], Field(max_length=100_000)] = Field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ class Bundle:
             raise FileError(f"{folder / MANIFEST} does not match its checksum; it was altered or damaged")
         if expect is not None and not hmac.compare_digest(stated.encode(), expect.strip().lower().encode()):
             raise FileError(f"{folder} has the checksum {stated}; expected is {expect.strip()}")
-        return _from_document(folder, fitted(_Manifest, manifest, folder / MANIFEST))
+        return _from_document(folder, fitted(_BundleManifest, manifest, folder / MANIFEST))
 
     @property
     def bounds(self) -> tuple[float, float] | None:
@@ -253,7 +253,7 @@ class Bundle:
         }
 
 
-def _from_document(folder: Path, value: _Manifest) -> Bundle:
+def _from_document(folder: Path, value: _BundleManifest) -> Bundle:
     return Bundle(
         path=folder,
         probs=tuple(value.probs),
@@ -270,7 +270,7 @@ def _from_document(folder: Path, value: _Manifest) -> Bundle:
     )
 
 
-def _member(folder: Path, entry: _Member) -> MemberFile:
+def _member(folder: Path, entry: _BundleMember) -> MemberFile:
     weights = tuple(Weight(w.name, w.offset, w.dtype, tuple(w.shape)) for w in entry.weights)
     for weight in weights:
         if weight.offset + weight.size > entry.size:

@@ -64,7 +64,7 @@ class Predictor:
             raise InputError(f"threads is {threads!r}; it must be a whole number ≥ 1")
         self.bundle = Bundle.open(bundle.path if isinstance(bundle, Bundle) else bundle, expect)
         make = _Mapped if lean else _Loaded
-        self._members: list[_Member] = [
+        self._members: list[_Session] = [
             make(self.bundle, i, threads) for i in range(len(self.bundle.members))
         ]
         self._averages = self.bundle.averages or tuple(Average((i,), (1.0,)) for i in range(len(self)))
@@ -150,7 +150,7 @@ class Predictor:
         return f"[n, {', '.join(map(str, self._shape))}]"
 
 
-class _Member(Protocol):
+class _Session(Protocol):
     """A member that can answer; `rest` tells it that it was not drawn."""
 
     def __init__(self, bundle: Bundle, index: int, threads: int) -> None: ...

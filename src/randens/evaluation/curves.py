@@ -25,7 +25,7 @@ from randens.core.errors import InputError
 from randens.core.progress import Progress, silent
 from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble
 from randens.evaluation import evaluating
-from randens.evaluation.evaluate_any import AttackLike, Case, choose_attacks, prepare
+from randens.evaluation.evaluate_any import AttackLike, Prepared, choose_attacks, prepare
 from randens.evaluation.intervals import Estimate, estimate
 from randens.models import on_device
 from randens.threat import Threat, grid
@@ -277,7 +277,7 @@ def curve(
 
 
 def curve_of(
-    case: Case,
+    case: Prepared,
     eps: Any,
     *,
     device: str | torch.device | None = None,
@@ -503,7 +503,7 @@ class _Found:
 
 
 def _attacked(
-    case: Case,
+    case: Prepared,
     radius: float,
     pool: WitnessPool | None,
     deterministic: bool,
@@ -526,7 +526,7 @@ def _attacked(
     return _Found(found.pool, found.points.deterministic_worst, found.cost)
 
 
-def _clean(case: Case, deterministic: bool) -> _Found:
+def _clean(case: Prepared, deterministic: bool) -> _Found:
     """Nothing can be moved: the members' errors on the inputs as they are."""
     x, y, members = case.inputs.x, case.inputs.y, list(case.rec.members)
     errors = case.rec.errors(x, y).cpu().numpy()

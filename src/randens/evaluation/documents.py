@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from randens.core.documents import Digest, Document, Probabilities, Threat
+from randens.core.documents import Digest, Document, Probabilities, ThreatDocument
 
 __all__ = ["EvaluationDocument", "SamplingDocument"]
 
@@ -54,7 +54,7 @@ class EvaluationDocument(Document):
     split: str
     classes: Annotated[int, Field(ge=1)]
     chosen_on: dict[str, str]
-    threat: Threat
+    threat: ThreatDocument
     attacks: list[dict[str, Any]]
     flops: list[Count]
     cost: _Cost

@@ -32,7 +32,7 @@ from randens.threat import Threat, norm_name, number
 from randens.witness import WitnessPool
 from randens.witness.store import WitnessStore
 
-__all__ = ["Case", "choose_attacks", "evaluate", "prepare"]
+__all__ = ["Prepared", "choose_attacks", "evaluate", "prepare"]
 
 _BOX = (0.0, 1.0)
 _EPS = 8 / 255
@@ -43,7 +43,7 @@ AttackLike = Attack | str | Sequence[Attack | str] | None
 
 
 @dataclass(frozen=True)
-class Case:
+class Prepared:
     """Everything an evaluation needs, made to fit: the ensemble, its inputs, the attacks against one threat."""
 
     rec: Any
@@ -203,7 +203,7 @@ def prepare(
     split: str = "test",
     limit: int | None = None,
     seed: int = 0,
-) -> Case:
+) -> Prepared:
     """Make model, data and attacks fit each other; the parameters are those of `evaluate`."""
     if data is None:
         data = _own_data(model)
@@ -218,7 +218,7 @@ def prepare(
     if inputs.classes is not None and not isinstance(passed, ImageData) and inputs.split != "unknown":
         names = tuple(map(str, range(inputs.classes)))
         passed = ImageData(inputs.x, inputs.y, names, inputs.name, inputs.split)
-    return Case(rec if random else fitted(rec, inputs.x), passed, inputs, chosen)
+    return Prepared(rec if random else fitted(rec, inputs.x), passed, inputs, chosen)
 
 
 def choose_attacks(
@@ -280,7 +280,7 @@ def _own_data(model: Any) -> Any:
     raise InputError("data is None; only a run folder knows its own data: give (x, y), a loader or a name")
 
 
-def _checked(case: Case) -> tuple[Case, tuple[str, ...]]:
+def _checked(case: Prepared) -> tuple[Prepared, tuple[str, ...]]:
     """What looks wrong with members and labels, as warnings and as sentences for the result."""
     if not isinstance(case.rec, RandomizedEnsemble):
         return case, ()

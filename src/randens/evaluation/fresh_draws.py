@@ -57,7 +57,7 @@ from randens.evaluation.labelled import Data, Labelled, labelled
 from randens.random_model import FrozenDraw, RandomizedModel, expanded, is_random
 from randens.threat import Threat
 
-__all__ = ["Adversary", "Spread", "Stage", "StochasticEvaluation", "evaluate_stochastic"]
+__all__ = ["ChosenAttack", "Spread", "DrawsStage", "StochasticEvaluation", "evaluate_stochastic"]
 
 _FORMAT = "randens-stochastic-1"
 _FEWEST, _MOST = 16, 1024  # scoring draws per input
@@ -68,7 +68,7 @@ _SELECT = 1_500_000_000  # the first seed of the selection draws; the attack dra
 
 
 @dataclass(frozen=True)
-class Stage:
+class DrawsStage:
     """Attacks on K draws: accuracy on these draws, and of the same perturbations on draws that they never saw."""
 
     draws: int
@@ -82,7 +82,7 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Adversary:
+class ChosenAttack:
     """One attack's perturbations: expected accuracy on fresh draws, and on how many inputs they were chosen."""
 
     name: str
@@ -120,9 +120,9 @@ class StochasticEvaluation:
     natural_over_draws: Estimate
     robust_over_draws: Estimate
     randomness: Randomness
-    stages: tuple[Stage, ...]
+    stages: tuple[DrawsStage, ...]
     tolerance: float
-    adversaries: tuple[Adversary, ...]
+    adversaries: tuple[ChosenAttack, ...]
     single_draw: float
     spread: Spread
     noise: GradientNoise
@@ -429,7 +429,7 @@ class _Run:
         """Add to the cost."""
         self.cost = self.cost + Cost(forwards=forwards)
 
-    def attack(self, attacks: Sequence[Attack], draws: int) -> Stage:
+    def attack(self, attacks: Sequence[Attack], draws: int) -> DrawsStage:
         """Attack `draws` draws with each attack, and see what its perturbations do to others."""
         target = expanded(self.model, draws, 1000 * self.seed)
         inside, outside = [], []
@@ -440,7 +440,7 @@ class _Run:
             self.count(len(self.inputs) * len(target))
         chosen = np.argmax(inside, axis=0)
         rows = np.arange(len(self.inputs))
-        return Stage(
+        return DrawsStage(
             draws,
             1 - float(np.stack(inside)[chosen, rows].mean()),
             1 - float(np.stack(outside)[chosen, rows].mean()),
@@ -496,12 +496,12 @@ class _Run:
         order = np.argsort(-self.risks.mean(axis=1), kind="stable")
         return np.asarray(order[np.argmax(self.risks[order], axis=0)], dtype=np.int64)
 
-    def table(self, best: NDArray[np.int64]) -> tuple[Adversary, ...]:
+    def table(self, best: NDArray[np.int64]) -> tuple[ChosenAttack, ...]:
         """Each attack's accuracy on the selection draws, which are fresh to it, after its last stage."""
         last = {name: index for index, (name, _) in enumerate(self.names)}
         chosen = [self.names[index][0] for index in best.tolist()]
         return tuple(
-            Adversary(name, self.names[index][1], 1 - float(self.risks[index].mean()), chosen.count(name))
+            ChosenAttack(name, self.names[index][1], 1 - float(self.risks[index].mean()), chosen.count(name))
             for name, index in last.items()
         )
 

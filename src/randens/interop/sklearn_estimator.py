@@ -24,7 +24,7 @@ from randens.ensemble import RandomizedEnsemble
 from randens.evaluation import AttackedSampling, optimize_sampling
 from randens.interop.sklearn_members import QueriedMember, classifies, sklearn_member
 from randens.threat import Threat
-from randens.training.adversaries import PGD, Start, Victims
+from randens.training.adversaries import Start, TrainingPGD, Victims
 from randens.training.losses import Examples, margin_cross_entropy
 
 __all__ = ["RandomizedEnsembleClassifier"]
@@ -241,7 +241,7 @@ class RandomizedEnsembleClassifier(ClassifierMixin, BaseEstimator):  # type: ign
     def _train(self, x: Tensor, y: Tensor, seed: int) -> list[nn.Module]:
         """BARRE: member m starts from member m − 1 and learns the perturbations that fool members 1..m together."""
         generator = torch.Generator().manual_seed(seed)
-        adversary = PGD(
+        adversary = TrainingPGD(
             self.threat_, "softmax", steps=int(self.steps), step=2.5 * self.threat_.eps / self.steps
         )
         loss, finished = margin_cross_entropy(), list[nn.Module]()

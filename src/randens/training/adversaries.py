@@ -30,7 +30,7 @@ from randens.threat import Threat
 from randens.training.losses import Forward, divergence
 from randens.training.recipe import AdversaryPart
 
-__all__ = ["Adversary", "Arc", "FGSMRS", "NFGSM", "PGD", "Start", "Victims", "adversary"]
+__all__ = ["Adversary", "Arc", "FGSMRS", "NFGSM", "TrainingPGD", "Start", "Victims", "adversary"]
 
 _LEVELS: dict[tuple[str, str], Loss] = {
     ("cross-entropy", "loss"): expected_cross_entropy,
@@ -142,7 +142,7 @@ class Adversary(ABC):
 
 
 @dataclass(frozen=True)
-class PGD(Adversary):
+class TrainingPGD(Adversary):
     """δ ← Π(δ + step·μ_p(∇ objective)), from a random point of the ball of radius `start`·ε (Eq. 95)."""
 
     steps: int
@@ -236,7 +236,7 @@ def adversary(part: AdversaryPart, threat: Threat, level: str) -> Adversary:
     chosen = level if part.level == "auto" else part.level
     if part.name == "pgd":
         step = part.step or threat.eps / 4
-        return PGD(threat, chosen, part.steps, step, part.start, loss=part.loss)
+        return TrainingPGD(threat, chosen, part.steps, step, part.start, loss=part.loss)
     if part.name == "fgsm-rs":
         return FGSMRS(threat, chosen, part.step or 1.25 * threat.eps, loss=part.loss)
     if part.name == "n-fgsm":

@@ -27,7 +27,7 @@ from randens.training.methods import METHODS, Roster, uniform
 from randens.training.osp import attacks_per_choice, due
 from randens.training.recipe import Recipe
 
-__all__ = ["Estimate", "StagePlan", "estimate", "plan"]
+__all__ = ["CostEstimate", "StagePlan", "estimate", "plan"]
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class StagePlan:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class CostEstimate:
     """Member passes by kind, and seconds if passes were measured.
 
     `crafting` passes go back to the input, `training` passes to the weights; `validation` passes are the
@@ -111,7 +111,7 @@ def plan(recipe: Recipe) -> list[StagePlan]:
     return stages
 
 
-def estimate(recipe: Recipe, *, measure: bool = True) -> Estimate:
+def estimate(recipe: Recipe, *, measure: bool = True) -> CostEstimate:
     """Cost of a recipe: member passes and, with `measure`, the time, from a few passes on random images.
 
     Parameters
@@ -141,7 +141,7 @@ def estimate(recipe: Recipe, *, measure: bool = True) -> Estimate:
     if measure:
         craft, train = _measured(recipe, model)
         seconds = craft * (crafting + validation) + train * training
-    return Estimate(crafting, training, validation, flops, parameters, seconds)
+    return CostEstimate(crafting, training, validation, flops, parameters, seconds)
 
 
 def _measured(recipe: Recipe, model: models.Classifier) -> tuple[float, float]:

@@ -42,8 +42,8 @@ from randens.training.osp import due, optimal_sampling_probability
 from randens.training.recipe import Recipe, SamplingPart, load_recipe
 from randens.training.run_files import is_finished, open_folder, rewind_metrics
 from randens.training.schedule import learning_rate
-from randens.training.state import Best, Ledger, Stage, Tally, pack, parameters, part, restore
-from randens.training.validation import Choice, attacked, check_splits, choose, directions
+from randens.training.state import Best, Spent, Stage, Tally, pack, parameters, part, restore
+from randens.training.validation import Validated, attacked, check_splits, choose, directions
 from randens.training.weight_average import average
 from randens.witness.store import WitnessStore
 
@@ -193,7 +193,7 @@ class _Engine:
         self.batches = math.ceil(len(train_data) / recipe.batch_size)
         self.checkpoints = Checkpoints(run.path / "checkpoints")
         self.saved_at = time.monotonic()
-        self.ledger = Ledger()
+        self.ledger = Spent()
         self.finished: list[nn.Module] = []
         self.forwards: dict[nn.Module, Forward] = {}
         self.arithmetic = arithmetic(recipe.precision, crew.device, blueprint())
@@ -380,7 +380,7 @@ class _Engine:
 
     def _choice(
         self, rec: RandomizedEnsemble, part: SamplingPart, store: WitnessStore | None = None
-    ) -> Choice:
+    ) -> Validated:
         """α by the recipe's method on the recipe's split, and what was found there."""
         x, y = self._sampling_data(part)
         if part.method == "osp":
@@ -405,7 +405,7 @@ class _Engine:
         self.ledger.spend(found.cost.forwards, found.cost.backwards)
         return found.to_json()
 
-    def _keep(self, stage: Stage, choice: Choice) -> None:
+    def _keep(self, stage: Stage, choice: Validated) -> None:
         """Remember these weights and α if they are the best so far; later ones win ties."""
         best = stage.best
         better = best is None or (choice.risk, choice.natural) <= (best.risk, best.natural)
@@ -473,7 +473,7 @@ class _Engine:
         self.crew.barrier()
         return rec
 
-    def _summary(self, choice: Choice, rec: RandomizedEnsemble) -> dict[str, Any]:
+    def _summary(self, choice: Validated, rec: RandomizedEnsemble) -> dict[str, Any]:
         profile = choice.pool.profile()
         reach = self._directions(rec)
         members = len(choice.probs)
@@ -604,7 +604,7 @@ class _Engine:
             try:
                 for index in range(checkpoint.position["finished"]):
                     self._add_finished(part(checkpoint.tensors, f"finished.{index}"))
-                self.ledger = Ledger(**checkpoint.position["ledger"])
+                self.ledger = Spent(**checkpoint.position["ledger"])
                 # With fewer members than it was begun with, a run ends with those it has.
                 more = len(self.finished) < self.recipe.members
                 if more and checkpoint.position["stage"] is not None:
@@ -629,7 +629,7 @@ class _Engine:
             "(--set optimizer.lr=… --force continues from there)"
         )
 
-    def _spent(self, choice: Choice) -> Choice:
+    def _spent(self, choice: Validated) -> Validated:
         self.ledger.spend(choice.cost.forwards, choice.cost.backwards)
         return choice
 

@@ -294,7 +294,7 @@ class Features(_Together):
         return craft.passes(2 * victims), training * size
 
 
-class Conflict(_Together):
+class ConflictReward(_Together):
     """AT of every member, and a reward for the value of the linearised game where all margins are positive."""
 
     name = "conflict"
@@ -369,7 +369,7 @@ METHODS: dict[str, type[Method]] = {
         Shared,
         Paths,
         Features,
-        Conflict,
+        ConflictReward,
         Bounded,
         Distil,
     )

@@ -17,7 +17,7 @@ from randens.ensemble import RandomizedEnsemble
 from randens.risk import candidates, project_simplex
 from randens.training.methods import Weights, uniform
 from randens.training.recipe import SamplingPart
-from randens.training.validation import Choice, attacked
+from randens.training.validation import Validated, attacked
 
 __all__ = ["attacks_per_choice", "due", "optimal_sampling_probability"]
 
@@ -50,7 +50,7 @@ def attacks_per_choice(part: SamplingPart, members: int) -> int:
 
 def optimal_sampling_probability(
     rec: RandomizedEnsemble, x: Tensor, y: Tensor, attack: Attack, part: SamplingPart
-) -> Choice:
+) -> Validated:
     """α* by Algorithm 1: from uniform, T_o projected subgradient steps of size a/t, the best α met is returned.
 
     Up to three members the candidates of Theorems 1 and 2 are attacked instead, as the paper does. The witnesses
@@ -64,9 +64,9 @@ def optimal_sampling_probability(
     part : `iterations` is T_o, `step` is a.
     """
     members = len(rec.members)
-    tried: list[Choice] = []
+    tried: list[Validated] = []
 
-    def judge(alpha: Weights) -> Choice:
+    def judge(alpha: Weights) -> Validated:
         tried.append(attacked(rec.with_probs(alpha), x, y, attack))
         return tried[-1]
 
@@ -83,7 +83,7 @@ def optimal_sampling_probability(
     return dataclasses.replace(best, cost=sum((choice.cost for choice in tried), Cost()))
 
 
-def _subgradient(choice: Choice) -> Weights:
+def _subgradient(choice: Validated) -> Weights:
     """g: the share of inputs on which the attack at α fools each member (Algorithm 1, lines 6 to 10)."""
     gradient: Weights = choice.pool.profile().subgradient(choice.probs)
     return gradient

@@ -14,7 +14,7 @@ from randens.training.checkpoint import Checkpoint
 from randens.training.early_stopping import Watch
 from randens.training.methods import Weights
 
-__all__ = ["Best", "Ledger", "Stage", "Tally", "pack", "parameters", "part", "restore"]
+__all__ = ["Best", "Spent", "Stage", "Tally", "pack", "parameters", "part", "restore"]
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Stage:
 
 
 @dataclass
-class Ledger:
+class Spent:
     """What has been spent over all sessions of the run: member passes, seconds, lines of metrics."""
 
     forwards: int = 0
@@ -80,7 +80,7 @@ def parameters(members: Sequence[nn.Module]) -> list[nn.Parameter]:
     return list(dict.fromkeys(p for member in members for p in member.parameters()))
 
 
-def pack(finished: Sequence[nn.Module], stage: Stage | None, ledger: Ledger, batches: int) -> Checkpoint:
+def pack(finished: Sequence[nn.Module], stage: Stage | None, ledger: Spent, batches: int) -> Checkpoint:
     """Everything that decides how the run goes on; random numbers follow from the position alone."""
     tensors: dict[str, Tensor] = {}
     _put(tensors, "finished", [m.state_dict() for m in finished])

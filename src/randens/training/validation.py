@@ -21,11 +21,11 @@ from randens.training.recipe import SamplingPart
 from randens.witness import WitnessPool
 from randens.witness.store import WitnessStore
 
-__all__ = ["Choice", "attacked", "check_splits", "choose", "directions"]
+__all__ = ["Validated", "attacked", "check_splits", "choose", "directions"]
 
 
 @dataclass(frozen=True)
-class Choice:
+class Validated:
     """α on validation data: every witness found, the clean errors of every member, and the member passes spent."""
 
     probs: Weights
@@ -44,14 +44,14 @@ class Choice:
         return self.pool.risk(self.probs)
 
 
-def attacked(rec: RandomizedEnsemble, x: Tensor, y: Tensor, attack: Attack) -> Choice:
+def attacked(rec: RandomizedEnsemble, x: Tensor, y: Tensor, attack: Attack) -> Validated:
     """Attack `rec` at its α on (x, y); ranks share the batches out, and every rank gets the whole result.
 
     A batch's random numbers depend on its number alone, so the number of ranks changes nothing.
     """
     found = attack_data(attack, rec, (x, y), inputs=False)
     clean = found.clean_errors.numpy().mean(axis=0)
-    return Choice(rec.probs.cpu().numpy(), found.pool, clean, found.cost)
+    return Validated(rec.probs.cpu().numpy(), found.pool, clean, found.cost)
 
 
 def directions(rec: RandomizedEnsemble, x: Tensor, y: Tensor, attack: Attack) -> Conflict | None:
@@ -68,7 +68,7 @@ def choose(
     attack: Attack,
     part: SamplingPart,
     store: WitnessStore | None = None,
-) -> Choice:
+) -> Validated:
     """α for `rec`, chosen among the probabilities that were really attacked: the one with the lowest risk.
 
     Cutting planes: optimise on the witnesses known, attack what comes out, and repeat while that brings new ones. The
@@ -87,7 +87,7 @@ def choose(
     clean = known.clean.mean(axis=0)
     if members == 1 or part.method == "uniform":
         attack_at(uniform)
-        return Choice(uniform, known.pool.without_inputs(), clean, known.cost)
+        return Validated(uniform, known.pool.without_inputs(), clean, known.cost)
     method, options = _solver(part, members)
     best = cutting_planes(
         attack_at,
@@ -97,7 +97,7 @@ def choose(
         clean_risks=clean,
         solver=lambda profile: optimal_sampling(profile, method, clean, **options),
     )
-    return Choice(np.array(best.probs), known.pool.without_inputs(), clean, known.cost)
+    return Validated(np.array(best.probs), known.pool.without_inputs(), clean, known.cost)
 
 
 def _solver(part: SamplingPart, members: int) -> tuple[str, dict[str, int]]:
@@ -107,7 +107,7 @@ def _solver(part: SamplingPart, members: int) -> tuple[str, dict[str, int]]:
     return method, {"iterations": part.iterations} if method == "subgradient" else {}
 
 
-def _sweep(rec: RandomizedEnsemble, x: Tensor, y: Tensor, attack: Attack) -> Choice:
+def _sweep(rec: RandomizedEnsemble, x: Tensor, y: Tensor, attack: Attack) -> Validated:
     """The first member's probability over a grid, the rest shared equally, each judged by the attack at that α
     alone: how randomized ensembles were tuned before their risk function was understood."""
     members = len(rec.members)

@@ -36,7 +36,16 @@ from randens.core.files import check_seal, read_json, seal, tensor_checksum, wri
 from randens.threat import Threat
 from randens.witness.pool import WitnessPool, read_tensors
 
-__all__ = ["Answer", "Question", "Recalled", "Work", "WitnessStore", "input_keys", "member_key", "rounded"]
+__all__ = [
+    "KeptAnswer",
+    "Question",
+    "Recalled",
+    "Work",
+    "WitnessStore",
+    "input_keys",
+    "member_key",
+    "rounded",
+]
 
 _FORMAT = "randens-witness-store-1"
 _BYTES = 16  # of a key: enough that two contents never meet
@@ -117,7 +126,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Answer:
+class KeptAnswer:
     """What a store knows about a question on n inputs.
 
     done: bool [n], where the attack was spent. outcome: bool [n, m], its verdicts there. sources [n]. The passes and
@@ -272,7 +281,7 @@ class WitnessStore:
             tuple(r[4] for r in rows),
         )
 
-    def answer(self, question: Question, keys: Keys, threat: Threat, x: Tensor) -> Answer:
+    def answer(self, question: Question, keys: Keys, threat: Threat, x: Tensor) -> KeptAnswer:
         """Where the question has been asked already, and what came out."""
         width = len(question.members)
         done, outcome = np.zeros(len(keys), dtype=bool), np.zeros((len(keys), width), dtype=bool)
@@ -296,7 +305,7 @@ class WitnessStore:
             spent += share * np.array([segment.work[k] for k in ("forwards", "backwards", "seconds")])
             for name, values in segment.work["flags"].items():
                 flags[name] = flags.get(name, np.zeros(width)) + shared * np.asarray(values)
-        return Answer(
+        return KeptAnswer(
             done, outcome, sources, round(float(spent[0])), round(float(spent[1])), float(spent[2]), flags
         )
 
