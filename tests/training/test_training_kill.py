@@ -13,7 +13,8 @@ from tests.training.small_runs import small
 
 from randens.training import train
 
-# Kills itself after a number of steps, or in the middle of a file operation: before the rename of a write.
+# One process imports torch; each run is a fork of it, which kills itself after a number of steps or in the middle of a
+# file operation, before the rename of a write. Printed: how each ended.
 _CHILD = """
 import os, signal, sys
 import torch
@@ -21,7 +22,7 @@ torch.set_num_threads(1)
 from randens.training import train
 from tests.training.small_runs import small
 
-folder, kind, moment = sys.argv[1], sys.argv[2], int(sys.argv[3])
+folder, kind, moment = sys.argv[1], "none", 0
 seen = 0
 
 def die_at(wanted):
@@ -38,17 +39,25 @@ def replace(source, target):
 os.replace = replace
 
 recipe = small(method="barre", members=2, ema=0.9, checkpoint={"seconds": 0}, data={"crop_padding": 1})
-train(recipe, folder, lambda task, done, total: die_at("step") if task == "run" else None)
+for text in sys.argv[2:]:
+    kind, number = text.split(":")
+    moment = int(number)
+    child = os.fork()
+    if child == 0:
+        train(recipe, folder, lambda task, done, total: die_at("step") if task == "run" else None)
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), os.path.exists(folder + "/ensemble"), flush=True)
 """
 
 
-def _run(folder: Path, kind: str, moment: int) -> int:
+def _runs(folder: Path, moments: list[str]) -> list[str]:
     root = Path(__file__).resolve().parents[2]
     paths = os.pathsep.join([str(root / "src"), str(root), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-c", _CHILD, str(folder), kind, str(moment)]
+    command = [sys.executable, "-c", _CHILD, str(folder), *moments]
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, timeout=900, capture_output=True, check=False)
-    return done.returncode
+    done = subprocess.run(command, env=environment, timeout=900, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
 
 
 def test_killed_at_random_moments_a_run_ends_with_identical_bytes(tmp_path: Path) -> None:
@@ -56,11 +65,9 @@ def test_killed_at_random_moments_a_run_ends_with_identical_bytes(tmp_path: Path
     train(recipe, tmp_path / "whole")
     rng = random.Random(2026)
     # The first rename is the manifest's; whatever is there then must not be in the way.
-    moments = [("rename", 1), ("step", rng.randint(1, 12)), ("rename", rng.randint(3, 12))]
-    for kind, moment in moments:
-        assert _run(tmp_path / "killed", kind, moment) == -signal.SIGKILL, (kind, moment)
-        assert not (tmp_path / "killed" / "ensemble").exists()
-    assert _run(tmp_path / "killed", "none", 0) == 0
+    moments = ["rename:1", f"step:{rng.randint(1, 12)}", f"rename:{rng.randint(3, 12)}", "none:0"]
+    ended = _runs(tmp_path / "killed", moments)
+    assert ended == [f"{-signal.SIGKILL} False"] * 3 + ["0 True"]
     for path in sorted((tmp_path / "whole" / "ensemble").iterdir()):
         assert (tmp_path / "killed" / "ensemble" / path.name).read_bytes() == path.read_bytes(), path.name
     left = [p for p in (tmp_path / "killed").rglob(".*") if p.suffix in (".tmp", ".old")]
