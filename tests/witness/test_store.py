@@ -14,14 +14,17 @@ import safetensors.numpy
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.cli.commands import Shell, shell
 from torch import Tensor, nn
 
-from randens import DeterministicEnsemble, Threat, WitnessPool
+from randens import DeterministicEnsemble, RandomizedEnsemble, Threat, WitnessPool, attacks, evaluate
 from randens.core.errors import FileError, InputError
 from randens.core.files import tensor_checksum, write_json
 from randens.witness.store import Question, WitnessStore, Work, _decode, _encode, input_keys, member_key
 
-ROOT = Path(__file__).parents[1]
+__all__ = ["shell"]  # a fixture
+
+ROOT = Path(__file__).parents[2]
 THREAT = Threat("linf", 0.1)
 
 
@@ -290,3 +293,28 @@ def test_notes_are_kept_and_damaged_ones_forgotten(tmp_path: Path) -> None:
     (path,) = tmp_path.glob("notes/*.json")
     path.write_text(path.read_text().replace("0.5", "0.7"))
     assert store.note(asked) is None
+
+
+def test_verify_judges_every_stored_witness(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    member = nn.Sequential(nn.Flatten(), nn.Linear(16, 3)).eval()
+    x, y = inputs(200)
+    attack = attacks.create("pgd", THREAT, steps=2)
+    first = evaluate(RandomizedEnsemble([member]), (x, y), attack, folder=WitnessStore(tmp_path))
+    stored = int(first.errors.sum())
+    assert stored > 100  # many more than the sample that is judged otherwise
+    spent = {
+        verify: evaluate(
+            RandomizedEnsemble([member]), (x, y), attack, folder=WitnessStore(tmp_path, verify=verify)
+        ).now.forwards
+        for verify in (False, True)
+    }
+    assert spent[False] <= 32
+    assert spent[True] >= stored
+
+
+def test_every_command_that_reads_witnesses_can_ignore_or_verify_them(shell: Shell) -> None:
+    for name in ("attack", "evaluate", "sample", "audit", "certify", "curve", "advise"):
+        _, page, _ = shell(name, "--help")
+        assert "--fresh" in page, name
+        assert "--verify" in page, name

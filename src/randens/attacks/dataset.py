@@ -251,7 +251,7 @@ class Knowledge:
         self.inputs = np.zeros((0, 16), dtype=np.uint8) if store is None else input_keys(x, y)
         clean = np.full((len(x), len(rec)), -1, dtype=np.int8)
         if store is not None:
-            clean = self._recall(store, verify)
+            clean = self._recall(store, verify or store.verify)
         rows = np.flatnonzero((clean < 0).any(axis=1))
         if len(rows):
             clean[rows] = self._errors(rows, x[torch.from_numpy(rows)])

@@ -41,6 +41,8 @@ def advise(
         ),
     ] = None,
     subsets: Annotated[bool, typer.Option(help="Measure k of M averaged, too.")] = True,
+    fresh: choices.Fresh = False,
+    verify: choices.Verify = False,
     as_json: Json = False,
 ) -> None:
     """Say what to deploy with the members of RUN: one of them, a drawn one, k of M averaged, or all.
@@ -66,7 +68,7 @@ def advise(
             chosen,
             networks=networks,
             subsets=subsets,
-            folder=subject.store(),
+            folder=subject.store(fresh=fresh, verify=verify),
             progress=progress,
         )
     path = subject.run.write("advice", found.to_json())

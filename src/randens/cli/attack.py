@@ -41,6 +41,7 @@ def attack(
         typer.Option(help="Write a PNG of clean, perturbed and difference there.", show_default=False),
     ] = None,
     fresh: choices.Fresh = False,
+    verify: choices.Verify = False,
     as_json: Json = False,
 ) -> None:
     """Attack the ensemble of RUN with each attack by itself; what they find is kept in its folder `witnesses`.
@@ -67,7 +68,7 @@ def attack(
             )
         if len(chosen) > 1:
             raise InputError("--save-images shows one attack at a time; give a single --attack")
-    store = subject.store(fresh=fresh)
+    store = subject.store(fresh=fresh, verify=verify)
     with workers(device) as crew, bars() as progress:
         subject.rec.to(crew.device)
         results = attack_all(subject.rec, images, chosen, store, progress)

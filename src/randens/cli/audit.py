@@ -32,6 +32,7 @@ def audit(
         Path | None, typer.Option(help="Where the JSON goes; audit.json of the run by default.")
     ] = None,
     fresh: choices.Fresh = False,
+    verify: choices.Verify = False,
     as_json: Json = False,
 ) -> None:
     """Check the ensemble of RUN for masked gradients, randomness and broken laws; exit code 1 if a check fails.
@@ -53,7 +54,7 @@ def audit(
     known = subject.run.path / "evaluation.json"
     evaluation = Evaluation.load(known) if known.is_file() else None
     subject.rec.to(pick_device(device))
-    store = subject.store(fresh=fresh)
+    store = subject.store(fresh=fresh, verify=verify)
     with bars() as progress:
         result = run_audit(
             subject.rec,

@@ -59,7 +59,7 @@ def certify(
     subject = open_subject(run, data=data, norm=norm, eps=choices.number("--eps", eps))
     images = subject.load(split, limit)
     chosen = choices.make_attacks(attack, ("saddle",), subject.threat, settings, seed)
-    store = subject.store(fresh=fresh)
+    store = subject.store(fresh=fresh, verify=verify)
     with bars() as progress:
         attacked = evaluation.evaluate(
             subject.rec,
@@ -68,7 +68,6 @@ def certify(
             deterministic=False,
             chosen_on=subject.chosen_on,
             folder=store,
-            verify=verify,
             progress=progress,
         )
         result = evaluation.certify(

@@ -48,6 +48,8 @@ def curve(
         Path | None,
         typer.Option(help="Where the JSON goes; curve.json of the run by default.", show_default=False),
     ] = None,
+    fresh: choices.Fresh = False,
+    verify: choices.Verify = False,
     as_json: Json = False,
 ) -> None:
     """Draw robust accuracy against ε for the ensemble of RUN, its members and the deterministic ensemble.
@@ -94,7 +96,7 @@ def curve(
             chosen = tuple(attack or ("pgd", "apgd", "arc-r", "saddle"))
             found = evaluation.cost_curve(given, images, chosen, eps=radii[-1], **shared)
         else:
-            store = None if subject is None else subject.store()
+            store = None if subject is None else subject.store(fresh=fresh, verify=verify)
             found = evaluation.curve(
                 given, images, radii, attack, deterministic=deterministic, folder=store, **shared
             )

@@ -133,7 +133,7 @@ def evaluate(
     images = subject.load(split, limit)
     chosen = choices.make_attacks(attack, ("suite",), subject.threat, settings, seed)
     also = {"uniform": None} if uniform and len(subject.rec) > 1 else {}
-    store = subject.store(fresh=fresh)
+    store = subject.store(fresh=fresh, verify=verify)
     with workers(device) as crew, bars() as progress:
         result = evaluation.evaluate(
             subject.rec,
@@ -144,7 +144,6 @@ def evaluate(
             chosen_on=subject.chosen_on,
             device=crew.device,
             folder=store,
-            verify=verify,
             progress=progress,
         )
     if not crew.writes:

@@ -78,7 +78,7 @@ def sample(
     subject = open_subject(run, data=data, norm=norm, eps=choices.number("--eps", eps))
     images = subject.load(split, limit)
     chosen = choices.make_attacks(attack, ("arc-r", "saddle"), subject.threat, settings, seed)
-    store = subject.store(fresh=fresh)
+    store = subject.store(fresh=fresh, verify=verify)
     with workers(device) as crew, bars() as progress:
         subject.rec.to(crew.device)
         found = evaluation.optimize_sampling(
@@ -90,7 +90,6 @@ def sample(
             progress=progress,
             confidence=confidence if method == "confidence" else None,
             folder=store,
-            verify=verify,
         )
     if not crew.writes:
         return

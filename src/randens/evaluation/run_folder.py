@@ -48,9 +48,9 @@ class Subject:
             return None
         return known if np.array_equal(known.probs, self.rec.probs.cpu().numpy()) else None
 
-    def store(self, *, fresh: bool = False) -> WitnessStore:
-        """The run's witnesses; with `fresh` those of earlier calls are ignored, and new ones added all the same."""
-        return WitnessStore(self.run.path / "witnesses", fresh=fresh)
+    def store(self, *, fresh: bool = False, verify: bool = False) -> WitnessStore:
+        """The run's witnesses, read as `WitnessStore` says."""
+        return WitnessStore(self.run.path / "witnesses", fresh=fresh, verify=verify)
 
     @property
     def chosen_on(self) -> dict[str, str]:

@@ -195,14 +195,24 @@ class WitnessStore:
         together with the note of what was spent on them, so that it is spent again when it is asked for again.
     fresh : bool
         Ignore what is there now; what is found is added all the same.
+    verify : bool
+        Whatever reads the store judges every stored witness again, and not a random sample only.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], *, limit: int = _LIMIT, fresh: bool = False) -> None:
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        limit: int = _LIMIT,
+        fresh: bool = False,
+        verify: bool = False,
+    ) -> None:
         if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
             raise InputError(f"limit is {limit!r}; it must be a whole number of bytes ≥ 1")
         self.folder = Path(folder)
         self.limit = limit
         self._fresh = fresh
+        self.verify = verify
         self.notes: list[str] = []
         self._segments: dict[str, _Segment] = {}
         self._cached: tuple[Any, dict[bytes, NDArray[np.int8]], dict[bytes, bool]] | None = None
