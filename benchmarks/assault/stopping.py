@@ -49,7 +49,7 @@ def stops(folder: Path, clients: int, seconds: float = 1.5) -> Iterator[Finding]
     refused = seen.pop(REFUSED, 0)
     note = f"{clients} clients: {statuses(seen)}; then {refused} connections refused"
     yield Finding("stop", "requests that were taken and not answered", seen[CUT], "", 0, note=note)
-    yield Finding("stop", "exit code of the server", code, "", 0)
+    yield Finding("stop", "exit code of the server, minus 143", code - 143, "", 0)
 
 
 def outcome(port: int, content: bytes) -> int:

@@ -18,6 +18,7 @@ _KEPT = {
     "evaluate": _FINISHED_PARTS,
     "quickstart": "what was trained is kept in the run folder; the same command begins a new one",
     "reproduce": "what was trained and measured is kept, and the same command goes on after it",
+    "serve": "every request that was accepted has been answered, and the same command serves again",
     "train": "the last checkpoint is kept in the run folder, and the same command goes on from it",
 }
 _NOTHING = "nothing was written; the same command begins again"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -63,8 +64,8 @@ def serve(
 ) -> None:
     """Serve BUNDLE over HTTP until interrupted: POST /v1/predict, and a page at / to try it.
 
-    Needs the extra `deploy`. Ctrl-C or SIGTERM finishes what was begun and ends
-    with exit code 0.
+    Needs the extra `deploy`. Ctrl-C or SIGTERM answers what was accepted and ends
+    with exit code 130 or 143.
 
     Example: randens serve runs/quickstart-1/bundle --port 8000
     """
@@ -97,8 +98,9 @@ def serve(
         typer.echo("Warning: anybody who reaches this address may use it; see --token-file.", err=True)
     if debug:
         typer.echo("Warning: --debug tells clients which member answered.", err=True)
-    serve_app(create_app(predictor, settings), bound, limits)
-    typer.echo("Stopped.")
+    number = serve_app(create_app(predictor, settings), bound, limits)
+    if number is not None:
+        signal.raise_signal(number)  # ends like every other command
 
 
 def _token(path: Path) -> str:

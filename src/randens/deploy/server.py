@@ -345,14 +345,15 @@ def listen(host: str, port: int) -> socket.socket:
     return bound
 
 
-def serve(app: FastAPI, bound: socket.socket, limits: Limits | None = None) -> None:
-    """Answer requests on a bound socket until SIGINT or SIGTERM; then finish what was begun and return."""
+def serve(app: FastAPI, bound: socket.socket, limits: Limits | None = None) -> int | None:
+    """Answer requests on a bound socket until SIGINT or SIGTERM; then finish what was begun and return the signal."""
     before = sys.getswitchinterval()
     # Threads that decode bodies let the one that answers go on sooner than usual.
     sys.setswitchinterval(_TURN_SECONDS)
     try:
-        with _signals_kept():
+        with _signals_kept() as seen:
             make_server(app, limits or Limits()).run(sockets=[bound])
+        return seen[0] if seen else None
     finally:
         sys.setswitchinterval(before)
 
@@ -405,15 +406,16 @@ def _take_no_more(bound: socket.socket) -> None:
 
 
 @contextlib.contextmanager
-def _signals_kept() -> Iterator[None]:
-    """uvicorn stops gracefully on signals and then raises them again; here stopping was all that was wanted."""
+def _signals_kept() -> Iterator[list[int]]:
+    """uvicorn stops gracefully on signals and then raises them again; here they are noted, for the caller to use."""
+    seen: list[int] = []
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield seen
         return
     wanted = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, lambda *_: None) for number in wanted]
+    before = [signal.signal(number, lambda number, _: seen.append(number)) for number in wanted]
     try:
-        yield
+        yield seen
     finally:
         for number, handler in zip(wanted, before, strict=True):
             signal.signal(number, handler)
