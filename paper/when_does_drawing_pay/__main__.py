@@ -8,13 +8,13 @@ from pathlib import Path
 
 from paper.when_does_drawing_pay.figures import write_figures
 from paper.when_does_drawing_pay.page import write_page
-from paper.when_does_drawing_pay.plan import CELLS, CIFAR
-from paper.when_does_drawing_pay.work import compute, result_of
+from paper.when_does_drawing_pay.plan import CELLS, CIFAR, ZOO
+from paper.when_does_drawing_pay.work import compute, result_of, shipped
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m paper.when_does_drawing_pay", description=__doc__)
-    parser.add_argument("what", nargs="?", choices=("all", "digits", "cifar10", "page"), default="all")
+    parser.add_argument("what", nargs="?", choices=("all", "digits", "cifar10", "zoo", "page"), default="all")
     parser.add_argument("--folder", type=Path, default=Path("runs/when-does-drawing-pay"))
     parser.add_argument(
         "--minutes", type=float, default=float("inf"), help="begin no cell after so many minutes"
@@ -22,7 +22,10 @@ def main() -> None:
     parser.add_argument("--docs", type=Path, default=Path("docs"), help="where the page and figures/ go")
     arguments = parser.parse_args()
     begun = time.monotonic()
-    if arguments.what != "page":
+    if arguments.what in ("all", "zoo"):
+        for ensemble in ZOO:
+            shipped(ensemble)
+    if arguments.what in ("all", "digits", "cifar10"):
         wanted = {"all": (*CELLS, *CIFAR), "digits": CELLS, "cifar10": CIFAR}[arguments.what]
         missing = [cell for cell in wanted if not result_of(cell).is_file()]
         for number, cell in enumerate(missing):

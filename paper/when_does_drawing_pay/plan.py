@@ -10,7 +10,7 @@ from typing import Any
 from randens.training import load_recipe
 from randens.training.recipe import Recipe, recipe_from
 
-__all__ = ["CELLS", "CIFAR", "Cell", "Member"]
+__all__ = ["CELLS", "CIFAR", "ZOO", "Cell", "Member", "Shipped"]
 
 SEEDS = (0, 1, 2)
 LENGTHS = (25, 50, 100, 200, 400, 800)
@@ -112,6 +112,23 @@ class Cell:
         return recipe_from(content)
 
 
+@dataclass(frozen=True)
+class Shipped:
+    """Members of the zoo as one ensemble: nothing is trained, so ResNet-20s can be judged on two cores."""
+
+    label: str
+    entries: tuple[str, ...]
+    k: int = 1
+    data: str = "cifar10"
+    eps: float = 8 / 255
+    images: int = 300
+
+    @property
+    def name(self) -> str:
+        """Of its result."""
+        return f"{self.data}-zoo-{self.label}" + (f"-k{self.k}" if self.k > 1 else "")
+
+
 def _settings(member: Member) -> dict[str, Any]:
     """Recipe of one network: cheap enough that doubling its epochs can be afforded until it gains nothing."""
     if member.data == "cifar10":
@@ -177,4 +194,15 @@ CIFAR: tuple[Cell, ...] = tuple(
         ("joint", None),
         ("paths", None),
     )
+)
+
+_KINDS = (
+    ("iat", ("cifar10-resnet20-at-25", "cifar10-resnet20-at-seed1")),
+    ("barre", ("cifar10-resnet20-barre-m3",)),
+    ("mixed", ("cifar10-resnet20-at-seed1", "cifar10-resnet20-barre-m3")),
+)
+ZOO: tuple[Shipped, ...] = (
+    *(Shipped(label, entries) for label, entries in _KINDS),
+    Shipped("barre", _KINDS[1][1], k=2),
+    Shipped("mixed", _KINDS[2][1], k=2),
 )

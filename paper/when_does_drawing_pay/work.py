@@ -12,14 +12,14 @@ import numpy as np
 import torch
 
 import randens
-from paper.when_does_drawing_pay.plan import Cell, Member
+from paper.when_does_drawing_pay.plan import Cell, Member, Shipped
 from randens.attacks import Attack
 from randens.core.files import write_atomic
 from randens.evaluation import transferred
 from randens.training.recipe import recipe_from
 from randens.witness import WitnessPool
 
-__all__ = ["RESULTS", "compute", "judged", "result_of"]
+__all__ = ["RESULTS", "compute", "judged", "result_of", "shipped"]
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -27,7 +27,7 @@ Say = Callable[[str], None]
 Ensemble = randens.RandomizedEnsemble
 
 
-def result_of(cell: Cell, split: str = "validation") -> Path:
+def result_of(cell: Cell | Shipped, split: str = "validation") -> Path:
     """Where the result of a cell is kept."""
     return RESULTS / f"{cell.name}{'' if split == 'validation' else f'-{split}'}.json"
 
@@ -59,6 +59,35 @@ def compute(cell: Cell, folder: Path, split: str = "validation", say: Say = prin
         "passes": passes,
         "flops": flops,
         **judged(rec, x, y, threat, ("saddle", *(name for name in cell.attacks if name != "saddle"))),
+    }
+    write_atomic(kept, (json.dumps(result, indent=1) + "\n").encode())
+    return result
+
+
+def shipped(cell: Shipped, say: Say = print) -> dict[str, Any]:
+    """The same for members of the zoo: read if it is there, otherwise judged and written."""
+    kept = result_of(cell)
+    if kept.is_file():
+        result: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8"))
+        return result
+    say(f"{cell.name}: judging on validation data")
+    entries = [randens.zoo.entry(name) for name in cell.entries]
+    members = [member for item in entries for member in randens.load(item.run.ensemble).members]
+    rec = Ensemble(members).subsets(cell.k) if cell.k > 1 else Ensemble(members)
+    x, y = randens.data.load(cell.data, "validation")[500 : 500 + cell.images]
+    result = {
+        "cell": cell.name,
+        "method": cell.label,
+        "members": len(rec),
+        "entries": list(cell.entries),
+        "k": cell.k,
+        "eps": cell.eps,
+        "split": "validation",
+        "inputs": len(y),
+        "passes": sum(_passes(item.run.path) for item in entries),
+        "flops": cell.k * randens.models.flops(members[0]),
+        "seed": 0,
+        **judged(rec, x, y, randens.Threat("linf", cell.eps), ("saddle",)),
     }
     write_atomic(kept, (json.dumps(result, indent=1) + "\n").encode())
     return result
