@@ -25,8 +25,10 @@ from paper.when_does_drawing_pay.plan import (
     RADII,
     SEEDS,
     WIDTHS,
+    ZOO,
     Cell,
     Member,
+    Shipped,
 )
 from paper.when_does_drawing_pay.work import result_of
 
@@ -99,7 +101,7 @@ class Group:
         return self.mean(lambda one: float(one["passes"])) / 1e6
 
 
-def group(cells: Iterable[Cell]) -> Group:
+def group(cells: Iterable[Cell | Shipped]) -> Group:
     """The cells that have results; they differ only in their seeds."""
     chosen = list(cells)
     found = [json.loads(result_of(c).read_text(encoding="utf-8")) for c in chosen if result_of(c).is_file()]
@@ -313,6 +315,8 @@ def write_page(target: Path, figures: Mapping[str, str]) -> None:
         axes="\n".join(axes) or "No axis has two values yet.",
         attacks="\n".join(_attacks()),
         cifar=_cifar(),
+        zoo=_zoo(),
+        zoo_images=ZOO[0].images,
         subsets=_subsets(),
         figure_methods=_figure(
             figures, "methods", "Robust accuracy of members, drawn and deterministic ensembles"
@@ -328,6 +332,32 @@ def write_page(target: Path, figures: Mapping[str, str]) -> None:
 
 def _figure(figures: Mapping[str, str], name: str, words: str) -> str:
     return f"![{words}]({figures[name]})" if name in figures else ""
+
+
+def _zoo() -> str:
+    """What drawing, averaging two and averaging all make of members of the zoo."""
+    rows = []
+    for cell in ZOO:
+        one = group([cell]) if cell.k == 1 else Group("", ())
+        if not one:
+            continue
+        twice = group([c for c in ZOO if c.label == cell.label and c.k == 2] or [cell])
+        two = _percent(twice.drawn) if twice and twice.results[0]["k"] == 2 else "–"
+        numbers = (one.members, one.best, one.drawn)
+        rows.append(
+            [
+                ", ".join(f"`{name}`" for name in cell.entries),
+                *(_percent(n) for n in numbers),
+                two,
+                _percent(one.deterministic),
+                _points(one.drawn - one.best),
+                f"{one.reach:.2f}",
+            ]
+        )
+    if not rows:
+        return "Not computed yet: `python -m paper.when_does_drawing_pay zoo`."
+    head = ("entries", *_HEAD[:3], "2 of M", "deterministic", "drawn − best", "reach")
+    return "\n".join(_table(head, rows))
 
 
 def _cifar() -> str:

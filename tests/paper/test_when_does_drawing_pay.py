@@ -189,3 +189,21 @@ def test_the_plateau_is_where_doubling_changes_nothing_any_more(
             work.result_of(cell).write_text(json.dumps(result), encoding="utf-8")
     page.write_page(tmp_path / "page.md", {})
     assert said in (tmp_path / "page.md").read_text(encoding="utf-8")
+
+
+def test_the_page_shows_what_members_of_the_zoo_gain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work, "RESULTS", tmp_path)
+    assert {name for cell in plan.ZOO for name in cell.entries} <= set(randens.zoo.names())
+    assert len({cell.name for cell in plan.ZOO}) == len(plan.ZOO)
+    first = plan.ZOO[1]
+    (twice,) = [cell for cell in plan.ZOO if cell.label == first.label and cell.k == 2]
+    drawn = {first: [0, 1, 1, 0], twice: [0, 0, 1, 0]}
+    for cell, at_once in drawn.items():
+        result = _result(0, ["0110", "0111"], at_once) | {"k": cell.k}
+        work.result_of(cell).write_text(json.dumps(result), encoding="utf-8")
+    page.write_page(tmp_path / "page.md", {})
+    (row,) = [
+        line for line in (tmp_path / "page.md").read_text().splitlines() if f"`{first.entries[0]}`" in line
+    ]
+    # Members 50 and 25 %, drawn 1 − 2/8, two of them 1 − 1/8.
+    assert row.split(" | ")[1:] == ["37.5", "50.0", "75.0", "87.5", "75.0", "+25.0", "0.80 |"]
