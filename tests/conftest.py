@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -16,6 +17,34 @@ with contextlib.suppress(ImportError):
 # Timings on shared cores say nothing; examples are the same at every run, so that a failure can be repeated.
 hypothesis.settings.register_profile("randens", deadline=None, derandomize=True, max_examples=50)
 hypothesis.settings.load_profile("randens")
+
+# Files go whole to one worker or the other, as their tests share what they train and attack. Those that take longest
+# go first, and the short ones at the end fill up what is left: the workers end together.
+LONG = (
+    "tests/docs/test_blocks.py",
+    "tests/attacks/test_attack_laws.py",
+    "tests/training/test_training_showcase.py",
+    "tests/interop/test_examples.py",
+    "tests/interop/test_own_examples.py",
+    "tests/test_wheel.py",
+    "tests/training/test_training_kill.py",
+    "tests/training/test_training_distributed.py",
+    "tests/cli/test_commands.py",
+    "tests/report/test_report_commands.py",
+    "tests/docs/test_site.py",
+    "tests/audit/test_audit.py",
+    "tests/attacks/test_consistency.py",
+    "tests/attacks/test_dataset.py",
+    "tests/certify/test_certify.py",
+    "tests/deploy/test_fuzzing.py",
+)
+_ORDER = {name: place for place, name in enumerate(LONG)}
+_ROOT = Path(__file__).parents[1]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files first; within a file and among the others the order stays."""
+    items.sort(key=lambda item: _ORDER.get(item.path.relative_to(_ROOT).as_posix(), len(LONG)))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
