@@ -52,10 +52,10 @@ rooms: $(VENV)/installed-dev
 	$(BIN)/lint-imports
 
 pytest: $(VENV)/installed-dev
-	$(ONE_THREAD) $(PYTEST) $(WORKERS) --durations 20
+	$(ONE_THREAD) $(PYTEST) $(WORKERS) --slowest 20
 
 slow: $(VENV)/installed-dev
-	$(ONE_THREAD) $(PYTEST) $(WORKERS) -m slow --durations 20
+	$(ONE_THREAD) $(PYTEST) $(WORKERS) -m slow --slowest 20
 
 portable: $(VENV)/installed-dev
 	$(ONE_THREAD) $(OLD) $(PYTEST) $(WORKERS)
