@@ -13,7 +13,7 @@ from tests.evaluation.planted import THREAT, exact, on_a_line
 from randens import RandomizedEnsemble, Threat, attacks, quickstart
 from randens.core.errors import InputError
 from randens.evaluation import Advice, Evaluation, advise, evaluate
-from randens.report.documents import AdviceNote
+from randens.report.load import AdviceNote
 
 
 def opposite(n: int = 60) -> tuple[RandomizedEnsemble, tuple[torch.Tensor, torch.Tensor]]:

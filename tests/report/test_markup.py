@@ -8,7 +8,6 @@ from html.parser import HTMLParser
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from randens.report.charts import ticks
 from randens.report.markup import Markup, element, embedded_json
 

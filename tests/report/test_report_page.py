@@ -21,9 +21,9 @@ from randens.ensemble import RandomizedEnsemble
 from randens.evaluation import difference
 from randens.models import create
 from randens.report import write_report
-from randens.report.comparing import compare, verdict, verdicts
 from randens.report.landscape import MOST_SOLVED
-from randens.report.material import gather, gather_all
+from randens.report.load import load_run, load_runs
+from randens.report.verdicts import compare, verdict, verdicts
 from randens.risk import RiskProfile
 from randens.threat import Threat
 
@@ -216,7 +216,7 @@ def test_training_curves_of_runs_inside_a_run(tmp_path: Path) -> None:
     chosen_run(path / "at", None, epochs=5)
     write_json(path / "at" / "training.json", {"cost": {"forwards": 1234, "backwards": 567, "seconds": 8.0}})
     assert "training at 1,234 567 8 s" in text_of(page_of(path))
-    curves = gather(path).curves
+    curves = load_run(path).curves
     assert [curve.name for curve in curves] == ["at"]
     assert len(curves[0].epochs) == 5
 
@@ -377,14 +377,14 @@ def test_the_verdict_follows_the_numbers(tmp_path: Path, together: float, alone:
     sets = [[(0, 1), (1, 0)] if falls else [(0, 1)] for falls in first]
     profile = RiskProfile.from_configurations(sets)
     chosen_run(tmp_path / "r", dataclasses.replace(result, points=points, profile=profile))
-    assert words in verdict(gather(tmp_path / "r"))
+    assert words in verdict(load_run(tmp_path / "r"))
 
 
 def test_verdicts_name_the_runs(tmp_path: Path) -> None:
     paths = [
         chosen_run(tmp_path / a / "run", chosen_evaluation(2, share=s)) for a, s in (("x", 0.7), ("y", 0.2))
     ]
-    runs = gather_all(paths)
+    runs = load_runs(paths)
     assert [one.name for one in runs] == ["x/run", "y/run"]
     assert "x/run does NOT beat y/run" in verdicts(runs)[1]
 
