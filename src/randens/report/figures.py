@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from randens.core.errors import FileError, InputError, unknown
 from randens.core.files import write_atomic
 from randens.evaluation import Evaluation
+from randens.evaluation.tables import count
 from randens.report import tables
 from randens.report.landscape import solve
 from randens.report.load import LoadedRun, load_run
@@ -176,6 +177,8 @@ def lines(
 
 def scatter(points: Sequence[Inference]) -> Figure:
     """Robust accuracy against FLOPs, on a logarithmic axis: the paper's Figure 1."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
     figure, axes = _axes(3.6, 2.7)
     labelled: set[str] = set()
     several = len({point.run for point in points}) > 1
@@ -191,6 +194,9 @@ def scatter(points: Sequence[Inference]) -> Figure:
         )
         labelled.add(name)
     axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(lambda value, _: count(value))
     axes.set_xlabel("FLOPs per inference")
     axes.set_ylabel("robust accuracy (%)")
     axes.grid(axis="y", color=_GRID, linewidth=0.6)
@@ -204,7 +210,10 @@ def bars(
     rows: Sequence[tuple[str, float, tuple[float, float] | None]], *, x_title: str, digits: int = 1
 ) -> Figure:
     """Horizontal bars: (name, value, interval), the first at the top, each with its value."""
-    figure, axes = _axes(3.6, 0.6 + 0.2 * len(rows))
+    names = [_NOT_XML.sub("", name) for name, _, _ in rows]
+    names = [name if len(name) < 30 else name[:29] + "…" for name in names]
+    left = 0.2 + 0.055 * max(map(len, names))
+    figure, axes = _axes(max(3.6, left + 2), 0.6 + 0.2 * len(rows), left=left, top=0.05)
     values = [value for _, value, _ in rows]
     spans = [span or (value, value) for _, value, span in rows]
     axes.barh(range(len(rows)), values, color=_COLOURS[0], height=0.6)
@@ -218,7 +227,7 @@ def bars(
             textcoords="offset points",
             va="center",
         )
-    axes.set_yticks(range(len(rows)), [name if len(name) < 30 else name[:29] + "…" for name, _, _ in rows])
+    axes.set_yticks(range(len(rows)), names)
     axes.invert_yaxis()
     axes.margins(x=0.12)
     axes.set_xlim(left=0)
@@ -230,7 +239,7 @@ def matrix(values: NDArray[np.float64], colour: int = 0) -> Figure:
     """A square table of shares as shades, in per cent, with numbers while they fit. Rows and columns are members."""
     count = len(values)
     side = min(3.0, 0.7 + 0.36 * count)
-    figure, axes = _axes(side, side)
+    figure, axes = _axes(side, side, bottom=0.05, top=0.4, right=0.05)
     shades = np.empty((count, count, 4))
     shades[..., :3] = [int(_COLOURS[colour][i : i + 2], 16) / 255 for i in (1, 3, 5)]
     shades[..., 3] = 0.6 * np.clip(values, 0, 1)
@@ -242,6 +251,7 @@ def matrix(values: NDArray[np.float64], colour: int = 0) -> Figure:
     axes.set_xticks(places)
     axes.set_yticks(places)
     axes.xaxis.tick_top()
+    axes.xaxis.set_label_position("top")
     axes.tick_params(length=0)
     axes.set_xlabel("member")
     axes.set_ylabel("member")
@@ -250,8 +260,10 @@ def matrix(values: NDArray[np.float64], colour: int = 0) -> Figure:
 
 def upset(sets: Sequence[tuple[tuple[int, ...], int]], members: Sequence[int]) -> Figure:
     """How often exactly these members are fooled together: bars above, the members of each set as joined dots."""
-    figure = _figure(max(1.6, 0.8 + 0.26 * len(sets)), 1.6 + 0.18 * len(members))
-    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[3, max(1, 0.5 * len(members))])
+    dots = 0.18 * len(members)
+    width, height = max(1.8, 0.9 + 0.26 * len(sets)), 1.6 + dots
+    figure, top = _axes(width, height, left=0.75, bottom=0.1 + dots)
+    bottom = figure.add_axes((0.75 / width, 0, 1 - 0.85 / width, dots / height), sharex=top)
     drawn = top.bar(range(len(sets)), [count for _, count in sets], color=_COLOURS[0], width=0.65)
     top.bar_label(drawn, fontsize="small")
     top.set_ylabel("inputs")
@@ -261,7 +273,8 @@ def upset(sets: Sequence[tuple[tuple[int, ...], int]], members: Sequence[int]) -
         bottom.plot([number] * len(inside), inside, "o-", color=_COLOURS[0])
     bottom.set_yticks(range(len(members)), [f"member {m}" for m in members])
     bottom.set_ylim(len(members) - 0.5, -0.5)
-    bottom.set_xticks([])
+    top.tick_params(bottom=False, labelbottom=False)
+    bottom.tick_params(bottom=False, labelbottom=False)
     return figure
 
 
@@ -293,7 +306,7 @@ def _landscape(one: LoadedRun) -> Figure:
     part = profile.restrict(face)
     grid = np.array([(i, j, _FINE - i - j) for i in range(_FINE + 1) for j in range(_FINE + 1 - i)]) / _FINE
     values = np.array([part.risk(p) for p in grid])
-    figure, axes = _axes(3.7, 3.3)
+    figure, axes = _axes(3.7, 3.3, left=0.3)
     x, y = _flat(grid)
     mesh = Triangulation(x, y)
     shaded = axes.tricontourf(mesh, values, levels=24, cmap="cividis")
@@ -344,7 +357,8 @@ def _training(one: LoadedRun) -> Figure:
         raise FileError(f"{one.run.path} has no training curves; they are produced by randens train RECIPE")
     count = len(one.curves)
     figure = _figure(3.6 * count, 2.6)
-    for axes, curve in zip(np.atleast_1d(figure.subplots(1, count)).tolist(), one.curves, strict=True):
+    grid = np.atleast_1d(figure.subplots(1, count, gridspec_kw={"wspace": 0.3}))
+    for axes, curve in zip(grid.tolist(), one.curves, strict=True):
         accuracies, _, begins = tables.training_lines(curve)
         for number, line in enumerate(accuracies):
             x, y = np.array(line.points).T
@@ -380,12 +394,16 @@ FIGURES: dict[str, Callable[[LoadedRun], Figure]] = {
 
 def _drawn(draw: Callable[[], Figure], settings: dict[str, Any], **options: Any) -> bytes:
     from matplotlib import rc_context
+    from matplotlib.text import Text
 
     stream = io.BytesIO()
     with rc_context(settings), warnings.catch_warnings():
         # A browser has the letters that matplotlib's own font lacks.
         warnings.filterwarnings("ignore", message=r"Glyph .* missing from font")
-        draw().savefig(stream, **options)
+        figure = draw()
+        for text in figure.findobj(Text):
+            text.set_text(_NOT_XML.sub("", text.get_text()))
+        figure.savefig(stream, **options)
     return stream.getvalue()
 
 
@@ -421,19 +439,34 @@ def _plain(node: ElementTree.Element, key: str, used: set[str]) -> ElementTree.E
 def _figure(width: float, height: float) -> Figure:
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(width, height), layout="constrained")
+    return Figure(figsize=(width, height))
 
 
-def _axes(width: float, height: float) -> tuple[Figure, Any]:
+def _axes(
+    width: float,
+    height: float,
+    *,
+    left: float = 0.45,
+    bottom: float = 0.4,
+    top: float = 0.2,
+    right: float = 0.1,
+) -> tuple[Figure, Any]:
+    """A figure with one pair of axes inside margins, in inches; finding margins would mean drawing twice."""
     figure = _figure(width, height)
-    return figure, figure.subplots()
+    inside = (left / width, bottom / height, 1 - (left + right) / width, 1 - (bottom + top) / height)
+    return figure, figure.add_axes(inside)
 
 
 def _legend(figure: Figure, axes: Any) -> None:
-    """Below the axes, where it hides no point."""
+    """In a row of its own below the axes, where it hides no point."""
     handles, names = axes.get_legend_handles_labels()
-    columns = 2 if len(names) < 4 and max(map(len, names)) < 32 else 1
-    figure.legend(handles, names, loc="outside lower center", ncols=columns)
+    columns = 2 if max(map(len, names)) < 32 else 1
+    width, height = figure.get_size_inches()
+    more = 0.17 * -(-len(names) // columns)
+    x, y, wide, high = axes.get_position().bounds
+    figure.set_size_inches(width, height + more)
+    axes.set_position((x, (y * height + more) / (height + more), wide, high * height / (height + more)))
+    figure.legend(handles, names, loc="lower center", ncols=columns)
 
 
 def _flat(probs: Any) -> tuple[Any, Any]:

@@ -39,7 +39,7 @@ def write_report(
     """
     loaded = load_runs(runs)
     target = loaded[0].run.path / "report.html" if output is None else Path(output)
-    content = render(loaded).encode()
+    content = render(loaded).encode("utf-8", "replace")
     if len(content) > MOST_BYTES:
         raise InputError(
             f"the report on {len(loaded)} runs has {len(content) / 1e6:.1f} MB; at most {MOST_BYTES / 1e6:g} MB open "
