@@ -64,6 +64,7 @@ Method = Literal[
     "barre",
     "bat",
     "joint",
+    "columns",
     "shared",
     "paths",
     "features",
@@ -224,7 +225,8 @@ class Recipe(_Part):
     """Everything that decides a training run.
 
     `first` takes the first member, or the first few, from earlier runs; method "at" trains it on. `weight` is the
-    share of common examples of "shared" and "bounded", or how much the own term of "paths" and "conflict" counts.
+    share of common examples of "shared" and "bounded" and of the attacker's of "columns", or how much the own term of
+    "paths" and "conflict" counts.
     """
 
     method: Method
@@ -290,11 +292,17 @@ class Recipe(_Part):
             raise ValueError(
                 f"first names {len(self.given)} runs; method 'distil' needs all {self.members} members as teachers"
             )
-        if self.weight is not None and self.method not in ("shared", "bounded", "paths", "conflict"):
+        if self.weight is not None and self.method not in (
+            "shared",
+            "bounded",
+            "paths",
+            "conflict",
+            "columns",
+        ):
             raise ValueError(f"weight is {self.weight}; method {self.method!r} has no weight")
-        if self.method == "shared" and self.weight is not None and self.weight > 1:
+        if self.method in ("shared", "bounded", "columns") and self.weight is not None and self.weight > 1:
             raise ValueError(
-                f"weight is {self.weight}; for method 'shared' it is a share of the batch, at most 1"
+                f"weight is {self.weight}; for method {self.method!r} it is a share of the batch, at most 1"
             )
         if self.method == "features" and self.members < 2:
             raise ValueError(f"members is {self.members}; method 'features' needs at least 2")
