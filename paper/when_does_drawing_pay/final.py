@@ -80,7 +80,7 @@ def compare(cell: Cell, folder: Path, say: Say = print) -> None:
             "drawn_validation": validated["pooled"]["drawn"],
             "single_robust": single.robust_accuracy,
             "single_fooled": "".join("01"[int(bit)] for bit in single.pool.foolable[:, 0]),
-            **judged(rec, x, y, threat, (PORTFOLIO,)),
+            **judged(rec, x, y, threat, (PORTFOLIO,), alone_by="saddle"),
         }
         write_result(result_of_final(one.seed), result)
 

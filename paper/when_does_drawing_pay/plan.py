@@ -211,7 +211,7 @@ CELLS: tuple[Cell, ...] = tuple(dict.fromkeys(_cells()))
 
 def singles(seed: int) -> list[Member]:
     """Every single network of the base's size by AT, to the plateau and beyond: one of them is the best."""
-    longer = [Cell(member=Member(epochs=epochs), seed=seed) for epochs in LENGTHS if epochs > BASE]
+    longer = [Cell(member=Member(epochs=epochs), members=2, seed=seed) for epochs in LENGTHS if epochs > BASE]
     return [*Cell(members=MANY, seed=seed).base(), *(member for cell in longer for member in cell.base())]
 
 

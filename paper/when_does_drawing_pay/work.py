@@ -105,14 +105,20 @@ def _data(name: str, split: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def judged(
-    rec: Ensemble, x: torch.Tensor, y: torch.Tensor, threat: randens.Threat, names: Sequence[str]
+    rec: Ensemble,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    threat: randens.Threat,
+    names: Sequence[str],
+    alone_by: str | None = None,
 ) -> dict[str, Any]:
     """Robust accuracies by every attack of `names`, and by the pool of all witnesses.
 
     The attacks run on every member alone, on the ensemble drawn evenly, and on the deterministic ensemble. What is
     found on one of them is shown to all: the pooled numbers. Only these compare an ensemble with its members without
     favour, because an attack on several members at once has to find more than an attack on one. For the same reason
-    the attack on the ensemble has one more restart than those on its members.
+    the attack on the ensemble has one more restart than those on its members. alone_by: another, cheaper attack for the
+    members alone, where only the ensemble is compared; the ensemble's attack then has no restart more.
     """
     alone = [Ensemble([member]) for member in rec.members]
     averaged = Ensemble([randens.DeterministicEnsemble(list(rec.members))])
@@ -121,8 +127,10 @@ def judged(
     pools: list[WitnessPool] = []
     for name in names:
         attack = _attack(name, threat)
-        single = [attack(one, x, y) for one in alone]
-        joint = dataclasses.replace(attack, restarts=attack.restarts + 1)(rec, x, y)
+        by = attack if alone_by is None else _attack(alone_by, threat)
+        single = [by(one, x, y) for one in alone]
+        more = attack.restarts + (alone_by is None)
+        joint = dataclasses.replace(attack, restarts=more)(rec, x, y)
         mean = attack(averaged, x, y)
         pools += [found.pool for found in (*single, joint, mean)]
         by_attack[name] = {
