@@ -32,7 +32,7 @@ from pydantic import (
 
 from randens.attacks.base import current_name
 from randens.core.errors import FileError, InputError, unknown
-from randens.risk.candidates import MAX_CANDIDATE_MEMBERS
+from randens.risk.candidate_sets import MAX_CANDIDATE_MEMBERS
 from randens.threat import Threat
 
 if sys.version_info >= (3, 11):
