@@ -294,6 +294,7 @@ class AuditNote(Document):
     checks: list[AuditCheck]
 
 
+_METHODS = {"mrboost": "MRBoost", **{name: name.upper() for name in ("at", "iat", "barre", "bat", "osp")}}
 Kind = TypeVar("Kind", bound=Document)
 Part = TypeVar("Part")
 
@@ -308,7 +309,10 @@ class Curve:
 
 @dataclass(frozen=True, eq=False)
 class LoadedRun:
-    """A run as the report sees it. Parts that are missing are None; `problems` says which could not be read."""
+    """A run as the report sees it. Parts that are missing are None; `problems` says which could not be read.
+
+    passes: member passes to train it, 0 where they are not recorded.
+    """
 
     run: Run
     name: str
@@ -322,20 +326,14 @@ class LoadedRun:
     advice: AdviceNote | None = None
     trainings: tuple[tuple[str, TrainingNote], ...] = ()
     curves: tuple[Curve, ...] = ()
+    passes: float = 0.0
     problems: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def method(self) -> str:
-        """How the run was trained, in capitals as in the paper; "" if it does not say."""
-        recipe = self.run.manifest.get("recipe")
-        method = recipe.get("method") if isinstance(recipe, Mapping) else None
-        names = {"mrboost": "MRBoost", "joint": "joint"}
-        return names.get(str(method), str(method).upper()) if method else ""
-
-    @property
-    def passes(self) -> float:
-        """Member passes of all training in this folder; 0 where none is recorded."""
-        return sum(note.cost.get(key, 0.0) for _, note in self.trainings for key in ("forwards", "backwards"))
+        """How the run was trained, spelled as in the paper; "" if it does not say."""
+        method = _recipe(self.run).get("method")
+        return _METHODS.get(str(method), str(method)) if method else ""
 
 
 def load_runs(paths: Sequence[str | os.PathLike[str]]) -> tuple[LoadedRun, ...]:
@@ -374,6 +372,7 @@ def load_run(path: str | os.PathLike[str], name: str | None = None) -> LoadedRun
         advice=extra("advice", lambda: _read(run, "advice", AdviceNote)),
         trainings=extra("cost", lambda: _trainings(run)) or (),
         curves=extra("training", lambda: _curves(run)) or (),
+        passes=extra("cost", lambda: _passes(run)) or 0.0,
         problems=problems,
     )
 
@@ -401,6 +400,31 @@ def _curves(run: Run) -> tuple[Curve, ...]:
 def _trainings(run: Run) -> tuple[tuple[str, TrainingNote], ...]:
     notes = ((one.path.name, _read(one, "training", TrainingNote)) for one in _inside(run))
     return tuple((name, note) for name, note in notes if note is not None)
+
+
+def _passes(run: Run) -> float:
+    """Member passes to train the run: of the training by its own method, and of the runs that this began with.
+
+    Another network in the folder, such as a baseline that it is compared with, does not count.
+    """
+    notes = {one.path.name: (one, _read(one, "training", TrainingNote)) for one in _inside(run)}
+    method = _recipe(run).get("method")
+    counted: dict[str, TrainingNote] = {}
+    for name, (one, note) in notes.items():
+        if note is None or not (one.path == run.path or note.method == method):
+            continue
+        counted[name] = note
+        first = _recipe(one).get("first") or []
+        for path in [first] if isinstance(first, str) else first:
+            before = notes.get(Path(str(path)).name, (one, None))[1]
+            if before is not None:
+                counted[Path(str(path)).name] = before
+    return sum(note.cost.get(key, 0.0) for note in counted.values() for key in ("forwards", "backwards"))
+
+
+def _recipe(run: Run) -> Mapping[str, Any]:
+    recipe = run.manifest.get("recipe")
+    return recipe if isinstance(recipe, Mapping) else {}
 
 
 def _inside(run: Run) -> list[Run]:
