@@ -416,7 +416,7 @@ FIGURES: dict[str, Callable[[LoadedRun], Figure]] = {
 """What `write_figure` draws, by name."""
 
 
-def _drawn(draw: Callable[[], Figure], settings: dict[str, Any], **options: Any) -> bytes:
+def _drawn(draw: Callable[[], Figure], settings: Any, **options: Any) -> bytes:
     from matplotlib import rc_context
     from matplotlib.text import Text
 
