@@ -16,6 +16,7 @@ from torch import Tensor
 
 from randens.attacks.base import Attack, register
 from randens.attacks.game import solve_game
+from randens.attacks.plans import planned
 from randens.attacks.search import Search
 from randens.ensemble import to_layout
 from randens.threat import Region
@@ -39,6 +40,9 @@ def climb(s: Search, sweep: int, resisted: Tensor, reach: Reach) -> None:
         missing = ~resisted & ~s.best_errors & (s.probs > 0)
         order = order - 2.0 * missing * (order == _largest(order, missing))
         chosen = missing.any(dim=1)
+    elif s.restart == 0:
+        # Heavy members first; equal ones in random order.
+        order = 1e-9 * order - s.probs
     order = order.argsort(dim=1)
     point = s.start()
     errors = s.clean_errors.clone() if s.restart == 0 else torch.zeros_like(s.clean_errors)
@@ -46,6 +50,10 @@ def climb(s: Search, sweep: int, resisted: Tensor, reach: Reach) -> None:
         rows = s.unfinished
         member = order[rows, position]
         fresh = chosen[rows] & ~errors[rows, member] & (s.probs[member] > 0)
+        # Not worth a pass: sets that cannot become heavier than the best, of members known to be foolable.
+        coming = torch.zeros_like(errors[rows]).scatter(1, order[rows, position:], True)
+        heaviest = (errors[rows] | coming).double() @ s.probs
+        fresh &= (heaviest > s.best_value[rows] + 1e-9) | ~s.foolable[rows, member]
         rows, member = rows[fresh], member[fresh]
         if not len(rows):
             continue
@@ -58,6 +66,15 @@ def climb(s: Search, sweep: int, resisted: Tensor, reach: Reach) -> None:
         errors[rows[success]] = fooled[success]
         alone = ~success & (targets.sum(dim=1) == 1)
         resisted[rows[alone], member[alone]] = True
+
+
+def attempt(s: Search, reach: Reach, iterations: int, kappa: float) -> None:
+    """Go from the clean input for the heaviest set that the members' linear models there do not rule out."""
+    rows, targets = planned(s, iterations, kappa)
+    if len(rows):
+        _, errors = reach(s, rows, s.x[rows], targets)
+        missed = ~(errors | ~targets).all(dim=1)
+        s.refuse(rows[missed], targets[missed])
 
 
 def _largest(order: Tensor, among: Tensor) -> Tensor:
@@ -192,6 +209,8 @@ class Lattice(Attack):
         for sweep in range(self.orders):
             elsewhere = s.random_start()
             reach = partial(descend, steps=self.steps, step=self.step, kappa=self.kappa, elsewhere=elsewhere)
+            if sweep:
+                attempt(s, reach, 40, self.kappa)
             climb(s, sweep, resisted, reach)
 
 
@@ -245,4 +264,6 @@ class Saddle(Attack):
         )
         resisted = torch.zeros_like(s.foolable)
         for sweep in range(self.orders):
+            if sweep:
+                attempt(s, reach, self.iterations, self.kappa)
             climb(s, sweep, resisted, reach)
