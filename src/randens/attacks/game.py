@@ -59,9 +59,7 @@ def solve_game(
     batch with.
     """
     counts = support.sum(dim=1)
-    solution = Solution(
-        delta.clone(), c.new_zeros(len(c)), c.new_zeros(len(c)), torch.zeros_like(c)
-    )
+    solution = Solution(delta.clone(), c.new_zeros(len(c)), c.new_zeros(len(c)), torch.zeros_like(c))
     single = (counts == 1).nonzero().flatten()
     if len(single):
         target = support[single].int().argmax(dim=1)
@@ -72,12 +70,12 @@ def solve_game(
     several = several[counts[several].argsort(stable=True)]
     width = max(1, _CACHED // max(1, a.shape[1] * a.shape[2]))
     for rows in several.split(width) if len(several) else ():
-        columns = support[rows].int().argsort(dim=1, descending=True, stable=True)[:, : int(counts[rows].max())]
+        columns = (
+            support[rows].int().argsort(dim=1, descending=True, stable=True)[:, : int(counts[rows].max())]
+        )
         inside = support[rows].gather(1, columns)
         matrix = a[rows.unsqueeze(1), columns] * inside.unsqueeze(2)
-        part = _play(
-            c[rows].gather(1, columns), matrix, inside, domain[rows], delta[rows], iterations
-        )
+        part = _play(c[rows].gather(1, columns), matrix, inside, domain[rows], delta[rows], iterations)
         _store(solution, rows, part)
         solution.weights[rows] = torch.zeros_like(solution.weights[rows]).scatter(1, columns, part.weights)
     return solution
@@ -90,7 +88,9 @@ def _store(solution: Solution, rows: Tensor, part: Solution) -> None:
 def _alone(c: Tensor, slope: Tensor, domain: Region, delta: Tensor) -> Solution:
     """One target per row: c [k], slope [k, d]. A slope of zero moves nothing."""
     best = torch.where(slope == 0, delta, domain.lowest(slope))
-    return Solution(best, c + (slope * best).sum(dim=1), c + domain.floor(slope), torch.ones_like(c).unsqueeze(1))
+    return Solution(
+        best, c + (slope * best).sum(dim=1), c + domain.floor(slope), torch.ones_like(c).unsqueeze(1)
+    )
 
 
 def _play(
