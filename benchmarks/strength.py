@@ -1,8 +1,8 @@
 """Strength of attacks where the optimum is known: linear members in conflict, share of inputs solved exactly.
 
 M = 5, d = 20, ensembles of twenty inputs per norm, from the generators that the tests use: with equal probabilities,
-and (`unequal`) with α from a Dirichlet distribution and every member foolable alone. The figure is the share of inputs on
-which the attack reaches the exact optimum; seconds are ours against the exact solver's.
+and (`unequal`) with α from a Dirichlet distribution and every member foolable alone. The figure is the share of inputs
+on which the attack reaches the exact optimum; seconds are ours against the exact solver's.
 
     python -m benchmarks.strength                    # two ensembles of each kind, the attacks as they come
     python -m benchmarks.strength --ensembles 10     # the tables of docs/attacks.md
