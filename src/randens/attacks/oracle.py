@@ -257,17 +257,20 @@ class Oracle(Ledger):
         z = torch.stack(outputs).detach().requires_grad_(True)
         value = loss(z, self.y[rows], weights.to(self.device))
         (slopes,) = torch.autograd.grad(value.sum(), z)
-        gradient = torch.zeros_like(inputs)
+        usable = []
         # Member by member, at the same cost: one with NaN gradients must not silence the others, and one
         # without any must be seen among them.
         for position, index in enumerate(chosen):
             own = _pull_back(outputs[position], slopes[position], inputs)
             # A loss may be flat by design where a member is fooled already; that hides nothing.
             fooled = self._fooled(z[position].detach(), self.y[rows])
-            gradient += self._usable(rows, own, [index], watched=~fooled)
+            usable.append(self._usable(rows, own, [index], watched=~fooled))
         self.cost.backwards += len(points) * sum(self._passes[i] for i in chosen)
         self._learn_logits(rows, points, z.detach(), chosen)
-        return gradient.detach()
+        gradient = usable[0]
+        for other in usable[1:]:
+            gradient = gradient + other
+        return gradient
 
     def _shared_gradient(
         self, rows: Tensor, inputs: Tensor, loss: Loss, chosen: Sequence[int], weights: Tensor
@@ -446,9 +449,10 @@ class Oracle(Ledger):
         self, rows: Tensor, gradient: Tensor, chosen: Sequence[int], watched: Tensor | None = None
     ) -> Tensor:
         """Flag inputs whose gradient is NaN, or exactly zero where `watched`; NaN becomes 0, which moves nothing."""
-        flat = gradient.detach().flatten(1)
-        bad = ~torch.isfinite(flat).all(dim=1)
-        zero = (flat == 0).all(dim=1)
+        gradient = gradient.detach()
+        # One pass over the gradient, in its own layout; NaN and infinity reach the norm.
+        largest = torch.linalg.vector_norm(gradient, torch.inf, dim=tuple(range(1, gradient.dim())))
+        bad, zero = ~torch.isfinite(largest), largest == 0
         if watched is not None:
             zero &= watched
         if bool(bad.any()) or bool(zero.any()):
@@ -456,7 +460,7 @@ class Oracle(Ledger):
                 self.nan_gradient[rows[bad].cpu(), index] = True
                 self.no_gradient[rows[zero].cpu(), index] = True
             gradient = torch.where(torch.isfinite(gradient), gradient, torch.zeros_like(gradient))
-        return gradient.detach()
+        return gradient
 
 
 def _around_rounded(threat: Threat, rounded: Tensor, x: Tensor) -> Threat:
