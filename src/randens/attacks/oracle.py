@@ -406,7 +406,7 @@ class Oracle(Ledger):
         gradients = []
         for g in range(near.shape[1]):
             last = g == near.shape[1] - 1
-            gradient = _pull_back(chosen[:, g], torch.ones_like(chosen[:, g]), inputs, keep=not last)
+            gradient = _pull_back(chosen[:, g], 1.0, inputs, keep=not last)
             gradients.append(self._usable(rows, gradient, [index]))
         self.cost.backwards += len(points) * near.shape[1] * self._passes[index]
         return chosen.detach(), torch.stack(gradients, dim=1), self._fooled(z.detach(), self.y[rows])
@@ -451,6 +451,8 @@ class Oracle(Ledger):
         """Flag inputs whose gradient is NaN, or exactly zero where `watched`; NaN becomes 0, which moves nothing."""
         gradient = gradient.detach()
         # One pass over the gradient, in its own layout; NaN and infinity reach the norm.
+        if not gradient[:1].numel():
+            return gradient
         largest = torch.linalg.vector_norm(gradient, torch.inf, dim=tuple(range(1, gradient.dim())))
         bad, zero = ~torch.isfinite(largest), largest == 0
         if watched is not None:
@@ -480,9 +482,11 @@ def _around_rounded(threat: Threat, rounded: Tensor, x: Tensor) -> Threat:
     return threat.scaled(left)
 
 
-def _pull_back(output: Tensor, slope: Tensor, inputs: Tensor, *, keep: bool = False) -> Tensor:
+def _pull_back(output: Tensor, slope: Tensor | float, inputs: Tensor, *, keep: bool = False) -> Tensor:
     """slope·∂output/∂inputs; zero, which is flagged, where the output does not depend on the inputs."""
     if not output.requires_grad:
         return torch.zeros_like(inputs)
-    (gradient,) = torch.autograd.grad(output, inputs, slope, retain_graph=keep, allow_unused=True)
+    # Not by grad_outputs: torch compares their shapes with a library that takes a second to import.
+    value = (output * slope).sum()
+    (gradient,) = torch.autograd.grad(value, inputs, retain_graph=keep, allow_unused=True)
     return torch.zeros_like(inputs) if gradient is None else gradient
