@@ -80,8 +80,7 @@ class Ledger:
         if len(rows):
             slot = self._refused.new_zeros(self.n, 1, self.members)
             slot[rows, 0] = sets
-            self.resistance = torch.zeros(self.n, self.members, dtype=torch.int64, device=self.device)
-        self._refused = torch.cat([self._refused, slot], dim=1)
+            self._refused = torch.cat([self._refused, slot], dim=1)
 
     def refused(self, rows: Tensor, sets: Tensor) -> Tensor:
         """Bool [k, S]: which of `sets` [S, M] contain one that was refused for its input."""
