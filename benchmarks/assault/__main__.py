@@ -30,7 +30,7 @@ def run(part: str, folder: Path, quick: bool) -> Iterator[Finding]:
     elif part == "stop":
         yield from stopping.stops(folder, clients=4 if quick else 16)
     elif part == "readers":
-        yield from readers.findings(folder, count=100 if quick else 1000)
+        yield from readers.findings(folder, count=200 if quick else 1000)
     elif part == "lock":
         yield from processes.writers(folder)
     elif part == "signals":

@@ -37,7 +37,7 @@ from starlette.requests import ClientDisconnect
 from randens._version import __version__
 from randens.core.errors import InputError, RandensError
 from randens.deploy.batching import Batcher
-from randens.deploy.connections import HEAD_BYTES, protocol
+from randens.deploy.connections import UNREAD_BYTES, protocol
 from randens.deploy.decoding import Decoder, Refused
 from randens.deploy.intake import Intake
 from randens.deploy.limits import Limits
@@ -336,6 +336,8 @@ def listen(host: str, port: int) -> socket.socket:
         raise InputError(f"host is {host!r}, which is no address of this machine ({error})") from error
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Connections inherit it.
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNREAD_BYTES)
         bound.bind((host, port))
         # From here on clients may connect; they are answered as soon as the server runs.
         bound.listen(_BACKLOG)
@@ -378,7 +380,6 @@ def make_server(app: FastAPI, limits: Limits) -> uvicorn.Server:
             backlog=_BACKLOG,
             timeout_keep_alive=5,
             timeout_graceful_shutdown=int(np.ceil(limits.stop_seconds)),
-            h11_max_incomplete_event_size=HEAD_BYTES,
         )
     )
 
