@@ -63,6 +63,7 @@ _EXTRAS = {
     **dict.fromkeys(
         (
             "fastapi",
+            "httptools",
             "msgspec",
             "onnx",
             "onnxruntime",
