@@ -27,7 +27,9 @@ from randens.deploy.bundle import Bundle
 __all__ = ["Decoder", "Refused"]
 
 _LONGEST_HEADER = 1024
-_SMALL = 1 << 12  # bytes of a JSON body that may be looked at in one step, and again to say what is wrong with it
+_SMALL = (
+    1 << 12
+)  # bytes of a JSON body that may be looked at in one step, and again to say what is wrong with it
 _LARGEST = float(np.finfo(np.float32).max)
 _PIECE = 1 << 18  # bytes looked at in one step
 _SPACE = rb"[ \t\r\n]{0,256}"
