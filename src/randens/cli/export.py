@@ -28,6 +28,9 @@ def export(
     attack: choices.Attacks = None,
     settings: choices.Settings = None,
     limit: Annotated[int, typer.Option(help="Test inputs on which int8 is measured.")] = 256,
+    samples: Annotated[
+        int, typer.Option(help="Validation pictures to put into the bundle for the page of `serve`.")
+    ] = 10,
     data: choices.Data = None,
     norm: choices.Norm = None,
     eps: choices.Eps = None,
@@ -52,7 +55,7 @@ def export(
     chosen = choices.make_attacks(attack, ("pgd", "arc-r"), subject.threat, settings, seed)
     measured = subject.load("test", limit)
     with bars() as progress:
-        made = [export_bundle(subject.rec, real, target, progress=progress)]
+        made = [export_bundle(subject.rec, real, target, samples=samples, progress=progress)]
         if int8:
             coarse = quantize(
                 made[0],

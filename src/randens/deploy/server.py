@@ -58,7 +58,7 @@ __all__ = [
     "serve",
 ]
 
-_PATHS = ("/", "/v1/predict", "/v1/model", "/healthz", "/metrics", "/openapi.json")
+_PATHS = ("/", "/v1/predict", "/v1/model", "/v1/samples", "/healthz", "/metrics", "/openapi.json")
 _INLINE = 1 << 12  # larger bodies are decoded in a thread, so that others need not wait
 _DECODERS = 2
 _BACKLOG = 1024
@@ -137,6 +137,14 @@ class Model(BaseModel):
     limits: dict[str, float]
     debug: bool
     version: str
+
+
+class SamplePicture(BaseModel):
+    """A picture from the bundle: its true label and a PNG file in base64."""
+
+    label: int
+    name: str
+    png: str
 
 
 class Health(BaseModel):
@@ -303,6 +311,14 @@ def create_app(predictor: Predictor, settings: Settings | None = None) -> FastAP
             debug=chosen.debug,
             version=__version__,
         )
+
+    @app.get("/v1/samples", responses=refusals, dependencies=guarded)
+    async def samples() -> list[SamplePicture]:
+        """Pictures that the bundle has for trying it; the page shows them."""
+        return [
+            SamplePicture(label=sample.label, name=bundle.classes[sample.label], png=sample.png)
+            for sample in bundle.samples
+        ]
 
     @app.get("/healthz", responses={503: {"model": Problem}})
     async def healthz() -> Health:
