@@ -207,7 +207,7 @@ def test_model_health_and_interface(usual: Running) -> None:
     assert len(model["checksum"]) == 64
     assert usual.client.get("/healthz").json() == {"status": "ok"}
     document = usual.client.get("/openapi.json").json()
-    assert set(document["paths"]) == {"/v1/predict", "/v1/model", "/healthz", "/metrics"}
+    assert set(document["paths"]) == {"/v1/predict", "/v1/model", "/v1/samples", "/healthz", "/metrics"}
     body = document["paths"]["/v1/predict"]["post"]["requestBody"]["content"]
     assert list(body) == model["content_types"]
     assert body["application/json"]["schema"]["properties"]["inputs"]["maxItems"] == 16
