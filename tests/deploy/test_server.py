@@ -298,6 +298,7 @@ def test_the_token_guards_what_it_should(tmp_path: Path) -> None:
             for response in (
                 client.post("/v1/predict", json=body, headers=headers),
                 client.get("/v1/model", headers=headers),
+                client.get("/v1/samples", headers=headers),
                 client.get("/metrics", headers=headers),
             ):
                 assert response.status_code == 401

@@ -25,6 +25,7 @@ UNREAD_BYTES = 64 << 10
 
 # Pieces of a body: 1,024, and one more for every 64 bytes. Each costs as much as a kilobyte does.
 _PIECES, _PIECE_BYTES = 1024, 64
+_TURN = 32 << 10
 _FRESH_SECONDS = 1.0
 _REASON = b'{"detail":"too many connections are open; try later"}'
 _FULL = (
@@ -55,6 +56,8 @@ def protocol(limits: Limits) -> type[HttpToolsProtocol]:
             super().connection_made(transport)
             # Every byte that the client has not taken starts the clock, also while the connection is being closed.
             transport.set_write_buffer_limits(0)
+            # Of asyncio's own transports: bytes taken from a socket before it is another one's turn.
+            transport.max_size = _TURN
             self._since = self.loop.time()
             if len(self.connections) > limits.connections and not self._close_oldest():
                 transport.write(_FULL)

@@ -405,6 +405,9 @@ def make_server(app: FastAPI, limits: Limits) -> uvicorn.Server:
         uvicorn.Config(
             app,
             http=protocol(limits),
+            # Its transports can be told how much to take from a socket at a time. uvloop's take 256 KiB, and where many
+            # send large bodies all others wait.
+            loop="asyncio",
             ws="none",
             lifespan="on",
             log_level="error",
