@@ -12,7 +12,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from randens.cli.main import _app, available
+from randens.cli.main import VERBS, _app
 
 PACKAGE = Path(__file__).parents[2] / "src" / "randens"
 ROOMS = (
@@ -73,7 +73,8 @@ def _page(module: str, source: Path) -> str:
     blocks = [f"# {module}\n\n{about}\n"]
     if module == "randens":
         # Names that a room exports are documented there.
-        there = {n: h.split(".")[1] for n, h in homes.items() if h.split(".")[1] in ROOMS and n not in ROOMS}
+        rooms = {n: h.removeprefix("randens.").removeprefix("core.").split(".")[0] for n, h in homes.items()}
+        there = {n: room for n, room in rooms.items() if room in ROOMS and n not in ROOMS}
         homes = {
             n: h for n, h in homes.items() if n not in there and n not in ROOMS and not n.startswith("_")
         }
@@ -119,7 +120,7 @@ def on_page_markdown(markdown: str, page: Page, **kwargs: Any) -> str:
 
 
 def _commands() -> Iterator[str]:
-    for verb in available():
+    for verb in VERBS:
         group = typer.main.get_command(_app([verb]))
         command = getattr(group, "commands", {})[verb]
         inner = getattr(command, "commands", None)
