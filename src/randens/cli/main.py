@@ -76,6 +76,7 @@ _EXTRAS = {
     **dict.fromkeys(
         (
             "fastapi",
+            "httptools",
             "msgspec",
             "onnx",
             "onnxruntime",
