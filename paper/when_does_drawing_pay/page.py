@@ -112,7 +112,7 @@ def group(cells: Iterable[Cell | Shipped]) -> Group:
     """The cells that have results; they differ only in their seeds."""
     chosen = list(cells)
     found = [json.loads(result_of(c).read_text(encoding="utf-8")) for c in chosen if result_of(c).is_file()]
-    return Group(chosen[0].label, tuple(found))
+    return Group(chosen[0].label if chosen else "", tuple(found))
 
 
 def _like(
@@ -260,6 +260,17 @@ def _bootstrap(per_image: Numbers) -> tuple[float, float]:
     return float(low), float(high)
 
 
+def _by_count() -> list[str]:
+    """The methods' tables, one for each number of members that has results."""
+    lines = []
+    for members in (MANY, MEMBERS):
+        found = methods(members)
+        if found:
+            single = _like("continued", members=members) or _like(members=members)
+            lines += [f"{members} members:", "", *_methods(found, single)]
+    return lines or ["Not computed yet."]
+
+
 def _verdict() -> str:
     found = final()
     if not found.results:
@@ -276,7 +287,7 @@ def _verdict() -> str:
         f"{100 * TARGET:.0f} points or more. "
     )
     if count < len(FINAL_SEEDS):
-        said += f"Only {count} of {len(FINAL_SEEDS)} seeds are computed so far. "
+        return f"{said}Only {count} of {len(FINAL_SEEDS)} seeds are computed so far."
     goal = f"{100 * TARGET:.0f} points in {len(FINAL_SEEDS) - 1} of {len(FINAL_SEEDS)} seeds"
     met = found.seeds >= len(FINAL_SEEDS) - 1
     return f"{said}The target, {goal}, is {'met' if met else 'missed'}."
@@ -392,7 +403,7 @@ def write_page(target: Path, figures: Mapping[str, str]) -> None:
         image=f"{100 / images:.1f}",
         done=sum(result_of(cell).is_file() for cell in CELLS),
         cells=len(CELLS),
-        methods="\n".join(_methods(methods(), _like("continued"))),
+        methods="\n".join(_by_count()),
         axes="\n".join(axes) or "No axis has two values yet.",
         attacks="\n".join(_attacks()),
         cifar=_cifar(),
