@@ -21,9 +21,9 @@ from randens.ensemble import RandomizedEnsemble
 from randens.evaluation import difference
 from randens.models import create
 from randens.report import write_report
-from randens.report.comparing import compare, verdict, verdicts
 from randens.report.landscape import MOST_SOLVED
-from randens.report.material import gather, gather_all
+from randens.report.load import load_run, load_runs
+from randens.report.verdicts import compare, verdict, verdicts
 from randens.risk import RiskProfile
 from randens.threat import Threat
 
@@ -31,8 +31,8 @@ TITLES = (
     "Results",
     "Robustness against compute",
     "Risk landscape",
+    "Which members are fooled together",
     "What to deploy",
-    "Who falls together",
     "Robustness over ε",
     "Attacks compared",
     "Audit",
@@ -79,6 +79,7 @@ def test_numbers_in_the_table_are_the_evaluation_s(tmp_path: Path) -> None:
 
 def test_nothing_is_loaded_and_nothing_foreign_runs(trained_run: Path) -> None:
     page = page_of(trained_run)
+    assert "<svg" in page
     assert not re.search(r"""(src|href|action|data)\s*=\s*["'](?!data:|\#)""", page.split("<script>")[0])
     assert "@import" not in page
     assert "url(" not in page[page.index("<style>") : page.index("</style>")]
@@ -87,7 +88,7 @@ def test_nothing_is_loaded_and_nothing_foreign_runs(trained_run: Path) -> None:
     )
     policy = re.search(r'Content-Security-Policy" content="([^"]+)"', page)
     assert policy is not None
-    allowed = policy.group(1).replace("&#x27;", "'")
+    allowed = policy.group(1).replace("&#39;", "'")
     assert "default-src 'none'" in allowed
     assert "unsafe" not in allowed
     for kind, pattern in (("script-src", r"<script>(.*?)</script>"), ("style-src", r"<style>(.*?)</style>")):
@@ -216,7 +217,7 @@ def test_training_curves_of_runs_inside_a_run(tmp_path: Path) -> None:
     chosen_run(path / "at", None, epochs=5)
     write_json(path / "at" / "training.json", {"cost": {"forwards": 1234, "backwards": 567, "seconds": 8.0}})
     assert "training at 1,234 567 8 s" in text_of(page_of(path))
-    curves = gather(path).curves
+    curves = load_run(path).curves
     assert [curve.name for curve in curves] == ["at"]
     assert len(curves[0].epochs) == 5
 
@@ -304,7 +305,7 @@ def test_differences_between_runs_are_paired_over_the_same_inputs(tmp_path: Path
     expected = difference(1 - two.risk, 1 - one.risk)
     shown = f"{100 * expected.value:+.1f} ({100 * expected.low:+.1f} to {100 * expected.high:+.1f})"
     assert f'<span class="bad">{shown}</span>' in page
-    assert "one beats two by" in text_of(page)
+    assert f"one is {100 * abs(expected.value):.1f} points more robust than two (" in text_of(page)
     assert page.count('data-landscape="data-') == 2
 
 
@@ -354,8 +355,8 @@ def test_unpaired_intervals_cover_the_truth() -> None:
 @pytest.mark.parametrize(
     ("together", "alone", "words"),
     [
-        (0.2, 0.4, "20.0 points more than its best member alone, member 0 ("),
-        (0.4, 0.2, "20.0 points LESS than its best member alone"),
+        (0.2, 0.4, "Drawing pays: 20.0 points more than its best member alone, member 0 ("),
+        (0.4, 0.2, "Drawing does not pay: 20.0 points LESS than its best member alone"),
         (
             0.390,
             0.395,
@@ -377,16 +378,16 @@ def test_the_verdict_follows_the_numbers(tmp_path: Path, together: float, alone:
     sets = [[(0, 1), (1, 0)] if falls else [(0, 1)] for falls in first]
     profile = RiskProfile.from_configurations(sets)
     chosen_run(tmp_path / "r", dataclasses.replace(result, points=points, profile=profile))
-    assert words in verdict(gather(tmp_path / "r"))
+    assert words in verdict(load_run(tmp_path / "r"))
 
 
 def test_verdicts_name_the_runs(tmp_path: Path) -> None:
     paths = [
         chosen_run(tmp_path / a / "run", chosen_evaluation(2, share=s)) for a, s in (("x", 0.7), ("y", 0.2))
     ]
-    runs = gather_all(paths)
+    runs = load_runs(paths)
     assert [one.name for one in runs] == ["x/run", "y/run"]
-    assert "x/run does NOT beat y/run" in verdicts(runs)[1]
+    assert re.search(r"^x/run is \d+\.\d points less robust than y/run \(95% interval", verdicts(runs)[1])
 
 
 def test_bad_lists_of_runs(tmp_path: Path) -> None:
@@ -422,3 +423,75 @@ def test_attacks_that_found_more_than_the_evaluation_are_pointed_out(
         document["together"]["value"] = together
         write_json(folder / "report" / "attacks.json", seal(document))
         assert ("its attacks were not the strongest" in page_of(folder)) is said
+
+
+def header_of(page: str) -> str:
+    found = re.search(r"<header.*?</header>", page, flags=re.S)
+    assert found is not None
+    return " ".join(re.sub(r"<[^>]+>", " ", found.group(0)).split())
+
+
+def test_the_headline_comes_first_and_its_number_once(tmp_path: Path) -> None:
+    drawn = chosen_evaluation(3, probs=[0.5, 0.25, 0.25])
+    header = header_of(page_of(chosen_run(tmp_path / "drawn", drawn)))
+    number = f"{100 * drawn.robust:.1f} %"
+    assert header.count(number) == 1
+    assert f"Robust accuracy {number} (95% interval" in header
+    assert "digits test, 200 inputs, attacked with saddle, linf ε = 0.1." in header
+    fixed = chosen_evaluation(3, probs=[0, 1, 0])
+    page = page_of(chosen_run(tmp_path / "fixed", fixed))
+    assert '<p class="verdict">α selects member 1: nothing is drawn.' in page
+    assert header_of(page).count(f"{100 * fixed.robust:.1f} %") == 1
+
+
+def test_every_number_names_what_it_is_about(tmp_path: Path) -> None:
+    one, two = chosen_evaluation(2), chosen_evaluation(2, n=50, data="mnist")
+    text = text_of(page_of(chosen_run(tmp_path / "one", one), chosen_run(tmp_path / "two", two)))
+    about = {
+        "one": "digits test, 200 inputs, attacked with saddle, linf ε = 0.1",
+        "two": "mnist test, 50 inputs, attacked with saddle, linf ε = 0.1",
+    }
+    both = "; ".join(f"{name}: {said}" for name, said in about.items())
+    assert text.count(both) == 2  # the table of results, robustness against compute
+    for said in about.values():
+        assert text.count(said) >= 4  # landscape, fooled together, worst cases found
+
+
+def test_comparisons_name_methods_and_training_budgets(tmp_path: Path) -> None:
+    """The equal-budget network is named; without one the page says that it is missing."""
+    whole = chosen_run(tmp_path / "quickstart-1", chosen_evaluation(3, share=0.2))
+    alone = chosen_run(whole / "at", chosen_evaluation(1, share=0.7), method="at")
+    for path, method, passes in ((alone, "at", 100), (whole / "barre", "barre", 210)):
+        if path != alone:
+            chosen_run(path, None, method=method)
+        cost = {"forwards": passes, "backwards": passes, "seconds": 1.0}
+        write_json(path / "training.json", {"method": method, "cost": cost})
+    said = verdicts(load_runs([whole, alone]))
+    assert re.fullmatch(r"BARRE is \d+\.\d points more robust than AT \(95% interval \+.*\)\.", said[1])
+    assert "AT is not an equal-budget baseline: training BARRE took 2.1 times its member passes." in said[2]
+    # What the second training began with belongs to its budget.
+    manifest = json.loads((whole / "barre" / "manifest.json").read_text())
+    manifest["recipe"]["first"] = str(alone)
+    write_json(whole / "barre" / "manifest.json", seal(manifest))
+    assert load_run(whole).passes == 620
+    write_json(
+        alone / "training.json", {"method": "at", "cost": {"forwards": 630, "backwards": 0, "seconds": 1.0}}
+    )
+    manifest["recipe"]["first"] = None
+    write_json(whole / "barre" / "manifest.json", seal(manifest))
+    write_json(
+        whole / "barre" / "training.json",
+        {"method": "barre", "cost": {"forwards": 600, "backwards": 40, "seconds": 1.0}},
+    )
+    assert verdicts(load_runs([whole, alone]))[2].startswith("AT: the equal-budget baseline")
+
+
+def test_a_curve_that_disagrees_with_the_evaluation_is_pointed_out(trained_run: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "r"
+    shutil.copytree(trained_run, folder)
+    document = json.loads((folder / "report" / "radii.json").read_text())
+    robust = float(load_run(folder).evaluation.robust)  # type: ignore[union-attr]
+    for value, said in ((robust, False), (robust + 0.01, True)):
+        document["radii"][1]["robust"]["value"] = value
+        write_json(folder / "report" / "radii.json", seal(document))
+        assert ("one of them is older than the other" in page_of(folder)) is said
