@@ -14,8 +14,8 @@ from randens.core.errors import InputError
 from randens.core.runs import Run
 from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble, load
 from randens.training import estimate, train
+from randens.training.alpha import floored
 from randens.training.cost import plan
-from randens.training.engine import _floored
 from randens.training.methods import METHODS, Roster, uniform
 
 
@@ -226,4 +226,4 @@ def test_adversarial_training_goes_on_from_a_given_member(tmp_path: Path) -> Non
 def test_the_member_in_training_keeps_its_share(
     probs: list[float], floor: float, expected: list[float]
 ) -> None:
-    assert _floored(np.array(probs), floor).tolist() == pytest.approx(expected)
+    assert floored(np.array(probs), floor).tolist() == pytest.approx(expected)
