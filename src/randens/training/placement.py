@@ -54,7 +54,7 @@ class Placement:
 
     def wrapped(self, trained: Sequence[nn.Module]) -> list[Forward]:
         """How members in training are run for a step of their weights."""
-        return [self._forward(self.crew.wrap(self._compiled(member))) for member in trained]
+        return [self.forward(self.crew.wrap(self._compiled(member))) for member in trained]
 
     def victims(self, method: Method, roster: Roster) -> Victims:
         """Those that the training adversary attacks."""
@@ -64,7 +64,7 @@ class Placement:
             if member not in self._forwards:
                 # Finished members never change: their BatchNorm is folded into the convolutions once.
                 fast = folded(member) if member in roster.finished else member
-                self._forwards[member] = self._forward(self._compiled(fast))
+                self._forwards[member] = self.forward(self._compiled(fast))
         return Victims.of(members, weights, [self._forwards[member] for member in members])
 
     def forget(self) -> None:
@@ -83,7 +83,9 @@ class Placement:
     def _compiled(self, member: nn.Module) -> Any:
         return torch.compile(member) if self.blueprint.recipe.compile else member
 
-    def _forward(self, member: Forward) -> Forward:
+    def forward(self, member: Forward) -> Forward:
+        """How a member is run: in the recipe's precision, with logits in float32."""
+
         def forward(x: Tensor) -> Tensor:
             with self.arithmetic():
                 z = member(x)
