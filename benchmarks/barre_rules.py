@@ -96,8 +96,8 @@ def recipe(data: str, method: str, members: int, seed: int, rule: str, first: Pa
     )
 
 
-def run(data: str, folder: Path, sizes: Sequence[int], seeds: Sequence[int]) -> None:
-    """Train and measure whatever is missing, of the ensembles with `sizes` members by `seeds`."""
+def run(data: str, folder: Path, sizes: Sequence[int], seeds: Sequence[int], rules: Sequence[str]) -> None:
+    """Train and measure whatever is missing, of the ensembles with `sizes` members by `seeds` and `rules`."""
     settings = SETTINGS[data]
     whole, held = (randens.data.load(data, split) for split in ("train", "validation"))
     if settings["images"] is not None:
@@ -107,7 +107,7 @@ def run(data: str, folder: Path, sizes: Sequence[int], seeds: Sequence[int]) -> 
     for members, seed in wanted:
         first = folder / f"{data}-at-{seed}"
         train(recipe(data, "at", 1, seed, "printed", None), first, data=(whole, held))
-        for rule in settings["rules"]:
+        for rule in (rule for rule in settings["rules"] if rule in rules):
             place = folder / f"{data}-{rule}-{members}-{seed}"
             train(recipe(data, "barre", members, seed, rule, first), place, data=(whole, held))
             if not (place / "rule.json").exists():
@@ -197,9 +197,10 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, nargs="+", default=[Path("runs/barre-rules")])
     parser.add_argument("--members", type=int, nargs="+", default=[2, 4], help="sizes to train")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="seeds to train")
+    parser.add_argument("--rules", choices=sorted(RULES), nargs="+", default=sorted(RULES), help="rules to train")
     given = parser.parse_args()
     if given.what == "train":
-        run(given.data, given.folder[0], given.members, given.seeds)
+        run(given.data, given.folder[0], given.members, given.seeds, given.rules)
     elif given.what == "collect":
         collect(given.folder)
     else:
