@@ -178,10 +178,32 @@ def table() -> str:
     return "\n".join(lines)
 
 
+def comparison() -> str:
+    """Released minus printed, drawn evenly, for every data set and size with both, over the seeds of both."""
+    content = json.loads(RESULTS.read_text(encoding="utf-8"))["runs"]
+    said = []
+    for data in SETTINGS:
+        for members in SETTINGS[data]["seeds"]:
+            even = {
+                (r["rule"], r["seed"]): r["even"][1]
+                for r in content
+                if (r["data"], r["members"]) == (data, members)
+            }
+            gaps = [
+                value - even["printed", seed]
+                for (rule, seed), value in even.items()
+                if rule == "released" and ("printed", seed) in even
+            ]
+            if gaps:
+                said.append(f"{data}, M = {members}: {100 * np.mean(gaps):+.1f}")
+    return f"Released minus printed, drawn evenly, in points: {'; '.join(said)}."
+
+
 def page(text: str) -> str:
-    """The text of docs/paper.md with the table between its two marks."""
+    """The text of docs/paper.md with the table and the comparison between its two marks."""
     before, rest = text.split(_MARKS[0])
-    return f"{before}{_MARKS[0]}\n{table()}\n{_MARKS[1]}{rest.split(_MARKS[1])[1]}"
+    made = f"{table()}\n\n{comparison()}"
+    return f"{before}{_MARKS[0]}\n{made}\n{_MARKS[1]}{rest.split(_MARKS[1])[1]}"
 
 
 def _spread(values: list[float]) -> str:
@@ -197,7 +219,9 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, nargs="+", default=[Path("runs/barre-rules")])
     parser.add_argument("--members", type=int, nargs="+", default=[2, 4], help="sizes to train")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="seeds to train")
-    parser.add_argument("--rules", choices=sorted(RULES), nargs="+", default=sorted(RULES), help="rules to train")
+    parser.add_argument(
+        "--rules", choices=sorted(RULES), nargs="+", default=sorted(RULES), help="rules to train"
+    )
     given = parser.parse_args()
     if given.what == "train":
         run(given.data, given.folder[0], given.members, given.seeds, given.rules)
