@@ -74,26 +74,28 @@ class _FirstFailure:
 
 
 def killer(folder: Path, mutant: Mapping[str, Any]) -> str:
-    """The first test that fails with the mutant in place, "" if none does.
-
-    The tests run in a child process that inherits the packages loaded here.
-    """
+    """The first test that fails with the mutant in place, "" if none does."""
     original = mutate(folder, mutant)
-    context = multiprocessing.get_context("fork")
-    told, tell = context.Pipe(duplex=False)
-    child = context.Process(target=_tested, args=(folder, mutant["tests"], tell))
     try:
-        child.start()
-        tell.close()
-        child.join(_SECONDS)
-        if child.is_alive():
-            child.kill()
-            child.join()
-            return "a test that never ended"
+        return first_failure(folder, mutant["what"], mutant["tests"])
     finally:
         (folder / mutant["file"]).write_text(original, encoding="utf-8")
+
+
+def first_failure(folder: Path, what: str, tests: Sequence[str]) -> str:
+    """The first of the tests that fails, "" if none does; in a child that inherits the packages loaded here."""
+    context = multiprocessing.get_context("fork")
+    told, tell = context.Pipe(duplex=False)
+    child = context.Process(target=_tested, args=(folder, tests, tell))
+    child.start()
+    tell.close()
+    child.join(_SECONDS)
+    if child.is_alive():
+        child.kill()
+        child.join()
+        return "a test that never ended"
     if child.exitcode not in (0, 1):
-        raise SystemExit(f"{mutant['what']}: pytest could not run its tests (exit code {child.exitcode})")
+        raise SystemExit(f"{what}: pytest could not run its tests (exit code {child.exitcode})")
     return str(told.recv()) if child.exitcode == 1 else ""
 
 
@@ -160,6 +162,11 @@ def main() -> int:
                 shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
             else:
                 shutil.copy(source, folder / name)
+        # A test that fails anyway would kill everything.
+        left = [m for m in chosen if _name(folder, m) not in kept]
+        tests = sorted({test for mutant in left for test in mutant["tests"]})
+        if tests and (failed := first_failure(folder, "no mutant", tests)):
+            raise SystemExit(f"{failed} fails without any mutant; mend that first")
         for mutant in chosen:
             key = _name(folder, mutant)
             if key not in kept:
