@@ -30,7 +30,7 @@ from randens.training.cost import plan
 from randens.training.initial_members import Blueprint, seed_for
 from randens.training.journal import Journal
 from randens.training.losses import Forward, passes, training_loss
-from randens.training.methods import METHODS, Lesson, Roster
+from randens.training.methods import METHODS, Lesson, Roster, uniform
 from randens.training.placement import Placement
 from randens.training.recipe import DataPart
 from randens.training.run_files import write_summary
@@ -94,6 +94,11 @@ class Engine:
                 f"members is {self.recipe.members}; {self.run.path} holds {len(self.finished)} already"
             )
         while stage is not None or len(self.finished) < sum(self.sizes):
+            if self.method.studies and self.finished and not self._studied():
+                self.say(
+                    f"member {len(self.finished)} did not lower the value of the game: no more are added"
+                )
+                break
             stage = stage or self._begin()
             self._run_stage(stage)
             self._conclude(stage)
@@ -118,6 +123,21 @@ class Engine:
         averaged = [self.place.new(state=m.state_dict()) for m in trained] if self.recipe.ema else trained
         probs = self.alpha.start(before + len(trained))
         return Stage(number, before, trained, averaged, sgd(trained, self.recipe.optimizer), probs)
+
+    def _studied(self) -> bool:
+        """What the method learns from the finished members before the next one, on training images drawn once."""
+        images = torch.randperm(len(self.train_data), generator=self._generator("study"))
+        images = images[: self.recipe.sampling.size].sort().values
+        x, y = self.train_data[images]
+        craft = adversary(self.recipe.adversary, self.threat, self.method.level)
+        point = craft.begin(x, self._generator("study", len(self.finished)))
+        x, y, point = (values.to(self.crew.device) for values in (to_layout(x), y, to_layout(point)))
+        weights = torch.from_numpy(uniform(len(self.finished))).to(self.crew.device)
+        forwards = [self.place.forward(member) for member in self.finished]
+        finished = Victims.of(self.finished, weights, forwards)
+        spent = len(x) * craft.passes(len(finished.members))
+        self.journal.spent.spend(spent, spent)
+        return self.method.study(craft, finished, Start(x, y, point, images=images))
 
     def _run_stage(self, stage: Stage) -> None:
         """Epochs until the end, or until the checkpoint rule ends it early."""
@@ -176,7 +196,8 @@ class Engine:
         with contextlib.ExitStack() as crafting:
             for member in stage.trained:
                 crafting.enter_context(frozen(member))
-            start = Start(x, y, point, seed_for(self.recipe.seed, "arc", *where, self.crew.rank))
+            seed = seed_for(self.recipe.seed, "arc", *where, self.crew.rank)
+            start = Start(x, y, point, seed, rows[own])
             made = self.method.examples(craft, victims, start, learners)
         x_adv = [to_layout(points.detach()) for points in made]
         forwards = [wrapped[index] for index in learners]
