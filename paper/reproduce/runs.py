@@ -229,8 +229,8 @@ def reproduce(
 
     training: train what is missing; by default only at the digits scale. limit: the number of test inputs. device:
     where members are trained and attacked. names: train these runs only (None: all); the others are used if they are
-    there. Writes reproduction.md, reproduction.tex, reproduction.json and the figures into `runs`. Interrupted, the same
-    call continues.
+    there. Writes reproduction.md, reproduction.tex, reproduction.json and the figures into `runs`. Interrupted, the
+    same call continues.
     """
     begun = time.perf_counter()
     report = silent if progress is None else progress

@@ -69,7 +69,8 @@ class Victims:
 
     def some(self, indices: Sequence[int]) -> Victims:
         """A few of them, drawn evenly."""
-        members, forwards = (tuple(every[i] for i in indices) for every in (self.members, self.forwards))
+        members = tuple(self.members[i] for i in indices)
+        forwards = tuple(self.forwards[i] for i in indices)
         return Victims(members, forwards, torch.full_like(self.probs[: len(indices)], 1 / len(indices)))
 
     def logits(self, x: Tensor) -> Tensor:
