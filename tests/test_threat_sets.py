@@ -78,6 +78,9 @@ def test_a_projection_by_hand() -> None:
     threat = Threat("l1", 1.0)
     x = torch.tensor([[0.0, 0.5]])
     torch.testing.assert_close(threat.project(torch.tensor([[1.0, 2.5]]), x), torch.tensor([[0.5, 1.0]]))
+    # The region keeps the box by itself, before any clipping.
+    near = Region.around(x.double(), threat).project(torch.tensor([[1.0, 2.0]], dtype=torch.float64))
+    torch.testing.assert_close(near, torch.tensor([[0.5, 0.5]], dtype=torch.float64))
     free = Threat("l1", 1.0, None)
     torch.testing.assert_close(free.project(torch.tensor([[1.0, 2.5]]), x), torch.tensor([[0.0, 1.5]]))
 
