@@ -1,10 +1,10 @@
-"""How far the cells of the digits scale lie apart between seeds, and how far a page made again may lie from the page.
+"""How far pages of the digits scale lie apart when they are made again, on another machine or with another seed.
 
-    python -m paper.reproduce.noise train --folder runs/noise     # one group of runs, one folder for each seed
-    python -m paper.reproduce.noise collect --folder runs/noise   # writes paper/reproduce/noise.json
+    randens reproduce --scale digits --runs runs/again --seed 1 --page again.md
+    python -m paper.reproduce.noise docs/reproduce.md again.md         # writes paper/reproduce/noise.json
 
-On another processor training takes another course from the first rounding on, as it does with another seed. So two
-pages differ in a cell by about √2 times the standard deviation over seeds.
+With another seed training takes another course, and on another processor it does so from the first rounding on. So two
+pages differ in a cell by about √2 times the standard deviation over pages.
 """
 
 from __future__ import annotations
@@ -17,18 +17,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from scipy.stats import t as student
+
 from randens.core.files import write_json
 
 __all__ = ["GROUPS", "Noise", "cells", "group", "noise"]
 
 RESULTS = Path(__file__).with_name("noise.json")
-SEEDS = (0, 1, 2)
 GROUPS = tuple(
     (data, network) for data in ("cifar10", "cifar100") for network in ("resnet20", "mobilenetv1", "resnet18")
 )
-MEASURED = ("cifar10", "mobilenetv1")
-"""The group whose spread is measured: the cheapest one that fills all kinds of cells."""
-
 KINDS = {
     "A_nat": "natural accuracy",
     "A_rob": "robust accuracy",
@@ -40,19 +38,22 @@ Key = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class Noise:
-    """Standard deviations over seeds in points, one for each kind of cell, pooled over `cells` of them each."""
+    """Standard deviations over pages in points, one for each kind of cell, pooled over `cells` of them each."""
 
     deviations: Mapping[str, float]
     cells: Mapping[str, int]
-    seeds: Sequence[int]
+    pages: int
 
     def limit(self, kind: str, count: int, error: float = 0.01) -> float:
-        """By how many points the largest of `count` differences may exceed 0, with probability 1 − `error`."""
-        z = statistics.NormalDist().inv_cdf(1 - error / (2 * max(1, count)))
-        return z * math.sqrt(2) * self.deviations[kind]
+        """How large the largest of `count` differences of two pages may be, with probability 1 − `error`.
+
+        Most cells move little, and a member that ends in another optimum moves by many points: Student's t with four
+        degrees of freedom and the variance of a difference, 2·deviation².
+        """
+        return float(student.ppf(1 - error / (2 * max(1, count)), 4)) * self.deviations[kind]
 
     def mean_limit(self, kind: str) -> float:
-        """By how many points cells may differ on average: twice the mean distance of two seeds."""
+        """By how many points cells may differ on average: twice the mean distance of two pages."""
         return 2 * 2 / math.sqrt(math.pi) * self.deviations[kind]
 
     @property
@@ -60,15 +61,15 @@ class Noise:
         """For the page."""
         parts = ", ".join(f"{self.deviations[kind]:.1f} ({text})" for kind, text in KINDS.items())
         return (
-            f"Over {len(self.seeds)} seeds a cell has a standard deviation of {parts} points, measured with the "
-            "perceptron at ε = 0.1; on another processor, where training takes another course, cells differ alike."
+            f"Made again, with training on another course, a cell has a standard deviation of {parts} points "
+            f"({self.pages} pages, {sum(self.cells.values())} cells)."
         )
 
 
 def noise() -> Noise:
     """What was measured."""
     content = json.loads(RESULTS.read_text(encoding="utf-8"))
-    return Noise(content["deviations"], content["cells"], content["seeds"])
+    return Noise(content["deviations"], content["cells"], content["pages"])
 
 
 def kind(heading: str) -> str:
@@ -104,7 +105,7 @@ def group(data: str, network: str) -> list[str]:
     return [run.name for run in plan("digits") if (run.wanted.data, run.wanted.network) == (data, network)]
 
 
-def spread(pages: Sequence[str], seeds: Sequence[int]) -> Noise:
+def spread(pages: Sequence[str]) -> Noise:
     """Pooled standard deviations of the cells that all pages have."""
     found = [cells(page) for page in pages]
     shared = sorted(set.intersection(*(set(page) for page in found)))
@@ -112,7 +113,7 @@ def spread(pages: Sequence[str], seeds: Sequence[int]) -> Noise:
     for key in shared:
         variances[kind(key[2])].append(statistics.variance([page[key] for page in found]))
     pooled = {name: math.sqrt(_mean(values)) for name, values in variances.items()}
-    return Noise(pooled, {name: len(values) for name, values in variances.items()}, seeds)
+    return Noise(pooled, {name: len(values) for name, values in variances.items()}, len(pages))
 
 
 def _mean(values: Iterable[float]) -> float:
@@ -121,19 +122,11 @@ def _mean(values: Iterable[float]) -> float:
 
 
 def main() -> None:
-    """Train the runs, or write down their spread."""
-    from paper.reproduce.runs import reproduce
-
+    """Write down the spread of the pages given."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("what", choices=("train", "collect"))
-    parser.add_argument("--folder", type=Path, default=Path("runs/noise"))
+    parser.add_argument("pages", type=Path, nargs="+", help="at least two")
     given = parser.parse_args()
-    pages = []
-    for seed in SEEDS:
-        names = group(*MEASURED) if given.what == "train" else []
-        pages.append(reproduce("digits", given.folder / str(seed), seed=seed, names=names).page())
-    if given.what == "collect":
-        write_json(RESULTS, vars(spread(pages, SEEDS)))
+    write_json(RESULTS, vars(spread([path.read_text(encoding="utf-8") for path in given.pages])))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ from typing import Any
 
 from paper.reproduce.figures import figure1, figure4, points, save
 from paper.reproduce.measure import Measured, Settings, measure
-from paper.reproduce.noise import noise
 from paper.reproduce.tables import (
     DATA,
     METHODS,
@@ -141,6 +140,9 @@ class Reproduction:
 
     def findings(self) -> list[str]:
         """What the tables say, in numbers that are computed from them."""
+        # Here, for the package is imported by `python -m paper.reproduce.noise`, too.
+        from paper.reproduce.noise import noise
+
         best = self.tables[0]
         robust = [i for i, (_, name) in enumerate(best.columns) if name == "A_rob"]
         rows = {row.labels[:2]: row for row in best.rows}

@@ -319,19 +319,19 @@ def test_cells_of_a_page_are_found_by_row_and_column() -> None:
     ]
 
 
-def test_the_noise_is_the_spread_over_seeds() -> None:
+def test_the_noise_is_the_spread_over_pages() -> None:
     row = "## Table 1. x\n\n| Network | Method | A_nat | A_rob |\n|---|---|---|---|\n| n | AT | {} (1) | {} (2) |\n"
-    found = spread([row.format(90.0, 50.0), row.format(92.0, 56.0)], (0, 1))
+    found = spread([row.format(90.0, 50.0), row.format(92.0, 56.0)])
     assert found.deviations == pytest.approx({"A_nat": 2**0.5, "A_rob": 18**0.5, "attack": 0.0})
-    # One difference of two pages has √2 times the deviation of a cell, and 2.58 of it hold 99 %.
-    assert found.limit("A_nat", 1) == pytest.approx(2.5758 * 2, abs=1e-3)
+    # The 99 % point of Student's t with four degrees of freedom is 4.604; its variance is 2.
+    assert found.limit("A_nat", 1) == pytest.approx(4.604 * 2**0.5, abs=1e-3)
     assert found.limit("A_nat", 100) > found.limit("A_nat", 1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("data", "network"), GROUPS)
 def test_the_page_made_again(data: str, network: str, tmp_path: Path) -> None:
-    """The rows of a network on a data set, trained and measured again: every cell within the noise over seeds."""
+    """The rows of a network on a data set, trained and measured again: every cell within the measured noise."""
     result = reproduce("digits", tmp_path, names=group(data, network))
     assert not {run.name for run in result.missing} & set(group(data, network))
     if (data, network) == ("cifar10", "resnet20"):
