@@ -273,7 +273,7 @@ def test_the_zoo_fills_what_is_not_there(tmp_path: Path, monkeypatch: pytest.Mon
     """Entries with their members are copied to where the runs would be; the measuring itself is left out here."""
     seen: list[str] = []
 
-    def measured_elsewhere(run: Run, *_: object) -> Measured:
+    def measured_elsewhere(run: Run, *_: object, **__: object) -> Measured:
         seen.append(run.path.name)
         return made_up(len(randens.load(run.ensemble)), method=run.manifest["recipe"]["method"])
 
