@@ -52,7 +52,7 @@ BENCHMARKS = (
         "peers", "stronger attacks of other libraries, on one model and on the drawn ensemble", 600, 120, True
     ),
     Benchmark("fresh", "every attack on images that no setting was chosen on", 1800, 120, needs_members=True),
-    Benchmark("strength", "share of inputs solved exactly, where the optimum is known", 240, 60),
+    Benchmark("strength", "share of inputs solved exactly, where the optimum is known", 480, 60),
     Benchmark("sampling", "exact probabilities against the subgradient method", 300, 60),
     Benchmark(
         "cutting_planes", "probabilities under real attack: cutting planes against Algorithm 1", 240, 90
@@ -207,6 +207,8 @@ def _command(benchmark: Benchmark, settings: Settings, target: Path) -> list[str
     command += ["--quick"] if settings.quick else []
     if settings.ensemble is not None and benchmark.needs_members:
         command += ["--ensemble", str(settings.ensemble)]
+    if settings.images is not None and benchmark.needs_members:
+        command += ["--images", str(settings.images)]
     return command
 
 
