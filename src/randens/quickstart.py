@@ -90,7 +90,8 @@ def recipes(seed: int = 0) -> tuple[Recipe, Recipe]:
     """(AT, BARRE) for a small convolutional network on the 8×8 digits, linf with ε = 0.2.
 
     Of the radii 0.1, 0.15, 0.2 and 0.25 the one at which AT's robust accuracy on validation data is nearest to
-    60 % (91, 78, 62 and 32 % under the saddle climber): neither trivial nor hopeless. BARRE had no say in it.
+    60 % (91, 78, 62 and 32 % under the saddle climber): neither trivial nor out of reach. BARRE was not
+    considered in this choice.
     """
     shared: dict[str, Any] = {
         "epochs": 20,

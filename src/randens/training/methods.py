@@ -1,4 +1,4 @@
-"""The methods: how a member starts, whom the training adversary attacks, what happens to α.
+"""The methods: how a member starts, what the training adversary attacks, what happens to α.
 
 | method  | member m starts from | training adversary on            | α                                |
 |---------|----------------------|----------------------------------|----------------------------------|

@@ -207,7 +207,7 @@ def add(
     """Put a finished run into the zoo under `name`, in place of what was there by that name.
 
     Only what a reader needs is taken: manifest, ensemble, training summary, metrics, evaluations. Of the command
-    that made the run, paths keep their last part only: where it was made says nothing to anybody else.
+    that made the run, paths keep their last part only: the folders of that machine mean nothing elsewhere.
     `commit`: the sources that trained it, where the manifest does not say. members=False keeps the numbers alone.
 
     Parameters
