@@ -34,15 +34,14 @@ _FRAME = """# Benchmarks
 
 <!-- Made by `make bench-docs` from benchmarks/results.json: change benchmarks/page.py, not this file. -->
 
-This page answers: how fast and how strong is randens, compared with other libraries and with the bare cost of the passes?
+This page answers: how fast and how strong is randens, against other libraries and against the bare cost of the passes?
 
 `make bench` measures randens against peers and against limits, in an environment of its own, in under 20 minutes, and
 writes `benchmarks/results.json`; `make bench-docs` makes this page from it. `make bench ARGS=--quick` takes under 3
 minutes; `randens bench NAME` measures one of them, `python -m benchmarks.NAME` does so without collecting.
 
 **How to read it.** *× as fast* is the other side's time over ours, *× the cost* is ours over the limit's. Both sides
-are timed in turns within one run, on the same inputs; a ratio is that of the best times, and that of the medians is given
-beside it. Pairs are ours / theirs. Passes are per input: f forward, b backward. A median more than 15 % above the best
+are timed in turns within one run, on the same inputs; a ratio is that of the best times; that of the medians is beside it. Pairs are ours / theirs. Passes are per input: f forward, b backward. A median more than 15 % above the best
 time is marked NOISY: such a row says little. Times are of this machine; ratios and, more so, passes carry over to
 others.
 """

@@ -196,7 +196,7 @@ def _radius(case: Case) -> Check:
         not wrong,
         f"accuracy left when inputs can be changed at will: {', '.join(said)}",
         {"members": evidence, "at_fault": wrong},
-        f"{', '.join(wrong)}: every classifier must fail then, so the attack does not work; look for masked gradients or a "
+        f"{', '.join(wrong)}: every classifier must fail then, so the attack is broken; look for masked gradients or a "
         "member that ignores its input"
         if wrong
         else "",

@@ -195,7 +195,7 @@ def _gap(one: Tensor, two: Tensor) -> float:
 
 
 def _gradients(case: Case) -> list[Check]:
-    """Gradients of the two losses that attacks climb: are they there, and do they point downhill?"""
+    """Gradients of the two losses that attacks use: do they exist, and do they point downhill?"""
     generator = torch.Generator().manual_seed(case.seed)
     device = case.rec.device
     points = torch.cat([case.x, case.threat.random(case.x, generator)]).to(device)

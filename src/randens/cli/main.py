@@ -43,7 +43,7 @@ VERBS = (
     "zoo",
     "bench",
 )
-"""In the order of a first encounter; those without a module in this room are not there yet."""
+"""In the order in which a new user needs them; names without a module in this folder are left out."""
 
 # Packages that the plain installation leaves out, and the extras that bring them.
 _EXTRAS = {
@@ -94,14 +94,14 @@ def run(arguments: Sequence[str]) -> int:
     with signals_noted() as signals:
         try:
             code = _run(chosen)
-            # typer turns Ctrl-C into an exit code without a word.
+            # typer turns Ctrl-C into an exit code without a message.
             if code == 0 or not signals:
                 return code
             number = signals[0]
         except (KeyboardInterrupt, typer.Abort, Terminated):
             number = signals[0] if signals else signal.SIGINT
         except Exception:
-            # What a signal breaks on its way is no fault of its own.
+            # An error that the signal caused is not reported as one.
             if not signals:
                 raise
             number = signals[0]

@@ -14,7 +14,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
 def console() -> Console:
-    """Standard output; numbers and paths are not coloured or wrapped at will."""
+    """Standard output; numbers and paths are neither coloured nor wrapped."""
     return Console(highlight=False, soft_wrap=True)
 
 

@@ -192,7 +192,7 @@ class BAT(Method):
 
     name = "bat"
     choice = "sweep"
-    # The attack its authors trusted; a stronger one would send all the weight back to f_1.
+    # The attack of its authors; a stronger one would put all the weight back on f_1.
     attack = "adaptive-pgd-l"
     watched = False
 
