@@ -374,7 +374,7 @@ def _refined(
 
 
 def _problem(parts: Sequence[_Margins], region: Region, j: int) -> exact.LinearProblem:
-    """The linear problem of one input, as the exact attack takes it: which members can be fooled, and which together?"""
+    """The linear problem of one input, as the exact attack takes it: which members can be fooled, which together?"""
     return exact.LinearProblem(
         np.stack([part.value[j].numpy() for part in parts]),
         np.stack([part.slopes[j].numpy() for part in parts]),
