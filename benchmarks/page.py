@@ -41,8 +41,8 @@ writes `benchmarks/results.json`; `make bench-docs` makes this page from it. `ma
 minutes; `randens bench NAME` measures one of them, `python -m benchmarks.NAME` does so without collecting.
 
 **How to read it.** *× as fast* is the other side's time over ours, *× the cost* is ours over the limit's. Both sides
-are timed in turns within one run, on the same inputs; a ratio is that of the best times; that of the medians is beside it.
-Pairs are ours / theirs. Passes are per input: f forward, b backward. A median more than 15 % above the best
+are timed in turns within one run, on the same inputs; a ratio is that of the best times; that of the medians is beside
+it. Pairs are ours / theirs. Passes are per input: f forward, b backward. A median more than 15 % above the best
 time is marked NOISY: such a row says little. Times are of this machine; ratios and, more so, passes carry over to
 others.
 """
