@@ -6,6 +6,7 @@ lines is the number of hops on docs/architecture.md.
 
 from __future__ import annotations
 
+import copy
 import sys
 import tempfile
 from pathlib import Path
@@ -30,10 +31,10 @@ def walk(folder: Path) -> list[tuple[str, str]]:
     """(module, first function) from the data set to the report of a run with two small members and one image."""
     torch.set_num_threads(1)
     image = datasets.load("digits", "test").subset(slice(0, 1))
-    members = [
-        randens.models.create("mlp", classes=10, input_shape=image.shape, width=8, depth=1, seed=seed).eval()
-        for seed in range(2)
-    ]
+    net = randens.models.create("mlp", classes=10, input_shape=image.shape, width=8, depth=1, seed=0).eval()
+    members = [net, copy.deepcopy(net)]
+    # Its label is what the members say: an input that is wrong already would not be attacked.
+    label = net(image.x).argmax(dim=1)
     rec = randens.RandomizedEnsemble(members, threat=randens.Threat("linf", 0.1))
     run = Run.create(folder / "run", recipe={"data": {"name": "digits"}}, seed=0)
     rec.save(run.ensemble)
@@ -48,6 +49,7 @@ def walk(folder: Path) -> list[tuple[str, str]]:
     sys.setprofile(note)
     try:
         data = datasets.load("digits", "test").subset(slice(0, 1))
+        data = datasets.from_arrays(data.stored, label, split="test", classes=data.classes, name="digits")
         attack = randens.attacks.create("arc-r", randens.Threat("linf", 0.1), steps=2)
         randens.evaluate(randens.load(run.ensemble), data, attack).save(run.path / "evaluation.json")
         write_report([run.path])

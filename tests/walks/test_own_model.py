@@ -17,7 +17,7 @@ import torch
 
 def network(seed):
     torch.manual_seed(seed)
-    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)).eval()
     with torch.no_grad():
         net[1].weight.copy_(torch.load("means.pt", weights_only=True) + 0.05 * torch.randn(10, 64))
         net[1].bias.copy_(-0.5 * net[1].weight.square().sum(dim=1))

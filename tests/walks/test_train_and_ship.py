@@ -58,7 +58,7 @@ def _shipped(shell: Shell, desk: Path) -> Path:
     for words, said in (
         (("train", "digits-mlp-barre", *SMALL, "--out", "mine"), "mine"),
         (("evaluate", "mine", "--attack", "arc-r", *FEW), "robust"),
-        (("advise", "mine", *FEW, "--set", "restarts=1"), "compute"),
+        (("advise", "mine", "--limit", "10", "--set", "restarts=1"), "compute"),
         (("report", "mine"), "report.html"),
         (("export", "mine"), "bundle"),
     ):
@@ -98,6 +98,6 @@ def _look(request: pytest.FixtureRequest, address: str) -> None:
         return
     page = browser.new_page()
     page.goto(address)
-    text = page.locator("body").text_content() or ""
+    text = page.locator("body").inner_text()
     page.close()
     assert "draw" in text.lower(), text
