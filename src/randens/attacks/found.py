@@ -21,7 +21,20 @@ __all__ = ["Cost", "Found", "join", "pooled"]
 
 @dataclass
 class Cost:
-    """Member passes spent, per input: the unit that does not depend on the machine."""
+    """Member passes spent, per input: the unit that does not depend on the machine.
+
+    Attributes
+    ----------
+    forwards : int
+        Passes of one input through one member.
+    backwards : int
+        Gradients of one member at one input.
+
+    Examples
+    --------
+    >>> Cost(forwards=10) + Cost(forwards=5, backwards=2)
+    Cost(forwards=15, backwards=2)
+    """
 
     forwards: int = 0
     backwards: int = 0
@@ -42,11 +55,26 @@ class Cost:
 class Found:
     """What an attack found on n inputs.
 
-    `x_adv` [n, ...] the worst perturbed inputs (empty where they were not to stay in memory), `errors` bool [n, M]
-    their verdicts, exactly what ``rec.errors(x_adv, y)`` gives, `risk` float64 [n] = errors·α, `pool` every maximal
-    fooled set met on the way, `cost` the member passes behind it and `reused` those of them that an earlier call has
-    spent, `sources` the attack that found each worst case, `flags` shares of inputs with unusable gradients, or
-    whose verdict changed when it was looked at again, per member.
+    Attributes
+    ----------
+    x_adv : Tensor [n, ...]
+        The worst perturbed inputs; empty where they were not to stay in memory.
+    errors : bool Tensor [n, M]
+        Their verdicts, exactly what ``rec.errors(x_adv, y)`` gives.
+    risk : float64 Tensor [n]
+        errors·α.
+    clean_errors : bool Tensor [n, M]
+        Verdicts on the inputs as they are.
+    pool : WitnessPool
+        Every maximal fooled set met on the way.
+    cost, reused : Cost
+        The member passes behind it, and those of them that an earlier call has spent.
+    sources : tuple of str
+        The attack that found each worst case.
+    flags : dict
+        Shares of inputs with unusable gradients, or whose verdict changed when it was looked at again, per member.
+    seconds : float
+        What the attack took.
     """
 
     x_adv: Tensor

@@ -28,6 +28,36 @@ class Search(Oracle):
 
     Everything random comes from `generator`, and draws are made for the whole batch, so that dropping inputs does not
     change the rest.
+
+    Parameters
+    ----------
+    rec : RandomizedEnsemble
+        Who is attacked.
+    x, y : Tensor [n, ...] and [n]
+        Inputs and labels.
+    threat : Threat
+        What the adversary may do.
+    seed : int
+        Decides every random number.
+    source : str
+        The name under which witnesses are noted.
+    gradient_members : GradientMembers, optional
+        Copies of the members that compute gradients faster; the members themselves by default.
+    drop_finished : bool
+        Leave out inputs that cannot get worse.
+    pool : WitnessPool, optional
+        Witnesses known already for these very inputs.
+    clean : bool Tensor [n, M], optional
+        Verdicts on the inputs as they are, where they are known.
+
+    Examples
+    --------
+    >>> import torch, randens
+    >>> rec = randens.RandomizedEnsemble([torch.nn.Linear(4, 3)])
+    >>> s = Search(rec, torch.rand(5, 4), torch.tensor([0, 1, 2, 0, 1]), randens.Threat("linf", 0.1))
+    >>> s.begin(0)
+    >>> torch.equal(s.start(), s.x)
+    True
     """
 
     def __init__(

@@ -41,7 +41,22 @@ ENOUGH = 50
 class Audit:
     """All checks on one ensemble, and what they amount to.
 
-    complete: false if a member's answers were so broken that attacking it would say nothing.
+    Attributes
+    ----------
+    checks : tuple of Check
+        The findings.
+    complete : bool
+        False if a member's answers were so broken that attacking it would say nothing.
+    ensemble : str
+        The fingerprint of the members.
+    data, split, n : str, str, int
+        What was used, and how many inputs.
+    threat, seed : Threat, int
+        What they were attacked with.
+    cost, now, seconds : Cost, Cost, float
+        Member passes and time behind it; `now` are the passes that this call made itself.
+    version : str
+        Of randens.
     """
 
     checks: tuple[Check, ...]

@@ -41,7 +41,18 @@ _ROUNDING = 1e-9
 class Check:
     """One finding: what was compared, whether it is as it must be, and what to do if not.
 
-    evidence: the numbers behind it, as plain values. finding: one sentence with them. advice: empty if passed.
+    Attributes
+    ----------
+    name : str
+        Of the check.
+    passed : bool
+        Whether it is as it must be.
+    finding : str
+        One sentence with the numbers.
+    evidence : mapping
+        The numbers behind it, as plain values.
+    advice : str
+        What to do; empty if passed.
     """
 
     name: str

@@ -37,9 +37,34 @@ def audit_stochastic(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Audit:
-    """Check a random classifier on `data` (a hundred inputs say enough) under `threat` (None: the model's own).
+    """Check a random classifier; every comparison is on draws that no attack has seen.
 
-    Every comparison is on draws that no attack has seen.
+    Parameters
+    ----------
+    model : RandomizedModel or RandomizedEnsemble
+        A random classifier, or an ensemble some of whose members are random.
+    data : pair (x, y), ImageData or loader
+        Inputs and labels; a hundred say enough.
+    threat : Threat, optional
+        What the perturbations may be; None takes the model's own.
+    seed : int
+        Decides all draws.
+    progress : callable, optional
+        Called as progress(task, done, total).
+
+    Returns
+    -------
+    Audit
+        `.passed`, `.checks` and `.verdict`.
+
+    Examples
+    --------
+    >>> import torch, randens
+    >>> net = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(4, 3))
+    >>> model = randens.RandomizedModel(net, draws=4, active=torch.nn.Dropout)
+    >>> found = audit_stochastic(model, (torch.rand(6, 4), torch.arange(6) % 3), randens.Threat("linf", 0.1))
+    >>> found.checks[0].name, found.checks[0].passed
+    ('random-at-all', True)
     """
     start = time.perf_counter()
     report = silent if progress is None else progress

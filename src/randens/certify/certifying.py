@@ -58,9 +58,30 @@ Array = NDArray[np.float64]
 class Certification:
     """What no perturbation can do to an ensemble on n inputs.
 
-    certified: bool [n, M], members that no perturbation fools. profile: for every input the maximal sets of members
-    that are not proven safe from being fooled together. clean: bool [n, M], errors on the inputs as they are.
-    witnesses: η as attacks found it, where a pool was given. refuted: how many sets were refuted by a λ.
+    Attributes
+    ----------
+    probs : float64 [M]
+        α.
+    certified : bool [n, M]
+        Members that no perturbation fools.
+    clean : bool [n, M]
+        Errors on the inputs as they are.
+    profile : RiskProfile
+        For every input the maximal sets of members that are not proven safe from being fooled together.
+    threat : Threat
+        What the perturbations may be.
+    data, split : str
+        What was certified on.
+    ensemble : str
+        The fingerprint of the members.
+    refuted : int
+        How many sets were refuted by a λ.
+    seconds : float
+        What it took.
+    witnesses : RiskProfile or None
+        η as attacks found it, where a pool was given.
+    version : str
+        Of randens.
     """
 
     probs: Array

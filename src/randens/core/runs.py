@@ -31,7 +31,22 @@ _FORMAT = "randens-run-1"
 
 
 class Run:
-    """A run folder that exists; make one with `Run.create`, find one with `Run.open`."""
+    """A run folder that exists; make one with `Run.create`, find one with `Run.open`.
+
+    Parameters
+    ----------
+    path : Path
+        The folder.
+    manifest : mapping
+        What manifest.json holds: recipe, seed, versions, command.
+
+    Examples
+    --------
+    >>> import randens
+    >>> run = randens.Run.create("mine", seed=3)
+    >>> randens.Run.open("mine").manifest["seed"]
+    3
+    """
 
     def __init__(self, path: Path, manifest: Mapping[str, Any]) -> None:
         self.path = path

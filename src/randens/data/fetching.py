@@ -22,8 +22,19 @@ __all__ = ["Fetched", "Verified", "fetch", "verify"]
 
 @dataclass(frozen=True)
 class Fetched:
-    """What `fetch` did: where the data set is (None if it needs no files), which source gave it, and why
-    earlier sources did not."""
+    """What `fetch` did.
+
+    Attributes
+    ----------
+    name : str
+        The data set.
+    folder : Path or None
+        Where it is; None if it needs no files.
+    source : str
+        The source that gave it.
+    skipped : tuple of str
+        Why earlier sources did not.
+    """
 
     name: str
     folder: Path | None
@@ -35,8 +46,19 @@ class Fetched:
 class Verified:
     """Whether a data set is there and whole.
 
-    `checked` says against what: "known content" (the checksum in this package) or "recorded content" (the
-    checksum noted when it was fetched, where none is known beforehand).
+    Attributes
+    ----------
+    name : str
+        The data set.
+    present, ok : bool
+        It is there; it is there and whole.
+    checked : str
+        Against what: "known content" (the checksum in this package) or "recorded content" (the checksum noted when it
+        was fetched, where none is known beforehand).
+    source : str
+        The source that gave it.
+    message : str
+        The finding in one sentence.
     """
 
     name: str

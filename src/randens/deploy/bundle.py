@@ -109,9 +109,33 @@ class Average:
 class Bundle:
     """A bundle that exists on disk and whose manifest is whole; `read` verifies the members.
 
-    probs: α [M]. input_shape: of one input. threat: norm, eps and bounds as `Threat.to_dict` gives them, or None.
-    precision: "float32" or "int8". sign_off: what was compared and measured when the bundle was made. averages: of k of
-    M, what is drawn; the files are then the networks that are averaged. Empty: the files themselves are drawn.
+    Attributes
+    ----------
+    path : Path
+        The folder.
+    probs : tuple of float
+        α [M].
+    classes : tuple of str
+        The labels' names.
+    input_shape : tuple of int
+        Of one input.
+    threat : mapping or None
+        norm, eps and bounds as `Threat.to_dict` gives them.
+    precision : str
+        "float32" or "int8".
+    opset : int
+        Of the ONNX files.
+    members : tuple of MemberFile
+        The files with their checksums.
+    ensemble : str
+        The fingerprint of the ensemble that was exported.
+    sign_off : mapping
+        What was compared and measured when the bundle was made.
+    versions : mapping
+        Of the packages that made it.
+    averages : tuple of Average
+        Of k of M, what is drawn; the files are then the networks that are averaged. Empty: the files themselves are
+        drawn.
     """
 
     path: Path

@@ -48,6 +48,30 @@ def export(
 
     Every member's logits are compared with torch's on `data`; the largest difference goes into the manifest, and
     where it is more than rounding nothing is written. Take real data: random numbers exercise little of a network.
+
+    Parameters
+    ----------
+    rec : RandomizedEnsemble
+        What is exported.
+    data : pair (x, y), ImageData or loader
+        What both versions are compared on.
+    path : path
+        A folder that does not exist yet.
+    progress : callable, optional
+        Called as progress(task, done, total).
+
+    Returns
+    -------
+    Bundle
+        As it is on disk.
+
+    Examples
+    --------
+    >>> import torch, randens
+    >>> rec = randens.RandomizedEnsemble([torch.nn.Linear(4, 3).eval()])
+    >>> bundle = export(rec, (torch.rand(5, 4), torch.tensor([0, 1, 2, 0, 1])), "bundle")
+    >>> bundle.precision, bundle.input_shape
+    ('float32', (4,))
     """
     report = silent if progress is None else progress
     inputs = labelled(data, rec)

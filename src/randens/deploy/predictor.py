@@ -45,11 +45,27 @@ class Prediction:
 class Predictor:
     """Draws one member per input, with the operating system's secure generator, and asks only that one.
 
-    May be called from any number of threads. `lean` keeps all members mapped from their files but only those just
-    drawn in memory: for large members, at some cost in speed. `threads` are ONNX Runtime's, per call. With `expect`
-    a bundle with another checksum is refused.
+    May be called from any number of threads.
 
-    >>> Predictor("runs/quickstart-1/bundle").predict(images).labels     # doctest: +SKIP
+    Parameters
+    ----------
+    bundle : path or Bundle
+        What `export` wrote.
+    lean : bool
+        Keep all members mapped from their files but only those just drawn in memory: for large members, at some cost in
+        speed.
+    threads : int
+        ONNX Runtime's threads per call.
+    expect : str, optional
+        Refuse a bundle with another checksum.
+
+    Examples
+    --------
+    >>> import torch, randens
+    >>> net, x, y = torch.nn.Linear(4, 3).eval(), torch.rand(5, 4), torch.tensor([0, 1, 2, 0, 1])
+    >>> bundle = randens.deploy.export(randens.RandomizedEnsemble([net]), (x, y), "bundle")
+    >>> bool((Predictor(bundle).predict(x.numpy()).labels == net(x).argmax(dim=1).numpy()).all())
+    True
     """
 
     def __init__(

@@ -51,8 +51,39 @@ def quantize(
 ) -> Bundle:
     """Write the int8 version of a float32 bundle of `rec` into the new folder `path`.
 
-    `calibration` decides the ranges of activations: real inputs, not the test data. Natural and robust accuracy
-    of both versions are measured on `test` and written into the manifest, with how.
+    Natural and robust accuracy of both versions are measured on `test` and written into the manifest, with how.
+
+    Parameters
+    ----------
+    bundle : Bundle
+        What `export` made of `rec`.
+    rec : RandomizedEnsemble
+        The ensemble, which the attack needs.
+    path : path
+        A folder that does not exist yet.
+    calibration : pair (x, y), ImageData or loader
+        Decides the ranges of activations: real inputs, not the test data.
+    test : pair (x, y), ImageData or loader
+        What accuracies are measured on.
+    attack : Attack or sequence of Attack
+        Finds the perturbations that both versions are judged on.
+    progress : callable, optional
+        Called as progress(task, done, total).
+
+    Returns
+    -------
+    Bundle
+        The int8 version.
+
+    Examples
+    --------
+    >>> import torch, randens
+    >>> rec = randens.RandomizedEnsemble([torch.nn.Linear(4, 3).eval()])
+    >>> data = torch.rand(8, 4), torch.arange(8) % 3
+    >>> pgd = randens.attacks.create("pgd", randens.Threat("linf", 0.1), steps=2)
+    >>> small = quantize(randens.deploy.export(rec, data, "b"), rec, "b8", calibration=data, test=data, attack=pgd)
+    >>> small.precision
+    'int8'
     """
     report = silent if progress is None else progress
     if bundle.precision != "float32" or bundle.ensemble != fingerprint(rec):

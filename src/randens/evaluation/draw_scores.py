@@ -121,8 +121,35 @@ class Scores:
 def score(
     model: RandomizedModel | RandomizedEnsemble, x: Tensor, y: Tensor, draws: int, *, seed: int = SCORE
 ) -> Scores:
-    """`draws` fresh answers to every input: each input has draws of its own, unless a factory would have to make
-    too many modules; then groups of inputs share them."""
+    """Fresh answers to every input, `draws` of them.
+
+    Each input has draws of its own, unless a factory would have to make too many modules; then groups of inputs share
+    them.
+
+    Parameters
+    ----------
+    model : RandomizedModel or RandomizedEnsemble
+        A random classifier, or an ensemble.
+    x, y : Tensor [n, ...] and [n]
+        Inputs and labels.
+    draws : int
+        m, how many answers each input gets.
+    seed : int
+        The first seed.
+
+    Returns
+    -------
+    Scores
+        `.values` [n, m], shares of correct answers, with intervals by `over_draws` and `over_inputs`.
+
+    Examples
+    --------
+    >>> import torch, randens
+    >>> net = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(4, 3))
+    >>> model = randens.RandomizedModel(net, active=torch.nn.Dropout)
+    >>> score(model, torch.rand(6, 4), torch.arange(6) % 3, draws=20).values.shape
+    (6, 20)
+    """
     members = members_of(model)
     probs = model.probs.tolist() if isinstance(model, RandomizedEnsemble) else [1.0]
     n = len(x)
@@ -247,11 +274,37 @@ def single_draw(
     steps: int = 40,
     seed: int = OTHER,
 ) -> tuple[float, Tensor, int]:
-    """What an evaluation prints that asks a random model once: the accuracy, the perturbed inputs behind it, and how
-    many forward and as many backward passes it took.
+    """What an evaluation prints that asks a random model once. Shown for comparison only.
 
     As AutoAttack does for models that it takes for deterministic: each step's gradient comes from one draw, and an
-    input counts as fooled for good as soon as one answer on the way is wrong. Shown for comparison only.
+    input counts as fooled for good as soon as one answer on the way is wrong.
+
+    Parameters
+    ----------
+    model : RandomizedModel or RandomizedEnsemble
+        A random classifier.
+    x, y : Tensor [n, ...] and [n]
+        Inputs and labels.
+    threat : Threat
+        What the perturbations may be.
+    steps : int
+        Gradient steps.
+    seed : int
+        The first seed.
+
+    Returns
+    -------
+    tuple of float, Tensor, int
+        The accuracy, the perturbed inputs behind it, and how many forward and as many backward passes it took.
+
+    Examples
+    --------
+    >>> import torch, randens
+    >>> net = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(4, 3))
+    >>> model = randens.RandomizedModel(net, active=torch.nn.Dropout)
+    >>> accuracy, x_adv, passes = single_draw(model, torch.rand(6, 4), torch.arange(6) % 3, randens.Threat("linf", 0.1))
+    >>> 0 <= accuracy <= 1, tuple(x_adv.shape)
+    (True, (6, 4))
     """
     drawn = sources(model)
     point, kept, passes = x.clone(), x.clone(), 0

@@ -108,11 +108,39 @@ class Spread:
 class StochasticEvaluation:
     """Expected accuracies of a random classifier, on fresh draws, with what is known about them.
 
-    natural, robust: the inputs are a sample, and the interval covers the mean over the distribution they come from.
-    natural_over_draws, robust_over_draws: these inputs are the population, and only the draws are a sample. in_sample:
-    accuracy on the K attacked draws. scoring_draws: fresh draws per input; `shared` inputs had each of them in common.
-    single_draw: what an evaluation prints that takes one draw's answer as the model's. points: expected accuracy of
-    each input on fresh draws, natural and robust [n]. x_adv: the perturbed inputs chosen, not in the JSON.
+    Attributes
+    ----------
+    natural, robust : Estimate
+        The inputs are a sample, and the interval covers the mean over the distribution they come from.
+    natural_over_draws, robust_over_draws : Estimate
+        These inputs are the population, and only the draws are a sample.
+    randomness : Randomness
+        Whether the model is random, and whether its seed decides the draw.
+    stages, tolerance : tuple of DrawsStage, float
+        What each K gave, and how far attacked and fresh draws may differ; `in_sample` is the accuracy on the K attacked
+        draws of the last stage.
+    adversaries : tuple of ChosenAttack
+        How often each of them gave the perturbation that counts.
+    single_draw : float
+        What an evaluation prints that takes one draw's answer as the model's.
+    spread, noise : Spread, GradientNoise
+        How single draws differ, and how noisy averaged gradients are.
+    members, probs : tuple of (natural, robust), tuple of float
+        Of each member, and α.
+    draws, selection_draws, scoring_draws : int
+        Frozen draws attacked, draws that chose between perturbations, and fresh draws per input.
+    shared : int
+        How many inputs had each fresh draw in common.
+    n, data, split : int, str, str
+        What was evaluated.
+    threat, attacks, kind : Threat, tuple of str, str
+        What it was attacked with, and where the randomness enters.
+    cost, seconds, seed, confidence, version
+        Passes, time, what decides all draws, of every interval, and of randens.
+    natural_points, robust_points : float64 [n]
+        Expected accuracy of each input on fresh draws.
+    x_adv : Tensor [n, ...] or None
+        The perturbed inputs chosen, not in the JSON.
     """
 
     natural: Estimate
@@ -299,10 +327,23 @@ def evaluate_stochastic(
         Of every interval.
     seed : int
         Decides all draws: same seed, same result.
+    progress : callable, optional
+        Called as progress(task, done, total).
 
     Returns
     -------
     StochasticEvaluation
+        `.natural` and `.robust` with intervals, and how they were found.
+
+    Examples
+    --------
+    >>> import torch, randens
+    >>> net = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(4, 3))
+    >>> model = randens.RandomizedModel(net, draws=4, active=torch.nn.Dropout)
+    >>> eot = randens.attacks.create("eot", randens.Threat("linf", 0.1), steps=2)
+    >>> found = evaluate_stochastic(model, (torch.rand(6, 4), torch.arange(6) % 3), eot, tolerance=0.2)
+    >>> found.robust.low <= found.robust.value <= found.robust.high
+    True
     """
     start = time.perf_counter()
     if not is_random(model):

@@ -37,9 +37,19 @@ _SCORED = 32
 class StochasticSampling(Sampling):
     """Probabilities for members that answer at random.
 
-    risk, lower_bound: on the draws that measured the perturbations found. accuracy, uniform: expected accuracy at the
-    chosen and at equal probabilities, on fresh draws and the perturbations that are worst there; these inputs are the
-    population. split: the data it was chosen on.
+    Attributes
+    ----------
+    risk, lower_bound : float
+        On the draws that measured the perturbations found.
+    accuracy, uniform : Estimate
+        Expected accuracy at the chosen and at equal probabilities, on fresh draws and the perturbations that are worst
+        there; these inputs are the population.
+    split : str
+        The data it was chosen on.
+    attacks, tol : tuple of str, float
+        What the draws were attacked with, and the gap at which to stop.
+    cost : Cost
+        Member passes behind it.
     """
 
     accuracy: Estimate = field(kw_only=True)
@@ -83,7 +93,38 @@ def optimize_stochastic_sampling(
     """Probabilities with the smallest risk under attack for an ensemble with random members.
 
     Cutting planes: attack frozen draws at α, measure what was found on draws that no attack sees, take the α that is
-    best against everything found, and so on until the gap is at most `tol`. data: never test data, which are refused.
+    best against everything found, and so on until the gap is at most `tol`.
+
+    Parameters
+    ----------
+    rec : RandomizedEnsemble
+        Some of its members answer at random.
+    data : pair (x, y), ImageData or loader
+        Never test data, which are refused.
+    attack : Attack or sequence of Attack
+        Several work one after the other in each sweep.
+    tol : float
+        The gap at which to stop.
+    max_sweeps : int
+        How often the inputs may be attacked.
+    progress : callable, optional
+        Called as progress(task, done, total).
+
+    Returns
+    -------
+    StochasticSampling
+        `.probs`, `.risk`, `.lower_bound`, and `.accuracy` on fresh draws.
+
+    Examples
+    --------
+    >>> import torch, randens
+    >>> noisy = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(4, 3))
+    >>> model = randens.RandomizedModel(noisy, draws=4, active=torch.nn.Dropout)
+    >>> rec = randens.RandomizedEnsemble([model, torch.nn.Linear(4, 3)])
+    >>> pgd = randens.attacks.create("pgd", randens.Threat("linf", 0.1), steps=2)
+    >>> best = optimize_stochastic_sampling(rec, (torch.rand(6, 4), torch.arange(6) % 3), pgd, max_sweeps=2)
+    >>> best.lower_bound <= best.risk
+    True
     """
     if not isinstance(rec, RandomizedEnsemble) or not is_random(rec):
         raise InputError("rec has no random members; use randens.optimize_sampling")

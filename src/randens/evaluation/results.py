@@ -42,7 +42,13 @@ THREAT_MODEL = (
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Expected accuracy on inputs as they are, and on the worst perturbations found."""
+    """Expected accuracy of one classifier.
+
+    Attributes
+    ----------
+    natural, robust : Estimate
+        On inputs as they are, and on the worst perturbations found.
+    """
 
     natural: Estimate
     robust: Estimate
@@ -71,7 +77,15 @@ class Points:
 
 @dataclass(frozen=True)
 class Level:
-    """A value that the expected accuracy of one input can take, and how many inputs have it."""
+    """A value that the expected accuracy of one input can take, and how many inputs have it.
+
+    Attributes
+    ----------
+    accuracy : float
+        Σ α_i over the members that are correct.
+    natural, robust : int
+        How many inputs have it as they are, and on the worst perturbation found.
+    """
 
     accuracy: float
     natural: int
@@ -105,15 +119,50 @@ class Evaluation:
 
     Made by `randens.evaluate`; shown as a table, in a terminal and in a notebook.
 
-    probs: α [M]. also: further probabilities that were attacked too, by name. profile: η as found. ensemble: the
-    fingerprint of the members. data, split: what was evaluated. chosen_on: which split decided what ("probs",
-    "checkpoints"). attacks: name and options of each. flops: of one inference of each member. cost: member passes.
-    flags: shares of inputs with unusable gradients, per attack and member, and `unstable`, the share whose verdicts
-    changed when looked at again. conflict: the joint reach of the members' gradients (None in files written before
-    it was measured). pool: every witness found; kept beside the JSON, not in it. notes: what was converted or looks
-    wrong, a sentence each. x, case: the inputs and what was evaluated, in memory only. now: the passes that this call
-    made itself, where `cost` and `seconds` are of everything the answer rests on; reread: stored witnesses that it
-    judged again. These two are not in the JSON, so that the same question gives the same document.
+    Attributes
+    ----------
+    probs : float64 [M]
+        α.
+    points : Points
+        The verdicts on every input.
+    profile : RiskProfile
+        η as found.
+    threat : Threat
+        What the perturbations may be.
+    data, split : str
+        What was evaluated.
+    classes : int
+        How many there are.
+    ensemble : str
+        The fingerprint of the members.
+    attacks : tuple of mapping
+        Name and options of each.
+    flops : tuple of int
+        Of one inference of each member.
+    cost, seconds : Cost, float
+        Member passes and time of everything the answer rests on.
+    confidence : float
+        Of every interval.
+    chosen_on : mapping
+        Which split decided what ("probs", "checkpoints").
+    also : mapping
+        Further probabilities that were attacked too, by name.
+    flags : mapping
+        Shares of inputs with unusable gradients, per attack and member, and `unstable`, the share whose verdicts
+        changed when looked at again.
+    conflict : Conflict or None
+        The joint reach of the members' gradients; None in files written before it was measured.
+    version : str
+        Of randens.
+    pool : WitnessPool or None
+        Every witness found; kept beside the JSON, not in it.
+    notes : tuple of str
+        What was converted or looks wrong, a sentence each.
+    x, case
+        The inputs and what was evaluated, in memory only.
+    now, reread : Cost, int
+        The passes that this call made itself, and the stored witnesses that it judged again. These two are not in the
+        JSON, so that the same question gives the same document.
     """
 
     probs: NDArray[np.float64]

@@ -44,8 +44,19 @@ _LEAST_CROSSED = 20  # inputs; with fewer, five folds say nothing
 
 @dataclass(frozen=True, eq=False)
 class Sweep:
-    """One round: the probabilities attacked, what they were worth to the pool before and are after it, the best
-    value at any attacked probabilities, and the lower bound."""
+    """One round of cutting planes.
+
+    Attributes
+    ----------
+    probs : float64 [M]
+        The probabilities attacked.
+    expected, risk : float
+        Their risk by the pool before and after it.
+    best : float
+        The lowest risk at any attacked probabilities.
+    lower_bound : float
+        Below the risk of any probabilities, by the pool.
+    """
 
     probs: NDArray[np.float64]
     expected: float
@@ -58,14 +69,32 @@ class Sweep:
 class AttackedSampling(Sampling):
     """Sampling probabilities chosen under attack.
 
-    pool: every witness found; pass it on, and the next call starts where this one ended. profile: η as the pool
-    has it, which `certificate` verifies against. history: one entry per sweep. exact_oracle: whether the attack is
-    known to find every fooled set. data, split: what it was chosen on. cost: member passes behind it; now: those made
-    by this call. reused: stored witnesses it began with. crossed: the risk of the rule that chose them, each input
-    judged by probabilities chosen without it, from the same witnesses.
-
-    Chosen by a confidence: `upper` bounds the true risk at `confidence`, and gap and lower bound are those of the
-    bound that was minimised, `objective`.
+    Attributes
+    ----------
+    pool : WitnessPool
+        Every witness found; pass it on, and the next call starts where this one ended.
+    profile : RiskProfile
+        η as the pool has it, which `certificate` verifies against.
+    history : tuple of Sweep
+        One entry per sweep.
+    exact_oracle : bool
+        Whether the attack is known to find every fooled set.
+    attacks, threat : tuple of str, Threat
+        What the inputs were attacked with.
+    data, split : str
+        What it was chosen on.
+    tol : float
+        The gap at which to stop.
+    cost, now : Cost
+        Member passes behind it; those made by this call.
+    reused : int
+        Stored witnesses it began with.
+    crossed : CrossFit or None
+        The risk of the rule that chose them, each input judged by probabilities chosen without it, from the same
+        witnesses.
+    upper, objective, confidence : float or None
+        Chosen by a confidence: `upper` bounds the true risk at `confidence`, and gap and lower bound are those of the
+        bound that was minimised, `objective`.
     """
 
     pool: WitnessPool = field(kw_only=True, repr=False)
@@ -154,14 +183,20 @@ def optimize_sampling(
 
     Parameters
     ----------
-    data
+    rec : RandomizedEnsemble
+        The members; its probabilities are attacked first.
+    data : pair (x, y), ImageData or loader
         Never test data, which are refused.
     attack : Attack or sequence of Attack
         Several work one after the other in each sweep.
     tol : float
         The gap at which to stop.
+    max_sweeps : int
+        How often the inputs may be attacked.
     pool : WitnessPool
         Witnesses known already for these very inputs.
+    progress : callable, optional
+        Called as progress(task, done, total).
     confidence : float
         Choose by an upper confidence bound of the true risk above that of uniform probabilities
         (`randens.risk.confident_sampling`) instead of the risk on these inputs, so that α leaves the uniform point only
@@ -171,6 +206,20 @@ def optimize_sampling(
         attacked again, and are the answer where they are good enough.
     verify : bool
         Judge every stored witness again, and not a sample only.
+
+    Returns
+    -------
+    AttackedSampling
+        `.probs`, `.risk`, `.lower_bound`, `.gap`, `.certificate`, `.pool`.
+
+    Examples
+    --------
+    >>> import torch, randens
+    >>> rec = randens.RandomizedEnsemble([torch.nn.Linear(4, 3), torch.nn.Linear(4, 3)])
+    >>> pgd = randens.attacks.create("pgd", randens.Threat("linf", 0.1), steps=3)
+    >>> best = randens.optimize_sampling(rec, (torch.rand(9, 4), torch.arange(9) % 3), pgd)
+    >>> best.lower_bound <= best.risk <= best.profile.risk([0.5, 0.5])
+    True
     """
     if confidence is not None:
         as_confidence(confidence)

@@ -126,8 +126,34 @@ class Foreign(Attack):
     """Another package's attack on the mixture, on each member that can be drawn, or on both one after the other.
 
     A member is attacked on the inputs at which it is not yet known to be foolable. Gradients are float32.
-    `description` says which attack it is, with its options; it decides whether an interrupted survey is continued.
-    `unit`: the package takes images from 0 to 1 only.
+
+    Parameters
+    ----------
+    threat : Threat
+        What the adversary may do.
+    propose : callable
+        (view, shown inputs, labels, threat, seed) to perturbed shown inputs; they are projected and judged afterwards.
+    description : str
+        Which attack it is, with its options; it decides whether an interrupted survey is continued.
+    target : str
+        "mixture", "members" or "both".
+    label : str
+        Its name in tables.
+    unit : bool
+        The package takes images from 0 to 1 only.
+    precision : str
+        float32, always.
+
+    Examples
+    --------
+    >>> import torch, randens
+    >>> def brighter(view, x, y, threat, seed):
+    ...     return x + threat.eps
+    >>> attack = Foreign(randens.Threat("linf", 0.1), brighter, "brighter")
+    >>> rec = randens.RandomizedEnsemble([torch.nn.Linear(4, 3)])
+    >>> found = attack(rec, torch.rand(5, 4), torch.tensor([0, 1, 2, 0, 1]))
+    >>> tuple(found.errors.shape)
+    (5, 1)
     """
 
     propose: Proposal = field(repr=False, compare=False)

@@ -37,18 +37,44 @@ _MOST_EXACT = 10
 class RandomizedEnsembleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """M classifiers of which one, drawn anew for every input, answers; trained and weighed against an adversary.
 
-    estimators: scikit-learn classifiers to use as members; they are cloned and fitted. None trains `n_members` networks
-    (`kind` "mlp" of `width` units, or "linear") adversarially, each on the perturbations that fool the ensemble so far
-    (BARRE): `epochs` of `batch_size`, PGD with `steps` steps, Adam with `learning_rate`.
-    norm, eps: the threat. With `standardize`, features are divided by their standard deviation first, and eps is
-    measured in standard deviations; otherwise in the features' own units, where `bounds` may limit them.
-    validation_fraction: the part of the training data held out to choose the probabilities on, to within `tol` of the
-    smallest risk that any have against the witnesses found.
-    random_state: None draws from the operating system's secure generator, as one must where there is an adversary. A
-    whole number is for tests and papers: training, and a draw that depends on nothing but that number and the input.
+    Parameters
+    ----------
+    estimators : sequence of scikit-learn classifiers, optional
+        Members; they are cloned and fitted. None trains networks adversarially, each on the perturbations that fool the
+        ensemble so far (BARRE).
+    n_members, kind, width : int, str, int
+        Without estimators: how many networks, "mlp" of `width` units or "linear".
+    norm, eps : str, float
+        The threat.
+    bounds : pair of float, optional
+        Limits of the features, in their own units, without `standardize`.
+    standardize : bool
+        Divide features by their standard deviation first; eps is then measured in standard deviations.
+    epochs, batch_size, steps, learning_rate : int, int, int, float
+        How networks are trained: PGD with `steps` steps, Adam with `learning_rate`.
+    validation_fraction, tol : float
+        The part of the training data held out to choose the probabilities on, to within `tol` of the smallest risk that
+        any have against the witnesses found.
+    random_state : int, RandomState or None
+        None draws from the operating system's secure generator, as one must where there is an adversary. A whole number
+        is for tests and papers: training, and a draw that depends on nothing but that number and the input.
 
-    After `fit`: `ensemble_` (over `scaled(X)`), `probs_`, `sampling_` (with its certificate and `claim`), `threat_`,
-    `classes_`, `chosen_on_` ("held-out", or "training" where there were too few inputs to hold any out).
+    Attributes
+    ----------
+    ensemble_, probs_ : RandomizedEnsemble, float64 [M]
+        After `fit`; the ensemble is over `scaled(X)`.
+    sampling_ : AttackedSampling
+        With its certificate and `claim`.
+    threat_, classes_, chosen_on_
+        `chosen_on_` is "held-out", or "training" where there were too few inputs to hold any out.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_iris
+    >>> X, y = load_iris(return_X_y=True)
+    >>> model = RandomizedEnsembleClassifier(n_members=2, kind="linear", epochs=3, random_state=0).fit(X, y)
+    >>> model.predict(X[:5]).shape, len(model.probs_)
+    ((5,), 2)
     """
 
     def __init__(

@@ -63,6 +63,16 @@ class OnnxMember(nn.Module):
         Of one input and one output.
     file : Path
         For errors.
+
+    Examples
+    --------
+    >>> import numpy as np, torch
+    >>> from types import SimpleNamespace
+    >>> given = SimpleNamespace(name="x", shape=["n", 4])          # as onnxruntime.InferenceSession describes it
+    >>> run = lambda names, inputs: [inputs["x"] @ np.eye(4, 3, dtype=np.float32)]
+    >>> session = SimpleNamespace(get_inputs=lambda: [given], run=run)
+    >>> tuple(OnnxMember(session, Path("net.onnx"))(torch.rand(2, 4)).shape)
+    (2, 3)
     """
 
     def __init__(self, session: Any, file: Path) -> None:
@@ -120,6 +130,13 @@ def onnx(path: str | os.PathLike[str]) -> OnnxMember:
     -------
     OnnxMember
         A member without gradients.
+
+    Examples
+    --------
+    >>> import torch
+    >>> _ = torch.onnx.export(torch.nn.Linear(4, 3).eval(), (torch.rand(2, 4),), "net.onnx", verbose=False)
+    >>> tuple(onnx("net.onnx")(torch.rand(5, 4)).shape)
+    (5, 3)
     """
     file = Path(path)
     if not file.is_file():

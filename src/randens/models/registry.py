@@ -264,7 +264,23 @@ def build(architecture: Mapping[str, Any], *, seed: int = 0) -> Classifier:
 
 
 def weights(architecture: Mapping[str, Any]) -> int:
-    """How many numbers the network that `architecture` describes has, counted without memory for them."""
+    """How many numbers the network that `architecture` describes has, counted without memory for them.
+
+    Parameters
+    ----------
+    architecture : mapping
+        As `network.architecture` gives it: name, classes, input_shape and the network's own options.
+
+    Returns
+    -------
+    int
+        Parameters and running statistics.
+
+    Examples
+    --------
+    >>> weights({"name": "linear", "classes": 3, "input_shape": [1, 2, 2]})
+    15
+    """
     plain = dict(architecture)
     make = _BODIES.get(str(plain.get("name")))
     if make is None:

@@ -90,7 +90,29 @@ def write_explorer(
     conflict: float = 1.0,
     configurations: Sequence[str] | None = None,
 ) -> Path:
-    """Write the page; it starts with the numbers given, which can be changed in it."""
+    """Write the explorer's page; it starts with the numbers given, which can be changed in it.
+
+    Parameters
+    ----------
+    output : path
+        The HTML file.
+    member_risks : sequence of float, optional
+        Adversarial risks of the members.
+    conflict : float
+        The share of inputs at which members can be fooled, but not together, from 0 to 1.
+    configurations : sequence of str, optional
+        Instead of risks: a weight and its maximal fooled sets, e.g. "0.6: 10 01".
+
+    Returns
+    -------
+    Path
+        The file.
+
+    Examples
+    --------
+    >>> write_explorer("explorer.html", member_risks=[0.4, 0.5]).name
+    'explorer.html'
+    """
     target = Path(output)
     text = render_explorer(member_risks=member_risks, conflict=conflict, configurations=configurations)
     write_atomic(target, text.encode())

@@ -38,7 +38,31 @@ _FINE = 120  # points along each side of the triangle
 def write_figure(
     name: str, run: str | os.PathLike[str], output: str | os.PathLike[str] | None = None
 ) -> Path:
-    """Draw the figure `name` of a run; by default NAME.pdf in its folder. The ending of `output` is the format."""
+    """Draw one figure about a run.
+
+    Parameters
+    ----------
+    name : str
+        One of `FIGURES`.
+    run : path
+        A run folder that holds what the figure shows.
+    output : path, optional
+        The file, whose ending is the format: .pdf, .svg or .png; by default NAME.pdf in the run folder.
+
+    Returns
+    -------
+    Path
+        The file.
+
+    Examples
+    --------
+    >>> import torch, randens
+    >>> nets, x, y = [torch.nn.Linear(4, 3) for _ in range(2)], torch.rand(6, 4), torch.arange(6) % 3
+    >>> run = randens.Run.create("mine")
+    >>> _ = randens.evaluate(nets, (x, y), "pgd", eps=0.1).save(run.path / "evaluation.json")
+    >>> write_figure("landscape", "mine", "landscape.svg").name
+    'landscape.svg'
+    """
     if name not in FIGURES:
         unknown("figure", name, FIGURES)
     material = gather(run)

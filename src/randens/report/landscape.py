@@ -53,7 +53,26 @@ class Reading:
 
 
 def read_landscape(profile: RiskProfile, probs: ArrayLike) -> Reading:
-    """The numbers beside the landscape, as the page computes them."""
+    """The numbers beside the landscape, as the page computes them.
+
+    Parameters
+    ----------
+    profile : RiskProfile
+        η.
+    probs : array [M]
+        α.
+
+    Returns
+    -------
+    Reading
+        `.risk`, `.floor`, `.lowest_floor`, `.gain` and `.shares` at α.
+
+    Examples
+    --------
+    >>> from randens.risk import RiskProfile
+    >>> read_landscape(RiskProfile.from_configurations([[(1, 0), (0, 1)]]), [0.5, 0.5]).risk
+    0.5
+    """
     return Reading(
         profile.risk(probs),
         auxiliary_risk(profile.member_risks, probs),
@@ -67,6 +86,24 @@ def shares(profile: RiskProfile, probs: ArrayLike) -> NDArray[np.float64]:
     """α_i g_i [M] with g a subgradient of η at α: how much of the risk comes from drawing member i.
 
     Where several sets are equally damaging the adversary is taken to choose each of them alike.
+
+    Parameters
+    ----------
+    profile : RiskProfile
+        η.
+    probs : array [M]
+        α.
+
+    Returns
+    -------
+    array [M]
+        They sum to the risk at α.
+
+    Examples
+    --------
+    >>> from randens.risk import RiskProfile
+    >>> shares(RiskProfile.from_configurations([[(1, 0), (0, 1)]]), [0.75, 0.25]).tolist()
+    [0.75, 0.0]
     """
     alpha = as_probs(probs, profile.members)
     values = weigh(profile.masks, alpha)

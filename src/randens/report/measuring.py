@@ -37,7 +37,17 @@ COMPARED = ("afgsm", "adaptive-pgd-l", "adaptive-pgd-s", "arc", "arc-r", "lattic
 
 @dataclass(frozen=True)
 class Measurements:
-    """Robust accuracy over ε, attacks compared, and pictures (None for inputs that are not pictures)."""
+    """What a page shows beyond an evaluation.
+
+    Attributes
+    ----------
+    radii : Radii
+        Robust accuracy over ε.
+    attacks : AttackTable
+        Attacks compared.
+    gallery : Gallery or None
+        Pictures; None for inputs that are not pictures.
+    """
 
     radii: Radii
     attacks: AttackTable
@@ -67,9 +77,46 @@ def measure(
 ) -> Measurements:
     """Attack `rec` with `attack` at every radius, and with each of `compared` alone at the threat's own radius.
 
-    pool: witnesses already known for these very inputs at the threat's radius; pictures are taken from it, and
-    otherwise from what is found here. folder: a witness store, read and extended; a witness counts at every radius
-    that is at least its distance, so that nothing shown here disagrees with an evaluation from the same store.
+    Parameters
+    ----------
+    rec : RandomizedEnsemble
+        What the page is about.
+    data : ImageData
+        Inputs and labels.
+    threat : Threat
+        What the perturbations may be.
+    attack : sequence of str
+        Names; the worst of all counts at every radius.
+    compared : sequence of str
+        Names; each works alone.
+    factors : sequence of float
+        The radii, in units of the threat's.
+    pool : WitnessPool, optional
+        Witnesses already known for these very inputs at the threat's radius; pictures are taken from it, and otherwise
+        from what is found here.
+    folder : path or WitnessStore, optional
+        A witness store, read and extended; a witness counts at every radius that is at least its distance, so that
+        nothing shown here disagrees with an evaluation from the same store.
+    seed : int
+        Decides every random choice of the attacks.
+    confidence : float
+        Of every interval.
+    progress : callable, optional
+        Called as progress(task, done, total).
+
+    Returns
+    -------
+    Measurements
+        For `Measurements.save`, which puts them where the report looks for them.
+
+    Examples
+    --------
+    >>> import torch, randens
+    >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    >>> rec, data = randens.RandomizedEnsemble([net]), randens.data.load("digits", "test").subset(range(5))
+    >>> found = measure(rec, data, randens.Threat("linf", 0.1), compared=["pgd"], factors=[0.5, 1.0])
+    >>> [round(radius.eps, 2) for radius in found.radii.radii]
+    [0.05, 0.1]
     """
     store = folder if isinstance(folder, WitnessStore) or folder is None else WitnessStore(folder)
     report = silent if progress is None else progress

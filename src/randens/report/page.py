@@ -31,9 +31,28 @@ MOST_BYTES = 6_000_000
 def write_report(
     runs: Sequence[str | os.PathLike[str]], output: str | os.PathLike[str] | None = None
 ) -> Path:
-    """Write the report on these run folders; by default report.html in the first of them.
+    """Write the report on these run folders; the first is the subject, and the others are compared with it.
 
-    The first run is the subject, and the others are compared with it.
+    Parameters
+    ----------
+    runs : sequence of path
+        Run folders.
+    output : path, optional
+        The HTML file; by default report.html in the first folder.
+
+    Returns
+    -------
+    Path
+        The file.
+
+    Examples
+    --------
+    >>> import torch, randens
+    >>> nets, x, y = [torch.nn.Linear(4, 3) for _ in range(2)], torch.rand(6, 4), torch.arange(6) % 3
+    >>> run = randens.Run.create("mine")
+    >>> _ = randens.evaluate(nets, (x, y), "pgd", eps=0.1).save(run.path / "evaluation.json")
+    >>> write_report(["mine"]).name
+    'report.html'
     """
     material = gather_all(runs)
     target = material[0].run.path / "report.html" if output is None else Path(output)

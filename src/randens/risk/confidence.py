@@ -122,15 +122,17 @@ def confident_sampling(
 
     Parameters
     ----------
-    profile
+    profile : RiskProfile
         η on n inputs; its `size` must be known.
-    confidence
+    confidence : float
         One-sided, between ½ and 1; the larger, the more α is a mixture.
-    reference
+    reference : array [M], str or None
         None: bound the risk itself. β [M] or "uniform": bound the risk above that of β, so that α leaves β only where
         the inputs are enough to say so.
-    tol
+    tol : float
         The gap at which to stop. Where the reference is within `tol` of the best, it is returned.
+    max_iterations : int
+        Cutting planes at most.
 
     Returns
     -------
@@ -200,7 +202,30 @@ def upper_bound(
     confidence: float = 0.95,
     reference: ArrayLike | str | None = None,
 ) -> float:
-    """U(α): a one-sided upper confidence bound of the true risk at α, or of what it exceeds the reference's by."""
+    """U(α): a one-sided upper confidence bound of the true risk at α, or of what it exceeds the reference's by.
+
+    Parameters
+    ----------
+    profile : RiskProfile
+        η on n inputs; its `size` must be known.
+    probs : array [M]
+        α.
+    confidence : float
+        One-sided, between ½ and 1.
+    reference : array [M], str or None
+        β [M] or "uniform"; None bounds the risk itself.
+
+    Returns
+    -------
+    float
+        The bound.
+
+    Examples
+    --------
+    >>> profile = RiskProfile.from_configurations([[(1, 0)]] * 30 + [[]] * 70)
+    >>> profile.risk([1, 0]) < upper_bound(profile, [1, 0]) < upper_bound(profile, [1, 0], 0.99)
+    True
+    """
     alpha = as_probs(probs, profile.members)
     values = profile.configuration_risks(alpha) - _offsets(profile, _reference(reference, profile.members))
     return float(worst_weights(profile.weights, values, ball(profile, confidence)) @ values)

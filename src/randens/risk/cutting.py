@@ -60,9 +60,21 @@ def cutting_planes(
 
     Parameters
     ----------
+    oracle : callable
+        Attacks every input at α and returns the profile of everything found so far.
+    start : array [M]
+        The probabilities attacked first.
+    tol : float
+        The gap at which to stop.
+    max_sweeps : int
+        How often the oracle may be asked.
+    clean_risks : array [M], optional
+        Between equally good probabilities, those with the lower clean risk win.
     confidence : float
         Minimise, in place of the risk, the upper confidence bound of what it exceeds that of uniform probabilities by
         (`confident_sampling`).
+    progress : callable, optional
+        Called as progress(task, done, total).
     watch : callable
         Told of every sweep.
     solver : callable
@@ -70,6 +82,17 @@ def cutting_planes(
     tried, profile : sequence of probabilities, RiskProfile
         Probabilities attacked before, and the profile of the pool from that; with them the first sweep is at the
         pool's minimiser, if one is needed at all, and not at `start`.
+
+    Returns
+    -------
+    Sampling
+        `.probs`, `.risk`, `.lower_bound`, `.sweeps`.
+
+    Examples
+    --------
+    >>> profile = RiskProfile.from_configurations([[(1, 0), (0, 1)]])       # either member, never both
+    >>> cutting_planes(lambda probs: profile, [1.0, 0.0]).probs.tolist()
+    [0.5, 0.5]
     """
     alpha = as_probs(start, name="start")
     if not 0 <= tol < np.inf:

@@ -176,10 +176,20 @@ def theorem1_test(profile: RiskProfile, n: int | None = None, *, confidence: flo
 
     Parameters
     ----------
-    profile : of two members; for two of a larger ensemble, pass `profile.restrict((i, j))`.
-    n : the number of inputs; by default the profile's own.
-    confidence : of the interval and of the verdict.
+    profile : RiskProfile
+        Of two members; for two of a larger ensemble, pass `profile.restrict((i, j))`.
+    n : int, optional
+        The number of inputs; by default the profile's own.
+    confidence : float
+        Of the interval and of the verdict.
 
+    Returns
+    -------
+    Theorem1Test
+        `.verdict`, `.value` with `.low` and `.high`, and the p-value.
+
+    Examples
+    --------
     >>> sets = [FIGURE_3["either-not-both"], FIGURE_3["neither"]]
     >>> found = theorem1_test(RiskProfile.from_configurations(sets, [0.2, 0.8]), 100)
     >>> found.verdict, round(found.value, 2), found.low > 0

@@ -118,13 +118,20 @@ def estimate(recipe: Recipe, *, measure: bool = True) -> CostEstimate:
     ----------
     recipe : Recipe
         What would be trained.
-    measure : callable, optional
-        Times a pass, where this machine's speed is not to be measured.
+    measure : bool
+        Time a few passes on this machine; without, the seconds stay unknown.
 
     Returns
     -------
-    Estimate
+    CostEstimate
         Passes, FLOPs and seconds.
+
+    Examples
+    --------
+    >>> from randens.training import load_recipe
+    >>> cost = estimate(load_recipe("digits-mlp-barre"), measure=False)
+    >>> cost.passes > 0, cost.seconds
+    (True, None)
     """
     known = data.entry(recipe.data.name)
     images, held = known.sizes["train"], known.sizes["validation"]

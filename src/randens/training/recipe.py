@@ -221,10 +221,39 @@ class CheckpointPart(_Part):
 
 
 class Recipe(_Part):
-    """Everything that decides a training run.
+    """Everything that decides a training run, as a TOML file gives it.
 
-    `first` takes the first member, or the first few, from earlier runs; method "at" trains it on. `weight` is the
-    share of common examples of "shared" and "bounded", or how much the own term of "paths" and "conflict" counts.
+    Parameters
+    ----------
+    method : str
+        "at", "iat", "mrboost", "barre", "bat", "joint", "shared", "paths", "features", "conflict", "bounded", "distil".
+    members, epochs, later_epochs : int
+        How many members, the epochs of each, and of those after the first where they differ.
+    batch_size, seed : int
+        Of training; what decides all random numbers.
+    weight : float, optional
+        The share of common examples of "shared" and "bounded", or how much the own term of "paths" and "conflict"
+        counts.
+    start : str
+        Later members start "fresh" or from the "previous" one; "auto" takes the method's own way.
+    first : str or tuple of str, optional
+        Takes the first member, or the first few, from earlier runs; method "at" trains it on.
+    ema : float
+        Decay of the weights' moving average; 0 keeps none.
+    precision, device, compile, batch_norm : str, str, bool, str
+        How passes are computed.
+    log_every, tensorboard : int, bool
+        Steps between two lines of metrics.jsonl; write TensorBoard's files too.
+    model, data, threat, adversary, loss, optimizer, schedule, sampling, validation, checkpoint : mapping
+        The recipe's parts, each with options of its own.
+
+    Examples
+    --------
+    >>> recipe = Recipe(
+    ...     method="at", epochs=2, model={"name": "linear"}, data={"name": "digits"}, threat={"eps": "8/255"}
+    ... )
+    >>> recipe.members, round(recipe.threat.eps, 4)
+    (1, 0.0314)
     """
 
     method: Method
@@ -330,7 +359,18 @@ class Recipe(_Part):
 
 
 def shipped_recipes() -> dict[str, Path]:
-    """The recipes that come with randens: files by name, e.g. "cpu/digits-mlp-barre"."""
+    """The recipes that come with randens.
+
+    Returns
+    -------
+    dict of str to Path
+        Files by name.
+
+    Examples
+    --------
+    >>> "cpu/digits-mlp-barre" in shipped_recipes()
+    True
+    """
     here = Path(__file__).parent
     # Beside this module in an installed package, `recipes/` in a clone of the repository.
     folder = next((f for f in (here / "recipes", here.parents[2] / "recipes") if f.is_dir()), here)
@@ -347,6 +387,16 @@ def find_recipe(source: str | os.PathLike[str]) -> Path:
         A file; else the name of a recipe that ships with randens ("digits-mlp-barre", with its folder where two
         share it, "paper/cifar10-resnet20-barre"), or the path of such a recipe in a clone
         ("recipes/cpu/digits-mlp-barre.toml").
+
+    Returns
+    -------
+    Path
+        An existing file.
+
+    Examples
+    --------
+    >>> find_recipe("digits-mlp-barre").name
+    'digits-mlp-barre.toml'
     """
     path = Path(source)
     if path.exists():
@@ -369,7 +419,7 @@ def load_recipe(path: str | os.PathLike[str], settings: Iterable[str] = ()) -> R
     Parameters
     ----------
     path : str or path
-        A TOML file.
+        A TOML file, or a name.
     settings : iterable of str
         ``key=value``, with dots for parts.
 
@@ -377,6 +427,11 @@ def load_recipe(path: str | os.PathLike[str], settings: Iterable[str] = ()) -> R
     -------
     Recipe
         Checked.
+
+    Examples
+    --------
+    >>> load_recipe("digits-mlp-barre", ["members=2", "optimizer.lr=0.05"]).optimizer.lr
+    0.05
     """
     source = find_recipe(path)
     try:

@@ -197,6 +197,16 @@ class WitnessStore:
         Ignore what is there now; what is found is added all the same.
     verify : bool
         Whatever reads the store judges every stored witness again, and not a random sample only.
+
+    Examples
+    --------
+    >>> import torch, randens
+    >>> net, x, y = torch.nn.Linear(4, 3), torch.rand(6, 4), torch.arange(6) % 3
+    >>> store = randens.WitnessStore("witnesses")
+    >>> first = randens.evaluate(net, (x, y), "pgd", eps=0.1, folder=store)
+    >>> again = randens.evaluate(net, (x, y), "pgd", eps=0.1, folder=store)
+    >>> again.now.backwards, float(again.robust) == float(first.robust)
+    (0, True)
     """
 
     def __init__(

@@ -32,7 +32,17 @@ _KEPT = ("training.json", "sampling.json", "metrics.jsonl")
 
 @dataclass(frozen=True)
 class Entry:
-    """One ensemble of the zoo; `evaluations` by file name without its ending."""
+    """One ensemble of the zoo.
+
+    Attributes
+    ----------
+    name : str
+        In the zoo.
+    run : Run
+        Its folder.
+    evaluations : mapping of str to Evaluation
+        By file name without its ending.
+    """
 
     name: str
     run: Run
@@ -207,8 +217,7 @@ def add(
     """Put a finished run into the zoo under `name`, in place of what was there by that name.
 
     Only what a reader needs is taken: manifest, ensemble, training summary, metrics, evaluations. Of the command
-    that made the run, paths keep their last part only: the folders of that machine mean nothing elsewhere.
-    `commit`: the sources that trained it, where the manifest does not say. members=False keeps the numbers alone.
+    that made the run, paths keep their last part only: the folders of another machine are of no use.
 
     Parameters
     ----------
@@ -219,7 +228,7 @@ def add(
     zoo : Path, optional
         Another zoo's folder.
     commit : str, optional
-        The sources that trained it.
+        The sources that trained it, where the manifest does not say.
     members : bool
         Keep the members, and not the numbers alone.
 
@@ -227,6 +236,14 @@ def add(
     -------
     Entry
         As it is in the zoo.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> from randens import zoo
+    >>> run = zoo.take("cifar10-resnet20-at", "mine")
+    >>> zoo.add(run.path, "copy", Path("zoo")).name
+    'copy'
     """
     folder = zoo or root()
     _put(_finished(run_folder), folder, name, commit, members=members)
@@ -249,12 +266,26 @@ def keep_trial(
     zoo : Path, optional
         Another zoo's folder.
     commit : str, optional
-        The sources that trained it.
+        The sources that trained it, where the manifest does not say.
 
     Returns
     -------
     Entry
         As it is in the zoo.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> import torch, randens
+    >>> recipe = randens.training.load_recipe("digits-mlp-at").to_json()
+    >>> run = randens.Run.create("trial", recipe=recipe)
+    >>> data = randens.data.load("digits", "validation").subset(range(10))
+    >>> rec = randens.RandomizedEnsemble([randens.models.create("linear", classes=10, input_shape=(1, 8, 8))])
+    >>> _ = rec.save(run.ensemble)
+    >>> _ = run.write("training", {"members": 1})
+    >>> _ = randens.evaluate(rec, data, "pgd", eps=0.1).save(run.path / "evaluation.json")
+    >>> keep_trial("trial", "at-short", Path("zoo")).ships
+    False
     """
     run = _finished(run_folder)
     found = {path.stem: Evaluation.load(path) for path in sorted(run.path.glob("evaluation*.json"))}
