@@ -1,6 +1,6 @@
 """All ratios in one table: ``make bench``, ``randens bench`` or
 
-python -m benchmarks                     every benchmark; under 20 minutes
+python -m benchmarks                     every benchmark; about half an hour
 python -m benchmarks --quick             small sizes; under 3 minutes
 python -m benchmarks attacks sampling    some of them
 """

@@ -48,6 +48,10 @@ class Benchmark:
 
 BENCHMARKS = (
     Benchmark("attacks", "attacks against peers and against their bare passes", 900, 240, needs_members=True),
+    Benchmark(
+        "peers", "stronger attacks of other libraries, on one model and on the drawn ensemble", 600, 120, True
+    ),
+    Benchmark("fresh", "every attack on images that no setting was chosen on", 1800, 120, needs_members=True),
     Benchmark("strength", "share of inputs solved exactly, where the optimum is known", 240, 60),
     Benchmark("sampling", "exact probabilities against the subgradient method", 300, 60),
     Benchmark(

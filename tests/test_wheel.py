@@ -116,5 +116,5 @@ def test_commands_work_in_an_empty_folder(installed: Installed) -> None:
 @pytest.mark.slow
 def test_the_quickstart_works_in_an_empty_folder(installed: Installed) -> None:
     said = json.loads(installed("quickstart", "--json"))
-    assert said["barre"]["summary"]["n"] == said["at"]["summary"]["n"] == 360
+    assert said["ensemble"]["summary"]["n"] == said["at"]["summary"]["n"] == 360
     assert "robust accuracy" in said["verdict"]["sentence"]

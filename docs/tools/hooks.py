@@ -12,7 +12,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from randens.cli.main import _app, available
+from randens.cli.main import VERBS, _app
 
 PACKAGE = Path(__file__).parents[2] / "src" / "randens"
 ROOMS = (
@@ -119,7 +119,7 @@ def on_page_markdown(markdown: str, page: Page, **kwargs: Any) -> str:
 
 
 def _commands() -> Iterator[str]:
-    for verb in available():
+    for verb in VERBS:
         group = typer.main.get_command(_app([verb]))
         command = getattr(group, "commands", {})[verb]
         inner = getattr(command, "commands", None)

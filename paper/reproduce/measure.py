@@ -16,6 +16,7 @@ from typing import Any
 
 from randens import attacks
 from randens.attacks import Attack, Cost
+from randens.core.devices import pick_device
 from randens.core.errors import FileError
 from randens.core.files import document_checksum, read_json, seal, write_json
 from randens.core.progress import Progress, silent
@@ -122,12 +123,15 @@ def measured(run: Run, settings: Settings) -> Measured | None:
     return Measured.from_json(document["measured"])
 
 
-def measure(run: Run, settings: Settings, progress: Progress | None = None) -> Measured:
+def measure(
+    run: Run, settings: Settings, progress: Progress | None = None, *, device: str = "auto"
+) -> Measured:
     """Measure the ensemble of a run, or read what was measured before; the result is kept in the run folder."""
     known = measured(run, settings)
     if known is not None:
         return known
     subject = open_subject(run.path)
+    subject.rec.to(pick_device(device))
     test = subject.load("test", settings.test)
     validation = subject.load("validation", settings.validation)
     found = _Work(run, subject.rec, subject.threat, test, validation, settings, progress or silent).all()

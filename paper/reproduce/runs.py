@@ -224,14 +224,15 @@ def reproduce(
     training: bool | None = None,
     limit: int | None = None,
     attack: str = "arc-r",
+    device: str = "auto",
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Reproduction:
     """Regenerate the paper's tables from the run folders below `runs` (None: runs/<scale>).
 
-    training: train what is missing; by default only at the digits scale. limit: the number of test inputs. Writes
-    reproduction.md, reproduction.tex, reproduction.json and the figures into `runs`. Interrupted, the same call
-    continues.
+    training: train what is missing; by default only at the digits scale. limit: the number of test inputs. device:
+    where members are trained and attacked. Writes reproduction.md, reproduction.tex, reproduction.json and the figures
+    into `runs`. Interrupted, the same call continues.
     """
     begun = time.perf_counter()
     report = silent if progress is None else progress
@@ -247,7 +248,7 @@ def reproduce(
     for number, run in enumerate(planned):
         report("runs", number, len(planned))
         if trains and not _finished(folder / run.name):
-            _train(run, folder, seed, _named(run.name, report))
+            _train(run, folder, seed, device, _named(run.name, report))
         if not _finished(folder / run.name) and run.name in chosen.zoo:
             _take(chosen.zoo[run.name], folder / run.name)
         if not _finished(folder / run.name):
@@ -255,7 +256,7 @@ def reproduce(
             continue
         # Table 5 is about CIFAR-10 alone.
         how = settings if run.wanted.data == "cifar10" else replace(settings, compare=False)
-        found[run.wanted] = measure(Run.open(folder / run.name), how, _named(run.name, report))
+        found[run.wanted] = measure(Run.open(folder / run.name), how, _named(run.name, report), device=device)
     report("runs", len(planned), len(planned))
     curves = {
         text: found[Wanted("cifar10", "resnet20", method)]
@@ -301,12 +302,15 @@ def _scale(name: str) -> _Scale:
     return SCALES[name]
 
 
-def _train(run: Planned, folder: Path, seed: int, progress: Progress) -> None:
+def _train(run: Planned, folder: Path, seed: int, device: str, progress: Progress) -> None:
     """Train a run, or continue it. Every method begins with the same adversarially trained network."""
     recipe = load_recipe(run.file, run.settings) if run.recipe is None else run.recipe
     changes: dict[str, Any] = {"seed": seed}
     if run.shares_first:
         changes["first"] = str(folder / first_name(run))
+    # A recipe's own device is meant for a machine that has it; what was asked for comes first.
+    if device != "auto":
+        recipe = recipe.with_settings([f"device={device}"])
     train(recipe.model_copy(update=changes), folder / run.name, progress=progress)
 
 

@@ -10,28 +10,39 @@ from typing import Any
 from randens.training import load_recipe
 from randens.training.recipe import Recipe, recipe_from
 
-__all__ = ["CELLS", "CIFAR", "ZOO", "Cell", "Member", "Shipped"]
+__all__ = ["CELLS", "CIFAR", "FINAL_SEEDS", "STACKED", "ZOO", "Cell", "Member", "Shipped", "singles"]
 
 SEEDS = (0, 1, 2)
-LENGTHS = (25, 50, 100, 200, 400, 800)
-WIDTHS = (8, 16, 32, 52, 64)  # 52: twice the FLOPs of 32, as 2 of M have
+FINAL_SEEDS = (0, 1, 2, 3, 4)
+LENGTHS = (50, 100, 200, 400)
+WIDTHS = (16, 32, 52)  # 52: twice the FLOPs of 32, as 2 of M have
 RADII = (0.1, 0.2, 0.3)
+COUNTS = (2, 4, 8)
+NORMS = (("linf", 0.2), ("l2", 0.6))
 BASE = 200
 FURTHER = BASE // 2
 MEMBERS = 4
+MANY = 8
 IDEAS: tuple[tuple[str, float | None], ...] = (
     ("bounded", 0.5),
     ("shared", 0.5),
-    ("joint", None),
-    ("conflict", None),
     ("bounded", 0.75),
     ("shared", 0.25),
+    ("shared", 1.0),
+    ("conflict", None),
     ("distil", None),
+    ("columns", None),
     ("features", None),
     ("paths", None),
 )
-BOOSTED = ("mrboost", "barre")
-RECIPE = Path(__file__).parents[2] / "recipes" / "study" / "cifar10-resnet8-at.toml"
+BOOSTED = ("mrboost", "barre", "columns")
+STACKED = (
+    "shared",
+    "bounded",
+    "conflict",
+    "distil",
+)  # methods of the stacked trainer; the engine trains the others
+RECIPE = Path(__file__).parents[2] / "recipes" / "study" / "cifar10-strided-at.toml"
 ATTACKS = ("adaptive-pgd-s", "arc", "arc-r-20", "arc-r-100", "lattice", "saddle", "suite")
 
 
@@ -44,15 +55,29 @@ class Member:
     epochs: int = BASE
     eps: float = 0.2
     seed: int = 0
+    norm: str = "linf"
+    more: int = 0
+
+    @property
+    def settings(self) -> str:
+        """Everything but the seed, for names."""
+        norm = "" if self.norm == "linf" else f"{self.norm}-"
+        return f"w{self.width}-e{self.epochs}-{norm}eps{self.eps:g}"
 
     @property
     def name(self) -> str:
-        return f"{self.data}-at-w{self.width}-e{self.epochs}-eps{self.eps:g}-s{self.seed}"
+        more = f"-and-{self.more}" if self.more else ""
+        return f"{self.data}-at-{self.settings}-s{self.seed}{more}"
 
     @property
     def further(self) -> int:
         """Epochs by which the methods go on from members like this."""
-        return self.epochs // 2
+        return self.epochs // (2 if self.data == "digits" else 3)
+
+    @property
+    def on(self) -> Member:
+        """The same network trained on by AT for as many epochs as the methods add."""
+        return replace(self, more=self.further)
 
     def recipe(self) -> Recipe:
         """How it is trained."""
@@ -61,7 +86,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Cell:
-    """One ensemble: `method` on members like `member`, whose seeds are 10·seed, 10·seed + 1, …
+    """One ensemble: `method` on members like `member`, whose seeds are 20·seed, 20·seed + 1, …
 
     "iat": these members themselves. "continued": each of them trained on by AT for half as many epochs again, which is
     what the other methods are compared with at equal passes. attacks: by which attacks it is judged beside the saddle
@@ -84,8 +109,7 @@ class Cell:
     @property
     def run(self) -> str:
         """Of the run that trains it."""
-        m = self.member
-        return f"{m.data}-{self.label}-m{self.members}-w{m.width}-e{m.epochs}-eps{m.eps:g}-s{self.seed}"
+        return f"{self.member.data}-{self.label}-m{self.members}-{self.member.settings}-s{self.seed}"
 
     @property
     def name(self) -> str:
@@ -94,7 +118,7 @@ class Cell:
 
     def base(self) -> list[Member]:
         """The members it is made of or starts from."""
-        return [replace(self.member, seed=10 * self.seed + index) for index in range(self.members)]
+        return [replace(self.member, seed=20 * self.seed + index) for index in range(self.members)]
 
     def recipe(self, first: list[str]) -> Recipe:
         """How the method goes on from the runs `first`."""
@@ -108,7 +132,7 @@ class Cell:
             content |= {"first": first, "epochs": further}
         content["optimizer"]["lr"] = content["optimizer"]["later_lr"] = content["optimizer"]["lr"] / 2
         content["adversary"]["warmup"] = 0
-        content["validation"]["every"] = max(1, further // 4)
+        content["validation"]["every"] = further
         return recipe_from(content)
 
 
@@ -134,6 +158,7 @@ def _settings(member: Member) -> dict[str, Any]:
     if member.data == "cifar10":
         content = load_recipe(RECIPE).to_json()
         content |= {"epochs": member.epochs, "seed": member.seed}
+        content["validation"]["every"] = member.epochs
         content["model"]["width"] = member.width
         return content
     return {
@@ -145,12 +170,13 @@ def _settings(member: Member) -> dict[str, Any]:
         "precision": "float32",
         "model": {"name": "mlp", "width": member.width, "depth": 2},
         "data": {"name": member.data},
-        "threat": {"norm": "linf", "eps": member.eps},
+        "threat": {"norm": member.norm, "eps": member.eps},
         "adversary": {"name": "pgd", "steps": 3, "step": member.eps / 2, "warmup": member.epochs // 5},
         "loss": {"name": "mce"},
         "optimizer": {"lr": 0.1, "weight_decay": 1e-4},
         "schedule": {"name": "cyclic", "peak": 0.3},
-        "validation": {"attack": "adaptive-pgd-s", "steps": 10, "every": max(1, member.epochs // 4)},
+        # The last weights count: nothing is chosen on the images that the map is judged on.
+        "validation": {"attack": "adaptive-pgd-s", "steps": 10, "every": member.epochs, "keep": "last"},
         "sampling": {"method": "uniform"},
         "log_every": 10**6,
     }
@@ -158,42 +184,42 @@ def _settings(member: Member) -> dict[str, Any]:
 
 def _cells() -> Iterable[Cell]:
     """In the order in which they are computed: what decides most comes first."""
-    kinds = (*IDEAS[:1], ("continued", None), *IDEAS[1:], *((name, None) for name in BOOSTED))
-    for seed in SEEDS:
-        yield Cell(seed=seed)
-        for method, weight in kinds:
-            yield Cell(method, seed=seed, weight=weight)
-    for method, weight in (("iat", None), *kinds[:2]):
-        for seed in SEEDS:
-            yield Cell(method, seed=seed, weight=weight, k=2)
-    for epochs in LENGTHS:
-        for seed in SEEDS:
-            yield Cell(member=Member(epochs=epochs), seed=seed)
-    for seed in SEEDS:
-        yield Cell(seed=seed, attacks=ATTACKS)
-    for members in (2, 3):
-        for seed in SEEDS:
-            yield Cell(members=members, seed=seed)
-    for width in WIDTHS:
-        for seed in SEEDS:
-            yield Cell(member=Member(width=width), seed=seed)
-    for eps in RADII:
-        for seed in SEEDS:
-            yield Cell(member=Member(eps=eps), seed=seed)
+    fast = [(name, weight) for name, weight in IDEAS if name in STACKED]
+    slow = [(name, weight) for name, weight in IDEAS if name not in STACKED]
+    groups: list[Cell] = [
+        *(Cell(members=members) for members in COUNTS),
+        Cell("bounded", members=MANY, weight=0.5),
+        Cell("bounded", weight=0.5),
+        Cell("continued"),
+        *(Cell(member=Member(epochs=epochs)) for epochs in LENGTHS),
+        *(Cell(member=Member(eps=eps)) for eps in RADII),
+        *(Cell(member=Member(eps=eps, norm=norm)) for norm, eps in NORMS),
+        *(Cell(member=Member(width=width)) for width in WIDTHS),
+        Cell(attacks=ATTACKS),
+        Cell(k=2),
+        Cell("bounded", weight=0.5, k=2),
+        *(Cell(method, weight=weight) for method, weight in fast),
+        *(Cell(method, weight=weight) for method, weight in slow),
+        *(Cell(method) for method in BOOSTED),
+    ]
+    for group in groups:
+        yield from (replace(group, seed=seed) for seed in SEEDS)
 
 
 CELLS: tuple[Cell, ...] = tuple(dict.fromkeys(_cells()))
 
-_SMALL = Member("cifar10", width=16, epochs=20, eps=8 / 255)
-CIFAR: tuple[Cell, ...] = tuple(
-    Cell(method, _SMALL, members=3, weight=weight)
-    for method, weight in (
-        ("iat", None),
-        ("bounded", 0.5),
-        ("continued", None),
-        ("joint", None),
-        ("paths", None),
-    )
+
+def singles(seed: int) -> list[Member]:
+    """Every single network of the base's size by AT, to the plateau and beyond: one of them is the best."""
+    longer = [Cell(member=Member(epochs=epochs), members=2, seed=seed) for epochs in LENGTHS if epochs > BASE]
+    return [*Cell(members=MANY, seed=seed).base(), *(member for cell in longer for member in cell.base())]
+
+
+_SMALL = Member("cifar10", width=8, epochs=12, eps=0.5, norm="l2")
+CIFAR: tuple[Cell, ...] = (
+    Cell("bounded", _SMALL, members=2, weight=0.5),
+    Cell("continued", _SMALL, members=2),
+    Cell("iat", _SMALL, members=2),
 )
 
 _KINDS = (

@@ -12,14 +12,14 @@ import numpy as np
 import torch
 
 import randens
-from paper.when_does_drawing_pay.plan import Cell, Member, Shipped
+from paper.when_does_drawing_pay.plan import Cell, Shipped
+from paper.when_does_drawing_pay.trained import ensemble_of, passes_of
 from randens.attacks import Attack
 from randens.core.files import write_atomic
 from randens.evaluation import transferred
-from randens.training.recipe import recipe_from
 from randens.witness import WitnessPool
 
-__all__ = ["RESULTS", "compute", "judged", "result_of", "shipped"]
+__all__ = ["RESULTS", "compute", "judged", "result_of", "shipped", "write_result"]
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -45,7 +45,7 @@ def compute(cell: Cell, folder: Path, split: str = "validation", say: Say = prin
         rec = rec.subsets(cell.k)
     say(f"{cell.name}: judging on {split} data")
     x, y = _data(cell.member.data, split)
-    threat = randens.Threat("linf", cell.member.eps)
+    threat = randens.Threat(cell.member.norm, cell.member.eps)
     result = {
         "cell": cell.name,
         "method": cell.label,
@@ -60,8 +60,13 @@ def compute(cell: Cell, folder: Path, split: str = "validation", say: Say = prin
         "flops": flops,
         **judged(rec, x, y, threat, ("saddle", *(name for name in cell.attacks if name != "saddle"))),
     }
-    write_atomic(kept, (json.dumps(result, indent=1) + "\n").encode())
+    write_result(kept, result)
     return result
+
+
+def write_result(path: Path, result: dict[str, Any]) -> None:
+    """As JSON, whole or not at all."""
+    write_atomic(path, (json.dumps(result, indent=1) + "\n").encode())
 
 
 def shipped(cell: Shipped, say: Say = print) -> dict[str, Any]:
@@ -84,48 +89,13 @@ def shipped(cell: Shipped, say: Say = print) -> dict[str, Any]:
         "eps": cell.eps,
         "split": "validation",
         "inputs": len(y),
-        "passes": sum(_passes(item.run.path) for item in entries),
+        "passes": sum(passes_of(item.run.path) for item in entries),
         "flops": cell.k * randens.models.flops(members[0]),
         "seed": 0,
         **judged(rec, x, y, randens.Threat("linf", cell.eps), ("saddle",)),
     }
-    write_atomic(kept, (json.dumps(result, indent=1) + "\n").encode())
+    write_result(kept, result)
     return result
-
-
-def ensemble_of(cell: Cell, folder: Path) -> tuple[Ensemble, int]:
-    """The members of a cell, drawn evenly, and the member passes that training them took in all."""
-    base = [_trained(member, folder) for member in cell.base()]
-    passes = sum(_passes(run) for run in base)
-    if cell.method == "iat":
-        runs = base
-    elif cell.method == "continued":
-        runs = [_continued(member, run, folder) for member, run in zip(cell.base(), base, strict=True)]
-        passes += sum(_passes(run) for run in runs)
-    else:
-        run = folder / cell.run
-        randens.training.train(cell.recipe([str(path) for path in base]), run)
-        return randens.load(run / "ensemble").with_probs(None), passes + _passes(run)
-    return Ensemble([randens.load(run / "ensemble").members[0] for run in runs]), passes
-
-
-def _trained(member: Member, folder: Path) -> Path:
-    run = folder / member.name
-    randens.training.train(member.recipe(), run)
-    return run
-
-
-def _continued(member: Member, run: Path, folder: Path) -> Path:
-    """The same network trained on by AT, with the settings by which the other methods go on from it."""
-    content = Cell("joint", member, members=1).recipe([str(run)]).to_json()
-    further = folder / f"{member.name}-and-{member.further}"
-    randens.training.train(recipe_from(content | {"method": "at", "seed": 1000 + member.seed}), further)
-    return further
-
-
-def _passes(run: Path) -> int:
-    cost = json.loads((run / "training.json").read_text(encoding="utf-8"))["cost"]
-    return int(cost["forwards"])
 
 
 def _data(name: str, split: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -135,14 +105,20 @@ def _data(name: str, split: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def judged(
-    rec: Ensemble, x: torch.Tensor, y: torch.Tensor, threat: randens.Threat, names: Sequence[str]
+    rec: Ensemble,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    threat: randens.Threat,
+    names: Sequence[str],
+    alone_by: str | None = None,
 ) -> dict[str, Any]:
     """Robust accuracies by every attack of `names`, and by the pool of all witnesses.
 
     The attacks run on every member alone, on the ensemble drawn evenly, and on the deterministic ensemble. What is
     found on one of them is shown to all: the pooled numbers. Only these compare an ensemble with its members without
     favour, because an attack on several members at once has to find more than an attack on one. For the same reason
-    the attack on the ensemble has as many restarts as those on all its members together.
+    the attack on the ensemble has one more restart than those on its members. alone_by: another, cheaper attack for the
+    members alone, where only the ensemble is compared; the ensemble's attack then has no restart more.
     """
     alone = [Ensemble([member]) for member in rec.members]
     averaged = Ensemble([randens.DeterministicEnsemble(list(rec.members))])
@@ -151,8 +127,10 @@ def judged(
     pools: list[WitnessPool] = []
     for name in names:
         attack = _attack(name, threat)
-        single = [attack(one, x, y) for one in alone]
-        joint = dataclasses.replace(attack, restarts=attack.restarts * len(alone))(rec, x, y)
+        by = attack if alone_by is None else _attack(alone_by, threat)
+        single = [by(one, x, y) for one in alone]
+        more = attack.restarts + (alone_by is None)
+        joint = dataclasses.replace(attack, restarts=more)(rec, x, y)
         mean = attack(averaged, x, y)
         pools += [found.pool for found in (*single, joint, mean)]
         by_attack[name] = {

@@ -54,9 +54,10 @@ def planted(
     boxed: bool = False,
     probs: list[float] | None = None,
     conflict: float = CONFLICT,
+    margins: tuple[float, float] = MARGINS,
     seed: int = 0,
 ) -> Planted:
-    """Conflicting linear members and inputs whose margins are `MARGINS` of what ε can do to each member alone.
+    """Conflicting linear members and inputs whose margins are `margins` of what ε can do to each member alone.
 
     With `boxed`, inputs lie in [0, 1] and about a third of their coordinates so near an end that the box cuts the
     ball there; the margins are then what ε could do without it.
@@ -64,7 +65,7 @@ def planted(
     generator = torch.Generator().manual_seed(seed)
     eps = 0.1 if boxed else 1.0
     threat = Threat(norm, eps, (0.0, 1.0) if boxed else None)
-    low, high = MARGINS
+    low, high = margins
     # One direction per member and wrong class: rows[i, c]·x + offset is the margin of y = 0 against class c + 1.
     rows = torch.randn(members, classes - 1, d, generator=generator)
     rows = rows - conflict * rows.mean(dim=0)
@@ -89,6 +90,15 @@ def planted(
     ]
     y = torch.zeros(n, dtype=torch.int64)
     return Planted(RandomizedEnsemble(networks, probs).eval(), x, y, threat)
+
+
+def unequal(norm: str, *, n: int, seed: int = 0) -> Planted:
+    """Every member can be fooled alone (margins of .2 to .9 of ε), and α is drawn from a Dirichlet distribution.
+
+    Here a maximal set need not be a heavy one. No attack's settings were chosen on these ensembles.
+    """
+    probs = np.random.default_rng(seed).dirichlet(np.ones(5))
+    return planted(norm, n=n, probs=probs.tolist(), margins=(0.2, 0.9), seed=1000 + seed)
 
 
 def truth(case: Planted) -> Array:

@@ -7,7 +7,7 @@ import functools
 
 import numpy as np
 import pytest
-from tests.attacks.planted import Array, Planted, planted, share_solved, truth
+from tests.attacks.planted import Array, Planted, planted, share_solved, truth, unequal
 
 from randens import attacks
 from randens.attacks import exact
@@ -57,6 +57,31 @@ def test_the_saddle_climber_reaches_its_listed_share(norm: str) -> None:
     # Of 20 inputs one may be lost to a tie; the slow tests count 200.
     wanted = {"l2": 0.98, "linf": 0.96}[norm]
     assert share("saddle", norm, 1, 20, orders=5) >= wanted - 1 / 20
+
+
+@pytest.mark.parametrize("norm", ["l2", "linf"])
+def test_unequal_probabilities_lead_to_the_heaviest_set(norm: str) -> None:
+    """A climb that takes members as they come ends at the optimum of 80 % of these inputs."""
+    case = unequal(norm, n=20, seed=1)
+    optimum = truth(case)
+    result = attacks.create("saddle", case.threat)(case.rec, case.x, case.y)
+    check_not_beaten(case, result.risk.numpy(), optimum)
+    assert share_solved(result.risk, optimum) >= 0.95
+    quick = attacks.create("saddle", case.threat, restarts=1)(case.rec, case.x, case.y)
+    assert share_solved(quick.risk, optimum) >= 0.9
+    assert quick.cost.passes < result.cost.passes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "wanted"), [("saddle", 0.97), ("lattice", 0.8), ("suite", 0.99)])
+@pytest.mark.parametrize("norm", ["l2", "linf"])
+def test_unequal_probabilities_on_many(norm: str, name: str, wanted: float) -> None:
+    shares = []
+    for seed in range(10):
+        case = unequal(norm, n=20, seed=seed)
+        result = attacks.create(name, case.threat)(case.rec, case.x, case.y)
+        shares.append(share_solved(result.risk, truth(case)))
+    assert float(np.mean(shares)) >= wanted
 
 
 @pytest.mark.parametrize("norm", ["l2", "linf"])

@@ -295,12 +295,12 @@ def test_quickstart(shell: Shell, tmp_path: Path) -> None:
     assert code == 0, err
     for expected in (
         "AT ",
-        "BARRE member 2",
+        "ensemble member 2",
         "randomized, uniform",
         "randomized, chosen (",
         "What to deploy",
         "At 1× compute",
-        "deterministic, all 3",
+        "deterministic, all 4",
         "FLOPs",
         "floor",
         "gain",
@@ -315,7 +315,7 @@ def test_quickstart(shell: Shell, tmp_path: Path) -> None:
     # The same seed gives the same numbers.
     one, two = (Evaluation.load(run.path / "evaluation.json") for run in (first, second))
     assert one.risk.tolist() == two.risk.tolist()
-    assert document["barre"]["summary"]["robust"]["value"] == two.robust
+    assert document["ensemble"]["summary"]["robust"]["value"] == two.robust
     assert randens.load(second.ensemble).probs.tolist() == document["sampling"]["probs"]
     assert (
         document["verdict"]["sentence"].split(".")[0]

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 from paper.reproduce import runs as reproduce
-from tests.cli.commands import Shell
 
 from randens import attacks, data
-from randens.cli import main, names
+from randens.cli import names
 from randens.report import FIGURES
 from randens.threat import Threat
 
@@ -86,18 +85,6 @@ def test_the_script_is_installed_where_bash_looks(tmp_path: Path) -> None:
     (installed,) = (tmp_path / ".bash_completions").iterdir()
     assert "_RANDENS_COMPLETE=complete_bash" in installed.read_text()
     assert str(installed) in (tmp_path / ".bashrc").read_text()
-
-
-def test_help_lists_the_first_sentence_of_every_verb(shell: Shell) -> None:
-    _, listed, _ = shell("--help")
-    flat = " ".join(listed.replace("│", " ").split())
-    for verb in main.available():
-        code, own, _ = shell(verb, "--help")
-        assert code == 0
-        summary = " ".join(main._summary(verb).split())
-        assert summary
-        assert summary in flat
-        assert summary in " ".join(own.replace("│", " ").split())
 
 
 @pytest.mark.parametrize("package", ["uvicorn", "fastapi"])

@@ -2,33 +2,72 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from tests.cli.commands import Shell
+from tests.docs.blocks import check_arguments
 
 import randens
 from randens.cli import main
 from randens.core.errors import InputError
 
 
-def test_help_lists_the_verbs_that_exist(shell: Shell) -> None:
-    for arguments in ((), ("--help",)):
-        code, out, _ = shell(*arguments)
-        assert code == 0
-        for verb in ("quickstart", "doctor", "evaluate", "sample", "explain", "data"):
-            assert verb in out
-    missing = set(main.VERBS) - set(main.available())
-    assert not any(f"│ {verb} " in out for verb in missing)
+def test_help_lists_every_verb_with_what_it_does(shell: Shell) -> None:
+    code, out, err = shell("--help")
+    assert (code, err) == (0, "")
+    for verb, summary in main.VERBS.items():
+        assert re.search(rf"^  {verb} +{re.escape(summary)}$", out, re.MULTILINE)
+    files = {path.stem for path in Path(str(main.__file__)).parent.glob("*.py")}
+    assert set(main.VERBS) <= files
 
 
-@pytest.mark.parametrize("verb", main.available())
-def test_every_verb_explains_itself(shell: Shell, verb: str) -> None:
+def test_randens_alone_shows_where_to_begin(shell: Shell) -> None:
+    code, out, err = shell()
+    assert (code, err) == (0, "")
+    for entry in ("I have a model", "I have a randomised defence", "I want to train one"):
+        assert f"\n{entry}\n  randens " in out
+    for line in out.splitlines():
+        if line.startswith("  randens "):
+            check_arguments(line.split()[1:])
+
+
+@pytest.mark.parametrize("verb", main.VERBS)
+def test_every_verb_explains_itself_with_an_example(shell: Shell, verb: str) -> None:
     code, out, _ = shell(verb, "--help")
     assert code == 0
     assert f"randens {verb}" in out
+    commands = re.findall(r"^│ ([a-z]+) ", out.partition("Commands")[2], re.MULTILINE)
+    for command in commands or [""]:
+        code, out, _ = shell(*f"{verb} {command}".split(), "--help")
+        assert code == 0
+        assert f"Example: randens {verb}" in out
+
+
+@pytest.mark.parametrize(
+    "verb",
+    ["attack", "evaluate", "curve", "advise", "audit", "certify", "sample", "report", "reproduce", "export"],
+)
+def test_every_verb_that_runs_members_takes_a_device(
+    shell: Shell, run_folder: Path, tmp_path: Path, verb: str
+) -> None:
+    where = {"reproduce": ["--runs", tmp_path / "runs"], "report": [run_folder, "--measure"]}
+    options = {"curve": ["--limit", "1"], "report": []}.get(verb, ["--limit", "1"])
+    line = shell.refused(verb, *where.get(verb, [run_folder]), *options, "--device", "mps")
+    assert "float64" in line
+
+
+def test_help_needs_neither_typer_nor_rich() -> None:
+    code = (
+        "import sys; from randens.cli.main import run; run([]); run(['--help']); run(['--version'])\n"
+        "sys.exit(str([m for m in ('typer', 'rich', 'numpy', 'torch') if m in sys.modules] or ''))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.strip() == ""
+    assert "I have a model" in done.stdout
 
 
 def test_version(shell: Shell) -> None:

@@ -79,7 +79,7 @@ def check_arguments(words: list[str]) -> None:
     group = typer.main.get_command(_app(words))
     if words[0].startswith("-"):
         # Options of `randens` itself act while they are parsed, and one of them changes the shell's start-up file.
-        known = {name for parameter in group.params for name in parameter.opts} | {"--help"}
+        known = {name for parameter in group.params for name in parameter.opts} | {"--help", "--version"}
         assert words[0] in known, words
         return
     waiting = [group]

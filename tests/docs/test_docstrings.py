@@ -6,6 +6,7 @@ import dataclasses
 import doctest
 import importlib
 import inspect
+import pkgutil
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -121,6 +122,14 @@ def complaints(name: str, found: Any) -> list[str]:
 @pytest.mark.parametrize("name", PUBLIC)
 def test_every_public_name_is_explained(name: str) -> None:
     assert complaints(name, PUBLIC[name]) == []
+
+
+@pytest.mark.parametrize("room", ["", *ROOMS])
+def test_no_public_name_hides_a_module(room: str) -> None:
+    module = importlib.import_module(f"randens.{room}".rstrip("."))
+    files = {found.name for found in pkgutil.iter_modules(getattr(module, "__path__", []))}
+    hidden = [n for n in module.__all__ if n in files and not inspect.ismodule(getattr(module, n))]
+    assert hidden == []
 
 
 @pytest.mark.parametrize("name", [n for n, found in PUBLIC.items() if ">>>" in (found.__doc__ or "")])

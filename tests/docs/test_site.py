@@ -15,7 +15,7 @@ from tests.docs.blocks import PAGES, ROOT
 from tests.drawings import Drawing, difference
 
 import randens
-from randens.cli.main import available
+from randens.cli.main import VERBS
 
 pytest.importorskip("mkdocs", reason="mkdocs is not installed: pip install '.[docs]'")
 FIGURES = ROOT / "docs" / "figures"
@@ -139,7 +139,7 @@ def test_every_public_name_is_in_the_reference(site: Path, pages: dict[Path, Pag
 def test_the_page_about_the_command_line_has_every_command(site: Path) -> None:
     source = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
     shown = (site / "command-line.html").read_text(encoding="utf-8")
-    for verb in available():
+    for verb in VERBS:
         assert f"`{verb}`" in source
         assert f'id="randens-{verb}' in shown
     for option in ("--save-images", "--no-deterministic", "--max-sweeps", "--from"):

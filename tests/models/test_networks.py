@@ -101,6 +101,14 @@ def test_numbers_of_weights(name: str, weights: int) -> None:
     assert models.parameters(models.create(name, classes=10, input_shape=(3, 32, 32))) == weights
 
 
+def test_the_strided_network_is_three_convolutions_and_a_linear_layer() -> None:
+    net = models.create("strided", classes=10, input_shape=(3, 32, 32), width=8)
+    convolutions = [(27 * 8, 16 * 16), (72 * 16, 8 * 8), (144 * 32, 4 * 4)]
+    assert models.flops(net) == 2 * (sum(w * pixels for w, pixels in convolutions) + 32 * 16 * 10)
+    assert models.parameters(net) == sum(w for w, _ in convolutions) + 2 * (8 + 16 + 32) + 32 * 16 * 10 + 10
+    assert net(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
+
+
 def test_resnet8_is_resnet20_with_one_block_per_stage() -> None:
     """Two blocks less in each stage: 2·(18 w² + 4 w) weights for w = 16, 32, 64. A strided stem quarters the cost."""
     less = sum(2 * (18 * w * w + 4 * w) for w in (16, 32, 64))

@@ -16,7 +16,7 @@ from tests.risk.risk_cases import profiles, simplex_points
 
 from randens.core.errors import InputError
 from randens.risk import RiskProfile, candidate_sampling, candidates
-from randens.risk.candidates import _numerators
+from randens.risk.candidate_sets import _numerators
 
 HALF, THIRD, QUARTER = Fraction(1, 2), Fraction(1, 3), Fraction(1, 4)
 

@@ -69,6 +69,7 @@ def test_levels_follow_the_table() -> None:
         "barre": "softmax",
         "bat": "loss",
         "joint": "softmax",
+        "columns": "softmax",
         "shared": "softmax",
         "paths": "loss",
         "features": "loss",

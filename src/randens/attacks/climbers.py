@@ -16,36 +16,53 @@ from torch import Tensor
 
 from randens.attacks.base import Attack, register
 from randens.attacks.game import solve_game
+from randens.attacks.plans import planned
 from randens.attacks.search import Search
 from randens.ensemble import to_layout
 from randens.threat import Region
 
 __all__ = ["Reach", "climb", "descend", "play"]
 
+_PATIENCE = (
+    5  # searches of a single member after which `lattice`, the last climber of a portfolio, leaves it out
+)
+_PLAN = 40  # iterations of each game that a plan looks at
+
 Reach = Callable[[Search, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """reach(s, rows, points [k, ...], targets bool [k, M]) → (points, errors [k, M]) where it ended."""
 
 
-def climb(s: Search, sweep: int, resisted: Tensor, reach: Reach) -> None:
+def climb(s: Search, sweep: int, resisted: Tensor, reach: Reach, patience: int | None = None) -> None:
     """One sweep through the members in random order, each added to the set F fooled so far, if a point exists.
 
     The first sweep takes every input. Later ones take those where some member is missing from the best set
     found and has not resisted alone, and begin with such a member: they look for other maximal sets.
-    `resisted` [n, M] remembers who was tried alone and not fooled.
+    `resisted` [n, M] remembers who was tried alone and not fooled. Members that `patience` searches of this or of other
+    attacks have aimed at alone, without success, are left out.
     """
+    skipped = (s.probs <= 0).expand(s.n, -1)
+    if patience is not None:
+        skipped = skipped | (s.resistance >= patience)
     order = s.ranks()
     chosen = torch.ones(s.n, dtype=torch.bool, device=s.device)
     if sweep:
-        missing = ~resisted & ~s.best_errors & (s.probs > 0)
+        missing = ~resisted & ~s.best_errors & ~skipped
         order = order - 2.0 * missing * (order == _largest(order, missing))
         chosen = missing.any(dim=1)
+    elif s.restart == 0:
+        # Heavy members first; equal ones in random order.
+        order = 1e-9 * order - s.probs
     order = order.argsort(dim=1)
     point = s.start()
     errors = s.clean_errors.clone() if s.restart == 0 else torch.zeros_like(s.clean_errors)
     for position in range(s.members):
         rows = s.unfinished
         member = order[rows, position]
-        fresh = chosen[rows] & ~errors[rows, member] & (s.probs[member] > 0)
+        fresh = chosen[rows] & ~errors[rows, member] & ~skipped[rows, member]
+        # Not worth a pass: sets that cannot become heavier than the best, of members known to be foolable.
+        coming = torch.zeros_like(errors[rows]).scatter(1, order[rows, position:], True) & ~skipped[rows]
+        heaviest = (errors[rows] | coming).double() @ s.probs
+        fresh &= (heaviest > s.best_value[rows] + 1e-9) | ~s.foolable[rows, member]
         rows, member = rows[fresh], member[fresh]
         if not len(rows):
             continue
@@ -58,6 +75,16 @@ def climb(s: Search, sweep: int, resisted: Tensor, reach: Reach) -> None:
         errors[rows[success]] = fooled[success]
         alone = ~success & (targets.sum(dim=1) == 1)
         resisted[rows[alone], member[alone]] = True
+        s.resistance[rows[alone], member[alone]] += 1
+
+
+def attempt(s: Search, reach: Reach, iterations: int, kappa: float) -> None:
+    """Go from the clean input for the heaviest set that the members' linear models there do not rule out."""
+    rows, targets = planned(s, iterations, kappa)
+    if len(rows):
+        _, errors = reach(s, rows, s.x[rows], targets)
+        missed = ~(errors | ~targets).all(dim=1)
+        s.refuse(rows[missed], targets[missed])
 
 
 def _largest(order: Tensor, among: Tensor) -> Tensor:
@@ -81,8 +108,11 @@ def descend(
     Starts from the current point, then from the clean input, then from `elsewhere` [n, ...].
     """
     ended, errors = points.clone(), torch.zeros_like(targets)
-    for start in (points, s.x[rows], elsewhere[rows]):
-        missing = (~(errors | ~targets).all(dim=1)).nonzero().flatten()
+    # The descent from the clean input is not made twice.
+    elsewhere_only = (points == s.x[rows]).flatten(1).all(dim=1)
+    for number, start in enumerate((points, s.x[rows], elsewhere[rows])):
+        missing = ~(errors | ~targets).all(dim=1)
+        missing = (missing & ~elsewhere_only if number == 1 else missing).nonzero().flatten()
         if len(missing):
             ended[missing], errors[missing] = _descend_from(
                 s, rows[missing], start[missing], targets[missing], steps, step, kappa
@@ -98,6 +128,7 @@ def _descend_from(
     for number in range(steps):
         # From four times `step` to nothing: wide enough to leave x, fine enough to end between boundaries.
         stride = 4 * step * (1 - number / steps) ** 2 * s.threat.eps
+        steepest = 2 * number < steps
         lin = s.linearise(rows[left], points[left], targets[left])
         errors[left] = lin.errors
         going = ~(lin.errors | ~lin.wanted).all(dim=1)
@@ -107,9 +138,22 @@ def _descend_from(
         scale = torch.linalg.vector_norm(lin.gradients[going], s.threat.q, dim=2).clamp_min(1e-20)
         pulling = (lin.margins[going] / scale > -kappa * s.threat.eps) & lin.wanted[going]
         pull = (lin.gradients[going] * (pulling / scale).unsqueeze(2)).sum(dim=1).reshape(points[left].shape)
-        points[left] = s.project(rows[left], s.threat.step(points[left], -pull, stride))
+        points[left] = s.project(rows[left], _stepped(s, points[left], pull, stride, steepest=steepest))
     errors[left] = s.judge(rows[left], points[left], targets[left])
     return points, errors
+
+
+def _stepped(s: Search, points: Tensor, pull: Tensor, stride: float, *, steepest: bool) -> Tensor:
+    """One step against the pull: steepest for the norm, or as long along the pull itself.
+
+    In linf the steepest step moves all coordinates, also those whose sign the members disagree about; the later, short
+    steps go along the pull, and so can end between boundaries.
+    """
+    if steepest or s.threat.norm != "linf":
+        return s.threat.step(points, -pull, stride)
+    length = torch.linalg.vector_norm(pull.flatten(1), dim=1).clamp_min(1e-20)
+    size = stride * pull[0].numel() ** 0.5
+    return points - (size / length).reshape((-1,) + (1,) * (pull.dim() - 1)) * pull
 
 
 def play(
@@ -192,7 +236,9 @@ class Lattice(Attack):
         for sweep in range(self.orders):
             elsewhere = s.random_start()
             reach = partial(descend, steps=self.steps, step=self.step, kappa=self.kappa, elsewhere=elsewhere)
-            climb(s, sweep, resisted, reach)
+            if sweep:
+                attempt(s, reach, _PLAN, self.kappa)
+            climb(s, sweep, resisted, reach, _PATIENCE)
 
 
 @register("saddle")
@@ -245,4 +291,6 @@ class Saddle(Attack):
         )
         resisted = torch.zeros_like(s.foolable)
         for sweep in range(self.orders):
+            if sweep:
+                attempt(s, reach, self.iterations, self.kappa)
             climb(s, sweep, resisted, reach)

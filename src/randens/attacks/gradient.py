@@ -36,6 +36,8 @@ def ascend(s: Search, loss: Loss, *, steps: int, step: float, members: Sequence[
         point[rows] = s.project(rows, s.threat.step(point[rows], gradient, step * s.threat.eps))
         rows = _open(s, members)
     s.judge(rows, point[rows])
+    if members is not None and len(members) == 1:
+        s.resistance[_open(s, members), members[0]] += 1
 
 
 def ascend_adaptively(s: Search, loss: Loss, *, steps: int, members: Sequence[int] | None = None) -> None:

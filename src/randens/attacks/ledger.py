@@ -22,7 +22,8 @@ __all__ = ["Ledger"]
 class Ledger:
     """n inputs x [n, ...] of M members with probabilities α: `best_x`, `best_errors`, `foolable`, `cost`, the pool.
 
-    `rows` arguments index the batch; `points` are perturbed inputs of those rows.
+    `rows` arguments index the batch; `points` are perturbed inputs of those rows. `resistance` [n, M] counts the
+    searches that aimed at one member alone and did not fool it.
     """
 
     def __init__(self, x: Tensor, probs: Tensor, source: str = "", *, drop_finished: bool = True) -> None:
@@ -37,6 +38,8 @@ class Ledger:
         self.foolable = torch.zeros(self.n, self.members, dtype=torch.bool, device=self.device)
         self._sets = torch.zeros(self.n, 2, self.members, dtype=torch.bool, device=self.device)
         self._set_count = torch.zeros(self.n, dtype=torch.int64, device=self.device)
+        self.resistance = torch.zeros(self.n, self.members, dtype=torch.int64, device=self.device)
+        self._refused = torch.zeros(self.n, 0, self.members, dtype=torch.bool, device=self.device)
         self._kept: list[tuple[Tensor, Tensor, Tensor, str]] = []
         self._kept_rows = self._new_from = 0
         self._best_kept = torch.full((self.n,), -1, dtype=torch.int64)
@@ -71,6 +74,19 @@ class Ledger:
         if not self.drop_finished:
             return torch.arange(self.n, device=self.device)
         return (~self.finished).nonzero().flatten()
+
+    def refuse(self, rows: Tensor, sets: Tensor) -> None:
+        """Remember sets of members [k, M] that were aimed at, and not reached, by inputs `rows` [k]."""
+        if len(rows):
+            slot = self._refused.new_zeros(self.n, 1, self.members)
+            slot[rows, 0] = sets
+            self._refused = torch.cat([self._refused, slot], dim=1)
+
+    def refused(self, rows: Tensor, sets: Tensor) -> Tensor:
+        """Bool [k, S]: which of `sets` [S, M] contain one that was refused for its input."""
+        known = self._refused[rows].unsqueeze(1)
+        contains = (sets.unsqueeze(1) | ~known).all(dim=3) & known.any(dim=3)
+        return contains.any(dim=2)
 
     def _dominated(self, rows: Tensor, sets: Tensor) -> Tensor:
         """Bool [k]: is the set empty, or contained in one already pooled for its input?"""

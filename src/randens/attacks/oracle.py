@@ -257,17 +257,20 @@ class Oracle(Ledger):
         z = torch.stack(outputs).detach().requires_grad_(True)
         value = loss(z, self.y[rows], weights.to(self.device))
         (slopes,) = torch.autograd.grad(value.sum(), z)
-        gradient = torch.zeros_like(inputs)
+        usable = []
         # Member by member, at the same cost: one with NaN gradients must not silence the others, and one
         # without any must be seen among them.
         for position, index in enumerate(chosen):
             own = _pull_back(outputs[position], slopes[position], inputs)
             # A loss may be flat by design where a member is fooled already; that hides nothing.
             fooled = self._fooled(z[position].detach(), self.y[rows])
-            gradient += self._usable(rows, own, [index], watched=~fooled)
+            usable.append(self._usable(rows, own, [index], watched=~fooled))
         self.cost.backwards += len(points) * sum(self._passes[i] for i in chosen)
         self._learn_logits(rows, points, z.detach(), chosen)
-        return gradient.detach()
+        gradient = usable[0]
+        for other in usable[1:]:
+            gradient = gradient + other
+        return gradient
 
     def _shared_gradient(
         self, rows: Tensor, inputs: Tensor, loss: Loss, chosen: Sequence[int], weights: Tensor
@@ -403,7 +406,7 @@ class Oracle(Ledger):
         gradients = []
         for g in range(near.shape[1]):
             last = g == near.shape[1] - 1
-            gradient = _pull_back(chosen[:, g], torch.ones_like(chosen[:, g]), inputs, keep=not last)
+            gradient = _pull_back(chosen[:, g], 1.0, inputs, keep=not last)
             gradients.append(self._usable(rows, gradient, [index]))
         self.cost.backwards += len(points) * near.shape[1] * self._passes[index]
         return chosen.detach(), torch.stack(gradients, dim=1), self._fooled(z.detach(), self.y[rows])
@@ -446,9 +449,12 @@ class Oracle(Ledger):
         self, rows: Tensor, gradient: Tensor, chosen: Sequence[int], watched: Tensor | None = None
     ) -> Tensor:
         """Flag inputs whose gradient is NaN, or exactly zero where `watched`; NaN becomes 0, which moves nothing."""
-        flat = gradient.detach().flatten(1)
-        bad = ~torch.isfinite(flat).all(dim=1)
-        zero = (flat == 0).all(dim=1)
+        gradient = gradient.detach()
+        # One pass over the gradient, in its own layout; NaN and infinity reach the norm.
+        if not gradient[:1].numel():
+            return gradient
+        largest = torch.linalg.vector_norm(gradient, torch.inf, dim=tuple(range(1, gradient.dim())))
+        bad, zero = ~torch.isfinite(largest), largest == 0
         if watched is not None:
             zero &= watched
         if bool(bad.any()) or bool(zero.any()):
@@ -456,7 +462,7 @@ class Oracle(Ledger):
                 self.nan_gradient[rows[bad].cpu(), index] = True
                 self.no_gradient[rows[zero].cpu(), index] = True
             gradient = torch.where(torch.isfinite(gradient), gradient, torch.zeros_like(gradient))
-        return gradient.detach()
+        return gradient
 
 
 def _around_rounded(threat: Threat, rounded: Tensor, x: Tensor) -> Threat:
@@ -476,9 +482,11 @@ def _around_rounded(threat: Threat, rounded: Tensor, x: Tensor) -> Threat:
     return threat.scaled(left)
 
 
-def _pull_back(output: Tensor, slope: Tensor, inputs: Tensor, *, keep: bool = False) -> Tensor:
+def _pull_back(output: Tensor, slope: Tensor | float, inputs: Tensor, *, keep: bool = False) -> Tensor:
     """slope·∂output/∂inputs; zero, which is flagged, where the output does not depend on the inputs."""
     if not output.requires_grad:
         return torch.zeros_like(inputs)
-    (gradient,) = torch.autograd.grad(output, inputs, slope, retain_graph=keep, allow_unused=True)
+    # Not by grad_outputs: torch compares their shapes with a library that takes a second to import.
+    value = (output * slope).sum()
+    (gradient,) = torch.autograd.grad(value, inputs, retain_graph=keep, allow_unused=True)
     return torch.zeros_like(inputs) if gradient is None else gradient

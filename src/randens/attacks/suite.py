@@ -67,7 +67,7 @@ def parts(preset: str, threat: Threat) -> tuple[Attack, ...]:
         return (
             Saddle(threat, orders=4, restarts=4),
             PGD(threat),
-            _Adaptive(threat, steps=20),
+            _Adaptive(threat, steps=10),
             ARCR(threat, steps=20),
             Lattice(threat, orders=1),
             RandomSearch(threat, queries=50),

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from randens.cli import choices, names
-from randens.cli.output import Json, console, print_json
+from randens.cli import choices
+from randens.cli.output import console, print_json
 from randens.cli.progress import bars
 from randens.core.errors import InputError
 
@@ -18,22 +18,9 @@ if TYPE_CHECKING:
 __all__ = ["advise"]
 
 
+@choices.asked(choices.Attacking, split="validation")
 def advise(
-    run: choices.RunFolder,
-    attack: choices.Attacks = None,
-    settings: choices.Settings = None,
-    split: Annotated[
-        str,
-        typer.Option(
-            help="The split to decide on; test data make the table but choose nothing.",
-            autocompletion=names.starting(names.SPLITS),
-        ),
-    ] = "validation",
-    limit: choices.Limit = None,
-    data: choices.Data = None,
-    norm: choices.Norm = None,
-    eps: choices.Eps = None,
-    seed: choices.Seed = 0,
+    case: choices.Attacking,
     against: Annotated[
         list[Path] | None,
         typer.Option(
@@ -41,38 +28,36 @@ def advise(
         ),
     ] = None,
     subsets: Annotated[bool, typer.Option(help="Measure k of M averaged, too.")] = True,
-    fresh: choices.Fresh = False,
-    verify: choices.Verify = False,
-    as_json: Json = False,
 ) -> None:
     """Say what to deploy with the members of RUN: one of them, a drawn one, k of M averaged, or all.
 
-    One table with intervals and FLOPs, every option judged by all perturbations
-    found; then the choice at 1×, 2× and M× a member's compute, and why. Written to
+    Decides on the validation split by default; test data make the table but choose
+    nothing. One table with intervals and FLOPs, every option judged by all
+    perturbations found; then the choice at 1×, 2× and M× a member's compute, and why. Written to
     advice.json of the run, which the report shows.
 
     Example: randens advise runs/quickstart-1 --limit 100
     """
     from randens.evaluation import advise as run_advise
     from randens.evaluation import tables
-    from randens.evaluation.run_folder import open_subject
+    from randens.models import pick_device
 
-    subject = open_subject(run, data=data, norm=norm, eps=choices.number("--eps", eps))
-    images = subject.load(split, limit)
-    chosen = choices.make_attacks(attack, ("saddle",), subject.threat, settings, seed)
-    networks = {str(path): _network(path) for path in against or ()}
+    opened = case.opened("saddle")
+    subject, device = opened.subject, pick_device(case.device)
+    networks = {str(path): _network(path).to(device) for path in against or ()}
+    subject.rec.to(device)
     with bars() as progress:
         found = run_advise(
             subject.rec,
-            images,
-            chosen,
+            opened.images,
+            opened.attacks,
             networks=networks,
             subsets=subsets,
-            folder=subject.store(fresh=fresh, verify=verify),
+            folder=opened.store,
             progress=progress,
         )
     path = subject.run.write("advice", found.to_json())
-    if as_json:
+    if case.as_json:
         print_json(found.to_json())
         return
     out = console()

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from randens.cli import choices, names
-from randens.cli.output import Json, console, print_json
-from randens.cli.progress import bars
+from randens.cli import choices
+from randens.cli.output import console, print_json
 from randens.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -19,30 +18,13 @@ if TYPE_CHECKING:
 __all__ = ["attack"]
 
 
+@choices.asked(choices.Attacking)
 def attack(
-    run: choices.RunFolder,
-    attack: choices.Attacks = None,
-    settings: choices.Settings = None,
-    split: Annotated[
-        str,
-        typer.Option(
-            help="The split to attack: train, validation or test.",
-            autocompletion=names.starting(names.SPLITS),
-        ),
-    ] = "test",
-    limit: choices.Limit = None,
-    data: choices.Data = None,
-    norm: choices.Norm = None,
-    eps: choices.Eps = None,
-    device: choices.Device = "auto",
-    seed: choices.Seed = 0,
+    case: choices.Attacking,
     save_images: Annotated[
         Path | None,
         typer.Option(help="Write a PNG of clean, perturbed and difference there.", show_default=False),
     ] = None,
-    fresh: choices.Fresh = False,
-    verify: choices.Verify = False,
-    as_json: Json = False,
 ) -> None:
     """Attack the ensemble of RUN with each attack by itself; what they find is kept in its folder `witnesses`.
 
@@ -53,34 +35,30 @@ def attack(
     Example: randens attack runs/quickstart-1 --attack arc-r --set steps=40
     --save-images worst.png
     """
-    from randens.core.distributed import workers
     from randens.evaluation.attack_table import attack_all, draw_worst
-    from randens.evaluation.run_folder import open_subject
 
-    subject = open_subject(run, data=data, norm=norm, eps=choices.number("--eps", eps))
-    images = subject.load(split, limit)
-    chosen = choices.make_attacks(attack, ("saddle",), subject.threat, settings, seed)
+    opened = case.opened("saddle")
+    subject, images, store = opened.subject, opened.images, opened.store
     if save_images is not None:
         # Before the work, not after it.
         if save_images.suffix.lower() != ".png":
             raise InputError(
                 f"--save-images is {str(save_images)!r}; pictures are written as PNG, e.g. worst.png"
             )
-        if len(chosen) > 1:
+        if len(opened.attacks) > 1:
             raise InputError("--save-images shows one attack at a time; give a single --attack")
-    store = subject.store(fresh=fresh, verify=verify)
-    with workers(device) as crew, bars() as progress:
+    with case.running() as (crew, progress):
         subject.rec.to(crew.device)
-        results = attack_all(subject.rec, images, chosen, store, progress)
+        results = attack_all(subject.rec, images, opened.attacks, store, progress)
     if not crew.writes:
         return
     if save_images is not None:
         draw_worst(save_images, images, results[-1], subject.rec, subject.threat)
-    if as_json:
+    if case.as_json:
         print_json([result.to_json() for result in results])
         return
     out = console()
-    out.print(_table(results, f"{subject.run.path} on {images.name} {split}, {len(images)} inputs"))
+    out.print(_table(results, f"{subject.run.path} on {images.name} {case.split}, {len(images)} inputs"))
     for result in results:
         for line in result.warnings:
             out.print(line, markup=False)

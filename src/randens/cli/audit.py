@@ -7,33 +7,19 @@ from typing import Annotated
 
 import typer
 
-from randens.cli import choices, names
-from randens.cli.output import Json, console, print_json
+from randens.cli import choices
+from randens.cli.output import console, print_json
 from randens.cli.progress import bars
 
 __all__ = ["audit"]
 
 
+@choices.asked(choices.OnRun, limit=128)
 def audit(
-    run: choices.RunFolder,
-    split: Annotated[
-        str,
-        typer.Option(
-            help="The split to use: train, validation or test.", autocompletion=names.starting(names.SPLITS)
-        ),
-    ] = "test",
-    limit: Annotated[int, typer.Option(help="Use only so many inputs, the first ones.")] = 128,
-    data: choices.Data = None,
-    norm: choices.Norm = None,
-    eps: choices.Eps = None,
-    device: choices.Device = "auto",
-    seed: choices.Seed = 0,
+    case: choices.OnRun,
     output: Annotated[
         Path | None, typer.Option(help="Where the JSON goes; audit.json of the run by default.")
     ] = None,
-    fresh: choices.Fresh = False,
-    verify: choices.Verify = False,
-    as_json: Json = False,
 ) -> None:
     """Check the ensemble of RUN for masked gradients, randomness and broken laws; exit code 1 if a check fails.
 
@@ -46,15 +32,14 @@ def audit(
     """
     from randens.evaluation import Evaluation
     from randens.evaluation import audit as run_audit
-    from randens.evaluation.run_folder import open_subject
     from randens.models import pick_device
 
-    subject = open_subject(run, data=data, norm=norm, eps=choices.number("--eps", eps))
-    images = subject.load(split, limit)
+    subject = case.subject(case.run)
+    images = subject.load(case.split, case.limit)
     known = subject.run.path / "evaluation.json"
     evaluation = Evaluation.load(known) if known.is_file() else None
-    subject.rec.to(pick_device(device))
-    store = subject.store(fresh=fresh, verify=verify)
+    subject.rec.to(pick_device(case.device))
+    store = subject.store(fresh=case.fresh, verify=case.verify)
     with bars() as progress:
         result = run_audit(
             subject.rec,
@@ -62,12 +47,12 @@ def audit(
             subject.threat,
             evaluation=evaluation,
             chosen_on=subject.chosen_on,
-            seed=seed,
+            seed=case.seed,
             folder=store,
             progress=progress,
         )
     path, main = (result.save(output), True) if output is not None else result.keep(subject.run)
-    if as_json:
+    if case.as_json:
         print_json(result.to_json())
     else:
         out = console()

@@ -38,7 +38,10 @@ def bench(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure randens against peers and against the limit; exit code 1 if a benchmark failed."""
+    """Measure randens against peers and against the limit; exit code 1 if a benchmark failed.
+
+    Example: randens bench --quick
+    """
     arguments = list(names or [])
     arguments += [
         flag for flag, given in (("--list", listing), ("--quick", quick), ("--json", as_json)) if given

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from randens.cli import choices, names
-from randens.cli.output import Json, console, print_json
+from randens.cli import choices
+from randens.cli.output import console, print_json
 from randens.cli.progress import bars
 
 if TYPE_CHECKING:
@@ -18,55 +18,38 @@ if TYPE_CHECKING:
 __all__ = ["certify"]
 
 
+@choices.asked(choices.Attacking)
 def certify(
-    run: choices.RunFolder,
-    attack: choices.Attacks = None,
-    settings: choices.Settings = None,
-    split: Annotated[
-        str,
-        typer.Option(
-            help="The split to certify on: train, validation or test.",
-            autocompletion=names.starting(names.SPLITS),
-        ),
-    ] = "test",
-    limit: choices.Limit = None,
-    data: choices.Data = None,
-    norm: choices.Norm = None,
-    eps: choices.Eps = None,
-    seed: choices.Seed = 0,
+    case: choices.Attacking,
     refine: Annotated[
         int, typer.Option(help="ReLU layers up to this many units get the tighter, slower bounds.")
     ] = 4096,
     output: Annotated[
         Path | None, typer.Option(help="Where the JSON goes; certification.json of the run by default.")
     ] = None,
-    fresh: choices.Fresh = False,
-    verify: choices.Verify = False,
-    as_json: Json = False,
 ) -> None:
     """Certified accuracies of the ensemble of RUN: lower bounds that hold against every attack.
 
     Of use for small networks or a small radius; on CIFAR-10 networks at 8/255
     next to nothing can be certified. The accuracies under attack beside them come
-    from the witnesses of earlier commands, completed by attacking. Written to
-    certification.json of the run, unless that holds an answer on more inputs.
+    from the witnesses of earlier commands, completed by attacking on --device. The
+    bounds are computed on the CPU. Written to certification.json of the run, unless
+    that holds an answer on more inputs.
 
     Example: randens certify runs/quickstart-1 --eps 0.03 --limit 50
     """
     from randens import evaluation
-    from randens.evaluation.run_folder import open_subject
 
-    subject = open_subject(run, data=data, norm=norm, eps=choices.number("--eps", eps))
-    images = subject.load(split, limit)
-    chosen = choices.make_attacks(attack, ("saddle",), subject.threat, settings, seed)
-    store = subject.store(fresh=fresh, verify=verify)
+    opened = case.opened("saddle")
+    subject, images, store = opened.subject, opened.images, opened.store
     with bars() as progress:
         attacked = evaluation.evaluate(
             subject.rec,
             images,
-            chosen,
+            opened.attacks,
             deterministic=False,
             chosen_on=subject.chosen_on,
+            device=case.device,
             folder=store,
             progress=progress,
         )
@@ -74,11 +57,11 @@ def certify(
             subject.rec, images, subject.threat, pool=attacked.pool, refine=refine, progress=progress
         )
     path, main = (result.save(output), True) if output is not None else result.keep(subject.run)
-    if as_json:
+    if case.as_json:
         print_json(result.to_json())
         return
     out = console()
-    title = f"{run} on {result.data} {result.split}, {result.threat.norm} ε = {result.threat.eps:.4g}"
+    title = f"{case.run} on {result.data} {result.split}, {result.threat.norm} ε = {result.threat.eps:.4g}"
     out.print(_table(result, title))
     best = ", ".join(f"{p:.3g}" for p in result.best.probs.tolist())
     advice = " Use --split validation to choose α by it." if result.split == "test" else ""

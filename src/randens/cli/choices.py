@@ -2,42 +2,47 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 from randens.cli import names as known
+from randens.cli.output import Json
+from randens.cli.progress import bars
 from randens.core.errors import InputError
 
 if TYPE_CHECKING:
     from randens.attacks import Attack, Cost
+    from randens.core.distributed import Workers
+    from randens.core.progress import Progress
+    from randens.data import ImageData
+    from randens.evaluation.run_folder import Subject
     from randens.threat import Threat
     from randens.witness.store import WitnessStore
 
 __all__ = [
+    "Attacking",
     "Attacks",
-    "Data",
     "Device",
-    "Eps",
-    "Fresh",
+    "Evaluating",
+    "Inputs",
     "Limit",
-    "Mean",
-    "Model",
-    "Norm",
-    "OptionalRun",
-    "RunCode",
+    "Opened",
+    "OnRun",
     "RunFolder",
     "Seed",
     "Settings",
-    "Std",
-    "Verify",
+    "asked",
     "make_attacks",
     "number",
-    "one_of",
-    "own_case",
-    "own_threat",
     "said",
 ]
 
@@ -81,6 +86,12 @@ Std = Annotated[
 Device = Annotated[
     str,
     typer.Option(help="Where members run: auto, cpu, cuda or cuda:N; auto takes a GPU where torch sees one."),
+]
+Split = Annotated[
+    str,
+    typer.Option(
+        help="Which part of the data: train, validation or test.", autocompletion=known.starting(known.SPLITS)
+    ),
 ]
 Attacks = Annotated[
     list[str] | None,
@@ -146,42 +157,156 @@ def number(name: str, text: str | None) -> float | None:
         ) from None
 
 
-def own_case(
-    model: str, run_code: bool, mean: str | None, std: str | None, data: str | None
-) -> tuple[Any, Any]:
-    """What --model, --run-code, --mean and --std mean: a model for `randens.evaluate`, and its preprocessing."""
-    from randens.evaluation import from_factory
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """What every command is asked that runs members on data."""
 
-    if data is None:
-        raise InputError(
-            "--model needs --data: a data set's name, an .npz file with x and y, or a folder of images"
+    split: Split = "test"
+    limit: Limit = None
+    data: Data = None
+    norm: Norm = None
+    eps: Eps = None
+    device: Device = "auto"
+    seed: Seed = 0
+    fresh: Fresh = False
+    verify: Verify = False
+    as_json: Json = False
+
+    def subject(self, run: Path, eps: float | None = None) -> Subject:
+        """The run folder, with the data and the threat that were asked for."""
+        from randens.evaluation.run_folder import open_subject
+
+        radius = number("--eps", self.eps) if eps is None else eps
+        return open_subject(run, data=self.data, norm=self.norm, eps=radius)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[tuple[Workers, Progress]]:
+        """The processes and the device that share the work, and its progress on the screen."""
+        from randens.core.distributed import workers
+
+        with workers(self.device) as crew, bars() as progress:
+            yield crew, progress
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnRun(Inputs):
+    """The same, of a command about one run folder."""
+
+    run: RunFolder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attacking(OnRun):
+    """The same, of a command that attacks it."""
+
+    attack: Attacks = None
+    settings: Settings = None
+
+    def opened(self, *default: str) -> Opened:
+        """Everything that attacks need; `default` names them where none is asked for."""
+        subject = self.subject(self.run)
+        return Opened(
+            subject,
+            subject.load(self.split, self.limit),
+            make_attacks(self.attack, default, subject.threat, self.settings, self.seed),
+            subject.store(fresh=self.fresh, verify=self.verify),
         )
-    if (mean is None) != (std is None):
-        raise InputError("--mean and --std go together; give both or none")
-    pair = None
-    if mean is not None and std is not None:
-        pair = tuple(
-            [number(name, part) for part in text.split(",")]
-            for name, text in (("--mean", mean), ("--std", std))
-        )
-    factory = ":" in model and not Path(model).exists()
-    return (from_factory(model, run_code=run_code) if factory else model), pair
 
 
-def own_threat(norm: str | None, eps: str | None) -> Threat:
-    """The threat for networks of one's own: linf with 8/255 unless said otherwise."""
-    from randens.threat import Threat, norm_name
+@dataclass(frozen=True, kw_only=True)
+class Evaluating(Inputs):
+    """What a command is asked that takes a run folder or networks of one's own."""
 
-    if norm is not None and norm_name(norm) != "linf" and eps is None:
-        raise InputError(f"--norm is {norm!r}; give its radius too, with --eps")
-    radius = number("--eps", eps)
-    return Threat(norm or "linf", 8 / 255 if radius is None else radius)
+    run: OptionalRun = None
+    model: Model = None
+    run_code: RunCode = False
+    mean: Mean = None
+    std: Std = None
+    attack: Attacks = None
+    settings: Settings = None
+
+    def check(self) -> None:
+        """Refuse both kinds and neither."""
+        if (self.run is None) == (self.model is None):
+            raise InputError("give either a run folder RUN or networks of your own with --model")
+        if self.model is not None and self.data is None:
+            raise InputError(
+                "--model needs --data: a data set's name, an .npz file with x and y, or a folder of images"
+            )
+
+    def own(self) -> tuple[Any, Any]:
+        """What --model, --run-code, --mean and --std mean: a model for `randens.evaluate`, and its preprocessing."""
+        from randens.evaluation import from_factory
+
+        assert self.model is not None
+        if (self.mean is None) != (self.std is None):
+            raise InputError("--mean and --std go together; give both or none")
+        pair = None
+        if self.mean is not None and self.std is not None:
+            pair = tuple(
+                [number(name, part) for part in text.split(",")]
+                for name, text in (("--mean", self.mean), ("--std", self.std))
+            )
+        factory = ":" in self.model and not Path(self.model).exists()
+        return (from_factory(self.model, run_code=self.run_code) if factory else self.model), pair
+
+    def threat(self) -> Threat:
+        """The threat for networks of one's own: linf with 8/255 unless said otherwise."""
+        from randens.threat import Threat, norm_name
+
+        if self.norm is not None and norm_name(self.norm) != "linf" and self.eps is None:
+            raise InputError(f"--norm is {self.norm!r}; give its radius too, with --eps")
+        radius = number("--eps", self.eps)
+        return Threat(self.norm or "linf", 8 / 255 if radius is None else radius)
 
 
-def one_of(run: Path | None, model: str | None) -> None:
-    """Refuse both and neither."""
-    if (run is None) == (model is None):
-        raise InputError("give either a run folder RUN or networks of your own with --model")
+@dataclass(frozen=True)
+class Opened:
+    """A run folder, its inputs, the attacks on them and the store of what is known."""
+
+    subject: Subject
+    images: ImageData
+    attacks: list[Attack]
+    store: WitnessStore
+
+
+def asked(
+    kind: type[Inputs], *, without: tuple[str, ...] = (), **defaults: Any
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorator: the first parameter of a command is a `kind`, whose fields become the command's options.
+
+    Fields `without` are not asked for; `defaults` are this command's own.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        hints = get_type_hints(kind, include_extras=True)
+        options = [
+            inspect.Parameter(
+                field.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                annotation=hints[field.name],
+                default=defaults.get(
+                    field.name,
+                    inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default,
+                ),
+            )
+            # What is particular to a command comes first in its help.
+            for field in sorted(dataclasses.fields(kind), key=lambda field: hasattr(Inputs, field.name))
+            if field.name not in without
+        ]
+        own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+
+        @functools.wraps(command)
+        def called(**given: Any) -> None:
+            command(kind(**{option.name: given.pop(option.name) for option in options}), **given)
+
+        named = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
+        # Typer reads the options from here.
+        called.__signature__ = inspect.Signature([*named, *options])  # type: ignore[attr-defined]
+        called.__annotations__ = {p.name: p.annotation for p in (*named, *options)}
+        return called
+
+    return decorate
 
 
 def said(store: WitnessStore, now: Cost, stored: str) -> list[str]:

@@ -7,39 +7,22 @@ from typing import Annotated, Any
 
 import typer
 
-from randens.cli import choices, names
-from randens.cli.output import Json, console, print_json
-from randens.cli.progress import bars
+from randens.cli import choices
+from randens.cli.output import console, print_json
 
 __all__ = ["curve"]
 
 
+@choices.asked(choices.Evaluating, without=("eps", "settings"))
 def curve(
-    run: choices.OptionalRun = None,
-    model: choices.Model = None,
-    run_code: choices.RunCode = False,
+    case: choices.Evaluating,
     eps: Annotated[
         str, typer.Option(help="Radii, first:last:count or numbers between commas; with --cost, one radius.")
     ] = "0:16/255:9",
-    attack: choices.Attacks = None,
     cost: Annotated[
         bool,
         typer.Option("--cost", help="Accuracy against member passes of each --attack, at the last radius."),
     ] = False,
-    split: Annotated[
-        str,
-        typer.Option(
-            help="The split to attack: train, validation or test.",
-            autocompletion=names.starting(names.SPLITS),
-        ),
-    ] = "test",
-    limit: choices.Limit = None,
-    data: choices.Data = None,
-    norm: choices.Norm = None,
-    mean: choices.Mean = None,
-    std: choices.Std = None,
-    device: choices.Device = "auto",
-    seed: choices.Seed = 0,
     deterministic: Annotated[bool, typer.Option(help="Attack the mean of all logits too.")] = True,
     plot: Annotated[
         Path | None, typer.Option(help="Draw the curves into this PNG, SVG or PDF file.", show_default=False)
@@ -48,9 +31,6 @@ def curve(
         Path | None,
         typer.Option(help="Where the JSON goes; curve.json of the run by default.", show_default=False),
     ] = None,
-    fresh: choices.Fresh = False,
-    verify: choices.Verify = False,
-    as_json: Json = False,
 ) -> None:
     """Draw robust accuracy against ε for the ensemble of RUN, its members and the deterministic ensemble.
 
@@ -62,43 +42,40 @@ def curve(
     curve.svg
     """
     from randens import evaluation
-    from randens.core.distributed import workers
     from randens.core.errors import InputError
     from randens.core.files import write_json
-    from randens.evaluation.run_folder import open_subject
     from randens.threat import grid
 
-    choices.one_of(run, model)
+    case.check()
     radii = grid("--eps", eps)
     if plot is not None and plot.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise InputError(f"--plot is {str(plot)!r}; pictures are written as .png, .svg or .pdf")
     subject: Any = None
     given: Any
-    if run is None:
-        assert model is not None
-        given, pair = choices.own_case(model, run_code, mean, std, data)
-        images: Any = data
+    if case.run is None:
+        given, pair = case.own()
+        images: Any = case.data
     else:
-        subject = open_subject(run, data=data, norm=norm, eps=max(radii) or 1e-9)
-        given, pair, images = subject.rec, None, subject.load(split, limit)
+        subject = case.subject(case.run, max(radii) or 1e-9)
+        given, pair, images = subject.rec, None, subject.load(case.split, case.limit)
     found: Any
-    with workers(device) as crew, bars() as progress:
+    with case.running() as (crew, progress):
         shared: dict[str, Any] = {
-            "norm": norm or (subject.threat.norm if subject is not None else None),
+            "norm": case.norm or (subject.threat.norm if subject is not None else None),
             "device": crew.device,
             "preprocessing": pair,
-            "split": split,
-            "limit": limit,
-            "seed": seed,
+            "split": case.split,
+            "limit": case.limit,
+            "seed": case.seed,
             "progress": progress,
         }
         if cost:
-            chosen = tuple(attack or ("pgd", "apgd", "arc-r", "saddle"))
+            chosen = tuple(case.attack or ("pgd", "apgd", "arc-r", "saddle"))
             found = evaluation.cost_curve(given, images, chosen, eps=radii[-1], **shared)
         else:
-            store = None if subject is None else subject.store(fresh=fresh, verify=verify)
+            store = None if subject is None else subject.store(fresh=case.fresh, verify=case.verify)
             found = evaluation.curve(
-                given, images, radii, attack, deterministic=deterministic, folder=store, **shared
+                given, images, radii, case.attack, deterministic=deterministic, folder=store, **shared
             )
     if not crew.writes:
         return
@@ -108,7 +85,7 @@ def curve(
         write_json(path, found.to_json())
     if plot is not None:
         found.plot(plot)
-    if as_json:
+    if case.as_json:
         print_json(found.to_json())
         return
     out = console()

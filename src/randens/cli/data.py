@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
-import rich.progress
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from randens.cli import names as known
+from randens.cli.output import Json, console, print_json
+from randens.cli.progress import bars
 from randens.core.errors import unknown
-from randens.core.progress import Progress
 
 __all__ = ["app"]
 
@@ -39,12 +34,14 @@ _Folder = Annotated[
         file_okay=False,
     ),
 ]
-_Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
 @app.command("list")
-def list_(folder: _Folder = None, as_json: _Json = False) -> None:
-    """Show the known data sets and which of them are in the cache folder."""
+def list_(folder: _Folder = None, as_json: Json = False) -> None:
+    """Show the known data sets and which of them are in the cache folder.
+
+    Example: randens data list
+    """
     from randens import data
 
     here = data.present(folder)
@@ -60,14 +57,14 @@ def list_(folder: _Folder = None, as_json: _Json = False) -> None:
         for name in data.names()
     ]
     if as_json:
-        _print_json(rows)
+        print_json(rows)
         return
     table = Table("name", "shape", "classes", "train", "validation", "test", "here", box=None)
     for row in rows:
         shape = "×".join(map(str, row["shape"]))
         numbers = (str(row[key]) for key in ("classes", "train", "validation", "test"))
         table.add_row(row["name"], shape, *numbers, "yes" if row["present"] else "no")
-    Console().print(table)
+    console().print(table)
 
 
 @app.command()
@@ -87,16 +84,19 @@ def fetch(
         ),
     ] = None,
     folder: _Folder = None,
-    as_json: _Json = False,
+    as_json: Json = False,
 ) -> None:
-    """Put data sets into the cache folder and say which source gave them."""
+    """Put data sets into the cache folder and say which source gave them.
+
+    Example: randens data fetch mnist cifar10
+    """
     from randens import data
 
     for name in names:
         data.entry(name)
     results = []
     for name in names:
-        with _bars() as progress:
+        with bars() as progress:
             result = data.fetch(name, folder=folder, source=source, progress=progress)
         results.append(result)
         for reason in result.skipped:
@@ -105,7 +105,7 @@ def fetch(
             where = f"is in {result.folder}" if result.folder else "needs no fetching"
             typer.echo(f"{name} {where}; source: {result.source}")
     if as_json:
-        _print_json(
+        print_json(
             [
                 {
                     "name": r.name,
@@ -119,14 +119,17 @@ def fetch(
 
 
 @app.command()
-def verify(names: _Names = None, folder: _Folder = None, as_json: _Json = False) -> None:
-    """Check stored data sets against their checksums; exit code 1 if one is damaged, or named and missing."""
+def verify(names: _Names = None, folder: _Folder = None, as_json: Json = False) -> None:
+    """Check stored data sets against their checksums; exit code 1 if one is damaged, or named and missing.
+
+    Example: randens data verify cifar10
+    """
     from randens import data
 
     verdicts = [data.verify(name, folder=folder) for name in names or data.names()]
     wrong = [v for v in verdicts if not v.ok and (v.present or names)]
     if as_json:
-        _print_json(
+        print_json(
             [
                 {"name": v.name, "present": v.present, "ok": v.ok, "checked": v.checked, "source": v.source}
                 for v in verdicts
@@ -152,7 +155,10 @@ def path(
     ] = None,
     folder: _Folder = None,
 ) -> None:
-    """Print the cache folder, or a data set's folder in it."""
+    """Print the cache folder, or a data set's folder in it.
+
+    Example: randens data path cifar10
+    """
     # Not from `randens.data`, which brings torch along: a script that asks for a folder should not wait for it.
     from randens.core.files import data_folder
 
@@ -160,23 +166,3 @@ def path(
         unknown("data set", name, known.DATA_SETS)
     base = data_folder(folder)
     typer.echo(base if name is None else base / name)
-
-
-@contextlib.contextmanager
-def _bars() -> Iterator[Progress]:
-    """A progress bar for every task, on standard error so that output can be piped."""
-    console = Console(file=sys.stderr)
-    bars = rich.progress.Progress(console=console, transient=True, disable=not console.is_terminal)
-    tasks: dict[str, rich.progress.TaskID] = {}
-
-    def progress(task: str, done: float, total: float) -> None:
-        if task not in tasks:
-            tasks[task] = bars.add_task(task, total=total)
-        bars.update(tasks[task], completed=done, total=total)
-
-    with bars:
-        yield progress
-
-
-def _print_json(value: Any) -> None:
-    typer.echo(json.dumps(value, indent=2))

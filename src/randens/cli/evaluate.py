@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from randens.cli import choices, names
-from randens.cli.output import Json, console, print_json
+from randens.cli import choices
+from randens.cli.output import console, print_json
 from randens.cli.progress import bars
 from randens.core.errors import InputError
 
 if TYPE_CHECKING:
-    from randens.attacks import Attack
     from randens.evaluation import Evaluation
 
 __all__ = ["evaluate"]
@@ -28,27 +27,9 @@ class Format(str, Enum):
     latex = "latex"
 
 
+@choices.asked(choices.Evaluating)
 def evaluate(
-    run: choices.OptionalRun = None,
-    model: choices.Model = None,
-    run_code: choices.RunCode = False,
-    attack: choices.Attacks = None,
-    settings: choices.Settings = None,
-    split: Annotated[
-        str,
-        typer.Option(
-            help="The split to evaluate on: train, validation or test.",
-            autocompletion=names.starting(names.SPLITS),
-        ),
-    ] = "test",
-    limit: choices.Limit = None,
-    data: choices.Data = None,
-    norm: choices.Norm = None,
-    eps: choices.Eps = None,
-    mean: choices.Mean = None,
-    std: choices.Std = None,
-    device: choices.Device = "auto",
-    seed: choices.Seed = 0,
+    case: choices.Evaluating,
     draws: Annotated[
         int | None,
         typer.Option(
@@ -69,9 +50,6 @@ def evaluate(
         typer.Option(help="Also write the worst perturbed inputs there, as safetensors.", show_default=False),
     ] = None,
     style: Annotated[Format, typer.Option("--format", help="Table, Markdown or LaTeX rows.")] = Format.table,
-    fresh: choices.Fresh = False,
-    verify: choices.Verify = False,
-    as_json: Json = False,
 ) -> None:
     """Evaluate the ensemble of RUN, or networks of your own: expected accuracies on the worst perturbations found.
 
@@ -91,55 +69,40 @@ def evaluate(
     Example: randens evaluate runs/quickstart-1 --attack arc-r --attack saddle
     --limit 100
     """
-    from randens import evaluation
-    from randens.core.distributed import workers
-    from randens.evaluation.run_folder import open_subject
-
-    choices.one_of(run, model)
+    case.check()
     if draws is not None:
-        if model is None:
+        if case.model is None:
             raise InputError("--draws needs --model: the members of a run folder are not random")
-        rest = {"split": split, "limit": limit, "seed": seed, "tolerance": tolerance}
-        chosen_threat = choices.own_threat(norm, eps)
-        attacks = choices.make_attacks(attack, ("suite",), chosen_threat, settings, seed)
-        _random(model, run_code, data, draws, attacks, rest, output, as_json)
-        return
-    if run is None:
-        assert model is not None
-        own, pair = choices.own_case(model, run_code, mean, std, data)
-        threat = choices.own_threat(norm, eps)
-        named = choices.make_attacks(attack, ("suite",), threat, settings, seed)
-        with workers(device) as crew, bars() as progress:
-            result = evaluation.evaluate(
-                own,
-                data,
-                named,
-                device=crew.device,
-                bounds=threat.bounds,
-                preprocessing=pair,
-                split=split,
-                limit=limit,
-                deterministic=deterministic,
-                also={"uniform": None} if uniform else {},
-                progress=progress,
-            )
-        if crew.writes:
-            path = None if output is None else result.save(output)
-            if adversarial is not None and result.case is not None:
-                evaluation.save_worst_inputs(adversarial, result, result.case.rec, result.case.data)
-            _print(result, model, style, [] if path is None else [f"Written to {path}."], as_json)
-        return
-    subject = open_subject(run, data=data, norm=norm, eps=choices.number("--eps", eps))
-    images = subject.load(split, limit)
-    chosen = choices.make_attacks(attack, ("suite",), subject.threat, settings, seed)
-    also = {"uniform": None} if uniform and len(subject.rec) > 1 else {}
-    store = subject.store(fresh=fresh, verify=verify)
-    with workers(device) as crew, bars() as progress:
+        _random(case, draws, tolerance, output)
+    elif case.run is None:
+        _own(case, style, output, adversarial, deterministic=deterministic, uniform=uniform)
+    else:
+        _of_run(case, case.run, style, output, adversarial, deterministic=deterministic, uniform=uniform)
+
+
+def _of_run(
+    case: choices.Evaluating,
+    run: Path,
+    style: Format,
+    output: Path | None,
+    adversarial: Path | None,
+    *,
+    deterministic: bool,
+    uniform: bool,
+) -> None:
+    """Evaluate the ensemble of a run folder; the numbers are kept there."""
+    from randens import evaluation
+
+    subject = case.subject(run)
+    images = subject.load(case.split, case.limit)
+    chosen = choices.make_attacks(case.attack, ("suite",), subject.threat, case.settings, case.seed)
+    store = subject.store(fresh=case.fresh, verify=case.verify)
+    with case.running() as (crew, progress):
         result = evaluation.evaluate(
             subject.rec,
             images,
             chosen,
-            also=also,
+            also={"uniform": None} if uniform and len(subject.rec) > 1 else {},
             deterministic=deterministic,
             chosen_on=subject.chosen_on,
             device=crew.device,
@@ -153,39 +116,69 @@ def evaluate(
         evaluation.save_worst_inputs(adversarial, result, subject.rec, images)
     kept = "" if main else " evaluation.json keeps its numbers on more inputs."
     told = choices.said(store, result.now, f"{result.reread} stored witnesses judged again")
-    _print(result, str(subject.run.path), style, [*told, f"Written to {path}.{kept}"], as_json)
+    _print(result, str(subject.run.path), style, [*told, f"Written to {path}.{kept}"], case.as_json)
 
 
-def _random(
-    model: str,
-    run_code: bool,
-    data: str | None,
-    draws: int,
-    attacks: list[Attack],
-    rest: dict[str, Any],
+def _own(
+    case: choices.Evaluating,
+    style: Format,
     output: Path | None,
-    as_json: bool,
+    adversarial: Path | None,
+    *,
+    deterministic: bool,
+    uniform: bool,
 ) -> None:
+    """Evaluate networks of one's own; the numbers are printed."""
+    from randens import evaluation
+
+    assert case.model is not None
+    model, pair = case.own()
+    threat = case.threat()
+    chosen = choices.make_attacks(case.attack, ("suite",), threat, case.settings, case.seed)
+    with case.running() as (crew, progress):
+        result = evaluation.evaluate(
+            model,
+            case.data,
+            chosen,
+            device=crew.device,
+            bounds=threat.bounds,
+            preprocessing=pair,
+            split=case.split,
+            limit=case.limit,
+            deterministic=deterministic,
+            also={"uniform": None} if uniform else {},
+            progress=progress,
+        )
+    if not crew.writes:
+        return
+    path = None if output is None else result.save(output)
+    if adversarial is not None and result.case is not None:
+        evaluation.save_worst_inputs(adversarial, result, result.case.rec, result.case.data)
+    _print(result, case.model, style, [] if path is None else [f"Written to {path}."], case.as_json)
+
+
+def _random(case: choices.Evaluating, draws: int, tolerance: float, output: Path | None) -> None:
     """Evaluate a model whose answers are random."""
     from randens import evaluation
+    from randens.core.devices import on_device
     from randens.core.runs import Run
     from randens.evaluation.evaluate_any import prepare
 
-    if data is None:
-        raise InputError(
-            "--model needs --data: a data set's name, an .npz file with x and y, or a folder of images"
-        )
+    assert case.model is not None
+    chosen = choices.make_attacks(case.attack, ("suite",), case.threat(), case.settings, case.seed)
     if output is not None and output.exists() and output.suffix != ".json":
         raise InputError(f"--output is {output}, which exists already; choose another folder")
-    made = evaluation.random_from_factory(model, draws, run_code=run_code)
-    case = prepare(made, data, attacks, split=rest["split"], limit=rest["limit"])
-    with bars() as progress:
+    if case.mean is not None or case.std is not None:
+        raise InputError("--mean and --std do not go with --draws; normalise inside the model's own forward")
+    made = evaluation.random_from_factory(case.model, draws, run_code=case.run_code)
+    prepared = prepare(made, case.data, chosen, split=case.split, limit=case.limit)
+    with on_device(prepared.rec, case.device), bars() as progress:
         result = evaluation.evaluate_stochastic(
-            case.rec,
-            case.data,
-            case.attacks,
-            seed=rest["seed"],
-            tolerance=rest["tolerance"],
+            prepared.rec,
+            prepared.data,
+            prepared.attacks,
+            seed=case.seed,
+            tolerance=tolerance,
             progress=progress,
         )
     told = []
@@ -195,7 +188,7 @@ def _random(
             Run.create(output, kind="random model").path / "stochastic.json" if run else output
         )
         told.append(f"Written to {path}." + (f" A page about it: randens report {output}." if run else ""))
-    if as_json:
+    if case.as_json:
         print_json(result.to_json())
         return
     out = console()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from randens.cli import choices
-from randens.cli.output import Json, console, print_json
+from randens.cli.output import console, print_json
 from randens.cli.progress import bars
 
 if TYPE_CHECKING:
@@ -17,54 +17,47 @@ if TYPE_CHECKING:
 __all__ = ["export"]
 
 
+@choices.asked(choices.Attacking, without=("split", "fresh", "verify"), limit=256)
 def export(
-    run: choices.RunFolder,
+    case: choices.Attacking,
     output: Annotated[
         Path | None, typer.Option(help="The new folder; RUN/bundle by default.", show_default=False)
     ] = None,
     int8: Annotated[
         bool, typer.Option("--int8", help="Also write an int8 version beside it, and attack both.")
     ] = False,
-    attack: choices.Attacks = None,
-    settings: choices.Settings = None,
-    limit: Annotated[int, typer.Option(help="Test inputs on which int8 is measured.")] = 256,
-    data: choices.Data = None,
-    norm: choices.Norm = None,
-    eps: choices.Eps = None,
-    seed: choices.Seed = 0,
-    as_json: Json = False,
 ) -> None:
     """Export the ensemble of RUN: one ONNX file per member and a manifest, compared with torch on validation data.
 
-    Needs the extra `deploy`. The folder it makes is what `randens serve` and
+    Needs the extra `deploy`. With --int8, accuracies of both versions are measured
+    on --limit test inputs under --attack. The folder it makes is what `randens serve` and
     randens.deploy.Predictor take.
 
     Example: randens export runs/quickstart-1
     """
     from randens.deploy.exporting import export as export_bundle
     from randens.deploy.quantizing import quantize
-    from randens.evaluation.run_folder import open_subject
+    from randens.models import pick_device
 
-    subject = open_subject(run, data=data, norm=norm, eps=choices.number("--eps", eps))
+    # What int8 needs is checked before the work, not after it.
+    opened, device = case.opened("pgd", "arc-r"), pick_device(case.device)
+    subject = opened.subject
     target = output or subject.run.path / "bundle"
     real = subject.load("validation")
-    # What int8 needs is checked before the work, not after it.
-    chosen = choices.make_attacks(attack, ("pgd", "arc-r"), subject.threat, settings, seed)
-    measured = subject.load("test", limit)
     with bars() as progress:
         made = [export_bundle(subject.rec, real, target, progress=progress)]
         if int8:
             coarse = quantize(
                 made[0],
-                subject.rec,
+                subject.rec.to(device),
                 target.with_name(f"{target.name}-int8"),
                 calibration=real,
-                test=measured,
-                attack=chosen,
+                test=opened.images,
+                attack=opened.attacks,
                 progress=progress,
             )
             made.append(coarse)
-    if as_json:
+    if case.as_json:
         print_json([{"path": str(b.path), "checksum": b.checksum, **b.to_json()} for b in made])
         return
     for bundle in made:

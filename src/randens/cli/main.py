@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import ast
-import importlib
-import importlib.util
 import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-from typer.exceptions import TyperException
-
-from randens import __version__
+from randens._version import __version__
 from randens.cli.interrupts import Terminated, farewell, signals_noted
 from randens.core.errors import RandensError, unknown
 
+if TYPE_CHECKING:
+    import typer
+
 __all__ = ["VERBS", "main", "run"]
 
+<<<<<<< HEAD
 VERBS = (
     "quickstart",
     "doctor",
@@ -44,6 +41,47 @@ VERBS = (
     "bench",
 )
 """In the order in which a new user needs them; names without a module in this folder are left out."""
+=======
+VERBS = {
+    "quickstart": "Train, attack and explain an ensemble of digits in minutes.",
+    "doctor": "Check the installation.",
+    "data": "List, fetch, verify and locate data sets.",
+    "train": "Train an ensemble by a recipe.",
+    "attack": "Attack a run's ensemble and keep what is found.",
+    "evaluate": "Natural and robust accuracy of a run or of your own networks.",
+    "curve": "Robust accuracy against the radius, or against the attack's cost.",
+    "advise": "What to deploy: a member, a drawn one, k of M averaged, or all.",
+    "audit": "Check whether the numbers of a run can be trusted.",
+    "certify": "Lower bounds on accuracy that hold against every attack.",
+    "sample": "Find the best sampling probabilities of a run.",
+    "explain": "What the members' risks allow; audit a published table.",
+    "report": "Write a page about runs.",
+    "explore": "Write a page in which risks can be changed.",
+    "figure": "Draw one figure of a run.",
+    "reproduce": "Regenerate the paper's tables and figures.",
+    "export": "Write a run's ensemble as ONNX files.",
+    "serve": "Answer predictions over HTTP.",
+    "zoo": "Trained ensembles that come with randens.",
+    "bench": "Measure randens against peers and against the limit.",
+}
+"""Every command with what it does, in the order of a first encounter."""
+
+_ABOUT = "Randomized ensembles of classifiers: attack them, prove what they can and cannot do, train them, ship them."
+_CODES = "Exit codes: 0 done, 1 a check failed, 2 bad input, 130 interrupted, 143 terminated."
+_START = f"""{_ABOUT}
+
+I have a model
+  randens evaluate --model package.module:factory --run-code --data digits --eps 8/255
+I have a randomised defence
+  randens evaluate --model package.module:factory --run-code --draws 16 --data digits --eps 8/255
+I want to train one
+  randens quickstart
+  randens train digits-mlp-barre --out runs/mine
+  randens report runs/mine
+
+All commands: randens --help. One of them: randens evaluate --help. Check the installation: randens doctor.
+"""
+>>>>>>> main
 
 # Packages that the plain installation leaves out, and the extras that bring them.
 _EXTRAS = {
@@ -90,7 +128,13 @@ def run(arguments: Sequence[str]) -> int:
 
     0 done, 1 a check failed, 2 bad input, 130 interrupted (SIGINT), 143 terminated (SIGTERM).
     """
-    chosen = list(arguments) or ["--help"]
+    chosen = list(arguments)
+    if not os.environ.get(_COMPLETION) and (shown := _shown(chosen)) is not None:
+        sys.stdout.write(shown)
+        return 0
+    # Typer takes longer to import than everything above takes to run.
+    import typer
+
     with signals_noted() as signals:
         try:
             code = _run(chosen)
@@ -109,7 +153,37 @@ def run(arguments: Sequence[str]) -> int:
         return 128 + number
 
 
+def _shown(arguments: list[str]) -> str | None:
+    """What needs no command: where to begin, the list of commands, the version."""
+    if not arguments:
+        return _START
+    if arguments == ["--version"]:
+        return f"{__version__}\n"
+    if arguments == ["--help"]:
+        width = max(map(len, VERBS))
+        verbs = "\n".join(f"  {verb:<{width}}  {summary}" for verb, summary in VERBS.items())
+        return f"""Usage: randens COMMAND [ARGUMENTS]...
+
+{_ABOUT}
+
+Commands, each with its own --help:
+{verbs}
+
+Options:
+  --version             Show the version and exit.
+  --install-completion  Install completion for this shell.
+  --show-completion     Print the completion script of this shell.
+  --help                Show this page and exit.
+
+{_CODES}
+"""
+    return None
+
+
 def _run(chosen: list[str]) -> int:
+    import typer
+    from typer.exceptions import TyperException
+
     try:
         command = typer.main.get_command(_app(chosen))
         result = command.main(chosen, prog_name="randens", standalone_mode=False)
@@ -132,29 +206,23 @@ def _run(chosen: list[str]) -> int:
         return done.exit_code
 
 
-def available() -> list[str]:
-    """The verbs that exist."""
-    return [verb for verb in VERBS if importlib.util.find_spec(f"randens.cli.{verb}") is not None]
-
-
 def _app(arguments: Sequence[str]) -> typer.Typer:
     """The application with the one command that is asked for; the others are there by name and summary alone.
 
     Importing a command imports what it needs, which takes time and may need packages that are not installed.
     """
-    app = typer.Typer(
-        name="randens",
-        help="Randomized ensembles of classifiers: attack them, prove what they can and cannot do, train them, "
-        "ship them.",
-        epilog="Exit codes: 0 done, 1 a check failed, 2 bad input, 130 interrupted, 143 terminated.",
-    )
-    app.callback(invoke_without_command=True)(_root)
-    verbs, wanted = available(), _wanted(arguments)
-    if wanted is not None and wanted not in verbs:
-        unknown("command", wanted, verbs)
-    for verb in verbs:
+    import importlib
+
+    import typer
+
+    app = typer.Typer(name="randens", help=_ABOUT, epilog=_CODES)
+    app.callback(invoke_without_command=True)(_elsewhere)
+    wanted = _wanted(arguments)
+    if wanted is not None and wanted not in VERBS:
+        unknown("command", wanted, VERBS)
+    for verb, summary in VERBS.items():
         if verb != wanted:
-            app.command(verb, help=_summary(verb))(_elsewhere)
+            app.command(verb, help=summary)(_elsewhere)
             continue
         module = importlib.import_module(f"randens.cli.{verb}")
         group = getattr(module, "app", None)
@@ -172,36 +240,12 @@ def _wanted(arguments: Sequence[str]) -> str | None:
     """The verb that the arguments ask for, or that the words being completed begin with; None for the root."""
     if os.environ.get(_COMPLETION):
         typed = next((os.environ[name] for name in _TYPED if os.environ.get(name)), "")
-        return next((word for word in typed.split()[1:] if word in available()), None)
-    return None if arguments[0].startswith("-") else arguments[0]
-
-
-def _summary(verb: str) -> str:
-    """The first paragraph of a command's own help, read from its source without importing it."""
-    spec = importlib.util.find_spec(f"randens.cli.{verb}")
-    assert spec is not None
-    assert spec.origin is not None
-    for node in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.FunctionDef) and node.name == verb:
-            return (ast.get_docstring(node) or "").partition("\n\n")[0]
-        if (
-            isinstance(node, ast.Assign)
-            and ast.unparse(node.targets[0]) == "app"
-            and isinstance(node.value, ast.Call)
-        ):
-            return str(next(ast.literal_eval(k.value) for k in node.value.keywords if k.arg == "help"))
-    return ""
+        return next((word for word in typed.split()[1:] if word in VERBS), None)
+    return None if not arguments or arguments[0].startswith("-") else arguments[0]
 
 
 def _elsewhere() -> None:
     """Stands for a command that was not asked for."""
-
-
-def _root(
-    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
-) -> None:
-    if version:
-        typer.echo(__version__)
 
 
 def _check_subcommand(verb: str, group: typer.Typer, rest: Sequence[str]) -> None:
@@ -215,4 +259,4 @@ def _check_subcommand(verb: str, group: typer.Typer, rest: Sequence[str]) -> Non
 
 
 def _say(message: str) -> None:
-    typer.echo("randens: " + " ".join(message.split()), err=True)
+    sys.stderr.write(f"randens: {' '.join(message.split())}\n")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 __all__ = ["Json", "console", "print_json"]
 
@@ -14,7 +16,13 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
 def console() -> Console:
+<<<<<<< HEAD
     """Standard output; numbers and paths are neither coloured nor wrapped."""
+=======
+    """Standard output; numbers and paths are not coloured or wrapped at will."""
+    from rich.console import Console
+
+>>>>>>> main
     return Console(highlight=False, soft_wrap=True)
 
 

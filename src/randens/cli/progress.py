@@ -8,19 +8,21 @@ import time
 from collections.abc import Iterator
 from typing import TextIO
 
-import rich.progress
-from rich.console import Console
-
 from randens.core.progress import Progress
 
 __all__ = ["bars"]
 
+_SECONDS_TO_FIRST_LINE = 2.0
 _SECONDS_BETWEEN_LINES = 10.0
 
 
 @contextlib.contextmanager
 def bars() -> Iterator[Progress]:
-    """A bar for every task, with the time left; in a log file, a line now and then instead."""
+    """A bar for every task, with the time spent and left; in a log file, a line now and then instead."""
+    # Imported here because help and small commands draw no bar.
+    import rich.progress
+    from rich.console import Console
+
     console = Console(stderr=True)
     if not console.is_terminal:
         yield _lines(sys.stderr)
@@ -29,6 +31,7 @@ def bars() -> Iterator[Progress]:
         rich.progress.TextColumn("{task.description}"),
         rich.progress.BarColumn(),
         rich.progress.TaskProgressColumn(),
+        rich.progress.TimeElapsedColumn(),
         rich.progress.TextColumn("left"),
         rich.progress.TimeRemainingColumn(),
         console=console,
@@ -49,10 +52,10 @@ def bars() -> Iterator[Progress]:
 
 
 def _lines(stream: TextIO) -> Progress:
-    """One line every ten seconds, about the task that will take longest."""
+    """A line after two seconds and every ten from then on, about the task that will take longest."""
     began: dict[str, float] = {}
     ahead: dict[str, tuple[float, float]] = {}
-    last = time.monotonic()
+    last = time.monotonic() - _SECONDS_BETWEEN_LINES + _SECONDS_TO_FIRST_LINE
 
     def progress(task: str, done: float, total: float) -> None:
         nonlocal last

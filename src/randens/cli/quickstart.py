@@ -21,7 +21,7 @@ def quickstart(
     seed: Annotated[int, typer.Option(help="Decides every random choice; not negative.", min=0)] = 0,
     as_json: Json = False,
 ) -> None:
-    """Train AT and BARRE on digits, attack both, choose the probabilities, and say what came out.
+    """Train AT and an ensemble on digits, attack both, choose the probabilities, and say what came out.
 
     Needs nothing but the installation: the data are part of scikit-learn. Takes
     minutes on a laptop and leaves a run folder, runs/quickstart-1 the first time,
@@ -43,12 +43,14 @@ def _print(result: Quickstart) -> None:
     from randens.evaluation import tables
 
     out = console()
-    barre = result.barre
-    threat = f"{barre.threat.norm}, ε = {barre.threat.eps:g}"
-    rows = [*tables.rows(result.at, "AT"), *tables.rows(barre, "BARRE", "chosen")]
-    out.print(tables.terminal(rows, f"{barre.data}, {barre.n} test images, {threat}", barre.confidence))
+    ensemble = result.ensemble
+    threat = f"{ensemble.threat.norm}, ε = {ensemble.threat.eps:g}"
+    rows = [*tables.rows(result.at, "AT"), *tables.rows(ensemble, "ensemble", "chosen")]
+    out.print(
+        tables.terminal(rows, f"{ensemble.data}, {ensemble.n} test images, {threat}", ensemble.confidence)
+    )
     out.print()
-    for line in tables.statements(barre):
+    for line in tables.statements(ensemble):
         out.print(line)
     out.print(f"The probabilities are {result.sampling.claim}.")
     out.print()
@@ -65,5 +67,5 @@ def _print(result: Quickstart) -> None:
     out.print(f"Everything is in {folder} ({result.seconds:.0f} s). What to try next:")
     out.print(f"  randens evaluate {folder} --attack suite     a stronger portfolio of attacks")
     out.print(f"  randens sample {folder}                      other ways to choose the probabilities")
-    risks = " ".join(f"{risk:.3f}" for risk in barre.member_risks.tolist())
+    risks = " ".join(f"{risk:.3f}" for risk in ensemble.member_risks.tolist())
     out.print(f"  randens explain {risks}           what these members' risks allow")

@@ -7,14 +7,16 @@ from typing import Annotated
 
 import typer
 
-from randens.cli import choices, names
-from randens.cli.output import Json, console, print_json
+from randens.cli import choices
+from randens.cli.output import console, print_json
 from randens.cli.progress import bars
 
 __all__ = ["report"]
 
 
+@choices.asked(choices.Inputs)
 def report(
+    case: choices.Inputs,
     runs: Annotated[
         list[Path],
         typer.Argument(
@@ -31,34 +33,17 @@ def report(
             help="First attack for what the page shows beyond an evaluation: radii, attacks, pictures.",
         ),
     ] = False,
-    limit: Annotated[
-        int | None,
-        typer.Option(
-            help="With --measure: how many inputs; as many as evaluation.json has, or 200.",
-            show_default=False,
-        ),
-    ] = None,
-    split: Annotated[
-        str, typer.Option(help="With --measure: the split.", autocompletion=names.starting(names.SPLITS))
-    ] = "test",
-    data: choices.Data = None,
-    norm: choices.Norm = None,
-    eps: choices.Eps = None,
-    device: choices.Device = "auto",
-    seed: choices.Seed = 0,
-    fresh: choices.Fresh = False,
-    as_json: Json = False,
 ) -> None:
     """Write a page about RUNS that opens in any browser without a network.
 
     Shows what evaluate, sample, audit and train have left in the run folders, and
-    says which command brings what is missing.
+    says which command brings what is missing. All options but --output and --json
+    are for --measure, which takes as many inputs as evaluation.json has, or 200.
 
     Example: randens report runs/quickstart-1 runs/quickstart-1/at --output
     comparison.html
     """
     from randens.evaluation.evaluating import again
-    from randens.evaluation.run_folder import open_subject
     from randens.models import pick_device
     from randens.report import measure as run_measure
     from randens.report import write_report
@@ -67,22 +52,24 @@ def report(
 
     if measure:
         for run in runs:
-            subject = open_subject(run, data=data, norm=norm, eps=choices.number("--eps", eps))
-            subject.rec.to(pick_device(device))
-            store = subject.store(fresh=fresh)
+            subject = case.subject(run)
+            subject.rec.to(pick_device(case.device))
+            store = subject.store(fresh=case.fresh, verify=case.verify)
             known = subject.evaluation()
-            fitting = known is not None and known.split == split
-            inputs = subject.load(split, limit or (known.n if known is not None and fitting else 200))
+            fitting = known is not None and known.split == case.split
+            inputs = subject.load(
+                case.split, case.limit or (known.n if known is not None and fitting else 200)
+            )
             with bars() as progress:
                 found = run_measure(
-                    subject.rec, inputs, subject.threat, folder=store, seed=seed, progress=progress
+                    subject.rec, inputs, subject.threat, folder=store, seed=case.seed, progress=progress
                 )
                 if known is not None:
                     again(known, subject, store, progress)
             found.save(subject.run)
     path = write_report(runs, output)
     said = verdicts(gather_all(runs))
-    if as_json:
+    if case.as_json:
         print_json(
             {
                 "report": str(path),

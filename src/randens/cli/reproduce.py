@@ -50,6 +50,7 @@ def reproduce(
         ),
     ] = "arc-r",
     limit: choices.Limit = None,
+    device: choices.Device = "auto",
     seed: choices.Seed = 0,
     form: Annotated[
         str,
@@ -69,9 +70,11 @@ def reproduce(
     Example: randens reproduce --scale digits
     """
     from randens import attacks
+    from randens.models import pick_device
 
     run_reproduction = from_paper("reproduce", "`randens reproduce`").reproduce
 
+    pick_device(device)
     if form not in _FORMS:
         unknown("format", form, _FORMS)
     # Before anything is trained: this attack comes last.
@@ -79,7 +82,14 @@ def reproduce(
         unknown("attack", attack, attacks.names())
     with bars() as progress:
         result = run_reproduction(
-            scale, runs, training=training, limit=limit, attack=attack, seed=seed, progress=progress
+            scale,
+            runs,
+            training=training,
+            limit=limit,
+            attack=attack,
+            device=device,
+            seed=seed,
+            progress=progress,
         )
     if page is not None:
         write_atomic(page, result.page().encode())

@@ -8,8 +8,7 @@ import typer
 from rich.table import Table
 
 from randens.cli import choices, names
-from randens.cli.output import Json, console, print_json
-from randens.cli.progress import bars
+from randens.cli.output import console, print_json
 from randens.core.errors import unknown
 
 if TYPE_CHECKING:
@@ -21,70 +20,50 @@ __all__ = ["sample"]
 _METHODS = ("confidence", "exact")
 
 
+@choices.asked(choices.Attacking, split="validation")
 def sample(
-    run: choices.RunFolder,
-    attack: choices.Attacks = None,
-    settings: choices.Settings = None,
-    split: Annotated[
-        str,
-        typer.Option(
-            help="The split to choose on: validation or train, never test.",
-            autocompletion=names.starting(names.SPLITS),
-        ),
-    ] = "validation",
-    limit: choices.Limit = None,
-    data: choices.Data = None,
-    norm: choices.Norm = None,
-    eps: choices.Eps = None,
-    device: choices.Device = "auto",
-    seed: choices.Seed = 0,
+    case: choices.Attacking,
     method: Annotated[
         str,
         typer.Option(
             help="confidence: by an upper confidence bound of the true risk; exact: the optimum on these inputs.",
-            autocompletion=names.starting(("confidence", "exact")),
+            autocompletion=names.starting(_METHODS),
         ),
     ] = "confidence",
     confidence: Annotated[float, typer.Option(help="One-sided, for --method confidence.")] = 0.95,
     tol: Annotated[float, typer.Option(help="The gap at which to stop.")] = 1e-3,
     max_sweeps: Annotated[int, typer.Option(help="How often the inputs may be attacked.")] = 20,
-    fresh: choices.Fresh = False,
-    verify: choices.Verify = False,
     apply: Annotated[
         bool, typer.Option("--apply", help="Store the probabilities in the run's ensemble.")
     ] = False,
-    as_json: Json = False,
 ) -> None:
     """Find the sampling probabilities of the ensemble of RUN, with a bound on how much better others could be.
 
     α leaves the uniform point only where the inputs are enough to say so; --method
     exact takes the optimum on these very inputs instead.
     Says too what each member is worth and what simpler ways to choose would give.
-    Written to sampling.json of the run, unless that holds an answer on more inputs;
-    the ensemble itself changes with --apply only. Starts from the witnesses of
+    Chosen on the validation split by default; test data are refused. Written to
+    sampling.json of the run, unless that holds an answer on more inputs; the
+    ensemble itself changes with --apply only. Starts from the witnesses of
     earlier commands. Under torchrun or srun the processes share the images out.
 
     Example: randens sample runs/quickstart-1 --apply
     """
     from randens import evaluation
-    from randens.core.distributed import workers
     from randens.evaluation.labelled import fingerprint
-    from randens.evaluation.run_folder import open_subject
     from randens.evaluation.sampling_methods import compare_methods, contributions
     from randens.risk import optimal_sampling
 
     if method not in _METHODS:
         unknown("--method", method, _METHODS)
-    subject = open_subject(run, data=data, norm=norm, eps=choices.number("--eps", eps))
-    images = subject.load(split, limit)
-    chosen = choices.make_attacks(attack, ("arc-r", "saddle"), subject.threat, settings, seed)
-    store = subject.store(fresh=fresh, verify=verify)
-    with workers(device) as crew, bars() as progress:
+    opened = case.opened("arc-r", "saddle")
+    subject, store = opened.subject, opened.store
+    with case.running() as (crew, progress):
         subject.rec.to(crew.device)
         found = evaluation.optimize_sampling(
             subject.rec,
-            images,
-            chosen,
+            opened.images,
+            opened.attacks,
             tol=tol,
             max_sweeps=max_sweeps,
             progress=progress,
@@ -103,10 +82,12 @@ def sample(
         "contributions": [c.to_json() for c in members],
     }
     asked = ("ensemble", "data", "split", "threat", "attacks", "tol", "confidence", "n")
-    path, main = subject.run.keep("sampling", document, {**{k: document[k] for k in asked}, "seed": seed})
+    path, main = subject.run.keep(
+        "sampling", document, {**{k: document[k] for k in asked}, "seed": case.seed}
+    )
     if apply:
         subject.rec.with_probs(found.probs).save(subject.run.ensemble, overwrite=True)
-    if as_json:
+    if case.as_json:
         print_json(document)
     else:
         _print(found, methods, members)

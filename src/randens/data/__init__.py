@@ -4,7 +4,7 @@ from randens.data.augment import Augment
 from randens.data.cache import data_folder, entry, load, names
 from randens.data.coerce import Inputs, as_inputs, check_range
 from randens.data.fetching import Fetched, Verified, fetch, present, verify
-from randens.data.image_folder import image_folder
+from randens.data.image_folders import image_folder
 from randens.data.images import SPLITS, ImageData, from_arrays, from_dataset
 
 Verdict = Verified  # its first name

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from randens.core.errors import FileError, InputError, unknown
 from randens.data.cache import load, names
-from randens.data.image_folder import image_folder
+from randens.data.image_folders import image_folder
 from randens.data.images import SPLITS, ImageData
 
 __all__ = ["Inputs", "as_inputs", "check_range"]

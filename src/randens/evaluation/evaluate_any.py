@@ -209,6 +209,8 @@ def prepare(
         data = _own_data(model)
     # A classifier with random answers is expanded by the evaluation itself.
     random = getattr(model, "stochastic", False)
+    if random and preprocessing is not None:
+        raise InputError("preprocessing does not go with a random model; normalise inside its own forward")
     rec = model if random else as_rec(model, probs=probs, preprocessing=preprocessing)
     inputs = as_inputs(data, split=split, limit=limit)
     known = getattr(rec, "threat", None)

@@ -1,9 +1,9 @@
 """Networks: the paper's three, three small ones, and adapters for anything that gives logits."""
 
 from randens.core.devices import on_device, pick_device, send
-from randens.models.adapt import Adapted, adapt, logits_of, preprocessing_of
 from randens.models.complexity import flops, parameters
 from randens.models.from_files import OnnxMember, onnx, torchscript
+from randens.models.outputs import Adapted, adapt, logits_of, preprocessing_of
 from randens.models.registry import Classifier, build, create, names, weights
 
 __all__ = [

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from randens.core.errors import FileError, InputError, ModelError
-from randens.models.adapt import adapt, logits_of
+from randens.models.outputs import adapt, logits_of
 
 __all__ = ["OnnxMember", "onnx", "torchscript"]
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-__all__ = ["ConvNet", "Linear", "MLP", "MobileNetV1", "ResNet"]
+__all__ = ["ConvNet", "Linear", "MLP", "MobileNetV1", "ResNet", "StridedNet"]
 
 
 def _conv(inputs: int, outputs: int, kernel: int = 3, stride: int = 1, groups: int = 1) -> nn.Conv2d:
@@ -153,6 +153,27 @@ class ConvNet(nn.Module):
                 break
         layers += [nn.Flatten(), nn.Linear(inputs * h * w, hidden), nn.ReLU(), nn.Linear(hidden, classes)]
         self.layers = nn.Sequential(*layers)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.layers(x)
+        return logits
+
+
+class StridedNet(nn.Module):
+    """Three 3×3 convolutions of stride 2 with batch normalisation, then one linear layer on what is left.
+
+    The cheapest network here for 32×32 images: 1.4 MFLOPs at width 16, so that on two cores its training
+    reaches the point where longer training gains nothing.  Shapes: [n, channels, h, w] → [n, classes].
+    """
+
+    def __init__(self, image: tuple[int, int, int], classes: int, width: int) -> None:
+        super().__init__()
+        inputs, h, w = image
+        layers: list[nn.Module] = []
+        for outputs in (width, 2 * width, 4 * width):
+            layers += [_conv(inputs, outputs, stride=2), nn.BatchNorm2d(outputs), nn.ReLU()]
+            inputs, h, w = outputs, (h + 1) // 2, (w + 1) // 2
+        self.layers = nn.Sequential(*layers, nn.Flatten(), nn.Linear(inputs * h * w, classes))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self.layers(x)

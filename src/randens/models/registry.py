@@ -112,6 +112,10 @@ def _convnet(*, classes: int, input_shape: Shape, width: int = 16, hidden: int =
     return networks.ConvNet(image, classes, width, _positive("hidden", hidden))
 
 
+def _strided(*, classes: int, input_shape: Shape, width: int = 16) -> nn.Module:
+    return networks.StridedNet(_image(input_shape, "strided", minimum=4), classes, width)
+
+
 def _mlp(*, classes: int, input_shape: Shape, width: int = 128, depth: int = 2) -> nn.Module:
     return networks.MLP(math.prod(input_shape), classes, width, _positive("depth", depth))
 
@@ -128,6 +132,7 @@ _BODIES: Mapping[str, Callable[..., nn.Module]] = {
     "resnet18": _resnet18,
     "resnet20": _resnet20,
     "resnet8": _resnet8,
+    "strided": _strided,
 }
 
 

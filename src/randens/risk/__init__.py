@@ -1,6 +1,13 @@
 """The theory of randomized ensembles in NumPy and SciPy: profiles, bounds, sampling probabilities."""
 
-from randens.risk.bounds import (
+from randens.risk.candidate_sets import candidate_sampling, candidates
+from randens.risk.certificate import Certificate
+from randens.risk.confidence import ConfidenceCertificate, ConfidentSampling, confident_sampling, upper_bound
+from randens.risk.crossfit import CrossFit, cross_fit
+from randens.risk.cutting import Oracle, cutting_planes
+from randens.risk.exact import exact_sampling
+from randens.risk.explanation import Explanation, explain
+from randens.risk.floor_ceiling import (
     Bounds,
     RuleOfThumb,
     auxiliary_risk,
@@ -9,13 +16,6 @@ from randens.risk.bounds import (
     rule_of_thumb,
     tight_profile,
 )
-from randens.risk.candidates import candidate_sampling, candidates
-from randens.risk.certificate import Certificate
-from randens.risk.confidence import ConfidenceCertificate, ConfidentSampling, confident_sampling, upper_bound
-from randens.risk.crossfit import CrossFit, cross_fit
-from randens.risk.cutting import Oracle, cutting_planes
-from randens.risk.exact import exact_sampling
-from randens.risk.explain import Explanation, explain
 from randens.risk.pairs import FIGURE_3, Theorem1Test, TwoClassifiers, theorem1_test, two_classifiers
 from randens.risk.profile import RiskProfile
 from randens.risk.result import Sampling

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from scipy.optimize import linprog
 
 from randens.core.errors import InputError
-from randens.risk.bounds import auxiliary_risk, bounds
 from randens.risk.checks import as_probs, as_risks
+from randens.risk.floor_ceiling import auxiliary_risk, bounds
 
 __all__ = ["Audited", "Reported", "ReportedAttack", "audit_published", "included"]
 

@@ -7,7 +7,7 @@ from typing import Any, overload
 from numpy.typing import ArrayLike
 
 from randens.core.errors import InputError, unknown
-from randens.risk.candidates import candidate_sampling
+from randens.risk.candidate_sets import candidate_sampling
 from randens.risk.confidence import ConfidentSampling, confident_sampling
 from randens.risk.exact import exact_sampling
 from randens.risk.profile import RiskProfile

@@ -65,7 +65,12 @@ class Victims:
 
     def only(self, index: int) -> Victims:
         """One of them alone."""
-        return Victims((self.members[index],), (self.forwards[index],), torch.ones_like(self.probs[:1]))
+        return self.some([index])
+
+    def some(self, indices: Sequence[int]) -> Victims:
+        """A few of them, drawn evenly."""
+        members, forwards = (tuple(every[i] for i in indices) for every in (self.members, self.forwards))
+        return Victims(members, forwards, torch.full_like(self.probs[: len(indices)], 1 / len(indices)))
 
     def logits(self, x: Tensor) -> Tensor:
         """[M, n, C], float32."""
@@ -74,16 +79,19 @@ class Victims:
 
 @dataclass(frozen=True)
 class Start:
-    """A batch, where the search begins for each input, and a seed for whatever is random later on."""
+    """A batch, where the search begins for each input, a seed for whatever is random later on, and which training
+    images these are, for methods that know something about each."""
 
     x: Tensor
     y: Tensor
     point: Tensor
     seed: int = 0
+    images: Tensor | None = None
 
     def rows(self, chosen: Tensor) -> Start:
         """A part of the batch."""
-        return Start(self.x[chosen], self.y[chosen], self.point[chosen], self.seed)
+        images = None if self.images is None else self.images[chosen.to(self.images.device)]
+        return Start(self.x[chosen], self.y[chosen], self.point[chosen], self.seed, images)
 
 
 @dataclass(frozen=True)
@@ -224,11 +232,25 @@ class Arc(Adversary):
 
 
 def _projection(threat: Threat, x: Tensor) -> Callable[[Tensor], Tensor]:
-    """`threat.project` onto the set around x; for linf its interval is worked out once for all steps."""
-    if threat.norm != "linf":
+    """`threat.project` onto the set around x, cheaper: no pass in float64 for every step.
+
+    linf: its interval is worked out once for all steps. l2: in the numbers' own precision, a millionth of ε inside, so
+    that rounding leaves nothing outside.
+    """
+    if threat.norm == "linf":
+        low, high = threat.interval(x)
+        return lambda point: torch.minimum(torch.maximum(point, low), high)
+    if threat.norm != "l2":
         return lambda point: threat.project(point, x)
-    low, high = threat.interval(x)
-    return lambda point: torch.minimum(torch.maximum(point, low), high)
+    box = threat.bounds or (-torch.inf, torch.inf)
+
+    def onto(point: Tensor) -> Tensor:
+        delta = point.clamp(*box) - x
+        norms = delta.square().flatten(1).sum(dim=1).sqrt().clamp_min(1e-12)
+        scale = ((1 - 1e-6) * threat.eps / norms).clamp_max(1.0)
+        return x + delta * scale.view(-1, *[1] * (x.dim() - 1))
+
+    return onto
 
 
 def adversary(part: AdversaryPart, threat: Threat, level: str) -> Adversary:

@@ -209,6 +209,11 @@ class _Engine:
                 f"members is {self.recipe.members}; {self.run.path} holds {len(self.finished)} already"
             )
         while stage is not None or len(self.finished) < sum(self.sizes):
+            if self.method.studies and self.finished and not self._studied():
+                self.say(
+                    f"member {len(self.finished)} did not lower the value of the game: no more are added"
+                )
+                break
             stage = stage or self._begin()
             self._run_stage(stage)
             self._conclude(stage)
@@ -229,6 +234,20 @@ class _Engine:
                 member.load_state_dict(self.finished[-1].state_dict())
             trained.append(member)
         return self._stage_of(number, self.method.begun(trained))
+
+    def _studied(self) -> bool:
+        """What the method learns from the finished members before the next one, on training images drawn once."""
+        images = torch.randperm(len(self.train_data), generator=self._generator("study"))
+        images = images[: self.recipe.sampling.size].sort().values
+        x, y = self.train_data[images]
+        craft = adversary(self.recipe.adversary, self.threat, self.method.level)
+        point = craft.begin(x, self._generator("study", len(self.finished)))
+        x, y, point = (values.to(self.crew.device) for values in (to_layout(x), y, to_layout(point)))
+        weights = torch.from_numpy(uniform(len(self.finished))).to(self.crew.device)
+        finished = Victims.of(self.finished, weights, [self._forward(member) for member in self.finished])
+        spent = len(x) * craft.passes(len(finished.members))
+        self.ledger.spend(spent, spent)
+        return self.method.study(craft, finished, Start(x, y, point, images=images))
 
     def _stage_of(self, number: int, trained: list[nn.Module]) -> Stage:
         part = self.recipe.optimizer
@@ -305,7 +324,8 @@ class _Engine:
         with contextlib.ExitStack() as crafting:
             for member in stage.trained:
                 crafting.enter_context(frozen(member))
-            start = Start(x, y, point, seed_for(self.recipe.seed, "arc", *where, self.crew.rank))
+            seed = seed_for(self.recipe.seed, "arc", *where, self.crew.rank)
+            start = Start(x, y, point, seed, rows[own])
             made = self.method.examples(craft, victims, start, learners)
         x_adv = [to_layout(points.detach()) for points in made]
         forwards = [wrapped[index] for index in learners]

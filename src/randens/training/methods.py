@@ -8,6 +8,7 @@
 | BARRE   | f_{m−1}              | mixture Σα_i softmax_i, f_1..f_m | optimised every E_o epochs       |
 | BAT     | fresh                | f_1 alone, for all later members | swept at the end; known broken   |
 | joint   | fresh, all at once   | mixture Σα_i softmax_i of all    | mirror descent after every epoch |
+| columns | f_{m−1}              | f_m; a share is the attacker's   | optimised at the end             |
 
 Methods that are meant to make members differ train all of them at once, with α uniform, and start from the members
 of earlier runs where the recipe gives them (`first`):
@@ -37,7 +38,7 @@ from torch import Tensor, nn
 
 from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble
 from randens.threat import Threat
-from randens.training import diversity
+from randens.training import columns, diversity
 from randens.training.adversaries import Adversary, Start, Victims
 from randens.training.losses import Examples, Forward, TrainingLoss
 
@@ -83,6 +84,7 @@ class Method:
     starts from f_{m−1}. reweighs: whether α is optimised while a member is trained; descends: whether it moves
     by mirror descent. choice, attack: how α is chosen at the end, if not as the recipe says. watched: whether
     training stops if the new member's own robust accuracy drops. parallel: whether several processes may share a batch.
+    studies: whether it looks at the finished members before each stage (`study`).
     """
 
     name: ClassVar[str] = "at"
@@ -94,6 +96,7 @@ class Method:
     attack: ClassVar[str | None] = None
     watched: ClassVar[bool] = True
     parallel: ClassVar[bool] = True
+    studies: ClassVar[bool] = False
 
     weight: ClassVar[float | None] = None
 
@@ -116,6 +119,10 @@ class Method:
     def begun(self, members: list[nn.Module]) -> list[nn.Module]:
         """The members of a stage as training begins."""
         return members
+
+    def study(self, craft: Adversary, finished: Victims, start: Start) -> bool:  # noqa: ARG002
+        """Look at the finished members on training images before the next stage; False ends the run here."""
+        return True
 
     def learners(self, members: int, seed: int) -> list[int]:  # noqa: ARG002
         """Which of the members in training learn from this batch; `seed` is for those who draw."""
@@ -174,6 +181,40 @@ class BARRE(_OnTheMixture):
     name = "barre"
     inherits = True
     reweighs = True
+
+
+class Columns(Method):
+    """Column generation: a share of a member's examples is drawn from the attacker's mixed strategy against the
+    members before it (`randens.training.columns`), the rest are its own adversarial examples, so that it does not
+    trade one weakness for another. Training ends early when the last member did not lower the value of the game."""
+
+    name = "columns"
+    level = "softmax"
+    inherits = True
+    studies = True
+    parallel = False
+    weight = 0.5
+    strategy: columns.Strategy | None = None
+    numbers: NDArray[np.int64] | None = None
+
+    def study(self, craft: Adversary, finished: Victims, start: Start) -> bool:
+        assert start.images is not None
+        self.numbers = start.images.numpy()
+        self.strategy = columns.attackers_strategy(craft, finished, start)
+        return columns.improves(self.strategy)
+
+    def examples(
+        self, craft: Adversary, victims: Victims, start: Start, learners: Sequence[int]
+    ) -> list[Tensor]:
+        made = craft.craft(victims, start)
+        if self.strategy is not None and self.numbers is not None and start.images is not None:
+            images = start.images.numpy()
+            _, number, place = np.intersect1d(images, self.numbers, return_indices=True)
+            inputs = np.full(len(images), -1, dtype=np.int64)
+            inputs[number] = place
+            inputs[round((self.weight or 0.0) * len(images)) :] = -1
+            made = self.strategy.draw(made, inputs, start.seed)
+        return [made] * len(learners)
 
 
 class Joint(_OnTheMixture):
@@ -366,6 +407,7 @@ METHODS: dict[str, type[Method]] = {
         BARRE,
         BAT,
         Joint,
+        Columns,
         Shared,
         Paths,
         Features,

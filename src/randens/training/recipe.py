@@ -32,7 +32,7 @@ from pydantic import (
 
 from randens.attacks.base import current_name
 from randens.core.errors import FileError, InputError, unknown
-from randens.risk.candidates import MAX_CANDIDATE_MEMBERS
+from randens.risk.candidate_sets import MAX_CANDIDATE_MEMBERS
 from randens.threat import Threat
 
 if sys.version_info >= (3, 11):
@@ -64,6 +64,7 @@ Method = Literal[
     "barre",
     "bat",
     "joint",
+    "columns",
     "shared",
     "paths",
     "features",
@@ -226,14 +227,15 @@ class Recipe(_Part):
     Parameters
     ----------
     method : str
-        "at", "iat", "mrboost", "barre", "bat", "joint", "shared", "paths", "features", "conflict", "bounded", "distil".
+        "at", "iat", "mrboost", "barre", "bat", "joint", "columns", "shared", "paths", "features", "conflict",
+        "bounded", "distil".
     members, epochs, later_epochs : int
         How many members, the epochs of each, and of those after the first where they differ.
     batch_size, seed : int
         Of training; what decides all random numbers.
     weight : float, optional
-        The share of common examples of "shared" and "bounded", or how much the own term of "paths" and "conflict"
-        counts.
+        The share of common examples of "shared" and "bounded" and of the attacker's of "columns", or how much the own
+        term of "paths" and "conflict" counts.
     start : str
         Later members start "fresh" or from the "previous" one; "auto" takes the method's own way.
     first : str or tuple of str, optional
@@ -319,11 +321,17 @@ class Recipe(_Part):
             raise ValueError(
                 f"first names {len(self.given)} runs; method 'distil' needs all {self.members} members as teachers"
             )
-        if self.weight is not None and self.method not in ("shared", "bounded", "paths", "conflict"):
+        if self.weight is not None and self.method not in (
+            "shared",
+            "bounded",
+            "paths",
+            "conflict",
+            "columns",
+        ):
             raise ValueError(f"weight is {self.weight}; method {self.method!r} has no weight")
-        if self.method == "shared" and self.weight is not None and self.weight > 1:
+        if self.method in ("shared", "bounded", "columns") and self.weight is not None and self.weight > 1:
             raise ValueError(
-                f"weight is {self.weight}; for method 'shared' it is a share of the batch, at most 1"
+                f"weight is {self.weight}; for method {self.method!r} it is a share of the batch, at most 1"
             )
         if self.method == "features" and self.members < 2:
             raise ValueError(f"members is {self.members}; method 'features' needs at least 2")

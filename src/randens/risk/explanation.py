@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from randens.core.errors import InputError
-from randens.risk.bounds import Bounds, RuleOfThumb, bounds, necessary_size, rule_of_thumb
 from randens.risk.checks import as_count, as_risks
+from randens.risk.floor_ceiling import Bounds, RuleOfThumb, bounds, necessary_size, rule_of_thumb
 
 __all__ = ["Explanation", "explain"]
 

@@ -1,0 +1,114 @@
+"""The members of the cells: small networks side by side, whatever else by the engine, each kept in a folder."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from torch import nn
+
+import randens
+from paper.when_does_drawing_pay import stacked
+from paper.when_does_drawing_pay.plan import STACKED, Cell, Member
+from randens.core.files import write_atomic
+from randens.training.recipe import Recipe, recipe_from
+
+__all__ = ["ensemble_of", "member_of", "passes_of", "prepare", "train_members"]
+
+Say = Callable[[str], None]
+Ensemble = randens.RandomizedEnsemble
+
+_AT_ONCE = 24
+
+
+def prepare(cells: Iterable[Cell], folder: Path, say: Say = print) -> None:
+    """Train what these cells are made of and is not there yet, as many runs at once as differ in their seeds only."""
+    wanted = [cell for cell in cells if cell.member.data == "digits"]
+    train_members([member for cell in wanted for member in cell.base()], folder, say)
+    on = [member for cell in wanted if cell.method == "continued" for member in cell.base()]
+    _at([(m.on, _further(m), m) for m in on], folder, say)
+    groups: dict[Hashable, list[Cell]] = defaultdict(list)
+    for cell in dict.fromkeys(replace(cell, k=1, attacks=()) for cell in wanted if cell.method in STACKED):
+        if not _there(folder / cell.run):
+            groups[replace(cell, seed=0)].append(cell)
+    for group in groups.values():
+        say(f"{group[0].run}: training {len(group)} seeds at once")
+        first = [[member_of(folder / member.name) for member in cell.base()] for cell in group]
+        recipes = [cell.recipe(["given"] * cell.members) for cell in group]
+        for cell, made in zip(group, stacked.train(recipes, first), strict=True):
+            _keep(folder / cell.run, made.members, made.passes)
+
+
+def train_members(members: Iterable[Member], folder: Path, say: Say = print) -> None:
+    """AT of every member of digits that is missing."""
+    _at([(member, member.recipe(), None) for member in members], folder, say)
+
+
+def ensemble_of(cell: Cell, folder: Path) -> tuple[Ensemble, int]:
+    """The members of a cell, drawn evenly, and the member passes that training them took in all."""
+    base = [folder / member.name for member in cell.base()]
+    if cell.member.data == "digits":
+        prepare([cell], folder, say=lambda _: None)
+    else:
+        for member in cell.base():
+            randens.training.train(member.recipe(), folder / member.name)
+    passes = sum(passes_of(run) for run in base)
+    if cell.method == "iat":
+        return Ensemble([member_of(run) for run in base]), passes
+    if cell.method == "continued":
+        runs = [folder / member.on.name for member in cell.base()]
+        if cell.member.data != "digits":
+            for member, run in zip(cell.base(), runs, strict=True):
+                randens.training.train(_further(member, str(folder / member.name)), run)
+        return Ensemble([member_of(run) for run in runs]), passes + sum(passes_of(run) for run in runs)
+    run = folder / cell.run
+    if not _there(run):
+        randens.training.train(cell.recipe([str(path) for path in base]), run)
+    return randens.load(run / "ensemble").with_probs(None), passes + passes_of(run)
+
+
+def _at(wanted: Sequence[tuple[Member, Recipe, Member | None]], folder: Path, say: Say) -> None:
+    """AT of every member that is missing, from the member it goes on from, if there is one."""
+    groups: dict[Hashable, list[tuple[Member, Recipe, Member | None]]] = defaultdict(list)
+    for item in {one[0]: one for one in wanted}.values():
+        if not _there(folder / item[0].name):
+            groups[replace(item[0], seed=0)].append(item)
+    for missing in groups.values():
+        for start in range(0, len(missing), _AT_ONCE):
+            group = missing[start : start + _AT_ONCE]
+            say(f"{group[0][0].name}: training {len(group)} networks at once")
+            first = [[] if before is None else [member_of(folder / before.name)] for _, _, before in group]
+            made = stacked.train([recipe for _, recipe, _ in group], first if first[0] else None)
+            for (member, _, _), found in zip(group, made, strict=True):
+                _keep(folder / member.name, found.members, found.passes)
+
+
+def _further(member: Member, run: str = "given") -> Recipe:
+    """The same network trained on by AT, with the settings by which the other methods go on from it."""
+    content = Cell("shared", member, members=1).recipe([run]).to_json()
+    return recipe_from(content | {"method": "at", "weight": None, "seed": 1000 + member.seed})
+
+
+def _keep(run: Path, members: Sequence[nn.Module], passes: int) -> None:
+    Ensemble(list(members)).save(run / "ensemble", overwrite=True)
+    cost = {"cost": {"forwards": passes, "backwards": passes}}
+    write_atomic(run / "training.json", (json.dumps(cost) + "\n").encode())
+
+
+def _there(run: Path) -> bool:
+    return (run / "training.json").is_file()
+
+
+def member_of(run: Path) -> nn.Module:
+    """The first member of a run."""
+    member: nn.Module = randens.load(run / "ensemble").members[0]
+    return member
+
+
+def passes_of(run: Path) -> int:
+    """Member passes that a run took, forward."""
+    cost = json.loads((run / "training.json").read_text(encoding="utf-8"))["cost"]
+    return int(cost["forwards"])
