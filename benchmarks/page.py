@@ -34,13 +34,9 @@ _FRAME = """# Benchmarks
 
 <!-- Made by `make bench-docs` from benchmarks/results.json: change benchmarks/page.py, not this file. -->
 
-<<<<<<< HEAD
 This page answers: how fast and how strong is randens, against other libraries and against the bare cost of the passes?
 
-`make bench` measures randens against peers and against limits, in an environment of its own, in under 20 minutes, and
-=======
 `make bench` measures randens against peers and against limits, in an environment of its own, in about half an hour, and
->>>>>>> main
 writes `benchmarks/results.json`; `make bench-docs` makes this page from it. `make bench ARGS=--quick` takes under 3
 minutes; `randens bench NAME` measures one of them, `python -m benchmarks.NAME` does so without collecting.
 

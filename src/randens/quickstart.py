@@ -90,13 +90,7 @@ class Quickstart:
 def recipes(seed: int = 0) -> tuple[Recipe, Recipe]:
     """(AT, bounded) for two hidden layers of 32 units on the 8×8 digits, linf with ε = 0.2.
 
-<<<<<<< HEAD
-    Of the radii 0.1, 0.15, 0.2 and 0.25 the one at which AT's robust accuracy on validation data is nearest to
-    60 % (91, 78, 62 and 32 % under the saddle climber): neither trivial nor out of reach. BARRE was not
-    considered in this choice.
-=======
     The network, ε and the method are those of `paper.when_does_drawing_pay`, where validation data chose the method.
->>>>>>> main
     """
     shared: dict[str, Any] = {
         "epochs": 200,

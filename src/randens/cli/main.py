@@ -17,31 +17,6 @@ if TYPE_CHECKING:
 
 __all__ = ["VERBS", "main", "run"]
 
-<<<<<<< HEAD
-VERBS = (
-    "quickstart",
-    "doctor",
-    "data",
-    "train",
-    "attack",
-    "evaluate",
-    "curve",
-    "advise",
-    "audit",
-    "certify",
-    "sample",
-    "explain",
-    "report",
-    "explore",
-    "figure",
-    "reproduce",
-    "export",
-    "serve",
-    "zoo",
-    "bench",
-)
-"""In the order in which a new user needs them; names without a module in this folder are left out."""
-=======
 VERBS = {
     "quickstart": "Train, attack and explain an ensemble of digits in minutes.",
     "doctor": "Check the installation.",
@@ -81,7 +56,6 @@ I want to train one
 
 All commands: randens --help. One of them: randens evaluate --help. Check the installation: randens doctor.
 """
->>>>>>> main
 
 # Packages that the plain installation leaves out, and the extras that bring them.
 _EXTRAS = {
@@ -138,14 +112,14 @@ def run(arguments: Sequence[str]) -> int:
     with signals_noted() as signals:
         try:
             code = _run(chosen)
-            # typer turns Ctrl-C into an exit code without a message.
+            # typer turns Ctrl-C into an exit code without a word.
             if code == 0 or not signals:
                 return code
             number = signals[0]
         except (KeyboardInterrupt, typer.Abort, Terminated):
             number = signals[0] if signals else signal.SIGINT
         except Exception:
-            # An error that the signal caused is not reported as one.
+            # What a signal breaks on its way is no fault of its own.
             if not signals:
                 raise
             number = signals[0]

@@ -16,13 +16,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
 def console() -> Console:
-<<<<<<< HEAD
     """Standard output; numbers and paths are neither coloured nor wrapped."""
-=======
-    """Standard output; numbers and paths are not coloured or wrapped at will."""
     from rich.console import Console
 
->>>>>>> main
     return Console(highlight=False, soft_wrap=True)
 
 
