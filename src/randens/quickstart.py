@@ -35,6 +35,8 @@ from randens.evaluation import (
 )
 from randens.evaluation.labelled import fingerprint
 from randens.report import measure, write_report
+from randens.report.load import load_run
+from randens.report.verdicts import against, budget, drawing
 from randens.training import Recipe, train
 from randens.witness.store import WitnessStore
 
@@ -208,45 +210,27 @@ def _quickstart(parent: str | os.PathLike[str], seed: int, report: Progress) -> 
     ensemble, single = drawn_on(), alone_on()
     ensemble.keep(run)
     single.keep(at_run)
-    verdict = judge(single, ensemble)
     page = write_report([run.path, run.path / "at"])
+    whole, only = (load_run(folder).passes for folder in (run.path, run.path / "at"))
+    verdict = judge(single, ensemble, (only, whole))
     run.log(event="quickstart", seconds=time.perf_counter() - begun, verdict=verdict.to_json())
     return Quickstart(run, single, ensemble, sampling, verdict, page, time.perf_counter() - begun, advice)
 
 
-def judge(at: Evaluation, rec: Evaluation) -> Verdict:
-    """Compare per input: does the ensemble beat AT, and is the difference more than chance?
+def judge(at: Evaluation, rec: Evaluation, passes: tuple[float, float] | None = None) -> Verdict:
+    """Compare per input, in the words of the report: does drawing pay, how far is the ensemble from AT?
 
-    The headline says first whether drawing itself gains anything: over the ensemble's own best member, which could be
-    used alone instead. A randomized ensemble that draws nothing, or gains nothing, does not beat AT by drawing.
+    Whether drawing itself gains anything comes first: over the ensemble's own best member, which could be used alone
+    instead. passes: member passes to train AT and the ensemble, where known; then the sentence also says whether AT is
+    an equal-budget baseline.
     """
-    gained = difference(at.risk, rec.risk, _CONFIDENCE)
-    points = f"{100 * abs(gained.value):.1f} points of robust accuracy"
-    interval = f"{_CONFIDENCE:.0%} interval {100 * gained.low:+.1f} to {100 * gained.high:+.1f}"
-    if gained.low > 0:
-        sentence = f"The randomized ensemble beats AT by {points} ({interval}), at the cost of one member."
-    elif gained.high < 0:
-        sentence = f"The randomized ensemble does NOT beat AT: it is worse by {points} ({interval})."
-    elif gained.value > 0:
-        sentence = f"The randomized ensemble is ahead of AT by {points}; {rec.n} inputs do not settle it ({interval})."
-    else:
-        sentence = f"The randomized ensemble does NOT beat AT: it is behind by {points} ({interval})."
-    return Verdict(gained, f"{_headline(rec)} {sentence}")
-
-
-def _headline(rec: Evaluation) -> str:
-    drawn = rec.probs.nonzero()[0]
-    if len(drawn) == 1:
-        return f"Nothing is drawn: α selects member {drawn[0]}, so one network is compared with another."
-    best = int(rec.member_risks.argmin())
-    ahead = difference(rec.points.foolable[:, best].astype(float), rec.risk, _CONFIDENCE)
-    interval = f"{_CONFIDENCE:.0%} interval {100 * ahead.low:+.1f} to {100 * ahead.high:+.1f}"
-    points = f"{100 * ahead.value:+.1f} points against its best member, number {best}, alone ({interval})"
-    if ahead.low > 0:
-        return f"Drawing pays: {points}."
-    if ahead.value > 0:
-        return f"Drawing may pay, but {rec.n} inputs do not settle it: {points}."
-    return f"Drawing gains nothing: {points}."
+    said = [drawing(rec), against(rec, at, "The ensemble", "AT")]
+    about = f"{rec.data} {rec.split}, {rec.n} inputs"
+    names = " + ".join(str(attack["name"]) for attack in rec.attacks)
+    said.append(f"Measured on {about}, attacked with {names}, {rec.threat.norm} ε = {rec.threat.eps:.4g}.")
+    if passes is not None and min(passes) > 0:
+        said.append(budget("the ensemble", passes[1], {"AT": passes[0]}))
+    return Verdict(difference(at.risk, rec.risk, _CONFIDENCE), " ".join(said))
 
 
 def _named(name: str, progress: Progress) -> Progress:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -337,9 +338,23 @@ def test_the_verdict_is_computed(run_folder: Path) -> None:
     worse = randens.evaluate(
         rec.with_probs((1, 0, 0)), data, randens.attacks.create("saddle", attack.threat.scaled(2))
     )
-    assert "does NOT beat AT: it is worse by" in quickstart.judge(good, worse).sentence
-    assert "beats AT by" in quickstart.judge(worse, good).sentence
-    assert "does NOT beat AT: it is behind by 0.0" in quickstart.judge(good, good).sentence
+    assert "cannot be compared: another threat" in quickstart.judge(good, worse).sentence
+    worse = dataclasses.replace(worse, threat=good.threat)
+    gap = f"{100 * abs(float(good.risk.mean() - worse.risk.mean())):.1f} points"
+    assert (
+        f"The ensemble is {gap} less robust than AT (95% interval -" in quickstart.judge(good, worse).sentence
+    )
+    assert (
+        f"The ensemble is {gap} more robust than AT (95% interval +" in quickstart.judge(worse, good).sentence
+    )
+    same = quickstart.judge(good, good, (100.0, 310.0)).sentence
+    assert "The ensemble is exactly as robust as AT" in same
+    assert f"digits test, {good.n} inputs, attacked with saddle, {good.threat.norm} ε = " in same
+    assert (
+        "AT is not an equal-budget baseline: training the ensemble took 3.1 times its member passes" in same
+    )
+    fair = quickstart.judge(good, good, (100.0, 105.0)).sentence
+    assert "AT: the equal-budget baseline, trained with as many member passes as the ensemble" in fair
 
 
 def test_quickstart_refuses_an_unwritable_place(shell: Shell, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from tests.evaluation.planted import THREAT, exact, on_a_line
 from randens import RandomizedEnsemble, Threat, attacks, quickstart
 from randens.core.errors import InputError
 from randens.evaluation import Advice, Evaluation, advise, evaluate
-from randens.report.documents import AdviceNote
+from randens.report.load import AdviceNote
 
 
 def opposite(n: int = 60) -> tuple[RandomizedEnsemble, tuple[torch.Tensor, torch.Tensor]]:
@@ -124,10 +124,12 @@ def test_the_headline_says_when_nothing_is_drawn_or_gained() -> None:
     attack = attacks.create("exact", Threat("linf", 0.8, None))
     drawn = evaluate(rec, data, attack, deterministic=False)
     assert quickstart.judge(drawn, drawn).sentence.startswith(
-        "Drawing pays: +50.0 points against its best member"
+        "Drawing pays: 50.0 points more than its best member alone"
     )
     nothing = quickstart.judge(drawn, one_hot(drawn)).sentence
-    assert nothing.startswith("Nothing is drawn: α selects member 0")
+    assert nothing.startswith("α selects member 0: nothing is drawn.")
     same, x, y = on_a_line([(1, 0.5)] * 2, [0.1, 0.4, 0.2, 0.6])
     even = evaluate(same, (x, y), exact(), deterministic=False)
-    assert quickstart.judge(even, even).sentence.startswith("Drawing gains nothing: +0.0 points")
+    assert quickstart.judge(even, even).sentence.startswith(
+        "Drawing gains nothing: no more than its best member alone"
+    )

@@ -12,8 +12,8 @@ from tests.report.made_runs import chosen_evaluation, chosen_run
 
 from randens.core.errors import FileError, InputError
 from randens.report import FIGURES, write_figure
-from randens.report.material import gather
-from randens.report.series import fooled_sets, inferences
+from randens.report.load import load_run
+from randens.report.tables import fooled_sets, inferences
 
 MAGIC = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
 
@@ -71,7 +71,7 @@ def test_numbers_behind_the_figures() -> None:
 
 def test_flops_of_randomized_and_deterministic(tmp_path: Path) -> None:
     result = chosen_evaluation(4, flops=500)
-    run = gather(chosen_run(tmp_path / "r", result))
+    run = load_run(chosen_run(tmp_path / "r", result))
     points = {one.kind: one for one in inferences([run])}
     assert points["randomized"].flops == 500
     assert points["deterministic"].flops == 2000

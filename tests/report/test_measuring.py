@@ -18,7 +18,7 @@ from randens.data import from_arrays
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation import Evaluation, evaluate, worst_inputs
 from randens.report import measure
-from randens.report.material import gather
+from randens.report.load import load_run
 from randens.report.pictures import make_gallery, to_png
 
 
@@ -27,7 +27,7 @@ def pixels(uri: str) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
 
 
 def test_no_curve_rises_and_the_middle_is_the_evaluation(trained_run: Path) -> None:
-    one = gather(trained_run)
+    one = load_run(trained_run)
     assert one.radii is not None
     assert one.evaluation is not None
     assert [r.eps for r in one.radii.radii] == pytest.approx([0.05, 0.1, 0.2])
@@ -43,7 +43,7 @@ def test_no_curve_rises_and_the_middle_is_the_evaluation(trained_run: Path) -> N
 def test_attacks_compared_score_again(trained_run: Path) -> None:
     rec = randens.load(trained_run / "ensemble")
     data = randens.data.load("digits", "test").subset(slice(0, 40))
-    table = gather(trained_run).attacks
+    table = load_run(trained_run).attacks
     assert table is not None
     for line in table.attacks:
         found = randens.attacks.create(line.name, THREAT)(rec, data.x, data.y)
@@ -54,7 +54,7 @@ def test_attacks_compared_score_again(trained_run: Path) -> None:
 
 def test_pictures_show_what_the_members_saw(trained_run: Path) -> None:
     rec, data = randens.load(trained_run / "ensemble"), randens.data.load("digits", "test")
-    gallery = gather(trained_run).gallery
+    gallery = load_run(trained_run).gallery
     assert gallery is not None
     assert gallery.examples
     for example in gallery.examples:

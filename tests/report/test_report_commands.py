@@ -17,7 +17,7 @@ def test_report_says_what_it_found_and_where(tmp_path: Path, capsys: pytest.Capt
     two = chosen_run(tmp_path / "two", chosen_evaluation(2, share=0.7))
     assert run(["report", str(one), str(two)]) == 0
     said = capsys.readouterr().out
-    assert "one beats two by" in said
+    assert "points more robust than two (95% interval" in " ".join(said.split())
     assert str(one / "report.html") in said
     assert run(["report", str(one), "--output", str(tmp_path / "x.html"), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)

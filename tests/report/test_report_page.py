@@ -21,9 +21,9 @@ from randens.ensemble import RandomizedEnsemble
 from randens.evaluation import difference
 from randens.models import create
 from randens.report import write_report
-from randens.report.comparing import compare, verdict, verdicts
 from randens.report.landscape import MOST_SOLVED
-from randens.report.material import gather, gather_all
+from randens.report.load import load_run, load_runs
+from randens.report.verdicts import compare, verdict, verdicts
 from randens.risk import RiskProfile
 from randens.threat import Threat
 
@@ -31,8 +31,8 @@ TITLES = (
     "Results",
     "Robustness against compute",
     "Risk landscape",
+    "Which members are fooled together",
     "What to deploy",
-    "Who falls together",
     "Robustness over ε",
     "Attacks compared",
     "Audit",
@@ -79,6 +79,7 @@ def test_numbers_in_the_table_are_the_evaluation_s(tmp_path: Path) -> None:
 
 def test_nothing_is_loaded_and_nothing_foreign_runs(trained_run: Path) -> None:
     page = page_of(trained_run)
+    assert "<svg" in page
     assert not re.search(r"""(src|href|action|data)\s*=\s*["'](?!data:|\#)""", page.split("<script>")[0])
     assert "@import" not in page
     assert "url(" not in page[page.index("<style>") : page.index("</style>")]
@@ -87,7 +88,7 @@ def test_nothing_is_loaded_and_nothing_foreign_runs(trained_run: Path) -> None:
     )
     policy = re.search(r'Content-Security-Policy" content="([^"]+)"', page)
     assert policy is not None
-    allowed = policy.group(1).replace("&#x27;", "'")
+    allowed = policy.group(1).replace("&#39;", "'")
     assert "default-src 'none'" in allowed
     assert "unsafe" not in allowed
     for kind, pattern in (("script-src", r"<script>(.*?)</script>"), ("style-src", r"<style>(.*?)</style>")):
@@ -216,7 +217,7 @@ def test_training_curves_of_runs_inside_a_run(tmp_path: Path) -> None:
     chosen_run(path / "at", None, epochs=5)
     write_json(path / "at" / "training.json", {"cost": {"forwards": 1234, "backwards": 567, "seconds": 8.0}})
     assert "training at 1,234 567 8 s" in text_of(page_of(path))
-    curves = gather(path).curves
+    curves = load_run(path).curves
     assert [curve.name for curve in curves] == ["at"]
     assert len(curves[0].epochs) == 5
 
@@ -304,7 +305,7 @@ def test_differences_between_runs_are_paired_over_the_same_inputs(tmp_path: Path
     expected = difference(1 - two.risk, 1 - one.risk)
     shown = f"{100 * expected.value:+.1f} ({100 * expected.low:+.1f} to {100 * expected.high:+.1f})"
     assert f'<span class="bad">{shown}</span>' in page
-    assert "one beats two by" in text_of(page)
+    assert f"one is {100 * abs(expected.value):.1f} points more robust than two (" in text_of(page)
     assert page.count('data-landscape="data-') == 2
 
 
@@ -354,8 +355,8 @@ def test_unpaired_intervals_cover_the_truth() -> None:
 @pytest.mark.parametrize(
     ("together", "alone", "words"),
     [
-        (0.2, 0.4, "20.0 points more than its best member alone, member 0 ("),
-        (0.4, 0.2, "20.0 points LESS than its best member alone"),
+        (0.2, 0.4, "Drawing pays: 20.0 points more than its best member alone, member 0 ("),
+        (0.4, 0.2, "Drawing does not pay: 20.0 points LESS than its best member alone"),
         (
             0.390,
             0.395,
@@ -377,16 +378,16 @@ def test_the_verdict_follows_the_numbers(tmp_path: Path, together: float, alone:
     sets = [[(0, 1), (1, 0)] if falls else [(0, 1)] for falls in first]
     profile = RiskProfile.from_configurations(sets)
     chosen_run(tmp_path / "r", dataclasses.replace(result, points=points, profile=profile))
-    assert words in verdict(gather(tmp_path / "r"))
+    assert words in verdict(load_run(tmp_path / "r"))
 
 
 def test_verdicts_name_the_runs(tmp_path: Path) -> None:
     paths = [
         chosen_run(tmp_path / a / "run", chosen_evaluation(2, share=s)) for a, s in (("x", 0.7), ("y", 0.2))
     ]
-    runs = gather_all(paths)
+    runs = load_runs(paths)
     assert [one.name for one in runs] == ["x/run", "y/run"]
-    assert "x/run does NOT beat y/run" in verdicts(runs)[1]
+    assert re.search(r"^x/run is \d+\.\d points less robust than y/run \(95% interval", verdicts(runs)[1])
 
 
 def test_bad_lists_of_runs(tmp_path: Path) -> None:

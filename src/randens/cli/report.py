@@ -47,8 +47,8 @@ def report(
     from randens.models import pick_device
     from randens.report import measure as run_measure
     from randens.report import write_report
-    from randens.report.comparing import verdicts
-    from randens.report.material import gather_all
+    from randens.report.load import load_runs
+    from randens.report.verdicts import verdicts
 
     if measure:
         for run in runs:
@@ -68,7 +68,7 @@ def report(
                     again(known, subject, store, progress)
             found.save(subject.run)
     path = write_report(runs, output)
-    said = verdicts(gather_all(runs))
+    said = verdicts(load_runs(runs))
     if case.as_json:
         print_json(
             {

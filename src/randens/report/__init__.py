@@ -3,7 +3,7 @@
 from randens.report.explorer import write_explorer
 from randens.report.figures import FIGURES, write_figure
 from randens.report.landscape import Reading, read_landscape, shares
-from randens.report.measuring import Measurements, measure
+from randens.report.measurements import Measurements, measure
 from randens.report.page import write_report
 
 __all__ = [

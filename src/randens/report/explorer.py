@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import html
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from string import Template
 from typing import Any
 
 import numpy as np
@@ -14,8 +12,7 @@ from numpy.typing import ArrayLike
 
 from randens.core.errors import InputError
 from randens.core.files import write_atomic
-from randens.report.markup import Markup, element, embedded_json, join
-from randens.report.page import assemble, asset
+from randens.report.page import fill
 from randens.risk import FIGURE_3, RiskProfile, candidates, tight_profile
 from randens.risk.bitstrings import from_words
 from randens.risk.checks import as_risks
@@ -138,14 +135,14 @@ def render_explorer(
         },
         "examples": EXAMPLES,
     }
-    lines = list(configurations or next(iter(EXAMPLES.values())).split("\n"))
-    body = Template(asset("explore.html")).substitute(
-        by_risks="" if configurations else "checked",
-        by_configurations="checked" if configurations else "",
-        risks=html.escape(" ".join(f"{r:g}" for r in risks.tolist())),
+    return fill(
+        "explore.html",
+        title="Risk landscapes by hand",
+        data={"start": start},
+        scripts=["landscape.js", "explore.js"],
+        by_risks=not configurations,
+        risks=" ".join(f"{r:g}" for r in risks.tolist()),
         conflict=float(conflict),
-        configurations=html.escape("\n".join(lines)),
-        examples=join([element("button", name, type="button", data_example=name) for name in EXAMPLES]),
+        configurations="\n".join(configurations or [next(iter(EXAMPLES.values()))]),
+        examples=EXAMPLES,
     )
-    scripts = ["landscape.js", "explore.js"]
-    return assemble("Risk landscapes by hand", Markup(body), [embedded_json("start", start)], scripts)

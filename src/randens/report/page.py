@@ -1,29 +1,31 @@
-"""One self-contained HTML file: no network, no script but our own, everything from data escaped."""
+"""One self-contained HTML file: no network, no script but its own, everything from data escaped by the templates."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import html
 import os
-from collections.abc import Sequence
-from importlib import resources
+import shlex
+from collections.abc import Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
-from string import Template
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
 
 from randens._version import __version__
 from randens.core.errors import InputError
 from randens.core.files import write_atomic
+from randens.evaluation import tables as evaluation_tables
 from randens.evaluation.results import THREAT_MODEL
-from randens.report import pieces, sections, story
-from randens.report.comparing import verdicts
-from randens.report.documents import StochasticNote
-from randens.report.landscape import landscape_data, read_landscape, solve
-from randens.report.markup import Markup, Node, element, embedded_json, join
-from randens.report.material import Material, gather_all
-from randens.report.random_models import how_random
+from randens.report import figures, tables
+from randens.report.landscape import MOST_SOLVED, landscape_data, read_landscape, solve
+from randens.report.load import AttackTable, LoadedRun, StochasticNote, load_runs
+from randens.report.tables import Line
+from randens.report.verdicts import drawing, headline, labels, verdicts
 
-__all__ = ["MOST_BYTES", "asset", "assemble", "render", "write_report"]
+__all__ = ["MOST_BYTES", "fill", "render", "write_report"]
 
 MOST_BYTES = 6_000_000
 
@@ -54,120 +56,87 @@ def write_report(
     >>> write_report(["mine"]).name
     'report.html'
     """
-    material = gather_all(runs)
-    target = material[0].run.path / "report.html" if output is None else Path(output)
-    content = render(material).encode()
+    loaded = load_runs(runs)
+    target = loaded[0].run.path / "report.html" if output is None else Path(output)
+    content = render(loaded).encode("utf-8", "replace")
     if len(content) > MOST_BYTES:
         raise InputError(
-            f"the report on {len(material)} runs has {len(content) / 1e6:.1f} MB; at most {MOST_BYTES / 1e6:g} MB open "
+            f"the report on {len(loaded)} runs has {len(content) / 1e6:.1f} MB; at most {MOST_BYTES / 1e6:g} MB open "
             "quickly, so give fewer runs"
         )
     write_atomic(target, content)
     return target
 
 
-def render(runs: tuple[Material, ...]) -> str:
+def render(runs: Sequence[LoadedRun]) -> str:
     """The page as text."""
-    first, several = runs[0], len(runs) > 1
-    if not several and first.stochastic is not None and first.evaluation is None:
-        return _random_page(first, first.stochastic)
-    title = f"randens report: {', '.join(one.name for one in runs)}"
-    shared: list[tuple[str, str, Markup]] = [("results", "Results", sections.table(runs))]
-    if several:
-        shared.append(("runs", "Runs side by side", sections.comparison(runs)))
-    shared.append(("efficiency", "Robustness against compute", sections.efficiency(runs)))
-    blocks: list[Markup] = []
-    content: list[Node] = [_section(*part, level="h2") for part in shared]
-    links = [(anchor, name) for anchor, name, _ in shared]
+    data: dict[str, Any] = {}
     for number, one in enumerate(runs):
-        reading = None
         if one.evaluation is not None:
             result = one.evaluation
-            marks = [("evaluated α", result.probs), *result.also.items()]
-            optimum = solve(result.profile, result.points.clean.mean(axis=0))
-            data = landscape_data(result.profile, marks=marks, start=result.probs, optimum=optimum)
-            blocks.append(embedded_json(f"data-{number}", data))
-            reading = read_landscape(result.profile, result.probs)
-        parts = story.per_run(one, number, reading)
-        if several:
-            anchor = f"run-{number}"
-            links.append((anchor, one.name))
-            content.append(
-                element(
-                    "section",
-                    element("h2", one.name, id=anchor),
-                    [_section(*part, level="h3") for part in parts],
-                )
+            data[f"data-{number}"] = landscape_data(
+                result.profile,
+                marks=[("evaluated α", result.probs), *result.also.items()],
+                start=result.probs,
+                optimum=solve(result.profile, result.points.clean.mean(axis=0)),
             )
-        else:
-            links += [(anchor, name) for anchor, name, _ in parts]
-            content += [_section(*part, level="h2") for part in parts]
-    body = join(
-        [
-            element("a", "Skip to the content", href="#content", class_="skip"),
-            element(
-                "header",
-                element("h1", ", ".join(_title(one) for one in runs)),
-                element("p", _subtitle(first), class_="lead"),
-                [element("p", line, class_="verdict") for line in verdicts(runs)],
-                class_="top",
-            ),
-            _navigation(links),
-            element("main", content, id="content"),
-            element(
-                "footer",
-                element("p", f"Written by randens {__version__}. ", _threat_model(first)),
-            ),
-        ]
+    return fill(
+        "report.html",
+        title=f"randens report: {', '.join(one.name for one in runs)}",
+        data=data,
+        scripts=["landscape.js", "page.js"],
+        runs=[_run(one, number) for number, one in enumerate(runs)],
+        names=labels(runs),
+        verdicts=_header(runs),
+        results=tables.results(runs),
+        comparison=tables.comparison(runs) if len(runs) > 1 else None,
+        efficiency=_efficiency(runs),
+        threat_model=THREAT_MODEL if runs[0].evaluation is not None else "",
     )
-    return assemble(title, body, blocks, ["landscape.js"])
 
 
-def _random_page(one: Material, note: StochasticNote) -> str:
-    """The page about a random model: it has draws instead of members, so the other sections do not apply."""
-    lead = (
-        f"A classifier whose answers are random, on {note.data} {note.split}, {note.n} inputs. Robust accuracy "
-        f"{pieces.percent(note.robust.value)} ({note.confidence:.0%} interval {pieces.interval(note.robust)}), scored "
-        "on draws that no attack has seen."
-    )
-    body = join(
-        [
-            element("a", "Skip to the content", href="#content", class_="skip"),
-            element("header", element("h1", one.name), element("p", lead, class_="lead"), class_="top"),
-            _navigation([("random", "How random is it")]),
-            element(
-                "main",
-                _section("random", "How random is it", how_random(note), level="h2"),
-                id="content",
-            ),
-            element("footer", element("p", f"Written by randens {__version__}.")),
-        ]
-    )
-    return assemble(f"randens report: {one.name}", body, [], ["landscape.js"])
-
-
-def assemble(title: str, body: Markup, blocks: Sequence[Markup], scripts: Sequence[str]) -> str:
-    """The page around a body: style and scripts inline, allowed by their hashes and nothing else allowed."""
-    style = asset("page.css")
-    code = [asset(name) for name in scripts]
+def fill(template: str, *, scripts: Sequence[str], data: Mapping[str, Any], **values: Any) -> str:
+    """A page from its template: style and scripts inline, allowed by their hashes and nothing else allowed."""
+    style, *code = (Markup(_source(name)) for name in ("page.css", *scripts))
     policy = (
         f"default-src 'none'; style-src {_hash(style)}; script-src {' '.join(_hash(c) for c in code)}; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
-    return Template(asset("page.html")).substitute(
-        policy=html.escape(policy),
-        version=__version__,
-        title=html.escape(title),
-        style=style,
-        body=body,
-        data="\n".join(blocks),
-        scripts="\n".join(f"<script>{c}</script>" for c in code),
+    return (
+        _templates()
+        .get_template(template)
+        .render(policy=policy, version=__version__, style=style, code=code, data=data, **values)
     )
 
 
-def asset(name: str) -> str:
-    """A file of the package."""
-    return resources.files("randens.report").joinpath("assets").joinpath(name).read_text(encoding="utf-8")
+@cache
+def _templates() -> jinja2.Environment:
+    made = jinja2.Environment(
+        loader=jinja2.PackageLoader("randens.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    # The filter `tojson` escapes what could end a block of data.
+    made.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
+    made.filters |= {
+        "percent": tables.percent,
+        "interval": tables.interval,
+        "probs": tables.probs,
+        "fooled": tables.fooled,
+        "count": evaluation_tables.count,
+        "threat": tables.threat,
+    }
+    made.globals |= {"command": tables.command, "where": tables.where, "stale": tables.stale}
+    return made
+
+
+def _source(name: str) -> str:
+    """A file among the templates as it is."""
+    loader = _templates().loader
+    assert loader is not None
+    return loader.get_source(_templates(), name)[0]
 
 
 def _hash(text: str) -> str:
@@ -175,34 +144,263 @@ def _hash(text: str) -> str:
     return f"'sha256-{digest}'"
 
 
-def _section(anchor: str, title: str, content: Markup, *, level: str) -> Markup:
-    return element("section", element(level, title, id=anchor), content, aria_labelledby=anchor)
+def _header(runs: Sequence[LoadedRun]) -> list[str]:
+    """The sentences at the top: whether drawing pays first, then the headline number, then the comparisons."""
+    first = runs[0]
+    own = [headline(first)] if first.evaluation is None else [drawing(first.evaluation), headline(first)]
+    return own + verdicts(runs)[1:]
 
 
-def _navigation(links: Sequence[tuple[str, str]]) -> Markup:
-    items = [element("li", element("a", name, href=f"#{anchor}")) for anchor, name in links]
-    return element("nav", element("ul", items), class_="contents", aria_label="Contents")
-
-
-def _title(one: Material) -> str:
-    return (
-        f"{one.name} ({one.method})"
-        if one.method and one.method.lower() not in one.name.lower()
-        else one.name
-    )
-
-
-def _subtitle(one: Material) -> str:
+def _run(one: LoadedRun, number: int) -> dict[str, Any]:
+    """What the sections about one run show."""
     result = one.evaluation
-    if result is None:
-        return "A randomized ensemble draws one of its members for every prediction. This run has no evaluation yet."
-    members = f"{result.members} member{'s' if result.members > 1 else ''}"
-    return (
-        f"A randomized ensemble of {members}, {result.classes} classes: one member is drawn for every prediction, with "
-        f"α = {pieces.probs(result.probs)}. Evaluated on {result.data} {result.split}, {result.n} inputs, "
-        f"{result.threat.norm} ε = {result.threat.eps:.4g}."
+    shown: dict[str, Any] = {
+        "one": one,
+        "number": number,
+        "title": one.name,
+        "result": result,
+        "about": "",
+        "random": None if one.stochastic is None else _random(one.stochastic, f"f{number}"),
+        "deploy": _front(one, f"f{number}"),
+        "radii": _radii(one, f"f{number}"),
+        "attacks": _attacks(one, f"f{number}"),
+        "training": _training(one, f"f{number}"),
+        "recipe": _recipe(one),
+        "most_solved": MOST_SOLVED,
+    }
+    if one.method and one.method.lower() not in one.name.lower():
+        shown["title"] = f"{one.name} ({one.method})"
+    if result is not None:
+        shown |= {
+            "about": tables.where(result.data, result.split, result.n, result.attacks, result.threat),
+            "reading": read_landscape(result.profile, result.probs),
+            "together": _together(one, f"f{number}") if result.members > 1 else None,
+            "found_by": _found_by(one, f"f{number}"),
+            "warnings": [line for line in evaluation_tables.statements(result) if line.startswith("Warning")],
+            "flops": (result.expected_flops, float(sum(result.flops))),
+        }
+    return shown
+
+
+def _efficiency(runs: Sequence[LoadedRun]) -> Markup | None:
+    found = tables.inferences(runs)
+    if not found:
+        return None
+    words = "; ".join(
+        f"{point.name} {point.accuracy.robust.value:.1%} at {evaluation_tables.count(point.flops)} FLOPs"
+        for point in found
+        if point.kind != "member"
+    )
+    return figures.inline(lambda: figures.scatter(found), f"Robust accuracy against FLOPs: {words}", "flops")
+
+
+def _front(one: LoadedRun, key: str) -> Markup | None:
+    """Robustness against compute of k of M averaged."""
+    options = [] if one.advice is None else one.advice.options
+    front = [o for o in options if o.kind in ("subset", "deterministic") or o.name == "drawn evenly"]
+    if len(front) < 2:
+        return None
+    words = "; ".join(
+        f"k = {o.k} {o.robust.value:.1%} at {evaluation_tables.count(o.flops)} FLOPs" for o in front
+    )
+    points = [(o.flops, o.robust.value) for o in front]
+    line = Line("k of M averaged", points, [(o.robust.low, o.robust.high) for o in front])
+    return figures.inline(
+        lambda: figures.lines([line], x_title="FLOPs per inference", y_title="robust accuracy"),
+        f"Robust accuracy against FLOPs of k of M: {words}",
+        f"{key}-front",
     )
 
 
-def _threat_model(one: Material) -> str:
-    return THREAT_MODEL if one.evaluation is not None else ""
+def _together(one: LoadedRun, key: str) -> dict[str, Any]:
+    """Which members are fooled together: sets, and matrices for every two members."""
+    result = one.evaluation
+    assert result is not None
+    listed, rest = tables.fooled_sets(result)
+    often = sorted({m for fooled, _ in listed for m in fooled})
+    members = often if result.members > 24 else list(range(result.members))
+    names = ", ".join(f"{tables.fooled(fooled)} {count}" for fooled, count in listed[:5])
+    joint, conflict, reach = tables.cofooling(result), tables.conflicts(result), result.conflict
+    found: dict[str, Any] = {
+        "sets": figures.inline(
+            lambda: figures.upset(listed, members or [0]),
+            f"Fooled sets and their frequencies; the most frequent: {names}",
+            f"{key}-sets",
+        ),
+        "listed": [(tables.fooled(s), count, tables.percent(count / result.n)) for s, count in listed],
+        "rest": rest,
+        "joint": figures.inline(
+            lambda: figures.matrix(joint),
+            "Co-fooling matrix: per cent of inputs at which one perturbation fools both members",
+            f"{key}-joint",
+        ),
+        "conflict": figures.inline(
+            lambda: figures.matrix(conflict, 1),
+            "Conflict matrix: per cent of inputs at which each can be fooled but never both",
+            f"{key}-conflict",
+        ),
+        "reach": None,
+    }
+    if reach is not None and not (reach.pairs != reach.pairs).any():
+        found["reach"] = figures.inline(
+            lambda: figures.matrix(reach.pairs, 1),
+            "Joint reach of every two members, per cent of ε",
+            f"{key}-reach",
+        )
+    return found
+
+
+def _radii(one: LoadedRun, key: str) -> dict[str, Any] | None:
+    radii, result = one.radii, one.evaluation
+    if radii is None:
+        return None
+    found = tables.over_radius(radii)
+    own = result.threat.eps if result is not None and result.threat.norm == radii.norm else None
+    words = "; ".join(
+        f"{line.name} from {line.points[0][1]:.1%} to {line.points[-1][1]:.1%}" for line in found
+    )
+    picture = figures.inline(
+        lambda: figures.lines(
+            found,
+            x_title=f"{radii.norm} radius ε",
+            y_title="robust accuracy",
+            rule=None if own is None else (own, "evaluated ε"),
+        ),
+        f"Robust accuracy over the radius ε: {words}",
+        f"{key}-radii",
+    )
+    rows = [
+        (f"{x:.4g}", *(tables.percent(line.points[row][1]) for line in found))
+        for row, (x, _) in enumerate(found[0].points)
+    ]
+    return {"picture": picture, "heads": ["ε", *(line.name for line in found)], "rows": rows}
+
+
+def _attacks(one: LoadedRun, key: str) -> dict[str, Any] | None:
+    compared, result = one.attacks, one.evaluation
+    if compared is None:
+        return None
+    ordered = sorted(compared.attacks, key=lambda a: a.robust.value)
+    words = "; ".join(f"{a.name} {a.robust.value:.1%}" for a in ordered)
+    picture = figures.inline(
+        lambda: figures.FIGURES["attacks"](one),
+        f"Robust accuracy left by each attack: {words}",
+        f"{key}-attacks",
+    )
+    stronger = (
+        result is not None and _same_case(one, compared) and compared.together.value < result.robust - 1e-9
+    )
+    return {"picture": picture, "ordered": ordered, "stronger": stronger}
+
+
+def _same_case(one: LoadedRun, compared: AttackTable) -> bool:
+    result = one.evaluation
+    assert result is not None
+    case = (compared.data, compared.split, compared.n, compared.norm)
+    mine = (result.data, result.split, result.n, result.threat.norm)
+    close = abs(compared.eps - result.threat.eps) <= 1e-9 * result.threat.eps
+    return case == mine and close and not tables.stale(one, compared)
+
+
+def _found_by(one: LoadedRun, key: str) -> Markup:
+    result = one.evaluation
+    assert result is not None
+    names = {"": "no member is fooled", "clean": "wrong unperturbed"}
+    rows = [
+        (names.get(name, name), float(count), None)
+        for name, count in sorted(result.found_by.items(), key=lambda i: -i[1])
+    ]
+    return figures.inline(
+        lambda: figures.bars(rows, x_title="inputs", digits=0),
+        "Which attack found the worst cases: " + "; ".join(f"{name} {value:.0f}" for name, value, _ in rows),
+        f"{key}-found",
+    )
+
+
+def _training(one: LoadedRun, key: str) -> list[dict[str, Any]]:
+    notes = dict(one.trainings)
+    shown = []
+    for place, curve in enumerate(one.curves):
+        accuracies, losses, begins = tables.training_lines(curve)
+        note = notes.get(curve.name)
+        pictures: dict[str, Markup] = {}
+        for name, found, percent in (("accuracy", accuracies, True), ("training loss", losses, False)):
+            if not found:
+                continue
+            ends = "; ".join(
+                f"{line.name} ends at {line.points[-1][1]:{'.1%' if percent else '.3g'}}" for line in found
+            )
+
+            draw = partial(
+                figures.lines,
+                found,
+                x_title="epoch, all members in a row",
+                y_title=name,
+                percent=percent,
+                breaks=begins,
+            )
+            label = f"{name.capitalize()} over epochs of {curve.name}: {ends}"
+            pictures[name] = figures.inline(draw, label, f"{key}-train{place}-{name.split()[-1]}")
+        images, attack = (None, "") if note is None else (note.validation.images, note.validation.attack)
+        about = tables.where("", "validation data", images, [attack] if attack else [])
+        shown.append({"name": curve.name, "pictures": pictures, "about": about})
+    return shown
+
+
+def _random(note: StochasticNote, key: str) -> dict[str, Any]:
+    """Accuracy against the number of draws, and the spread between draws."""
+    stages = note.stages
+    draws = [
+        Line("on the attacked draws", [(float(s.draws), s.in_sample) for s in stages]),
+        Line("on fresh draws", [(float(s.draws), s.fresh) for s in stages]),
+    ]
+    spread = [
+        Line(name, [(i + 1.0, value) for i, value in enumerate(sorted(values))])
+        for name, values in (("natural", note.spread.natural), ("robust", note.spread.robust))
+        if values
+    ]
+    low, high = min(note.spread.robust, default=0.0), max(note.spread.robust, default=0.0)
+    words = "; ".join(f"{s.draws} draws {s.in_sample:.1%} and {s.fresh:.1%}" for s in stages)
+    found: dict[str, Any] = {"low": low, "high": high, "spread": None}
+    found["draws"] = figures.inline(
+        lambda: figures.lines(draws, x_title="attacked draws K", y_title="accuracy"),
+        f"Accuracy against the number of attacked draws: {words}",
+        f"{key}-draws",
+    )
+    if spread:
+        found["spread"] = figures.inline(
+            lambda: figures.lines(spread, x_title="draws, sorted", y_title="accuracy"),
+            f"Accuracies of {len(note.spread.robust)} single draws, sorted; robust from {low:.1%} to {high:.1%}",
+            f"{key}-spread",
+        )
+    return found
+
+
+def _recipe(one: LoadedRun) -> dict[str, Any]:
+    """How the run was made."""
+    manifest, result = one.run.manifest, one.evaluation
+    command, versions, recipe = (manifest.get(key) for key in ("command", "versions", "recipe"))
+    words = [str(word) for word in command] if isinstance(command, list) else []
+    facts = {
+        "seed": manifest.get("seed", "not recorded"),
+        "made": manifest.get("created", "not recorded"),
+        "git commit": manifest.get("git_commit") or "none",
+        "versions": ", ".join(f"{k} {v}" for k, v in versions.items())
+        if isinstance(versions, Mapping)
+        else "not recorded",
+        "folder": one.run.path,
+    }
+    if result is not None:
+        facts["attacks"] = "; ".join(_options(a) for a in result.attacks)
+        facts["members' fingerprint"] = result.ensemble
+        facts["chosen on"] = ", ".join(f"{k}: {v}" for k, v in result.chosen_on.items()) or "not recorded"
+    return {
+        "command": "randens " + shlex.join(words) if words else "(not recorded: made from Python)",
+        "facts": facts,
+        "settings": "\n".join(tables.flat(recipe)) if isinstance(recipe, Mapping) else "",
+    }
+
+
+def _options(attack: Mapping[str, Any]) -> str:
+    rest = ", ".join(f"{k}={v}" for k, v in attack.items() if k != "name" and v is not None)
+    return f"{attack.get('name', '?')} ({rest})" if rest else str(attack.get("name", "?"))

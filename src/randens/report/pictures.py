@@ -17,7 +17,7 @@ from randens.data import ImageData
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation import worst_inputs
 from randens.evaluation.labelled import fingerprint
-from randens.report.documents import Example, Gallery
+from randens.report.load import Example, Gallery
 from randens.threat import Threat
 from randens.witness import WitnessPool
 

@@ -20,7 +20,7 @@ from randens.data import ImageData
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation import estimate, evaluate
 from randens.evaluation.labelled import fingerprint
-from randens.report.documents import AttackLine, AttackTable, Gallery, Interval, Radii, Radius
+from randens.report.load import AttackLine, AttackTable, Gallery, Interval, Radii, Radius
 from randens.report.pictures import make_gallery
 from randens.threat import Threat
 from randens.witness import WitnessPool

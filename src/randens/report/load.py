@@ -1,0 +1,453 @@
+"""What a run folder holds for the report: its documents, compared with a model, and the run they make together.
+
+What does not fit a model is named, not guessed at. Entries that a model does not name are left alone, so that files
+written before or after this version are read.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import AfterValidator, Field
+
+from randens.core.documents import Document, ThreatDocument, read_document
+from randens.core.errors import FileError, InputError
+from randens.core.runs import Run
+from randens.evaluation import Estimate, Evaluation
+
+__all__ = [
+    "AdviceNote",
+    "AttackLine",
+    "AttackTable",
+    "AuditCheck",
+    "AuditNote",
+    "Curve",
+    "Example",
+    "Gallery",
+    "Interval",
+    "LoadedRun",
+    "Radii",
+    "Radius",
+    "SamplingNote",
+    "StochasticNote",
+    "TrainingNote",
+    "load_run",
+    "load_runs",
+]
+
+_PNG = re.compile(r"data:image/png;base64,[A-Za-z0-9+/]+={0,2}")
+
+
+def _picture(value: str) -> str:
+    if not _PNG.fullmatch(value):
+        raise ValueError("must be a PNG picture as a data URI")
+    return value
+
+
+Real = float  # finite, as every number of a document
+Picture = Annotated[str, AfterValidator(_picture)]
+
+
+class Interval(Document):
+    """A mean with its confidence interval."""
+
+    value: Real
+    low: Real
+    high: Real
+
+    @staticmethod
+    def of(estimate: Estimate) -> Interval:
+        """The same numbers as a document."""
+        return Interval(value=estimate.value, low=estimate.low, high=estimate.high)
+
+
+class Radius(Document):
+    """Accuracies at one radius: of the randomized ensemble, of each member, of the deterministic ensemble."""
+
+    eps: Real
+    robust: Interval
+    members: list[Interval]
+    deterministic: Interval | None = None
+
+
+class _Measured(Document):
+    """What was measured: the members by their fingerprint, at these probabilities, on these data."""
+
+    ensemble: str
+    probs: list[Real] = Field(min_length=1)
+    data: str
+    split: str
+
+
+class Radii(_Measured):
+    """Robust accuracy over ε. Witnesses of smaller radii count at larger ones, so that no curve rises."""
+
+    format: Literal["randens-radii-1"] = "randens-radii-1"
+    n: int = Field(ge=1)
+    norm: str
+    attacks: list[str]
+    confidence: Real
+    radii: list[Radius] = Field(min_length=1)
+
+
+class AttackLine(Document):
+    """One attack alone on the ensemble: what is left of the accuracy, and what the attack cost."""
+
+    name: str
+    robust: Interval
+    forwards: int
+    backwards: int
+    seconds: Real
+
+
+class AttackTable(_Measured):
+    """Attacks compared on the same inputs; `together` is the worst case of all of them."""
+
+    format: Literal["randens-attack-table-1"] = "randens-attack-table-1"
+    n: int = Field(ge=1)
+    norm: str
+    eps: Real
+    attacks: list[AttackLine]
+    together: Interval
+
+
+class Example(Document):
+    """One input: the pictures, and what every member said before and after."""
+
+    index: int
+    label: int = Field(ge=0)
+    risk: Real
+    source: str
+    clean: Picture
+    perturbed: Picture
+    difference: Picture
+    before: list[int]
+    after: list[int]
+
+
+class Gallery(_Measured):
+    """Worst perturbations found, with differences shown `amplified` times as large around grey."""
+
+    format: Literal["randens-gallery-1"] = "randens-gallery-1"
+    norm: str
+    eps: Real
+    amplified: Real
+    classes: list[str]
+    examples: list[Example]
+
+
+class MethodNote(Document):
+    """What one method of choosing probabilities found; without a risk it was not applied."""
+
+    name: str = ""
+    risk: Real | None = None
+
+
+class Contribution(Document):
+    """What a member adds to the ensemble."""
+
+    prob: Real | None = None
+    advice: str | None = None
+
+
+class SamplingNote(Document):
+    """What the report shows of sampling.json."""
+
+    probs: list[Real] = Field(min_length=1)
+    risk: Real
+    lower_bound: Real
+    gap: Real
+    method: str
+    exact_probs: list[str] | None = None
+    claim: str = ""
+    data: str = ""
+    split: str = "unknown"
+    n: int | None = None
+    threat: ThreatDocument | None = None
+    attacks: list[str] = Field(default_factory=list)
+    sweeps: int = 0
+    methods: list[MethodNote] = Field(default_factory=list)
+    contributions: list[Contribution] = Field(default_factory=list)
+
+
+class DrawStage(Document):
+    """Accuracies after attacking so many draws."""
+
+    draws: int
+    in_sample: Real
+    fresh: Real
+
+
+class DrawAdversary(Document):
+    """One attack on a random model."""
+
+    name: str
+    draws: int
+    accuracy: Real
+    chosen: int
+
+
+class DrawSpread(Document):
+    """Accuracies of single draws."""
+
+    natural: list[Real]
+    robust: list[Real]
+    deviation: Real
+
+
+class DrawNoise(Document):
+    """How noisy gradients are, and what is left to one perturbation for all draws."""
+
+    draws: int
+    variance: Real
+    agreement: Real
+    single: Real
+    reach: Real
+
+
+class StochasticNote(Document):
+    """What the report shows of stochastic.json."""
+
+    n: int
+    data: str
+    split: str
+    threat: ThreatDocument | None = None
+    confidence: Real
+    natural: Interval
+    robust: Interval
+    robust_over_draws: Interval
+    single_draw: Real
+    stages: list[DrawStage] = Field(min_length=1)
+    adversaries: list[DrawAdversary]
+    spread: DrawSpread
+    noise: DrawNoise
+    statements: list[str]
+    attacks: list[str]
+
+
+class ValidationNote(Document):
+    """The images and the attack that chose checkpoints."""
+
+    images: int | None = None
+    attack: str = ""
+
+
+class TrainingNote(Document):
+    """What the report shows of training.json."""
+
+    method: str = ""
+    finished: bool = True
+    cost: dict[str, Real] = Field(default_factory=dict)
+    validation: ValidationNote = ValidationNote()
+
+
+class OptionLine(Document):
+    """One way to answer, as `randens advise` measured it."""
+
+    name: str
+    kind: str
+    k: int = Field(ge=1)
+    flops: Real
+    natural: Interval
+    robust: Interval
+
+
+class AdviceNote(Document):
+    """What the report shows of advice.json."""
+
+    format: Literal["randens-advice-1"]
+    options: list[OptionLine] = Field(min_length=1)
+    sentences: list[str] = Field(default_factory=list)
+    ensemble: str = ""
+    data: str
+    split: str
+    n: int = Field(ge=1)
+    threat: ThreatDocument | None = None
+    confidence: Real
+    attacks: list[str] = Field(default_factory=list)
+
+
+class AuditCheck(Document):
+    """One check of an audit."""
+
+    name: str
+    passed: bool
+    finding: str = ""
+    advice: str = ""
+
+
+class AuditNote(Document):
+    """What the report shows of audit.json."""
+
+    passed: bool
+    verdict: str = ""
+    ensemble: str = ""
+    data: str = ""
+    split: str = ""
+    n: int | None = None
+    threat: ThreatDocument | None = None
+    checks: list[AuditCheck]
+
+
+_METHODS = {"mrboost": "MRBoost", **{name: name.upper() for name in ("at", "iat", "barre", "bat", "osp")}}
+Kind = TypeVar("Kind", bound=Document)
+Part = TypeVar("Part")
+
+
+@dataclass(frozen=True)
+class Curve:
+    """How training went: the validation accuracies and losses after every epoch, over all members in a row."""
+
+    name: str
+    epochs: Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedRun:
+    """A run as the report sees it. Parts that are missing are None; `problems` says which could not be read.
+
+    passes: member passes to train it, 0 where they are not recorded.
+    """
+
+    run: Run
+    name: str
+    evaluation: Evaluation | None = None
+    sampling: SamplingNote | None = None
+    radii: Radii | None = None
+    attacks: AttackTable | None = None
+    gallery: Gallery | None = None
+    audit: AuditNote | None = None
+    stochastic: StochasticNote | None = None
+    advice: AdviceNote | None = None
+    trainings: tuple[tuple[str, TrainingNote], ...] = ()
+    curves: tuple[Curve, ...] = ()
+    passes: float = 0.0
+    problems: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def method(self) -> str:
+        """How the run was trained, spelled as in the paper; "" if it does not say."""
+        method = _recipe(self.run).get("method")
+        return _METHODS.get(str(method), str(method)) if method else ""
+
+
+def load_runs(paths: Sequence[str | os.PathLike[str]]) -> tuple[LoadedRun, ...]:
+    """The runs in these folders, each under the shortest name that tells it from the others."""
+    if not paths:
+        raise InputError("runs is empty; give at least one run folder, e.g. runs/quickstart-1")
+    folders = [Path(path).resolve() for path in paths]
+    if len(set(folders)) < len(folders):
+        raise InputError(f"runs names the same folder twice: {', '.join(map(str, paths))}")
+    return tuple(load_run(path, name) for path, name in zip(paths, _short_names(folders), strict=True))
+
+
+def load_run(path: str | os.PathLike[str], name: str | None = None) -> LoadedRun:
+    """Read one run folder. A damaged evaluation is an error; damaged extras become `problems`."""
+    run = Run.open(path)
+    problems: dict[str, str] = {}
+
+    def extra(part: str, read: Callable[[], Part | None]) -> Part | None:
+        try:
+            return read()
+        except FileError as error:
+            problems[part] = str(error)
+            return None
+
+    source = run.path / "evaluation.json"
+    return LoadedRun(
+        run=run,
+        name=name or Path(path).resolve().name,
+        evaluation=_evaluation(source) if source.exists() else None,
+        sampling=extra("sampling", lambda: _read(run, "sampling", SamplingNote)),
+        radii=extra("radii", lambda: _read(run, "report/radii", Radii)),
+        attacks=extra("attacks", lambda: _read(run, "report/attacks", AttackTable)),
+        gallery=extra("gallery", lambda: _read(run, "report/gallery", Gallery)),
+        audit=extra("audit", lambda: _read(run, "audit", AuditNote)),
+        stochastic=extra("stochastic", lambda: _read(run, "stochastic", StochasticNote)),
+        advice=extra("advice", lambda: _read(run, "advice", AdviceNote)),
+        trainings=extra("cost", lambda: _trainings(run)) or (),
+        curves=extra("training", lambda: _curves(run)) or (),
+        passes=extra("cost", lambda: _passes(run)) or 0.0,
+        problems=problems,
+    )
+
+
+def _evaluation(source: Path) -> Evaluation:
+    try:
+        return Evaluation.load(source)
+    except (KeyError, TypeError, IndexError) as error:
+        raise FileError(
+            f"{source} is of another version: {error!r}; run randens evaluate {source.parent} again"
+        ) from error
+    except FileError as error:
+        raise FileError(f"{error}; run randens evaluate {source.parent} again") from error
+
+
+def _curves(run: Run) -> tuple[Curve, ...]:
+    found = []
+    for one in _inside(run):
+        lines = [line for line in one.metrics() if isinstance(line, dict) and line.get("event") == "epoch"]
+        if lines:
+            found.append(Curve(one.path.name, lines))
+    return tuple(found)
+
+
+def _trainings(run: Run) -> tuple[tuple[str, TrainingNote], ...]:
+    notes = ((one.path.name, _read(one, "training", TrainingNote)) for one in _inside(run))
+    return tuple((name, note) for name, note in notes if note is not None)
+
+
+def _passes(run: Run) -> float:
+    """Member passes to train the run: of the training by its own method, and of the runs that this began with.
+
+    Another network in the folder, such as a baseline that it is compared with, does not count.
+    """
+    notes = {one.path.name: (one, _read(one, "training", TrainingNote)) for one in _inside(run)}
+    method = _recipe(run).get("method")
+    counted: dict[str, TrainingNote] = {}
+    for name, (one, note) in notes.items():
+        if note is None or not (one.path == run.path or note.method == method):
+            continue
+        counted[name] = note
+        first = _recipe(one).get("first") or []
+        for path in [first] if isinstance(first, str) else first:
+            before = notes.get(Path(str(path)).name, (one, None))[1]
+            if before is not None:
+                counted[Path(str(path)).name] = before
+    return sum(note.cost.get(key, 0.0) for note in counted.values() for key in ("forwards", "backwards"))
+
+
+def _recipe(run: Run) -> Mapping[str, Any]:
+    recipe = run.manifest.get("recipe")
+    return recipe if isinstance(recipe, Mapping) else {}
+
+
+def _inside(run: Run) -> list[Run]:
+    """The run itself and the runs in its folder: what was trained on the way to it."""
+    found = [run]
+    for folder in sorted(p for p in run.path.iterdir() if (p / "manifest.json").is_file()):
+        try:
+            found.append(Run.open(folder))
+        except FileError:
+            continue  # a folder of something else is not part of this run's story
+    return found
+
+
+def _short_names(folders: Sequence[Path]) -> list[str]:
+    longest = max(len(folder.parts) for folder in folders)
+    for depth in range(1, longest + 1):
+        names = ["/".join(folder.parts[-depth:]) for folder in folders]
+        if len(set(names)) == len(names):
+            return names
+    return [str(folder) for folder in folders]
+
+
+def _read(run: Run, name: str, kind: type[Kind]) -> Kind | None:
+    """`name`.json of the run, or None if there is none; a file of another shape is an error that names the field."""
+    path = run.path / f"{name}.json"
+    return read_document(path, kind) if path.exists() else None

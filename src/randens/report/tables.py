@@ -1,0 +1,314 @@
+"""The numbers behind the page's tables and figures, and how numbers are written."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from randens.core.documents import ThreatDocument
+from randens.evaluation import Accuracy, Estimate, Evaluation, tables
+from randens.report.load import AttackTable, Curve, Gallery, Interval, LoadedRun, Radii
+from randens.report.verdicts import compare, labels
+from randens.threat import Threat
+
+__all__ = [
+    "Difference",
+    "Inference",
+    "Line",
+    "cofooling",
+    "command",
+    "comparison",
+    "conflicts",
+    "flat",
+    "fooled",
+    "fooled_sets",
+    "inferences",
+    "interval",
+    "over_radius",
+    "percent",
+    "probs",
+    "results",
+    "stale",
+    "training_lines",
+    "where",
+]
+
+
+@dataclass(frozen=True)
+class Inference:
+    """A classifier and what one inference costs: `kind` is member, single, randomized or deterministic."""
+
+    name: str
+    kind: str
+    flops: float
+    accuracy: Accuracy
+    run: int = 0
+
+
+@dataclass(frozen=True)
+class Line:
+    """A named curve with intervals: points (x, y), intervals (low, high)."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    intervals: Sequence[tuple[float, float]] | None = None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A cell with a difference in points; `kind` colours it where its interval leaves out 0."""
+
+    text: str
+    kind: str
+
+    @staticmethod
+    def of(found: Estimate | None) -> Difference:
+        """The cell of an estimate."""
+        if found is None:
+            return Difference("not comparable", "")
+        clear = found.low > 0 or found.high < 0
+        text = f"{100 * found.value:+.1f} ({100 * found.low:+.1f} to {100 * found.high:+.1f})"
+        return Difference(text, ("good" if found.value > 0 else "bad") if clear else "")
+
+
+def results(runs: Sequence[LoadedRun]) -> list[dict[str, Any]]:
+    """Natural and robust accuracy and FLOPs of everything evaluated, as in the paper's tables."""
+    found: list[dict[str, Any]] = []
+    for one, name in zip(runs, labels(runs), strict=True):
+        result = one.evaluation
+        if result is None:
+            found.append({"name": name, "missing": one})
+            continue
+        for row in tables.rows(result, name if len(runs) > 1 else one.method):
+            label, drawn, _ = row.name.partition("randomized, α = ")
+            shown = f"{label}{drawn}{probs(result.probs)}" if drawn else row.name
+            found.append({"name": shown, "row": row, "main": bool(drawn) or result.members == 1})
+    return found
+
+
+def comparison(runs: Sequence[LoadedRun]) -> tuple[list[tuple[Any, ...]], list[str]]:
+    """Rows of a table of the runs side by side, and notes; differences are to the first run."""
+    names = labels(runs)
+    rows: list[tuple[Any, ...]] = []
+    for title, cell in (
+        ("members", lambda e: e.members),
+        ("evaluated on", lambda e: f"{e.data} {e.split}, {e.n} inputs"),
+        ("threat", lambda e: threat(e.threat)),
+        ("attacks", lambda e: attacks(e.attacks)),
+        ("floor of the risk", lambda e: f"{e.bounds.floor:.4f}"),
+        ("gain", lambda e: f"{e.gain:.4f}"),
+        ("joint reach", lambda e: "not measured" if e.conflict is None else f"{e.conflict.reach:.3f}"),
+    ):
+        cells = ("not evaluated" if one.evaluation is None else cell(one.evaluation) for one in runs)
+        rows.append((title, *cells))
+    budgets = (f"{one.passes:,.0f}" if one.passes else "not recorded" for one in runs)
+    rows.append(("member passes to train", *budgets))
+    first, notes = runs[0].evaluation, []
+    if first is not None:
+        natural: list[Any] = ["—"]
+        robust: list[Any] = ["—"]
+        for one, name in zip(runs[1:], names[1:], strict=True):
+            if one.evaluation is None:
+                natural.append("not evaluated")
+                robust.append("not evaluated")
+                continue
+            found = compare(first, one.evaluation)
+            natural.append(Difference.of(found.natural))
+            robust.append(Difference.of(found.robust))
+            if found.reason:
+                notes.append(f"{name} has no difference to {names[0]}: {found.reason}.")
+            elif not found.paired:
+                notes.append(
+                    f"{name} was evaluated on another number of inputs: its difference is not paired."
+                )
+        rows.append((f"natural accuracy, minus {names[0]}", *natural))
+        rows.append((f"robust accuracy, minus {names[0]}", *robust))
+    return rows, notes
+
+
+def inferences(runs: Sequence[LoadedRun]) -> list[Inference]:
+    """Everything evaluated, with its FLOPs: Figure 1 of the paper from run folders."""
+    found = []
+    for number, (one, label) in enumerate(zip(runs, labels(runs), strict=True)):
+        result = one.evaluation
+        if result is None:
+            continue
+        prefix = f"{label}: " if len(runs) > 1 else ""
+        if result.members == 1:
+            name = label if len(runs) > 1 else one.method or "one member"
+            found.append(Inference(name, "single", float(result.flops[0]), result.accuracy, number))
+            continue
+        for i, accuracy in enumerate(result.member_accuracies):
+            found.append(Inference(f"{prefix}member {i}", "member", float(result.flops[i]), accuracy, number))
+        found.append(
+            Inference(f"{prefix}randomized", "randomized", result.expected_flops, result.accuracy, number)
+        )
+        if result.deterministic is not None:
+            whole = float(sum(result.flops))
+            found.append(
+                Inference(f"{prefix}deterministic", "deterministic", whole, result.deterministic, number)
+            )
+    return [one for one in found if one.flops > 0]
+
+
+def cofooling(evaluation: Evaluation) -> NDArray[np.float64]:
+    """[M, M]: how often one perturbation fools both; on the diagonal each member's own risk."""
+    members, profile = evaluation.members, evaluation.profile
+    table = np.diag(profile.member_risks).astype(np.float64)
+    for i in range(members):
+        for j in range(i):
+            table[i, j] = table[j, i] = profile.jointly(i, j)
+    return table
+
+
+def conflicts(evaluation: Evaluation) -> NDArray[np.float64]:
+    """[M, M]: how often each of two can be fooled but never both at once, P(R₁) of Theorem 1."""
+    members, profile = evaluation.members, evaluation.profile
+    table = np.zeros((members, members))
+    for i in range(members):
+        for j in range(i):
+            table[i, j] = table[j, i] = profile.conflict(i, j)
+    return table
+
+
+def fooled_sets(evaluation: Evaluation, most: int = 20) -> tuple[list[tuple[tuple[int, ...], int]], int]:
+    """The sets of members that the inputs' worst perturbations fool, most frequent first, and how many inputs have
+    another set than those listed."""
+    counts = Counter(tuple(np.flatnonzero(row).tolist()) for row in evaluation.points.worst)
+    listed = sorted(counts.items(), key=lambda item: (-item[1], len(item[0]), item[0]))
+    return listed[:most], sum(count for _, count in listed[most:])
+
+
+def over_radius(radii: Radii) -> list[Line]:
+    """Robust accuracy over ε: the randomized ensemble, its best member, the deterministic ensemble."""
+
+    def line(name: str, values: Sequence[Interval]) -> Line:
+        points = [(r.eps, v.value) for r, v in zip(radii.radii, values, strict=True)]
+        return Line(name, points, [(v.low, v.high) for v in values])
+
+    found = [line("randomized", [r.robust for r in radii.radii])]
+    members = min((len(r.members) for r in radii.radii), default=0)
+    if members > 1:
+        best = max(range(members), key=lambda i: sum(r.members[i].value for r in radii.radii))
+        found.append(line(f"member {best}, the best", [r.members[best] for r in radii.radii]))
+    elif members == 1:
+        found = [line("the only member", [r.robust for r in radii.radii])]
+    whole = [r.deterministic for r in radii.radii if r.deterministic is not None]
+    if len(whole) == len(radii.radii):
+        found.append(line("deterministic", whole))
+    return found
+
+
+def training_lines(curve: Curve) -> tuple[list[Line], list[Line], list[tuple[float, str]]]:
+    """(accuracies, losses, where each member begins) over epochs counted through all members."""
+    names = {
+        "natural": "natural, validation",
+        "robust": "robust, validation",
+        "accuracy": "under the training adversary",
+    }
+    accuracies: dict[str, list[tuple[float, float]]] = {key: [] for key in names}
+    losses: list[tuple[float, float]] = []
+    begins: list[tuple[float, str]] = []
+    before: object = None
+    for number, epoch in enumerate(curve.epochs, start=1):
+        member = epoch.get("member")
+        if member != before:
+            begins.append((float(number), f"member {int(member) - 1}" if isinstance(member, int) else ""))
+            before = member
+        for key, points in accuracies.items():
+            value = epoch.get(key)
+            if isinstance(value, int | float):
+                points.append((float(number), float(value)))
+        loss = epoch.get("loss")
+        values = [v for v in loss if isinstance(v, int | float)] if isinstance(loss, list) else []
+        if values:
+            losses.append((float(number), float(np.mean(values))))
+    lines = [Line(names[key], points) for key, points in accuracies.items() if points]
+    return lines, [Line("loss", losses)] if losses else [], begins
+
+
+def stale(one: LoadedRun, measured: Radii | AttackTable | Gallery) -> str:
+    """What differs between a measurement and the evaluation: "members", "probabilities" or nothing."""
+    result = one.evaluation
+    if result is None:
+        return ""
+    if measured.ensemble != result.ensemble:
+        return "members"
+    same = len(measured.probs) == result.members and np.allclose(measured.probs, result.probs)
+    return "" if same else "probabilities"
+
+
+def where(
+    data: str,
+    split: str,
+    n: int | None,
+    names: Sequence[str | Mapping[str, Any]] = (),
+    within: Threat | ThreatDocument | None = None,
+) -> str:
+    """What a number is about: data and split, number of inputs, attacks, norm and ε."""
+    parts = [f"{data} {split}".strip()]
+    parts += [] if n is None else [f"{n} inputs"]
+    parts += [f"attacked with {attacks(names)}"] if names else []
+    parts += [] if within is None else [threat(within)]
+    return ", ".join(parts)
+
+
+def threat(one: Threat | ThreatDocument) -> str:
+    """Norm and radius."""
+    return f"{one.norm} ε = {one.eps:.4g}"
+
+
+def attacks(names: Sequence[str | Mapping[str, Any]]) -> str:
+    """The attacks by name."""
+    return " + ".join(str(n if isinstance(n, str) else n.get("name", "?")) for n in names)
+
+
+def fooled(members: Sequence[int]) -> str:
+    """A set of members in words."""
+    if not members:
+        return "none"
+    return ("member " if len(members) == 1 else "members ") + ", ".join(str(m) for m in members)
+
+
+def probs(values: ArrayLike) -> str:
+    """Probabilities as a vector, or with many members those that are drawn."""
+    numbers = np.asarray(values, dtype=np.float64).tolist()
+    if len(numbers) > 10:
+        used = [f"{i}: {p:.3g}" for i, p in enumerate(numbers) if p > 0]
+        return "(" + ", ".join(used[:10]) + (", …)" if len(used) > 10 else ")")
+    return "(" + ", ".join(f"{p:.3g}" for p in numbers) + ")"
+
+
+def interval(estimate: Estimate | Interval) -> str:
+    """From low to high, in per cent."""
+    return f"{percent(estimate.low)} – {percent(estimate.high)}"
+
+
+def percent(share: float) -> str:
+    """A share as per cent with one digit."""
+    return f"{100 * share:.1f} %"
+
+
+def command(one: LoadedRun, verb: str) -> str:
+    """The command that produces a part of the page."""
+    if verb == "train":
+        return "randens train RECIPE"
+    path = shlex.quote(str(one.run.path))
+    return f"randens report {path} --measure" if verb == "measure" else f"randens {verb} {path}"
+
+
+def flat(recipe: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """A recipe, one line per setting."""
+    found = []
+    for key, value in recipe.items():
+        if isinstance(value, Mapping):
+            found += flat(value, f"{prefix}{key}.")
+        else:
+            found.append(f"{prefix}{key} = {value!r}")
+    return found
