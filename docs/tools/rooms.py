@@ -5,6 +5,7 @@ A revision is anything that git knows; without one, the files of the working tre
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from collections import Counter
@@ -44,13 +45,22 @@ def lines(modules: Mapping[PurePosixPath, str]) -> dict[str, tuple[int, int]]:
 
 
 def repeated(texts: Iterable[str]) -> int:
-    """How many runs of six lines occur more than once, apart from blank lines, brackets and imports."""
+    """How many runs of six lines of code occur more than once, apart from blank lines, brackets and imports."""
     seen: Counter[tuple[str, ...]] = Counter()
     for text in texts:
-        kept = [line.strip() for line in text.splitlines()]
+        kept = [line.strip() for line in _without_docstrings(text)]
         kept = [line for line in kept if len(line) > 3 and not line.startswith(("import ", "from "))]
         seen.update(tuple(kept[i : i + _RUN]) for i in range(len(kept) - _RUN + 1))
     return sum(count - 1 for count in seen.values() if count > 1)
+
+
+def _without_docstrings(text: str) -> list[str]:
+    lines = text.splitlines()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            last = node.end_lineno or node.lineno
+            lines[node.lineno - 1 : last] = [""] * (last - node.lineno + 1)
+    return lines
 
 
 def table(revisions: Iterable[str | None]) -> str:
@@ -63,7 +73,7 @@ def table(revisions: Iterable[str | None]) -> str:
     rows += [[f"`{room}`", *(_cell(count.get(room)) for count in counts)] for room in rooms]
     total = [(sum(f for f, _ in c.values()), sum(n for _, n in c.values())) for c in counts]
     rows.append(["all", *(_cell(one) for one in total)])
-    rows.append(["repeated runs of six lines", *(str(repeated(tree.values())) for tree in trees)])
+    rows.append(["repeated runs of six lines of code", *(str(repeated(tree.values())) for tree in trees)])
     rows.append(["file names that occur twice", *(str(_shared_names(tree)) for tree in trees)])
     rows.insert(1, ["---", *["---:" for _ in names]])
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
