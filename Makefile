@@ -16,11 +16,11 @@ OLD := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_CBWR=COMPATIBLE 
 AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_CBWR=AVX2 OPENBLAS_CORETYPE=Haswell
 TWO_THREADS := OMP_NUM_THREADS=2 MKL_NUM_THREADS=2 RANDENS_TEST_THREADS=2
 # Where a digit can decide: the tests of attacks, of what is measured with them, of training, and of figures.
-DIGITS := tests/attacks tests/evaluation tests/training tests/docs/test_drawings.py \
+DIGITS := tests/attacks tests/audit tests/certify tests/evaluation tests/training tests/witness tests/docs/test_drawings.py \
   tests/docs/test_site.py::test_the_figures_are_those_of_the_code tests/benchmarks/test_page.py
 PYTEST := $(BIN)/python -m pytest -q
-# A file's tests share what they train and attack, so one worker runs all of them.
-WORKERS := -n 2 --dist loadfile
+# A file's tests share what they train and attack, so one worker runs all of them; tests/conftest.py sets the order.
+WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: help quickstart test lint types rooms pytest slow portable portable-short pythons mutants docs bench bench-docs clean
 
@@ -52,10 +52,10 @@ rooms: $(VENV)/installed-dev
 	$(BIN)/lint-imports
 
 pytest: $(VENV)/installed-dev
-	$(ONE_THREAD) $(PYTEST) $(WORKERS) --durations 20
+	$(ONE_THREAD) $(PYTEST) $(WORKERS) --slowest 20
 
 slow: $(VENV)/installed-dev
-	$(ONE_THREAD) $(PYTEST) $(WORKERS) -m slow --durations 20
+	$(ONE_THREAD) $(PYTEST) $(WORKERS) -m slow --slowest 20
 
 portable: $(VENV)/installed-dev
 	$(ONE_THREAD) $(OLD) $(PYTEST) $(WORKERS)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Generator
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -17,9 +19,77 @@ with contextlib.suppress(ImportError):
 hypothesis.settings.register_profile("randens", deadline=None, derandomize=True, max_examples=50)
 hypothesis.settings.load_profile("randens")
 
+# Files go whole to one worker or the other, as their tests share what they train and attack. Those that take longest
+# go first, and the short ones at the end fill up what is left: the workers end together.
+LONG = (
+    "tests/docs/test_blocks.py",
+    "tests/attacks/test_attack_laws.py",
+    "tests/training/test_training_showcase.py",
+    "tests/interop/test_examples.py",
+    "tests/interop/test_own_examples.py",
+    "tests/test_wheel.py",
+    "tests/training/test_training_kill.py",
+    "tests/training/test_training_distributed.py",
+    "tests/cli/test_commands.py",
+    "tests/report/test_report_commands.py",
+    "tests/docs/test_site.py",
+    "tests/audit/test_audit.py",
+    "tests/attacks/test_consistency.py",
+    "tests/attacks/test_dataset.py",
+    "tests/certify/test_certify.py",
+    "tests/deploy/test_fuzzing.py",
+)
+_ORDER = {name: place for place, name in enumerate(LONG)}
+_ROOT = Path(__file__).parents[1]
+_begun: dict[str, float] = {}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files first; within a file and among the others the order stays."""
+    items.sort(key=lambda item: _ORDER.get(item.path.relative_to(_ROOT).as_posix(), len(LONG)))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--slowest", type=int, default=0, help="list so many tests by the processor time they took"
+    )
+
+
+def _cpu_seconds() -> float:
+    """Processor time of this process and of those it has started and seen end: it does not depend on the load."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    _begun[item.nodeid] = _cpu_seconds()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
+    yield
+    item.user_properties.append(("cpu", _cpu_seconds() - _begun.pop(item.nodeid)))
+
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say in one line if the tests in a browser were left out, and how to have them run."""
+    """The slowest tests, if asked; and a line if those in a browser were left out, and how to have them run."""
+    ended = (report for reports in terminalreporter.stats.values() for report in reports)
+    slowest = sorted(
+        (
+            (dict(report.user_properties).get("cpu", 0.0), report.nodeid)
+            for report in ended
+            if getattr(report, "when", "") == "teardown"
+        ),
+        reverse=True,
+    )
+    count = terminalreporter.config.getoption("--slowest")
+    if count:
+        terminalreporter.section(f"{count} tests that took the processor longest")
+        terminalreporter.write_line(f"{sum(seconds for seconds, _ in slowest):7.1f} s  all {len(slowest)}")
+    for seconds, name in slowest[:count]:
+        terminalreporter.write_line(f"{seconds:7.1f} s  {name}")
     skipped = terminalreporter.stats.get("skipped", [])
     browserless = sum("no browser" in str(report.longrepr) for report in skipped)
     if browserless:

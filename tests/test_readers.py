@@ -36,6 +36,13 @@ def test_forged_documents_are_read_or_refused(folder: Path) -> None:
     assert found.read > 0
 
 
+def test_forged_witness_files_are_read_or_refused(folder: Path) -> None:
+    found = readers.segments(folder, 150, seed=1)
+    assert found.faults == []
+    assert found.refused > found.tried // 2
+    assert found.read > 0
+
+
 def test_damaged_files_are_read_or_refused(folder: Path) -> None:
     found = readers.damaged(folder, 48, seed=1)
     assert found.faults == []
@@ -50,6 +57,7 @@ def test_a_changed_digit_is_noticed(folder: Path) -> None:
 def test_thousands_of_forged_and_damaged_files(folder: Path) -> None:
     assert readers.forged(folder, 5000, seed=2).faults == []
     assert readers.damaged(folder, 5000, seed=2).faults == []
+    assert readers.segments(folder, 5000, seed=2).faults == []
     assert readers.digits(folder, 1000, seed=2) == (1000, 0)
 
 

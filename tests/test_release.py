@@ -62,3 +62,9 @@ def test_no_requirement_is_listed_twice() -> None:
             if "randens[" not in line
         ]
         assert len(names) == len(set(names)), names
+
+
+def test_the_files_that_the_gates_name_are_there() -> None:
+    for path in ("Makefile", ".ci/pythons", ".ci/run", "tests/conftest.py"):
+        named = set(re.findall(r"\btests/[\w/]+(?:\.py)?", (ROOT / path).read_text(encoding="utf-8")))
+        assert not {name for name in named if not (ROOT / name).exists()}, path

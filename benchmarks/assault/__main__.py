@@ -17,7 +17,7 @@ from pathlib import Path
 from benchmarks.assault import processes, readers, server, stopping
 from benchmarks.assault.finding import Finding
 
-PARTS = ("server", "slow", "stop", "readers", "lock", "signals", "interface")
+PARTS = ("server", "slow", "crowd", "stop", "readers", "lock", "signals", "interface")
 
 
 def run(part: str, folder: Path, quick: bool) -> Iterator[Finding]:
@@ -27,10 +27,12 @@ def run(part: str, folder: Path, quick: bool) -> Iterator[Finding]:
         yield from server.freezing(folder, senders=8 if quick else 32, size=server.LIMITS.body)
     elif part == "slow":
         yield from server.occupying(folder, senders=50 if quick else 200, good=20 if quick else 100)
+    elif part == "crowd":
+        yield from server.crowding(folder, senders=600, good=5 if quick else 20)
     elif part == "stop":
         yield from stopping.stops(folder, clients=4 if quick else 16)
     elif part == "readers":
-        yield from readers.findings(folder, count=100 if quick else 1000)
+        yield from readers.findings(folder, count=200 if quick else 1000)
     elif part == "lock":
         yield from processes.writers(folder)
     elif part == "signals":

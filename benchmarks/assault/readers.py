@@ -9,20 +9,24 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import safetensors.numpy
+import torch
 from tests.deploy.planted import random_bundle
 from tests.report.made_runs import chosen_evaluation, chosen_run
 
 import randens
 from benchmarks.assault.finding import Finding
+from randens import zoo
 from randens.core.documents import read_document
-from randens.core.errors import RandensError
-from randens.core.files import seal, write_json
+from randens.core.errors import FileError, RandensError
+from randens.core.files import seal, tensor_checksum, write_json
 from randens.core.runs import Run
 from randens.deploy import Predictor
 from randens.evaluation import Evaluation
@@ -31,8 +35,11 @@ from randens.report import write_report
 from randens.risk import RiskProfile
 from randens.training.recipe import load_recipe
 from randens.training.run_files import Summary
+from randens.witness import WitnessPool, WitnessStore
+from randens.witness.pool import read_tensors
+from randens.witness.store import Question, Work, input_keys
 
-__all__ = ["FORGED", "Outcome", "damaged", "digits", "findings", "forge", "forged", "made"]
+__all__ = ["FORGED", "Outcome", "damaged", "digits", "findings", "forge", "forged", "made", "segments"]
 
 FORGED: tuple[Any, ...] = (
     None,
@@ -67,6 +74,8 @@ name = "digits"
 [threat]
 eps = "8/255"
 """
+_THREAT = randens.Threat("linf", 0.1)
+_QUESTION = Question("pgd", {"steps": 2}, 0.1, ("a", "b"), (0.5, 0.5))
 _NOT_JSON = ("NaN", "-Infinity", "1e999", "[" * 5000 + "]" * 5000, '{"a":' * 5000 + "1" + "}" * 5000)
 
 
@@ -137,8 +146,48 @@ def made(folder: Path) -> Path:
     )
     random_bundle(folder / "bundle", shape=(1, 20, 20))
     (folder / "recipe.toml").write_text(_RECIPE)
+    _zoo(folder)
+    _store(folder)
     write_json(folder / "profile.json", RiskProfile.from_configurations([[[1, 0], [0, 1]]], [1.0]).to_json())
     return folder
+
+
+def _zoo(folder: Path) -> None:
+    """A zoo of one entry, which is the run with its whole recipe."""
+    run = Run.open(shutil.copytree(folder / "run", folder / "zoo" / "entry"))
+    run.write("manifest", {**run.manifest, "recipe": load_recipe(folder / "recipe.toml").to_json()})
+
+
+def _store(folder: Path) -> None:
+    """A witness store of one segment with points, verdicts and work, and a pool of the same witnesses."""
+    x, y = _inputs()
+    pool = WitnessPool(4, 2, np.arange(4), np.eye(2, dtype=bool)[y], x_adv=(x + 0.05).numpy(), sources="pgd")
+    keys = input_keys(x, y)
+    work = Work(
+        _QUESTION, keys, np.ones((4, 2), dtype=bool), ["pgd"] * 4, 8, 8, 0.5, {"unstable": [0.0, 0.5]}
+    )
+    WitnessStore(folder / "store").extend(_THREAT, x, keys, ["a", "b"], pool, work=work)
+    pool.save(folder / "pool.safetensors")
+
+
+def _inputs() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.linspace(0.2, 0.8, 64).reshape(4, 1, 4, 4), torch.arange(4) % 2
+
+
+def _recall(folder: Path) -> None:
+    """Everything that is read from a store; a segment that is no segment is set aside with a note."""
+    store, (x, y) = WitnessStore(folder / "store"), _inputs()
+    keys = input_keys(x, y)
+    store.refresh(_THREAT, x)
+    store.recall(["a", "b"], keys, x, _THREAT)
+    store.answer(_QUESTION, keys, _THREAT, x)
+    store.asked(_THREAT, x)
+    if store.notes:
+        raise FileError(store.notes[0])
+
+
+def _card(folder: Path) -> None:
+    zoo.card(zoo.entry("entry", folder / "zoo"))
 
 
 def _report(folder: Path) -> None:
@@ -173,6 +222,9 @@ READERS: Mapping[str, tuple[Callable[[Path], Any], ...]] = {
     "run/report/attacks.json": (_report,),
     "run/metrics.jsonl": (_metrics, _report),
     "bundle/bundle.json": (lambda f: Predictor(f / "bundle"),),
+    "zoo/entry/manifest.json": (_card,),
+    "zoo/entry/training.json": (_card,),
+    "store/store.json": (_recall,),
     "recipe.toml": (lambda f: load_recipe(f / "recipe.toml"),),
     "profile.json": (_profile,),
 }
@@ -212,16 +264,20 @@ def forge(document: Any, place: tuple[Any, ...], value: Any) -> Any:
 
 def _attempt(folder: Path, name: str, what: str, outcome: Outcome) -> None:
     for reader in READERS[name]:
-        outcome.tried += 1
-        try:
-            reader(folder)
-            outcome.read += 1
-        except RandensError as error:
-            outcome.refused += 1
-            if "\n" in str(error).strip():
-                outcome.faults.append(f"{name}: {what}: more than one line")
-        except Exception as error:
-            outcome.faults.append(f"{name}: {what}: {type(error).__name__}: {str(error)[:120]}")
+        _attempt_one(reader, folder, f"{name}: {what}", outcome)
+
+
+def _attempt_one(reader: Callable[[Path], Any], folder: Path, what: str, outcome: Outcome) -> None:
+    outcome.tried += 1
+    try:
+        reader(folder)
+        outcome.read += 1
+    except RandensError as error:
+        outcome.refused += 1
+        if "\n" in str(error).strip():
+            outcome.faults.append(f"{what}: more than one line")
+    except Exception as error:
+        outcome.faults.append(f"{what}: {type(error).__name__}: {str(error)[:120]}")
 
 
 @contextlib.contextmanager
@@ -273,13 +329,55 @@ def damaged(folder: Path, count: int, seed: int = 0) -> Outcome:
     return outcome
 
 
+def segments(folder: Path, count: int, seed: int = 0) -> Outcome:
+    """Files of witnesses with a wrong entry or a wrong array each, their checksums made to fit again."""
+    rng, outcome = random.Random(seed), Outcome()
+    (segment,) = (folder / "store").glob("*/*.safetensors")
+    readers = {
+        segment: _recall,
+        folder / "pool.safetensors": lambda f: WitnessPool.load(f / "pool.safetensors"),
+    }
+    for index in range(count):
+        path, reader = list(readers.items())[index % 2]
+        tensors, metadata = read_tensors(path, "witnesses")
+        if rng.random() < 0.5:
+            name = rng.choice([key for key in metadata if key not in ("format", "checksum")])
+            value = rng.choice([*FORGED, ...])
+            changed = {key: old for key, old in metadata.items() if key != name}
+            if value is not ...:
+                changed[name] = value if isinstance(value, str) else json.dumps(value)
+        else:
+            name, changed = rng.choice(sorted(tensors)), dict(metadata)
+            tensors[name] = _misshapen(tensors[name], rng)
+        changed["checksum"] = tensor_checksum(tensors, changed)
+        with replaced(path, safetensors.numpy.save(tensors, changed)):
+            _attempt_one(reader, folder, f"{path.name}: {name}", outcome)
+            path.with_suffix(".damaged").unlink(missing_ok=True)
+    return outcome
+
+
+def _misshapen(array: np.ndarray[Any, Any], rng: random.Random) -> np.ndarray[Any, Any]:
+    """The array with another length, type, number of axes, or values."""
+    ways: list[Callable[[], Any]] = [
+        lambda: array[: len(array) // 2].copy(),
+        lambda: np.concatenate([array, array]),
+        lambda: array.astype(np.float16),
+        lambda: array.astype(np.int64) - 7,
+        lambda: array.reshape(-1, 1).copy(),
+        lambda: np.zeros((), dtype=array.dtype),
+        lambda: array + array.dtype.type(1),
+        lambda: np.full_like(array, np.iinfo(array.dtype).max if array.dtype.kind in "iu" else np.nan),
+    ]
+    return np.asarray(rng.choice(ways)())
+
+
 def digits(folder: Path, count: int, seed: int = 0) -> tuple[int, int]:
-    """Change single digits of documents of a run and a bundle; how many were changed, how many went unnoticed.
+    """Change single digits of documents; how many were changed, how many went unnoticed.
 
     A report goes on without what is damaged and says so.
     """
     rng, changed, unnoticed = random.Random(seed), 0, 0
-    names = [name for name in READERS if name.startswith(("run/", "bundle/"))]
+    names = [name for name in READERS if name.startswith(("run/", "bundle/", "zoo/", "store/"))]
     for index in range(count):
         name = names[index % len(names)]
         content = bytearray((folder / name).read_bytes())
@@ -308,9 +406,10 @@ def _notices(reader: Callable[[Path], Any], folder: Path) -> bool:
 def findings(folder: Path, count: int, seed: int = 0) -> Iterator[Finding]:
     """Points 3, 4 and 7 for files."""
     made(folder)
-    for name, attack in (("forged documents", forged), ("damaged files", damaged)):
+    attacks = {"forged documents": forged, "damaged files": damaged, "forged witness files": segments}
+    for name, attack in attacks.items():
         found = attack(folder, count, seed)
-        note = f"{found.tried} readings: {found.read} read, {found.refused} refused in one sentence"
+        note = f"{count} of them, {found.tried} readings: {found.read} read, {found.refused} refused in one sentence"
         if found.faults:
             note += f"; first: {found.faults[0]}"
         yield Finding("readers", f"{name}: other exceptions", len(found.faults), "", 0, note=note)

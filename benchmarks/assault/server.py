@@ -24,6 +24,21 @@ from benchmarks.assault.finding import Finding
 from randens.deploy.server import Limits
 
 PROGRAM = "from randens.cli.main import main; main()"
+# The same application under uvicorn's own protocol, with the limits that uvicorn has.
+PLAIN = """
+import sys, uvicorn
+from randens.deploy import Predictor
+from randens.deploy.server import Limits, create_app, listen
+bound = listen("127.0.0.1", 0)
+print(f"http://127.0.0.1:{bound.getsockname()[1]}/", flush=True)
+config = uvicorn.Config(
+    create_app(Predictor(sys.argv[2])),
+    log_level="critical",
+    limit_concurrency=Limits().connections,
+    timeout_keep_alive=5,
+)
+uvicorn.Server(config).run(sockets=[bound])
+"""
 SHAPE = (3, 32, 32)
 LIMITS = Limits()
 PREDICT = (
@@ -46,13 +61,18 @@ class Server:
 
 
 @contextlib.contextmanager
-def served(folder: Path, *options: str) -> Iterator[Server]:
+def served(folder: Path, program: str = PROGRAM) -> Iterator[Server]:
     """Serve a bundle of three linear members on loopback."""
     bundle = folder / "bundle"
     if not bundle.exists():
         random_bundle(bundle, shape=SHAPE)
-    command = [sys.executable, "-c", PROGRAM, "serve", str(bundle), "--port", "0", *options]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    command = [sys.executable, "-c", program, "serve", str(bundle), "--port", "0"]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
         assert process.stdout is not None
         try:
             yield Server(int(process.stdout.readline().split("127.0.0.1:")[1].split("/")[0]), process)
@@ -196,6 +216,26 @@ def occupying(folder: Path, senders: int, good: int) -> Iterator[Finding]:
             note = f"{senders} of them, {good} good requests: {statuses(seen)}"
             yield Finding("server", f"{name}: good requests answered", seen[200], "", 0.99 * good, True, note)
         yield Finding("server", "all of these: peak memory", server.peak / 2**20, "MiB", 2048)
+
+
+def crowding(folder: Path, senders: int, good: int) -> Iterator[Finding]:
+    """Point 2: more idle and unfinished connections than are allowed, and what uvicorn's own limits do then."""
+    one = json.dumps({"inputs": [np.zeros(SHAPE).tolist()]}).encode()
+    kinds: dict[str, Callable[[socket.socket], None]] = {
+        "idle connections": lambda _: None,
+        "unfinished heads": lambda c: c.sendall(b"POST /v1/pred"),
+    }
+    for who, program, least in (("this server", PROGRAM, 0.99), ("uvicorn's own limits", PLAIN, 0.0)):
+        with served(folder, program) as server:
+            for name, begin in kinds.items():
+                with contextlib.ExitStack() as stack:
+                    for _ in range(senders):
+                        stack.enter_context(_held(server.port, begin))
+                    seen = Counter(_tried(server.port, one) for _ in range(good))
+                note = (
+                    f"{senders} of them, {LIMITS.connections} allowed, {good} good requests: {statuses(seen)}"
+                )
+                yield Finding("crowd", f"{name}, {who}: answered", seen[200], "", least * good, True, note)
 
 
 def _tried(port: int, body: bytes) -> int:

@@ -73,7 +73,8 @@ def _page(module: str, source: Path) -> str:
     blocks = [f"# {module}\n\n{about}\n"]
     if module == "randens":
         # Names that a room exports are documented there.
-        there = {n: h.split(".")[1] for n, h in homes.items() if h.split(".")[1] in ROOMS and n not in ROOMS}
+        rooms = {n: h.removeprefix("randens.").removeprefix("core.").split(".")[0] for n, h in homes.items()}
+        there = {n: room for n, room in rooms.items() if room in ROOMS and n not in ROOMS}
         homes = {
             n: h for n, h in homes.items() if n not in there and n not in ROOMS and not n.startswith("_")
         }

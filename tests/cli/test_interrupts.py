@@ -5,13 +5,21 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 from tests.cli.commands import Shell
 
 from randens.cli import main
 from randens.cli.interrupts import farewell, signals_noted
+
+
+@pytest.fixture
+def heard() -> Iterator[None]:
+    """SIGINT as in a terminal: a shell starts jobs in the background, and with them the tests, with it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def after_signal(number: int, then: Callable[[], None]) -> Callable[..., None]:
@@ -35,6 +43,7 @@ def breaks() -> None:
     raise RuntimeError("a worker is gone")
 
 
+@pytest.mark.usefixtures("heard")
 @pytest.mark.parametrize(
     ("number", "code", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
 )
@@ -58,7 +67,7 @@ def test_a_signal_has_its_exit_code_and_one_line(
 @pytest.mark.parametrize("verb", main.VERBS)
 def test_every_command_says_what_was_kept_and_how_to_go_on(verb: str) -> None:
     line = farewell(verb, signal.SIGTERM)
-    assert "kept" in line or "nothing was written" in line
+    assert any(word in line for word in ("kept", "answered", "nothing was written"))
     assert "the same command" in line
 
 

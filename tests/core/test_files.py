@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from randens.core.errors import FileError, InputError
 from randens.core.files import (
@@ -156,6 +155,7 @@ def test_a_tensor_checksum_covers_the_metadata_and_the_names() -> None:
 
 
 def test_arrays_and_tensors_with_equal_content_have_equal_checksums() -> None:
+    torch = pytest.importorskip("torch", reason="tensors are torch's")
     tensors = {key: torch.from_numpy(value) for key, value in _TENSORS.items()}
     assert tensor_checksum(tensors, {"k": "v"}) == tensor_checksum(_TENSORS, {"k": "v"})
     table = np.arange(6, dtype=np.float32).reshape(2, 3)

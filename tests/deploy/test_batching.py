@@ -47,10 +47,10 @@ def test_what_waits_together_goes_together_and_comes_back_in_place() -> None:
         sizes: list[int] = []
         batcher = Batcher(predict, 6, sizes.append)
         batcher.start()
-        first = asyncio.create_task(batcher.submit(inputs(7)))
+        first = asyncio.ensure_future(batcher.submit(inputs(7)))
         while not predict.calls:
             await asyncio.sleep(0.001)
-        others = [asyncio.create_task(batcher.submit(inputs(*range(k, k + k % 3 + 1)))) for k in range(8)]
+        others = [asyncio.ensure_future(batcher.submit(inputs(*range(k, k + k % 3 + 1)))) for k in range(8)]
         await settled(batcher, 8)
         predict.gate.set()
         assert (await first).labels.tolist() == [7]
@@ -68,10 +68,10 @@ def test_one_bad_request_does_not_spoil_its_neighbours() -> None:
         predict = Gated()
         batcher = Batcher(predict, 10)
         batcher.start()
-        first = asyncio.create_task(batcher.submit(inputs(0)))
+        first = asyncio.ensure_future(batcher.submit(inputs(0)))
         while not predict.calls:
             await asyncio.sleep(0.001)
-        tasks = [asyncio.create_task(batcher.submit(inputs(v))) for v in (1, -1, 3)]
+        tasks = [asyncio.ensure_future(batcher.submit(inputs(v))) for v in (1, -1, 3)]
         await settled(batcher, 3)
         predict.gate.set()
         results = await asyncio.gather(first, *tasks, return_exceptions=True)
@@ -90,7 +90,7 @@ def test_withdrawn_requests_are_not_computed_and_stopping_answers_the_rest() -> 
         predict = Gated()
         batcher = Batcher(predict, 2)
         batcher.start()
-        tasks = [asyncio.create_task(batcher.submit(inputs(v))) for v in range(6)]
+        tasks = [asyncio.ensure_future(batcher.submit(inputs(v))) for v in range(6)]
         while not predict.calls:
             await asyncio.sleep(0.001)
         tasks[2].cancel()
@@ -125,7 +125,7 @@ def test_inputs_of_one_call_have_draws_of_their_own(tmp_path: Path) -> None:
         sizes: list[int] = []
         batcher = Batcher(predictor.predict, 64, sizes.append)
         x = np.zeros((1, 1, 2, 2), dtype=np.float32)
-        tasks = [asyncio.create_task(batcher.submit(x)) for _ in range(2048)]
+        tasks = [asyncio.ensure_future(batcher.submit(x)) for _ in range(2048)]
         await asyncio.sleep(0.05)
         batcher.start()
         labels = [int((await task).labels[0]) for task in tasks]

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import base64
+import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
 import torch
+from PIL import Image
 from tests.deploy.conftest import Exported
 from torch import Tensor, nn
 
 from randens import RandomizedEnsemble, Threat, data
-from randens.core.errors import FileError, ModelError
+from randens.core.errors import FileError, InputError, ModelError
 from randens.deploy import Bundle, Predictor, export
 
 
@@ -54,6 +58,22 @@ def test_the_manifest_says_what_was_exported(exported: Exported) -> None:
         assert [e.version for e in model.opset_import if e.domain == ""] == [bundle.opset]
         # Standard operators only: any runtime can read the file.
         assert {node.domain for node in model.graph.node} <= {"", "ai.onnx"}
+
+
+def test_sample_pictures_are_the_first_of_every_class(exported: Exported) -> None:
+    validation = data.load("digits", "validation")
+    found = Bundle.open(exported.bundle.path).samples
+    assert [sample.label for sample in found] == [*range(10), 0, 1]
+    for sample, turn in zip(found, [0] * 10 + [1] * 2, strict=True):
+        place = torch.nonzero(validation.y == sample.label)[turn].item()
+        pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(sample.png))), dtype=np.float32)
+        assert np.abs(pixels / 255 - validation.x[int(place), 0].numpy()).max() <= 0.5 / 255 + 1e-6
+
+
+@pytest.mark.parametrize("samples", [-1, 65, True, 1.5])
+def test_the_number_of_samples_is_checked(exported: Exported, tmp_path: Path, samples: Any) -> None:
+    with pytest.raises(InputError, match=r"samples is .*; it must be a whole number from 0 to 64"):
+        export(exported.rec, data.load("digits", "validation"), tmp_path / "b", samples=samples)
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 130])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
@@ -136,7 +137,7 @@ def process(tmp_path: Path) -> Iterator[tuple[str, int, Path]]:
             yield line.split(" at ")[1].split("/ ")[0], child.pid, bundle.path
         finally:
             child.terminate()
-            assert child.wait(300) == 0
+            assert child.wait(300) == 128 + signal.SIGTERM
 
 
 @pytest.mark.slow

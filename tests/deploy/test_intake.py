@@ -23,6 +23,7 @@ from tests.deploy.test_server import HEAD, X, exchange, labels
 
 from randens.core.errors import InputError
 from randens.deploy import Bundle, Prediction, Predictor
+from randens.deploy.connections import HEAD_BYTES, PIPELINE
 from randens.deploy.decoding import Decoder, Refused
 from randens.deploy.intake import Intake
 from randens.deploy.limits import Limits
@@ -182,7 +183,7 @@ def test_larger_bodies_are_not_decoded_where_requests_are_answered(
         assert len(labels(server.client.post("/v1/predict", json={"inputs": x.tolist()}))) == 100
         server.client.post("/v1/predict", content=b" " * 9000, headers={"content-type": "application/json"})
     assert len(where) == 2
-    assert all(name.startswith("asyncio_") for name in where)
+    assert all(name.startswith("randens-decode") for name in where)
 
 
 @contextlib.contextmanager
@@ -273,6 +274,21 @@ def test_a_body_in_crumbs_is_refused(tmp_path: Path) -> None:
         assert exchange(server.port, close + pieces).startswith(b"HTTP/1.1 200")
         crumbs = exchange(server.port, chunked + b"1\r\n \r\n" * 3000)
         assert crumbs.startswith(b"HTTP/1.1 400") or not crumbs
+        assert answered(server) == 10
+
+
+def test_a_head_without_end_and_many_requests_ahead_are_refused(tmp_path: Path) -> None:
+    get = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
+    close = b"Connection: close\r\n\r\n"
+    with running(random_bundle(tmp_path / "b")) as server:
+        for head in (b"X: " + b"a" * HEAD_BYTES, b"X: a\r\n" * HEAD_BYTES, b"X" * HEAD_BYTES):
+            assert exchange(server.port, get + head).startswith(b"HTTP/1.1 400")
+            assert exchange(server.port, get + head + b"\r\n" + close).startswith(b"HTTP/1.1 400")
+        longest = b"X: " + b"a" * (HEAD_BYTES - 200) + b"\r\n"
+        assert exchange(server.port, get + longest + close).startswith(b"HTTP/1.1 200")
+        whole = get + b"\r\n"
+        assert exchange(server.port, whole * PIPELINE + get + close).count(b"HTTP/1.1 200") == PIPELINE + 1
+        assert exchange(server.port, whole * (PIPELINE + 40)).count(b"HTTP/1.1 200") <= 1
         assert answered(server) == 10
 
 

@@ -207,7 +207,7 @@ def test_model_health_and_interface(usual: Running) -> None:
     assert len(model["checksum"]) == 64
     assert usual.client.get("/healthz").json() == {"status": "ok"}
     document = usual.client.get("/openapi.json").json()
-    assert set(document["paths"]) == {"/v1/predict", "/v1/model", "/healthz", "/metrics"}
+    assert set(document["paths"]) == {"/v1/predict", "/v1/model", "/v1/samples", "/healthz", "/metrics"}
     body = document["paths"]["/v1/predict"]["post"]["requestBody"]["content"]
     assert list(body) == model["content_types"]
     assert body["application/json"]["schema"]["properties"]["inputs"]["maxItems"] == 16
@@ -234,7 +234,7 @@ def test_the_page_needs_nothing_from_elsewhere(usual: Running) -> None:
     response = usual.client.get("/")
     assert response.headers["content-type"].startswith("text/html")
     text = response.text
-    assert not re.findall(r"(?:src|href)\s*=\s*[\"'](?!data:,)", text)
+    assert not re.findall(r"(?:src|href)\s*=\s*[\"'](?!data:)", text)
     for foreign in ("http:", "https:", "url(", "@import", "import("):
         assert foreign not in text
     policy = response.headers["content-security-policy"]
@@ -298,6 +298,7 @@ def test_the_token_guards_what_it_should(tmp_path: Path) -> None:
             for response in (
                 client.post("/v1/predict", json=body, headers=headers),
                 client.get("/v1/model", headers=headers),
+                client.get("/v1/samples", headers=headers),
                 client.get("/metrics", headers=headers),
             ):
                 assert response.status_code == 401

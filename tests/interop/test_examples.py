@@ -2,36 +2,38 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
+import runpy
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from randens import data
 from randens.deploy import Bundle
 
 ROOT = Path(__file__).parents[2]
+Run = Callable[..., list[str]]
 
 
-def run(name: str, *options: str) -> list[str]:
-    """What the example prints, line by line."""
-    paths = [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in paths if p), "PYTHONUTF8": "1"}
-    finished = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / name), *options],
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        env=environment,
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stderr
-    return finished.stdout.splitlines()
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run an example in this process, which has imported torch already; what it prints, line by line."""
+
+    def run(name: str, *options: str) -> list[str]:
+        path = str(ROOT / "examples" / name)
+        monkeypatch.setattr(sys, "argv", [path, *options])
+        with torch.random.fork_rng(devices=[]):
+            runpy.run_path(path, run_name="__main__")
+        return capsys.readouterr().out.splitlines()
+
+    return run
 
 
-def test_members_of_your_own_and_another_librarys_witnesses() -> None:
+def test_members_of_your_own_and_another_librarys_witnesses(run: Run) -> None:
     pytest.importorskip("foolbox", reason="Foolbox cannot be imported; `make test` installs it")
     lines = run("bring_your_own.py")
     said = {line[:31].strip(): line[31:] for line in lines}
@@ -51,12 +53,13 @@ def test_members_of_your_own_and_another_librarys_witnesses() -> None:
     assert "gives no gradients" in lines[-1]
 
 
-def check_train_to_serve(folder: Path, lines: list[str]) -> None:
+def check_train_to_serve(folder: Path, lines: list[str], images: int) -> None:
     said = {line[:16].strip(): line[17:] for line in lines}
-    accuracies = re.fullmatch(r"(\S+) natural, (\S+) robust, 200 images", said["test accuracy"])
+    accuracies = re.fullmatch(r"(\S+) natural, (\S+) robust, (\d+) images", said["test accuracy"])
     assert accuracies is not None
-    natural, robust = map(float, accuracies.groups())
+    natural, robust, n = map(float, accuracies.groups())
     assert 0 <= robust <= natural <= 1
+    assert n == images
     page = (folder / "train-to-serve-1" / "report.html").read_text(encoding="utf-8")
     assert "</html>" in page
     bundle = Bundle.open(folder / "train-to-serve-1" / "bundle")
@@ -69,12 +72,22 @@ def check_train_to_serve(folder: Path, lines: list[str]) -> None:
     assert not shares or sum(map(int, shares)) == 100
 
 
-def test_from_training_to_a_served_model_in_short(tmp_path: Path) -> None:
+def test_from_training_to_a_served_model_in_short(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("onnxscript", reason="exporting needs the deploy extra; `make test` installs it")
-    check_train_to_serve(tmp_path, run("train_to_serve.py", "--epochs", "1", "--output", str(tmp_path)))
+    whole = data.load
+
+    def few(name: str, split: str) -> Any:
+        return whole(name, split) if split == "train" else whole(name, split).subset(slice(0, 40))
+
+    monkeypatch.setattr(data, "load", few)
+    check_train_to_serve(
+        tmp_path, run("train_to_serve.py", "--epochs", "1", "--output", str(tmp_path)), images=40
+    )
 
 
 @pytest.mark.slow
-def test_from_training_to_a_served_model(tmp_path: Path) -> None:
+def test_from_training_to_a_served_model(run: Run, tmp_path: Path) -> None:
     pytest.importorskip("onnxscript", reason="exporting needs the deploy extra; `make test` installs it")
-    check_train_to_serve(tmp_path, run("train_to_serve.py", "--output", str(tmp_path)))
+    check_train_to_serve(tmp_path, run("train_to_serve.py", "--output", str(tmp_path)), images=200)

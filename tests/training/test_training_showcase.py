@@ -18,7 +18,6 @@ from randens import attacks, data
 from randens.data import ImageData
 from randens.ensemble import RandomizedEnsemble
 from randens.training import load_recipe, train
-from randens.witness import WitnessPool
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes" / "cpu"
 ATTACKS: dict[str, dict[str, Any]] = {
@@ -54,24 +53,18 @@ def _risk(rec: RandomizedEnsemble, name: str) -> float:
     return float(found.risk.mean())
 
 
-def _pool(rec: RandomizedEnsemble) -> WitnessPool:
-    """Everything that several attacks find on the ensemble and on its first member."""
-    x, y = _split()[2][:]
-    assert rec.threat is not None
-    pools = []
-    for subject in (rec, _alone(rec)):
-        for name, options in ATTACKS.items():
-            pools.append(attacks.create(name, rec.threat, **options)(subject, x, y).pool.without_inputs())
-    return pools[0].merge(*pools[1:])
-
-
 def _differences(tmp_path: Path, seed: int) -> tuple[float, float]:
     """AT's risk minus BARRE's: under ARC-R, and under everything found by all attacks on either of them."""
     recipe = load_recipe(RECIPES / "digits-mlp-barre.toml", [f"seed={seed}"])
     rec = train(recipe, tmp_path / f"seed-{seed}", data=_split()[:2])
     assert len(rec) == 3
-    pool = _pool(rec)
-    under_arc = _risk(_alone(rec), "arc-r") - _risk(rec, "arc-r")
+    assert rec.threat is not None
+    x, y = _split()[2][:]
+    made = {name: attacks.create(name, rec.threat, **options) for name, options in ATTACKS.items()}
+    first, whole = ({name: attack(s, x, y) for name, attack in made.items()} for s in (_alone(rec), rec))
+    under_arc = float(first["arc-r"].risk.mean() - whole["arc-r"].risk.mean())
+    pools = [found.pool.without_inputs() for found in (*first.values(), *whole.values())]
+    pool = pools[0].merge(*pools[1:])
     return under_arc, pool.risk(_alone(rec).probs.numpy()) - pool.risk(rec.probs.numpy())
 
 

@@ -18,6 +18,7 @@ from tests.cli.commands import Shell, shell
 from torch import Tensor, nn
 
 from randens import DeterministicEnsemble, RandomizedEnsemble, Threat, WitnessPool, attacks, evaluate
+from randens.core.documents import Document
 from randens.core.errors import FileError, InputError
 from randens.core.files import tensor_checksum, write_json
 from randens.witness.store import Question, WitnessStore, Work, _decode, _encode, input_keys, member_key
@@ -284,15 +285,21 @@ def test_bad_limits_are_named(tmp_path: Path, limit: object) -> None:
         WitnessStore(tmp_path, limit=limit)  # type: ignore[arg-type]
 
 
+class Reached(Document):
+    reach: float
+
+
 def test_notes_are_kept_and_damaged_ones_forgotten(tmp_path: Path) -> None:
     store, asked = WitnessStore(tmp_path), {"conflict": "linf", "members": ["a"]}
-    assert store.note(asked) is None
+    assert store.note(asked, Reached) is None
     store.keep_note(asked, {"reach": 0.5})
-    assert (WitnessStore(tmp_path).note(asked) or {})["reach"] == 0.5
-    assert WitnessStore(tmp_path, fresh=True).note(asked) is None
+    assert WitnessStore(tmp_path).note(asked, Reached) == Reached(reach=0.5)
+    assert WitnessStore(tmp_path, fresh=True).note(asked, Reached) is None
     (path,) = tmp_path.glob("notes/*.json")
     path.write_text(path.read_text().replace("0.5", "0.7"))
-    assert store.note(asked) is None
+    assert store.note(asked, Reached) is None
+    store.keep_note(asked, {"reach": "far"})
+    assert store.note(asked, Reached) is None
 
 
 def test_verify_judges_every_stored_witness(tmp_path: Path) -> None:

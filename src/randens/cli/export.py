@@ -26,6 +26,9 @@ def export(
     int8: Annotated[
         bool, typer.Option("--int8", help="Also write an int8 version beside it, and attack both.")
     ] = False,
+    samples: Annotated[
+        int, typer.Option(help="Validation pictures to put into the bundle for the page of `serve`.")
+    ] = 10,
 ) -> None:
     """Export the ensemble of RUN: one ONNX file per member and a manifest, compared with torch on validation data.
 
@@ -45,7 +48,7 @@ def export(
     target = output or subject.run.path / "bundle"
     real = subject.load("validation")
     with bars() as progress:
-        made = [export_bundle(subject.rec, real, target, progress=progress)]
+        made = [export_bundle(subject.rec, real, target, samples=samples, progress=progress)]
         if int8:
             coarse = quantize(
                 made[0],

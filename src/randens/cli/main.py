@@ -75,6 +75,7 @@ _EXTRAS = {
     **dict.fromkeys(
         (
             "fastapi",
+            "httptools",
             "msgspec",
             "onnx",
             "onnxruntime",

@@ -69,14 +69,14 @@ class Batcher:
             await self._task
         self._thread.shutdown(wait=True)
 
-    async def submit(self, inputs: NDArray[np.float32]) -> Prediction:
-        """The answers to some inputs, at most `most`; cancelling the caller withdraws them."""
+    def submit(self, inputs: NDArray[np.float32]) -> asyncio.Future[Prediction]:
+        """The answers to some inputs, at most `most`, when they are there; cancelling withdraws the inputs."""
         if len(inputs) > self._most:
             raise InputError(f"there are {len(inputs)} inputs; at most {self._most} go into one call")
         entry = _Waiting(inputs, asyncio.get_running_loop().create_future())
         self._queue.append(entry)
         self._arrived.set()
-        return await entry.answer
+        return entry.answer
 
     async def _work(self) -> None:
         while True:

@@ -27,7 +27,7 @@ from randens.core.errors import FileError
 from randens.core.files import document_checksum, read_json, write_json
 from randens.deploy.onnx_file import Content, initializers
 
-__all__ = ["MANIFEST", "Average", "Bundle", "MemberFile", "Weight"]
+__all__ = ["MANIFEST", "Average", "Bundle", "MemberFile", "Sample", "Weight"]
 
 MANIFEST = "bundle.json"
 _FORMAT = "randens-bundle-1"
@@ -56,6 +56,11 @@ class _BundleAverage(Document):
     weights: Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(min_length=1, max_length=10_000)]
 
 
+class _BundleSample(Document):
+    label: _Count
+    png: Annotated[str, Field(pattern=r"^iVBORw0KGgo[A-Za-z0-9+/]*={0,2}$", max_length=1 << 20)]
+
+
 class _BundleManifest(Document):
     """bundle.json."""
 
@@ -70,6 +75,7 @@ class _BundleManifest(Document):
     sign_off: dict[str, Any]
     versions: dict[str, str]
     averages: Annotated[list[_BundleAverage], Field(max_length=100_000)] = Field(default_factory=list)
+    samples: Annotated[list[_BundleSample], Field(max_length=64)] = Field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -106,6 +112,14 @@ class Average:
 
 
 @dataclass(frozen=True)
+class Sample:
+    """A picture to try the bundle on, with its label: a PNG file in base64."""
+
+    label: int
+    png: str
+
+
+@dataclass(frozen=True)
 class Bundle:
     """A bundle that exists on disk and whose manifest is whole; `read` verifies the members.
 
@@ -136,6 +150,8 @@ class Bundle:
     averages : tuple of Average
         Of k of M, what is drawn; the files are then the networks that are averaged. Empty: the files themselves are
         drawn.
+    samples : tuple of Sample
+        Pictures for the server's page.
     """
 
     path: Path
@@ -150,6 +166,7 @@ class Bundle:
     sign_off: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     averages: tuple[Average, ...] = ()
+    samples: tuple[Sample, ...] = ()
 
     def __post_init__(self) -> None:
         total = sum(self.probs)
@@ -178,6 +195,8 @@ class Bundle:
             raise FileError(
                 f"{self.path}: {len(self.classes)} classes and the input shape {self.input_shape} make no classifier"
             )
+        if any(sample.label >= len(self.classes) for sample in self.samples):
+            raise FileError(f"{self.path}: samples have labels beyond the {len(self.classes)} classes")
         if self.precision not in _PRECISIONS:
             raise FileError(f"{self.path}: precision is {self.precision!r}; it must be float32 or int8")
         for member in self.members:
@@ -252,6 +271,7 @@ class Bundle:
         averages = [{"of": list(a.of), "weights": list(a.weights)} for a in self.averages]
         return {
             **({"averages": averages} if averages else {}),
+            **({"samples": [vars(sample) for sample in self.samples]} if self.samples else {}),
             "format": _FORMAT,
             "probs": list(self.probs),
             "classes": list(self.classes),
@@ -291,6 +311,7 @@ def _from_document(folder: Path, value: _BundleManifest) -> Bundle:
         sign_off=value.sign_off,
         versions=value.versions,
         averages=tuple(Average(tuple(a.of), tuple(a.weights)) for a in value.averages),
+        samples=tuple(Sample(sample.label, sample.png) for sample in value.samples),
     )
 
 

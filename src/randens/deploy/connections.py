@@ -1,30 +1,31 @@
 """uvicorn's HTTP protocol with limits on what a connection may do without sending a request.
 
 Connections are cheap for a client and not for a server. Each of these is closed in time: one whose head does not
-arrive, one that does not read its answers, one that sends its body in crumbs, and, where there are too many, the one
-that has been idle or sending longest.
+arrive or is too long, one that does not read its answers, one that sends its body in crumbs or many requests ahead,
+and, where there are too many, the one that has been idle or sending longest. uvicorn has no options for any of these.
 """
 
 from __future__ import annotations
 
 import asyncio
-import socket
 from typing import Any
 
-import h11
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from randens.deploy.limits import Limits
 
-__all__ = ["HEAD_BYTES", "protocol"]
+__all__ = ["HEAD_BYTES", "PIPELINE", "UNREAD_BYTES", "protocol"]
 
 HEAD_BYTES = 16 << 10
 """Bytes of a request's head."""
+PIPELINE = 32
+"""Requests that a connection may send before the first of them is answered."""
+UNREAD_BYTES = 64 << 10
+"""Bytes that the kernel may hold for a client that does not read: they are memory too."""
 
-# Pieces of a body: 1,024, and one more for every 64 bytes. Each costs the parser as much as a kilobyte does.
+# Pieces of a body: 1,024, and one more for every 64 bytes. Each costs as much as a kilobyte does.
 _PIECES, _PIECE_BYTES = 1024, 64
 _TURN = 32 << 10
-_UNREAD_BYTES = 64 << 10
 _FRESH_SECONDS = 1.0
 _REASON = b'{"detail":"too many connections are open; try later"}'
 _FULL = (
@@ -33,35 +34,21 @@ _FULL = (
 ) % (len(_REASON), _REASON)
 
 
-class _Frugal(h11.Connection):
-    """Refuses bodies in many small pieces."""
-
-    _pieces = 0
-    _bytes = 0
-
-    def next_event(self) -> Any:
-        event = super().next_event()
-        if isinstance(event, h11.Data):
-            self._pieces += 1
-            self._bytes += len(event.data)
-            if self._pieces > _PIECES + self._bytes // _PIECE_BYTES:
-                raise h11.RemoteProtocolError("the body arrives in too many small pieces")
-        elif isinstance(event, h11.Request):
-            self._pieces = self._bytes = 0
-        return event
+class _TooMuch(Exception):
+    """Raised in a callback of the parser, which then gives up; uvicorn answers with 400 and closes."""
 
 
-def protocol(limits: Limits) -> type[H11Protocol]:
+def protocol(limits: Limits) -> type[HttpToolsProtocol]:
     """The protocol class of a server with these limits."""
 
-    class Patient(H11Protocol):
+    class Patient(HttpToolsProtocol):
         _deadline: asyncio.TimerHandle | None = None
         _unread: asyncio.TimerHandle | None = None
         _since = 0.0
-
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            self.conn = _Frugal(h11.SERVER, HEAD_BYTES)
+        _head = 0
+        _in_head = True
+        _pieces = 0
+        _bytes = 0
 
         # ---- how many ----
 
@@ -69,10 +56,6 @@ def protocol(limits: Limits) -> type[H11Protocol]:
             super().connection_made(transport)
             # Every byte that the client has not taken starts the clock, also while the connection is being closed.
             transport.set_write_buffer_limits(0)
-            bound = transport.get_extra_info("socket")
-            if bound is not None:
-                # What the kernel holds for a client that does not read is memory too.
-                bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNREAD_BYTES)
             # Of asyncio's own transports: bytes taken from a socket before it is another one's turn.
             transport.max_size = _TURN
             self._since = self.loop.time()
@@ -106,16 +89,44 @@ def protocol(limits: Limits) -> type[H11Protocol]:
             self._since = self.loop.time()
             super().on_response_complete()
 
+        # ---- how much ----
+
+        def on_message_begin(self) -> None:
+            super().on_message_begin()
+            self._in_head = True
+            self._pieces = self._bytes = 0
+
+        def on_headers_complete(self) -> None:
+            self._in_head, self._head = False, 0
+            if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > HEAD_BYTES:
+                raise _TooMuch("the head is too long")
+            if len(self.pipeline) >= PIPELINE:
+                raise _TooMuch("too many requests are sent ahead")
+            super().on_headers_complete()
+
+        def on_body(self, body: bytes) -> None:
+            self._pieces += 1
+            self._bytes += len(body)
+            if self._pieces > _PIECES + self._bytes // _PIECE_BYTES:
+                raise _TooMuch("the body arrives in too many small pieces")
+            super().on_body(body)
+
         # ---- how long ----
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
+            if self._in_head and not self.transport.is_closing():
+                # Of a head that is not complete the parser keeps everything.
+                self._head += len(data)
+                if self._head > HEAD_BYTES:
+                    self.send_400_response("The head of the request is too long.")
             self._watch()
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._unwatch()
             if self._unread is not None:
                 self._unread.cancel()
+            self.pipeline.clear()
             super().connection_lost(exc)
 
         def pause_writing(self) -> None:

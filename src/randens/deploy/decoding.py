@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Any
 
 import msgspec
@@ -26,7 +27,10 @@ from randens.deploy.bundle import Bundle
 __all__ = ["Decoder", "Refused"]
 
 _LONGEST_HEADER = 1024
-_SMALL = 1 << 12  # bytes of a JSON body that may be parsed again to say what is wrong with it
+_SMALL = (
+    1 << 12
+)  # bytes of a JSON body that may be looked at in one step, and again to say what is wrong with it
+_LARGEST = float(np.finfo(np.float32).max)
 _PIECE = 1 << 18  # bytes looked at in one step
 _SPACE = rb"[ \t\r\n]{0,256}"
 _JSON_HEAD = re.compile(_SPACE + rb"\{" + _SPACE + rb'"inputs"' + _SPACE + rb":" + _SPACE + rb"\[" + _SPACE)
@@ -69,7 +73,7 @@ class Decoder:
             _one(bundle.input_shape, bundle.bounds),
         )
 
-    @property
+    @cached_property
     def types(self) -> Mapping[str, Callable[[Body, bool], Inputs]]:
         """Media types and what reads them. Pictures only where inputs are pictures with values from 0 to 1."""
         readers: dict[str, Callable[[Body, bool], Inputs]] = {
@@ -123,6 +127,9 @@ class Decoder:
         pieces = [codes[start : start + _PIECE] for start in range(0, len(codes), _PIECE)]
 
         def count(character: str) -> int:
+            if len(body) <= _SMALL:
+                return body.count(ord(character))
+            # Others may go on meanwhile: NumPy releases the interpreter's lock, bytes do not.
             return sum(int(np.count_nonzero(piece == ord(character))) for piece in pieces)
 
         numbers = math.prod(self.shape)
@@ -220,19 +227,17 @@ class Decoder:
             raise Refused(413, f"there are {shape[0]} inputs; at most {self.batch} are accepted at once")
 
     def _finite(self, array: NDArray[Any]) -> Inputs:
-        with np.errstate(over="ignore", invalid="ignore"):
-            values = np.ascontiguousarray(array, dtype=np.float32)
-        low, high = float(values.min()), float(values.max())
-        if not (math.isfinite(low) and math.isfinite(high)):
+        low, high = float(array.min()), float(array.max())  # NaN if there is one
+        if not (math.isfinite(low) and math.isfinite(high) and max(-low, high) <= _LARGEST):
             raise Refused(422, "the inputs hold NaN or infinite values; they must be finite")
-        if self.bounds is not None and (
-            float(array.min()) < self.bounds[0] or float(array.max()) > self.bounds[1]
-        ):
+        if self.bounds is not None and (low < self.bounds[0] or high > self.bounds[1]):
             raise Refused(
                 422, f"the inputs range over [{low:g}, {high:g}]; they must lie in {list(self.bounds)}"
             )
+        values = np.ascontiguousarray(array, dtype=np.float32)
         # A bound that is no float32 may be stepped over by rounding.
-        return values if self.bounds is None else np.clip(values, *self.bounds)
+        rounds = self.bounds is not None and any(bound != np.float32(bound) for bound in self.bounds)
+        return np.clip(values, *self.bounds) if self.bounds is not None and rounds else values
 
 
 def _schema(shape: tuple[int, ...], bounds: tuple[float, float] | None, batch: int) -> type[BaseModel]:

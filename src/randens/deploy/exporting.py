@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import copy
 import dataclasses
+import io
 import logging
 import os
 import secrets
@@ -20,12 +22,12 @@ import onnx
 import torch
 from torch import nn
 
-from randens.core.errors import FileError, ModelError
+from randens.core.errors import FileError, InputError, ModelError
 from randens.core.files import new_folder
 from randens.core.progress import Progress, silent
 from randens.data import ImageData
 from randens.deploy import layout
-from randens.deploy.bundle import Average, Bundle
+from randens.deploy.bundle import Average, Bundle, Sample
 from randens.deploy.predictor import Predictor
 from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble, evaluating, networks_of
 from randens.evaluation.labelled import Data, Labelled, fingerprint, labelled
@@ -35,6 +37,7 @@ __all__ = ["appearing", "class_names", "export", "quiet"]
 _OPSET = 20
 _TOLERANCE = 1e-4  # of the largest logit: rounding stays near 1e-6, a wrong graph does not
 _CHUNK = 256
+_MOST_SAMPLES = 64
 
 
 def export(
@@ -42,6 +45,7 @@ def export(
     data: Data,
     path: str | os.PathLike[str],
     *,
+    samples: int = 0,
     progress: Progress | None = None,
 ) -> Bundle:
     """Write `rec` as a bundle into the new folder `path`: one ONNX file per member, and a manifest.
@@ -57,6 +61,8 @@ def export(
         What both versions are compared on.
     path : path
         A folder that does not exist yet.
+    samples : int
+        Pictures of `data` that go into the bundle for the server's page; anybody who has the bundle sees them.
     progress : callable, optional
         Called as progress(task, done, total).
 
@@ -73,6 +79,8 @@ def export(
     >>> bundle.precision, bundle.input_shape
     ('float32', (4,))
     """
+    if isinstance(samples, bool) or not isinstance(samples, int) or not 0 <= samples <= _MOST_SAMPLES:
+        raise InputError(f"samples is {samples!r}; it must be a whole number from 0 to {_MOST_SAMPLES}")
     report = silent if progress is None else progress
     inputs = labelled(data, rec)
     shape = tuple(inputs.x.shape[1:])
@@ -95,7 +103,11 @@ def export(
             ensemble=fingerprint(rec),
             averages=_averages(rec, parts),
         )
-        signed = dataclasses.replace(draft, sign_off={"parity": _parity(draft, rec, inputs, report)})
+        signed = dataclasses.replace(
+            draft,
+            sign_off={"parity": _parity(draft, rec, inputs, report)},
+            samples=_samples(inputs, samples, draft.bounds),
+        )
         signed.write()
     return Bundle.open(path)
 
@@ -143,6 +155,26 @@ def class_names(rec: RandomizedEnsemble, data: Data) -> tuple[str, ...]:
     shape = labelled(data, rec).x[:1]
     with evaluating(rec), torch.no_grad():
         return tuple(map(str, range(rec.logits(shape.to(rec.device)).shape[2])))
+
+
+def _samples(inputs: Labelled, count: int, bounds: tuple[float, float] | None) -> tuple[Sample, ...]:
+    """The first `count` pictures, of every class in turn; none where inputs are no pictures."""
+    shape = inputs.x.shape[1:]
+    if not count or len(shape) != 3 or shape[0] not in (1, 3) or bounds != (0.0, 1.0):
+        return ()
+    # Imported here because arrays are exported without it.
+    from PIL import Image
+
+    labels = inputs.y.tolist()
+    turns = [labels[:place].count(label) for place, label in enumerate(labels[: 100 * count])]
+    chosen = sorted(range(len(turns)), key=lambda place: (turns[place], labels[place]))[:count]
+    found = []
+    for place in chosen:
+        pixels = (inputs.x[place] * 255).round().to(torch.uint8).permute(1, 2, 0).squeeze(2).numpy()
+        file = io.BytesIO()
+        Image.fromarray(pixels).save(file, "PNG", optimize=True)
+        found.append(Sample(labels[place], base64.b64encode(file.getvalue()).decode("ascii")))
+    return tuple(found)
 
 
 def _averages(rec: RandomizedEnsemble, parts: list[list[int]]) -> tuple[Average, ...]:

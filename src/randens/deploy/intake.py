@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from collections.abc import AsyncIterator
 
 from starlette.requests import Request
@@ -17,14 +18,22 @@ from randens.deploy.limits import Limits
 
 __all__ = ["Intake"]
 
+_TOO_MANY = "too many bodies arrive at once and this one is the oldest; try later"
+
 
 class _Body:
-    """A body as far as it has arrived."""
+    """A body as far as it has arrived, and the task that reads it."""
 
     def __init__(self) -> None:
         self.content = bytearray()
-        self.reader: asyncio.Task[None] | None = None
-        self.given_up = False
+        self.reader = asyncio.current_task()
+        self.reason: Refused | None = None
+
+    def give_up(self, reason: Refused) -> None:
+        """Interrupt the reader, which then raises `reason`; what it reads itself ends by looking there."""
+        self.reason = reason
+        if self.reader is not None and self.reader is not asyncio.current_task():
+            self.reader.cancel()
 
 
 class Intake:
@@ -54,41 +63,36 @@ class Intake:
 
     async def _arrive(self, body: _Body, request: Request) -> None:
         seconds = self._limits.body_seconds
+        late = Refused(408, f"the body did not arrive within {seconds:g} seconds")
+        # The request's own task is interrupted: a task for each body would take longer than reading most of them.
+        timer = asyncio.get_running_loop().call_later(seconds, body.give_up, late)
         self._arriving[body] = None
-        body.reader = asyncio.get_running_loop().create_task(self._read(body, request))
         try:
-            await asyncio.wait_for(body.reader, seconds)
-        except asyncio.TimeoutError:
-            raise Refused(408, f"the body did not arrive within {seconds:g} seconds") from None
+            async for part in request.stream():
+                if len(body.content) + len(part) > self._limits.body:
+                    raise Refused(413, f"the body is larger than {self._limits.body} bytes")
+                self._make_room(len(part))
+                if body.reason is not None:
+                    raise body.reason
+                body.content += part
+                self.held += len(part)
         except asyncio.CancelledError:
-            if body.given_up:
-                raise Refused(
-                    503, "too many bodies arrive at once and this one is the oldest; try later"
-                ) from None
-            raise
+            if body.reason is None:
+                raise
+            if sys.version_info >= (3, 11) and body.reader is not None:
+                body.reader.uncancel()
+            raise body.reason from None
         finally:
+            timer.cancel()
             self._arriving.pop(body, None)
 
-    async def _read(self, body: _Body, request: Request) -> None:
-        async for part in request.stream():
-            if len(body.content) + len(part) > self._limits.body:
-                raise Refused(413, f"the body is larger than {self._limits.body} bytes")
-            self._make_room(len(part))
-            if body.given_up:
-                return  # its cancellation is on the way
-            body.content += part
-            self.held += len(part)
-
     def _make_room(self, size: int) -> None:
-        for oldest in list(self._arriving):
-            if self.held + size <= self._limits.flight:
-                return
+        while self._arriving and self.held + size > self._limits.flight:
+            oldest = next(iter(self._arriving))
             del self._arriving[oldest]
-            oldest.given_up = True
             self.held -= len(oldest.content)
             oldest.content = bytearray()
-            if oldest.reader is not None:
-                oldest.reader.cancel()
+            oldest.give_up(Refused(503, _TOO_MANY))
         if self.held + size > self._limits.flight:
             # All of it belongs to complete bodies, which are soon decoded.
             raise Refused(429, "too many bytes wait to be decoded; try again in a moment")

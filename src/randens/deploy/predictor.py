@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import ctypes
 import importlib
+import math
 import mmap
 import os
 import secrets
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -86,8 +89,10 @@ class Predictor:
         self._averages = self.bundle.averages or tuple(Average((i,), (1.0,)) for i in range(len(self)))
         if lean:
             _return_freed_memory()
+        self._lean = lean
         probs = np.asarray(self.bundle.probs)
         self._cumulative = np.cumsum(probs)
+        self._steps: list[float] = self._cumulative.tolist()
         self._last = int(np.flatnonzero(probs)[-1])
         self._shape = self.bundle.input_shape
         self._bounds = self.bundle.bounds
@@ -97,7 +102,11 @@ class Predictor:
 
     def draw(self, n: int) -> NDArray[np.int64]:
         """Member indices [n]: independent draws from α. A member with probability 0 is never drawn."""
-        bits = np.frombuffer(secrets.token_bytes(8 * n), dtype=np.uint64)
+        random = secrets.token_bytes(8 * n)
+        if n == 1:  # the same without arrays, which take longer than everything else here
+            point = (int.from_bytes(random, sys.byteorder) >> 11) * 2.0**-53
+            return np.array([min(bisect.bisect_right(self._steps, point), self._last)], dtype=np.int64)
+        bits = np.frombuffer(random, dtype=np.uint64)
         uniform = (bits >> np.uint64(11)) * 2.0**-53
         drawn = np.searchsorted(self._cumulative, uniform, side="right")
         # The cumulative sum may end just below 1.
@@ -115,11 +124,13 @@ class Predictor:
             for index in drawn:
                 rows = np.flatnonzero(members == index)
                 logits[rows] = self._answer(index, inputs[rows])
-        used = {network for index in drawn for network in self._averages[index].of}
-        for index, member in enumerate(self._members):
-            if index not in used:
-                member.rest()
-        if not np.isfinite(logits).all():
+        if self._lean:
+            used = {network for index in drawn for network in self._averages[index].of}
+            for index, member in enumerate(self._members):
+                if index not in used:
+                    member.rest()
+        # A sum that is finite has finite terms only; one that is not may have overflowed.
+        if not math.isfinite(logits.sum()) and not np.isfinite(logits).all():
             row = int(np.flatnonzero(~np.isfinite(logits).all(axis=1))[0])
             raise ModelError(f"input {row} makes the classifier return NaN or infinite logits")
         return Prediction(logits.argmax(axis=1), logits, members)
@@ -148,12 +159,15 @@ class Predictor:
             )
         if given.shape[1:] != self._shape or given.ndim == 0:
             raise InputError(f"x has shape {list(given.shape)}; it must be {self._wanted}")
-        with np.errstate(over="ignore"):
-            inputs = np.ascontiguousarray(given, dtype=np.float32)
+        if given.dtype == np.float32 and given.flags.c_contiguous:
+            inputs = given
+        else:
+            with np.errstate(over="ignore"):
+                inputs = np.ascontiguousarray(given, dtype=np.float32)
         if not inputs.size:
             return inputs
         low, high = float(inputs.min()), float(inputs.max())  # NaN if there is one
-        if not (np.isfinite(low) and np.isfinite(high)):
+        if not (math.isfinite(low) and math.isfinite(high)):
             raise InputError("x holds NaN or infinite values; inputs must be finite")
         if self._bounds is not None and (low < self._bounds[0] or high > self._bounds[1]):
             raise InputError(
@@ -182,10 +196,10 @@ class _Loaded:
     def __init__(self, bundle: Bundle, index: int, threads: int) -> None:
         bundle.read(index)  # verifies it
         self._session = _session(bundle, index, _options(threads))
-        self._input: str = self._session.get_inputs()[0].name
+        self._names = _names(self._session)
 
     def run(self, inputs: NDArray[np.float32]) -> NDArray[np.float32]:
-        return _run(self._session, self._input, inputs)
+        return _run(self._session, *self._names, inputs)
 
     def rest(self) -> None:
         """Stays as it is."""
@@ -214,13 +228,13 @@ class _Mapped:
             options.add_initializer(weight.name, value)
             self._weights.append((view, value))
         self._session = _session(bundle, index, options)
-        self._input: str = self._session.get_inputs()[0].name
+        self._names = _names(self._session)
         self._resident = True
         self.rest()
 
     def run(self, inputs: NDArray[np.float32]) -> NDArray[np.float32]:
         self._resident = True
-        return _run(self._session, self._input, inputs)
+        return _run(self._session, *self._names, inputs)
 
     def rest(self) -> None:
         """Give the pages back. Harmless while another thread reads them: they are then read again."""
@@ -250,12 +264,17 @@ def _map(bundle: Bundle, index: int) -> mmap.mmap:
     return pages
 
 
-def _run(session: Any, name: str, inputs: NDArray[np.float32]) -> NDArray[np.float32]:
+def _names(session: Any) -> tuple[str, list[str]]:
+    """The names of the input and of the output."""
+    return session.get_inputs()[0].name, [session.get_outputs()[0].name]
+
+
+def _run(session: Any, name: str, wanted: list[str], inputs: NDArray[np.float32]) -> NDArray[np.float32]:
     if len(inputs) <= _CHUNK:
-        answer: NDArray[np.float32] = session.run(None, {name: inputs})[0]
+        answer: NDArray[np.float32] = session.run(wanted, {name: inputs})[0]
         return answer
     parts = [inputs[start : start + _CHUNK] for start in range(0, len(inputs), _CHUNK)]
-    return np.concatenate([session.run(None, {name: part})[0] for part in parts])
+    return np.concatenate([session.run(wanted, {name: part})[0] for part in parts])
 
 
 def _session(bundle: Bundle, index: int, options: Any) -> Any:

@@ -125,7 +125,7 @@ def quantize(
                 "how": MEASURED,
             },
         }
-        dataclasses.replace(draft, sign_off=sign_off).write()
+        dataclasses.replace(draft, sign_off=sign_off, samples=bundle.samples).write()
     return Bundle.open(path)
 
 

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from randens.core.documents import Digest, Document, Probabilities, ThreatDocument
 
-__all__ = ["EvaluationDocument", "SamplingDocument"]
+__all__ = ["ConflictNote", "EvaluationDocument", "SamplingDocument"]
 
 Count = Annotated[int, Field(ge=0, lt=1 << 62)]
 Word = Annotated[str, Field(pattern=r"^[01]*$")]
@@ -35,6 +35,25 @@ class _Conflict(Document):
     pairs: list[list[float | None]]
     unusable: list[float]
     n: Count
+
+
+class _Passes(Document):
+    forwards: Count
+    backwards: Count
+
+
+class ConflictNote(Document):
+    """What a witness store keeps about the members' directions."""
+
+    conflict: _Conflict
+    cost: _Passes
+
+    @model_validator(mode="after")
+    def _square(self) -> ConflictNote:
+        members = len(self.conflict.unusable)
+        if [len(row) for row in self.conflict.pairs] != [members] * members or self.conflict.n > 10**8:
+            raise ValueError(f"pairs must be a table of {members} × {members}, on at most 10^8 inputs")
+        return self
 
 
 class _Summary(Document):

@@ -19,6 +19,7 @@ from randens.core.errors import InputError
 from randens.core.files import sha256, write_atomic
 from randens.core.progress import Progress, silent
 from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble, check_probs, networks_of
+from randens.evaluation.documents import ConflictNote
 from randens.evaluation.fresh_draws import StochasticEvaluation, evaluate_stochastic
 from randens.evaluation.labelled import Data, Labelled, fingerprint, labelled
 from randens.evaluation.reach import Conflict, conflict_of
@@ -293,16 +294,14 @@ def _directions(known: Knowledge, data: Labelled) -> Conflict | None:
         return None
     store = known.store
     asked = {"conflict": known.threat.norm, "members": known.keys, "inputs": sha256(known.inputs.tobytes())}
-    note = None if store is None else store.note(asked)
-    if note is None:
-        found = conflict_of(known.rec, data, known.threat)
-        note = {"conflict": found.to_json(), "cost": vars(found.cost)}
-        known.now = known.now + found.cost
-        if store is not None:
-            store.keep_note(asked, note)
-    else:
-        found = Conflict.from_json(note["conflict"])
-    known.cost = known.cost + Cost(**note["cost"])
+    note = None if store is None else store.note(asked, ConflictNote)
+    if note is not None:
+        known.cost = known.cost + Cost(note.cost.forwards, note.cost.backwards)
+        return Conflict.from_json(note.conflict.model_dump())
+    found = conflict_of(known.rec, data, known.threat)
+    known.now, known.cost = known.now + found.cost, known.cost + found.cost
+    if store is not None:
+        store.keep_note(asked, {"conflict": found.to_json(), "cost": vars(found.cost)})
     return found
 
 

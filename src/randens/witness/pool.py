@@ -21,6 +21,7 @@ from randens.core.errors import FileError, InputError
 from randens.core.files import tensor_checksum, write_atomic
 from randens.risk import RiskProfile
 from randens.risk.sets import maximal_rows
+from randens.witness.documents import pool_document
 
 __all__ = ["WitnessPool"]
 
@@ -211,16 +212,14 @@ class WitnessPool:
         stated = metadata.pop("checksum", None)
         if stated != (_first_checksum(metadata, tensors) if first else tensor_checksum(tensors, metadata)):
             raise FileError(f"{source} does not match its checksum; it was altered or damaged")
-        names = [
-            metadata[f"source.{i}"] for i in range(len([k for k in metadata if k.startswith("source.")]))
-        ]
+        about = pool_document(tensors, metadata, source)
         return WitnessPool(
-            int(metadata["n"]),
-            int(metadata["members"]),
+            about.n,
+            about.members,
             tensors["points"],
             tensors["fooled"].astype(bool),
             x_adv=tensors.get("x_adv"),
-            sources=[names[i] for i in tensors["source"]],
+            sources=[about.sources[i] for i in tensors["source"]],
             located=tensors.get("located", np.ones(1)).astype(bool),
         )
 

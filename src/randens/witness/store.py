@@ -31,9 +31,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from randens._version import __version__
+from randens.core.documents import Kind, read_document
 from randens.core.errors import FileError, InputError
-from randens.core.files import check_seal, read_json, seal, tensor_checksum, write_atomic, write_json
+from randens.core.files import seal, tensor_checksum, write_atomic, write_json
 from randens.threat import Threat
+from randens.witness.documents import KEY_BYTES as _BYTES
+from randens.witness.documents import StoreDocument, question_text, segment_document
 from randens.witness.pool import WitnessPool, read_tensors
 
 __all__ = [
@@ -48,7 +51,6 @@ __all__ = [
 ]
 
 _FORMAT = "randens-witness-store-1"
-_BYTES = 16  # of a key: enough that two contents never meet
 _LIMIT = 4 * 2**30
 _SAME, _LOW, _HIGH, _OTHER = range(4)  # how a coordinate of a perturbed input is written
 
@@ -229,8 +231,7 @@ class WitnessStore:
         self._ignored = {path.name for _, _, path in self._files()} if fresh else set()
         note = self.folder / "store.json"
         if note.exists():
-            described = read_json(note)
-            found = described.get("format") if isinstance(described, dict) else None
+            found = read_document(note, StoreDocument).format
             if found != _FORMAT:
                 raise FileError(
                     f"{self.folder} is a witness store of format {found!r}; this version reads {_FORMAT}"
@@ -332,8 +333,8 @@ class WitnessStore:
     def asked(self, threat: Threat, x: Tensor) -> list[tuple[tuple[str, ...], tuple[float, ...]]]:
         """Members and probabilities of every question put so far, in order."""
         texts = dict.fromkeys(s.asked for s in self._ordered(threat, x) if s.asked is not None)
-        questions = [json.loads(text) for text in texts]
-        return [(tuple(q["members"]), tuple(q["probs"])) for q in questions]
+        questions = [question_text(text) for text in texts]
+        return [(tuple(q.members), tuple(q.probs)) for q in questions]
 
     def extend(
         self,
@@ -420,17 +421,15 @@ class WitnessStore:
         found = [verdicts.get(name, unknown) for name in map(bytes, _ids(keys, x_adv))]
         return np.array(found, dtype=np.int8).reshape(-1, len(members))
 
-    def note(self, asked: Mapping[str, Any]) -> dict[str, Any] | None:
-        """What was kept about a question that is not an attack's; None if nothing was, or it is damaged."""
+    def note(self, asked: Mapping[str, Any], kind: type[Kind]) -> Kind | None:
+        """What was kept about a question that is not an attack's; None if nothing was, or it does not fit `kind`."""
         path = self._note(asked)
         if self._fresh or not path.exists():
             return None
         try:
-            value = read_json(path)
-            check_seal(value, path)
+            return read_document(path, kind)
         except FileError:
             return None
-        return value if isinstance(value, dict) else None
 
     def keep_note(self, asked: Mapping[str, Any], value: Mapping[str, Any]) -> None:
         """Keep plain values under a question, as JSON."""
@@ -533,7 +532,8 @@ class WitnessStore:
         if found.startswith("randens-witness-store-") and found != _FORMAT:
             raise FileError(f"{path} was written by a newer version, as {found}; this one reads {_FORMAT}")
         if found == _FORMAT and metadata.get("checksum") == tensor_checksum(tensors, metadata):
-            return _segment(path, tensors, metadata)
+            with contextlib.suppress(FileError):
+                return _segment(path, tensors, metadata)
         with contextlib.suppress(OSError):
             os.replace(path, path.with_suffix(".damaged"))
         self.notes.append(
@@ -568,26 +568,26 @@ class WitnessStore:
 
 
 def _segment(path: Path, tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> _Segment:
-    names = json.loads(metadata["sources"])
+    about = segment_document(tensors, metadata)
+    work = about.work
     none = np.zeros((0, _BYTES), dtype=np.uint8)
-    work = json.loads(metadata["work"]) if "work" in metadata else None
     return _Segment(
         path,
-        int(metadata["made"]),
-        tuple(json.loads(metadata["members"])),
+        about.made,
+        tuple(about.members),
         tensors["ids"],
         tensors["inputs"],
         tensors["fooled"].astype(bool),
         tensors["checked"].astype(bool),
         tensors.get("distance"),
-        float(metadata["eps"]),
-        tuple(names[i] for i in tensors["source"].tolist()),
-        metadata.get("question"),
-        metadata.get("asked"),
-        work,
+        about.eps,
+        tuple(about.sources[i] for i in tensors["source"].tolist()),
+        about.question,
+        about.asked,
+        None if work is None else work.model_dump(),
         tensors.get("work.inputs", none),
         tensors.get("work.outcome", np.zeros((0, 0), dtype=np.uint8)).astype(bool),
-        tuple(names[i] for i in tensors["work.source"].tolist()) if work is not None else (),
+        () if work is None else tuple(about.sources[i] for i in tensors["work.source"].tolist()),
     )
 
 
@@ -632,11 +632,11 @@ def _decode(tensors: Mapping[str, NDArray[Any]], rows: Sequence[int], x: Tensor,
     kind = tensors["kind"].dtype
     base, low, high = _corners(x, torch.from_numpy(np.zeros(0, dtype=kind)).dtype, threat)
     counts = tensors["others"]
-    codes = np.frombuffer(zlib.decompress(tensors["codes"].tobytes()), dtype=np.uint8).reshape(
-        len(counts), -1
-    )
+    codes = _inflated(tensors["codes"], counts.size * base.shape[1]).reshape(len(counts), -1)
+    if not np.array_equal(counts, (codes == _OTHER).sum(axis=1)):
+        raise FileError("the points of a segment do not agree with its counts; the file was altered")
     total = int(counts.sum())
-    shuffled = np.frombuffer(zlib.decompress(tensors["rest"].tobytes()), dtype=np.uint8)
+    shuffled = _inflated(tensors["rest"], total * base.itemsize)
     rest = (
         np.ascontiguousarray(shuffled.reshape(-1, total).T).view(base.dtype).reshape(-1)
         if total
@@ -650,6 +650,20 @@ def _decode(tensors: Mapping[str, NDArray[Any]], rows: Sequence[int], x: Tensor,
     with np.errstate(over="ignore"):
         bits[other] = np.concatenate(wanted) + base[other]
     return torch.from_numpy(np.ascontiguousarray(bits).view(kind)).reshape(x.shape)
+
+
+def _inflated(packed: NDArray[Any], size: int) -> NDArray[np.uint8]:
+    """Exactly `size` bytes; memory is spent on no more, whatever a forged file unpacks to."""
+    stream = zlib.decompressobj()
+    try:
+        found = stream.decompress(packed.tobytes(), size + 1)
+    except zlib.error as error:
+        raise FileError(
+            f"the points of a segment cannot be unpacked ({error}); the file was altered"
+        ) from error
+    if len(found) != size:
+        raise FileError(f"the points of a segment unpack to another size than {size} bytes; it was altered")
+    return np.frombuffer(found, dtype=np.uint8)
 
 
 def rounded(x: Tensor, dtype: torch.dtype, threat: Threat) -> Tensor:

@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from randens import ensemble
+from randens.core.documents import fitted, read_document
 from randens.core.errors import FileError, InputError, unknown
 from randens.core.files import seal, write_json
 from randens.core.runs import Run
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation import Evaluation
+from randens.zoo.card_documents import EntryManifest, EntryTraining
 
 __all__ = ["Entry", "add", "entry", "keep_trial", "load", "names", "root", "take", "trials"]
 
@@ -146,6 +148,9 @@ def entry(name: str, zoo: Path | None = None) -> Entry:
     if name not in known:
         unknown("zoo entry", name, known)
     run = Run.open(folder / name)
+    # Everything that the card says is checked here; what reads an entry may rely on it.
+    fitted(EntryManifest, run.manifest, run.path / "manifest.json")
+    read_document(run.path / "training.json", EntryTraining)
     files = sorted(run.path.glob("evaluation*.json"))
     return Entry(name, run, {path.stem: Evaluation.load(path) for path in files})
 
