@@ -40,6 +40,7 @@ def main(
     )
     parser.add_argument("--threads", type=int, default=machine.cores(), help="of torch; all cores by default")
     parser.add_argument("--ensemble", type=Path, help="an ensemble folder to attack")
+    parser.add_argument("--images", type=int, help="images that attacks are measured on")
     asked = parser.parse_args(arguments)
     if asked.list:
         for benchmark in known:
@@ -67,7 +68,7 @@ def _run(asked: argparse.Namespace, known: Sequence[runner.Benchmark]) -> int:
         from benchmarks import members
 
         members.prepare(say)
-    settings = Settings(asked.quick, asked.ensemble)
+    settings = Settings(asked.quick, asked.ensemble, asked.images)
     document = runner.run(benchmarks, out, settings, threads=asked.threads, everything=whole, say=say)
     print(
         json.dumps(document, indent=2, ensure_ascii=False) if asked.json else runner.summary(document, known)

@@ -4,16 +4,14 @@ Robust accuracy and passes of each attack on the benchmark's ensemble, and the t
 chosen on validation images and planted cases. Each attack keeps its finished batches in a folder of its own under
 `runs/fresh`, so an interrupted run continues, and no attack starts from what another one found.
 
-    python -m benchmarks.fresh                   # 128 of the images
+    python -m benchmarks.fresh                   # 64 of the images
     python -m benchmarks.fresh --images 512      # all of them
 """
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import torch
@@ -47,11 +45,11 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 
 
-def rows(settings: Settings, images: int = 128) -> Iterator[Row]:
-    if not 1 <= images <= COUNT:
-        raise InputError(f"images is {images}; there are {COUNT} fresh ones, so it must be 1 to {COUNT}")
+def rows(settings: Settings) -> Iterator[Row]:
+    images = 8 if settings.quick else settings.images or 64
+    if images > COUNT:
+        raise InputError(f"images is {images}; there are {COUNT} fresh ones")
     rec, which = members.locate(settings.ensemble)
-    images = 8 if settings.quick else images
     x, y = randens.data.load("cifar10", "test")[torch.arange(FIRST, FIRST + images)]
     threat = rec.threat or Threat("linf", 8 / 255)
     textbook = _textbook(rec, x, y, threat)
@@ -87,7 +85,4 @@ def _textbook(rec: RandomizedEnsemble, x: Tensor, y: Tensor, threat: Threat) -> 
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--images", type=int, default=128)
-    own, rest = parser.parse_known_args()
-    raise SystemExit(harness.main(partial(rows, images=own.images), __doc__, rest))
+    raise SystemExit(harness.main(rows, __doc__))

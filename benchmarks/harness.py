@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from benchmarks import table
-from randens.core.errors import RandensError
+from randens.core.errors import InputError, RandensError
 from randens.core.files import write_json
 
 __all__ = [
@@ -50,10 +50,15 @@ NOISE = 0.15
 
 @dataclass(frozen=True)
 class Settings:
-    """What a benchmark is told: whether to be quick, and an ensemble folder instead of its own members."""
+    """What a benchmark is told: whether to be quick, an ensemble folder instead of its own members, how many images."""
 
     quick: bool = False
     ensemble: Path | None = None
+    images: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.images is not None and self.images < 1:
+            raise InputError(f"images is {self.images}; it must be a whole number ≥ 1")
 
 
 Rows = Callable[[Settings], Iterator["Row"]]
@@ -236,12 +241,13 @@ def main(rows: Rows, description: str | None, arguments: Sequence[str] | None = 
     parser.add_argument(
         "--ensemble", type=Path, help="an ensemble folder to attack instead of its own members"
     )
+    parser.add_argument("--images", type=int, help="attack that many images")
     parser.add_argument("--json", type=Path, help="write the rows there")
     asked = parser.parse_args(arguments)
     found: list[dict[str, Any]] = []
     error, code = "", 0
     try:
-        for row in rows(Settings(asked.quick, asked.ensemble)):
+        for row in rows(Settings(asked.quick, asked.ensemble, asked.images)):
             found.append(row.to_json())
             if asked.json is not None:
                 write_json(asked.json, {"rows": found, "error": "unfinished"})

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 import randens
 from benchmarks import harness, machine, members, runner
-from benchmarks.attacks import Subject, channels_first, side
+from benchmarks.attacks import Subject, channels_first, clock, side
 from benchmarks.harness import Row, Settings, as_fast, interleaved, left_out
 from randens import RandomizedEnsemble, Threat
 
@@ -100,7 +100,7 @@ def _compared(
         if importlib.util.find_spec(package) is not None:
             cases[label] = partial(attack, model, x, subject.y, subject.threat.eps)
     subject.part(2).attack(name, precision="float32", **options)
-    measured = interleaved(cases, repeats=1)
+    measured = interleaved(cases, repeats=1, clock=clock())
     ours = side(name, measured[name], subject)
     size = f"{len(x)} images, {len(subject.rec.members)} members"
     for label, (package, _) in peers.items():
@@ -118,7 +118,7 @@ def rows(settings: Settings) -> Iterator[Row]:
     if importlib.util.find_spec("torchvision") is None:
         sys.path.append(str(STAND_IN))  # adv_lib imports it for a distance that nothing here uses.
     rec, _ = members.locate(settings.ensemble)
-    single, drawn = (4, 2) if settings.quick else (64, 8)
+    single, drawn = (4, 2) if settings.quick else (settings.images or 64, 8)
     threat = rec.threat or Threat("linf", 8 / 255)
     x, y = randens.data.load("cifar10", "validation")[torch.arange(single)]
     plain = [channels_first(member) for member in rec.members]

@@ -207,6 +207,8 @@ def _command(benchmark: Benchmark, settings: Settings, target: Path) -> list[str
     command += ["--quick"] if settings.quick else []
     if settings.ensemble is not None and benchmark.needs_members:
         command += ["--ensemble", str(settings.ensemble)]
+    if settings.images is not None and benchmark.needs_members:
+        command += ["--images", str(settings.images)]
     return command
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from paper.when_does_drawing_pay.figures import write_figures
-from paper.when_does_drawing_pay.final import compare, finalist
+from paper.when_does_drawing_pay.final import compare, compare_small, finalist
 from paper.when_does_drawing_pay.page import write_page
 from paper.when_does_drawing_pay.plan import CELLS, CIFAR, ZOO
 from paper.when_does_drawing_pay.trained import prepare
@@ -40,6 +40,8 @@ def main() -> None:
             alike = [other for other in missing if replace(other, seed=0) == replace(cell, seed=0)]
             prepare(alike, arguments.folder)
             compute(cell, arguments.folder)
+    if arguments.what in ("all", "cifar10"):
+        compare_small(arguments.folder)
     if arguments.what in ("all", "final"):
         chosen = finalist()
         if chosen is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 import randens
-from paper.when_does_drawing_pay.plan import BASE, CELLS, FINAL_SEEDS, SEEDS, Cell, singles
+from paper.when_does_drawing_pay.plan import BASE, CELLS, CIFAR, FINAL_SEEDS, SEEDS, Cell, Member, singles
 from paper.when_does_drawing_pay.trained import ensemble_of, member_of, prepare, train_members
-from paper.when_does_drawing_pay.work import compute, judged, result_of, write_result
+from paper.when_does_drawing_pay.work import compute, images_of, judged, result_of, write_result
 
-__all__ = ["compare", "finalist", "result_of_final"]
+__all__ = ["compare", "compare_small", "finalist", "result_of_final", "result_of_small"]
 
 PORTFOLIO = "suite"
 Say = Callable[[str], None]
@@ -53,38 +53,58 @@ def compare(cell: Cell, folder: Path, say: Say = print) -> None:
     for one in cells:
         alone = singles(one.seed)
         train_members(alone, folder, say)
-        threat = randens.Threat(one.member.norm, one.member.eps)
-        saddle = randens.attacks.create("saddle", threat)
-        x, y = _all("validation")
-        networks = {member.name: member_of(folder / member.name) for member in alone}
-        scores = {
-            name: saddle(randens.RandomizedEnsemble([network]), x, y).robust_accuracy
-            for name, network in networks.items()
-        }
-        best = max(scores, key=lambda name: scores[name])
-        validated = compute(one, folder, say=say)
-        say(f"{one.name} and {best}: judging on test data")
-        x, y = _all("test")
-        rec, _ = ensemble_of(one, folder)
-        single = randens.attacks.create(PORTFOLIO, threat)(randens.RandomizedEnsemble([networks[best]]), x, y)
-        result: dict[str, Any] = {
-            "cell": one.name,
-            "method": one.label,
-            "members": len(rec),
-            "seed": one.seed,
-            "inputs": len(y),
-            "attack": PORTFOLIO,
-            "single": best,
-            "single_validation": scores[best],
-            "singles": len(scores),
-            "drawn_validation": validated["pooled"]["drawn"],
-            "single_robust": single.robust_accuracy,
-            "single_fooled": "".join("01"[int(bit)] for bit in single.pool.foolable[:, 0]),
-            **judged(rec, x, y, threat, (PORTFOLIO,), alone_by="saddle"),
-        }
-        write_result(result_of_final(one.seed), result)
+        write_result(result_of_final(one.seed), _compared(one, alone, folder, say))
 
 
-def _all(split: str) -> tuple[Any, Any]:
-    data = randens.data.load("digits", split)
-    return data[: len(data)]
+def compare_small(folder: Path, say: Say = print) -> None:
+    """The same for CIFAR-10, for every cell of it: against the networks by AT of as many epochs."""
+    for cell in CIFAR:
+        kept = result_of_small(cell)
+        if not kept.is_file():
+            ensemble_of(cell, folder)  # trains what is missing
+            # What a method added to its members counts for the single networks as well.
+            further = CIFAR[1].base() if cell.method != "iat" else []
+            if further:
+                ensemble_of(CIFAR[1], folder)
+            alone = [*cell.base(), *(member.on for member in further)]
+            write_result(kept, _compared(cell, alone, folder, say))
+
+
+def result_of_small(cell: Cell) -> Path:
+    """Where the comparison of a cell of CIFAR-10 on test data is kept."""
+    return result_of(cell, "test")
+
+
+def _compared(cell: Cell, alone: Sequence[Member], folder: Path, say: Say) -> dict[str, Any]:
+    """The ensemble of `cell` and the best of the networks `alone`, chosen on validation data, on test data."""
+    threat = randens.Threat(cell.member.norm, cell.member.eps)
+    portfolio = randens.attacks.create(PORTFOLIO, threat)
+    saddle = randens.attacks.create("saddle", threat)
+    x, y = images_of(cell.member.data, "validation")
+    networks = {member.name: member_of(folder / member.name) for member in alone}
+    scores = {
+        name: saddle(randens.RandomizedEnsemble([network]), x, y).robust_accuracy
+        for name, network in networks.items()
+    }
+    best = max(scores, key=lambda name: scores[name])
+    validated = compute(cell, folder, say=say)
+    say(f"{cell.name} and {best}: judging on test data")
+    x, y = images_of(cell.member.data, "test")
+    rec, passes = ensemble_of(cell, folder)
+    single = portfolio(randens.RandomizedEnsemble([networks[best]]), x, y)
+    return {
+        "cell": cell.name,
+        "method": cell.label,
+        "members": len(rec),
+        "seed": cell.seed,
+        "inputs": len(y),
+        "attack": PORTFOLIO,
+        "passes": passes,
+        "flops": randens.models.flops(rec.members[0]),
+        "single": best,
+        "singles": scores,
+        "drawn_validation": validated["pooled"]["drawn"],
+        "single_robust": single.robust_accuracy,
+        "single_fooled": "".join("01"[int(bit)] for bit in single.pool.foolable[:, 0]),
+        **judged(rec, x, y, threat, (PORTFOLIO,), alone_by="saddle"),
+    }

@@ -217,9 +217,9 @@ def singles(seed: int) -> list[Member]:
 
 _SMALL = Member("cifar10", width=8, epochs=12, eps=0.5, norm="l2")
 CIFAR: tuple[Cell, ...] = (
-    Cell("bounded", _SMALL, members=2, weight=0.5),
-    Cell("continued", _SMALL, members=2),
     Cell("iat", _SMALL, members=2),
+    Cell("continued", _SMALL, members=2),
+    Cell("bounded", _SMALL, members=2, weight=0.5),
 )
 
 _KINDS = (

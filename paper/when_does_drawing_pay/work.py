@@ -19,7 +19,7 @@ from randens.core.files import write_atomic
 from randens.evaluation import transferred
 from randens.witness import WitnessPool
 
-__all__ = ["RESULTS", "compute", "judged", "result_of", "shipped", "write_result"]
+__all__ = ["RESULTS", "compute", "images_of", "judged", "result_of", "shipped", "write_result"]
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -44,7 +44,7 @@ def compute(cell: Cell, folder: Path, split: str = "validation", say: Say = prin
     if cell.k > 1:
         rec = rec.subsets(cell.k)
     say(f"{cell.name}: judging on {split} data")
-    x, y = _data(cell.member.data, split)
+    x, y = images_of(cell.member.data, split)
     threat = randens.Threat(cell.member.norm, cell.member.eps)
     result = {
         "cell": cell.name,
@@ -98,10 +98,12 @@ def shipped(cell: Shipped, say: Say = print) -> dict[str, Any]:
     return result
 
 
-def _data(name: str, split: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """All images of digits; the first thousand of CIFAR-10, after those that checkpoints were chosen on."""
+def images_of(name: str, split: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """All images of digits; of CIFAR-10 the first 2,000 test images, or a thousand validation images."""
     data = randens.data.load(name, split)
-    return data[: len(data)] if name == "digits" else data[500:1500]
+    if name == "digits":
+        return data[: len(data)]
+    return data[:2000] if split == "test" else data[500:1500]
 
 
 def judged(

@@ -247,6 +247,40 @@ def test_fits_the_screen(browser: Browser, tmp_path: Path, width: int, scheme: s
         assert (tmp_path / f"{width}.png").stat().st_size > 20_000
 
 
+@pytest.mark.parametrize(("width", "columns"), [(1400, 2), (1200, 2), (1199, 1), (800, 1)])
+def test_wide_screens_have_two_columns(browser: Browser, tmp_path: Path, width: int, columns: int) -> None:
+    with opened(browser, made(tmp_path, chosen_evaluation(3)), width) as page:
+        first, second = (
+            page.locator(f"section[aria-labelledby={name}]") for name in ("results", "efficiency")
+        )
+        one, two = first.bounding_box(), second.bounding_box()
+        assert one is not None
+        assert two is not None
+        assert (one["y"] == pytest.approx(two["y"])) is (columns == 2)
+        assert (two["x"] > one["x"] + one["width"]) is (columns == 2)
+        whole = page.locator("section[aria-labelledby=landscape-0]").bounding_box()
+        assert whole is not None
+        assert whole["width"] > 0.9 * width
+
+
+def test_a_table_that_scrolls_says_so(browser: Browser, tmp_path: Path) -> None:
+    hint = """(table) => getComputedStyle(table, "::before").content"""
+    with opened(browser, made(tmp_path, chosen_evaluation(3)), 320) as page:
+        table = page.locator("section[aria-labelledby=results] .table")
+        region = table.locator(".scroll")
+        assert "scroll" in table.evaluate(hint)
+        region.evaluate("(e) => { e.scrollLeft = e.scrollWidth; }")
+        page.wait_for_function(
+            "() => !document.querySelector('#results ~ .table .scroll').classList.contains('more')"
+        )
+        assert "scroll" not in table.evaluate(hint)
+        # The keyboard scrolls it, too.
+        region.focus()
+        assert page.evaluate("document.activeElement.classList.contains('scroll')")
+    with opened(browser, made(tmp_path / "wide", chosen_evaluation(3)), 1400) as page:
+        assert "scroll" not in page.locator("section[aria-labelledby=results] .table").evaluate(hint)
+
+
 def test_text_has_contrast_and_pictures_have_words(browser: Browser, trained_run: Path) -> None:
     for scheme in ("light", "dark"):
         with opened(browser, write_report([trained_run]), color_scheme=scheme) as page:

@@ -423,3 +423,75 @@ def test_attacks_that_found_more_than_the_evaluation_are_pointed_out(
         document["together"]["value"] = together
         write_json(folder / "report" / "attacks.json", seal(document))
         assert ("its attacks were not the strongest" in page_of(folder)) is said
+
+
+def header_of(page: str) -> str:
+    found = re.search(r"<header.*?</header>", page, flags=re.S)
+    assert found is not None
+    return " ".join(re.sub(r"<[^>]+>", " ", found.group(0)).split())
+
+
+def test_the_headline_comes_first_and_its_number_once(tmp_path: Path) -> None:
+    drawn = chosen_evaluation(3, probs=[0.5, 0.25, 0.25])
+    header = header_of(page_of(chosen_run(tmp_path / "drawn", drawn)))
+    number = f"{100 * drawn.robust:.1f} %"
+    assert header.count(number) == 1
+    assert f"Robust accuracy {number} (95% interval" in header
+    assert "digits test, 200 inputs, attacked with saddle, linf ε = 0.1." in header
+    fixed = chosen_evaluation(3, probs=[0, 1, 0])
+    page = page_of(chosen_run(tmp_path / "fixed", fixed))
+    assert '<p class="verdict">α selects member 1: nothing is drawn.' in page
+    assert header_of(page).count(f"{100 * fixed.robust:.1f} %") == 1
+
+
+def test_every_number_names_what_it_is_about(tmp_path: Path) -> None:
+    one, two = chosen_evaluation(2), chosen_evaluation(2, n=50, data="mnist")
+    text = text_of(page_of(chosen_run(tmp_path / "one", one), chosen_run(tmp_path / "two", two)))
+    about = {
+        "one": "digits test, 200 inputs, attacked with saddle, linf ε = 0.1",
+        "two": "mnist test, 50 inputs, attacked with saddle, linf ε = 0.1",
+    }
+    both = "; ".join(f"{name}: {said}" for name, said in about.items())
+    assert text.count(both) == 2  # the table of results, robustness against compute
+    for said in about.values():
+        assert text.count(said) >= 4  # landscape, fooled together, worst cases found
+
+
+def test_comparisons_name_methods_and_training_budgets(tmp_path: Path) -> None:
+    """The equal-budget network is named; without one the page says that it is missing."""
+    whole = chosen_run(tmp_path / "quickstart-1", chosen_evaluation(3, share=0.2))
+    alone = chosen_run(whole / "at", chosen_evaluation(1, share=0.7), method="at")
+    for path, method, passes in ((alone, "at", 100), (whole / "barre", "barre", 210)):
+        if path != alone:
+            chosen_run(path, None, method=method)
+        cost = {"forwards": passes, "backwards": passes, "seconds": 1.0}
+        write_json(path / "training.json", {"method": method, "cost": cost})
+    said = verdicts(load_runs([whole, alone]))
+    assert re.fullmatch(r"BARRE is \d+\.\d points more robust than AT \(95% interval \+.*\)\.", said[1])
+    assert "AT is not an equal-budget baseline: training BARRE took 2.1 times its member passes." in said[2]
+    # What the second training began with belongs to its budget.
+    manifest = json.loads((whole / "barre" / "manifest.json").read_text())
+    manifest["recipe"]["first"] = str(alone)
+    write_json(whole / "barre" / "manifest.json", seal(manifest))
+    assert load_run(whole).passes == 620
+    write_json(
+        alone / "training.json", {"method": "at", "cost": {"forwards": 630, "backwards": 0, "seconds": 1.0}}
+    )
+    manifest["recipe"]["first"] = None
+    write_json(whole / "barre" / "manifest.json", seal(manifest))
+    write_json(
+        whole / "barre" / "training.json",
+        {"method": "barre", "cost": {"forwards": 600, "backwards": 40, "seconds": 1.0}},
+    )
+    assert verdicts(load_runs([whole, alone]))[2].startswith("AT: the equal-budget baseline")
+
+
+def test_a_curve_that_disagrees_with_the_evaluation_is_pointed_out(trained_run: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "r"
+    shutil.copytree(trained_run, folder)
+    document = json.loads((folder / "report" / "radii.json").read_text())
+    robust = float(load_run(folder).evaluation.robust)  # type: ignore[union-attr]
+    for value, said in ((robust, False), (robust + 0.01, True)):
+        document["radii"][1]["robust"]["value"] = value
+        write_json(folder / "report" / "radii.json", seal(document))
+        assert ("one of them is older than the other" in page_of(folder)) is said

@@ -71,15 +71,17 @@ class GradientMembers:
         with torch.no_grad():
             for index, original in enumerate(self._originals):
                 z = logits_of(original(x[:4]), len(x[:4]), f"member {index}")
+                if self._members[index] is not original:
+                    if self._agrees(index, x[:4], z):
+                        continue
+                    # Kept from an earlier attack, and weights were changed past torch's version counters.
+                    self._members[index] = folded(original)
+                    if self._agrees(index, x[:4], z):
+                        continue
+                    self._members[index] = original
                 again = logits_of(original(x[:4]), len(x[:4]), f"member {index}")
                 if bool((z - again).abs().max() > _RANDOM * z.abs().max()):
                     random.append(index)
-                if self._members[index] is original or self._agrees(index, x[:4], z):
-                    continue
-                # Kept from an earlier attack, and weights were changed past torch's version counters.
-                self._members[index] = folded(original)
-                if not self._agrees(index, x[:4], z):
-                    self._members[index] = original
         if random:
             warnings.warn(
                 f"members {random} answer the same input differently each time, in eval mode; what an attack finds on "

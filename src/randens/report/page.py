@@ -88,6 +88,7 @@ def render(runs: Sequence[LoadedRun]) -> str:
         runs=[_run(one, number) for number, one in enumerate(runs)],
         names=labels(runs),
         verdicts=_header(runs),
+        about=_about(runs),
         results=tables.results(runs),
         comparison=tables.comparison(runs) if len(runs) > 1 else None,
         efficiency=_efficiency(runs),
@@ -128,7 +129,8 @@ def _templates() -> jinja2.Environment:
         "count": evaluation_tables.count,
         "threat": tables.threat,
     }
-    made.globals |= {"command": tables.command, "where": tables.where, "stale": tables.stale}
+    for name in ("command", "disagreement", "stale", "where"):
+        made.globals[name] = getattr(tables, name)
     return made
 
 
@@ -149,6 +151,18 @@ def _header(runs: Sequence[LoadedRun]) -> list[str]:
     first = runs[0]
     own = [headline(first)] if first.evaluation is None else [drawing(first.evaluation), headline(first)]
     return own + verdicts(runs)[1:]
+
+
+def _about(runs: Sequence[LoadedRun]) -> str:
+    """What the numbers of all runs are about; run by run where they differ."""
+    found = {
+        name: tables.where(e.data, e.split, e.n, e.attacks, e.threat)
+        for name, e in zip(labels(runs), (one.evaluation for one in runs), strict=True)
+        if e is not None
+    }
+    if len(set(found.values())) == 1:
+        return next(iter(found.values()))
+    return "; ".join(f"{name}: {said}" for name, said in found.items())
 
 
 def _run(one: LoadedRun, number: int) -> dict[str, Any]:

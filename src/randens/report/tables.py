@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,7 @@ __all__ = [
     "command",
     "comparison",
     "conflicts",
+    "disagreement",
     "flat",
     "fooled",
     "fooled_sets",
@@ -242,6 +244,30 @@ def stale(one: LoadedRun, measured: Radii | AttackTable | Gallery) -> str:
         return "members"
     same = len(measured.probs) == result.members and np.allclose(measured.probs, result.probs)
     return "" if same else "probabilities"
+
+
+def disagreement(one: LoadedRun) -> str:
+    """Where the curve over ε and the evaluation answer one question differently; "" where they agree.
+
+    Both read the run's witness store, so they differ only if one of them is older than the other.
+    """
+    radii, result = one.radii, one.evaluation
+    if radii is None or result is None or stale(one, radii):
+        return ""
+    if (radii.data, radii.split, radii.n, radii.norm) != (
+        result.data,
+        result.split,
+        result.n,
+        result.threat.norm,
+    ):
+        return ""
+    for radius in radii.radii:
+        if math.isclose(radius.eps, result.threat.eps) and abs(radius.robust.value - result.robust) > 1e-9:
+            return (
+                f"At ε = {radius.eps:.4g} this curve has {percent(radius.robust.value)} and the evaluation "
+                f"{percent(result.robust)}: one of them is older than the other, and the lower number holds."
+            )
+    return ""
 
 
 def where(
