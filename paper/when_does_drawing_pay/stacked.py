@@ -43,7 +43,7 @@ class Stack(nn.Module):
         self.shape_of = [copy.deepcopy(networks[0]).to("meta")]
 
     def forward(self, x: Tensor) -> Tensor:
-        rows = x.unflatten(0, (-1, self.size)).transpose(0, 1)
+        rows = torch.unflatten(x, 0, (-1, self.size)).transpose(0, 1)
         weights = dict(zip(self.named, self.values, strict=True))
 
         def alone(weights: dict[str, Tensor], fixed: dict[str, Tensor], x: Tensor) -> Tensor:
@@ -131,7 +131,7 @@ def train(recipes: Sequence[Recipe], first: Sequence[Sequence[nn.Module]] | None
             for settings in optimizer.param_groups:
                 settings["lr"] = rate
             optimizer.zero_grad(set_to_none=True)
-            (total / count).backward()  # type: ignore[no-untyped-call]
+            (total / count).backward()
             optimizer.step()
             for target, stack in zip(averaged, stacks, strict=True):
                 average(target, stack, recipe.ema, epoch * batches + step)

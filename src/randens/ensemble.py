@@ -176,9 +176,12 @@ class _Ensemble(nn.Module):
     def _judge(self, x: Tensor) -> tuple[Tensor, int]:
         """Verdicts [n, M], and how many classes there are (0 if there are no inputs)."""
         parts, classes = [], 0
+        first = next((p for p in self.parameters() if p.is_floating_point()), None)
         with evaluating(self), torch.no_grad():
             for chunk in torch.split(x, _CHUNK):
-                z = self.logits(models.send(chunk, self.device))
+                sent = models.send(chunk, self.device)
+                # As attacks do: inputs are judged in the members' precision.
+                z = self.logits(sent if first is None else sent.to(first.dtype))
                 if not bool(torch.isfinite(z).all()):
                     bad = (~torch.isfinite(z)).flatten(1).any(dim=1).nonzero().flatten().tolist()
                     raise ModelError(f"members {bad} return NaN or infinite logits; they cannot be scored")

@@ -273,8 +273,9 @@ def test_attacks_are_attacks_names_lists_or_the_portfolio() -> None:
         randens.evaluate(model, (X, Y), "pdg")
     with pytest.raises(InputError, match=r"attack is \[\]"):
         randens.evaluate(model, (X, Y), [])
-    with pytest.raises(InputError, match="attack holds a int"):
-        randens.evaluate(model, (X, Y), [3])  # type: ignore[list-item]
+    for wrong in (3, [3]):
+        with pytest.raises(InputError, match="attack holds a int"):
+            randens.evaluate(model, (X, Y), wrong)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="norm is 'l2'; give its radius too"):
         randens.evaluate(model, (X, Y), "pgd", norm="l2")
 
@@ -342,12 +343,47 @@ def test_what_looks_wrong_is_said() -> None:
         (3, "data is a int; give"),
         ([3], "item 0 of data is a int"),
         ((X[:, :, :4], Y), "which member 0 does not take"),
+        ((X * float("nan"), Y), "x holds NaN"),
+        ("nowhere.npz", "nowhere.npz does not exist"),
     ],
 )
 def test_bad_data_is_one_sentence(data: Any, said: str) -> None:
     with pytest.raises(InputError, match=said) as error:
         randens.evaluate(nets()[0], data, "fgsm", eps=EPS)
     assert "\n" not in str(error.value)
+
+
+def test_inputs_are_read_in_the_precision_of_the_weights() -> None:
+    model = nets()[0]
+    single = randens.evaluate(model, (X, Y), "fgsm", eps=EPS)
+    from_double = randens.evaluate(model, (X.double(), Y), "fgsm", eps=EPS)
+    assert float(from_double.robust) == float(single.robust)
+    assert from_double.notes == ("x is float64; it was read as float32, as the members' weights are",)
+    double = copy.deepcopy(model).double()
+    for data in ((X, Y), (X.double(), Y), randens.data.load("digits", "test").subset(range(8))):
+        assert randens.evaluate(double, data, "fgsm", eps=EPS).x_adv.dtype == np.float64
+    rec = RandomizedEnsemble([model])
+    assert torch.equal(rec.errors(X.double(), Y), rec.errors(X, Y))
+    for members, said in (
+        ([model, double], "float32 and float64"),
+        ([copy.deepcopy(model).half()], "float16"),
+    ):
+        with pytest.raises(InputError, match=f"the members' weights are {said}"):
+            randens.evaluate(members, (X, Y), "fgsm", eps=EPS)
+
+
+def test_wrappers_of_evaluated_members_are_not_in_training_mode() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RandensWarning)
+        randens.evaluate(DeterministicEnsemble([net.eval() for net in nets()]), (X, Y), "fgsm", eps=0.01)
+
+
+def test_random_models_take_attacks_and_no_preprocessing() -> None:
+    random = randens.RandomizedModel(nn.Sequential(nn.Dropout(0.5), nets()[0]), draws=2, active=nn.Dropout)
+    with pytest.raises(InputError, match="preprocessing does not go with a random model"):
+        randens.evaluate(random, (X, Y), "eot", eps=EPS, preprocessing=(0.5, 0.5))
+    with pytest.raises(InputError, match="attack is 3; give one made by"):
+        randens.evaluation.evaluate_stochastic(random, (X, Y), 3)  # type: ignore[arg-type]
 
 
 def test_bad_models_are_one_sentence() -> None:

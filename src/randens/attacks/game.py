@@ -69,7 +69,7 @@ def solve_game(
     # Parts that stay in the processor's cache through all iterations; together those with as many targets.
     several = several[counts[several].argsort(stable=True)]
     width = max(1, _CACHED // max(1, a.shape[1] * a.shape[2]))
-    for rows in several.split(width) if len(several) else ():
+    for rows in torch.split(several, width) if len(several) else ():
         columns = (
             support[rows].int().argsort(dim=1, descending=True, stable=True)[:, : int(counts[rows].max())]
         )

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from randens._version import __version__
 from randens.cli.interrupts import Terminated, farewell, signals_noted
-from randens.core.errors import RandensError, unknown
+from randens.core.errors import RandensError, RandensWarning, unknown
 
 if TYPE_CHECKING:
     import typer
@@ -110,7 +111,8 @@ def run(arguments: Sequence[str]) -> int:
     # Typer takes longer to import than everything above takes to run.
     import typer
 
-    with signals_noted() as signals:
+    with signals_noted() as signals, warnings.catch_warnings():
+        warnings.showwarning = _warn
         try:
             code = _run(chosen)
             # typer turns Ctrl-C into an exit code without a message.
@@ -231,6 +233,21 @@ def _check_subcommand(verb: str, group: typer.Typer, rest: Sequence[str]) -> Non
     ]
     if rest and not rest[0].startswith("-") and rest[0] not in names:
         unknown(f"command of {verb!r}", rest[0], names)
+
+
+def _warn(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """What randens warns about is one line; the rest looks as always."""
+    if issubclass(category, RandensWarning):
+        _say(f"warning: {message}")
+    else:
+        (file or sys.stderr).write(warnings.formatwarning(message, category, filename, lineno, line))
 
 
 def _say(message: str) -> None:

@@ -41,8 +41,7 @@ def pick_device(name: str | torch.device | None = "auto") -> torch.device:
     try:
         found = torch.device(name)
     except (RuntimeError, TypeError) as error:
-        reason = " ".join(str(error).split())[:80]
-        raise InputError(f"device is {name!r}; valid: auto, cpu, cuda, cuda:N, mps ({reason})") from None
+        raise InputError(f"device is {name!r}; valid: auto, cpu, cuda, cuda:N") from error
     if found.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if not count:

@@ -121,7 +121,9 @@ def _named(data: str | os.PathLike[str], split: str) -> Any:
     text, path = os.fspath(data), Path(data)
     if text in names():
         return load(text, split)
-    if path.suffix == ".npz" and path.is_file():
+    if path.suffix == ".npz":
+        if not path.is_file():
+            raise InputError(f"{path} does not exist; give an .npz file with the arrays x and y")
         try:
             with np.load(path, allow_pickle=False) as content:
                 return content["x"], content["y"]
@@ -297,6 +299,8 @@ def check_range(x: Tensor, bounds: tuple[float, float] | None) -> None:
     if bounds is None or not x.numel():
         return
     low, high = float(x.min()), float(x.max())
+    if low != low:
+        raise InputError("x holds NaN; every input must be a number")
     if low >= bounds[0] and high <= bounds[1]:
         return
     said = f"x ranges over [{low:g}, {high:g}], and inputs must lie in [{bounds[0]:g}, {bounds[1]:g}]"

@@ -219,6 +219,13 @@ def _imported(spec: str, run_code: bool) -> Iterator[Any]:
         raise InputError(
             f"model is {spec!r}; the factory must be callable without arguments ({error})"
         ) from error
+    except RandensError:
+        raise
+    except Exception as error:
+        # The code is the user's own: any error may come out of it.
+        raise ModelError(
+            f"model is {spec!r}; its code failed with {type(error).__name__}: {error}"
+        ) from error
     finally:
         sys.path.remove(here)
 

@@ -212,12 +212,18 @@ def prepare(
     if random and preprocessing is not None:
         raise InputError("preprocessing does not go with a random model; normalise inside its own forward")
     rec = model if random else as_rec(model, probs=probs, preprocessing=preprocessing)
-    inputs = as_inputs(data, split=split, limit=limit)
+    inputs = _in_precision(as_inputs(data, split=split, limit=limit), rec)
     known = getattr(rec, "threat", None)
     chosen = choose_attacks(attack, eps=eps, norm=norm, bounds=bounds, known=known, seed=seed)
     check_range(inputs.x, chosen[0].threat.bounds)
-    passed = data if isinstance(data, ImageData) and limit is None else (inputs.x, inputs.y)
-    if inputs.classes is not None and not isinstance(passed, ImageData) and inputs.split != "unknown":
+    single = inputs.x.dtype == torch.float32
+    passed = data if isinstance(data, ImageData) and limit is None and single else (inputs.x, inputs.y)
+    if (
+        inputs.classes is not None
+        and not isinstance(passed, ImageData)
+        and inputs.split != "unknown"
+        and single
+    ):
         names = tuple(map(str, range(inputs.classes)))
         passed = ImageData(inputs.x, inputs.y, names, inputs.name, inputs.split)
     return Prepared(rec if random else fitted(rec, inputs.x), passed, inputs, chosen)
@@ -238,7 +244,7 @@ def choose_attacks(
     `eps` or `norm` that contradicts it is refused.
     """
     given = (
-        [attack] if isinstance(attack, (Attack, str)) else list(["standard"] if attack is None else attack)
+        ["standard"] if attack is None else list(attack) if isinstance(attack, (list, tuple)) else [attack]
     )
     made = [a for a in given if isinstance(a, Attack)]
     if made:
@@ -276,6 +282,22 @@ def choose_attacks(
     return as_attacks(found)
 
 
+def _in_precision(inputs: Inputs, rec: Any) -> Inputs:
+    """The inputs in the precision of the members' weights; half precision, or several, are refused."""
+    members = list(rec.members) if isinstance(rec, RandomizedEnsemble) else [rec]
+    weights = [next((p for p in m.parameters() if p.is_floating_point()), None) for m in members]
+    kinds = sorted({str(w.dtype).removeprefix("torch.") for w in weights if w is not None})
+    if len(kinds) > 1 or (kinds and kinds[0] not in ("float32", "float64")):
+        raise InputError(
+            f"the members' weights are {' and '.join(kinds)}; all must be float32, or all float64, e.g. member.float()"
+        )
+    wanted = torch.float64 if kinds == ["float64"] else torch.float32
+    if not kinds or inputs.x.dtype == wanted:
+        return inputs
+    said = f"x is {str(inputs.x.dtype).removeprefix('torch.')}; it was read as {kinds[0]}, as the members' weights are"
+    return dataclasses.replace(inputs, x=inputs.x.to(wanted), notes=(*inputs.notes, said))
+
+
 def _own_data(model: Any) -> Any:
     if isinstance(model, (str, os.PathLike)) and (Path(model) / "manifest.json").is_file():
         return open_subject(model).data
@@ -287,7 +309,12 @@ def _checked(case: Prepared) -> tuple[Prepared, tuple[str, ...]]:
     if not isinstance(case.rec, RandomizedEnsemble):
         return case, ()
     said = []
-    training = [i for i, member in enumerate(case.rec.members) if any(m.training for m in member.modules())]
+    # Wrappers are in training mode when they are made; what they hold decides.
+    training = [
+        i
+        for i, member in enumerate(case.rec.members)
+        if any(m.training and next(m.children(), None) is None for m in member.modules())
+    ]
     if training:
         said.append(f"members {training} were in training mode; they were evaluated in eval mode, as always")
     y = case.inputs.y[:_LOOKED_AT]

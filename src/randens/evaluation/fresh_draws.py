@@ -605,7 +605,7 @@ def _plan(
         )
     if isinstance(threat, Threat):
         return _portfolio(threat, seed)
-    chosen = (threat,) if isinstance(threat, Attack) else tuple(threat)
+    chosen = tuple(threat) if isinstance(threat, (list, tuple)) else (threat,)
     if not chosen or not all(isinstance(a, Attack) for a in chosen):
         raise InputError(
             f"attack is {attack!r}; give one made by randens.attacks.create, a list of them or a threat"

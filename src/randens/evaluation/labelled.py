@@ -14,7 +14,7 @@ from randens.core.errors import InputError
 from randens.data import ImageData
 from randens.ensemble import RandomizedEnsemble, evaluating
 
-__all__ = ["Data", "Labelled", "fingerprint", "labelled"]
+__all__ = ["Data", "Labelled", "as_image_data", "fingerprint", "labelled"]
 
 Data: TypeAlias = ImageData | tuple[Tensor, Tensor] | Iterable[tuple[Tensor, Tensor]]
 """Images that know their split, a pair (x, y), or a loader of such pairs."""
@@ -56,6 +56,16 @@ def labelled(data: Data, rec: RandomizedEnsemble) -> Labelled:
         raise InputError("data is empty; give at least one input")
     _fits(found, rec, len(data.classes) if isinstance(data, ImageData) else None)
     return found
+
+
+def as_image_data(data: Data, rec: RandomizedEnsemble) -> ImageData:
+    """`data` with class names: the ensemble's own, or numbers."""
+    if isinstance(data, ImageData):
+        return data
+    found = labelled(data, rec)
+    with evaluating(rec), torch.no_grad():
+        count = rec.logits(found.x[:1].to(rec.device)).shape[2]
+    return ImageData(found.x, found.y, rec.classes or tuple(map(str, range(count))), found.name, found.split)
 
 
 def fingerprint(rec: RandomizedEnsemble) -> str:

@@ -134,7 +134,7 @@ def optimize_stochastic_sampling(
             f"data is the test split of {inputs.name}; choose probabilities on its validation split, and evaluate them "
             "on the test split"
         )
-    chosen = (attack,) if isinstance(attack, Attack) else tuple(attack)
+    chosen = tuple(attack) if isinstance(attack, (list, tuple)) else (attack,)
     if not chosen or not all(isinstance(a, Attack) for a in chosen):
         raise InputError(f"attack is {attack!r}; give one made by randens.attacks.create, or a list of them")
     report = silent if progress is None else progress

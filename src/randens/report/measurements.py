@@ -19,7 +19,7 @@ from randens.core.runs import Run
 from randens.data import ImageData
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation import estimate, evaluate
-from randens.evaluation.labelled import fingerprint
+from randens.evaluation.labelled import Data, as_image_data, fingerprint
 from randens.report.load import AttackLine, AttackTable, Gallery, Interval, Radii, Radius
 from randens.report.pictures import make_gallery
 from randens.threat import Threat
@@ -63,7 +63,7 @@ class Measurements:
 
 def measure(
     rec: RandomizedEnsemble,
-    data: ImageData,
+    data: Data,
     threat: Threat,
     *,
     attack: Sequence[str] = ("saddle",),
@@ -81,7 +81,7 @@ def measure(
     ----------
     rec : RandomizedEnsemble
         What the page is about.
-    data : ImageData
+    data : ImageData, pair (x, y) or loader
         Inputs and labels.
     threat : Threat
         What the perturbations may be.
@@ -118,6 +118,7 @@ def measure(
     >>> [round(radius.eps, 2) for radius in found.radii.radii]
     [0.05, 0.1]
     """
+    data = as_image_data(data, rec)
     store = folder if isinstance(folder, WitnessStore) or folder is None else WitnessStore(folder)
     report = silent if progress is None else progress
     sizes = sorted(set(factors))

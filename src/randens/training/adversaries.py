@@ -69,8 +69,9 @@ class Victims:
 
     def some(self, indices: Sequence[int]) -> Victims:
         """A few of them, drawn evenly."""
-        members, forwards = (tuple(every[i] for i in indices) for every in (self.members, self.forwards))
-        return Victims(members, forwards, torch.full_like(self.probs[: len(indices)], 1 / len(indices)))
+        members, forwards = [self.members[i] for i in indices], [self.forwards[i] for i in indices]
+        even = torch.full_like(self.probs[: len(indices)], 1 / len(indices))
+        return Victims(tuple(members), tuple(forwards), even)
 
     def logits(self, x: Tensor) -> Tensor:
         """[M, n, C], float32."""
