@@ -18,11 +18,7 @@ import torch
 import randens
 from randens import data as datasets
 from randens.report import write_report
-
-try:
-    from randens.core.runs import Run
-except ImportError:  # revisions before the rooms were tidied
-    from randens.runs import Run  # type: ignore[attr-defined,no-redef]
+from randens.runs import Run
 
 PACKAGE = str(Path(randens.__file__).parent)
 
