@@ -74,7 +74,8 @@ def _page(module: str, source: Path) -> str:
     # Names that another room exports are documented there.
     own = module.removeprefix("randens").removeprefix(".")
     rooms = {n: h.removeprefix("randens.").removeprefix("core.").split(".")[0] for n, h in homes.items()}
-    there = {n: room for n, room in rooms.items() if room in ROOMS and room != own and n not in ROOMS}
+    skipped = set() if own else {n for n in names if n in ROOMS or n.startswith("_")}
+    there = {n: room for n, room in rooms.items() if room in ROOMS and room != own and n not in skipped}
     links = [f"- [`randens.{room}`]({room}.md)" for room in ROOMS] if not own else []
     # The anchor makes a link to the name lead here, too.
     links += [
@@ -83,8 +84,7 @@ def _page(module: str, source: Path) -> str:
     ]
     if links:
         blocks.append("\n".join(links) + "\n")
-    homes = {n: h for n, h in homes.items() if n not in there and n not in ROOMS and not n.startswith("_")}
-    blocks += [f"::: {home}\n" for home in homes.values()]
+    blocks += [f"::: {home}\n" for name, home in homes.items() if name not in there and name not in skipped]
     return "\n".join(blocks)
 
 
