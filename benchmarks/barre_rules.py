@@ -44,7 +44,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "data": {"name": "digits"},
         "threat": {"norm": "linf", "eps": 0.15},
         "warmup": 0,
-        "seeds": {2: (0, 1, 2), 4: (0,)},
+        "seeds": {2: (0, 1, 2), 4: (0, 1, 2)},
         "rules": ("printed", "floor", "released"),
         "images": None,
         "held": None,
@@ -53,15 +53,15 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "cifar10": {
         "epochs": 20,
         "batch_size": 128,
-        "model": {"name": "convnet", "width": 8, "hidden": 64},
+        "model": {"name": "resnet8", "width": 8, "stride": 2},
         "data": {"name": "cifar10", "crop_padding": 4, "flip": True},
         "threat": {"norm": "linf", "eps": "4/255"},
         "warmup": 4,
         "seeds": {2: (0,)},
         "rules": ("printed", "released"),
-        "images": 2000,
-        "held": 400,
-        "test": 500,
+        "images": 4000,
+        "held": 500,
+        "test": 1000,
     },
 }
 
@@ -96,17 +96,18 @@ def recipe(data: str, method: str, members: int, seed: int, rule: str, first: Pa
     )
 
 
-def run(data: str, folder: Path) -> None:
-    """Train and measure whatever is missing."""
+def run(data: str, folder: Path, sizes: Sequence[int], seeds: Sequence[int], rules: Sequence[str]) -> None:
+    """Train and measure whatever is missing, of the ensembles with `sizes` members by `seeds` and `rules`."""
     settings = SETTINGS[data]
     whole, held = (randens.data.load(data, split) for split in ("train", "validation"))
     if settings["images"] is not None:
         whole = _first(whole, settings["images"])
-    wanted = [(members, seed) for members, seeds in settings["seeds"].items() for seed in seeds]
+    planned = [(members, seed) for members, known in settings["seeds"].items() for seed in known]
+    wanted = [(members, seed) for members, seed in planned if members in sizes and seed in seeds]
     for members, seed in wanted:
         first = folder / f"{data}-at-{seed}"
         train(recipe(data, "at", 1, seed, "printed", None), first, data=(whole, held))
-        for rule in settings["rules"]:
+        for rule in (rule for rule in settings["rules"] if rule in rules):
             place = folder / f"{data}-{rule}-{members}-{seed}"
             train(recipe(data, "barre", members, seed, rule, first), place, data=(whole, held))
             if not (place / "rule.json").exists():
@@ -143,10 +144,14 @@ def _measure(place: Path, data: str) -> dict[str, Any]:
 
 
 def collect(folders: Sequence[Path]) -> None:
-    """Write down every measurement found in the folders."""
+    """Write down every measurement found in the folders, in place of an earlier one of the same run."""
     paths = [path for folder in folders for path in sorted(folder.glob("*/rule.json"))]
-    found = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
-    write_json(RESULTS, {"format": "randens-barre-rules-1", "runs": found})
+    known = json.loads(RESULTS.read_text(encoding="utf-8"))["runs"] if RESULTS.exists() else []
+    found = {
+        (r["data"], r["members"], r["rule"], r["seed"]): r
+        for r in [*known, *(json.loads(path.read_text(encoding="utf-8")) for path in paths)]
+    }
+    write_json(RESULTS, {"format": "randens-barre-rules-1", "runs": [found[key] for key in sorted(found)]})
 
 
 def table() -> str:
@@ -173,10 +178,32 @@ def table() -> str:
     return "\n".join(lines)
 
 
+def comparison() -> str:
+    """Released minus printed, drawn evenly, for every data set and size with both, over the seeds of both."""
+    content = json.loads(RESULTS.read_text(encoding="utf-8"))["runs"]
+    said = []
+    for data in SETTINGS:
+        for members in SETTINGS[data]["seeds"]:
+            even = {
+                (r["rule"], r["seed"]): r["even"][1]
+                for r in content
+                if (r["data"], r["members"]) == (data, members)
+            }
+            gaps = [
+                value - even["printed", seed]
+                for (rule, seed), value in even.items()
+                if rule == "released" and ("printed", seed) in even
+            ]
+            if gaps:
+                said.append(f"{data}, M = {members}: {100 * np.mean(gaps):+.1f}")
+    return f"Released minus printed, drawn evenly, in points: {'; '.join(said)}."
+
+
 def page(text: str) -> str:
-    """The text of docs/paper.md with the table between its two marks."""
+    """The text of docs/paper.md with the table and the comparison between its two marks."""
     before, rest = text.split(_MARKS[0])
-    return f"{before}{_MARKS[0]}\n{table()}\n{_MARKS[1]}{rest.split(_MARKS[1])[1]}"
+    made = f"{table()}\n\n{comparison()}"
+    return f"{before}{_MARKS[0]}\n{made}\n{_MARKS[1]}{rest.split(_MARKS[1])[1]}"
 
 
 def _spread(values: list[float]) -> str:
@@ -190,9 +217,14 @@ def main() -> None:
     parser.add_argument("what", choices=("train", "collect", "page"))
     parser.add_argument("--data", choices=sorted(SETTINGS), default="digits")
     parser.add_argument("--folder", type=Path, nargs="+", default=[Path("runs/barre-rules")])
+    parser.add_argument("--members", type=int, nargs="+", default=[2, 4], help="sizes to train")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="seeds to train")
+    parser.add_argument(
+        "--rules", choices=sorted(RULES), nargs="+", default=sorted(RULES), help="rules to train"
+    )
     given = parser.parse_args()
     if given.what == "train":
-        run(given.data, given.folder[0])
+        run(given.data, given.folder[0], given.members, given.seeds, given.rules)
     elif given.what == "collect":
         collect(given.folder)
     else:

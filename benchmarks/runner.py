@@ -52,7 +52,7 @@ BENCHMARKS = (
         "peers", "stronger attacks of other libraries, on one model and on the drawn ensemble", 600, 120, True
     ),
     Benchmark("fresh", "every attack on images that no setting was chosen on", 1800, 120, needs_members=True),
-    Benchmark("strength", "share of inputs solved exactly, where the optimum is known", 240, 60),
+    Benchmark("strength", "share of inputs solved exactly, where the optimum is known", 480, 60),
     Benchmark("sampling", "exact probabilities against the subgradient method", 300, 60),
     Benchmark(
         "cutting_planes", "probabilities under real attack: cutting planes against Algorithm 1", 240, 90

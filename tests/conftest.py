@@ -73,8 +73,10 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
     item.user_properties.append(("cpu", _cpu_seconds() - _begun.pop(item.nodeid)))
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """The slowest tests, if asked; and a line if those in a browser were left out, and how to have them run."""
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Generator[None, None, None]:
+    """At the end: the slowest tests, if asked; a line if those in a browser were left out, and how to have them run."""
+    yield
     ended = (report for reports in terminalreporter.stats.values() for report in reports)
     slowest = sorted(
         (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from fractions import Fraction
 from typing import Any
 
@@ -77,6 +78,9 @@ def test_a_projection_by_hand() -> None:
     threat = Threat("l1", 1.0)
     x = torch.tensor([[0.0, 0.5]])
     torch.testing.assert_close(threat.project(torch.tensor([[1.0, 2.5]]), x), torch.tensor([[0.5, 1.0]]))
+    # The region keeps the box by itself, before any clipping.
+    near = Region.around(x.double(), threat).project(torch.tensor([[1.0, 2.0]], dtype=torch.float64))
+    torch.testing.assert_close(near, torch.tensor([[0.5, 0.5]], dtype=torch.float64))
     free = Threat("l1", 1.0, None)
     torch.testing.assert_close(free.project(torch.tensor([[1.0, 2.5]]), x), torch.tensor([[0.0, 1.5]]))
 
@@ -165,6 +169,44 @@ def test_the_sparse_search_finds_a_planted_pixel() -> None:
     found = attacks.create("sparse", Threat("l0", 1), queries=400)(rec, x, y)
     assert found.risk.tolist() == [1.0] * 4
     assert [(a != b).nonzero().flatten().tolist() for a, b in zip(found.x_adv, x, strict=True)] == [[17]] * 4
+
+
+def test_planted_optima_in_l0() -> None:
+    """A linear member changes by the sum of its largest gains: k pixels at the ends of the box are the optimum."""
+    generator = torch.Generator().manual_seed(4)
+    x, y, most = torch.rand(24, 12, generator=generator), torch.zeros(24, dtype=torch.int64), 2
+    threat = Threat("l0", most)
+    for weights in torch.randn(2, 12, generator=generator):
+        gains = torch.maximum(weights * x, weights * (x - 1)).double()
+        least = (x @ weights).double() - gains.topk(most, dim=1).values.sum(dim=1)
+        # Half of the inputs can be fooled: f(x) = (w·x − b, 0), and class 0 is right above b.
+        offset = float(least.quantile(0.5))
+        rec = RandomizedEnsemble([linear(torch.stack([weights, 0 * weights]), torch.tensor([-offset, 0.0]))])
+        foolable = (least < offset).numpy()
+        found = attacks.create("sparse", threat, queries=800)(rec, x, y)
+        fooled = found.risk.numpy() > 0
+        assert foolable.sum() == 12
+        assert not (fooled & ~foolable).any()
+        assert fooled[foolable].mean() >= 0.9
+        assert bool(((found.x_adv != x).sum(dim=1) <= most).all())
+        assert bool(((found.x_adv >= 0) & (found.x_adv <= 1)).all())
+
+
+def test_planted_optima_in_a_union() -> None:
+    """The optimum in a union is the larger of the optima in its parts (Proposition 1), and exact finds it."""
+    case = planted("linf", n=12, boxed=True, members=4)
+    parts = case.threat, Threat("l2", 0.25), Threat("l1", 0.7)
+    each = np.stack([truth(dataclasses.replace(case, threat=part)) for part in parts])
+    optimum = each.max(axis=0)
+    # No part alone is the union.
+    assert all((row < optimum - 1e-9).any() for row in each)
+    both = Threat.union(*parts)
+    found = attacks.create("exact", both)(case.rec, case.x, case.y)
+    np.testing.assert_allclose(found.risk.numpy(), optimum, atol=1e-9)
+    assert bool(both.contains(found.x_adv, case.x).all())
+    climbed = attacks.create("saddle", both)(case.rec, case.x, case.y)
+    assert (climbed.risk.numpy() <= optimum + 1e-9).all()
+    assert share_solved(climbed.risk, optimum) >= 0.75
 
 
 def test_a_union_is_as_strong_as_its_parts_together() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -34,10 +34,7 @@ from randens.core.progress import Progress, silent
 from randens.core.runs import Run
 from randens.training import Recipe, load_recipe, train
 
-NOISE = 10.0
-"""By how many points a single cell may change on another processor, at the digits scale."""
-
-__all__ = ["NOISE", "SCALES", "Missing", "Planned", "Reproduction", "plan", "reproduce"]
+__all__ = ["SCALES", "Missing", "Planned", "Reproduction", "plan", "reproduce"]
 
 _CURVES = {"barre-pgd": "trained with APGD", "barre-arc": "trained with ARC"}
 _FORMAT = "randens-reproduction-2"
@@ -143,6 +140,9 @@ class Reproduction:
 
     def findings(self) -> list[str]:
         """What the tables say, in numbers that are computed from them."""
+        # Here, for the package is imported by `python -m paper.reproduce.noise`, too.
+        from paper.reproduce.noise import noise
+
         best = self.tables[0]
         robust = [i for i, (_, name) in enumerate(best.columns) if name == "A_rob"]
         rows = {row.labels[:2]: row for row in best.rows}
@@ -162,11 +162,9 @@ class Reproduction:
                 )
         n = max((spent["inputs"] for spent in self.budget["runs"].values()), default=0)
         if said:
-            noise = 100 * 1.96 * (0.5 / n) ** 0.5
-            said.append(
-                f"- With {n:,} test images the difference of two accuracies is known to about ±{noise:.0f} points. On "
-                f"another processor training takes another course: single cells change by up to {NOISE:.0f} points."
-            )
+            sampling = 100 * 1.96 * (0.5 / n) ** 0.5
+            text = f"- With {n:,} test images the difference of two accuracies is known to ±{sampling:.0f} points."
+            said.append(f"{text} {noise().sentence}" if self.scale == "digits" else text)
         return said
 
     def _budget_lines(self) -> list[str]:
@@ -226,13 +224,15 @@ def reproduce(
     attack: str = "arc-r",
     device: str = "auto",
     seed: int = 0,
+    names: Collection[str] | None = None,
     progress: Progress | None = None,
 ) -> Reproduction:
     """Regenerate the paper's tables from the run folders below `runs` (None: runs/<scale>).
 
     training: train what is missing; by default only at the digits scale. limit: the number of test inputs. device:
-    where members are trained and attacked. Writes reproduction.md, reproduction.tex, reproduction.json and the figures
-    into `runs`. Interrupted, the same call continues.
+    where members are trained and attacked. names: train these runs only (None: all); the others are used if they are
+    there. Writes reproduction.md, reproduction.tex, reproduction.json and the figures into `runs`. Interrupted, the
+    same call continues.
     """
     begun = time.perf_counter()
     report = silent if progress is None else progress
@@ -247,7 +247,7 @@ def reproduce(
     planned = list(_plan(chosen))
     for number, run in enumerate(planned):
         report("runs", number, len(planned))
-        if trains and not _finished(folder / run.name):
+        if trains and (names is None or run.name in names) and not _finished(folder / run.name):
             _train(run, folder, seed, device, _named(run.name, report))
         if not _finished(folder / run.name) and run.name in chosen.zoo:
             _take(chosen.zoo[run.name], folder / run.name)

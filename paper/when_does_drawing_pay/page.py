@@ -382,7 +382,7 @@ def write_page(target: Path, figures: Mapping[str, str]) -> None:
         ("Training length", _plateau()),
         ("Width", "Units of each hidden layer."),
         ("Radius", "Members are trained and attacked at ε."),
-        ("Members", "The first M of the same members; more of them conflict more, and the gain grows."),
+        ("Members", "The first M of the same members."),
         ("Norm", "Members are trained and attacked in the norm."),
     )
     axes = [

@@ -112,6 +112,8 @@ def test_every_public_name_is_in_the_reference(site: Path, pages: dict[Path, Pag
         "risk",
         "attacks",
         "evaluation",
+        "audit",
+        "certify",
         "training",
         "models",
         "data",
@@ -120,13 +122,11 @@ def test_every_public_name_is_in_the_reference(site: Path, pages: dict[Path, Pag
         "interop",
         "zoo",
     ):
-        assert (site / "api" / f"{room}.html").is_file()
+        shown = pages[site / "api" / f"{room}.html"].anchors
         module = getattr(randens, room, None) or __import__(f"randens.{room}", fromlist=["*"])
         for name in module.__all__:
-            ends = f".{name}"
-            assert any(a.startswith(f"randens.{room}") and a.endswith(ends) for a in documented), (
-                f"{room}.{name}"
-            )
+            # By the module that defines it, which may belong to another room.
+            assert any(a.startswith("randens.") and a.endswith(f".{name}") for a in shown), f"{room}.{name}"
     for name in (
         "ensemble.RandomizedEnsemble",
         "ensemble.DeterministicEnsemble",

@@ -47,6 +47,20 @@ def test_planted_accuracies(line: Evaluation) -> None:
     assert line.also["uniform"].tolist() == [0.5, 0.5]
 
 
+def test_theorem_1_is_stated_for_pairs_that_were_attacked_together() -> None:
+    """With α = (1, 0, 0) every attack meets one member: what fools two of them was never looked for."""
+    rec, x, y = on_a_line((*CONFLICT, (1.0, 0.55)), LINE, (1.0, 0.0, 0.0))
+    alone = randens.evaluate(rec, (x, y), exact())
+    assert [pair.together for pair in alone.pairs] == [False, False, False]
+    text = " ".join(tables.statements(alone))
+    assert "(Theorem 1): none of 0; not attacked together: 0+1, 0+2, 1+2." in text
+    some = randens.evaluate(rec, (x, y), exact(), also={"first two": (0.5, 0.5, 0.0)})
+    assert [pair.together for pair in some.pairs] == [True, False, False]
+    text = " ".join(tables.statements(some))
+    assert "(Theorem 1): 0+1 (by 0.500" in text
+    assert "of 1; not attacked together: 0+2, 1+2." in text
+
+
 def test_planted_consequences(line: Evaluation) -> None:
     assert line.bounds.floor == pytest.approx(0.375)
     assert line.bounds.ceiling == pytest.approx(0.75)

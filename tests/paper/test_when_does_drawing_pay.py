@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from paper.when_does_drawing_pay import final, page, plan, work
+from paper.when_does_drawing_pay import final, page, plan, trained, work
 from paper.when_does_drawing_pay.figures import write_figures
 from torch import nn
 
@@ -246,3 +246,49 @@ def test_the_page_shows_what_members_of_the_zoo_gain(tmp_path: Path, monkeypatch
     ]
     # Members 50 and 25 %, drawn 1 − 2/8, two of them 1 − 1/8.
     assert row.split(" | ")[1:] == ["37.5", "50.0", "75.0", "87.5", "75.0", "+25.0", "0.80 |"]
+
+
+def test_the_page_says_what_the_test_images_of_cifar10_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(work, "RESULTS", tmp_path)
+    cell = plan.CIFAR[0]
+    result = _result(0, ["0110", "0111"], [0, 1, 1, 0]) | {"flops": 415_744, "split": "validation"}
+    work.result_of(cell).write_text(json.dumps(result), encoding="utf-8")
+    page.write_page(tmp_path / "page.md", {})
+    assert "test data is not computed yet" in (tmp_path / "page.md").read_text(encoding="utf-8")
+    # Drawn 75 %; the single network is fooled on two of four.
+    judged = result | {
+        "single": "a network",
+        "single_robust": 0.5,
+        "single_fooled": "1100",
+        "singles": {"a": 1},
+    }
+    final.result_of_small(cell).write_text(json.dumps(judged), encoding="utf-8")
+    page.write_page(tmp_path / "page.md", {})
+    text = (tmp_path / "page.md").read_text(encoding="utf-8")
+    assert "drawn evenly 75.0 %" in text
+    assert "difference +25.0 points" in text
+    assert "the interval above 0 is missed" in text  # four images say nothing: the interval holds 0
+
+
+def test_members_are_trained_once_and_found_again(tmp_path: Path) -> None:
+    member = plan.Member(width=4, epochs=2)
+    cells = [
+        plan.Cell(name, member, members=2, seed=seed) for name in ("iat", "continued") for seed in (0, 1)
+    ]
+    cells += [plan.Cell("shared", member, members=2, seed=seed, weight=0.5) for seed in (0, 1)]
+    said: list[str] = []
+    trained.prepare(cells, tmp_path, say=said.append)
+    # Four members, the same trained on, and two seeds of the method: each of them side by side.
+    assert len(said) == 3
+    trained.prepare(cells, tmp_path, say=lambda text: pytest.fail(text))
+    for cell in cells:
+        rec, passes = trained.ensemble_of(cell, tmp_path)
+        assert rec.probs.tolist() == [0.5, 0.5]
+        # An epoch of 1257 images takes three steps of the attack and one of training.
+        epochs = 2 if cell.method == "iat" else 3
+        assert passes == pytest.approx(2 * epochs * 4 * 1257, rel=0.02)
+    first = torch.rand(3, 1, 8, 8)
+    base, on = (trained.ensemble_of(cell, tmp_path)[0].members[0] for cell in (cells[0], cells[2]))
+    assert not torch.equal(base(first), on(first))

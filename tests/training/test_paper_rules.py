@@ -24,13 +24,15 @@ from randens.attacks.losses import (
 from randens.core.errors import InputError
 from randens.core.runs import Run
 from randens.risk import candidates, project_simplex
-from randens.training import engine as engine_module
+from randens.training import alpha as alpha_module
 from randens.training import load_recipe, train
 from randens.training import osp as osp_module
+from randens.training import selection as selection_module
 from randens.training import validation as validation_module
 from randens.training.adversaries import Start, TrainingPGD, Victims, adversary
+from randens.training.alpha import due
 from randens.training.early_stopping import Watch
-from randens.training.osp import attacks_per_choice, due, optimal_sampling_probability
+from randens.training.osp import attacks_per_choice, optimal_sampling_probability
 from randens.training.recipe import AdversaryPart, SamplingPart
 from randens.training.run_files import open_folder
 from randens.training.validation import Validated
@@ -135,7 +137,7 @@ def test_of_equal_checkpoints_the_last_is_kept(tmp_path: Path, monkeypatch: pyte
         pool = WitnessPool(10, 1, np.arange(4), np.ones((4, 1), dtype=bool))
         return Validated(np.ones(1), pool, np.full(1, 0.1), Cost())
 
-    monkeypatch.setattr(engine_module, "attacked", verdict)
+    monkeypatch.setattr(selection_module, "attacked", verdict)
     train(small(epochs=3), tmp_path / "run")
     lines = Run.open(tmp_path / "run").metrics()
     assert next(line for line in lines if line["event"] == "member")["best_epoch"] == 3
@@ -156,8 +158,8 @@ def test_epochs_of_a_member_are_compared_by_one_attack_at_the_alpha_in_force(
         chosen.append((rest[2].name, len(rec.members)))
         return real_choose(rec, *rest)
 
-    monkeypatch.setattr(engine_module, "attacked", attacked)
-    monkeypatch.setattr(engine_module, "choose", choose)
+    monkeypatch.setattr(selection_module, "attacked", attacked)
+    monkeypatch.setattr(alpha_module, "choose", choose)
     recipe = small(
         method="barre",
         members=2,
@@ -183,7 +185,7 @@ def test_the_released_rule_steps_by_ten_times_the_learning_rate(
         assert len(x) == 37
         return validation_module.attacked(rec.with_probs(None), x, y, attack)
 
-    monkeypatch.setattr(engine_module, "optimal_sampling_probability", search)
+    monkeypatch.setattr(alpha_module, "optimal_sampling_probability", search)
     recipe = small(
         method="barre",
         members=4,
@@ -322,7 +324,7 @@ def test_the_rule_of_thumb_stops_a_member_that_leaves_it(
         pool = WitnessPool(100, members, points, fooled)
         return Validated(rec.probs.numpy(), pool, np.zeros(members), Cost())
 
-    monkeypatch.setattr(engine_module, "attacked", verdict)
+    monkeypatch.setattr(selection_module, "attacked", verdict)
     said: list[str] = []
     recipe = small(
         method="barre",
@@ -331,7 +333,7 @@ def test_the_rule_of_thumb_stops_a_member_that_leaves_it(
         sampling={"rule": "released", "method": "uniform"},
         validation={"rule_of_thumb": True, "patience": 2},
     )
-    monkeypatch.setattr(engine_module, "choose", lambda rec, *_: verdict(rec.with_probs(None)))
+    monkeypatch.setattr(alpha_module, "choose", lambda rec, *_: verdict(rec.with_probs(None)))
     train(recipe, tmp_path / "run", say=said.append)
     assert ["65.0% is above 60.0%" in said[0], "68.0% is above 60.0%" in said[1], len(said)] == [
         True,

@@ -25,8 +25,11 @@ from randens.core.runs import Run
 from randens.models import Classifier
 from randens.training import Diverged, Recipe, Stopped, train
 from randens.training import engine as engine_module
+from randens.training import selection as selection_module
 from randens.training.recipe import SchedulePart
 from randens.training.schedule import learning_rate
+from randens.training.selection import CheckpointRule
+from randens.training.state import Best
 from randens.training.validation import Validated, attacked
 from randens.witness import WitnessPool
 
@@ -248,7 +251,7 @@ def test_catastrophic_overfitting_stops_a_member_and_keeps_its_best(
         pool = WitnessPool(100, 1, np.arange(len(fooled)), fooled)
         return dataclasses.replace(attacked(*arguments), pool=pool)
 
-    monkeypatch.setattr(engine_module, "attacked", verdict)
+    monkeypatch.setattr(selection_module, "attacked", verdict)
     said: list[str] = []
     train(recipe, tmp_path / "run", say=said.append)
     assert len(said) == 2
@@ -263,17 +266,17 @@ def test_catastrophic_overfitting_stops_a_member_and_keeps_its_best(
 def test_the_best_checkpoint_is_kept_not_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def recorded(keep: str) -> tuple[list[dict[str, torch.Tensor]], dict[str, torch.Tensor]]:
         states: list[dict[str, torch.Tensor]] = []
-        real = engine_module._Engine._keep
+        real = CheckpointRule.kept
         risks = iter([0.5, 0.2, 0.4])
 
-        def record(self: Any, stage: Any, choice: Validated) -> None:
+        def record(self: Any, stage: Any, choice: Validated) -> Best:
             states.append({k: v.clone() for k, v in stage.averaged[0].state_dict().items()})
             fooled = np.ones((round(10 * next(risks)), 1), dtype=bool)
             pool = WitnessPool(10, 1, np.arange(len(fooled)), fooled)
-            real(self, stage, dataclasses.replace(choice, pool=pool))
+            return real(self, stage, dataclasses.replace(choice, pool=pool))
 
         with monkeypatch.context() as patched:
-            patched.setattr(engine_module._Engine, "_keep", record)
+            patched.setattr(CheckpointRule, "kept", record)
             rec = train(small(epochs=3, validation={"keep": keep}), tmp_path / keep)
         return states, dict(rec.members[0].state_dict())
 

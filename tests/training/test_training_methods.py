@@ -10,13 +10,16 @@ import torch
 from tests.training.small_runs import small
 from torch import nn
 
+from randens.core.distributed import Workers
 from randens.core.errors import InputError
 from randens.core.runs import Run
 from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble, load
 from randens.training import estimate, train
+from randens.training.alpha import floored
 from randens.training.cost import plan
-from randens.training.engine import _floored
+from randens.training.initial_members import Blueprint
 from randens.training.methods import METHODS, Roster, uniform
+from randens.training.placement import Placement
 
 
 def _roster(finished: int, trained: int) -> Roster:
@@ -227,4 +230,20 @@ def test_adversarial_training_goes_on_from_a_given_member(tmp_path: Path) -> Non
 def test_the_member_in_training_keeps_its_share(
     probs: list[float], floor: float, expected: list[float]
 ) -> None:
-    assert _floored(np.array(probs), floor).tolist() == pytest.approx(expected)
+    assert floored(np.array(probs), floor).tolist() == pytest.approx(expected)
+
+
+def test_who_is_run_how_by_the_training_attack() -> None:
+    """A finished member is run as it was when its stage ended; the member in training as it is at every step."""
+    recipe = small(model={"name": "resnet8", "width": 4, "depth": None})
+    place = Placement(Blueprint(recipe, 10, (1, 8, 8)), Workers(torch.device("cpu")))
+    finished, trained = place.still(place.new(0)), place.new(1).eval()
+    roster = Roster([finished], [trained], np.array([0.5, 0.5]))
+    x = torch.rand(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    victims = place.victims(METHODS["barre"](), roster)
+    with torch.no_grad():
+        for member, forward in zip((finished, trained), victims.forwards, strict=True):
+            torch.testing.assert_close(forward(x), member(x), atol=1e-5, rtol=1e-4)
+        for parameter in trained.parameters():
+            parameter.mul_(1.5)
+        torch.testing.assert_close(victims.forwards[1](x), trained(x), atol=1e-4, rtol=1e-4)

@@ -53,11 +53,16 @@ def _risk(rec: RandomizedEnsemble, name: str) -> float:
     return float(found.risk.mean())
 
 
-def _differences(tmp_path: Path, seed: int) -> tuple[float, float]:
-    """AT's risk minus BARRE's: under ARC-R, and under everything found by all attacks on either of them."""
+def _barre(tmp_path: Path, seed: int) -> RandomizedEnsemble:
     recipe = load_recipe(RECIPES / "digits-mlp-barre.toml", [f"seed={seed}"])
     rec = train(recipe, tmp_path / f"seed-{seed}", data=_split()[:2])
     assert len(rec) == 3
+    return rec
+
+
+def _differences(tmp_path: Path, seed: int) -> tuple[float, float]:
+    """AT's risk minus BARRE's: under ARC-R, and under everything found by all attacks on either of them."""
+    rec = _barre(tmp_path, seed)
     assert rec.threat is not None
     x, y = _split()[2][:]
     made = {name: attacks.create(name, rec.threat, **options) for name, options in ATTACKS.items()}
@@ -69,9 +74,9 @@ def _differences(tmp_path: Path, seed: int) -> tuple[float, float]:
 
 
 def test_barre_beats_at_under_arc_r(tmp_path: Path) -> None:
-    under_arc, under_all = _differences(tmp_path, seed=0)
-    assert under_arc > 0.01
-    assert under_all > 0.0
+    """One seed and ARC-R; the slow test below has five seeds and every attack."""
+    rec = _barre(tmp_path, seed=0)
+    assert _risk(_alone(rec), "arc-r") - _risk(rec, "arc-r") > 0.01
 
 
 @pytest.mark.slow

@@ -105,23 +105,27 @@ class Oracle(Ledger):
         set already; members not evaluated count as not fooled.
         """
         points = self.project(rows, points)
-        margin = self.x.new_full((len(rows), self.members), torch.inf)
         errors = torch.zeros(len(rows), self.members, dtype=torch.bool, device=self.device)
         if first is None:
-            self._fill(rows, points, errors, margin, ~errors)
+            self._fill(rows, points, errors, ~errors)
             self._record(rows, points, errors)
             return errors
-        self._fill(rows, points, errors, margin, first)
+        self._fill(rows, points, errors, first)
         return self._settle(rows, points, errors, first, ~self._dominated(rows, errors))
 
-    def examine(self, rows: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
-        """Like `judge` on all members, with every member's margin too, relative to its logits' spread [k, M]."""
+    def examine(self, rows: Tensor, points: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Like `judge` on all members, with every member's margin [k, M] and its logits' spread over classes [k, M].
+
+        A margin relative to the spread at the same point is constant where there are two classes: compare points by
+        their margins relative to one point's spread.
+        """
         points = self.project(rows, points)
         margin = self.x.new_zeros(len(rows), self.members)
+        spread = torch.ones_like(margin)
         errors = torch.zeros(len(rows), self.members, dtype=torch.bool, device=self.device)
-        self._fill(rows, points, errors, margin, ~errors)
+        self._fill(rows, points, errors, ~errors, margin, spread)
         self._record(rows, points, errors)
-        return errors, margin
+        return errors, margin, spread
 
     def _promising(self, rows: Tensor, errors: Tensor, known: Tensor) -> Tensor:
         """Bool [k]: some member is fooled, and the set could be new once those not `known` have been asked.
@@ -137,14 +141,21 @@ class Oracle(Ledger):
         chosen = promising.nonzero().flatten()
         if len(chosen):
             complete = errors[chosen]
-            margin = self.x.new_zeros(complete.shape)
-            self._fill(rows[chosen], points[chosen], complete, margin, ~known[chosen])
+            self._fill(rows[chosen], points[chosen], complete, ~known[chosen])
             self._record(rows[chosen], points[chosen], complete)
             errors = errors.index_copy(0, chosen, complete)
         return errors
 
-    def _fill(self, rows: Tensor, points: Tensor, errors: Tensor, margin: Tensor, wanted: Tensor) -> None:
-        """Evaluate the members `wanted` [k, M] and write their verdicts and relative margins in place."""
+    def _fill(
+        self,
+        rows: Tensor,
+        points: Tensor,
+        errors: Tensor,
+        wanted: Tensor,
+        margin: Tensor | None = None,
+        spread: Tensor | None = None,
+    ) -> None:
+        """Evaluate the members `wanted` [k, M]; write their verdicts, margins and spreads in place."""
         whole = self._shared_logits(points, wanted) if self._gradient_members.shares else None
         for index in range(self.members):
             part = wanted[:, index].nonzero().flatten()
@@ -152,8 +163,9 @@ class Oracle(Ledger):
                 z = self._forward(index, points[part]) if whole is None else whole[index][part]
                 y = self.y[rows[part]]
                 errors[part, index] = self._fooled(z, y)
-                spread = z.std(dim=1).clamp_min(1e-20)
-                margin[part, index] = (margins(z.unsqueeze(0), y).squeeze(0) / spread).to(margin.dtype)
+                if margin is not None and spread is not None:
+                    margin[part, index] = margins(z.unsqueeze(0), y).squeeze(0).to(margin.dtype)
+                    spread[part, index] = z.std(dim=1).clamp_min(1e-20).to(spread.dtype)
 
     def _forward(self, index: int, points: Tensor) -> Tensor:
         with torch.no_grad():

@@ -40,16 +40,16 @@ class RandomSearch(Attack):
     def search(self, s: Search) -> None:
         rows = torch.arange(s.n, device=s.device)
         point = s.project(rows, s.x + s.threat.eps * _signs(s))
-        errors, margin = s.examine(rows, point)
-        value, slack = errors.double() @ s.probs, _slack(s, margin)
+        errors, margin, scale = s.examine(rows, point)
+        value, slack = errors.double() @ s.probs, _slack(s, margin / scale)
         for query in range(self.queries):
             mask, signs = _part(s, 0.5 * 0.1 ** (2 * query / self.queries)), _signs(s)
             rows = s.unfinished
             if not len(rows):
                 return
             moved = _changed(s, rows, point[rows], mask[rows], signs[rows])
-            fooled, margin = s.examine(rows, moved)
-            risk, room = fooled.double() @ s.probs, _slack(s, margin)
+            fooled, margin, _ = s.examine(rows, moved)
+            risk, room = fooled.double() @ s.probs, _slack(s, margin / scale[rows])
             better = (risk > value[rows]) | ((risk == value[rows]) & (room < slack[rows]))
             taken = rows[better]
             point[taken], value[taken], slack[taken] = moved[better], risk[better], room[better]
@@ -74,8 +74,8 @@ class SparseSearch(Attack):
         count = min(int(s.threat.eps), whole) if s.threat.norm == "l0" else -(-whole // 20)
         chosen = s.uniform(whole).topk(count, dim=1).indices
         point = self._painted(s, chosen)
-        errors, margin = s.examine(rows, point)
-        value, slack = errors.double() @ s.probs, _slack(s, margin)
+        errors, margin, scale = s.examine(rows, point)
+        value, slack = errors.double() @ s.probs, _slack(s, margin / scale)
         for query in range(self.queries):
             moved = max(1, round(count * 0.5 * (1 - query / self.queries) ** 2))
             # New places for the first few of a random order; pixels chosen already may be chosen again.
@@ -87,8 +87,8 @@ class SparseSearch(Attack):
                 return
             trial = chosen.scatter(1, leaving, arriving)
             candidate = _moved(s, chosen, trial, point, colours)[rows]
-            fooled, margin = s.examine(rows, candidate)
-            risk, room = fooled.double() @ s.probs, _slack(s, margin)
+            fooled, margin, _ = s.examine(rows, candidate)
+            risk, room = fooled.double() @ s.probs, _slack(s, margin / scale[rows])
             better = (risk > value[rows]) | ((risk == value[rows]) & (room < slack[rows]))
             taken = rows[better]
             point[taken], value[taken], slack[taken] = candidate[better], risk[better], room[better]
@@ -123,7 +123,7 @@ def _moved(s: Search, old: Tensor, new: Tensor, point: Tensor, colours: Tensor) 
 
 
 def _slack(s: Search, margin: Tensor) -> Tensor:
-    """Σ α_i max(margin_i, 0): how far the members not yet fooled are from it."""
+    """Σ α_i max(margin_i, 0): how far the members not yet fooled are from it, each in units of its first spread."""
     return margin.clamp_min(0).double() @ s.probs
 
 

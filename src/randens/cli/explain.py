@@ -33,7 +33,7 @@ def explain(
     table: Annotated[
         str | None,
         typer.Option(
-            help="Audit a published table: a TOML or JSON file with [[rows]], or the word paper for the paper's own.",
+            help="Audit a published table: a TOML or JSON file with rows, or the word paper for its own tables.",
             show_default=False,
         ),
     ] = None,

@@ -218,7 +218,8 @@ def scatter(points: Sequence[Inference]) -> Figure:
         )
         labelled.add(name)
     axes.set_xscale("log")
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    flops = [point.flops for point in points]
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if max(flops) < 30 * min(flops) else (1,)))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(lambda value, _: count(value))
     axes.set_xlabel("FLOPs per inference")
@@ -277,6 +278,7 @@ def matrix(values: NDArray[np.float64], colour: int = 0) -> Figure:
     axes.xaxis.tick_top()
     axes.xaxis.set_label_position("top")
     axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
     axes.set_xlabel("member")
     axes.set_ylabel("member")
     return figure
@@ -290,6 +292,7 @@ def upset(sets: Sequence[tuple[tuple[int, ...], int]], members: Sequence[int]) -
     bottom = figure.add_axes((0.75 / width, 0, 1 - 0.85 / width, dots / height), sharex=top)
     drawn = top.bar(range(len(sets)), [count for _, count in sets], color=_COLOURS[0], width=0.65)
     top.bar_label(drawn, fontsize="small")
+    top.locator_params(axis="y", integer=True)
     top.set_ylabel("inputs")
     for number, (fooled, _) in enumerate(sets):
         bottom.plot([number] * len(members), range(len(members)), "o", color=_GRID)

@@ -1,7 +1,9 @@
 """Training robust randomized ensembles: AT, IAT, MRBoost, BARRE, BAT and joint, on one engine."""
 
 from randens.training.cost import CostEstimate, estimate
-from randens.training.engine import Diverged, Stopped, train
+from randens.training.engine import Stopped
+from randens.training.journal import Diverged
+from randens.training.launch import train
 from randens.training.recipe import Recipe, find_recipe, load_recipe, shipped_recipes
 
 Estimate = CostEstimate  # its first name

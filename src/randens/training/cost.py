@@ -21,10 +21,11 @@ from randens.core.distributed import pick_device
 from randens.ensemble import frozen, to_layout
 from randens.training import losses
 from randens.training.adversaries import adversary
+from randens.training.alpha import due
 from randens.training.autocast import arithmetic
 from randens.training.initial_members import Blueprint
 from randens.training.methods import METHODS, Roster, uniform
-from randens.training.osp import attacks_per_choice, due
+from randens.training.osp import attacks_per_choice
 from randens.training.recipe import Recipe
 
 __all__ = ["CostEstimate", "StagePlan", "estimate", "plan"]

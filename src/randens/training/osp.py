@@ -1,4 +1,4 @@
-"""Algorithm 1 (OSP) as it is printed, under attack, and the rules that say when BARRE calls it.
+"""Algorithm 1 (OSP) as it is printed, under attack; `randens.training.alpha` says when BARRE calls it.
 
 Here every α that is tried meets a fresh attack, and is judged by that attack alone. `choose` in
 `randens.training.validation` makes the same choice from all witnesses found so far, with fewer attacks.
@@ -19,22 +19,10 @@ from randens.training.methods import Weights, uniform
 from randens.training.recipe import SamplingPart
 from randens.training.validation import Validated, attacked
 
-__all__ = ["attacks_per_choice", "due", "optimal_sampling_probability"]
+__all__ = ["MOST_CANDIDATES", "attacks_per_choice", "optimal_sampling_probability"]
 
-_MOST_CANDIDATES = 3
+MOST_CANDIDATES = 3
 """Up to this many members the paper tries the candidates of Theorems 1 and 2 instead of Algorithm 1."""
-
-
-def due(part: SamplingPart, members: int, done: int, epochs: int) -> bool:
-    """Is α updated after epoch `done` of `epochs` of member number `members`?
-
-    "printed" (Algorithm 2): after every E_o epochs. "released": never up to the third member; from the fourth on
-    after every E_o epochs of the second half, and after the last epoch.
-    """
-    if part.rule == "printed":
-        return done % part.every == 0
-    half = epochs // 2
-    return members > _MOST_CANDIDATES and done > half and ((done - half) % part.every == 0 or done == epochs)
 
 
 def attacks_per_choice(part: SamplingPart, members: int) -> int:
@@ -45,7 +33,7 @@ def attacks_per_choice(part: SamplingPart, members: int) -> int:
         return 10
     if part.method != "osp":
         return 1 + part.sweeps
-    return len(candidates(members)) if members <= _MOST_CANDIDATES else part.iterations
+    return len(candidates(members)) if members <= MOST_CANDIDATES else part.iterations
 
 
 def optimal_sampling_probability(
@@ -70,7 +58,7 @@ def optimal_sampling_probability(
         tried.append(attacked(rec.with_probs(alpha), x, y, attack))
         return tried[-1]
 
-    if members <= _MOST_CANDIDATES:
+    if members <= MOST_CANDIDATES:
         for fractions in candidates(members):
             judge(np.array([float(share) for share in fractions]))
     else:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from randens.core.documents import Document, read_document
@@ -15,7 +17,7 @@ from randens.core.files import write_atomic
 from randens.core.runs import Run
 from randens.training.recipe import Recipe, difference, recipe_from
 
-__all__ = ["Summary", "Validated", "is_finished", "open_folder", "rewind_metrics"]
+__all__ = ["Summary", "Validated", "is_finished", "open_folder", "rewind_metrics", "write_summary"]
 
 
 class Validated(Document):
@@ -78,6 +80,18 @@ def is_finished(run: Run) -> bool:
     """Whether the ensemble is there and complete."""
     path = run.path / "training.json"
     return path.exists() and run.ensemble.is_dir() and read_document(path, Summary).finished
+
+
+def write_summary(
+    run: Run,
+    method: str,
+    probs: NDArray[np.float64],
+    validation: Mapping[str, Any],
+    cost: Mapping[str, float],
+) -> None:
+    """training.json of a run that has finished."""
+    about = {"finished": True, "method": method, "members": len(probs), "probs": probs.tolist()}
+    run.write("training", {**about, "validation": dict(validation), "cost": dict(cost)})
 
 
 def rewind_metrics(run: Run, lines: int) -> None:

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from randens.training.checkpoint import Checkpoint
 from randens.training.early_stopping import Watch
 from randens.training.methods import Weights
+from randens.training.recipe import OptimizerPart
 
-__all__ = ["Best", "Spent", "Stage", "Tally", "pack", "parameters", "part", "restore"]
+__all__ = ["Best", "Spent", "Stage", "Tally", "pack", "parameters", "part", "restore", "sgd"]
 
 
 @dataclass(frozen=True)
@@ -42,23 +43,36 @@ class Tally:
 
 @dataclass
 class Stage:
-    """A stage in progress. `trained` are the members that learn now, `averaged` what is validated and kept:
-    their moving averages, or they themselves."""
+    """A stage in progress. `before` is the number of members finished earlier, `trained` are the members that learn
+    now, `averaged` what is validated and kept: their moving averages, or they themselves."""
 
     number: int
+    before: int
     trained: list[nn.Module]
     averaged: list[nn.Module]
     optimizer: torch.optim.SGD
     probs: Weights
-    tally: Tally
     epoch: int = 0
     step: int = 0
     best: Best | None = None
     watch: Watch = field(default_factory=Watch)
+    tally: Tally = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tally = Tally(np.zeros(len(self.trained)))
+
+    def next_epoch(self) -> None:
+        """To the first step of the next epoch."""
+        self.epoch, self.step, self.tally = self.epoch + 1, 0, Tally(np.zeros(len(self.trained)))
 
     @property
     def parameters(self) -> list[nn.Parameter]:
         return parameters(self.trained)
+
+    @property
+    def where(self) -> str:
+        """The position in words."""
+        return f"member {self.before + 1}, epoch {self.epoch + 1}, step {self.step}"
 
 
 @dataclass
@@ -78,6 +92,18 @@ class Spent:
 def parameters(members: Sequence[nn.Module]) -> list[nn.Parameter]:
     """The weights of all members, those that several of them share only once."""
     return list(dict.fromkeys(p for member in members for p in member.parameters()))
+
+
+def sgd(members: Sequence[nn.Module], part: OptimizerPart) -> torch.optim.SGD:
+    """The optimiser of a stage."""
+    return torch.optim.SGD(
+        parameters(members),
+        lr=part.lr,
+        momentum=part.momentum,
+        weight_decay=part.weight_decay,
+        nesterov=part.nesterov,
+        fused=True,
+    )
 
 
 def pack(finished: Sequence[nn.Module], stage: Stage | None, ledger: Spent, batches: int) -> Checkpoint:

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
+from randens import attacks
 from randens.attacks.base import Attack
 from randens.attacks.dataset import Knowledge, attack_data
 from randens.attacks.found import Cost
-from randens.core.errors import InputError
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation.labelled import Labelled
 from randens.evaluation.reach import Conflict, conflict_of
 from randens.risk import RiskProfile, cutting_planes, optimal_sampling
-from randens.training.methods import Weights
-from randens.training.recipe import SamplingPart
+from randens.threat import Threat
+from randens.training.methods import Weights, uniform
+from randens.training.recipe import Recipe, SamplingPart
 from randens.witness import WitnessPool
 from randens.witness.store import WitnessStore
 
-__all__ = ["Validated", "attacked", "check_splits", "choose", "directions"]
+__all__ = ["Batch", "Validated", "attacked", "choose", "directions", "validation_attack"]
+
+Batch = tuple[Tensor, Tensor]
+"""Inputs [n, ...] and labels [n]."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,20 @@ class Validated:
         """Expected error on the worst perturbations found."""
         return self.pool.risk(self.probs)
 
+    def summary(self, attack: str, reach: Conflict | None) -> dict[str, Any]:
+        """What training.json says about the finished ensemble."""
+        profile = self.pool.profile()
+        return {
+            "images": self.pool.n,
+            "attack": attack,
+            "natural_accuracy": 1 - self.natural,
+            "robust_accuracy": 1 - self.risk,
+            "robust_accuracy_uniform": 1 - profile.risk(uniform(len(self.probs))),
+            "member_natural_accuracies": (1 - self.clean_risks).tolist(),
+            "member_robust_accuracies": (1 - profile.member_risks).tolist(),
+            "conflict": None if reach is None else reach.to_json(),
+        }
+
 
 def attacked(rec: RandomizedEnsemble, x: Tensor, y: Tensor, attack: Attack) -> Validated:
     """Attack `rec` at its α on (x, y); ranks share the batches out, and every rank gets the whole result.
@@ -54,11 +74,20 @@ def attacked(rec: RandomizedEnsemble, x: Tensor, y: Tensor, attack: Attack) -> V
     return Validated(rec.probs.cpu().numpy(), found.pool, clean, found.cost)
 
 
-def directions(rec: RandomizedEnsemble, x: Tensor, y: Tensor, attack: Attack) -> Conflict | None:
+def validation_attack(recipe: Recipe, name: str) -> Attack:
+    """The attack `name` with the recipe's threat, seed, precision and, where it has any, number of steps."""
+    threat = recipe.threat.build()
+    options: dict[str, Any] = {"seed": recipe.seed, "precision": recipe.precision}
+    if hasattr(attacks.create(name, threat), "steps"):
+        options["steps"] = recipe.validation.steps
+    return attacks.create(name, threat, **options)
+
+
+def directions(members: Sequence[nn.Module], x: Tensor, y: Tensor, threat: Threat) -> Conflict | None:
     """Joint reach of the members on validation data; None for a single one, and for a threat without a dual norm."""
-    if len(rec.members) == 1 or not attack.threat.is_ball:
+    if len(members) == 1 or not threat.is_ball:
         return None
-    return conflict_of(rec, Labelled(x, y, "held", "validation"), attack.threat)
+    return conflict_of(RandomizedEnsemble(members), Labelled(x, y, "held", "validation"), threat)
 
 
 def choose(
@@ -83,15 +112,15 @@ def choose(
         known.attack(attack, probs, f"{attack.name} on validation data")
         return known.pool.profile()
 
-    uniform = np.full(members, 1 / members)
+    even = uniform(members)
     clean = known.clean.mean(axis=0)
     if members == 1 or part.method == "uniform":
-        attack_at(uniform)
-        return Validated(uniform, known.pool.without_inputs(), clean, known.cost)
+        attack_at(even)
+        return Validated(even, known.pool.without_inputs(), clean, known.cost)
     method, options = _solver(part, members)
     best = cutting_planes(
         attack_at,
-        uniform,
+        even,
         tol=0.0,
         max_sweeps=part.sweeps + 1,
         clean_risks=clean,
@@ -117,11 +146,3 @@ def _sweep(rec: RandomizedEnsemble, x: Tensor, y: Tensor, attack: Attack) -> Val
         probs[0] = share
         choices.append(attacked(rec.with_probs(probs), x, y, attack))
     return min(choices, key=lambda choice: (choice.risk, choice.natural))
-
-
-def check_splits(train: str, validation: str) -> None:
-    """α and checkpoints are never chosen on test data."""
-    if train != "train" or validation != "validation":
-        raise InputError(
-            f"data holds the splits {train!r} and {validation!r}; training takes ('train', 'validation')"
-        )

@@ -1,0 +1,106 @@
+"""`train`: what is checked before a run, its folder, and the engine in every process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from randens import data as datasets
+from randens.callbacks import Callback
+from randens.core.distributed import Workers, workers
+from randens.core.locks import only_writer
+from randens.core.progress import Progress, silent
+from randens.core.runs import Run
+from randens.data import ImageData
+from randens.ensemble import RandomizedEnsemble, load
+from randens.training.engine import Engine, Say
+from randens.training.initial_members import Blueprint, given_member
+from randens.training.preflight import check
+from randens.training.recipe import Recipe, load_recipe
+from randens.training.run_files import is_finished, open_folder
+
+__all__ = ["train"]
+
+
+def train(
+    recipe: Recipe | str | os.PathLike[str],
+    run_folder: str | os.PathLike[str],
+    progress: Progress | None = None,
+    *,
+    say: Say | None = None,
+    stop: Callable[[], bool] | None = None,
+    data: tuple[ImageData, ImageData] | None = None,
+    force: bool = False,
+    callbacks: Sequence[Callback] = (),
+) -> RandomizedEnsemble:
+    """Train an ensemble, or continue what is there; under ``torchrun`` or ``srun`` every process calls this alike.
+
+    Parameters
+    ----------
+    recipe : Recipe, str or path
+        What to train, or the TOML file that says it.
+    run_folder : str or path
+        Holds the metrics while the run goes on and the ensemble at its end.
+    progress : callable, optional
+        ``progress(task, done, total)``.
+    say : callable, optional
+        Receives sentences for a person.
+    stop : callable, optional
+        Asked after every step; once it says yes, the state is saved and `Stopped` is raised.
+    data : (ImageData, ImageData), optional
+        Training and validation data where they are not a named data set.
+    force : bool
+        Continue although the recipe has changed.
+    callbacks : sequence of Callback
+        Told about batches, epochs and the end, by the process that writes files.
+
+    Returns
+    -------
+    RandomizedEnsemble
+        On the CPU, with the probabilities chosen on validation data.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> made = {"method": "at", "data": {"name": "digits"}, "model": {"name": "linear"}, "epochs": 1}
+    >>> recipe = Recipe(**made, threat={"norm": "linf", "eps": "8/255"})
+    >>> rec = train(recipe, tempfile.mkdtemp() + "/run")
+    >>> len(rec)
+    1
+    """
+    chosen = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
+    told, speak = progress or silent, say or (lambda _: None)
+    with workers(chosen.device) as crew:
+        return _train(chosen, Path(run_folder), crew, told, speak, stop, data, force, callbacks)
+
+
+def _train(
+    recipe: Recipe,
+    folder: Path,
+    crew: Workers,
+    progress: Progress,
+    say: Say,
+    stop: Callable[[], bool] | None,
+    data: tuple[ImageData, ImageData] | None,
+    force: bool,
+    callbacks: Sequence[Callback],
+) -> RandomizedEnsemble:
+    """`train` in one process of the crew; everything that holds the process group ends with this function."""
+    name = recipe.data.name
+    train_data, held = data or (datasets.load(name, "train"), datasets.load(name, "validation"))
+    check(recipe, train_data, held, crew.world)
+    blueprint = Blueprint.of(recipe, train_data)
+    given = [given_member(path, blueprint) for path in recipe.given]
+    blueprint()
+    with only_writer(folder) if crew.writes else contextlib.nullcontext():
+        if crew.writes:
+            open_folder(recipe, folder, say, force)
+        crew.barrier()
+        run = Run.open(folder)
+        if is_finished(run):
+            say(f"{folder} is finished already; its ensemble is returned")
+            return load(run.ensemble)
+        engine = Engine(blueprint, run, crew, train_data, held, given, progress, say, stop, callbacks)
+        return engine.run_all()

@@ -1,0 +1,100 @@
+"""The checkpoint rule: which epoch of a member is kept, and when its training ends early.
+
+All epochs of a member are judged by one attack at the α in force. What a search for α found beside it would make the
+epochs with a new α look worse than the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from randens.risk import rule_of_thumb
+from randens.training.methods import Method, Roster, Weights
+from randens.training.recipe import Recipe
+from randens.training.state import Best, Stage
+from randens.training.validation import Batch, Validated, attacked, validation_attack
+
+__all__ = ["CheckpointRule", "Remark"]
+
+_ENDS = "training of this member stops, its best checkpoint is kept"
+
+
+@dataclass(frozen=True)
+class Remark:
+    """A sign that training of a member should end: the event in metrics.jsonl, and the sentence for a person."""
+
+    event: str
+    sentence: str
+    values: dict[str, Any]
+
+
+class CheckpointRule:
+    """Judges the epochs of a run's members by the recipe's `validation`.
+
+    Parameters
+    ----------
+    recipe, method : what is trained, and how.
+    held : (Tensor, Tensor)
+        Validation data.
+    """
+
+    def __init__(self, recipe: Recipe, method: Method, held: Batch) -> None:
+        self.part, self.method, self.held = recipe.validation, method, held
+        self.attack = validation_attack(recipe, method.attack or recipe.validation.attack)
+
+    def due(self, done: int, epochs: int) -> bool:
+        """Is epoch `done` of `epochs` judged?"""
+        return done == epochs or done % self.part.every == 0
+
+    def judged(self, roster: Roster) -> Validated:
+        """The verdict on an epoch."""
+        return attacked(self.method.judged(roster), *self.held, self.attack)
+
+    def kept(self, stage: Stage, verdict: Validated) -> Best:
+        """The better of the best epoch so far and this one; the later one where they are equal."""
+        best, now = stage.best, (verdict.risk, verdict.natural)
+        if self.part.keep == "best" and best is not None and now > (best.risk, best.natural):
+            return best
+        states = [{k: v.detach().clone() for k, v in m.state_dict().items()} for m in stage.averaged]
+        return Best(verdict.risk, verdict.natural, stage.epoch, np.array(stage.probs), states)
+
+    def goes_on(self, stage: Stage) -> bool:
+        """Is there still no reason to end the training of this member early?"""
+        return stage.watch.worst < self.part.patience
+
+    def remarks(self, stage: Stage, verdict: Validated, accuracy: float) -> Iterator[Remark]:
+        """Look for overfitting and at the rule of thumb after an epoch; `accuracy` is that on training examples."""
+        risks = verdict.pool.profile().member_risks
+        if self.method.watched:
+            # Only the members in training can lose robustness; they are the last of those attacked.
+            yield from self._overfitting(stage, 1 - float(np.max(risks[-len(stage.trained) :])), accuracy)
+        if self.part.rule_of_thumb and len(stage.probs) > 1:
+            yield from self._rule_of_thumb(stage, risks)
+
+    def _overfitting(self, stage: Stage, robust: float, accuracy: float) -> Iterator[Remark]:
+        watch = stage.watch = stage.watch.seen(robust, accuracy, self.part.collapse)
+        if watch.faults:
+            stops = watch.faults >= self.part.patience
+            yield Remark(
+                "overfitting",
+                f"catastrophic overfitting, accuracy under attack fell from {watch.best:.1%} to {robust:.1%} while "
+                f"training accuracy rose to {accuracy:.1%}; {_ENDS if stops else 'watching'}",
+                {"robust": robust, "best": watch.best, "stops": stops},
+            )
+
+    def _rule_of_thumb(self, stage: Stage, risks: Weights) -> Iterator[Remark]:
+        """Equation 15 for the member in training, which is the last of `risks`."""
+        limit = float(rule_of_thumb(risks[:-1]).high)
+        watch = stage.watch = stage.watch.within(bool(risks[-1] <= limit))
+        if watch.strays:
+            stops = watch.strays >= self.part.patience
+            yield Remark(
+                "rule-of-thumb",
+                f"its risk {risks[-1]:.1%} is above {limit:.1%}, the rule of thumb's limit; "
+                + (_ENDS if stops else "watching"),
+                {"risk": float(risks[-1]), "limit": limit, "stops": stops},
+            )
