@@ -15,7 +15,7 @@ from randens.core.errors import InputError
 __all__ = ["flops", "parameters"]
 
 
-class _Counter(TorchDispatchMode):
+class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Adds up what torch's table says of every operation.
 
     torch's own `FlopCounterMode` does the same, but imports the compiler first, which takes as long as torch itself.
@@ -73,7 +73,7 @@ def flops(model: nn.Module, input_shape: Sequence[int] | None = None) -> int:
     # Only the counting must not touch batch statistics or cost memory for gradients.
     model.eval()
     try:
-        with torch.no_grad(), _Counter() as counter:
+        with torch.no_grad(), _Counter() as counter:  # type: ignore[no-untyped-call]
             model(x)
     finally:
         for module in training:
