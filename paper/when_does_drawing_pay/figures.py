@@ -68,7 +68,7 @@ def _scatter(axes: Axes, found: Sequence[Group], value: str, colour: str, marker
 
 
 def _map() -> Figure | None:
-    """A panel per axis with at least two values: what members, drawn and deterministic ensembles reach."""
+    """A panel per axis with at least two values: what drawing and averaging add to the members' mean."""
     shown = [(name, pairs) for name, pairs in axes_of_the_map() if len(pairs) > 1]
     if not shown:
         return None
@@ -77,18 +77,17 @@ def _map() -> Figure | None:
     for axes, (name, pairs) in zip(panels, shown, strict=True):
         ticks = range(len(pairs))
         for value, colour, marker, label in (
-            ("members", _GREY, "o", "members, mean"),
             ("drawn", _ORANGE, "*", "drawn evenly"),
-            ("deterministic", _GREEN, "D", "deterministic"),
+            ("deterministic", _GREEN, "D", "deterministic (M times the compute)"),
         ):
-            axes.plot(
-                ticks, [getattr(one, value) for _, one in pairs], color=colour, marker=marker, label=label
-            )
+            gains = [getattr(one, value) - one.members for _, one in pairs]
+            axes.plot(ticks, gains, color=colour, marker=marker, label=label)
         axes.set_xticks(ticks, [tick for tick, _ in pairs], fontsize=8)
         axes.set_xlabel(name)
         axes.yaxis.set_major_formatter(lambda value, _: f"{round(100 * value, 1):g}")
         _plain(axes)
-    panels[0].set_ylabel("robust accuracy, %")
+    panels[0].set_ylim(bottom=0)
+    panels[0].set_ylabel("points above the members' mean")
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
     return figure

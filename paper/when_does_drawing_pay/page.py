@@ -290,7 +290,14 @@ def _verdict() -> str:
         return f"{said}Only {count} of {len(FINAL_SEEDS)} seeds are computed so far."
     goal = f"{100 * TARGET:.0f} points in {len(FINAL_SEEDS) - 1} of {len(FINAL_SEEDS)} seeds"
     met = found.seeds >= len(FINAL_SEEDS) - 1
-    return f"{said}The target, {goal}, is {'met' if met else 'missed'}."
+    said += f"The target, {goal}, is {'met' if met else 'missed'}."
+    if plateau() is None:
+        longest = max(LENGTHS)
+        said += (
+            f" No single network was trained for more than {longest} epochs, where doubling the epochs still raised "
+            "robust accuracy: a network at its plateau may do better."
+        )
+    return said
 
 
 def _final() -> str:
@@ -323,8 +330,8 @@ def _final() -> str:
     return "\n".join(_table(head, rows))
 
 
-def _plateau() -> str:
-    """From which length on every doubling changes the members by less than half a point."""
+def plateau() -> int | None:
+    """From which length on every doubling changes the members by less than half a point; None where none does."""
     steps = [(epochs, _like(epochs=epochs)) for epochs in LENGTHS]
     there = [(epochs, one) for epochs, one in steps if one]
     start = None
@@ -332,6 +339,11 @@ def _plateau() -> str:
         if long != 2 * short or abs(after.members - before.members) >= PLATEAU:
             break
         start = short
+    return start
+
+
+def _plateau() -> str:
+    start = plateau()
     if start is None:
         return "The last doubling of the epochs still changes the members by half a point or more: no plateau yet."
     return (
@@ -414,7 +426,7 @@ def write_page(target: Path, figures: Mapping[str, str]) -> None:
             figures, "methods", "Robust accuracy of members, drawn and deterministic ensembles"
         ),
         figure_map=_figure(
-            figures, "map", "Members, drawn and deterministic ensembles along the axes of the map"
+            figures, "map", "What drawing and averaging add to the members' mean, along the axes of the map"
         ),
     )
     while "\n\n\n" in page:
