@@ -100,7 +100,7 @@ def _own() -> float:
 
 
 def _busy() -> float | None:
-    """Processor seconds spent by anybody since the machine started."""
+    """Processor seconds spent by all processes since the machine started."""
     try:
         ticks = [int(v) for v in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
     except (OSError, ValueError, IndexError):

@@ -34,13 +34,15 @@ _FRAME = """# Benchmarks
 
 <!-- Made by `make bench-docs` from benchmarks/results.json: change benchmarks/page.py, not this file. -->
 
+This page answers: how fast and how strong is randens, against other libraries and against the bare cost of the passes?
+
 `make bench` measures randens against peers and against limits, in an environment of its own, in about half an hour, and
 writes `benchmarks/results.json`; `make bench-docs` makes this page from it. `make bench ARGS=--quick` takes under 3
 minutes; `randens bench NAME` measures one of them, `python -m benchmarks.NAME` does so without collecting.
 
 **How to read it.** *× as fast* is the other side's time over ours, *× the cost* is ours over the limit's. Both sides
-are timed in turns within one run, on the same inputs; a ratio is that of the best times, and that of the medians stands
-beside it. Pairs are ours / theirs. Passes are per input: f forward, b backward. A median more than 15 % above the best
+are timed in turns within one run, on the same inputs; a ratio is that of the best times; that of the medians is beside
+it. Pairs are ours / theirs. Passes are per input: f forward, b backward. A median more than 15 % above the best
 time is marked NOISY: such a row says little. Times are of this machine; ratios and, more so, passes carry over to
 others.
 """
@@ -64,7 +66,7 @@ _TEXTS = {
     "method ends with a certificate, which is verified here; the subgradient method is Algorithm 1 with the "
     "step that is best for Theorem 4.",
     "cutting_planes": "The same question with real attacks: three small networks on digits, every sweep attacks all "
-    "inputs with the saddle climber. All answers are judged by the pool of everything that anybody found.",
+    "inputs with the saddle climber. All answers are judged by the pool of all perturbations found.",
     "training": "ResNet-20, three crafting gradients per step.",
     "augmentation": "Against the cheapest training step there is, a natural one.",
     "inference": "ResNet-20, one thread. *Lean* keeps only drawn members in memory.",

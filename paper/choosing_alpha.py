@@ -144,6 +144,8 @@ def page(found: Sequence[Judged]) -> str:
     lines = [
         "# How α should be chosen",
         "",
+        "This page answers: which rule for choosing α gives the highest robust accuracy on fresh images?",
+        "",
         f"{len(found)} of {len(list(plans()))} planned ensembles on digits, {SPLITS} random splits each: α is",
         f"chosen on {CHOSEN_ON} held-out images",
         "and judged on the other 360, under attack (linf, ε = 0.2). The table is made by",

@@ -36,7 +36,7 @@ def run(part: str, folder: Path, quick: bool) -> Iterator[Finding]:
     elif part == "lock":
         yield from processes.writers(folder)
     elif part == "signals":
-        yield from processes.signals(folder, moments=6 if quick else 24)
+        yield from processes.signals(folder, moments=7 if quick else 28)
     else:
         yield from stopping.interface(folder, examples=100 if quick else 1000)
 

@@ -71,17 +71,20 @@ def _page(module: str, source: Path) -> str:
     about = ast.get_docstring(tree) or ""
     homes = {name: _home(module, tree, name) for name in names}
     blocks = [f"# {module}\n\n{about}\n"]
-    if module == "randens":
-        # Names that a room exports are documented there.
-        rooms = {n: h.removeprefix("randens.").removeprefix("core.").split(".")[0] for n, h in homes.items()}
-        there = {n: room for n, room in rooms.items() if room in ROOMS and n not in ROOMS}
-        homes = {
-            n: h for n, h in homes.items() if n not in there and n not in ROOMS and not n.startswith("_")
-        }
-        links = [f"- [`randens.{room}`]({room}.md)" for room in ROOMS]
-        links += [f"- `randens.{name}`: see [`randens.{room}`]({room}.md)" for name, room in there.items()]
+    # Names that another room exports are documented there.
+    own = module.removeprefix("randens").removeprefix(".")
+    rooms = {n: h.removeprefix("randens.").removeprefix("core.").split(".")[0] for n, h in homes.items()}
+    skipped = set() if own else {n for n in names if n in ROOMS or n.startswith("_")}
+    there = {n: room for n, room in rooms.items() if room in ROOMS and room != own and n not in skipped}
+    links = [f"- [`randens.{room}`]({room}.md)" for room in ROOMS] if not own else []
+    # The anchor makes a link to the name lead here, too.
+    links += [
+        f'- <span id="{homes[name]}"></span>`{module}.{name}`: see [`randens.{room}`]({room}.md)'
+        for name, room in there.items()
+    ]
+    if links:
         blocks.append("\n".join(links) + "\n")
-    blocks += [f"::: {home}\n" for home in homes.values()]
+    blocks += [f"::: {home}\n" for name, home in homes.items() if name not in there and name not in skipped]
     return "\n".join(blocks)
 
 

@@ -136,7 +136,7 @@ def grid(name: str, value: object) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class Threat:
-    """An lp ball of radius `eps` around the input, cut with the box of valid inputs.
+    """An lp ball of radius `eps` around the input, cut with the box of valid inputs. `Threat.union` joins several.
 
     Parameters
     ----------
@@ -149,8 +149,6 @@ class Threat:
     bounds : (float, float) or None
         The smallest and largest valid input value; None leaves inputs unbounded (tabular features). The default
         fits images with values in [0, 1].
-
-    `Threat.union` joins several sets.
 
     Examples
     --------

@@ -72,8 +72,28 @@ def test_a_cumulative_sum_below_one_never_draws_beyond_the_last(
     predictor = Predictor(telling_bundle(tmp_path / "b", (0.1,) * 9 + (0.0999999,)))
     monkeypatch.setattr("randens.deploy.predictor.secrets.token_bytes", lambda n: b"\xff" * n)
     assert predictor.draw(3).tolist() == [9, 9, 9]
+    assert predictor.draw(1).tolist() == [9]
     monkeypatch.setattr("randens.deploy.predictor.secrets.token_bytes", lambda n: b"\x00" * n)
     assert predictor.draw(3).tolist() == [0, 0, 0]
+
+
+def test_one_draw_follows_the_rule_of_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    predictor = Predictor(telling_bundle(tmp_path / "b", (0.25, 0.0, 0.5, 0.25)))
+    words = np.random.default_rng(0).integers(0, 2**64, 200, dtype=np.uint64)
+    # Just below, at and just above the first step, and both ends.
+    quarter = 1 << 62
+    edges = np.array([quarter - 2048, quarter, quarter + 2048, 0, 2**64 - 1], dtype=np.uint64)
+    words = np.concatenate([words, edges])
+    monkeypatch.setattr("randens.deploy.predictor.secrets.token_bytes", lambda n: words.tobytes()[:n])
+    many = predictor.draw(len(words)).tolist()
+    single = []
+    for word in words:
+        one = word.tobytes()
+        monkeypatch.setattr("randens.deploy.predictor.secrets.token_bytes", lambda n, one=one: one[:n])
+        single += predictor.draw(1).tolist()
+    assert single == many
+    assert set(many) == {0, 2, 3}
+    assert many[-5:] == [0, 2, 2, 0, 3]
 
 
 def test_draws_of_neighbours_are_independent(tmp_path: Path) -> None:

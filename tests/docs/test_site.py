@@ -165,3 +165,14 @@ def test_pages_outside_the_site_link_to_files_that_exist(page: str) -> None:
     targets = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", (ROOT / page).read_text(encoding="utf-8"))
     local = {target for target in targets if not urlparse(target).scheme}
     assert not {target for target in local - later if not (ROOT / target).exists()}
+
+
+# Pages that commands write from results have their opening from there.
+WRITTEN = {"benchmarks", "choosing-alpha", "reproduce", "results", "when-does-drawing-pay"}
+BY_HAND = [page for page in PAGES[1:] if page.stem not in WRITTEN]
+
+
+@pytest.mark.parametrize("page", BY_HAND, ids=lambda page: page.stem)
+def test_a_page_opens_with_what_it_answers(page: Path) -> None:
+    opening = page.read_text(encoding="utf-8").splitlines()[:8]
+    assert any("This page answers:" in line for line in opening), page.name

@@ -307,6 +307,10 @@ def test_prints(browser: Browser, trained_run: Path, tmp_path: Path) -> None:
         page.emulate_media(media="print")
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
         assert not page.locator("nav.contents").is_visible()
+        # Paper has nothing to unfold and nothing to scroll.
+        assert page.locator("details table").first.is_visible()
+        assert page.locator(".scroll").first.evaluate("(e) => getComputedStyle(e).overflowX") == "visible"
+        assert page.locator("main").evaluate("(e) => getComputedStyle(e).display") == "block"
 
 
 def test_ten_thousand_points_make_a_small_page(browser: Browser, tmp_path: Path) -> None:

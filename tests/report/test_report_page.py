@@ -366,7 +366,7 @@ def test_unpaired_intervals_cover_the_truth() -> None:
     ],
 )
 def test_the_verdict_follows_the_numbers(tmp_path: Path, together: float, alone: float, words: str) -> None:
-    """`together`: how often both fall at the worst perturbation; `alone`: how often member 0 can be fooled."""
+    """`together`: how often the worst perturbation fools both; `alone`: how often member 0 can be fooled."""
     place = np.arange(200)
     both, first = place < round(200 * together), place >= 200 - round(200 * alone)
     result = chosen_evaluation(2)
@@ -375,7 +375,7 @@ def test_the_verdict_follows_the_numbers(tmp_path: Path, together: float, alone:
         worst=np.stack([both, both], axis=1),
         foolable=np.stack([first, np.ones(200, dtype=bool)], axis=1),
     )
-    sets = [[(0, 1), (1, 0)] if falls else [(0, 1)] for falls in first]
+    sets = [[(0, 1), (1, 0)] if fooled else [(0, 1)] for fooled in first]
     profile = RiskProfile.from_configurations(sets)
     chosen_run(tmp_path / "r", dataclasses.replace(result, points=points, profile=profile))
     assert words in verdict(load_run(tmp_path / "r"))

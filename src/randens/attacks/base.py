@@ -132,14 +132,14 @@ class Attack:
     ) -> Found:
         """Attack a whole data set: a loader, a data set of the data room, or an (x, y) pair of tensors.
 
+        Under torch.distributed the batches are shared out; every rank gets the whole result.
+
         Parameters
         ----------
         folder : path or WitnessStore
             A witness store: finished batches are kept there, and what was asked before is read, not attacked again.
         inputs : bool
             Keep the perturbed inputs in memory, too.
-
-        Under torch.distributed the batches are shared out; every rank gets the whole result.
         """
         store = folder if isinstance(folder, WitnessStore) or folder is None else WitnessStore(folder)
         report = silent if progress is None else progress

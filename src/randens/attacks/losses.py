@@ -1,4 +1,4 @@
-"""What gradient attacks climb: functions of the members' logits, one value per input, larger is worse.
+"""Losses of gradient attacks: functions of the members' logits, one value per input, larger is worse.
 
 Each takes logits z [M, n, C], labels y [n] and probabilities α [M], and returns [n]. All are written with
 logsumexp or differences of logits: log Σ softmax underflows for confident members, its gradient becomes NaN,

@@ -1,4 +1,4 @@
-"""An attack proposes; a `Search` disposes.
+"""A `Search` takes the points that an attack proposes: it projects, classifies and records them.
 
 `Search` owns one batch under attack. Its ledger keeps the best perturbation per input, pools every maximal fooled set
 seen and drops inputs that cannot get worse; its oracle projects every proposal onto the threat, judges it exactly and

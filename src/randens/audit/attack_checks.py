@@ -96,7 +96,7 @@ def _losses(case: Case) -> Check:
         lambda who: case.risk(who, "adaptive-pgd-margin", steps=_STEPS[1]),
         ("cross-entropy", "margin"),
         "the cross-entropy misleads attacks here (very large logits, or a flat loss); numbers from attacks on it "
-        "alone flatter, report those of the suite",
+        "alone are too high, report those of the suite",
     )
 
 
@@ -196,7 +196,7 @@ def _radius(case: Case) -> Check:
         not wrong,
         f"accuracy left when inputs can be changed at will: {', '.join(said)}",
         {"members": evidence, "at_fault": wrong},
-        f"{', '.join(wrong)}: no classifier survives that, so the attack is blind; look for masked gradients or a "
+        f"{', '.join(wrong)}: every classifier must fail then, so the attack is broken; look for masked gradients or a "
         "member that ignores its input"
         if wrong
         else "",
@@ -214,7 +214,7 @@ def _everything(case: Case) -> float:
 
 
 def _alone(case: Case) -> Check:
-    """Each member attacked alone must fall at least as often as it does under the attack on the ensemble."""
+    """Each member attacked alone must be fooled at least as often as it does under the attack on the ensemble."""
     evidence, wrong, said = {}, [], []
     together = case.attack(ENSEMBLE, "saddle").errors.numpy() if len(case.members) > 1 else None
     for who in range(len(case.members)):

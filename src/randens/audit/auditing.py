@@ -1,4 +1,4 @@
-"""Can the numbers be trusted? Checks that published evaluations failed, run on an ensemble before it is believed.
+"""Can the numbers be trusted? Checks that published evaluations failed, run on an ensemble before its numbers are used.
 
 A robust accuracy is only as good as the attack behind it. Members whose gradients are zero, saturated or noisy
 make attacks stall and look robust; members that answer at random are scored by luck. Each check compares things

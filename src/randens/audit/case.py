@@ -26,7 +26,7 @@ Fooled = NDArray[np.bool_]
 Risks = NDArray[np.float64]
 
 ENSEMBLE = -1
-"""Stands for the ensemble where a number stands for a member."""
+"""Means the ensemble where a number means a member."""
 
 TOLERANCE = 0.02
 """Share of the inputs on which the weaker of two attacks may be luckier than the stronger one."""

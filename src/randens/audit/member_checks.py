@@ -1,4 +1,4 @@
-"""Checks that need no attack: how the members answer, whether their gradients can be used, who chose what."""
+"""Checks that need no attack: how the members answer, whether their gradients can be used, which data chose what."""
 
 from __future__ import annotations
 
@@ -134,12 +134,12 @@ def _mode(case: Case) -> Check:
         if differing
         else "members answer as they do in eval mode",
         {"difference": {str(k): v for k, v in differing.items()}},
-        "call rec.eval() before the ensemble answers anybody" if differing else "",
+        "call rec.eval() before the ensemble is used" if differing else "",
     )
 
 
 def _deterministic(case: Case) -> Check:
-    """The same input, asked several times, must get the same answer: the draw is the only chance there is."""
+    """The same input, asked several times, must get the same answer: only the draw may be random."""
     gaps, changed = [], []
     for member in range(len(case.members)):
         first = logits(case, member, case.x)
@@ -195,7 +195,7 @@ def _gap(one: Tensor, two: Tensor) -> float:
 
 
 def _gradients(case: Case) -> list[Check]:
-    """Gradients of the two losses that attacks climb: are they there, and do they point downhill?"""
+    """Gradients of the two losses that attacks use: do they exist, and do they point downhill?"""
     generator = torch.Generator().manual_seed(case.seed)
     device = case.rec.device
     points = torch.cat([case.x, case.threat.random(case.x, generator)]).to(device)
@@ -220,7 +220,7 @@ def _gradients(case: Case) -> list[Check]:
             ),
             {"zero": table["zero"], "nan": table["nan"]},
             "gradient attacks cannot see these members: remove rounding, sign or argmax operations, give them a "
-            "differentiable stand-in, and believe only what a gradient-free attack (--attack random) confirms"
+            "differentiable stand-in, and trust only what a gradient-free attack (--attack random) confirms"
             if blind
             else "",
         ),

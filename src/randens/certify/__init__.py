@@ -1,4 +1,4 @@
-"""Sound upper bounds on the risk: what no attack can do."""
+"""Sound upper bounds on the risk, which no attack can exceed."""
 
 from randens.certify.certifying import Certification, certify
 

@@ -4,7 +4,7 @@ Bound propagation gives every member linear functions below its margins z_y − 
 (`linear_bounds`, `interval_bounds`). Where they stay above 0 the member is certified: no perturbation fools it there,
 and η(α) ≤ mean Σ_i α_i 1[member i not certified]. That still lets the attacker fool all the others at once. Often
 no single δ can: if some λ in the simplex over members T has Σ λ_i (lower bound of margin_i)(δ) > 0 for all δ, then
-one of T withstands, whatever δ is. What is left per input are the maximal sets that are not refuted, and they are
+one member of T is correct for every δ. What is left per input are the maximal sets that are not refuted, and they are
 a `RiskProfile` like any other: its risk at α is the certified bound, its optimum the smallest certified risk.
 
 For linear members the bounds are the margins themselves and nothing is lost: upper and lower bound meet.
@@ -395,7 +395,7 @@ def _refined(
 
 
 def _problem(parts: Sequence[_Margins], region: Region, j: int) -> exact.LinearProblem:
-    """The linear problem of one input, in the form of the exact attack: who can be fooled, and with whom?"""
+    """The linear problem of one input, as the exact attack takes it: which members can be fooled, which together?"""
     return exact.LinearProblem(
         np.stack([part.value[j].numpy() for part in parts]),
         np.stack([part.slopes[j].numpy() for part in parts]),

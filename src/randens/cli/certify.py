@@ -69,7 +69,7 @@ def certify(
         f"Smallest certified risk at any probabilities: {result.best.risk:.4f} at α = ({best}).{advice}"
     )
     out.print(
-        f"Members one by one would give {result.separate():.4f}; sets of members proven not to fall together: "
+        f"Members one by one would give {result.separate():.4f}; sets of members proven not to be fooled together: "
         f"{result.refuted}."
     )
     for line in choices.said(store, attacked.now, f"{attacked.reread} stored witnesses judged again"):

@@ -25,7 +25,7 @@ _NOTHING = "nothing was written; the same command begins again"
 
 
 class Terminated(BaseException):
-    """SIGTERM has come. Not an `Exception`: nothing on the way may take it for a fault of its own."""
+    """SIGTERM has come. Not an `Exception`: no handler of ordinary errors may catch it."""
 
 
 def farewell(verb: str, number: int) -> str:

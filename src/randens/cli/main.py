@@ -40,7 +40,7 @@ VERBS = {
     "zoo": "Trained ensembles that come with randens.",
     "bench": "Measure randens against peers and against the limit.",
 }
-"""Every command with what it does, in the order of a first encounter."""
+"""Every command with what it does, in the order in which a new user needs them."""
 
 _ABOUT = "Randomized ensembles of classifiers: attack them, prove what they can and cannot do, train them, ship them."
 _CODES = "Exit codes: 0 done, 1 a check failed, 2 bad input, 130 interrupted, 143 terminated."
@@ -115,14 +115,14 @@ def run(arguments: Sequence[str]) -> int:
         warnings.showwarning = _warn
         try:
             code = _run(chosen)
-            # typer turns Ctrl-C into an exit code without a word.
+            # typer turns Ctrl-C into an exit code without a message.
             if code == 0 or not signals:
                 return code
             number = signals[0]
         except (KeyboardInterrupt, typer.Abort, Terminated):
             number = signals[0] if signals else signal.SIGINT
         except Exception:
-            # What a signal breaks on its way is no fault of its own.
+            # An error that the signal caused is not reported as one.
             if not signals:
                 raise
             number = signals[0]

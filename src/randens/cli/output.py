@@ -16,7 +16,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
 def console() -> Console:
-    """Standard output; numbers and paths are not coloured or wrapped at will."""
+    """Standard output; numbers and paths are neither coloured nor wrapped."""
     from rich.console import Console
 
     return Console(highlight=False, soft_wrap=True)

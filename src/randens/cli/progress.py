@@ -44,7 +44,7 @@ def bars() -> Iterator[Progress]:
             tasks[task] = drawn.add_task(task, total=total)
         drawn.update(tasks[task], completed=done, total=total)
         if done >= total:
-            # Finished tasks make room: what stays on the screen is what is being waited for.
+            # Finished tasks are removed: only running ones stay on the screen.
             drawn.remove_task(tasks.pop(task))
 
     with drawn:

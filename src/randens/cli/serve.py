@@ -95,7 +95,7 @@ def serve(
     where = f"[{address}]" if ":" in address else address
     typer.echo(f"Serving {bundle} at http://{where}:{number}/ (checksum {predictor.bundle.checksum})")
     if not local and settings.token is None:
-        typer.echo("Warning: anybody who reaches this address may use it; see --token-file.", err=True)
+        typer.echo("Warning: anyone who can reach this address may use it; see --token-file.", err=True)
     if debug:
         typer.echo("Warning: --debug tells clients which member answered.", err=True)
     number = serve_app(create_app(predictor, settings), bound, limits)

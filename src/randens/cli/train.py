@@ -138,5 +138,5 @@ def _say(text: str) -> None:
 
 
 def _mute(text: str) -> None:
-    """Other processes than the first have nothing to say."""
+    """Only the first process prints."""
     del text

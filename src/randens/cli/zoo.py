@@ -20,7 +20,7 @@ _Zoo = Annotated[
     Path | None,
     typer.Option("--zoo", help="Another zoo folder than the one that came with randens.", show_default=False),
 ]
-_NewName = Annotated[str, typer.Argument(help="What it is to be called.")]
+_NewName = Annotated[str, typer.Argument(help="The name of the new entry.")]
 _Commit = Annotated[
     str | None,
     typer.Option(help="The commit that trained it, where the run does not say.", show_default=False),

@@ -1,1 +1,1 @@
-"""What every room stands on: errors, files, locks, documents, run folders, progress, several processes."""
+"""What every room uses: errors, files, locks, documents, run folders, progress, several processes."""

@@ -1,4 +1,4 @@
-"""Several processes as one: who does which part of a batch, and how results come together.
+"""Several processes as one: which process does which part of a batch, and how results are combined.
 
 One process needs none of this and imports nothing for it. Under ``torchrun`` or ``srun`` Lightning Fabric sets up
 the processes (gloo on CPUs, NCCL on GPUs), every rank takes its part of every batch, gradients are averaged, and

@@ -1,4 +1,4 @@
-"""How long-running functions report where they are; the command line draws bars from it."""
+"""How long-running functions report their progress; the command line draws bars from it."""
 
 from __future__ import annotations
 

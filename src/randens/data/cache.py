@@ -6,6 +6,8 @@ Each official part is one safetensors file, `<folder>/<name>/train.safetensors` 
 
 from __future__ import annotations
 
+import gzip
+import importlib.util
 import os
 from pathlib import Path
 from typing import Any
@@ -112,11 +114,17 @@ def load(name: str, split: str, *, folder: str | os.PathLike[str] | None = None)
 
 def digits() -> Arrays:
     """scikit-learn's digits, whose pixels run from 0 to 16; 36 of every class are the test part."""
-    # Imported here because scikit-learn takes a second to import and the other data sets do not need it.
-    from sklearn.datasets import load_digits
-
-    bunch = load_digits()
-    images, labels = bunch.images.astype(np.uint8)[:, None], bunch.target.astype(np.uint8)
+    # Its file is read as `sklearn.datasets.load_digits` reads it, because importing scikit-learn takes a second.
+    package = importlib.util.find_spec("sklearn")
+    if package is None or not package.submodule_search_locations:
+        raise ModuleNotFoundError("No module named 'sklearn'", name="sklearn")
+    path = Path(package.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz"
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            table = np.loadtxt(file, delimiter=",").astype(np.uint8)
+    except (OSError, ValueError) as error:
+        raise FileError(f"{path} cannot be read ({error}); install scikit-learn again") from error
+    images, labels = table[:, :-1].reshape(-1, 1, 8, 8), table[:, -1]
     train, test = held_out(labels, [36] * 10, _SPLIT_SEED)
     return Arrays(images[train], labels[train], images[test], labels[test])
 

@@ -23,9 +23,9 @@ PIPELINE = 32
 UNREAD_BYTES = 64 << 10
 """Bytes that the kernel may hold for a client that does not read: they are memory too."""
 
-# Pieces of a body: 1,024, and one more for every 64 bytes. Each costs as much as a kilobyte does.
-_PIECES, _PIECE_BYTES = 1024, 64
-_TURN = 32 << 10
+# Pieces of a body: 256, and one more for every 64 bytes. Each costs as much as a kilobyte does.
+_PIECES, _PIECE_BYTES = 256, 64
+_TURN = 16 << 10
 _FRESH_SECONDS = 1.0
 _REASON = b'{"detail":"too many connections are open; try later"}'
 _FULL = (

@@ -102,21 +102,24 @@ class Predictor:
 
     def draw(self, n: int) -> NDArray[np.int64]:
         """Member indices [n]: independent draws from α. A member with probability 0 is never drawn."""
-        random = secrets.token_bytes(8 * n)
-        if n == 1:  # the same without arrays, which take longer than everything else here
-            point = (int.from_bytes(random, sys.byteorder) >> 11) * 2.0**-53
-            return np.array([min(bisect.bisect_right(self._steps, point), self._last)], dtype=np.int64)
-        bits = np.frombuffer(random, dtype=np.uint64)
+        if n == 1:
+            return np.array([self._draw_one()], dtype=np.int64)
+        bits = np.frombuffer(secrets.token_bytes(8 * n), dtype=np.uint64)
         uniform = (bits >> np.uint64(11)) * 2.0**-53
         drawn = np.searchsorted(self._cumulative, uniform, side="right")
         # The cumulative sum may end just below 1.
         return np.minimum(drawn, self._last).astype(np.int64)
 
+    def _draw_one(self) -> int:
+        """One draw, by the same rule without arrays: for one input they would take longer than everything else."""
+        point = (int.from_bytes(secrets.token_bytes(8), sys.byteorder) >> 11) * 2.0**-53
+        return min(bisect.bisect_right(self._steps, point), self._last)
+
     def predict(self, x: ArrayLike) -> Prediction:
         """Answers for inputs [n, *input_shape], each by a member drawn for it alone."""
         inputs = self.check(x)
         members = self.draw(len(inputs))
-        drawn = set(members.tolist())
+        drawn = {int(members[0])} if len(inputs) == 1 else set(members.tolist())
         if len(drawn) == 1:
             logits = self._answer(int(members[0]), inputs)
         else:
@@ -130,7 +133,7 @@ class Predictor:
                 if index not in used:
                     member.rest()
         # A sum that is finite has finite terms only; one that is not may have overflowed.
-        if not math.isfinite(logits.sum()) and not np.isfinite(logits).all():
+        if not math.isfinite(np.add.reduce(logits, axis=None)) and not np.isfinite(logits).all():
             row = int(np.flatnonzero(~np.isfinite(logits).all(axis=1))[0])
             raise ModelError(f"input {row} makes the classifier return NaN or infinite logits")
         return Prediction(logits.argmax(axis=1), logits, members)
@@ -144,6 +147,8 @@ class Predictor:
         )
 
     def _answer(self, index: int, inputs: NDArray[np.float32]) -> NDArray[np.float32]:
+        if not self.bundle.averages:
+            return self._members[index].run(inputs)
         average = self._averages[index]
         return _mean([self._members[i].run(inputs) for i in average.of], average.weights)
 
@@ -166,7 +171,8 @@ class Predictor:
                 inputs = np.ascontiguousarray(given, dtype=np.float32)
         if not inputs.size:
             return inputs
-        low, high = float(inputs.min()), float(inputs.max())  # NaN if there is one
+        flat = inputs.reshape(-1)
+        low, high = float(np.minimum.reduce(flat)), float(np.maximum.reduce(flat))  # NaN if there is one
         if not (math.isfinite(low) and math.isfinite(high)):
             raise InputError("x holds NaN or infinite values; inputs must be finite")
         if self._bounds is not None and (low < self._bounds[0] or high > self._bounds[1]):

@@ -1,4 +1,4 @@
-"""Numbers that can be trusted: accuracies on the worst perturbations found, probabilities chosen under attack."""
+"""Evaluation: accuracies on the worst perturbations found, and probabilities chosen under attack."""
 
 import importlib
 from typing import TYPE_CHECKING, Any

@@ -242,7 +242,7 @@ def advise(
     for name, other in others.items():
         pools[name], spent = _attacked(other, inputs, chosen, list(pools.values()), name, store, report)
         cost = cost + spent
-    # Each has met what was found before it; now what was found after it, too.
+    # Each was compared with what was found before it; now with what was found after it, too.
     everyone, found = {"": rec, **others}, dict(pools)
     for earlier, later in itertools.combinations(everyone, 2):
         pools[earlier] = pools[earlier].merge(transferred(found[later], everyone[earlier], plain))

@@ -231,7 +231,7 @@ def transferred(
 def save_worst_inputs(
     path: str | os.PathLike[str], evaluation: Evaluation, rec: RandomizedEnsemble, data: Data
 ) -> None:
-    """Write x_adv, y, errors and probs of an evaluation as one safetensors file, for anybody to score again.
+    """Write x_adv, y, errors and probs of an evaluation as one safetensors file, so that others can score them.
 
     Parameters
     ----------

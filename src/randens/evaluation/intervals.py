@@ -1,4 +1,4 @@
-"""How sure a mean over n inputs is."""
+"""Confidence intervals of means over inputs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Estimate(float):
     """A mean over inputs, and an interval that covers the mean over the distribution they come from.
 
     It is the number itself, so that it can be compared, formatted and computed with; `low` and `high` come along.
-    The interval speaks of the choice of inputs only; that a stronger attack might find more, it cannot know.
+    The interval covers the choice of inputs only, not what a stronger attack might find.
 
     Parameters
     ----------

@@ -285,7 +285,7 @@ class Evaluation:
     def at(self, probs: ArrayLike | None) -> Accuracy:
         """Of the randomized ensemble at other probabilities (None: uniform), looked up in what was found.
 
-        No attack was run there unless they are `probs` or one of `also`, so the robust value may flatter.
+        No attack was run there unless they are `probs` or one of `also`, so the robust value may be too high.
         """
         alpha = check_probs(probs, self.members).numpy()
         robust = self.profile.risk(alpha)

@@ -1,6 +1,6 @@
 """Members from files: TorchScript and ONNX.
 
-An ONNX file gives no gradients, so its module refuses to be differentiated rather than let an attack believe in a
+An ONNX file gives no gradients, so its module refuses to be differentiated instead of returning a
 zero gradient.
 """
 

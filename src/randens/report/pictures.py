@@ -31,7 +31,7 @@ def make_gallery(
 ) -> Gallery:
     """Worst perturbations of `count` inputs on which every member was right, of as many kinds as there are.
 
-    pool: witnesses of these very inputs, with the perturbed inputs. A kind is a set of members that falls;
+    pool: witnesses of these very inputs, with the perturbed inputs. A kind is a set of fooled members;
     the kinds take turns, the most frequent first.
     """
     if len(data.shape) != 3:

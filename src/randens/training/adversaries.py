@@ -1,4 +1,4 @@
-"""Who makes the training examples: PGD, FGSM-RS, N-FGSM and, for the paper's overfitting figure, ARC.
+"""Adversaries that make the training examples: PGD, FGSM-RS, N-FGSM and, for the paper's overfitting figure, ARC.
 
 Unlike the attacks of `randens.attacks`, which keep the worst of all points they met, these return their last
 point: that is what the methods train on, and it costs no pass beyond the gradients. Victims are in eval mode

@@ -77,7 +77,7 @@ def _middle(member: nn.Module) -> str:
 
 @dataclass(frozen=True)
 class RandomPath(Victims):
-    """Victims of whom one, drawn anew, answers at every step of the attack: one pass per step for any M."""
+    """Members under attack of which one, drawn anew, is used at every step: one pass per step for any M."""
 
     generator: torch.Generator = field(default_factory=torch.Generator)
 

@@ -1,4 +1,4 @@
-"""What the weights descend. A training loss calls the member itself, so each makes just the passes it needs.
+"""Training losses. A training loss calls the member itself, so each makes just the passes it needs.
 
 ``loss(forward, examples)`` returns the loss per image [n] and the member's logits at x_adv [n, C]; `forward` is
 the member being trained. All hold for any number of classes ≥ 2.

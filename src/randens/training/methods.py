@@ -1,4 +1,4 @@
-"""The methods: how a member starts, whom the training adversary attacks, what happens to α.
+"""The methods: how a member starts, what the training adversary attacks, what happens to α.
 
 | method  | member m starts from | training adversary on            | α                                |
 |---------|----------------------|----------------------------------|----------------------------------|
@@ -233,7 +233,7 @@ class BAT(Method):
 
     name = "bat"
     choice = "sweep"
-    # The attack its authors trusted; a stronger one would send all the weight back to f_1.
+    # The attack of its authors; a stronger one would put all the weight back on f_1.
     attack = "adaptive-pgd-l"
     watched = False
 

@@ -131,7 +131,7 @@ class AdversaryPart(_Part):
 
 
 class LossPart(_Part):
-    """What the weights descend. `weight` is MCE's w, or TRADES's β (6 if not given)."""
+    """The training loss. `weight` is MCE's w, or TRADES's β (6 if not given)."""
 
     name: Literal["cross-entropy", "mce", "trades"] = "mce"
     weight: Annotated[float, BeforeValidator(_fraction), Field(ge=0, allow_inf_nan=False)] | None = None

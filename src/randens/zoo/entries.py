@@ -287,7 +287,10 @@ def keep_trial(
     >>> data = randens.data.load("digits", "validation").subset(range(10))
     >>> rec = randens.RandomizedEnsemble([randens.models.create("linear", classes=10, input_shape=(1, 8, 8))])
     >>> _ = rec.save(run.ensemble)
-    >>> _ = run.write("training", {"members": 1})
+    >>> cost = {"forwards": 0, "backwards": 0, "seconds": 0.0}
+    >>> validated = {"images": 10, "attack": "pgd"}
+    >>> told = {"members": 1, "probs": [1.0], "cost": cost, "validation": validated}
+    >>> _ = run.write("training", told)
     >>> _ = randens.evaluate(rec, data, "pgd", eps=0.1).save(run.path / "evaluation.json")
     >>> keep_trial("trial", "at-short", Path("zoo")).ships
     False

@@ -1,0 +1,27 @@
+"""Walk 1: install the wheel into a new environment, check it, train something small, get the first number."""
+
+from __future__ import annotations
+
+import re
+
+from tests.test_wheel import Installed, installed, wheel
+
+__all__ = ["installed", "wheel"]
+
+
+def test_from_the_wheel_to_a_number(installed: Installed) -> None:
+    # A person types the command's name and reads what it offers.
+    first = installed()
+    for way in ("I have a model", "I have a randomised defence", "I want to train one", "randens doctor"):
+        assert way in first, first
+    # Is the installation complete?
+    assert "torch" in installed("doctor")
+    # The first number, from the smallest recipe that comes with the wheel.
+    small = ("--set", "epochs=1", "--set", "model.width=8", "--set", "validation.size=20")
+    installed("train", "digits-mlp-at", *small)
+    said = installed("evaluate", "runs/digits-mlp-at", "--attack", "pgd", "--limit", "20")
+    assert "digits test" in said
+    assert "robust" in said
+    accuracies = re.findall(r"\d+\.\d", said)
+    assert accuracies, said
+    assert all(0 <= float(value) <= 100 for value in accuracies[:2]), said
