@@ -396,7 +396,7 @@ def write_page(target: Path, figures: Mapping[str, str]) -> None:
         ("Radius", "Members are trained and attacked at ε."),
         (
             "Members",
-            "The first M of the same members. Each also meets what was found on the others, so their mean is lower for larger M.",
+            "The first M of the same members. Each also meets what was found on the others: more for larger M.",
         ),
         ("Norm", "Members are trained and attacked in the norm."),
     )
