@@ -394,7 +394,10 @@ def write_page(target: Path, figures: Mapping[str, str]) -> None:
         ("Training length", _plateau()),
         ("Width", "Units of each hidden layer."),
         ("Radius", "Members are trained and attacked at ε."),
-        ("Members", "The first M of the same members."),
+        (
+            "Members",
+            "The first M of the same members. Each also meets what was found on the others: more for larger M.",
+        ),
         ("Norm", "Members are trained and attacked in the norm."),
     )
     axes = [
