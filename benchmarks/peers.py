@@ -10,6 +10,7 @@ point counts if it lies in the ball. Robust accuracies are exact expectations ov
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import math
 import sys
@@ -28,7 +29,7 @@ from randens import RandomizedEnsemble, Threat
 
 STEPS, DRAWS = 20, 20
 STAND_IN = runner.ROOT / "tests" / "interop" / "stand_in"
-_PACKAGES = {"pyautoattack": ("AutoAttack", "pyautoattack"), "adv_lib": ("adv_lib", "adv-lib")}
+_PACKAGES = {"pyautoattack": ("AutoAttack", "pyautoattack"), "adv_lib.attacks": ("adv_lib", "adv-lib")}
 
 
 def autoattack_apgd(model: nn.Module, x: Tensor, y: Tensor, eps: float) -> Tensor:
@@ -72,14 +73,23 @@ def adv_lib_pgd(model: nn.Module, x: Tensor, y: Tensor, eps: float) -> Tensor:
 Peer = Callable[[nn.Module, Tensor, Tensor, float], Tensor]
 SINGLE: dict[str, tuple[str, Peer]] = {
     "Auto-PGD": ("pyautoattack", autoattack_apgd),
-    "Auto-PGD (adv_lib)": ("adv_lib", adv_lib_apgd),
-    "FMN": ("adv_lib", adv_lib_fmn),
-    "PGD": ("adv_lib", adv_lib_pgd),
+    "Auto-PGD (adv_lib)": ("adv_lib.attacks", adv_lib_apgd),
+    "FMN": ("adv_lib.attacks", adv_lib_fmn),
+    "PGD": ("adv_lib.attacks", adv_lib_pgd),
 }
 DRAWN: dict[str, tuple[str, Peer]] = {
     "AutoAttack rand": ("pyautoattack", autoattack_rand),
-    "Auto-PGD with EOT": ("adv_lib", partial(adv_lib_apgd, draws=DRAWS)),
+    "Auto-PGD with EOT": ("adv_lib.attacks", partial(adv_lib_apgd, draws=DRAWS)),
 }
+
+
+def _missing(package: str) -> str:
+    """Why a package cannot be used here; empty if it can. Some import more than they install."""
+    try:
+        importlib.import_module(package)
+    except ImportError as error:
+        return str(error)
+    return ""
 
 
 def _inside(points: Tensor, x: Tensor, eps: float) -> Tensor:
@@ -97,7 +107,7 @@ def _compared(
         name: partial(subject.attack, name, precision="float32", **options)
     }
     for label, (package, attack) in peers.items():
-        if importlib.util.find_spec(package) is not None:
+        if not _missing(package):
             cases[label] = partial(attack, model, x, subject.y, subject.threat.eps)
     subject.part(2).attack(name, precision="float32", **options)
     measured = interleaved(cases, repeats=1, clock=clock())
@@ -106,7 +116,7 @@ def _compared(
     for label, (package, _) in peers.items():
         title, distribution = _PACKAGES[package]
         if label not in cases:
-            yield left_out(f"{name} and {label}, {size}", title, f"{title} is not installed: left out")
+            yield left_out(f"{name} and {label}, {size}", title, f"{_missing(package)}: left out")
             continue
         theirs = side(
             f"{label}, {title} {machine.installed(distribution) or ''}".strip(), measured[label], subject

@@ -95,7 +95,8 @@ def planted(
 def unequal(norm: str, *, n: int, seed: int = 0) -> Planted:
     """Every member can be fooled alone (margins of .2 to .9 of ε), and α is drawn from a Dirichlet distribution.
 
-    Here a maximal set need not be a heavy one. No attack's settings were chosen on these ensembles.
+    Here a maximal set need not be a heavy one. The lattice climber's last steps were chosen on two of these
+    ensembles (linf).
     """
     probs = np.random.default_rng(seed).dirichlet(np.ones(5))
     return planted(norm, n=n, probs=probs.tolist(), margins=(0.2, 0.9), seed=1000 + seed)

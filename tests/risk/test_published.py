@@ -89,6 +89,7 @@ def test_an_attack_on_the_larger_set_must_not_find_less() -> None:
 
 
 def test_the_papers_own_tables(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch", reason="the paper's tables come with the code that reproduces them")
     assert command(["explain", "--table", "paper", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert len(said["rows"]) == 22 + 18 + 9
