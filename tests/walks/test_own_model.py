@@ -30,17 +30,17 @@ def three():
 
 @pytest.fixture
 def files(desk: Path) -> Path:
-    """mynets.py with three classifiers by class means, and images.npz with 40 test images."""
+    """walked_nets.py with three classifiers by class means, and images.npz with 40 test images."""
     train, test = datasets.load("digits", "train"), datasets.load("digits", "test")
     means = torch.stack([train.x[train.y == c].flatten(1).mean(dim=0) for c in range(10)])
     torch.save(means, desk / "means.pt")
     np.savez(desk / "images.npz", x=test.x[:40].numpy(), y=test.y[:40].numpy())
-    (desk / "mynets.py").write_text(NETWORKS, encoding="utf-8")
+    (desk / "walked_nets.py").write_text(NETWORKS, encoding="utf-8")
     return desk
 
 
 def test_from_files_to_a_table_and_a_curve(shell: Shell, files: Path) -> None:
-    own = ("--model", "mynets:three", "--data", "images.npz")
+    own = ("--model", "walked_nets:three", "--data", "images.npz")
     generator = torch.get_rng_state()
     # The first tries are wrong; each answer says what to do.
     assert "--run-code" in shell.refused("evaluate", *own)

@@ -7,7 +7,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from randens._version import __version__
 from randens.cli.interrupts import Terminated, farewell, signals_noted
@@ -112,7 +112,7 @@ def run(arguments: Sequence[str]) -> int:
     import typer
 
     with signals_noted() as signals, warnings.catch_warnings():
-        warnings.showwarning = _warn
+        warnings.showwarning = _one_line(warnings.showwarning)
         try:
             code = _run(chosen)
             # typer turns Ctrl-C into an exit code without a message.
@@ -235,19 +235,16 @@ def _check_subcommand(verb: str, group: typer.Typer, rest: Sequence[str]) -> Non
         unknown(f"command of {verb!r}", rest[0], names)
 
 
-def _warn(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
-    """What randens warns about is one line; the rest looks as always."""
-    if issubclass(category, RandensWarning):
-        _say(f"warning: {message}")
-    else:
-        (file or sys.stderr).write(warnings.formatwarning(message, category, filename, lineno, line))
+def _one_line(others: Callable[..., None]) -> Callable[..., None]:
+    """What randens warns about is one line; the rest looks as always: `others` shows it."""
+
+    def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+        if issubclass(category, RandensWarning):
+            _say(f"warning: {message}")
+        else:
+            others(message, category, *where, **more)
+
+    return show
 
 
 def _say(message: str) -> None:
