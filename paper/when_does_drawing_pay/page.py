@@ -293,8 +293,8 @@ def _verdict() -> str:
     said += f"The target, {goal}, is {'met' if met else 'missed'}."
     if (plateau() or max(LENGTHS)) > 2 * BASE:
         said += (
-            f" The single networks of this comparison were trained for at most {2 * BASE} epochs, where doubling the epochs "
-            "still raised robust accuracy: a network at its plateau may do better."
+            f" The single networks of this comparison were trained for at most {2 * BASE} epochs, where doubling the "
+            "epochs still raised robust accuracy: a network at its plateau may do better."
         )
     return said
 
