@@ -298,12 +298,12 @@ def _verdict() -> str:
         )
     longest, ensembles = _like(epochs=max(LENGTHS)), methods(one["members"])
     if longest and ensembles:
-        drawn = max(group.drawn for group in ensembles)
-        more = "more" if longest.members > drawn else "less"
+        drawn, epochs = max(group.drawn for group in ensembles), max(LENGTHS)
+        more = "at least as much as" if longest.members >= drawn else "less than"
         said += (
-            f" On validation data, where the ensemble reaches {_percent(drawn)} %, networks trained by AT for {max(LENGTHS)} "
-            f"epochs reach {_percent(longest.members)} % on average: training one network {max(LENGTHS) // BASE} times as "
-            f"long gains {more} than drawing among members of {BASE + FURTHER} epochs."
+            f" On validation data, where the ensemble reaches {_percent(drawn)} %, networks trained by AT for {epochs} "
+            f"epochs reach {_percent(longest.members)} % on average: {epochs // BASE} times the epochs for one network gain "
+            f"{more} drawing among members of {BASE + FURTHER} epochs."
         )
     return said
 
