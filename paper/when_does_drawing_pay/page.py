@@ -302,7 +302,7 @@ def _verdict() -> str:
         more = "at least as much as" if longest.members >= drawn else "less than"
         said += (
             f" On validation data, where the ensemble reaches {_percent(drawn)} %, networks trained by AT for {epochs} "
-            f"epochs reach {_percent(longest.members)} % on average: {epochs // BASE} times the epochs for one network gain "
+            f"epochs reach {_percent(longest.members)} %: {epochs // BASE} times the epochs for one network gain "
             f"{more} drawing among members of {BASE + FURTHER} epochs."
         )
     return said
