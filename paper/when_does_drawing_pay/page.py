@@ -305,6 +305,8 @@ def _verdict() -> str:
             f"epochs reach {_percent(longest.members)} %: {epochs // BASE} times the epochs for one network gain "
             f"{more} drawing among members of {BASE + FURTHER} epochs."
         )
+        if longest.members >= drawn:
+            said += " By the definition above, drawing is not shown to pay."
     return said
 
 
