@@ -185,7 +185,7 @@ class Attack:
         return Found(
             s.best_x.cpu(),
             errors,
-            errors.double() @ s.probs.cpu(),
+            errors.double() @ rec.probs,
             s.clean_errors.cpu(),
             s.pool(new=known is not None),
             s.cost,

@@ -51,7 +51,7 @@ def climb(s: Search, sweep: int, resisted: Tensor, reach: Reach, patience: int |
         chosen = missing.any(dim=1)
     elif s.restart == 0:
         # Heavy members first; equal ones in random order.
-        order = 1e-9 * order - s.probs
+        order = order + (s.probs > s.probs.unsqueeze(1)).sum(dim=1)
     order = order.argsort(dim=1)
     point = s.start()
     errors = s.clean_errors.clone() if s.restart == 0 else torch.zeros_like(s.clean_errors)
@@ -61,7 +61,7 @@ def climb(s: Search, sweep: int, resisted: Tensor, reach: Reach, patience: int |
         fresh = chosen[rows] & ~errors[rows, member] & ~skipped[rows, member]
         # Not worth a pass: sets that cannot become heavier than the best, of members known to be foolable.
         coming = torch.zeros_like(errors[rows]).scatter(1, order[rows, position:], True) & ~skipped[rows]
-        heaviest = (errors[rows] | coming).double() @ s.probs
+        heaviest = s.weigh(errors[rows] | coming)
         fresh &= (heaviest > s.best_value[rows] + 1e-9) | ~s.foolable[rows, member]
         rows, member = rows[fresh], member[fresh]
         if not len(rows):

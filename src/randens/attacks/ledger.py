@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from randens.attacks.found import Cost
+from randens.core.devices import widest
 from randens.ensemble import to_layout
 from randens.witness import WitnessPool
 
@@ -27,11 +28,11 @@ class Ledger:
     """
 
     def __init__(self, x: Tensor, probs: Tensor, source: str = "", *, drop_finished: bool = True) -> None:
-        self.x, self.probs, self.device = x, probs, x.device
+        self.x, self.probs, self.device = x, widest(probs, x.device), x.device
         self.n, self.members = len(x), len(probs)
         self.source, self.drop_finished = source, drop_finished
         self.cost = Cost()
-        self.best_value = torch.full((self.n,), -1.0, dtype=torch.float64, device=self.device)
+        self.best_value = self.probs.new_full((self.n,), -1.0)
         self.best_x = x.clone()
         self.best_errors = torch.zeros(self.n, self.members, dtype=torch.bool, device=self.device)
         self.best_source = [""] * self.n
@@ -75,6 +76,13 @@ class Ledger:
             return torch.arange(self.n, device=self.device)
         return (~self.finished).nonzero().flatten()
 
+    def weigh(self, values: Tensor) -> Tensor:
+        """Σ_i α_i values_i, [k]: of sets of members [k, M] the risk u·α.
+
+        It ranks points while an attack runs; what is reported is summed in float64 on the CPU.
+        """
+        return values.to(self.probs.dtype) @ self.probs
+
     def refuse(self, rows: Tensor, sets: Tensor) -> None:
         """Remember sets of members [k, M] that were aimed at, and not reached, by inputs `rows` [k]."""
         if len(rows):
@@ -96,7 +104,7 @@ class Ledger:
         return (filled & contains).any(dim=1) | ~sets.any(dim=1)
 
     def _record(self, rows: Tensor, points: Tensor, errors: Tensor) -> None:
-        values = errors.double() @ self.probs
+        values = self.weigh(errors)
         better = (values > self.best_value[rows]).nonzero().flatten()
         if len(better):
             chosen = rows[better]

@@ -75,7 +75,7 @@ class Oracle(Ledger):
         # Rounding to the members' precision may step over the box by half a float.
         moved = send(x.detach(), rec.device).to(dtype)
         moved = to_layout(moved if threat.bounds is None else moved.clamp(*threat.bounds))
-        super().__init__(moved, rec.probs.to(rec.device), source, drop_finished=drop_finished)
+        super().__init__(moved, rec.probs, source, drop_finished=drop_finished)
         self.rec, self.y = rec, y.to(self.device, torch.int64)
         self.threat = threat = _around_rounded(threat, self.x, x.detach())
         # For linf the legal set is an interval per coordinate, worked out once.

@@ -269,7 +269,7 @@ class Recipe(_Part):
     first: str | tuple[str, ...] | None = None
     ema: Share = 0.0
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:[0-9]+)?|mps)$")] = "auto"
     compile: bool = False
     batch_norm: Literal["local", "synced"] = "synced"
     log_every: Count = 50
