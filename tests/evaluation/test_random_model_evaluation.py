@@ -27,7 +27,7 @@ from randens.evaluation import (
     score,
     single_draw,
 )
-from randens.evaluation.draw_scores import Scores, gradient_noise, randomness
+from randens.evaluation.draw_statistics import Scores, gradient_noise, randomness
 from randens.evaluation.intervals import widened
 
 THREAT = Threat("linf", 0.1, bounds=None)
