@@ -253,6 +253,7 @@ def _together(one: LoadedRun, key: str) -> dict[str, Any]:
             "Conflict matrix: per cent of inputs at which each can be fooled but never both",
             f"{key}-conflict",
         ),
+        "apart": tables.apart(result),
         "reach": None,
     }
     if reach is not None and not (reach.pairs != reach.pairs).any():
