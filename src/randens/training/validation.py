@@ -1,4 +1,4 @@
-"""Validation under attack: what chooses checkpoints and α."""
+"""Attacks while training: the verdicts that compare checkpoints, and α from the witnesses found."""
 
 from __future__ import annotations
 
