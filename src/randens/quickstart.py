@@ -34,7 +34,7 @@ from randens.evaluation import (
     optimize_sampling,
     transferred,
 )
-from randens.evaluation.labelled import fingerprint
+from randens.evaluation.labelled_data import fingerprint
 from randens.report import measure, write_report
 from randens.report.load import load_run
 from randens.report.verdicts import against, budget, drawing
@@ -134,9 +134,7 @@ def quickstart(
         torch.set_num_threads(threads)
 
 
-def _quickstart(
-    parent: str | os.PathLike[str], seed: int, device: str, report: Progress
-) -> Quickstart:
+def _quickstart(parent: str | os.PathLike[str], seed: int, device: str, report: Progress) -> Quickstart:
     begun = time.perf_counter()
     alone, together = recipes(seed, device)
     validation, test = datasets.load("digits", "validation"), datasets.load("digits", "test")

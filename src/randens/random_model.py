@@ -340,7 +340,9 @@ def _seeded(seed: int, device: torch.device) -> Iterator[None]:
     # Not torch.manual_seed: that seeds the generators of every kind of device, at fifty times the cost.
     generators = [torch.default_generator]
     if device.type == "mps":
-        raise InputError("device is 'mps', whose random numbers cannot be repeated draw by draw; use 'cpu' for random models")
+        raise InputError(
+            "device is 'mps', whose random numbers cannot be repeated draw by draw; use 'cpu' for random models"
+        )
     if device.type == "cuda":
         generators.append(torch.cuda.default_generators[device.index or 0])
     states = [generator.get_state() for generator in generators]

@@ -69,9 +69,7 @@ def test_the_device_without_float64_refuses_it() -> None:
 
 
 @pytest.mark.parametrize(("name", "threat", "elsewhere"), CASES, indirect=["elsewhere"])
-def test_attacks_run_on_another_device_as_on_the_cpu(
-    name: str, threat: Threat, elsewhere: Elsewhere
-) -> None:
+def test_attacks_run_on_another_device_as_on_the_cpu(name: str, threat: Threat, elsewhere: Elsewhere) -> None:
     x, y = (t[:4] for t in digits("test"))
     # Every step of an attack is taken, but few times: the device of these tests is slow.
     few = {"steps": 3, "queries": 12, "restarts": 1, "relinearisations": 2, "iterations": 5, "preset": "fast"}
@@ -114,7 +112,9 @@ def test_sampling_and_drawing_on_another_device(elsewhere: Elsewhere) -> None:
         best = randens.optimize_sampling(rec, (x, y), attack, max_sweeps=2)
         assert rec(x.to(AWAY)).device == AWAY
         risk = rec.risk(x, y)
-        assert risk.dtype == torch.float64 and risk.device.type == ("cpu" if not elsewhere.float64 else AWAY.type)
+        assert risk.dtype == torch.float64 and risk.device.type == (
+            "cpu" if not elsewhere.float64 else AWAY.type
+        )
         assert rec.mixture(x.to(AWAY)).device == AWAY
         rec.to("cpu")
     assert abs(best.probs.sum() - 1) < 1e-12
@@ -193,7 +193,12 @@ HOT += (
     "attacks/suite.py",
     "attacks/members.py",
 )
-HOT += ("evaluation/evaluate_any.py", "evaluation/curves.py", "evaluation/any_model.py")
+HOT += (
+    "evaluation/preparation.py",
+    "evaluation/curves.py",
+    "evaluation/as_ensemble.py",
+    "evaluation/worst_case.py",
+)
 # Made on the CPU on purpose: from a CPU generator, so that random numbers do not depend on the device; or results.
 ON_THE_CPU = {
     ("ensemble.py", "check_probs"),

@@ -85,7 +85,9 @@ Std = Annotated[
 ]
 Device = Annotated[
     str,
-    typer.Option(help="Where members run: auto, cpu, cuda, cuda:N or mps; auto takes a CUDA GPU where there is one."),
+    typer.Option(
+        help="Where members run: auto, cpu, cuda, cuda:N or mps; auto takes a CUDA GPU where there is one."
+    ),
 ]
 Split = Annotated[
     str,

@@ -162,7 +162,7 @@ def _random(case: choices.Evaluating, draws: int, tolerance: float, output: Path
     from randens import evaluation
     from randens.core.devices import on_device
     from randens.core.runs import Run
-    from randens.evaluation.evaluate_any import prepare
+    from randens.evaluation.preparation import prepare
 
     assert case.model is not None
     chosen = choices.make_attacks(case.attack, ("suite",), case.threat(), case.settings, case.seed)
@@ -170,9 +170,7 @@ def _random(case: choices.Evaluating, draws: int, tolerance: float, output: Path
         raise InputError(f"--output is {output}, which exists already; choose another folder")
     pair = case.preprocessing()
     made = evaluation.random_from_factory(case.model, draws, run_code=case.run_code)
-    prepared = prepare(
-        made, case.data, chosen, preprocessing=pair, split=case.split, limit=case.limit
-    )
+    prepared = prepare(made, case.data, chosen, preprocessing=pair, split=case.split, limit=case.limit)
     with on_device(prepared.rec, case.device), bars() as progress:
         result = evaluation.evaluate_stochastic(
             prepared.rec,
@@ -199,21 +197,23 @@ def _random(case: choices.Evaluating, draws: int, tolerance: float, output: Path
 
 def _print(result: Evaluation, name: str, style: Format, told: list[str], as_json: bool) -> None:
     from randens.data import called
-    from randens.evaluation import tables
+    from randens.evaluation import result_tables
 
     if as_json:
         print_json(result.to_json())
         return
-    rows = tables.rows(result)
+    rows = result_tables.rows(result)
     if style is Format.markdown:
-        typer.echo(tables.markdown(rows))
+        typer.echo(result_tables.markdown(rows))
     elif style is Format.latex:
-        typer.echo(tables.latex(rows))
+        typer.echo(result_tables.latex(rows))
     else:
-        title = f"{name} on {called(result.data, result.split)}, {result.threat.norm} ε = {result.threat.eps:.4g}"
+        title = (
+            f"{name} on {called(result.data, result.split)}, {result.threat.norm} ε = {result.threat.eps:.4g}"
+        )
         out = console()
-        out.print(tables.terminal(rows, title, result.confidence))
-        for line in tables.statements(result):
+        out.print(result_tables.terminal(rows, title, result.confidence))
+        for line in result_tables.statements(result):
             out.print(line)
         for line in told:
             out.print(line, markup=False)

@@ -135,7 +135,9 @@ def on_device(module: nn.Module, device: str | torch.device | None = None) -> It
             f"the members are on several devices, {names}; say with device= where they shall run"
         )
     moves = any(place != wanted for place in places)
-    if not has_float64(wanted) and any(t.dtype == torch.float64 for t in (*module.parameters(), *module.buffers())):
+    if not has_float64(wanted) and any(
+        t.dtype == torch.float64 for t in (*module.parameters(), *module.buffers())
+    ):
         raise InputError(f"device is '{wanted}', which has no float64; the members do: call .float() on them")
     if moves:
         module.to(wanted)

@@ -49,7 +49,10 @@ def compare(first: Evaluation, other: Evaluation) -> Comparison:
         return Comparison(None, None, False, f"another threat: {_threat(other)} instead of {_threat(first)}")
     if (first.data, first.split) != (other.data, other.split):
         return Comparison(
-            None, None, False, f"other data: {called(other.data, other.split)} instead of {called(first.data, first.split)}"
+            None,
+            None,
+            False,
+            f"other data: {called(other.data, other.split)} instead of {called(first.data, first.split)}",
         )
     if _budgets(first) != _budgets(other):
         names = [", ".join(str(a["name"]) for a in e.attacks) for e in (other, first)]
