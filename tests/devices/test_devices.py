@@ -17,9 +17,10 @@ from tests.devices.elsewhere import AWAY, Elsewhere, Mixed
 from torch import nn
 
 import randens
-from randens import RandomizedEnsemble, Threat, attacks, models
-from randens.core import devices
+from randens import RandomizedEnsemble, Threat, attacks, models, random_model, training
+from randens.core import devices, distributed
 from randens.core.errors import InputError
+from randens.training import cost
 
 ROOT = Path(__file__).parents[2] / "src" / "randens"
 BALLS = (Threat("linf", 0.1), Threat("l2", 0.7))
@@ -112,12 +113,60 @@ def test_sampling_and_drawing_on_another_device(elsewhere: Elsewhere) -> None:
         best = randens.optimize_sampling(rec, (x, y), attack, max_sweeps=2)
         assert rec(x.to(AWAY)).device == AWAY
         risk = rec.risk(x, y)
-        assert risk.dtype == torch.float64 and risk.device.type == (
-            "cpu" if not elsewhere.float64 else AWAY.type
-        )
+        assert risk.dtype == torch.float64
+        assert risk.device.type == (AWAY.type if elsewhere.float64 else "cpu")
         assert rec.mixture(x.to(AWAY)).device == AWAY
         rec.to("cpu")
     assert abs(best.probs.sum() - 1) < 1e-12
+
+
+def test_training_on_another_device(
+    elsewhere: Elsewhere, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    plain = torch.optim.SGD
+    # Fused steps exist for the devices that torch knows.
+    monkeypatch.setattr(torch.optim, "SGD", lambda *given, **how: plain(*given, **{**how, "fused": False}))
+    for module in (distributed, cost):
+        monkeypatch.setattr(module, "pick_device", lambda name: AWAY)
+    recipe = training.Recipe.model_validate(
+        {
+            "method": "barre",
+            "members": 2,
+            "epochs": 1,
+            "batch_size": 600,
+            "precision": "float32",
+            "model": {"name": "mlp", "width": 8, "depth": 1},
+            "data": {"name": "digits"},
+            "threat": {"norm": "linf", "eps": 0.1},
+            "adversary": {"name": "pgd", "steps": 1},
+        }
+    )
+    with elsewhere:
+        made = training.train(recipe, tmp_path / "run")
+    assert made.device.type == "cpu"
+    assert all(bool(torch.isfinite(p).all()) for p in made.parameters())
+
+
+def test_members_in_float64_cannot_go_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "_SINGLE", frozenset({"mps", AWAY.type}))
+    net = nn.Linear(2, 2).double()
+    with (
+        Elsewhere(float64=False),
+        pytest.raises(InputError, match="device is 'meta', which has no float64"),
+        models.on_device(net, AWAY),
+    ):
+        pass
+    assert next(net.parameters()).device.type == "cpu"
+
+
+def test_mps_is_taken_where_torch_sees_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert models.pick_device("mps").type == "mps"
+    assert models.pick_device("auto").type != "mps"
+    x = torch.zeros(1, 3)
+    with pytest.raises(InputError, match="random numbers cannot be repeated draw by draw"):
+        with random_model._seeded(0, torch.device("mps")):
+            x.add_(1)
 
 
 def test_a_member_left_behind_is_noticed() -> None:

@@ -70,7 +70,8 @@ def pick_device(name: str | torch.device | None = "auto") -> torch.device:
     ----------
     name : str, torch.device or None
         ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ``"mps"``; ``"auto"`` and None take a CUDA GPU where torch sees one,
-        else the CPU (never ``"mps"``, which has to be asked for). Under ``torchrun`` ``"auto"`` and ``"cuda"`` mean the GPU of this process.
+        else the CPU (never ``"mps"``, which has to be asked for). Under ``torchrun`` ``"auto"`` and ``"cuda"`` mean
+        the GPU of this process.
 
     Returns
     -------
