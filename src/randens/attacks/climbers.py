@@ -40,7 +40,7 @@ def climb(s: Search, sweep: int, resisted: Tensor, reach: Reach, patience: int |
     `resisted` [n, M] remembers who was tried alone and not fooled. Members that `patience` searches of this or of other
     attacks have aimed at alone, without success, are left out.
     """
-    skipped = (s.probs <= 0).expand(s.n, -1)
+    skipped = s.safe | (s.probs <= 0)
     if patience is not None:
         skipped = skipped | (s.resistance >= patience)
     order = s.ranks()

@@ -47,7 +47,7 @@ class Oracle(Ledger):
     """The members of one ensemble on one batch; what they say is written into the ledger.
 
     pool: witnesses known for this batch and these members. clean: the verdicts [n, M] on the inputs themselves, where
-    they are known; they are not computed again.
+    they are known; they are not computed again. safe: bool [n, M], members that no legal perturbation fools, by proof.
     """
 
     def __init__(
@@ -62,6 +62,7 @@ class Oracle(Ledger):
         drop_finished: bool = True,
         pool: WitnessPool | None = None,
         clean: Tensor | None = None,
+        safe: Tensor | None = None,
     ) -> None:
         if x.dim() < 2:
             raise InputError(f"x has shape {tuple(x.shape)}; it must be [n, ...], one row per input")
@@ -89,7 +90,7 @@ class Oracle(Ledger):
         self._clean: Linearisation | None = None
         self._classes: int | None = None
         self.clean_errors = self._judge_clean() if clean is None else clean.to(self.device)
-        self.begin_from(self.clean_errors, pool)
+        self.begin_from(self.clean_errors, pool, safe)
 
     def project(self, rows: Tensor, points: Tensor) -> Tensor:
         """The legal points next to `points`."""
