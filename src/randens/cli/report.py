@@ -47,7 +47,7 @@ def report(
     from randens.models import pick_device
     from randens.report import measure as run_measure
     from randens.report import write_report
-    from randens.report.load import load_runs
+    from randens.report.from_store import read_runs
     from randens.report.verdicts import verdicts
 
     if measure:
@@ -68,7 +68,7 @@ def report(
                     again(known, subject, store, progress)
             found.save(subject.run)
     path = write_report(runs, output)
-    said = verdicts(load_runs(runs))
+    said = verdicts(read_runs(runs))
     if case.as_json:
         print_json(
             {

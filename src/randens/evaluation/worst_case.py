@@ -33,7 +33,15 @@ from randens.random_model import is_random
 from randens.witness import WitnessPool
 from randens.witness.store import WitnessStore
 
-__all__ = ["again", "evaluate", "evaluate_ensemble", "save_worst_inputs", "transferred", "worst_inputs"]
+__all__ = [
+    "again",
+    "average_of",
+    "evaluate",
+    "evaluate_ensemble",
+    "save_worst_inputs",
+    "transferred",
+    "worst_inputs",
+]
 
 
 def evaluate(
@@ -374,7 +382,7 @@ def _deterministic(
     rec = known.rec
     if len(rec) == 1:
         return known.clean[:, 0], known.pool.foolable[:, 0]
-    whole = RandomizedEnsemble([_average(rec)])
+    whole = RandomizedEnsemble([average_of(rec)])
     mean = Knowledge(whole, known.x, known.y, known.threat, store=known.store, progress=known.progress)
     everyone = np.arange(len(known.x))
     mean.show(everyone, worst_inputs(known.pool, probs, known.x), "transfer")
@@ -402,7 +410,7 @@ def _directions(known: Knowledge, data: Labelled) -> Conflict | None:
     return found
 
 
-def _average(rec: RandomizedEnsemble) -> DeterministicEnsemble:
+def average_of(rec: RandomizedEnsemble) -> DeterministicEnsemble:
     """The mean of all members' logits; of members that are averages themselves, over the networks behind them."""
     networks, parts = networks_of(rec.members)
     weights = np.zeros(len(networks))

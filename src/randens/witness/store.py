@@ -149,7 +149,7 @@ class Recalled:
     """Stored points of n inputs within a radius: row r is a perturbed input of `points[r]`.
 
     verdicts: int8 [k, M], 1 fooled, 0 not, −1 unknown (a member that joined later). clean: rows that are the inputs
-    themselves. checked: confirmed by the ensemble's own call.
+    themselves. checked: confirmed by the ensemble's own call. distance [k]: from the input, in the threat's norm.
     """
 
     points: NDArray[np.int64]
@@ -158,6 +158,7 @@ class Recalled:
     checked: NDArray[np.bool_]
     clean: NDArray[np.bool_]
     sources: tuple[str, ...]
+    distance: NDArray[np.float64]
 
     def __len__(self) -> int:
         return len(self.points)
@@ -272,7 +273,7 @@ class WitnessStore:
         """
         places = _places(keys)
         verdicts, sure = self._verdicts(tuple(members))
-        rows: list[tuple[int, NDArray[np.int8], bool, bool, str]] = []
+        rows: list[tuple[int, NDArray[np.int8], bool, bool, str, float]] = []
         parts: list[Tensor] = []
         seen: set[tuple[int, bytes]] = set()
         for segment in self._ordered(threat, x):
@@ -290,7 +291,8 @@ class WitnessStore:
                     seen.add((place, name))
                     chosen.append((row, place))
                     source = segment.sources[row]
-                    rows.append((place, known, sure[name], source == "clean", source))
+                    distance = float(segment.distance[row])
+                    rows.append((place, known, sure[name], source == "clean", source, distance))
             if chosen:
                 parts.append(self._points(segment, [r for r, _ in chosen], x[[p for _, p in chosen]], threat))
         return Recalled(
@@ -300,6 +302,7 @@ class WitnessStore:
             np.array([r[2] for r in rows], dtype=bool),
             np.array([r[3] for r in rows], dtype=bool),
             tuple(r[4] for r in rows),
+            np.array([r[5] for r in rows], dtype=np.float64),
         )
 
     def answer(self, question: Question, keys: Keys, threat: Threat, x: Tensor) -> KeptAnswer:
