@@ -50,8 +50,8 @@ def test_sections_agree_and_no_member_is_asked(learnt: Path, monkeypatch: pytest
     assert written.evaluation is not None
     assert one.evaluation is not None
     assert one.radii is not None
-    assert one.evaluation.robust < written.evaluation.robust
-    assert one.radii.radii[1].robust.value == pytest.approx(one.evaluation.robust, abs=1e-12)
+    assert float(one.evaluation.robust) < float(written.evaluation.robust)
+    assert one.radii.radii[1].robust.value == pytest.approx(float(one.evaluation.robust), abs=1e-12)
     for member, accuracy in zip(one.radii.radii[1].members, one.evaluation.member_accuracies, strict=True):
         assert member.value == pytest.approx(accuracy.robust.value, abs=1e-12)
     assert one.evaluation.deterministic is not None
@@ -59,7 +59,9 @@ def test_sections_agree_and_no_member_is_asked(learnt: Path, monkeypatch: pytest
     assert one.radii.radii[1].deterministic.value == pytest.approx(one.evaluation.deterministic.robust.value)
     values = [radius.robust.value for radius in one.radii.radii]
     assert values == sorted(values, reverse=True)
-    assert one.evaluation.profile.risk(one.evaluation.probs) == pytest.approx(1 - one.evaluation.robust)
+    assert one.evaluation.profile.risk(one.evaluation.probs) == pytest.approx(
+        1 - float(one.evaluation.robust)
+    )
 
 
 def test_they_are_the_numbers_of_a_new_evaluation(learnt: Path) -> None:
@@ -87,7 +89,7 @@ def test_without_the_store_the_documents_are_shown(learnt: Path, tmp_path: Path)
     one = read_run(bare)
     assert written.evaluation is not None
     assert one.evaluation is not None
-    assert one.evaluation.robust == written.evaluation.robust
+    assert float(one.evaluation.robust) == float(written.evaluation.robust)
     assert one.evaluation.points.sources == written.evaluation.points.sources
     assert one.radii == written.radii
 
