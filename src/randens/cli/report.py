@@ -43,7 +43,6 @@ def report(
     Example: randens report runs/quickstart-1 runs/quickstart-1/at --output
     comparison.html
     """
-    from randens.evaluation.worst_case import again
     from randens.models import pick_device
     from randens.report import measure as run_measure
     from randens.report import write_report
@@ -64,8 +63,6 @@ def report(
                 found = run_measure(
                     subject.rec, inputs, subject.threat, folder=store, seed=case.seed, progress=progress
                 )
-                if known is not None:
-                    again(known, subject, store, progress)
             found.save(subject.run)
     path = write_report(runs, output)
     said = verdicts(read_runs(runs))
