@@ -37,8 +37,8 @@ def rows(settings: Settings) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as folder:
         yield from _twice(rec, images, attack, Path(folder), which)
     yield _one_hot(rec, images, attack)
-    yield _after_certify(60 if settings.quick else 360)
     yield _overhead(rec, images, attack, 2 if settings.quick else 3)
+    yield _after_certify(60 if settings.quick else 360)
 
 
 def _evaluate(
@@ -167,7 +167,7 @@ def _overhead(rec: RandomizedEnsemble, images: ImageData, attack: Attack, repeat
             return _evaluate(rec, images, attack, Path(folder))
 
     timed = interleaved(
-        {"with": kept, "without": lambda: _evaluate(rec, images, attack, None)}, repeats, seconds=240
+        {"with": kept, "without": lambda: _evaluate(rec, images, attack, None)}, repeats, seconds=150
     )
     return harness.of_cost(
         "first evaluation with a store",
