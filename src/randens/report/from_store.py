@@ -77,7 +77,7 @@ class _Witnesses:
     def _recalled(
         store: WitnessStore, names: list[str], keys: NDArray[np.uint8], x: torch.Tensor, threat: Threat
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.float64], tuple[str, ...]]:
-        kept = store.recall(names, keys, x, threat)
+        kept = store.recall(names, keys, x, threat, inputs=False)
         return kept.points, kept.verdicts == 1, kept.distance, kept.sources
 
     def pool(self, eps: float) -> WitnessPool:

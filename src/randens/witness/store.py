@@ -266,10 +266,12 @@ class WitnessStore:
         threat: Threat,
         *,
         question: Question | None = None,
+        inputs: bool = True,
     ) -> Recalled:
         """The stored points of inputs x with addresses `keys` that lie within the threat.
 
-        Points on which none of `members` has a verdict are left out. question: only points found for it.
+        Points on which none of `members` has a verdict are left out. question: only points found for it. Without
+        `inputs` the verdicts are read and the perturbed inputs stay on disk.
         """
         places = _places(keys)
         verdicts, sure = self._verdicts(tuple(members))
@@ -293,7 +295,7 @@ class WitnessStore:
                     source = segment.sources[row]
                     distance = float(segment.distance[row])
                     rows.append((place, known, sure[name], source == "clean", source, distance))
-            if chosen:
+            if chosen and inputs:
                 parts.append(self._points(segment, [r for r, _ in chosen], x[[p for _, p in chosen]], threat))
         return Recalled(
             np.array([r[0] for r in rows], dtype=np.int64),
