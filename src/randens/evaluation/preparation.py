@@ -70,7 +70,7 @@ def prepare(
         data = _own_data(model)
     # A classifier with random answers is expanded by the evaluation itself.
     random = getattr(model, "stochastic", False)
-    rec = as_rec(model, probs=probs, preprocessing=preprocessing)
+    rec: Any = as_rec(model, probs=probs, preprocessing=preprocessing)
     if isinstance(model, RandomizedModel):
         rec = rec.members[0]
     inputs = _in_precision(as_inputs(data, split=split, limit=limit), rec)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -127,7 +128,7 @@ def _radii(radii: Radii, known: Evaluation, subject: Subject) -> Radii:
     largest = max(radius.eps for radius in radii.radii)
     witnesses = _Witnesses(subject, radii.split, radii.n, known.threat.scaled(largest / known.threat.eps))
 
-    def lower(one: Interval, values: NDArray[np.float64]) -> Interval:
+    def lower(one: Interval, values: NDArray[np.floating[Any]]) -> Interval:
         found: Estimate = estimate(values, radii.confidence)
         return Interval.of(found) if found.value < one.value else one
 
