@@ -320,7 +320,7 @@ def test_the_card_is_reproduced_image_by_image(name: str) -> None:
 
     def changed(one: Evaluation, two: Evaluation, verdicts: str) -> NDArray[np.bool_]:
         differ: NDArray[np.bool_] = getattr(one.points, verdicts) != getattr(two.points, verdicts)
-        return differ.any(axis=1)
+        return np.asarray(differ.any(axis=1))
 
     # On the machine that made the card, every verdict is the same. Elsewhere logits differ in their last digits, and
     # a verdict may change where they decide it: on a clean image whose logits are tied, and under attack where a
