@@ -89,7 +89,7 @@ def test_shared_boundaries_are_those_of_each_member(classes: int) -> None:
 def test_attacks_find_the_same_at_a_lower_price(name: str) -> None:
     shared, apart = two_ways()
     x, y = inputs(apart)
-    attack = attacks.create(name, THREAT, precision="float32", restarts=1)
+    attack = attacks.create(name, THREAT, precision="float32")
     one, two = attack(shared, x, y), attack(apart, x, y)
     assert torch.equal(one.errors, shared.errors(one.x_adv, y))
     # Rounding differs in the last bits, so single inputs may go another way; most must not.
