@@ -122,6 +122,9 @@ def test_member_files_stay_inside_their_folder(tmp_path: Path, file: str) -> Non
         (("cost", "forwards"), 1.5),
         (("profile", "members"), 2),
         (("classes",), "10"),
+        (("flops",), [1, 2]),
+        (("flags", "unstable"), 2),
+        (("flags", "gradients"), {"pgd": [0.5]}),
     ],
 )
 def test_evaluations_that_contradict_themselves_are_refused(

@@ -194,6 +194,12 @@ def _report(folder: Path) -> None:
     write_report([folder / "run"], folder / "report.html")
 
 
+def _evaluation(folder: Path) -> None:
+    found = Evaluation.load(folder / "run" / "evaluation.json")
+    found.summary()
+    str(found)
+
+
 def _subject(folder: Path) -> None:
     _ = open_subject(folder / "run").chosen_on
 
@@ -213,7 +219,7 @@ def _profile(folder: Path) -> None:
 
 READERS: Mapping[str, tuple[Callable[[Path], Any], ...]] = {
     "run/ensemble/ensemble.json": (lambda f: randens.load(f / "run" / "ensemble"), _subject),
-    "run/evaluation.json": (lambda f: Evaluation.load(f / "run" / "evaluation.json").summary(), _report),
+    "run/evaluation.json": (_evaluation, _report),
     "run/sampling.json": (_subject, _report),
     "run/manifest.json": (lambda f: Run.open(f / "run"), _subject, _report),
     "run/training.json": (_summary, _report),
