@@ -19,7 +19,7 @@ from randens import attacks, data, evaluation, training, zoo
 from randens.core.errors import FileError, InputError
 from randens.core.files import seal, write_json
 from randens.evaluation import Evaluation
-from randens.evaluation.tables import count, percent
+from randens.evaluation.result_tables import count, percent
 
 __all__ = ["shell"]
 
