@@ -313,7 +313,7 @@ class Oracle(Ledger):
         copies = inputs.detach().repeat(count, *(1 for _ in inputs.shape[1:])).requires_grad_(True)
         answers = stack.at(copies, member)
         self._check_logits(member, answers)
-        z = answers.detach().unflatten(0, (count, k)).requires_grad_(True)
+        z = torch.unflatten(answers.detach(), 0, (count, k)).requires_grad_(True)
         order = torch.tensor(chosen, device=self.device).argsort()
         (slopes,) = torch.autograd.grad(loss(z, self.y[rows], weights[order]).sum(), z)
         own = _pull_back(answers, slopes.flatten(0, 1), copies)
@@ -323,7 +323,7 @@ class Oracle(Ledger):
         self.cost.forwards += count * k
         self.cost.backwards += count * k
         self._learn_logits(rows, inputs.detach(), z.detach(), sorted(chosen))
-        return own.unflatten(0, (count, k)).sum(dim=0)
+        return torch.unflatten(own, 0, (count, k)).sum(dim=0)
 
     def _shared_gradient(
         self, rows: Tensor, inputs: Tensor, loss: Loss, chosen: Sequence[int], weights: Tensor
@@ -504,7 +504,7 @@ class Oracle(Ledger):
         errors = torch.zeros(len(rows), self.members, dtype=torch.bool, device=self.device)
         seen = torch.zeros_like(errors)
         fooled = self._fooled(z.flatten(0, 1), self.y[rows].repeat(len(chosen)))
-        errors[:, chosen] = fooled.unflatten(0, z.shape[:2]).t()
+        errors[:, chosen] = fooled.reshape(z.shape[:2]).t()
         seen[:, chosen] = True
         self._learn(rows, points, errors, seen, self._promising(rows, errors, seen))
 
@@ -545,7 +545,7 @@ def _pairs(wanted: Tensor, *, together: bool) -> Iterator[tuple[Tensor, Tensor]]
         yield rank, member
         return
     counts = wanted.sum(dim=0).tolist()
-    parts = zip(rank.split(counts), member.split(counts), strict=True)
+    parts = zip(torch.split(rank, counts), torch.split(member, counts), strict=True)
     yield from (part for part in parts if len(part[0]))
 
 

@@ -46,7 +46,7 @@ class Stack:
         begins = counts.cumsum(0) - counts
         place = members * most + torch.arange(len(members), device=members.device) - begins[members]
         padded = inputs.new_zeros(len(self) * most, *inputs.shape[1:]).index_copy(0, place, inputs)
-        answers: Tensor = self(padded.unflatten(0, (len(self), most))).flatten(0, 1)
+        answers: Tensor = self(torch.unflatten(padded, 0, (len(self), most))).flatten(0, 1)
         return answers.index_select(0, place)
 
 
