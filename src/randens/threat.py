@@ -596,7 +596,7 @@ class Region:
         return delta.sign() * torch.minimum((size - cut).clamp_min(0.0), room)
 
     def _clip(self, delta: Tensor) -> Tensor:
-        return torch.minimum(torch.maximum(delta, self.low), self.high)
+        return torch.clamp(delta, self.low, self.high)
 
 
 def _filled(gain: Tensor, room: Tensor, budget: float | Tensor) -> Tensor:
