@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch", reason="the mutants' runner loads it once for all of them")
 
-from tests.mutation.run import ROOT, mutants  # noqa: E402
+from tests.mutation.run import ROOT, mutants
 
 
 @pytest.mark.parametrize("mutant", mutants(), ids=lambda mutant: mutant["what"])
