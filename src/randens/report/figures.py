@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from randens.core.errors import FileError, InputError, unknown
 from randens.core.files import write_atomic
 from randens.evaluation import Evaluation
-from randens.evaluation.tables import count
+from randens.evaluation.result_tables import count
 from randens.report import tables
 from randens.report.landscape import solve
 from randens.report.load import LoadedRun, load_run

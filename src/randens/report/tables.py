@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from randens.core.documents import ThreatDocument
-from randens.evaluation import Accuracy, Estimate, Evaluation, tables
+from randens.evaluation import Accuracy, Estimate, Evaluation, result_tables
 from randens.report.load import AttackTable, Curve, Gallery, Interval, LoadedRun, Radii
 from randens.report.verdicts import compare, labels
 from randens.threat import Threat
@@ -88,7 +88,7 @@ def results(runs: Sequence[LoadedRun]) -> list[dict[str, Any]]:
         if result is None:
             found.append({"name": name, "missing": one})
             continue
-        for row in tables.rows(result, name if len(runs) > 1 else one.method):
+        for row in result_tables.rows(result, name if len(runs) > 1 else one.method):
             label, drawn, _ = row.name.partition("randomized, α = ")
             shown = f"{label}{drawn}{probs(result.probs)}" if drawn else row.name
             found.append({"name": shown, "row": row, "main": bool(drawn) or result.members == 1})
