@@ -239,23 +239,26 @@ class Threat:
 
     def scaled(self, factor: float) -> Threat:
         """The same threat with `factor` times the radius."""
-        return self._with_radius(self.eps * factor)
+        return self.with_radius(self.eps * factor)
 
-    def _with_radius(self, eps: float) -> Threat:
+    def with_radius(self, eps: float) -> Threat:
         """The same threat with another radius; a derived radius is not checked for being in 0..255."""
         other = copy.copy(self)
         object.__setattr__(other, "eps", float(eps))
         return other
 
+    def distance(self, x_adv: Tensor, x: Tensor) -> Tensor:
+        """The smallest radius [n] with which the set holds each perturbed input, in float64 and before the box."""
+        if not x[:1].numel():
+            return torch.zeros(len(x), dtype=torch.float64, device=x.device)
+        if self.norm == "l0":
+            return _changed(x_adv, x).flatten(1).sum(dim=1).double()
+        norms: Tensor = torch.linalg.vector_norm((x_adv.double() - x.double()).flatten(1), self.p, dim=1)
+        return norms
+
     def contains(self, x_adv: Tensor, x: Tensor) -> Tensor:
         """Bool [n]: which perturbed inputs are legal, judged in float64 without any tolerance."""
-        delta = (x_adv.double() - x.double()).flatten(1)
-        if not delta.shape[1]:
-            legal = torch.ones(len(x), dtype=torch.bool, device=x.device)
-        elif self.norm == "l0":
-            legal = _changed(x_adv, x).flatten(1).sum(dim=1) <= self.eps
-        else:
-            legal = torch.linalg.vector_norm(delta, self.p, dim=1) <= self.eps
+        legal = self.distance(x_adv, x) <= self.eps
         if self.bounds is not None:
             low, high = self.bounds
             flat = x_adv.flatten(1)
@@ -445,7 +448,7 @@ class Threat:
         eps = number("eps", value["eps"])
         if not (math.isfinite(eps) and eps > 0):
             raise InputError(f"eps is {eps:g}; it must be finite and > 0, e.g. 8/255")
-        return found._with_radius(eps)
+        return found.with_radius(eps)
 
 
 @dataclass(frozen=True)
@@ -642,6 +645,15 @@ class UnionThreat(Threat):
     def scaled(self, factor: float) -> Threat:
         """Every part with `factor` times its radius."""
         return Threat.union(*(part.scaled(factor) for part in self.sets))
+
+    def with_radius(self, eps: float) -> Threat:
+        """All parts scaled alike, so that the first one has the radius `eps`."""
+        return self.scaled(eps / self.eps)
+
+    def distance(self, x_adv: Tensor, x: Tensor) -> Tensor:
+        """The first part's radius [n] with which the union, all parts scaled alike, holds each perturbed input."""
+        shares = torch.stack([part.distance(x_adv, x) / part.eps for part in self.sets])
+        return shares.amin(dim=0) * self.eps
 
     def contains(self, x_adv: Tensor, x: Tensor) -> Tensor:
         """Bool [n]: which perturbed inputs are legal in some part."""
