@@ -282,8 +282,8 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     def few(name: str, split: str) -> Any:
         return whole(name, split) if split == "train" else whole(name, split).subset(slice(0, 40))
 
-    def short(seed: int = 0) -> tuple[Any, Any]:
-        return tuple(recipe.with_settings(["epochs=1", "adversary.steps=1"]) for recipe in real(seed))  # type: ignore[return-value]
+    def short(*asked: Any) -> tuple[Any, Any]:
+        return tuple(recipe.with_settings(["epochs=1", "adversary.steps=1"]) for recipe in real(*asked))  # type: ignore[return-value]
 
     monkeypatch.setattr(quickstart, "recipes", short)
     monkeypatch.setattr(data, "load", few)

@@ -40,7 +40,7 @@ def climb(s: Search, sweep: int, resisted: Tensor, reach: Reach, patience: int |
     `resisted` [n, M] remembers who was tried alone and not fooled. Members that `patience` searches of this or of other
     attacks have aimed at alone, without success, are left out.
     """
-    skipped = (s.probs <= 0).expand(s.n, -1)
+    skipped = s.safe | (s.probs <= 0)
     if patience is not None:
         skipped = skipped | (s.resistance >= patience)
     order = s.ranks()
@@ -51,7 +51,7 @@ def climb(s: Search, sweep: int, resisted: Tensor, reach: Reach, patience: int |
         chosen = missing.any(dim=1)
     elif s.restart == 0:
         # Heavy members first; equal ones in random order.
-        order = 1e-9 * order - s.probs
+        order = order + (s.probs > s.probs.unsqueeze(1)).sum(dim=1)
     order = order.argsort(dim=1)
     point = s.start()
     errors = s.clean_errors.clone() if s.restart == 0 else torch.zeros_like(s.clean_errors)
@@ -61,7 +61,7 @@ def climb(s: Search, sweep: int, resisted: Tensor, reach: Reach, patience: int |
         fresh = chosen[rows] & ~errors[rows, member] & ~skipped[rows, member]
         # Not worth a pass: sets that cannot become heavier than the best, of members known to be foolable.
         coming = torch.zeros_like(errors[rows]).scatter(1, order[rows, position:], True) & ~skipped[rows]
-        heaviest = (errors[rows] | coming).double() @ s.probs
+        heaviest = s.weigh(errors[rows] | coming)
         fresh &= (heaviest > s.best_value[rows] + 1e-9) | ~s.foolable[rows, member]
         rows, member = rows[fresh], member[fresh]
         if not len(rows):

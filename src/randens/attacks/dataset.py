@@ -46,6 +46,7 @@ def attack_data(
     audience: Sequence[nn.Module] = (),
     known: WitnessPool | None = None,
     clean: Tensor | None = None,
+    safe: Tensor | None = None,
     store: WitnessStore | None = None,
     inputs: bool = True,
     shared: bool = True,
@@ -58,7 +59,7 @@ def attack_data(
     ----------
     audience : modules
         Further members that judge every witness but are not attacked; the pool has their verdicts after those of rec.
-    known, clean : WitnessPool, bool [n, M]
+    known, clean, safe : WitnessPool, bool [n, M], bool [n, M]
         What is known about these inputs and members; the attack starts from it. Without `known` it starts from the
         inputs alone, and its result does not depend on anything found before.
     store : WitnessStore
@@ -81,7 +82,8 @@ def attack_data(
                 rows = np.arange(done, done + len(x))
                 start = None if known is None else known.take(rows)
                 seen = None if clean is None else clean[done : done + len(x)]
-                case = _Batch(attack, rec, prepared, audience, number, x, y, start, seen)
+                proved = None if safe is None else safe[done : done + len(x)]
+                case = _Batch(attack, rec, prepared, audience, number, x, y, start, seen, proved)
                 part = case.attacked() if desk is None else desk.answered(case)
                 parts[number] = part if inputs else part.lean()
             done += len(x)
@@ -109,16 +111,18 @@ class _Batch:
     y: Tensor
     known: WitnessPool | None
     clean: Tensor | None
+    safe: Tensor | None
 
     def attacked(self, rows: NDArray[np.int64] | None = None) -> Found:
         """Attack the batch, or some rows of it; `Found.pool` holds what is new."""
         begun = time.perf_counter()
-        x, y, known, clean = self.x, self.y, self.known, self.clean
+        x, y, known, clean, safe = self.x, self.y, self.known, self.clean, self.safe
         if rows is not None:
             x, y = x[torch.from_numpy(rows)], y[torch.from_numpy(rows)]
             known = None if known is None else known.take(rows)
             clean = None if clean is None else clean[torch.from_numpy(rows)]
-        found = self.attack.attack_batch(self.rec, x, y, self.number, self.prepared, known, clean)
+            safe = None if safe is None else safe[torch.from_numpy(rows)]
+        found = self.attack.attack_batch(self.rec, x, y, self.number, self.prepared, known, clean, safe)
         found = found.shown_to(self.audience, y)
         return dataclasses.replace(found, seconds=time.perf_counter() - begun)
 
@@ -215,6 +219,8 @@ def ask(attack: Attack, members: Sequence[str], probs: Sequence[float], *, alone
 class Knowledge:
     """Everything known about n inputs: verdicts on the inputs themselves, the pool, which only grows, and the cost.
 
+    `safe` [n, M] is where a certificate in the store says that no perturbation fools a member.
+
     `cost` and `seconds` are of everything that the answer rests on, in this call or an earlier one; `now` is what
     this call took. `flags` holds, per attack, the shares of inputs with unusable gradients; `unstable` is the largest
     share at which a member that had been fooled was not when an attack looked again.
@@ -249,9 +255,11 @@ class Knowledge:
         self._asked: dict[str, NDArray[np.bool_]] = {}
         self.keys = () if store is None else tuple(member_key(m) for m in rec.members)
         self.inputs = np.zeros((0, 16), dtype=np.uint8) if store is None else input_keys(x, y)
+        self.safe: NDArray[np.bool_] = np.zeros((len(x), len(rec)), dtype=bool)
         clean = np.full((len(x), len(rec)), -1, dtype=np.int8)
         if store is not None:
             clean = self._recall(store, verify or store.verify)
+            self.safe = self._proved(store)
         rows = np.flatnonzero((clean < 0).any(axis=1))
         if len(rows):
             clean[rows] = self._errors(rows, x[torch.from_numpy(rows)])
@@ -314,7 +322,24 @@ class Knowledge:
         question = ask(attack, [self.keys[i] for i in drawn], probs[drawn].tolist(), alone=False)
         assert self.store is not None
         done = self.store.answer(question, self.inputs, self.threat, self.x).done
-        return bool((done | (self.pool.best(probs)[0] >= probs.sum() - _ROUNDING)).all())
+        return bool((done | ~self._able(probs)).all())
+
+    def _able(self, probs: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Bool [n]: inputs that can get worse at `probs`; members proved safe are never fooled."""
+        able: NDArray[np.bool_] = self.pool.best(probs)[0] < (~self.safe) @ probs - _ROUNDING
+        return able
+
+    def _proved(self, store: WitnessStore) -> NDArray[np.bool_]:
+        """Proofs in the store; one that a witness contradicts is worth nothing, and that is noted."""
+        safe = store.proved(self.keys, self.inputs, self.x, self.threat)
+        fooled = np.zeros_like(safe)
+        np.logical_or.at(fooled, self.pool.points, self.pool.fooled)
+        wrong = safe & fooled
+        if wrong.any():
+            store.notes.append(
+                f"{int(wrong.sum())} stored certificates are contradicted by witnesses; not used"
+            )
+        return safe & ~fooled
 
     def learn(self, rows: NDArray[np.int64], pool: WitnessPool) -> None:
         """Merge a pool whose input j is `rows[j]` here."""
@@ -399,7 +424,7 @@ class Knowledge:
         if self.store is not None:
             done = done | self.store.answer(question, self.inputs, self.threat, self.x).done
         # Those asked before and those that can get worse: the batches of an interrupted call are found again.
-        able = self.pool.best(probs)[0] < probs.sum() - _ROUNDING
+        able = self._able(probs)
         seen = self._asked.get(question.key)
         rows = np.flatnonzero(done | able if seen is None else able & ~seen)
         self._asked[question.key] = done | able
@@ -415,6 +440,7 @@ class Knowledge:
             audience=[m for i, m in enumerate(self.rec.members) if i not in drawn] + guests,
             known=self.pool.take(rows, drawn),
             clean=torch.from_numpy(self.clean[np.ix_(rows, drawn)]),
+            safe=torch.from_numpy(self.safe[np.ix_(rows, drawn)]),
             store=self.store,
             progress=self.progress,
             task=task,

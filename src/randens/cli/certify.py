@@ -33,8 +33,9 @@ def certify(
     Of use for small networks or a small radius; on CIFAR-10 networks at 8/255
     next to nothing can be certified. The accuracies under attack beside them come
     from the witnesses of earlier commands, completed by attacking on --device. The
-    bounds are computed on the CPU. Written to certification.json of the run, unless
-    that holds an answer on more inputs.
+    bounds are computed on the CPU. What is certified goes into the witness store:
+    later attacks spend nothing on it. Written to certification.json of the run,
+    unless that holds an answer on more inputs.
 
     Example: randens certify runs/quickstart-1 --eps 0.03 --limit 50
     """
@@ -54,7 +55,13 @@ def certify(
             progress=progress,
         )
         result = evaluation.certify(
-            subject.rec, images, subject.threat, pool=attacked.pool, refine=refine, progress=progress
+            subject.rec,
+            images,
+            subject.threat,
+            pool=attacked.pool,
+            refine=refine,
+            folder=store,
+            progress=progress,
         )
     path, main = (result.save(output), True) if output is not None else result.keep(subject.run)
     if case.as_json:
