@@ -70,7 +70,7 @@ def results(zoo: Path | None = None) -> str:
         "",
         "This page answers: how robust are the shipped ensembles, and what did drawing add?",
         "",
-        "Made by `randens zoo results --output docs/results.md` from the run folders in `zoo/`; nothing here is typed.",
+        "Made by `randens zoo results --output docs/results.md` from the run folders in `zoo/`; no number is typed by hand.",
         "Their cards (`randens zoo card NAME`) hold more numbers, the recipes and the limits.",
         "",
     ]

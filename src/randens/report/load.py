@@ -294,7 +294,18 @@ class AuditNote(Document):
     checks: list[AuditCheck]
 
 
-_METHODS = {"mrboost": "MRBoost", **{name: name.upper() for name in ("at", "iat", "barre", "bat", "osp")}}
+_METHODS = {
+    **{name: name.upper() for name in ("at", "iat", "barre", "bat", "osp")},
+    "mrboost": "MRBoost",
+    "joint": "Joint training",
+    "columns": "Column generation",
+    "shared": "Training on shared examples",
+    "bounded": "Bounded-risk training",
+    "conflict": "Conflict training",
+    "features": "Feature distillation",
+    "distil": "Distillation",
+    "paths": "Orthogonal paths",
+}
 Kind = TypeVar("Kind", bound=Document)
 Part = TypeVar("Part")
 

@@ -166,9 +166,8 @@ def budget(name: str, passes: float, baselines: dict[str, float]) -> str:
     """
     equal = [other for other, spent in baselines.items() if abs(passes / spent - 1) <= _EQUAL]
     if equal:
-        return (
-            f"{' and '.join(equal)}: the equal-budget baseline, trained with as many member passes as {name}."
-        )
+        what = "is the equal-budget baseline: it was" if len(equal) == 1 else "are equal-budget baselines: they were"
+        return f"{' and '.join(equal)} {what} trained with as many member passes as {name}."
     other, spent = max(baselines.items(), key=lambda item: item[1])
     return (
         f"{other} is not an equal-budget baseline: training {name} took {passes / spent:.1f} times its member passes. "
