@@ -1,6 +1,6 @@
-"""What a search knows about its batch: the best point of every input, every maximal fooled set, the cost.
+"""The records of a search on its batch: the best point of every input, every maximal fooled set, the cost.
 
-The ledger asks no member. It starts from what is known, and says which inputs can still get worse.
+The ledger runs no member. It starts from known witnesses, and says which inputs' risks can still increase.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ __all__ = ["Ledger"]
 class Ledger:
     """n inputs x [n, ...] of M members with probabilities α: `best_x`, `best_errors`, `foolable`, `cost`, the pool.
 
-    `rows` arguments index the batch; `points` are perturbed inputs of those rows. `resistance` [n, M] counts the
-    searches that aimed at one member alone and did not fool it.
+    `rows` arguments index the batch; `points` are perturbed inputs of those rows. `resistance` [n, M] counts
+    failed searches for one member alone.
     """
 
     def __init__(self, x: Tensor, probs: Tensor, source: str = "", *, drop_finished: bool = True) -> None:
@@ -46,7 +46,7 @@ class Ledger:
         self._best_checked = torch.zeros(self.n, dtype=torch.bool)
 
     def begin_from(self, clean: Tensor, pool: WitnessPool | None) -> None:
-        """Start from the verdicts [n, M] on the inputs themselves and from witnesses known before."""
+        """Start from the verdicts [n, M] on the unperturbed inputs and from known witnesses."""
         with self.credited("clean"):
             self._record(torch.arange(self.n, device=self.device), self.x, clean)
         self._best_checked[:] = True
@@ -56,7 +56,7 @@ class Ledger:
 
     @contextlib.contextmanager
     def credited(self, source: str) -> Iterator[None]:
-        """Witnesses found inside are credited to `source` (a member of a portfolio)."""
+        """Credit the witnesses found in this context to `source` (an attack of a portfolio)."""
         before, self.source = self.source, source
         try:
             yield
@@ -65,18 +65,18 @@ class Ledger:
 
     @property
     def finished(self) -> Tensor:
-        """Bool [n]: every member that can be drawn is fooled by one known perturbation."""
+        """Bool [n]: one known perturbation fools every member that can be drawn."""
         return (self.best_errors | (self.probs == 0)).all(dim=1)
 
     @property
     def unfinished(self) -> Tensor:
-        """Rows that can still get worse."""
+        """Rows whose risk can still increase."""
         if not self.drop_finished:
             return torch.arange(self.n, device=self.device)
         return (~self.finished).nonzero().flatten()
 
     def refuse(self, rows: Tensor, sets: Tensor) -> None:
-        """Remember sets of members [k, M] that were aimed at, and not reached, by inputs `rows` [k]."""
+        """Record sets of members [k, M] that an attack tried and failed to fool on inputs `rows` [k]."""
         if len(rows):
             slot = self._refused.new_zeros(self.n, 1, self.members)
             slot[rows, 0] = sets
@@ -126,7 +126,7 @@ class Ledger:
             self._best_kept[best] = place[best]
 
     def _start_from(self, pool: WitnessPool) -> None:
-        """Record what is known already, one witness of every input at a time."""
+        """Record the known witnesses, one witness of every input at a time."""
         if pool.x_adv is None:
             return
         left = np.flatnonzero(pool.located)
@@ -143,13 +143,13 @@ class Ledger:
                 with self.credited(name):
                     self._record(rows[mine], points[mine], sets)
                 better = (self._best_kept != before)[pool.points[now[mine]]]
-                # As NumPy: it would take a tensor of one truth value for a row number.
+                # As NumPy, because a tensor with one truth value would be taken for a row number.
                 sure = better.numpy() & pool.checked[now[mine]]
                 self._best_checked[pool.points[now[mine]][sure]] = True
             left = np.setdiff1d(left, now)
 
     def pool(self, *, new: bool = False) -> WitnessPool:
-        """Everything found so far, with the perturbed inputs; `new`: without what was known at the start."""
+        """All witnesses so far, with the perturbed inputs; `new`: without those known at the start."""
         if not self._kept:
             empty = np.zeros((0, *self.x.shape[1:]), dtype=np.float32)
             return WitnessPool(self.n, self.members, x_adv=empty)

@@ -166,7 +166,11 @@ def budget(name: str, passes: float, baselines: dict[str, float]) -> str:
     """
     equal = [other for other, spent in baselines.items() if abs(passes / spent - 1) <= _EQUAL]
     if equal:
-        what = "is the equal-budget baseline: it was" if len(equal) == 1 else "are equal-budget baselines: they were"
+        what = (
+            "is the equal-budget baseline: it was"
+            if len(equal) == 1
+            else "are equal-budget baselines: they were"
+        )
         return f"{' and '.join(equal)} {what} trained with as many member passes as {name}."
     other, spent = max(baselines.items(), key=lambda item: item[1])
     return (
