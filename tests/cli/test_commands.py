@@ -362,7 +362,9 @@ def test_the_verdict_is_computed(run_folder: Path) -> None:
         "AT is not an equal-budget baseline: training the ensemble took 3.1 times its member passes" in same
     )
     fair = quickstart.judge(good, good, (100.0, 105.0)).sentence
-    assert "AT is the equal-budget baseline: it was trained with as many member passes as the ensemble." in fair
+    assert (
+        "AT is the equal-budget baseline: it was trained with as many member passes as the ensemble." in fair
+    )
 
 
 def test_quickstart_refuses_an_unwritable_place(shell: Shell, tmp_path: Path) -> None:

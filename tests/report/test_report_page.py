@@ -483,7 +483,9 @@ def test_comparisons_name_methods_and_training_budgets(tmp_path: Path) -> None:
         whole / "barre" / "training.json",
         {"method": "barre", "cost": {"forwards": 600, "backwards": 40, "seconds": 1.0}},
     )
-    assert verdicts(load_runs([whole, alone]))[2].startswith("AT is the equal-budget baseline: it was trained")
+    assert verdicts(load_runs([whole, alone]))[2].startswith(
+        "AT is the equal-budget baseline: it was trained"
+    )
 
 
 def test_a_curve_that_disagrees_with_the_evaluation_is_pointed_out(trained_run: Path, tmp_path: Path) -> None:

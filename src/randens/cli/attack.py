@@ -47,10 +47,10 @@ def attack(
             )
         if len(opened.attacks) > 1:
             raise InputError("--save-images shows one attack at a time; give a single --attack")
-    with case.running() as (crew, progress):
-        subject.rec.to(crew.device)
+    with case.running() as (processes, progress):
+        subject.rec.to(processes.device)
         results = attack_all(subject.rec, images, opened.attacks, store, progress)
-    if not crew.writes:
+    if not processes.writes:
         return
     if save_images is not None:
         draw_worst(save_images, images, results[-1], subject.rec, subject.threat)

@@ -184,8 +184,8 @@ class Inputs:
         """The processes and the device that share the work, and its progress on the screen."""
         from randens.core.distributed import workers
 
-        with workers(self.device) as crew, bars() as progress:
-            yield crew, progress
+        with workers(self.device) as processes, bars() as progress:
+            yield processes, progress
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -59,10 +59,10 @@ def curve(
         subject = case.subject(case.run, max(radii) or 1e-9)
         given, pair, images = subject.rec, None, subject.load(case.split, case.limit)
     found: Any
-    with case.running() as (crew, progress):
+    with case.running() as (processes, progress):
         shared: dict[str, Any] = {
             "norm": case.norm or (subject.threat.norm if subject is not None else None),
-            "device": crew.device,
+            "device": processes.device,
             "preprocessing": pair,
             "split": case.split,
             "limit": case.limit,
@@ -77,7 +77,7 @@ def curve(
             found = evaluation.curve(
                 given, images, radii, case.attack, deterministic=deterministic, folder=store, **shared
             )
-    if not crew.writes:
+    if not processes.writes:
         return
     name = "cost-curve.json" if cost else "curve.json"
     path = output or (subject.run.path / name if subject is not None else None)

@@ -97,7 +97,7 @@ def _of_run(
     images = subject.load(case.split, case.limit)
     chosen = choices.make_attacks(case.attack, ("suite",), subject.threat, case.settings, case.seed)
     store = subject.store(fresh=case.fresh, verify=case.verify)
-    with case.running() as (crew, progress):
+    with case.running() as (processes, progress):
         result = evaluation.evaluate(
             subject.rec,
             images,
@@ -105,11 +105,11 @@ def _of_run(
             also={"uniform": None} if uniform and len(subject.rec) > 1 else {},
             deterministic=deterministic,
             chosen_on=subject.chosen_on,
-            device=crew.device,
+            device=processes.device,
             folder=store,
             progress=progress,
         )
-    if not crew.writes:
+    if not processes.writes:
         return
     path, main = (result.save(output), True) if output is not None else result.keep(subject.run)
     if adversarial is not None:
@@ -135,12 +135,12 @@ def _own(
     model, pair = case.own()
     threat = case.threat()
     chosen = choices.make_attacks(case.attack, ("suite",), threat, case.settings, case.seed)
-    with case.running() as (crew, progress):
+    with case.running() as (processes, progress):
         result = evaluation.evaluate(
             model,
             case.data,
             chosen,
-            device=crew.device,
+            device=processes.device,
             bounds=threat.bounds,
             preprocessing=pair,
             split=case.split,
@@ -149,7 +149,7 @@ def _own(
             also={"uniform": None} if uniform else {},
             progress=progress,
         )
-    if not crew.writes:
+    if not processes.writes:
         return
     path = None if output is None else result.save(output)
     if adversarial is not None and result.case is not None:

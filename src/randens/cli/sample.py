@@ -58,8 +58,8 @@ def sample(
         unknown("--method", method, _METHODS)
     opened = case.opened("arc-r", "saddle")
     subject, store = opened.subject, opened.store
-    with case.running() as (crew, progress):
-        subject.rec.to(crew.device)
+    with case.running() as (processes, progress):
+        subject.rec.to(processes.device)
         found = evaluation.optimize_sampling(
             subject.rec,
             opened.images,
@@ -70,7 +70,7 @@ def sample(
             confidence=confidence if method == "confidence" else None,
             folder=store,
         )
-    if not crew.writes:
+    if not processes.writes:
         return
     exact = found if found.confidence is None else optimal_sampling(found.profile, method="exact")
     methods, members = compare_methods(found.profile, exact), contributions(found.profile, found)
