@@ -49,7 +49,7 @@ class Placement:
         return member
 
     def still(self, member: nn.Module) -> nn.Module:
-        """A member that is trained no more: on the device, frozen, in eval mode."""
+        """Return a finished member: on the device, frozen, in eval mode."""
         return self.place(member).requires_grad_(False).eval()
 
     def wrapped(self, trained: Sequence[nn.Module]) -> list[Forward]:
@@ -57,22 +57,22 @@ class Placement:
         return [self.forward(self.processes.wrap(self._compiled(member))) for member in trained]
 
     def victims(self, method: Method, roster: Roster) -> Victims:
-        """Those that the training adversary attacks."""
+        """Return the members that the training adversary attacks."""
         members, probs = method.victims(roster)
         weights = torch.from_numpy(np.array(probs)).to(self.processes.device)
         for member in members:
             if member not in self._forwards:
-                # Finished members never change: their BatchNorm is folded into the convolutions once.
+                # # Finished members do not change, so their BatchNorm is folded into the convolutions once.
                 fast = folded(member) if member in roster.finished else member
                 self._forwards[member] = self.forward(self._compiled(fast))
         return Victims.of(members, weights, [self._forwards[member] for member in members])
 
     def forget(self) -> None:
-        """Let go of the members of a stage that ended."""
+        """Release the members of a finished stage."""
         self._forwards.clear()
 
     def average_buffers(self, members: Sequence[nn.Module]) -> None:
-        """BatchNorm statistics that ranks gathered on their own parts become one."""
+        """Average the BatchNorm statistics that the ranks gathered on their own parts."""
         if self.processes.world == 1:
             return
         for member in dict.fromkeys(members):
