@@ -39,7 +39,7 @@ _LEVELS: dict[tuple[str, str], Loss] = {
     ("mce", "loss"): expected_mce,
     ("mce", "softmax"): mixture_mce,
     ("mce", "logits"): mean_logit_mce,
-    # # The bounded risk is its own loss; the recipe's choice of loss does not apply to it.
+    # The bounded risk is its own loss; the recipe's choice of loss does not apply to it.
     ("cross-entropy", "bounded"): expected_bounded_risk,
     ("mce", "bounded"): expected_bounded_risk,
 }

@@ -210,7 +210,7 @@ class Engine:
         lesson = Lesson(x, y, x_adv, forwards, stage.trained, self.given, self.threat)
         total = torch.zeros((), device=device)
         sums = torch.zeros(len(wrapped) + 1, dtype=torch.float64, device=device)
-        # # If a member learns from every tenth batch, its loss there counts ten times.
+        # If a member learns from every tenth batch, its loss there counts ten times.
         share = len(wrapped) / len(learners)
         for index, (losses, z) in zip(learners, self.method.losses(self.loss, lesson), strict=True):
             total = total + losses.sum()
@@ -280,7 +280,7 @@ class Engine:
         """Choose α for the whole ensemble and save the ensemble."""
         classes = self.train_data.classes
         rec = RandomizedEnsemble(self.finished, classes=classes, threat=self.threat)
-        # # The members are final here, so the witnesses are stored.
+        # The members are final here, so the witnesses are stored.
         choice = self.journal.spend(self.alpha.final(rec, WitnessStore(self.run.path / "witnesses")))
         rec = RandomizedEnsemble(self.finished, choice.probs, classes=classes, threat=self.threat).cpu()
         if self.processes.writes:
@@ -305,7 +305,7 @@ class Engine:
             try:
                 indices = range(checkpoint.position["finished"])
                 self._add_finished([part(checkpoint.tensors, f"finished.{index}") for index in indices])
-                # # If the recipe now has fewer members than are finished, the run ends with the finished
+                # If the recipe now has fewer members than are finished, the run ends with the finished
                 # ones.
                 if checkpoint.position["stage"] is not None and len(self.finished) < self.recipe.members:
                     stage = self._begin()
@@ -325,7 +325,7 @@ class Engine:
     def _adversary(self, stage: Stage) -> Adversary:
         level = "kl" if self.recipe.loss.name == "trades" else self.method.level
         if len(stage.probs) == 1 and level != "kl":
-            level = "loss"  # # with one member all levels are the same, so f_1 is the same for every method
+            level = "loss"  # with one member all levels are the same, so f_1 is the same for every method
         warmup = 0 if self.inherits and self.finished else self.recipe.adversary.warmup
         radius = min(1.0, (stage.epoch + 1) / (warmup + 1))
         return adversary(self.recipe.adversary, self.threat.scaled(radius), level)

@@ -242,7 +242,7 @@ class BAT(Method):
 
     name = "bat"
     choice = "sweep"
-    # # The attack of its authors. Under a stronger attack, all weight would be on f_1.
+    # The attack of its authors. Under a stronger attack, all weight would be on f_1.
     attack = "adaptive-pgd-l"
     watched = False
 
@@ -357,7 +357,7 @@ class ConflictReward(_Together):
 
     def losses(self, loss: TrainingLoss, lesson: Lesson) -> list[tuple[Tensor, Tensor]]:
         value, counts = diversity.game_value(lesson.forwards, lesson.x, lesson.y, lesson.threat)
-        # # Beyond a value of half of ε there is no further reward.
+        # Beyond a value of half of ε there is no further reward.
         penalty = self.weight * torch.where(counts, (0.5 - value).clamp_min(0.0), 0.0) / len(lesson.forwards)
         return [(losses + penalty, z) for losses, z in super().losses(loss, lesson)]
 

@@ -66,7 +66,7 @@ def optimal_sampling_probability(
         for t in range(1, part.iterations + 1):
             gradient = _subgradient(judge(alpha))
             alpha = project_simplex(alpha - part.step / t * gradient)
-    # # Ties go to the later α (line 13).
+    # Ties go to the later α (line 13).
     best = min(reversed(tried), key=lambda choice: choice.risk)
     return dataclasses.replace(best, cost=sum((choice.cost for choice in tried), Cost()))
 

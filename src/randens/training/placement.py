@@ -62,7 +62,7 @@ class Placement:
         weights = torch.from_numpy(np.array(probs)).to(self.processes.device)
         for member in members:
             if member not in self._forwards:
-                # # Finished members do not change, so their BatchNorm is folded into the convolutions once.
+                # Finished members do not change, so their BatchNorm is folded into the convolutions once.
                 fast = folded(member) if member in roster.finished else member
                 self._forwards[member] = self.forward(self._compiled(fast))
         return Victims.of(members, weights, [self._forwards[member] for member in members])

@@ -88,7 +88,7 @@ class WitnessPool:
             raise InputError(f"sources has {len(names)} names; there are {len(rows)} witnesses")
         has = np.broadcast_to(np.asarray(located, dtype=bool), rows.shape) & (x_adv is not None)
         sure = np.broadcast_to(np.asarray(checked, dtype=bool), rows.shape)
-        # # Of equal sets the first one is kept, and one with its perturbed input is preferred.
+        # Of equal sets the first one is kept, and one with its perturbed input is preferred.
         first = np.arange(len(rows)) + len(rows) * ~has
         keep = maximal_rows(rows, np.packbits(sets, axis=1), first)
         self.n = n
@@ -252,7 +252,7 @@ def _stack(pools: Sequence[WitnessPool], n: int, members: int, offsets: Sequence
         members,
         np.concatenate([p.points + o for p, o in zip(pools, offsets, strict=True)]),
         np.concatenate([p.fooled for p in pools]),
-        # # A set without a perturbed input does not replace sets with one.
+        # A set without a perturbed input does not replace sets with one.
         x_adv=np.concatenate([_inputs_like(p, shapes[0]) for p in pools]) if shapes else None,
         sources=[s for p in pools for s in p.sources],
         located=np.concatenate([p.located for p in pools]),
