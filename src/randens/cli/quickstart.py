@@ -18,7 +18,7 @@ __all__ = ["quickstart"]
 
 def quickstart(
     runs: Annotated[Path, typer.Option(help="Where run folders go.")] = Path("runs"),
-    seed: Annotated[int, typer.Option(help="Decides every random choice; not negative.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of all random choices; not negative.", min=0)] = 0,
     as_json: Json = False,
 ) -> None:
     """Train AT and an ensemble on digits, choose the probabilities, attack both, and print the comparison.
