@@ -1,7 +1,7 @@
 """Randomized and deterministic ensembles of classifiers.
 
-A randomized ensemble (the paper's REC f_α) answers with member f_i with probability α_i, drawn anew for
-every input: one member's compute. A deterministic ensemble (DEC f̄) adds up all members' logits.
+A randomized ensemble (the paper's REC f_α) answers with member f_i with probability α_i, drawn for
+every input, at one member's compute. A deterministic ensemble (DEC f̄) averages all members' logits.
 """
 
 from __future__ import annotations
@@ -107,13 +107,13 @@ def check_probs(probs: ArrayLike | Tensor | None, members: int) -> Tensor:
         raise InputError(f"probs is {values.tolist()}; every probability must be a finite number ≥ 0")
     if abs(values.sum() - 1.0) > 1e-6:
         raise InputError(f"probs is {values.tolist()} with sum {values.sum():.9g}; the sum must be 1")
-    # Sums off by rounding alone are left as they are, so that probabilities survive any number of round trips.
+    # Sums that differ from 1 by rounding alone are not rescaled, so that saved probabilities do not change.
     exact = abs(values.sum() - 1.0) <= 1e-12
     return torch.from_numpy(values.copy() if exact else values / values.sum())
 
 
 class _Ensemble(nn.Module):
-    """What both kinds share: members that give logits, and their verdicts."""
+    """The common part of both kinds: members that give logits, and their verdicts."""
 
     def __init__(self, members: Sequence[nn.Module], classes: Sequence[str] | None) -> None:
         super().__init__()
@@ -138,11 +138,13 @@ class _Ensemble(nn.Module):
 
     @property
     def networks(self) -> tuple[nn.Module, ...]:
-        """The networks that are run when every member answers: an average counts as those it averages, once each."""
+        """The networks behind all members, each listed once; an average counts as the networks it
+        averages.
+        """
         return networks_of(self.members)[0]
 
     def logits(self, x: Tensor) -> Tensor:
-        """Every member's logits [M, n, C], in whatever mode and with whatever gradients are on.
+        """Return every member's logits [M, n, C], in the current mode and with gradients if they are enabled.
 
         Members that average the same networks share their forward passes.
         """
@@ -166,7 +168,7 @@ class _Ensemble(nn.Module):
         return torch.stack(outputs)
 
     def _ask(self, index: int, x: Tensor) -> Tensor:
-        """One member's logits [n, C], whatever it wraps them in."""
+        """Return one member's logits [n, C], unwrapped."""
         return models.logits_of(self.members[index](x), len(x), f"member {index}")
 
     def verdicts(self, x: Tensor) -> Tensor:
@@ -180,7 +182,7 @@ class _Ensemble(nn.Module):
         with evaluating(self), torch.no_grad():
             for chunk in torch.split(x, _CHUNK):
                 sent = models.send(chunk, self.device)
-                # As attacks do: inputs are judged in the members' precision.
+                # As in attacks, inputs are converted to the members' precision.
                 z = self.logits(sent if first is None else sent.to(first.dtype))
                 if not bool(torch.isfinite(z).all()):
                     bad = (~torch.isfinite(z)).flatten(1).any(dim=1).nonzero().flatten().tolist()
@@ -192,7 +194,7 @@ class _Ensemble(nn.Module):
 
 
 class RandomizedEnsemble(_Ensemble):
-    """M classifiers of which one, drawn with probabilities `probs`, answers each input.
+    """M classifiers; for each input one of them is drawn with probabilities `probs` and answers.
 
     Members are any modules that return logits [n, C]. Draws are independent for every input and come from
     the ensemble's own generator: the operating system's entropy by default, or `seed` for tests.
@@ -239,7 +241,7 @@ class RandomizedEnsemble(_Ensemble):
 
     @property
     def stochastic(self) -> bool:
-        """Whether a member answers at random itself, as a `RandomizedModel` does."""
+        """Whether a member is itself random, like a `RandomizedModel`."""
         return any(getattr(member, "stochastic", False) for member in self.members)
 
     def extra_repr(self) -> str:
@@ -254,12 +256,12 @@ class RandomizedEnsemble(_Ensemble):
             threat=self.threat,
         )
         twin.generator.set_state(self.generator.get_state())
-        # Not twin.train(): that would change the modes of the members, which they bring along.
+        # Not twin.train(), which would change the modes of the members.
         twin.training = self.training
         return twin
 
     def seed(self, seed: int | None = None) -> None:
-        """Restart the draws; ``None`` takes fresh entropy from the operating system."""
+        """Restart the draws; ``None`` uses fresh entropy from the operating system."""
         self.generator.manual_seed(secrets.randbits(63) if seed is None else seed)
 
     def with_probs(self, probs: ArrayLike | Tensor | None) -> RandomizedEnsemble:
@@ -292,7 +294,7 @@ class RandomizedEnsemble(_Ensemble):
             for chosen in itertools.combinations(range(count), k)
         ]
         made = RandomizedEnsemble(members, classes=self.classes, threat=self.threat)
-        # Not made.train(): that would change the modes of the networks, which they bring along.
+        # Not made.train(), which would change the modes of the networks.
         for module in (made, made.members, *members, *(member.members for member in members)):
             module.training = self.training
         return made
@@ -340,7 +342,7 @@ class RandomizedEnsemble(_Ensemble):
         return verdicts != y.to(self.device).unsqueeze(1)
 
     def risk(self, x: Tensor | ArrayLike, y: Tensor | ArrayLike) -> Tensor:
-        """Expected error u·α for every input, float64 [n]: an exact sum over members, never sampled."""
+        """Expected error u·α for every input, float64 [n]: an exact sum over members, not a sample."""
         errors = self.errors(x, y)
         return errors.double() @ self.probs.to(errors.device)
 
@@ -349,14 +351,14 @@ class RandomizedEnsemble(_Ensemble):
         return 1.0 - float(self.risk(x, y).mean())
 
     def mixture(self, x: Tensor) -> Tensor:
-        """log Σ_i α_i softmax_i(x), [n, C]: the distribution a client sees, by logsumexp."""
+        """log Σ_i α_i softmax_i(x), [n, C], by logsumexp."""
         weights = self.probs.clamp_min(0).log().to(x.dtype).reshape(-1, 1, 1)
         return torch.logsumexp(self.logits(x).log_softmax(dim=2) + weights, dim=0)
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
         """Write a folder of one safetensors file per member and a JSON manifest; read it with `load`.
 
-        The folder appears whole or not at all. An existing one is kept unless `overwrite`.
+        The folder is written completely or not at all. An existing one is kept unless `overwrite` is set.
         """
         folder = Path(path)
         if folder.exists() and not overwrite:
@@ -438,7 +440,7 @@ class DeterministicEnsemble(_Ensemble):
     def average(self, outputs: Sequence[Tensor]) -> Tensor:
         """The weighted mean of the members' logits, given one by one as [n, C]."""
         weights = self.weights.to(outputs[0].dtype)
-        # Not a matrix product: that would count as FLOPs of the network.
+        # Not a matrix product, which would count as FLOPs of the network.
         total = weights[0] * outputs[0]
         for weight, output in zip(weights[1:], outputs[1:], strict=True):
             total = total + weight * output
@@ -595,7 +597,7 @@ def _fill(module: nn.Module, path: Path, expected: str) -> None:
     if sha256(content) != expected:
         raise FileError(f"{path} does not match its checksum; it is truncated or was altered")
     try:
-        # safetensors holds numbers and names only: reading it runs nothing.
+        # safetensors files hold numbers and names and no code.
         module.load_state_dict(safetensors.torch.load(content))
     except (SafetensorError, RuntimeError) as error:
         reason = " ".join(str(error).split())
@@ -612,7 +614,7 @@ def _read_manifest(path: Path) -> _Manifest:
 
 
 def _check_size(architecture: dict[str, Any], path: Path) -> None:
-    """Refuse a network that is larger than the file its weights come from, before memory is spent on it."""
+    """Refuse a network that is larger than the file of its weights, before memory is allocated for it."""
     try:
         size = path.stat().st_size
     except OSError as error:
@@ -623,7 +625,7 @@ def _check_size(architecture: dict[str, Any], path: Path) -> None:
 
 
 def _replace_folder(fresh: Path, folder: Path) -> None:
-    """Rename `fresh` to `folder`; what was there stays until the new one is in place."""
+    """Rename `fresh` to `folder`; the old folder stays until the new one is in place."""
     old = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.old")
     try:
         if folder.exists():
