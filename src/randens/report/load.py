@@ -1,7 +1,7 @@
-"""What a run folder holds for the report: its documents, compared with a model, and the run they make together.
+"""Read a run folder for the report: its documents, validated against models, and the run as a whole.
 
-What does not fit a model is named, not guessed at. Entries that a model does not name are left alone, so that files
-written before or after this version are read.
+An invalid entry is named in an error. Unknown entries are ignored, so that files of earlier and later
+versions can be read.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Radii(_Measured):
 
 
 class AttackLine(Document):
-    """One attack alone on the ensemble: what is left of the accuracy, and what the attack cost."""
+    """One attack alone on the ensemble: the robust accuracy and the attack's cost."""
 
     name: str
     robust: Interval
@@ -117,7 +117,7 @@ class AttackTable(_Measured):
 
 
 class Example(Document):
-    """One input: the pictures, and what every member said before and after."""
+    """One input: the pictures, and every member's prediction before and after."""
 
     index: int
     label: int = Field(ge=0)
@@ -142,7 +142,7 @@ class Gallery(_Measured):
 
 
 class MethodNote(Document):
-    """What one method of choosing probabilities found; without a risk it was not applied."""
+    """The result of one method of choosing probabilities; without a risk it was not applied."""
 
     name: str = ""
     risk: Real | None = None
@@ -176,7 +176,7 @@ class SamplingNote(Document):
 
 
 class DrawStage(Document):
-    """Accuracies after attacking so many draws."""
+    """Accuracies after attacking a number of draws."""
 
     draws: int
     in_sample: Real
@@ -201,7 +201,7 @@ class DrawSpread(Document):
 
 
 class DrawNoise(Document):
-    """How noisy gradients are, and what is left to one perturbation for all draws."""
+    """The noise of gradients, and the reach of one perturbation over all draws."""
 
     draws: int
     variance: Real
@@ -312,7 +312,7 @@ Part = TypeVar("Part")
 
 @dataclass(frozen=True)
 class Curve:
-    """How training went: the validation accuracies and losses after every epoch, over all members in a row."""
+    """Training curves: the validation accuracies and losses after every epoch, over all members in a row."""
 
     name: str
     epochs: Sequence[Mapping[str, Any]]
@@ -320,9 +320,9 @@ class Curve:
 
 @dataclass(frozen=True, eq=False)
 class LoadedRun:
-    """A run as the report sees it. Parts that are missing are None; `problems` says which could not be read.
+    """A run for the report. Missing parts are None; `problems` lists files that could not be read.
 
-    passes: member passes to train it, 0 where they are not recorded.
+    passes: member passes to train it, 0 if they are not recorded.
     """
 
     run: Run
@@ -342,7 +342,7 @@ class LoadedRun:
 
     @property
     def method(self) -> str:
-        """How the run was trained, spelled as in the paper; "" if it does not say."""
+        """The training method, spelled for sentences and tables; "" if it is unknown."""
         method = _recipe(self.run).get("method")
         return _METHODS.get(str(method), str(method)) if method else ""
 
@@ -414,7 +414,7 @@ def _trainings(run: Run) -> tuple[tuple[str, TrainingNote], ...]:
 
 
 def _passes(run: Run) -> float:
-    """Member passes to train the run: of the training by its own method, and of the runs that this began with.
+    """Member passes to train the run: those of its own method, and those of the runs that it started from.
 
     Another network in the folder, such as a baseline that it is compared with, does not count.
     """
@@ -445,7 +445,7 @@ def _inside(run: Run) -> list[Run]:
         try:
             found.append(Run.open(folder))
         except FileError:
-            continue  # a folder of something else is not part of this run's story
+            continue  # other folders do not belong to the run
     return found
 
 

@@ -1,4 +1,6 @@
-"""What came out, in sentences that the numbers decide, and differences between runs with intervals."""
+"""The verdict on a run in sentences computed from its numbers, and differences between runs with
+intervals.
+"""
 
 from __future__ import annotations
 
@@ -67,13 +69,15 @@ def compare(first: Evaluation, other: Evaluation) -> Comparison:
 
 
 def _budgets(evaluation: Evaluation) -> list[dict[str, Any]]:
-    """The attacks with what decides their strength; seeds and batch sizes do not."""
+    """Return the attacks with the options that determine their strength, without seeds and batch sizes."""
     idle = ("seed", "batch_size", "precision", "drop_finished")
     return [{k: v for k, v in attack.items() if k not in idle} for attack in evaluation.attacks]
 
 
 def labels(runs: Sequence[LoadedRun]) -> list[str]:
-    """What to call the runs in sentences and tables: their methods where these tell them apart, else their names."""
+    """Return the runs' names for sentences and tables: their methods if these differ, else their folder
+    names.
+    """
     methods = [one.method for one in runs]
     return methods if all(methods) and len(set(methods)) == len(runs) > 1 else [one.name for one in runs]
 
@@ -159,7 +163,7 @@ def against(result: Evaluation, other: Evaluation, name: str, other_name: str) -
 
 
 def budget(name: str, passes: float, baselines: dict[str, float]) -> str:
-    """What the training budgets say about a comparison with single networks.
+    """Say whether a comparison with single networks is at equal training budgets.
 
     baselines: member passes to train each of them. Networks trained with equal passes are named; without one, part of
     a difference may be longer training.
