@@ -12,8 +12,8 @@ import numpy as np
 
 from paper.reproduce.tables import paper
 from randens.evaluation import Evaluation, difference
+from randens.evaluation.result_tables import count, percent
 from randens.evaluation.results import Accuracy
-from randens.evaluation.tables import count, percent
 from randens.training.methods import METHOD_NAMES
 from randens.zoo.cards import attacks_of, given_names, training_sentence
 from randens.zoo.entries import Entry, entry, names, trials

@@ -264,3 +264,30 @@ def test_l1_is_attacked_by_gradients_too() -> None:
         many = attacks.create(name, large)(rec, x, y)
         assert bool(large.contains(many.x_adv, x).all()), name
         assert float(many.risk.mean()) > float(few.risk.mean()), name
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        *((name, 1.0) for name in ("pgd", "apgd", "adaptive-pgd-l", "adaptive-pgd-s", "arc", "arc-r")),
+        *((name, 1.0) for name in ("lattice", "saddle", "exact")),
+        ("margin", 0.8),
+        ("acw", 0.8),
+    ],
+)
+def test_a_linear_member_is_fooled_in_l1_and_box_where_it_can_be(name: str, wanted: float) -> None:
+    """The least w·(x + δ) over ball ∩ box is known; a third of the pixels lie at an end of the box."""
+    x, _ = corners(3, (40, 16))
+    weights = torch.randn(16, generator=torch.Generator().manual_seed(3))
+    threat, y = Threat("l1", 1.0), torch.zeros(40, dtype=torch.int64)
+    slope = weights.double().repeat(40, 1)
+    least = (x.double() * slope).sum(dim=1) + Region.around(x.double(), threat).minimum(slope)
+    offset = float(least.quantile(0.5))
+    rec = RandomizedEnsemble([linear(torch.stack([weights, 0 * weights]), torch.tensor([-offset, 0.0]))])
+    found = attacks.create(name, threat)(rec, x, y)
+    assert bool(threat.contains(found.x_adv, x).all())
+    fooled = found.risk > 0
+    foolable, safe = least < offset - 5e-3, least > offset + 5e-3
+    assert min(int(foolable.sum()), int(safe.sum())) >= 15
+    assert not bool(fooled[safe].any())
+    assert float(fooled[foolable].double().mean()) >= wanted

@@ -34,7 +34,7 @@ from randens.evaluation import (
     optimize_sampling,
     transferred,
 )
-from randens.evaluation.labelled import fingerprint
+from randens.evaluation.labelled_data import fingerprint
 from randens.report import measure, write_report
 from randens.report.load import load_run
 from randens.report.verdicts import against, budget, drawing

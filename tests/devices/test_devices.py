@@ -164,7 +164,12 @@ HOT += (
     "attacks/suite.py",
     "attacks/members.py",
 )
-HOT += ("evaluation/evaluate_any.py", "evaluation/curves.py", "evaluation/any_model.py")
+HOT += (
+    "evaluation/preparation.py",
+    "evaluation/curves.py",
+    "evaluation/as_ensemble.py",
+    "evaluation/worst_case.py",
+)
 # Made on the CPU on purpose: from a CPU generator, so that random numbers do not depend on the device; or results.
 ON_THE_CPU = {
     ("ensemble.py", "check_probs"),

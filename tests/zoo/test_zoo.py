@@ -17,7 +17,7 @@ import randens
 from randens import attacks, data, evaluation, training, zoo
 from randens.core.errors import FileError, InputError
 from randens.core.files import seal, write_json
-from randens.evaluation.tables import count, percent
+from randens.evaluation.result_tables import count, percent
 
 __all__ = ["shell"]
 

@@ -26,7 +26,7 @@ from randens.core.files import write_json
 from randens.core.progress import Progress, silent
 from randens.core.runs import Run
 from randens.ensemble import RandomizedEnsemble
-from randens.evaluation.labelled import Data, fingerprint, labelled
+from randens.evaluation.labelled_data import Data, fingerprint, labelled
 from randens.evaluation.results import Evaluation
 from randens.threat import Threat
 from randens.witness.store import WitnessStore

@@ -15,8 +15,8 @@ from randens.attacks import Cost
 from randens.attacks.losses import margins
 from randens.audit.case import Case, Check, logits
 from randens.ensemble import RandomizedEnsemble, evaluating, frozen, to_layout
-from randens.evaluation.labelled import UNKNOWN, Labelled, fingerprint
-from randens.evaluation.reach import conflict_of
+from randens.evaluation.gradient_conflict import conflict_of
+from randens.evaluation.labelled_data import UNKNOWN, Labelled, fingerprint
 from randens.evaluation.results import Evaluation
 
 __all__ = ["belongs", "checks", "scorable", "splits"]

@@ -15,8 +15,8 @@ from randens.audit.case import TOLERANCE, Check
 from randens.core.errors import InputError
 from randens.core.progress import Progress, silent
 from randens.ensemble import RandomizedEnsemble
-from randens.evaluation.draw_scores import gradient_noise, randomness
-from randens.evaluation.labelled import Data, Labelled, fingerprint, labelled
+from randens.evaluation.draw_statistics import gradient_noise, randomness
+from randens.evaluation.labelled_data import Data, Labelled, fingerprint, labelled
 from randens.random_model import RandomizedModel, expanded, is_random
 from randens.threat import Threat
 

@@ -35,7 +35,7 @@ from randens.core.files import write_json
 from randens.core.progress import Progress, silent
 from randens.core.runs import Run
 from randens.ensemble import RandomizedEnsemble, evaluating
-from randens.evaluation.labelled import Data, fingerprint, labelled
+from randens.evaluation.labelled_data import Data, fingerprint, labelled
 from randens.risk import RiskProfile, Sampling, optimal_sampling
 from randens.threat import Region, Threat
 from randens.witness import WitnessPool

@@ -40,7 +40,7 @@ def advise(
     Example: randens advise runs/quickstart-1 --limit 100
     """
     from randens.evaluation import advise as run_advise
-    from randens.evaluation import tables
+    from randens.evaluation import result_tables
     from randens.models import pick_device
 
     opened = case.opened("saddle")
@@ -63,8 +63,8 @@ def advise(
         return
     out = console()
     title = f"{subject.run.path} on {found.data} {found.split}, {found.n} inputs"
-    rows = [tables.Row(option.name, option.accuracy, option.flops) for option in found.options]
-    out.print(tables.terminal(rows, title, found.confidence))
+    rows = [result_tables.Row(option.name, option.accuracy, option.flops) for option in found.options]
+    out.print(result_tables.terminal(rows, title, found.confidence))
     for line in found.sentences:
         out.print(line)
     out.print(f"Written to {path}.")

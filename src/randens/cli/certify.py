@@ -79,7 +79,7 @@ def certify(
 
 
 def _table(result: Certification, title: str) -> Table:
-    from randens.evaluation import tables
+    from randens.evaluation import result_tables
 
     table = Table("", title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
     for heading in ("natural", "under attack", "certified"):
@@ -88,8 +88,8 @@ def _table(result: Certification, title: str) -> Table:
     for i, upper in enumerate(result.member_upper.tolist()):
         natural = 1 - result.clean[:, i].mean()
         shares = (natural, 1 - attacked[i], 1 - upper)
-        table.add_row(f"member {i}", *(tables.percent(float(share)) for share in shares))
+        table.add_row(f"member {i}", *(result_tables.percent(float(share)) for share in shares))
     natural = 1 - float((result.clean @ result.probs).mean())
     shares = (natural, 1 - result.lower(), 1 - result.upper())
-    table.add_row("randomized", *(tables.percent(share) for share in shares))
+    table.add_row("randomized", *(result_tables.percent(share) for share in shares))
     return table

@@ -165,7 +165,7 @@ def _random(case: choices.Evaluating, draws: int, tolerance: float, output: Path
     from randens import evaluation
     from randens.core.devices import on_device
     from randens.core.runs import Run
-    from randens.evaluation.evaluate_any import prepare
+    from randens.evaluation.preparation import prepare
 
     assert case.model is not None
     chosen = choices.make_attacks(case.attack, ("suite",), case.threat(), case.settings, case.seed)
@@ -200,21 +200,21 @@ def _random(case: choices.Evaluating, draws: int, tolerance: float, output: Path
 
 
 def _print(result: Evaluation, name: str, style: Format, told: list[str], as_json: bool) -> None:
-    from randens.evaluation import tables
+    from randens.evaluation import result_tables
 
     if as_json:
         print_json(result.to_json())
         return
-    rows = tables.rows(result)
+    rows = result_tables.rows(result)
     if style is Format.markdown:
-        typer.echo(tables.markdown(rows))
+        typer.echo(result_tables.markdown(rows))
     elif style is Format.latex:
-        typer.echo(tables.latex(rows))
+        typer.echo(result_tables.latex(rows))
     else:
         title = f"{name} on {result.data} {result.split}, {result.threat.norm} ε = {result.threat.eps:.4g}"
         out = console()
-        out.print(tables.terminal(rows, title, result.confidence))
-        for line in tables.statements(result):
+        out.print(result_tables.terminal(rows, title, result.confidence))
+        for line in result_tables.statements(result):
             out.print(line)
         for line in told:
             out.print(line, markup=False)

@@ -42,25 +42,29 @@ def quickstart(
 
 
 def _print(result: Quickstart) -> None:
-    from randens.evaluation import tables
+    from randens.evaluation import result_tables
 
     out = console()
     ensemble = result.ensemble
     threat = f"{ensemble.threat.norm}, ε = {ensemble.threat.eps:g}"
-    rows = [*tables.rows(result.at, "AT"), *tables.rows(ensemble, "ensemble", "chosen")]
+    rows = [*result_tables.rows(result.at, "AT"), *result_tables.rows(ensemble, "ensemble", "chosen")]
     out.print(
-        tables.terminal(rows, f"{ensemble.data}, {ensemble.n} test images, {threat}", ensemble.confidence)
+        result_tables.terminal(
+            rows, f"{ensemble.data}, {ensemble.n} test images, {threat}", ensemble.confidence
+        )
     )
     out.print()
-    for line in tables.statements(ensemble):
+    for line in result_tables.statements(ensemble):
         out.print(line)
     out.print(f"The probabilities are {result.sampling.claim}.")
     out.print()
     out.print(result.verdict.sentence, style="bold")
     advice = result.advice
-    options = [tables.Row(option.name, option.accuracy, option.flops) for option in advice.options]
+    options = [result_tables.Row(option.name, option.accuracy, option.flops) for option in advice.options]
     out.print()
-    out.print(tables.terminal(options, f"What to deploy, by {advice.n} validation images", advice.confidence))
+    out.print(
+        result_tables.terminal(options, f"What to deploy, by {advice.n} validation images", advice.confidence)
+    )
     for line in advice.sentences:
         out.print(line)
     out.print()

@@ -44,7 +44,7 @@ def report(
     Example: randens report runs/quickstart-1 runs/quickstart-1/at --output
     comparison.html
     """
-    from randens.evaluation.evaluating import again
+    from randens.evaluation.worst_case import again
     from randens.models import pick_device
     from randens.report import measure as run_measure
     from randens.report import write_report

@@ -15,7 +15,7 @@ from randens.core.errors import unknown
 
 if TYPE_CHECKING:
     from randens.evaluation import AttackedSampling
-    from randens.evaluation.sampling_methods import Contribution, MethodValue
+    from randens.risk.sampling_methods import Contribution, MethodValue
 
 __all__ = ["sample"]
 
@@ -53,9 +53,9 @@ def sample(
     Example: randens sample runs/quickstart-1 --apply
     """
     from randens import evaluation
-    from randens.evaluation.labelled import fingerprint
-    from randens.evaluation.sampling_methods import compare_methods, contributions
+    from randens.evaluation.labelled_data import fingerprint
     from randens.risk import optimal_sampling
+    from randens.risk.sampling_methods import compare_methods, contributions
 
     if method not in _METHODS:
         unknown("--method", method, _METHODS)

@@ -34,7 +34,7 @@ def list_(zoo: _Zoo = None, as_json: Json = False) -> None:
     Example: randens zoo list
     """
     from randens import zoo as home
-    from randens.evaluation.tables import percent
+    from randens.evaluation.result_tables import percent
 
     rows = []
     for name in home.names(zoo):

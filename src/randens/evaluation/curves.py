@@ -24,9 +24,9 @@ from randens.attacks import Attack, Cost
 from randens.core.errors import InputError
 from randens.core.progress import Progress, silent
 from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble
-from randens.evaluation import evaluating
-from randens.evaluation.evaluate_any import AttackLike, Prepared, choose_attacks, prepare
 from randens.evaluation.intervals import Estimate, estimate
+from randens.evaluation.preparation import AttackLike, Prepared, choose_attacks, prepare
+from randens.evaluation.worst_case import evaluate_ensemble
 from randens.models import on_device
 from randens.threat import Threat, grid
 from randens.witness import WitnessPool
@@ -513,7 +513,7 @@ def _attacked(
     """The witnesses at one radius, those of smaller radii among them."""
     if radius == 0:
         return _clean(case, deterministic)
-    found = evaluating.evaluate(
+    found = evaluate_ensemble(
         case.rec,
         case.data,
         _at(case.attacks, radius),

@@ -21,9 +21,9 @@ from randens.core.files import document_checksum, read_json, seal, write_json
 from randens.core.runs import Run
 from randens.ensemble import RandomizedEnsemble, check_probs
 from randens.evaluation.documents import EvaluationDocument
+from randens.evaluation.gradient_conflict import Conflict
 from randens.evaluation.intervals import Estimate, estimate
-from randens.evaluation.labelled import fingerprint
-from randens.evaluation.reach import Conflict
+from randens.evaluation.labelled_data import fingerprint
 from randens.risk import Bounds, RiskProfile, RuleOfThumb, bounds, rule_of_thumb
 from randens.risk.pairs import Theorem1Test, theorem1_test, two_classifiers
 from randens.threat import Threat
@@ -192,14 +192,14 @@ class Evaluation:
 
     def __repr__(self) -> str:
         # Tables are made from results; this module cannot import theirs while it is being imported.
-        from randens.evaluation import tables
+        from randens.evaluation import result_tables
 
-        return tables.plain(self)
+        return result_tables.plain(self)
 
     def _repr_html_(self) -> str:
-        from randens.evaluation import tables
+        from randens.evaluation import result_tables
 
-        return tables.html(self)
+        return result_tables.html(self)
 
     @property
     def errors(self) -> NDArray[np.bool_]:
@@ -232,9 +232,9 @@ class Evaluation:
 
     def to_frame(self) -> Any:
         """A pandas data frame, one row per classifier: natural and robust accuracy with intervals, FLOPs."""
-        from randens.evaluation import tables
+        from randens.evaluation import result_tables
 
-        return tables.frame(self)
+        return result_tables.frame(self)
 
     @property
     def n(self) -> int:

@@ -16,7 +16,7 @@ from randens.core.runs import Run
 from randens.data import ImageData
 from randens.ensemble import RandomizedEnsemble, load
 from randens.evaluation.documents import SamplingDocument
-from randens.evaluation.labelled import fingerprint
+from randens.evaluation.labelled_data import fingerprint
 from randens.evaluation.results import Evaluation
 from randens.threat import Threat
 from randens.witness.store import WitnessStore

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from randens.core.errors import FileError, InputError, unknown
 from randens.core.files import write_atomic
 from randens.evaluation import Evaluation
-from randens.evaluation.tables import count
+from randens.evaluation.result_tables import count
 from randens.report import tables
 from randens.report.landscape import solve
 from randens.report.load import LoadedRun, load_run
@@ -261,17 +261,21 @@ def bars(
 
 
 def matrix(values: NDArray[np.float64], colour: int = 0) -> Figure:
-    """A square table of shares as shades, in per cent, with numbers while they fit. Rows and columns are members."""
+    """A square table of shares as shades, in per cent, with numbers while they fit. Rows and columns are members.
+
+    NaN is drawn as a dash without a shade.
+    """
     count = len(values)
     side = min(3.0, 0.7 + 0.36 * count)
     figure, axes = _axes(side, side, bottom=0.05, top=0.4, right=0.05)
     shades = np.empty((count, count, 4))
     shades[..., :3] = [int(_COLOURS[colour][i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    shades[..., 3] = 0.6 * np.clip(values, 0, 1)
+    shades[..., 3] = 0.6 * np.clip(np.nan_to_num(values), 0, 1)
     axes.imshow(shades, interpolation="none")
     if count <= 10:
         for i, j in np.ndindex(count, count):
-            axes.text(j, i, f"{100 * values[i, j]:.1f}", ha="center", va="center")
+            known = values[i, j] == values[i, j]
+            axes.text(j, i, f"{100 * values[i, j]:.1f}" if known else "–", ha="center", va="center")
     places = range(0, count, 1 if count <= 24 else 8)
     axes.set_xticks(places)
     axes.set_yticks(places)

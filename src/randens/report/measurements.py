@@ -20,7 +20,7 @@ from randens.core.runs import Run
 from randens.data import ImageData
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation import estimate, evaluate
-from randens.evaluation.labelled import Data, as_image_data, fingerprint
+from randens.evaluation.labelled_data import Data, as_image_data, fingerprint
 from randens.report.load import AttackLine, AttackTable, Gallery, Interval, Radii, Radius
 from randens.report.pictures import make_gallery
 from randens.threat import Threat

@@ -17,7 +17,7 @@ from markupsafe import Markup
 from randens._version import __version__
 from randens.core.errors import InputError
 from randens.core.files import write_atomic
-from randens.evaluation import tables as evaluation_tables
+from randens.evaluation import result_tables
 from randens.evaluation.results import THREAT_MODEL
 from randens.report import figures, tables
 from randens.report.landscape import MOST_SOLVED, landscape_data, read_landscape, solve
@@ -128,7 +128,7 @@ def _templates() -> jinja2.Environment:
         "interval": tables.interval,
         "probs": tables.probs,
         "fooled": tables.fooled,
-        "count": evaluation_tables.count,
+        "count": result_tables.count,
         "threat": tables.threat,
     }
     for name in ("command", "disagreement", "stale", "where"):
@@ -192,7 +192,7 @@ def _run(one: LoadedRun, number: int) -> dict[str, Any]:
             "reading": read_landscape(result.profile, result.probs),
             "together": _together(one, f"f{number}") if result.members > 1 else None,
             "found_by": _found_by(one, f"f{number}"),
-            "warnings": [line for line in evaluation_tables.statements(result) if line.startswith("Warning")],
+            "warnings": [line for line in result_tables.statements(result) if line.startswith("Warning")],
             "flops": (result.expected_flops, float(sum(result.flops))),
         }
     return shown
@@ -203,7 +203,7 @@ def _efficiency(runs: Sequence[LoadedRun]) -> Markup | None:
     if not found:
         return None
     words = "; ".join(
-        f"{point.name} {point.accuracy.robust.value:.1%} at {evaluation_tables.count(point.flops)} FLOPs"
+        f"{point.name} {point.accuracy.robust.value:.1%} at {result_tables.count(point.flops)} FLOPs"
         for point in found
         if point.kind != "member"
     )
@@ -217,7 +217,7 @@ def _front(one: LoadedRun, key: str) -> Markup | None:
     if len(front) < 2:
         return None
     words = "; ".join(
-        f"k = {o.k} {o.robust.value:.1%} at {evaluation_tables.count(o.flops)} FLOPs" for o in front
+        f"k = {o.k} {o.robust.value:.1%} at {result_tables.count(o.flops)} FLOPs" for o in front
     )
     points = [(o.flops, o.robust.value) for o in front]
     line = Line("k of M averaged", points, [(o.robust.low, o.robust.high) for o in front])
@@ -255,6 +255,7 @@ def _together(one: LoadedRun, key: str) -> dict[str, Any]:
             "Conflict matrix: per cent of inputs at which each can be fooled but never both",
             f"{key}-conflict",
         ),
+        "apart": tables.apart(result),
         "reach": None,
     }
     if reach is not None and not (reach.pairs != reach.pairs).any():

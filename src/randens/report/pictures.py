@@ -16,7 +16,7 @@ from randens.core.errors import InputError
 from randens.data import ImageData
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation import worst_inputs
-from randens.evaluation.labelled import fingerprint
+from randens.evaluation.labelled_data import fingerprint
 from randens.report.load import Example, Gallery
 from randens.threat import Threat
 from randens.witness import WitnessPool

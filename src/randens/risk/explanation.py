@@ -142,14 +142,18 @@ def _left_out(limits: Bounds) -> str:
 def _next(thumb: RuleOfThumb, m: int, best: int) -> str:
     if thumb.low == 0:
         return "A member that is never fooled needs no other member."
+    if thumb.necessary and 2 * thumb.low > 1:
+        return f"A second member can lower the floor of member {best} whatever its risk."
     if thumb.necessary:
         return (
-            f"A second member next to member {best} must have a risk of at most {thumb.high:.2%}: above that, "
-            f"the two together are never better than member {best} alone."
+            f"A second member next to member {best} must have a risk below {thumb.high:.2%}: from there on, the "
+            f"two together are never better than member {best} alone."
         )
+    if (1 + 1 / m) * thumb.low > 1:
+        return "A further member lowers the floor whatever its risk."
     return (
-        f"A further member should have a risk of at most {thumb.high:.2%} to lower the floor, 1 + 1/{m} times "
-        "the largest risk among those that count (rule of thumb)."
+        f"A further member must have a risk below {thumb.high:.2%} to lower the floor, 1 + 1/{m} times the largest "
+        "risk among those that count (rule of thumb)."
     )
 
 

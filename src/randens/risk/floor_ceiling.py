@@ -23,6 +23,8 @@ __all__ = [
     "tight_profile",
 ]
 
+_TIE = 1e-12  # ratios this close to each other are equal up to rounding
+
 
 @dataclass(frozen=True, eq=False)
 class Bounds:
@@ -85,10 +87,11 @@ def bounds(member_risks: ArrayLike) -> Bounds:
     risks = as_risks("member_risks", member_risks)
     order = np.argsort(risks, kind="stable")
     ratios = risks[order] / np.arange(1, len(risks) + 1)
-    m = int(np.argmin(ratios)) + 1
+    # The smallest k: 0.3/3 is a little less than 0.1, which is no reason to draw three members.
+    m = int(np.argmax(ratios <= ratios.min() * (1 + _TIE))) + 1
     probs = np.zeros(len(risks))
     probs[order[:m]] = 1.0 / m
-    return Bounds(frozen(risks), float(ratios[m - 1]), float(risks.max()), m, frozen(probs))
+    return Bounds(frozen(risks), float(ratios.min()), float(risks.max()), m, frozen(probs))
 
 
 def rule_of_thumb(member_risks: ArrayLike) -> RuleOfThumb:

@@ -15,7 +15,7 @@ from randens.core.distributed import Workers
 from randens.core.errors import ModelError
 from randens.core.progress import Progress
 from randens.core.runs import Run
-from randens.evaluation.reach import Conflict
+from randens.evaluation.gradient_conflict import Conflict
 from randens.training.checkpoint import Checkpoint, Checkpoints
 from randens.training.run_files import rewind_metrics
 from randens.training.state import Spent, Stage, pack

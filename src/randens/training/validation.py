@@ -1,4 +1,4 @@
-"""Validation under attack, by which checkpoints and α are chosen."""
+"""Attacks while training: the verdicts that compare checkpoints, and α from the witnesses found."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from randens.attacks.base import Attack
 from randens.attacks.dataset import Knowledge, attack_data
 from randens.attacks.found import Cost
 from randens.ensemble import RandomizedEnsemble
-from randens.evaluation.labelled import Labelled
-from randens.evaluation.reach import Conflict, conflict_of
+from randens.evaluation.gradient_conflict import Conflict, conflict_of
+from randens.evaluation.labelled_data import Labelled
 from randens.risk import RiskProfile, cutting_planes, optimal_sampling
 from randens.threat import Threat
 from randens.training.methods import Weights, uniform

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from randens.core.files import sha256
-from randens.evaluation import Evaluation, tables
+from randens.evaluation import Evaluation, result_tables
 from randens.evaluation.results import THREAT_MODEL
 from randens.training.methods import METHOD_NAMES
 from randens.zoo.entries import Entry
@@ -49,8 +49,8 @@ def card(entry: Entry) -> str:
         "",
     ]
     for name, evaluation in entry.evaluations.items():
-        text += [_heading(name, evaluation), "", tables.markdown(tables.rows(evaluation)), ""]
-        text += [f"- {line}" for line in tables.statements(evaluation)] + [""]
+        text += [_heading(name, evaluation), "", result_tables.markdown(result_tables.rows(evaluation)), ""]
+        text += [f"- {line}" for line in result_tables.statements(evaluation)] + [""]
     if not entry.evaluations:
         text += ["Not evaluated on test data.", ""]
     cost = entry.training["cost"]

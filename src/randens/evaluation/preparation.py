@@ -1,11 +1,11 @@
-"""`evaluate` for any classifier, any data, any attack and any device: everything is made to fit, then handed on."""
+"""Any classifier, data and attacks made to fit each other, before an evaluation or a curve attacks anything."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,23 +18,16 @@ from randens import attacks
 from randens.attacks import Attack
 from randens.attacks.dataset import as_attacks
 from randens.attacks.suite import PRESETS
-from randens.callbacks import Callback, as_progress
 from randens.core.errors import InputError, RandensWarning
-from randens.core.progress import Progress
 from randens.data import ImageData, Inputs, as_inputs, check_range
 from randens.ensemble import RandomizedEnsemble
-from randens.evaluation import evaluating
-from randens.evaluation.any_model import as_rec, fitted
-from randens.evaluation.results import Evaluation
+from randens.evaluation.as_ensemble import as_rec, fitted
 from randens.evaluation.run_folder import open_subject
-from randens.models import on_device
 from randens.threat import Threat, norm_name, number
-from randens.witness import WitnessPool
-from randens.witness.store import WitnessStore
 
-__all__ = ["Prepared", "choose_attacks", "evaluate", "prepare"]
+__all__ = ["BOX", "AttackLike", "Prepared", "choose_attacks", "doubts", "prepare"]
 
-_BOX = (0.0, 1.0)
+BOX = (0.0, 1.0)
 _EPS = 8 / 255
 _LOOKED_AT = 256  # inputs on which members are checked for sense
 _ENOUGH = 20  # with fewer, accuracies say nothing about chance
@@ -57,139 +50,6 @@ class Prepared:
         return self.attacks[0].threat
 
 
-def evaluate(
-    model: Any,
-    data: Any = None,
-    attack: AttackLike = None,
-    *,
-    eps: float | str | None = None,
-    norm: str | float | None = None,
-    bounds: tuple[float, float] | None = _BOX,
-    device: str | torch.device | None = None,
-    preprocessing: Any = None,
-    probs: ArrayLike | Tensor | None = None,
-    split: str = "test",
-    limit: int | None = None,
-    seed: int = 0,
-    also: Mapping[str, ArrayLike | None] | None = None,
-    deterministic: bool = True,
-    pool: WitnessPool | None = None,
-    chosen_on: Mapping[str, str] | None = None,
-    confidence: float = 0.95,
-    folder: WitnessStore | str | os.PathLike[str] | None = None,
-    verify: bool = False,
-    progress: Progress | None = None,
-    callbacks: Sequence[Callback] = (),
-) -> Evaluation:
-    """Natural and robust accuracy of any classifier or ensemble: exact expectations on the worst perturbations found.
-
-    Attacked are: the ensemble at its probabilities, at those in `also`, each member alone, and unless `deterministic`
-    is false the mean of all logits. Every perturbation found is shown to all of them, and inputs that cannot get worse
-    are not attacked again.
-
-    Parameters
-    ----------
-    model : nn.Module, sequence of nn.Module, RandomizedEnsemble, DeterministicEnsemble, str or path
-        One classifier or several; also a run folder, a TorchScript or ONNX file, or a name of the zoo.
-    data : tuple, Dataset, DataLoader, datasets.Dataset, ImageData, str or path
-        Inputs with labels, as `randens.data.as_inputs` takes them. None: the test data of a run folder.
-    attack : Attack, str, sequence of these, optional
-        An attack, its name, several that work one after the other, or a preset (``"fast"``, ``"standard"``,
-        ``"thorough"``) of the portfolio. Default: the portfolio ``standard``.
-    eps : float or str, optional
-        Radius of the perturbations, e.g. ``8/255`` or ``"8/255"``. Default: the attack's, else the ensemble's own,
-        else 8/255.
-    norm : str or float, optional
-        ``"linf"`` or ``"l2"`` in any usual spelling. Default as for `eps`, else linf.
-    bounds : (float, float) or None
-        Smallest and largest valid input; None for tables.
-    device : str or torch.device, optional
-        ``"auto"``, ``"cpu"``, ``"cuda:0"``. Members are moved there and back; results are on the CPU. Default: where
-        the members are if that is a GPU, else ``"auto"``.
-    preprocessing : optional
-        ``(mean, std)`` that the classifiers want inputs normalised by; a configuration of timm or an image processor
-        of transformers; or ``"auto"`` for timm's models. Perturbations stay in pixels.
-    probs : array, optional
-        α of several modules; uniform by default.
-    split, limit : str, int, optional
-        Which split of a named data set, and how many of the first inputs.
-    seed : int
-        Decides every random choice of attacks given by name.
-    also : mapping, optional
-        Further probabilities to attack, by name; None stands for uniform.
-    deterministic : bool
-        Attack the mean of all logits, too.
-    pool : WitnessPool, optional
-        Witnesses known already for these very inputs and members.
-    chosen_on : mapping, optional
-        Which split chose what, e.g. ``{"probs": "validation"}``; choices made on test data are refused.
-    confidence : float
-        Of the intervals.
-    folder : path or WitnessStore, optional
-        A witness store: what it knows is not attacked again, and what is found goes there batch by batch, so that an
-        interrupted call is continued by the same call, and the same call attacks nothing a second time.
-    verify : bool
-        Judge every stored witness again, and not a random sample only.
-    progress : callable, optional
-        ``progress(task, done, total)``.
-    callbacks : sequence of Callback
-        Told about batches and, at the end, the accuracies.
-
-    Returns
-    -------
-    Evaluation
-        ``float(result.natural)``, ``float(result.robust)``, ``result.robust.low``, ``.high``, and much more.
-
-    Examples
-    --------
-    >>> import randens
-    >>> nets = [randens.models.create("linear", classes=10, input_shape=(1, 8, 8), seed=s) for s in (0, 1)]
-    >>> result = randens.evaluate(nets, "digits", "pgd", eps="8/255", limit=8)
-    >>> 0 <= float(result.robust) <= float(result.natural) <= 1
-    True
-    """
-    case = prepare(
-        model,
-        data,
-        attack,
-        eps=eps,
-        norm=norm,
-        bounds=bounds,
-        preprocessing=preprocessing,
-        probs=probs,
-        split=split,
-        limit=limit,
-        seed=seed,
-    )
-    with on_device(case.rec, device):
-        case, notes = _checked(case)
-        result = evaluating.evaluate(
-            case.rec,
-            case.data,
-            case.attacks,
-            also=also,
-            deterministic=deterministic,
-            pool=pool,
-            chosen_on=chosen_on,
-            confidence=confidence,
-            folder=folder,
-            verify=verify,
-            progress=as_progress(callbacks, progress),
-        )
-    if isinstance(result, Evaluation):
-        result = dataclasses.replace(
-            result,
-            data=case.inputs.name,
-            split=case.inputs.split,
-            notes=(*case.inputs.notes, *notes),
-            x=case.inputs.x.numpy(),
-            case=case,
-        )
-    for callback in callbacks:
-        callback.finished("evaluation", {"natural": float(result.natural), "robust": float(result.robust)})
-    return result
-
-
 def prepare(
     model: Any,
     data: Any,
@@ -197,7 +57,7 @@ def prepare(
     *,
     eps: float | str | None = None,
     norm: str | float | None = None,
-    bounds: tuple[float, float] | None = _BOX,
+    bounds: tuple[float, float] | None = BOX,
     preprocessing: Any = None,
     probs: ArrayLike | Tensor | None = None,
     split: str = "test",
@@ -234,7 +94,7 @@ def choose_attacks(
     *,
     eps: float | str | None = None,
     norm: str | float | None = None,
-    bounds: tuple[float, float] | None = _BOX,
+    bounds: tuple[float, float] | None = BOX,
     known: Threat | None = None,
     seed: int = 0,
 ) -> tuple[Attack, ...]:
@@ -304,10 +164,10 @@ def _own_data(model: Any) -> Any:
     raise InputError("data is None; only a run folder knows its own data: give (x, y), a loader or a name")
 
 
-def _checked(case: Prepared) -> tuple[Prepared, tuple[str, ...]]:
+def doubts(case: Prepared) -> tuple[str, ...]:
     """What looks wrong with members and labels, as warnings and as sentences for the result."""
     if not isinstance(case.rec, RandomizedEnsemble):
-        return case, ()
+        return ()
     said = []
     # Wrappers are in training mode when they are made; what they hold decides.
     training = [
@@ -340,4 +200,4 @@ def _checked(case: Prepared) -> tuple[Prepared, tuple[str, ...]]:
             )
     for sentence in said:
         warnings.warn(sentence, RandensWarning, stacklevel=3)
-    return case, tuple(said)
+    return tuple(said)

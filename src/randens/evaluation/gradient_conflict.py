@@ -22,7 +22,7 @@ from randens.attacks import Cost
 from randens.attacks.losses import margins
 from randens.core.errors import InputError
 from randens.ensemble import RandomizedEnsemble, frozen, to_layout
-from randens.evaluation.labelled import Data, Labelled, labelled
+from randens.evaluation.labelled_data import Data, Labelled, labelled
 from randens.threat import Threat
 
 __all__ = ["Conflict", "conflict", "conflict_of", "joint_reach"]

@@ -20,14 +20,14 @@ from randens.evaluation import (
     StochasticEvaluation,
     audit,
     bounded_mean,
-    draw_scores,
+    draw_statistics,
     evaluate_stochastic,
     exact_binomial,
     optimize_stochastic_sampling,
     score,
     single_draw,
 )
-from randens.evaluation.draw_scores import Scores, gradient_noise, randomness
+from randens.evaluation.draw_statistics import Scores, gradient_noise, randomness
 from randens.evaluation.intervals import widened
 
 THREAT = Threat("linf", 0.1, bounds=None)
@@ -98,7 +98,7 @@ def test_intervals_cover_the_closed_form_in_at_least_93_of_100_repetitions(
 
     Over draws for fixed inputs, and over inputs and draws for their distribution, whose truth is a mean over many.
     """
-    monkeypatch.setattr(draw_scores, "_BUILDS", 40)
+    monkeypatch.setattr(draw_statistics, "_BUILDS", 40)
     many_model, (many_x, many_y) = noisy_linear(200_000, seed=99)
     population = float(many_model.truth(many_x, many_y, EPS).mean())
     model, (x, y) = noisy_linear(40)

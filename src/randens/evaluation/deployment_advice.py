@@ -24,11 +24,11 @@ from randens.attacks.dataset import as_attacks
 from randens.core.errors import InputError
 from randens.core.progress import Progress, silent
 from randens.ensemble import RandomizedEnsemble
-from randens.evaluation.evaluating import evaluate, transferred
+from randens.evaluation.gradient_conflict import Conflict
 from randens.evaluation.intervals import Estimate, difference, estimate
-from randens.evaluation.labelled import Data, Labelled, fingerprint, labelled
-from randens.evaluation.reach import Conflict
+from randens.evaluation.labelled_data import Data, Labelled, fingerprint, labelled
 from randens.evaluation.results import Accuracy
+from randens.evaluation.worst_case import evaluate_ensemble, transferred
 from randens.threat import Threat
 from randens.witness import WitnessPool
 from randens.witness.store import WitnessStore
@@ -217,7 +217,7 @@ def advise(
     report = silent if progress is None else progress
     plain = (inputs.x, inputs.y)
     store = folder if isinstance(folder, WitnessStore) or folder is None else WitnessStore(folder)
-    whole = evaluate(
+    whole = evaluate_ensemble(
         rec,
         plain,
         chosen,

@@ -39,7 +39,7 @@ from randens.core.errors import InputError
 from randens.core.files import write_json
 from randens.core.progress import Progress, silent
 from randens.ensemble import RandomizedEnsemble, frozen
-from randens.evaluation.draw_scores import (
+from randens.evaluation.draw_statistics import (
     NOISE,
     OTHER,
     SCORE,
@@ -53,7 +53,7 @@ from randens.evaluation.draw_scores import (
     single_draw,
 )
 from randens.evaluation.intervals import Estimate
-from randens.evaluation.labelled import Data, Labelled, labelled
+from randens.evaluation.labelled_data import Data, Labelled, labelled
 from randens.random_model import FrozenDraw, RandomizedModel, expanded, is_random
 from randens.threat import Threat
 
