@@ -22,7 +22,7 @@ _FOUND = {"": "(no member fooled)", "clean": "no attack needed"}
 
 @dataclass(frozen=True)
 class Row:
-    """One classifier: its accuracies and what one inference costs."""
+    """One classifier: its accuracies and the FLOPs of one inference."""
 
     name: str
     accuracy: Accuracy
@@ -32,7 +32,7 @@ class Row:
 def rows(evaluation: Evaluation, name: str = "", probs_are: str = "α =") -> list[Row]:
     """Members, the randomized ensemble at each of its probabilities, the deterministic ensemble.
 
-    probs_are: what to call the ensemble's own probabilities, where more is known about them.
+    probs_are: a name for the ensemble's own probabilities.
     """
     flops = np.array(evaluation.flops, dtype=np.float64)
     title = f"{name} " if name else ""
@@ -172,7 +172,9 @@ def _radius(eps: float) -> str:
 
 
 def statements(evaluation: Evaluation) -> list[str]:
-    """What the numbers mean: limits, gain, Theorem 1, who found what, what it cost, which split chose what."""
+    """Return sentences about the result: limits, gain, Theorem 1, attacks, cost, and the splits of all
+    choices.
+    """
     limits = evaluation.bounds
     said = []
     if evaluation.members > 1:

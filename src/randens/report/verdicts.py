@@ -129,22 +129,20 @@ def drawing(result: Evaluation) -> str:
     best = int(np.argmin(result.member_risks))
     gained = difference(result.points.foolable[:, best].astype(np.float64), result.risk, result.confidence)
     interval = _interval(gained, result.confidence)
-    alone = f"its best member alone, member {best}"
+    said, alone = f"the ensemble is {_points(gained)}", f"its best member alone, member {best}"
     if len(drawn) == 1:
-        said = f"α selects member {drawn[0]}: nothing is drawn."
-        return (
-            said if gained.value >= 0 else f"{said} It has {_points(gained)} less than {alone} ({interval})."
+        selected = f"α selects member {drawn[0]}: nothing is drawn."
+        worse = (
+            f" It is {_points(gained)} less robust than the best member alone, member {best} ({interval})."
         )
+        return selected if gained.value >= 0 else selected + worse
     if gained.low > 0:
-        return f"Drawing pays: {_points(gained)} more than {alone} ({interval}), at the cost of one member."
+        return f"Drawing pays: {said} more robust than {alone} ({interval}), at the compute of one member."
     if gained.high < 0:
-        return f"Drawing does not pay: {_points(gained)} LESS than {alone} ({interval})."
+        return f"Drawing does not pay: {said} LESS robust than {alone} ({interval})."
     if gained.value > 0:
-        return (
-            f"Drawing may pay: {_points(gained)} more than {alone}, which {result.n} inputs do not settle "
-            f"({interval})."
-        )
-    return f"Drawing gains nothing: no more than {alone} ({interval})."
+        return f"Drawing may pay: {said} more robust than {alone}, but {result.n} inputs do not settle it ({interval})."
+    return f"Drawing gains nothing: the ensemble is not more robust than {alone} ({interval})."
 
 
 def against(result: Evaluation, other: Evaluation, name: str, other_name: str) -> str:
@@ -159,7 +157,7 @@ def against(result: Evaluation, other: Evaluation, name: str, other_name: str) -
     said = f"{name} is {_points(gained)} {'more' if gained.value > 0 else 'less'} robust than {other_name}"
     if gained.low > 0 or gained.high < 0:
         return f"{said} ({interval})."
-    return f"{said}; these inputs do not settle it ({interval})."
+    return f"{said}, but these inputs do not settle it ({interval})."
 
 
 def budget(name: str, passes: float, baselines: dict[str, float]) -> str:
