@@ -228,7 +228,7 @@ def test_advise_says_what_to_deploy(shell: Shell, run_folder: Path, ensemble: Ra
     assert "3 members" in shell.refused("advise", run_folder, "--against", run_folder)
     quick = shell.json("advise", run_folder, *FAST, "--split", "test", "--no-subsets")
     assert quick["choices"] == []
-    assert "Test data choose nothing" in quick["sentences"][-1]
+    assert "Nothing is recommended on test data" in quick["sentences"][-1]
 
 
 # ---- explain -----------------------------------------------------------------------------------------------------

@@ -141,7 +141,9 @@ class Advice:
             )
         said += [f"At {choice.compute}× compute: {choice.option}. {choice.reason}" for choice in self.choices]
         if not self.choices:
-            said.append("Test data choose nothing: run it on the validation split to decide what to deploy.")
+            said.append(
+                "Nothing is recommended on test data: use the validation split to decide what to deploy."
+            )
         return tuple(said)
 
     def to_json(self) -> dict[str, Any]:
@@ -368,15 +370,15 @@ def _choices(options: Sequence[Option], members: int, confidence: float) -> tupl
         interval = f"{confidence:.0%} interval {100 * ahead.low:+.1f} to {100 * ahead.high:+.1f}"
         robust = f"{top.accuracy.robust.value:.1%}"
         if top is single:
-            reason = f"Nothing that this budget pays for is more robust ({robust})."
+            reason = f"No option within this budget is more robust ({robust})."
         elif ahead.low > 0:
             reason = (
                 f"{robust} robust, {100 * ahead.value:.1f} points more than the best member ({interval})."
             )
         else:
             reason = (
-                f"{top.name} has {robust}, {100 * ahead.value:.1f} points more, which {len(top.risks)} inputs do not "
-                f"settle ({interval}): the best member alone is the simpler choice."
+                f"{top.name} has {robust}, {100 * ahead.value:.1f} points more, but {len(top.risks)} inputs do not "
+                f"settle it ({interval}): the best member alone is the simpler choice."
             )
             top, ahead = single, difference(single.risks, single.risks, confidence)
         made.append(Choice(compute, top.name, ahead, reason))

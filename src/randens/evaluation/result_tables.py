@@ -229,7 +229,7 @@ def _warnings(evaluation: Evaluation) -> list[str]:
     said = []
     if evaluation.flags.get("unstable"):
         said.append(
-            f"Warning: at {evaluation.flags['unstable']:.1%} of the inputs verdicts changed when looked at again; "
+            f"Warning: at {evaluation.flags['unstable']:.1%} of the inputs verdicts changed when computed again; "
             "some member is not deterministic, or its logits are tied there."
         )
     for attack, flags in evaluation.flags.get("gradients", {}).items():
@@ -237,7 +237,7 @@ def _warnings(evaluation: Evaluation) -> list[str]:
             hit = [f"member {i} {share:.1%}" for i, share in enumerate(shares) if share > 0]
             if hit:
                 said.append(
-                    f"Warning: {attack} met {kind.replace('_', ' ')}s: {', '.join(hit)} of the inputs."
+                    f"Warning: {attack} found {kind.replace('_', ' ')}s: {', '.join(hit)} of the inputs."
                 )
     return said
 
