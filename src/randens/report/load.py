@@ -19,6 +19,7 @@ from randens.core.documents import Document, ThreatDocument, read_document
 from randens.core.errors import FileError, InputError
 from randens.core.runs import Run
 from randens.evaluation import Estimate, Evaluation
+from randens.training.methods import METHOD_NAMES
 
 __all__ = [
     "AdviceNote",
@@ -294,18 +295,6 @@ class AuditNote(Document):
     checks: list[AuditCheck]
 
 
-_METHODS = {
-    **{name: name.upper() for name in ("at", "iat", "barre", "bat", "osp")},
-    "mrboost": "MRBoost",
-    "joint": "Joint training",
-    "columns": "Column generation",
-    "shared": "Training on shared examples",
-    "bounded": "Bounded-risk training",
-    "conflict": "Conflict training",
-    "features": "Feature distillation",
-    "distil": "Distillation",
-    "paths": "Orthogonal paths",
-}
 Kind = TypeVar("Kind", bound=Document)
 Part = TypeVar("Part")
 
@@ -344,7 +333,7 @@ class LoadedRun:
     def method(self) -> str:
         """The training method, spelled for sentences and tables; "" if it is unknown."""
         method = _recipe(self.run).get("method")
-        return _METHODS.get(str(method), str(method)) if method else ""
+        return METHOD_NAMES.get(str(method), str(method)) if method else ""
 
 
 def load_runs(paths: Sequence[str | os.PathLike[str]]) -> tuple[LoadedRun, ...]:

@@ -411,7 +411,17 @@ METHOD_NAMES = {
     "mrboost": "MRBoost",
     "mrboost-r": "MRBoost-R",
     "barre": "BARRE",
-}  # in print
+    "bat": "BAT",
+    "joint": "Joint training",
+    "columns": "Column generation",
+    "shared": "Training on shared examples",
+    "bounded": "Bounded-risk training",
+    "conflict": "Conflict training",
+    "features": "Feature distillation",
+    "distil": "Distillation",
+    "paths": "Orthogonal paths",
+}
+"""The methods' names in sentences and tables."""
 
 METHODS: dict[str, type[Method]] = {
     method.name: method
