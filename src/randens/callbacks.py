@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from randens.core.errors import FileError, InputError
 from randens.core.progress import Progress, silent
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "TensorBoardTracker",
     "WandbTracker",
     "as_progress",
+    "check_callbacks",
 ]
 
 Values = Mapping[str, float]
@@ -88,12 +90,15 @@ class CSVTracker:
 
     def _write(self, task: str, event: str, number: float, values: Values) -> None:
         fresh = not self.path.exists()
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            if fresh:
-                writer.writerow(["task", "event", "number", "name", "value"])
-            writer.writerows([task, event, number, name, float(value)] for name, value in values.items())
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a", newline="", encoding="utf-8") as file:
+                writer = csv.writer(file, lineterminator="\n")
+                if fresh:
+                    writer.writerow(["task", "event", "number", "name", "value"])
+                writer.writerows([task, event, number, name, float(value)] for name, value in values.items())
+        except OSError as error:
+            raise FileError(f"cannot write {self.path}: {error.strerror or error}") from error
 
 
 class TensorBoardTracker:
@@ -112,8 +117,12 @@ class TensorBoardTracker:
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise InputError(
+                "TensorBoardTracker needs tensorboard: pip install 'randens[tensorboard]'"
+            ) from error
         self.writer: Any = SummaryWriter(os.fspath(folder))
 
     def epoch(self, task: str, number: int, values: Values) -> None:
@@ -147,6 +156,8 @@ class WandbTracker:
     """
 
     def __init__(self, run: Any) -> None:
+        if not hasattr(run, "log") or not hasattr(run, "summary"):
+            raise InputError(f"run is a {type(run).__name__}; give the run that wandb.init(...) returns")
         self.run = run
 
     def epoch(self, task: str, number: int, values: Values) -> None:
@@ -176,6 +187,8 @@ class MLflowTracker:
     """
 
     def __init__(self, mlflow: Any) -> None:
+        if not hasattr(mlflow, "log_metrics"):
+            raise InputError(f"mlflow is a {type(mlflow).__name__}; give the module mlflow")
         self.mlflow = mlflow
 
     def epoch(self, task: str, number: int, values: Values) -> None:
@@ -228,6 +241,26 @@ class NotebookProgress:
         self._show(f"{task}: {said}")
 
 
+def check_callbacks(callbacks: Sequence[Callback]) -> None:
+    """Refuse what is no list of callbacks before any work is done.
+
+    Parameters
+    ----------
+    callbacks : sequence of Callback
+        As `evaluate` and `train` take them.
+
+    Examples
+    --------
+    >>> check_callbacks([NotebookProgress(print)])
+    """
+    if not isinstance(callbacks, Sequence) or isinstance(callbacks, str):
+        raise InputError(f"callbacks is a {type(callbacks).__name__}; give a list of callbacks")
+    for callback in callbacks:
+        if isinstance(callback, type) or not isinstance(callback, Callback):
+            said = callback.__name__ if isinstance(callback, type) else f"a {type(callback).__name__}"
+            raise InputError(f"callbacks holds {said}; each must be an object with epoch, batch and finished")
+
+
 def as_progress(callbacks: Sequence[Callback], progress: Progress | None = None) -> Progress:
     """A progress function that tells callbacks, too.
 
@@ -251,6 +284,7 @@ def as_progress(callbacks: Sequence[Callback], progress: Progress | None = None)
     ['task: 50 %']
     """
     tell = progress or silent
+    check_callbacks(callbacks)
     if not callbacks:
         return tell
 

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from randens import models
 from randens.core import documents
+from randens.core.devices import has_float64
 from randens.core.errors import FileError, InputError, ModelError, RandensError
 from randens.core.files import document_checksum, read_json, seal, sha256, write_atomic, write_json
 from randens.threat import Threat
@@ -151,7 +152,8 @@ class _Ensemble(nn.Module):
         x = to_layout(x)
         networks, parts = networks_of(self.members)
         answers = [
-            models.logits_of(network(x), len(x), f"member {index}") for index, network in enumerate(networks)
+            models.logits_of(network(models.in_precision(x, network)), len(x), f"member {index}")
+            for index, network in enumerate(networks)
         ]
         outputs = [
             member.average([answers[b] for b in part])
@@ -168,8 +170,9 @@ class _Ensemble(nn.Module):
         return torch.stack(outputs)
 
     def _ask(self, index: int, x: Tensor) -> Tensor:
-        """Return one member's logits [n, C], unwrapped."""
-        return models.logits_of(self.members[index](x), len(x), f"member {index}")
+        """One member's logits [n, C], whatever it wraps them in."""
+        member = self.members[index]
+        return models.logits_of(member(models.in_precision(x, member)), len(x), f"member {index}")
 
     def verdicts(self, x: Tensor) -> Tensor:
         """Every member's predicted class [n, M], in eval mode, without gradients, in chunks."""
@@ -178,12 +181,9 @@ class _Ensemble(nn.Module):
     def _judge(self, x: Tensor) -> tuple[Tensor, int]:
         """Verdicts [n, M], and how many classes there are (0 if there are no inputs)."""
         parts, classes = [], 0
-        first = next((p for p in self.parameters() if p.is_floating_point()), None)
         with evaluating(self), torch.no_grad():
             for chunk in torch.split(x, _CHUNK):
-                sent = models.send(chunk, self.device)
-                # As in attacks, inputs are converted to the members' precision.
-                z = self.logits(sent if first is None else sent.to(first.dtype))
+                z = self.logits(models.send(chunk, self.device))
                 if not bool(torch.isfinite(z).all()):
                     bad = (~torch.isfinite(z)).flatten(1).any(dim=1).nonzero().flatten().tolist()
                     raise ModelError(f"members {bad} return NaN or infinite logits; they cannot be scored")
@@ -231,7 +231,8 @@ class RandomizedEnsemble(_Ensemble):
         seed: int | None = None,
     ) -> None:
         super().__init__(members, classes)
-        self.register_buffer("probs", check_probs(probs, len(members)), persistent=False)
+        # No buffer: it stays on the CPU in float64, which not every device has.
+        self.probs = check_probs(probs, len(members))
         self.threat = threat
         self.generator = torch.Generator()
         self.seed(seed)
@@ -301,9 +302,9 @@ class RandomizedEnsemble(_Ensemble):
 
     def draw(self, n: int) -> Tensor:
         """Member indices [n], independent draws from `probs`; a member with probability 0 is never drawn."""
-        cumulative = self.probs.cpu().cumsum(0)
+        cumulative = self.probs.cumsum(0)
         uniform = torch.rand(n, dtype=torch.float64, generator=self.generator)
-        last = int(self.probs.cpu().nonzero().max())  # guards against a cumulative sum just below 1
+        last = int(self.probs.nonzero().max())  # guards against a cumulative sum just below 1
         return torch.searchsorted(cumulative, uniform, right=True).clamp(max=last)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -344,16 +345,18 @@ class RandomizedEnsemble(_Ensemble):
     def risk(self, x: Tensor | ArrayLike, y: Tensor | ArrayLike) -> Tensor:
         """Expected error u·α for every input, float64 [n]: an exact sum over members, not a sample."""
         errors = self.errors(x, y)
-        return errors.double() @ self.probs.to(errors.device)
+        where = errors.device if has_float64(errors.device) else self.probs.device
+        return errors.to(where).double() @ self.probs.to(where)
 
     def accuracy(self, x: Tensor | ArrayLike, y: Tensor | ArrayLike) -> float:
         """1 − mean risk: the exact expected accuracy."""
         return 1.0 - float(self.risk(x, y).mean())
 
     def mixture(self, x: Tensor) -> Tensor:
-        """log Σ_i α_i softmax_i(x), [n, C], by logsumexp."""
-        weights = self.probs.clamp_min(0).log().to(x.dtype).reshape(-1, 1, 1)
-        return torch.logsumexp(self.logits(x).log_softmax(dim=2) + weights, dim=0)
+        """log Σ_i α_i softmax_i(x), [n, C]: the distribution a client sees, by logsumexp."""
+        logs = self.logits(x).log_softmax(dim=2)
+        weights = self.probs.log().to(logs.dtype).to(logs.device).reshape(-1, 1, 1)
+        return torch.logsumexp(logs + weights, dim=0)
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
         """Write a folder of one safetensors file per member and a JSON manifest; read it with `load`.
@@ -426,7 +429,8 @@ class DeterministicEnsemble(_Ensemble):
         classes: Sequence[str] | None = None,
     ) -> None:
         super().__init__(members, classes)
-        self.register_buffer("weights", check_probs(weights, len(members)), persistent=False)
+        self.weights = check_probs(weights, len(members))
+        self._shares = tuple(self.weights.tolist())
 
     @property
     def passes(self) -> int:
@@ -439,10 +443,9 @@ class DeterministicEnsemble(_Ensemble):
 
     def average(self, outputs: Sequence[Tensor]) -> Tensor:
         """The weighted mean of the members' logits, given one by one as [n, C]."""
-        weights = self.weights.to(outputs[0].dtype)
-        # Not a matrix product, which would count as FLOPs of the network.
-        total = weights[0] * outputs[0]
-        for weight, output in zip(weights[1:], outputs[1:], strict=True):
+        # Not a matrix product: that would count as FLOPs of the network.
+        total = self._shares[0] * outputs[0]
+        for weight, output in zip(self._shares[1:], outputs[1:], strict=True):
             total = total + weight * output
         return total
 
@@ -538,7 +541,9 @@ def _averaging(entry: _Average, networks: Sequence[nn.Module]) -> nn.Module:
 
 
 def to_layout(x: Tensor) -> Tensor:
-    """Images in channels_last, everything else untouched."""
+    """Images in channels_last, everything else untouched; what is no tensor is refused."""
+    if not isinstance(x, Tensor):
+        raise InputError(f"x is a {type(x).__name__}; give a tensor, e.g. torch.as_tensor(x)")
     return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
 
 

@@ -19,6 +19,7 @@ import torch
 
 from randens import attacks
 from randens import data as datasets
+from randens.core.devices import pick_device
 from randens.core.errors import InputError
 from randens.core.progress import Progress, silent
 from randens.core.runs import Run
@@ -93,7 +94,7 @@ class Quickstart:
         }
 
 
-def recipes(seed: int = 0) -> tuple[Recipe, Recipe]:
+def recipes(seed: int = 0, device: str = "auto") -> tuple[Recipe, Recipe]:
     """(AT, bounded) for two hidden layers of 32 units on the 8×8 digits, linf with ε = 0.2.
 
     The network, ε, the method and the share of epochs with a growing ε are those of `paper.when_does_drawing_pay`,
@@ -104,6 +105,7 @@ def recipes(seed: int = 0) -> tuple[Recipe, Recipe]:
         "batch_size": 128,
         "ema": 0.99,
         "seed": seed,
+        "device": device,
         "precision": "float32",
         "model": {"name": "mlp", "width": 32, "depth": 2},
         "data": {"name": "digits"},
@@ -124,23 +126,28 @@ def recipes(seed: int = 0) -> tuple[Recipe, Recipe]:
 
 
 def quickstart(
-    parent: str | os.PathLike[str] = "runs", *, seed: int = 0, progress: Progress | None = None
+    parent: str | os.PathLike[str] = "runs",
+    *,
+    seed: int = 0,
+    device: str = "auto",
+    progress: Progress | None = None,
 ) -> Quickstart:
     """Train AT and an ensemble (M = 4), choose the probabilities, attack, and compare. Makes parent/quickstart-N."""
+    pick_device(device)  # refused before anything is written
     if not 0 <= seed < 2**31:
         raise InputError(f"seed is {seed}; it must be a whole number from 0 to 2147483647")
     # Networks this small gain nothing from several threads, and lose much where others use the cores.
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return _quickstart(parent, seed, silent if progress is None else progress)
+        return _quickstart(parent, seed, device, silent if progress is None else progress)
     finally:
         torch.set_num_threads(threads)
 
 
-def _quickstart(parent: str | os.PathLike[str], seed: int, report: Progress) -> Quickstart:
+def _quickstart(parent: str | os.PathLike[str], seed: int, device: str, report: Progress) -> Quickstart:
     begun = time.perf_counter()
-    alone, together = recipes(seed)
+    alone, together = recipes(seed, device)
     validation, test = datasets.load("digits", "validation"), datasets.load("digits", "test")
     run = Run.create_next(
         parent,
@@ -149,8 +156,9 @@ def _quickstart(parent: str | os.PathLike[str], seed: int, report: Progress) -> 
         seed=seed,
         chosen_on={"checkpoints": "validation", "probs": "validation"},
     )
-    at = train(alone, run.path / "at", progress=_named("AT", report))
-    trained = train(together, run.path / "members", progress=_named("ensemble", report))
+    place = pick_device(device)
+    at = train(alone, run.path / "at", progress=_named("AT", report)).to(place)
+    trained = train(together, run.path / "members", progress=_named("ensemble", report)).to(place)
     threat = together.threat.build()
     chosen = [attacks.create(name, threat, seed=seed) for name in _ATTACKS]
 
@@ -239,7 +247,7 @@ def judge(at: Evaluation, rec: Evaluation, passes: tuple[float, float] | None = 
     said = [drawing(rec), against(rec, at, "The ensemble", "AT")]
     if passes is not None and min(passes) > 0:
         said.append(budget("the ensemble", passes[1], {"AT": passes[0]}))
-    about = f"{rec.data} {rec.split}, {rec.n} inputs"
+    about = f"{datasets.called(rec.data, rec.split)}, {rec.n} inputs"
     names = " + ".join(str(attack["name"]) for attack in rec.attacks)
     said.append(f"Measured on {about}, attacked with {names}, {rec.threat.norm} ε = {rec.threat.eps:.4g}.")
     return Verdict(difference(at.risk, rec.risk, _CONFIDENCE), " ".join(said))

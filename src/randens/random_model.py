@@ -20,6 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from randens.core.errors import InputError
 from randens.ensemble import RandomizedEnsemble
+from randens.models import Adapted, adapt, in_precision, logits_of, preprocessing_of
 from randens.threat import Threat
 
 __all__ = ["FrozenDraw", "RandomizedModel", "expanded", "is_random"]
@@ -225,23 +226,36 @@ class RandomizedModel(nn.Module):
             return z.shape == (8, self._call(module, x, 11).shape[1]) and not bool((z == z[:1]).all())
         return False
 
+    def normalised(self, preprocessing: Any) -> RandomizedModel:
+        """The same model behind (x − mean) / std, as `randens.models.preprocessing_of` takes it; weights are shared."""
+        pair = preprocessing_of(preprocessing, self.build(0) if preprocessing == "auto" else None)
+        if pair is None:
+            return self
+        mean, std = pair
+        inner = (
+            (lambda seed: adapt(self.build(seed), mean=mean, std=std))
+            if self.module is None
+            else adapt(self.module, mean=mean, std=std)
+        )
+        return RandomizedModel(inner, self.draws, active=self.active, threat=self.threat, seed=self._next)
+
     def _call(self, module: nn.Module, x: Tensor, seed: int) -> Tensor:
         with _seeded(seed, x.device), self._in_mode():
+            options: dict[str, Any] = {}
             if self._takes_generator:
-                z: Tensor = module(x, generator=torch.Generator(x.device).manual_seed(seed))
-            else:
-                z = module(x)
-        return z
+                options["generator"] = torch.Generator(x.device).manual_seed(seed)
+            return logits_of(module(in_precision(x, module), **options), len(x), type(module).__name__)
 
     def _mapped(self, module: nn.Module, x: Tensor, seed: int, randomness: str) -> Tensor:
         with _seeded(seed, x.device), self._in_mode():
             options: dict[str, Any] = {}
             if self._takes_generator:
                 options["generator"] = torch.Generator(x.device).manual_seed(seed)
-            alone = torch.func.vmap(
-                lambda row: module(row.unsqueeze(0), **options).squeeze(0), randomness=randomness
-            )
-            z: Tensor = alone(x)
+
+            def alone(row: Tensor) -> Tensor:
+                return logits_of(module(row.unsqueeze(0), **options), 1, type(module).__name__).squeeze(0)
+
+            z: Tensor = torch.func.vmap(alone, randomness=randomness)(in_precision(x, module))
         return z
 
     @contextlib.contextmanager
@@ -329,6 +343,10 @@ def _seeded(seed: int, device: torch.device) -> Iterator[None]:
     """torch's global generators start from `seed` inside and are as they were outside."""
     # Not torch.manual_seed, which seeds the generators of all kinds of devices, at fifty times the cost.
     generators = [torch.default_generator]
+    if device.type == "mps":
+        raise InputError(
+            "device is 'mps', whose random numbers cannot be repeated draw by draw; use 'cpu' for random models"
+        )
     if device.type == "cuda":
         generators.append(torch.cuda.default_generators[device.index or 0])
     states = [generator.get_state() for generator in generators]
@@ -342,6 +360,8 @@ def _seeded(seed: int, device: torch.device) -> Iterator[None]:
 
 
 def _takes_generator(module: nn.Module) -> bool:
+    if isinstance(module, Adapted):
+        return _takes_generator(module.module)
     try:
         return "generator" in inspect.signature(module.forward).parameters
     except (TypeError, ValueError):

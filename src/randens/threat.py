@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import numbers
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from randens.core.devices import has_float64
 from randens.core.errors import InputError, RandensWarning, unknown
 
 __all__ = ["Region", "Threat", "grid", "norm_name", "number"]
@@ -134,6 +136,20 @@ def grid(name: str, value: object) -> tuple[float, ...]:
     return tuple(sorted(set(found)))
 
 
+def _in_float64(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of tensors that computes in float64: on the CPU where their device cannot, with the result sent back."""
+
+    @functools.wraps(method)
+    def exact(self: Any, *tensors: Tensor) -> Any:
+        device = tensors[0].device
+        if has_float64(device):
+            return method(self, *tensors)
+        found = method(self, *(tensor.cpu() for tensor in tensors))
+        return tuple(part.to(device) for part in found) if isinstance(found, tuple) else found.to(device)
+
+    return exact
+
+
 @dataclass(frozen=True)
 class Threat:
     """An lp ball of radius `eps` around the input, intersected with the box of valid inputs, or a union of
@@ -250,6 +266,7 @@ class Threat:
         object.__setattr__(other, "eps", float(eps))
         return other
 
+    @_in_float64
     def contains(self, x_adv: Tensor, x: Tensor) -> Tensor:
         """Bool [n]: which perturbed inputs are legal, in float64 and without tolerance."""
         delta = (x_adv.double() - x.double()).flatten(1)
@@ -282,6 +299,7 @@ class Threat:
                     " (scale the inputs, or give Threat(bounds=...))"
                 )
 
+    @_in_float64
     def project(self, x_adv: Tensor, x: Tensor) -> Tensor:
         """A legal point near `x_adv`: inside ball and box to the last float, for every input.
 
@@ -297,6 +315,7 @@ class Threat:
             x_adv = self._nearest_l1(x_adv, x)
         return self._drawn_in(x_adv, x)
 
+    @_in_float64
     def interval(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Smallest and largest value each coordinate may take (for l2 and l1, in the enclosing cube; l0: the box)."""
         if self.norm == "l0":
@@ -582,7 +601,7 @@ class Region:
         return delta.sign() * torch.minimum((size - cut).clamp_min(0.0), room)
 
     def _clip(self, delta: Tensor) -> Tensor:
-        return torch.minimum(torch.maximum(delta, self.low), self.high)
+        return torch.clamp(delta, self.low, self.high)
 
 
 def _filled(gain: Tensor, room: Tensor, budget: float | Tensor) -> Tensor:
@@ -656,6 +675,7 @@ class UnionThreat(Threat):
             legal = legal | part.contains(x_adv, x)
         return legal
 
+    @_in_float64
     def project(self, x_adv: Tensor, x: Tensor) -> Tensor:
         """Keep legal points; for the others, return the nearest of the parts' projections."""
         best = self.sets[0].project(x_adv, x)

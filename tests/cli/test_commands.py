@@ -282,8 +282,8 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     def few(name: str, split: str) -> Any:
         return whole(name, split) if split == "train" else whole(name, split).subset(slice(0, 40))
 
-    def short(seed: int = 0) -> tuple[Any, Any]:
-        at, ensemble = real(seed)
+    def short(*asked: Any) -> tuple[Any, Any]:
+        at, ensemble = real(*asked)
         one = ["adversary.steps=1", "adversary.warmup=0"]
         return at.with_settings(["epochs=4", *one]), ensemble.with_settings(["epochs=1", *one])
 
@@ -311,7 +311,9 @@ def test_quickstart(shell: Shell, tmp_path: Path) -> None:
         assert expected in out
     assert str(tmp_path / "quickstart-1") in out
     assert "What to try next" in out
-    assert "AT is the equal-budget baseline: it was trained with as many member passes" in " ".join(out.split())
+    assert "AT is the equal-budget baseline: it was trained with as many member passes" in " ".join(
+        out.split()
+    )
     document = shell.json("quickstart", "--runs", tmp_path)
     assert document["run"] == str(tmp_path / "quickstart-2")
     first, second = (Run.open(tmp_path / f"quickstart-{i}") for i in (1, 2))

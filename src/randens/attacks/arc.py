@@ -49,7 +49,8 @@ def arc(
             rows = walk.rows()
             if not len(rows):
                 return
-            if s.probs[i] == 0:
+            rows = rows[~s.safe[rows, i]]
+            if s.probs[i] == 0 or not len(rows):
                 continue
             # w and ζ of the nearest of G boundaries of f_i
             plane, again = walk.boundary(rows, i, hyperplanes)

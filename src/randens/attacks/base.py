@@ -156,15 +156,16 @@ class Attack:
         prepared: GradientMembers | None = None,
         known: WitnessPool | None = None,
         clean: Tensor | None = None,
+        safe: Tensor | None = None,
     ) -> Found:
         """Attack one batch; `number` is its position in the data set and decides its random numbers.
 
-        `known` are witnesses and `clean` are verdicts [n, M] on the unperturbed inputs. If given, the attack
-        starts from them, and the pool of the result holds the new witnesses only.
+        With `known` and `clean`, witnesses and verdicts [n, M] on the inputs themselves, the attack starts from them,
+        and the pool of the result holds what is new. It spends nothing on members `safe` [n, M] by proof.
         """
         if len(self.threat.parts) > 1:
             each = [dataclasses.replace(self, threat=part) for part in self.threat.parts]
-            return pooled([one.attack_batch(rec, x, y, number, prepared, known, clean) for one in each])
+            return pooled([one.attack_batch(rec, x, y, number, prepared, known, clean, safe) for one in each])
         s = Search(
             rec,
             x,
@@ -176,6 +177,7 @@ class Attack:
             drop_finished=self.drop_finished,
             pool=known,
             clean=clean,
+            safe=safe,
         )
         for restart in range(self.restarts):
             s.begin(restart)
@@ -187,7 +189,7 @@ class Attack:
         return Found(
             s.best_x.cpu(),
             errors,
-            errors.double() @ s.probs.cpu(),
+            errors.double() @ rec.probs,
             s.clean_errors.cpu(),
             s.pool(new=known is not None),
             s.cost,

@@ -39,7 +39,7 @@ def climb(s: Search, sweep: int, resisted: Tensor, reach: Reach, patience: int |
     `resisted` [n, M] marks members that were attacked alone and not fooled. Members that `patience` searches
     of this or of other attacks have attacked alone without success are skipped.
     """
-    skipped = (s.probs <= 0).expand(s.n, -1)
+    skipped = s.safe | (s.probs <= 0)
     if patience is not None:
         skipped = skipped | (s.resistance >= patience)
     order = s.ranks()
@@ -49,8 +49,8 @@ def climb(s: Search, sweep: int, resisted: Tensor, reach: Reach, patience: int |
         order = order - 2.0 * missing * (order == _largest(order, missing))
         chosen = missing.any(dim=1)
     elif s.restart == 0:
-        # Members of larger probability first; equal ones in random order.
-        order = 1e-9 * order - s.probs
+        # Heavy members first; equal ones in random order.
+        order = order + (s.probs > s.probs.unsqueeze(1)).sum(dim=1)
     order = order.argsort(dim=1)
     point = s.start()
     errors = s.clean_errors.clone() if s.restart == 0 else torch.zeros_like(s.clean_errors)
@@ -60,7 +60,7 @@ def climb(s: Search, sweep: int, resisted: Tensor, reach: Reach, patience: int |
         fresh = chosen[rows] & ~errors[rows, member] & ~skipped[rows, member]
         # No pass for sets of foolable members that cannot get a larger probability than the best set.
         coming = torch.zeros_like(errors[rows]).scatter(1, order[rows, position:], True) & ~skipped[rows]
-        heaviest = (errors[rows] | coming).double() @ s.probs
+        heaviest = s.weigh(errors[rows] | coming)
         fresh &= (heaviest > s.best_value[rows] + 1e-9) | ~s.foolable[rows, member]
         rows, member = rows[fresh], member[fresh]
         if not len(rows):

@@ -46,6 +46,7 @@ def attack_data(
     audience: Sequence[nn.Module] = (),
     known: WitnessPool | None = None,
     clean: Tensor | None = None,
+    safe: Tensor | None = None,
     store: WitnessStore | None = None,
     inputs: bool = True,
     shared: bool = True,
@@ -57,11 +58,10 @@ def attack_data(
     Parameters
     ----------
     audience : modules
-        Further members that are not attacked; the pool has their verdicts on every witness after those of
-        rec.
-    known, clean : WitnessPool, bool [n, M]
-        Known witnesses and verdicts of these inputs and members; the attack starts from them. Without `known`
-        it starts from the unperturbed inputs, and its result does not depend on earlier attacks.
+        Further members that judge every witness but are not attacked; the pool has their verdicts after those of rec.
+    known, clean, safe : WitnessPool, bool [n, M], bool [n, M]
+        What is known about these inputs and members; the attack starts from it. Without `known` it starts from the
+        inputs alone, and its result does not depend on anything found before.
     store : WitnessStore
         The store from which the same search is read, batch by batch, and which keeps finished batches.
     inputs : bool
@@ -82,7 +82,8 @@ def attack_data(
                 rows = np.arange(done, done + len(x))
                 start = None if known is None else known.take(rows)
                 seen = None if clean is None else clean[done : done + len(x)]
-                case = _Batch(attack, rec, prepared, audience, number, x, y, start, seen)
+                proved = None if safe is None else safe[done : done + len(x)]
+                case = _Batch(attack, rec, prepared, audience, number, x, y, start, seen, proved)
                 part = case.attacked() if desk is None else desk.answered(case)
                 parts[number] = part if inputs else part.lean()
             done += len(x)
@@ -110,16 +111,18 @@ class _Batch:
     y: Tensor
     known: WitnessPool | None
     clean: Tensor | None
+    safe: Tensor | None
 
     def attacked(self, rows: NDArray[np.int64] | None = None) -> Found:
         """Attack the batch, or some rows of it; `Found.pool` holds the new witnesses."""
         begun = time.perf_counter()
-        x, y, known, clean = self.x, self.y, self.known, self.clean
+        x, y, known, clean, safe = self.x, self.y, self.known, self.clean, self.safe
         if rows is not None:
             x, y = x[torch.from_numpy(rows)], y[torch.from_numpy(rows)]
             known = None if known is None else known.take(rows)
             clean = None if clean is None else clean[torch.from_numpy(rows)]
-        found = self.attack.attack_batch(self.rec, x, y, self.number, self.prepared, known, clean)
+            safe = None if safe is None else safe[torch.from_numpy(rows)]
+        found = self.attack.attack_batch(self.rec, x, y, self.number, self.prepared, known, clean, safe)
         found = found.shown_to(self.audience, y)
         return dataclasses.replace(found, seconds=time.perf_counter() - begun)
 
@@ -217,10 +220,11 @@ class Knowledge:
     """What is known about n inputs: verdicts on the unperturbed inputs, the growing pool of witnesses, and
     the cost.
 
-    `cost` and `seconds` count all work behind the result, in this call or an earlier one; `now` counts the
-    work of this call. `flags` holds, per attack, the shares of inputs with unusable gradients. `unstable` is
-    the largest share of inputs at which a fooled member was no longer fooled when the verdict was computed
-    again.
+    `safe` [n, M] is where a certificate in the store says that no perturbation fools a member.
+
+    `cost` and `seconds` are of everything that the answer rests on, in this call or an earlier one; `now` is what
+    this call took. `flags` holds, per attack, the shares of inputs with unusable gradients; `unstable` is the largest
+    share at which a member that had been fooled was not when an attack looked again.
 
     Parameters
     ----------
@@ -252,9 +256,11 @@ class Knowledge:
         self._asked: dict[str, NDArray[np.bool_]] = {}
         self.keys = () if store is None else tuple(member_key(m) for m in rec.members)
         self.inputs = np.zeros((0, 16), dtype=np.uint8) if store is None else input_keys(x, y)
+        self.safe: NDArray[np.bool_] = np.zeros((len(x), len(rec)), dtype=bool)
         clean = np.full((len(x), len(rec)), -1, dtype=np.int8)
         if store is not None:
             clean = self._recall(store, verify or store.verify)
+            self.safe = self._proved(store)
         rows = np.flatnonzero((clean < 0).any(axis=1))
         if len(rows):
             clean[rows] = self._errors(rows, x[torch.from_numpy(rows)])
@@ -318,7 +324,24 @@ class Knowledge:
         question = ask(attack, [self.keys[i] for i in drawn], probs[drawn].tolist(), alone=False)
         assert self.store is not None
         done = self.store.answer(question, self.inputs, self.threat, self.x).done
-        return bool((done | (self.pool.best(probs)[0] >= probs.sum() - _ROUNDING)).all())
+        return bool((done | ~self._able(probs)).all())
+
+    def _able(self, probs: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Bool [n]: inputs that can get worse at `probs`; members proved safe are never fooled."""
+        able: NDArray[np.bool_] = self.pool.best(probs)[0] < (~self.safe) @ probs - _ROUNDING
+        return able
+
+    def _proved(self, store: WitnessStore) -> NDArray[np.bool_]:
+        """Proofs in the store; one that a witness contradicts is worth nothing, and that is noted."""
+        safe = store.proved(self.keys, self.inputs, self.x, self.threat)
+        fooled = np.zeros_like(safe)
+        np.logical_or.at(fooled, self.pool.points, self.pool.fooled)
+        wrong = safe & fooled
+        if wrong.any():
+            store.notes.append(
+                f"{int(wrong.sum())} stored certificates are contradicted by witnesses; not used"
+            )
+        return safe & ~fooled
 
     def learn(self, rows: NDArray[np.int64], pool: WitnessPool) -> None:
         """Merge a pool whose input j is `rows[j]` here."""
@@ -404,9 +427,8 @@ class Knowledge:
         done = self._asked.get(question.key, np.zeros(len(self.x), dtype=bool))
         if self.store is not None:
             done = done | self.store.answer(question, self.inputs, self.threat, self.x).done
-        # Inputs of stored searches and inputs whose risk can increase, so that batches of an interrupted call
-        # are found.
-        able = self.pool.best(probs)[0] < probs.sum() - _ROUNDING
+        # Those asked before and those that can get worse: the batches of an interrupted call are found again.
+        able = self._able(probs)
         seen = self._asked.get(question.key)
         rows = np.flatnonzero(done | able if seen is None else able & ~seen)
         self._asked[question.key] = done | able
@@ -422,6 +444,7 @@ class Knowledge:
             audience=[m for i, m in enumerate(self.rec.members) if i not in drawn] + guests,
             known=self.pool.take(rows, drawn),
             clean=torch.from_numpy(self.clean[np.ix_(rows, drawn)]),
+            safe=torch.from_numpy(self.safe[np.ix_(rows, drawn)]),
             store=self.store,
             progress=self.progress,
             task=task,

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from randens.attacks.base import Attack, register
 from randens.attacks.losses import Loss, expected_margin, mixture_cross_entropy, standardised
 from randens.attacks.search import Search
+from randens.core.devices import widest
 from randens.ensemble import RandomizedEnsemble, to_layout
 from randens.random_model import FrozenDraw, RandomizedModel
 
@@ -68,7 +69,7 @@ def draw_gradients(
             outputs.append(source(to_layout(own[0])).unsqueeze(0))
         weights += [weight / count] * count
     z = torch.cat(outputs)
-    shares = torch.tensor(weights, dtype=torch.float64, device=x.device)
+    shares = widest(torch.tensor(weights, dtype=torch.float64), x.device)
     value = loss(z, y, shares).sum()
     if not value.requires_grad:
         return DrawGradients(z, torch.zeros(len(shares), *x.shape, dtype=x.dtype, device=x.device), shares)

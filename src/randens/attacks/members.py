@@ -3,8 +3,10 @@
 Verdicts never come from a lower precision: with bfloat16 gradients, `exact` is false and the search judges
 promising points again in float32.
 
-Members that average the same networks (k of M) share their passes: a network is run once per point, and its
-gradient is taken once per point and class, even if several averages contain it.
+Small fully connected members of one shape are run together (`stacked`).
+
+Members that average the same networks (k of M) share their passes: a network is run once per point, and its gradient
+taken once per point and class, whatever the number of averages it takes part in.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx.experimental.optimization import fuse
 
+from randens.attacks.stacked import Stack, stack_of
 from randens.core.errors import ModelError, RandensWarning, unknown
 from randens.ensemble import DeterministicEnsemble, networks_of, to_layout
 from randens.models import logits_of
@@ -60,6 +63,8 @@ class GradientMembers:
         self.shares = len(networks) < sum(len(part) for part in self.parts)
         self._members = [_kept_folded(m) if fold and convolutional else m for m in networks]
         self._originals = list(networks)
+        alike = self.exact and not self.shares and all(weights == [1.0] for weights in self.weights)
+        self.stack: Stack | None = stack_of(networks) if alike else None
         self._checked = False
 
     def verify(self, x: Tensor) -> None:
@@ -85,6 +90,8 @@ class GradientMembers:
                 again = logits_of(original(x[:4]), len(x[:4]), f"member {index}")
                 if bool((z - again).abs().max() > _RANDOM * z.abs().max()):
                     random.append(index)
+        if self.stack is not None and not self._agree_together(x[:4]):
+            self.stack = None
         if random:
             warnings.warn(
                 f"members {random} answer the same input differently each time, in eval mode; what an attack finds on "
@@ -99,6 +106,14 @@ class GradientMembers:
             return bool((answer - z).abs().max() <= 1e-5 * z.abs().max())
         except (RuntimeError, ModelError):
             return False
+
+    def _agree_together(self, x: Tensor) -> bool:
+        try:
+            assert self.stack is not None
+            answers = self.stack(x.expand(len(self.stack), *x.shape))
+        except RuntimeError:
+            return False
+        return all(self._agrees(index, x, z) for index, z in enumerate(answers))
 
     def __call__(self, index: int, inputs: Tensor) -> Tensor:
         return self.combined(index, [self.run(network, inputs) for network in self.parts[index]])

@@ -32,9 +32,10 @@ def planned(s: Search, iterations: int, kappa: float) -> tuple[Tensor, Tensor]:
     if int((s.probs > 0).sum()) > MOST_MEMBERS or not len(rows):
         return rows[:0], s.best_errors[:0]
     sets = _subsets(s.probs)
-    weights = sets.double() @ s.probs
+    weights = s.weigh(sets)
     # By more than rounding: equal sums of probabilities are added in different orders.
     open_ = (weights > s.best_value[rows].unsqueeze(1) + 1e-9) & ~s.refused(rows, sets)
+    open_ &= ~(sets & s.safe[rows].unsqueeze(1)).any(dim=2)
     wanted = (s.probs > 0).expand(len(rows), -1)
     useful = open_.any(dim=1)
     rows, open_ = rows[useful], open_[useful]

@@ -41,7 +41,7 @@ class RandomSearch(Attack):
         rows = torch.arange(s.n, device=s.device)
         point = s.project(rows, s.x + s.threat.eps * _signs(s))
         errors, margin, scale = s.examine(rows, point)
-        value, slack = errors.double() @ s.probs, _slack(s, margin / scale)
+        value, slack = s.weigh(errors), _slack(s, margin / scale)
         for query in range(self.queries):
             mask, signs = _part(s, 0.5 * 0.1 ** (2 * query / self.queries)), _signs(s)
             rows = s.unfinished
@@ -49,7 +49,7 @@ class RandomSearch(Attack):
                 return
             moved = _changed(s, rows, point[rows], mask[rows], signs[rows])
             fooled, margin, _ = s.examine(rows, moved)
-            risk, room = fooled.double() @ s.probs, _slack(s, margin / scale[rows])
+            risk, room = s.weigh(fooled), _slack(s, margin / scale[rows])
             better = (risk > value[rows]) | ((risk == value[rows]) & (room < slack[rows]))
             taken = rows[better]
             point[taken], value[taken], slack[taken] = moved[better], risk[better], room[better]
@@ -76,7 +76,7 @@ class SparseSearch(Attack):
         chosen = s.uniform(whole).topk(count, dim=1).indices
         point = self._painted(s, chosen)
         errors, margin, scale = s.examine(rows, point)
-        value, slack = errors.double() @ s.probs, _slack(s, margin / scale)
+        value, slack = s.weigh(errors), _slack(s, margin / scale)
         for query in range(self.queries):
             moved = max(1, round(count * 0.5 * (1 - query / self.queries) ** 2))
             # New positions for the first few pixels of a random order; a pixel may be chosen again.
@@ -89,7 +89,7 @@ class SparseSearch(Attack):
             trial = chosen.scatter(1, leaving, arriving)
             candidate = _moved(s, chosen, trial, point, colours)[rows]
             fooled, margin, _ = s.examine(rows, candidate)
-            risk, room = fooled.double() @ s.probs, _slack(s, margin / scale[rows])
+            risk, room = s.weigh(fooled), _slack(s, margin / scale[rows])
             better = (risk > value[rows]) | ((risk == value[rows]) & (room < slack[rows]))
             taken = rows[better]
             point[taken], value[taken], slack[taken] = candidate[better], risk[better], room[better]
@@ -124,10 +124,8 @@ def _moved(s: Search, old: Tensor, new: Tensor, point: Tensor, colours: Tensor) 
 
 
 def _slack(s: Search, margin: Tensor) -> Tensor:
-    """Σ α_i max(margin_i, 0): the margins of the members not yet fooled, each in units of its first
-    spread.
-    """
-    return margin.clamp_min(0).double() @ s.probs
+    """Σ α_i max(margin_i, 0): how far the members not yet fooled are from it, each in units of its first spread."""
+    return s.weigh(margin.clamp_min(0))
 
 
 def _signs(s: Search) -> Tensor:

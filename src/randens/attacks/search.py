@@ -48,7 +48,9 @@ class Search(Oracle):
     pool : WitnessPool, optional
         Known witnesses of these inputs.
     clean : bool Tensor [n, M], optional
-        Verdicts on the unperturbed inputs, if known.
+        Verdicts on the inputs as they are, where they are known.
+    safe : bool Tensor [n, M], optional
+        Members that no perturbation fools, where a certificate says so; no pass is spent on fooling them.
 
     Examples
     --------
@@ -73,6 +75,7 @@ class Search(Oracle):
         drop_finished: bool = True,
         pool: WitnessPool | None = None,
         clean: Tensor | None = None,
+        safe: Tensor | None = None,
     ) -> None:
         self.seed, self.restart = seed, 0
         self.generator, self._shuffler = torch.Generator(), torch.Generator()
@@ -86,6 +89,7 @@ class Search(Oracle):
             drop_finished=drop_finished,
             pool=pool,
             clean=clean,
+            safe=safe,
         )
 
     def begin(self, restart: int, stream: int = 0) -> None:

@@ -57,7 +57,7 @@ class Walk:
         everyone = torch.arange(s.n, device=s.device)
         self.s, self.point = s, point
         self.errors = s.clean_errors.clone() if torch.equal(point, s.x) else s.judge(everyone, point)
-        self.value = self.errors.double() @ s.probs
+        self.value = s.weigh(self.errors)
         self._planes = [
             Plane(s.x.new_zeros(s.n), torch.zeros_like(s.x), s.x.new_zeros(s.n)) for _ in range(s.members)
         ]
@@ -96,7 +96,7 @@ class Walk:
         asked = self.errors[rows] | self.errors[rows, index].unsqueeze(1)
         asked[:, index] |= plane.after(candidate - self.point[rows]) < _NEAR * self.s.threat.eps
         found = self.s.judge(rows, candidate, asked)
-        risk = found.double() @ self.s.probs
+        risk = self.s.weigh(found)
         going = risk >= self.value[rows]
         taken = rows[going]
         self.point[taken], self.errors[taken], self.value[taken] = candidate[going], found[going], risk[going]

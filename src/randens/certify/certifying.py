@@ -39,6 +39,7 @@ from randens.evaluation.labelled_data import Data, fingerprint, labelled
 from randens.risk import RiskProfile, Sampling, optimal_sampling
 from randens.threat import Region, Threat
 from randens.witness import WitnessPool
+from randens.witness.store import WitnessStore, input_keys, member_key
 
 __all__ = ["Certification", "certify"]
 
@@ -184,6 +185,7 @@ def certify(
     pool: WitnessPool | None = None,
     joint: bool = True,
     refine: int = 4096,
+    folder: WitnessStore | str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> Certification:
     """Certify `rec` on `data` under `threat` (None: the ensemble's own).
@@ -207,6 +209,9 @@ def certify(
         Refute sets of members, not only single ones.
     refine : int
         ReLU layers up to this many units get tighter bounds.
+    folder : path or WitnessStore, optional
+        A witness store, which keeps which members are certified at which inputs: later attacks with this radius or a
+        smaller one spend nothing on them.
     progress : callable, optional
         ``progress(task, done, total)``.
 
@@ -268,6 +273,11 @@ def certify(
     if pool is not None:
         _consistent(pool, np.array(points, dtype=np.int64), table)
     clean = rec.errors(inputs.x.to(rec.device), inputs.y.to(rec.device)).cpu().numpy()
+    if folder is not None:
+        store = folder if isinstance(folder, WitnessStore) else WitnessStore(folder)
+        store.refresh(chosen, inputs.x)
+        names = [member_key(member) for member in rec.members]
+        store.prove(chosen, inputs.x, input_keys(inputs.x, inputs.y), names, certified)
     return Certification(
         probs=rec.probs.cpu().numpy().copy(),
         certified=certified,

@@ -33,8 +33,10 @@ def certify(
     This is useful for small networks or a small radius. On CIFAR-10 networks
     at 8/255 almost nothing can be certified. The accuracies under attack in
     the table come from the witnesses of earlier commands and from new attacks
-    on --device. The bounds are computed on the CPU. The result goes to
-    certification.json of the run, unless that holds a result on more inputs.
+    on --device. The bounds are computed on the CPU. Certificates go into the
+    witness store, so that later attacks skip certified members. The result
+    goes to certification.json of the run, unless that holds a result on more
+    inputs.
 
     Example: randens certify runs/quickstart-1 --eps 0.03 --limit 50
     """
@@ -54,7 +56,13 @@ def certify(
             progress=progress,
         )
         result = evaluation.certify(
-            subject.rec, images, subject.threat, pool=attacked.pool, refine=refine, progress=progress
+            subject.rec,
+            images,
+            subject.threat,
+            pool=attacked.pool,
+            refine=refine,
+            folder=store,
+            progress=progress,
         )
     path, main = (result.save(output), True) if output is not None else result.keep(subject.run)
     if case.as_json:

@@ -85,7 +85,9 @@ Std = Annotated[
 ]
 Device = Annotated[
     str,
-    typer.Option(help="Where members run: auto, cpu, cuda or cuda:N; auto uses a GPU if torch sees one."),
+    typer.Option(
+        help="Where members run: auto, cpu, cuda, cuda:N or mps; auto uses a CUDA GPU if there is one."
+    ),
 ]
 Split = Annotated[
     str,
@@ -241,16 +243,20 @@ class Evaluating(Inputs):
         from randens.evaluation import from_factory
 
         assert self.model is not None
+        factory = ":" in self.model and not Path(self.model).exists()
+        model = from_factory(self.model, run_code=self.run_code) if factory else self.model
+        return model, self.preprocessing()
+
+    def preprocessing(self) -> tuple[Any, ...] | None:
+        """What --mean and --std mean: the pair that `randens.evaluate` takes, or None."""
         if (self.mean is None) != (self.std is None):
             raise InputError("--mean and --std go together; give both or none")
-        pair = None
-        if self.mean is not None and self.std is not None:
-            pair = tuple(
-                [number(name, part) for part in text.split(",")]
-                for name, text in (("--mean", self.mean), ("--std", self.std))
-            )
-        factory = ":" in self.model and not Path(self.model).exists()
-        return (from_factory(self.model, run_code=self.run_code) if factory else self.model), pair
+        if self.mean is None or self.std is None:
+            return None
+        return tuple(
+            [number(name, part) for part in text.split(",")]
+            for name, text in (("--mean", self.mean), ("--std", self.std))
+        )
 
     def threat(self) -> Threat:
         """Return the threat for the user's own networks: linf with 8/255 by default."""

@@ -171,10 +171,9 @@ def _random(case: choices.Evaluating, draws: int, tolerance: float, output: Path
     chosen = choices.make_attacks(case.attack, ("suite",), case.threat(), case.settings, case.seed)
     if output is not None and output.exists() and output.suffix != ".json":
         raise InputError(f"--output is {output}, which exists already; choose another folder")
-    if case.mean is not None or case.std is not None:
-        raise InputError("--mean and --std do not go with --draws; normalise inside the model's own forward")
+    pair = case.preprocessing()
     made = evaluation.random_from_factory(case.model, draws, run_code=case.run_code)
-    prepared = prepare(made, case.data, chosen, split=case.split, limit=case.limit)
+    prepared = prepare(made, case.data, chosen, preprocessing=pair, split=case.split, limit=case.limit)
     with on_device(prepared.rec, case.device), bars() as progress:
         result = evaluation.evaluate_stochastic(
             prepared.rec,
@@ -200,6 +199,7 @@ def _random(case: choices.Evaluating, draws: int, tolerance: float, output: Path
 
 
 def _print(result: Evaluation, name: str, style: Format, told: list[str], as_json: bool) -> None:
+    from randens.data import called
     from randens.evaluation import result_tables
 
     if as_json:
@@ -211,7 +211,9 @@ def _print(result: Evaluation, name: str, style: Format, told: list[str], as_jso
     elif style is Format.latex:
         typer.echo(result_tables.latex(rows))
     else:
-        title = f"{name} on {result.data} {result.split}, {result.threat.norm} ε = {result.threat.eps:.4g}"
+        title = (
+            f"{name} on {called(result.data, result.split)}, {result.threat.norm} ε = {result.threat.eps:.4g}"
+        )
         out = console()
         out.print(result_tables.terminal(rows, title, result.confidence))
         for line in result_tables.statements(result):

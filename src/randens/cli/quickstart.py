@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from randens.cli.choices import Device
 from randens.cli.output import Json, console, print_json
 from randens.cli.progress import bars
 
@@ -19,6 +20,7 @@ __all__ = ["quickstart"]
 def quickstart(
     runs: Annotated[Path, typer.Option(help="Where run folders go.")] = Path("runs"),
     seed: Annotated[int, typer.Option(help="Seed of all random choices; not negative.", min=0)] = 0,
+    device: Device = "auto",
     as_json: Json = False,
 ) -> None:
     """Train AT and an ensemble on digits, choose the probabilities, attack both, and print the comparison.
@@ -34,7 +36,7 @@ def quickstart(
     from randens.quickstart import quickstart as run_quickstart
 
     with bars() as progress:
-        result = run_quickstart(runs, seed=seed, progress=progress)
+        result = run_quickstart(runs, seed=seed, device=device, progress=progress)
     if as_json:
         print_json(result.to_json())
     else:

@@ -44,11 +44,10 @@ def report(
     Example: randens report runs/quickstart-1 runs/quickstart-1/at --output
     comparison.html
     """
-    from randens.evaluation.worst_case import again
     from randens.models import pick_device
     from randens.report import measure as run_measure
     from randens.report import write_report
-    from randens.report.load import load_runs
+    from randens.report.from_store import read_runs
     from randens.report.verdicts import verdicts
 
     if measure:
@@ -65,11 +64,9 @@ def report(
                 found = run_measure(
                     subject.rec, inputs, subject.threat, folder=store, seed=case.seed, progress=progress
                 )
-                if known is not None:
-                    again(known, subject, store, progress)
             found.save(subject.run)
     path = write_report(runs, output)
-    said = verdicts(load_runs(runs))
+    said = verdicts(read_runs(runs))
     if case.as_json:
         print_json(
             {

@@ -48,7 +48,8 @@ def train(
     device: Annotated[
         str | None,
         typer.Option(
-            help="Where to train: auto, cpu or cuda; the recipe's device by default.", show_default=False
+            help="Where to train: auto, cpu, cuda, cuda:N or mps; the recipe's device by default.",
+            show_default=False,
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Continue although the recipe has changed.")] = False,

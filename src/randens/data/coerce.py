@@ -21,7 +21,7 @@ from randens.data.cache import load, names
 from randens.data.image_folders import image_folder
 from randens.data.images import SPLITS, ImageData
 
-__all__ = ["Inputs", "as_inputs", "check_range"]
+__all__ = ["Inputs", "as_inputs", "called", "check_range"]
 
 _CHANNELS = (1, 3, 4)
 _IMAGE_KEYS = ("pixel_values", "image", "images", "img", "x", "inputs", "features", "data")
@@ -90,6 +90,7 @@ def as_inputs(data: Any, *, split: str = "test", limit: int | None = None) -> In
     """
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
         raise InputError(f"limit is {limit!r}; it must be a whole number ≥ 1")
+    file = Path(data).name if isinstance(data, (str, os.PathLike)) and Path(data).suffix == ".npz" else None
     if isinstance(data, (str, os.PathLike)):
         data = _named(data, split)
     if isinstance(data, ImageData):
@@ -102,7 +103,7 @@ def as_inputs(data: Any, *, split: str = "test", limit: int | None = None) -> In
     if _is_hugging_face(data):
         x, y, name, found, classes = _hugging_face(data, limit)
     elif _is_pair(data):
-        kind = "tensors" if isinstance(data[0], Tensor) else "arrays"
+        kind = file or ("tensors" if isinstance(data[0], Tensor) else "arrays")
         x, y, name, found, classes = data[0], data[1], kind, "unknown", None
     else:
         x, y, name, found, classes = _collected(data, limit)
@@ -115,6 +116,29 @@ def as_inputs(data: Any, *, split: str = "test", limit: int | None = None) -> In
     if not len(labels):
         raise InputError("data is empty; give at least one input")
     return Inputs(inputs[:limit], labels[:limit], name, found, classes, notes)
+
+
+def called(name: str, split: str) -> str:
+    """What to call some data in a sentence.
+
+    Parameters
+    ----------
+    name, split : str
+        As in `Inputs`.
+
+    Returns
+    -------
+    str
+        Without a split where none is known.
+
+    Examples
+    --------
+    >>> called("digits", "test"), called("tensors", "unknown"), called("mine.npz", "unknown")
+    ('digits test', 'the given tensors', 'mine.npz')
+    """
+    if split != "unknown":
+        return f"{name} {split}"
+    return f"the given {name}" if name in ("tensors", "arrays", "loader") else name
 
 
 def _named(data: str | os.PathLike[str], split: str) -> Any:

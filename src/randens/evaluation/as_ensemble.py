@@ -67,11 +67,15 @@ def as_rec(
         raise InputError(f"model is a {type(model).__name__}{f' of {inner}' if inner else ''}; give {_TAKEN}")
     if preprocessing is None:
         return rec
-    members = []
-    for member in rec.members:
-        pair = preprocessing_of(preprocessing, member)
-        members.append(member if pair is None else adapt(member, mean=pair[0], std=pair[1]))
+    members = [_normalised(member, preprocessing) for member in rec.members]
     return RandomizedEnsemble(members, rec.probs, classes=rec.classes, threat=rec.threat)
+
+
+def _normalised(member: nn.Module, preprocessing: Any) -> nn.Module:
+    if isinstance(member, RandomizedModel):
+        return member.normalised(preprocessing)
+    pair = preprocessing_of(preprocessing, member)
+    return member if pair is None else adapt(member, mean=pair[0], std=pair[1])
 
 
 def fitted(rec: RandomizedEnsemble, x: Tensor) -> RandomizedEnsemble:

@@ -23,6 +23,7 @@ from torch import Tensor
 from randens.attacks import Attack, Cost
 from randens.core.errors import InputError
 from randens.core.progress import Progress, silent
+from randens.data import called
 from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble
 from randens.evaluation.intervals import Estimate, estimate
 from randens.evaluation.preparation import AttackLike, Prepared, choose_attacks, prepare
@@ -128,7 +129,7 @@ class Curve:
             lines.append("  ".join(f"{c:>14}" for c in cells))
         passes = (self.cost.forwards + self.cost.backwards) / max(1, self.n)
         lines.append(
-            f"{self.n} inputs of {self.data} {self.split}; {' + '.join(self.attacks)}; {self.confidence:.0%} "
+            f"{self.n} inputs of {called(self.data, self.split)}; {' + '.join(self.attacks)}; {self.confidence:.0%} "
             f"intervals; {passes:.0f} member passes per input"
         )
         return "\n".join(lines)

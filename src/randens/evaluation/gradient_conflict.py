@@ -174,7 +174,7 @@ def _gradients(rec: RandomizedEnsemble, x: Tensor, y: Tensor) -> tuple[Tensor, T
             value = margins(member(inputs).unsqueeze(0), y).sum()
             found = torch.autograd.grad(value, inputs, allow_unused=True)[0] if value.requires_grad else None
             rows.append(torch.zeros_like(inputs) if found is None else found)
-    flat = torch.stack([row.detach().flatten(1) for row in rows]).double()
+    flat = torch.stack([row.detach().flatten(1).cpu() for row in rows]).double()
     usable = torch.isfinite(flat).all(dim=2) & (flat != 0).any(dim=2)
     return torch.where(usable.unsqueeze(2), flat, torch.zeros_like(flat)), usable
 

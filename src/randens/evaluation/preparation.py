@@ -23,6 +23,7 @@ from randens.data import ImageData, Inputs, as_inputs, check_range
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation.as_ensemble import as_rec, fitted
 from randens.evaluation.run_folder import open_subject
+from randens.random_model import RandomizedModel
 from randens.threat import Threat, norm_name, number
 
 __all__ = ["BOX", "AttackLike", "Prepared", "choose_attacks", "doubts", "prepare"]
@@ -69,9 +70,9 @@ def prepare(
         data = _own_data(model)
     # The evaluation itself expands a random classifier.
     random = getattr(model, "stochastic", False)
-    if random and preprocessing is not None:
-        raise InputError("preprocessing does not go with a random model; normalise inside its own forward")
-    rec = model if random else as_rec(model, probs=probs, preprocessing=preprocessing)
+    rec: Any = as_rec(model, probs=probs, preprocessing=preprocessing)
+    if isinstance(model, RandomizedModel):
+        rec = rec.members[0]
     inputs = _in_precision(as_inputs(data, split=split, limit=limit), rec)
     known = getattr(rec, "threat", None)
     chosen = choose_attacks(attack, eps=eps, norm=norm, bounds=bounds, known=known, seed=seed)
@@ -177,7 +178,7 @@ def doubts(case: Prepared) -> tuple[str, ...]:
         if any(m.training and next(m.children(), None) is None for m in member.modules())
     ]
     if training:
-        said.append(f"members {training} were in training mode; they were evaluated in eval mode, as always")
+        said.append(f"{_who(training, case.rec)} in training mode; evaluation is in eval mode, as always")
     y = case.inputs.y[:_LOOKED_AT]
     verdicts = case.rec.verdicts(case.inputs.x[:_LOOKED_AT]).cpu()
     if len(y) >= _ENOUGH:
@@ -196,9 +197,18 @@ def doubts(case: Prepared) -> tuple[str, ...]:
         poor = [i for i, value in enumerate(right.tolist()) if value <= limit]
         if poor:
             said.append(
-                f"members {poor} are right no more often than by chance ({chance:.0%}) on clean inputs: wrong "
+                f"{_who(poor, case.rec)} right no more often than by chance ({chance:.0%}) on clean inputs: wrong "
                 "preprocessing, wrong labels, or an untrained network"
             )
     for sentence in said:
         warnings.warn(sentence, RandensWarning, stacklevel=3)
     return tuple(said)
+
+
+def _who(members: Sequence[int], rec: RandomizedEnsemble) -> str:
+    """Subject and verb of a sentence about some of the members."""
+    if len(rec) == 1:
+        return "the model is"
+    if len(members) == 1:
+        return f"member {members[0]} is"
+    return f"members {', '.join(map(str, members[:-1]))} and {members[-1]} are"

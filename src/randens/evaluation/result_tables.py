@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from randens.core.errors import InputError
+from randens.data import called
 from randens.evaluation.results import Accuracy, Evaluation
 
 __all__ = ["Row", "frame", "html", "latex", "markdown", "percent", "plain", "rows", "statements", "terminal"]
@@ -99,7 +100,7 @@ def about(evaluation: Evaluation) -> list[tuple[str, str]]:
         ("α", _probs(evaluation.probs)),
         ("ε", f"{_radius(evaluation.threat.eps)} in {evaluation.threat.norm}"),
         ("attack", names),
-        ("n", f"{evaluation.n} inputs of {evaluation.data} {evaluation.split}"),
+        ("n", f"{evaluation.n} inputs of {called(evaluation.data, evaluation.split)}"),
         ("gain", f"{evaluation.gain:.4f}"),
     ]
     return found + [("note", note) for note in (*evaluation.notes, *_warnings(evaluation))]
@@ -201,7 +202,7 @@ def statements(evaluation: Evaluation) -> list[str]:
     )
     choices = "; ".join(f"{what} chosen on {split}" for what, split in evaluation.chosen_on.items())
     said.append(
-        f"Evaluated on {evaluation.data} {evaluation.split}, {evaluation.n} inputs"
+        f"Evaluated on {called(evaluation.data, evaluation.split)}, {evaluation.n} inputs"
         + (f"; {choices}." if choices else ".")
     )
     said += [f"Note: {note}." for note in evaluation.notes]

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from randens import models
-from randens.attacks import Attack, Cost, create, names
+from randens.attacks import Attack, Cost
 from randens.attacks.dataset import Knowledge, as_attacks, worst_inputs
 from randens.callbacks import Callback, as_progress
 from randens.core.errors import InputError
@@ -27,13 +27,19 @@ from randens.evaluation.labelled_data import Data, Labelled, fingerprint, labell
 from randens.evaluation.preparation import BOX, AttackLike, doubts, prepare
 from randens.evaluation.random_model_evaluation import evaluate_stochastic
 from randens.evaluation.results import Evaluation, Points
-from randens.evaluation.run_folder import Subject
 from randens.models import on_device
 from randens.random_model import is_random
 from randens.witness import WitnessPool
 from randens.witness.store import WitnessStore
 
-__all__ = ["again", "evaluate", "evaluate_ensemble", "save_worst_inputs", "transferred", "worst_inputs"]
+__all__ = [
+    "average_of",
+    "evaluate",
+    "evaluate_ensemble",
+    "save_worst_inputs",
+    "transferred",
+    "worst_inputs",
+]
 
 
 def evaluate(
@@ -247,40 +253,6 @@ def evaluate_ensemble(
     )
 
 
-def again(known: Evaluation, subject: Subject, store: WitnessStore, progress: Progress | None = None) -> None:
-    """Repeat a run's evaluation with a store that has more witnesses, and keep the result.
-
-    No search is repeated. An evaluation by attacks without a name here is left unchanged.
-
-    Parameters
-    ----------
-    known : Evaluation
-        The answer so far.
-    subject : Subject
-        The run it is about.
-    store : WitnessStore
-        The run's store.
-    progress : callable, optional
-        ``progress(task, done, total)``.
-    """
-    options = [dict(a) for a in known.attacks]
-    if subject.data != known.data or any(o["name"] not in names() for o in options):
-        return
-    made = [create(o.pop("name"), known.threat, **o) for o in options]
-    result = evaluate_ensemble(
-        subject.rec,
-        subject.load(known.split, known.n),
-        made,
-        also=known.also,
-        deterministic=known.deterministic is not None,
-        chosen_on=known.chosen_on,
-        confidence=known.confidence,
-        folder=store,
-        progress=progress,
-    )
-    result.keep(subject.run)
-
-
 def transferred(
     pool: WitnessPool, rec: RandomizedEnsemble, data: Data, source: str = "transfer"
 ) -> WitnessPool:
@@ -377,7 +349,7 @@ def _deterministic(
     rec = known.rec
     if len(rec) == 1:
         return known.clean[:, 0], known.pool.foolable[:, 0]
-    whole = RandomizedEnsemble([_average(rec)])
+    whole = RandomizedEnsemble([average_of(rec)])
     mean = Knowledge(whole, known.x, known.y, known.threat, store=known.store, progress=known.progress)
     everyone = np.arange(len(known.x))
     mean.show(everyone, worst_inputs(known.pool, probs, known.x), "transfer")
@@ -405,7 +377,7 @@ def _directions(known: Knowledge, data: Labelled) -> Conflict | None:
     return found
 
 
-def _average(rec: RandomizedEnsemble) -> DeterministicEnsemble:
+def average_of(rec: RandomizedEnsemble) -> DeterministicEnsemble:
     """The mean of all members' logits; of members that are averages themselves, over the networks behind them."""
     networks, parts = networks_of(rec.members)
     weights = np.zeros(len(networks))

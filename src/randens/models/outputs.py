@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from randens.core.errors import InputError, ModelError
 
-__all__ = ["Adapted", "adapt", "logits_of", "preprocessing_of"]
+__all__ = ["Adapted", "adapt", "in_precision", "logits_of", "preprocessing_of"]
 
 _WANTED = "a member returns logits [n, classes], or a tuple that starts with them, or something with .logits"
 
@@ -59,6 +59,36 @@ def logits_of(answer: Any, count: int, name: str) -> Tensor:
         answer = torch.cat([torch.zeros_like(answer), answer], dim=1)
     logits: Tensor = answer.float() if answer.dtype in (torch.float16, torch.bfloat16) else answer
     return logits
+
+
+def in_precision(x: Tensor, module: nn.Module) -> Tensor:
+    """Inputs in the precision of a classifier's weights.
+
+    Parameters
+    ----------
+    x : Tensor
+        Inputs. Whole numbers other than bytes pass as they are: they may be tokens.
+    module : nn.Module
+        Who is asked; without floating-point parameters it gets `x` as it is.
+
+    Returns
+    -------
+    Tensor
+        `x` itself where nothing has to be done.
+
+    Examples
+    --------
+    >>> in_precision(torch.zeros(2, 3, dtype=torch.float64), nn.Linear(3, 2)).dtype
+    torch.float32
+    """
+    weight = next((p for p in module.parameters() if p.is_floating_point()), None)
+    if weight is None or x.dtype == weight.dtype:
+        return x
+    if x.dtype in (torch.uint8, torch.bool) or x.is_complex():
+        raise InputError(
+            f"x has dtype {x.dtype}; inputs must be floating point, e.g. x.float() / 255 for images in 0..255"
+        )
+    return x.to(weight.dtype) if x.is_floating_point() else x
 
 
 def _inside(answer: Any, name: str) -> Tensor:
@@ -107,7 +137,7 @@ class Adapted(nn.Module):
             buffer = None if values is None else torch.tensor(values, dtype=torch.float32).view(-1, 1, 1)
             self.register_buffer(name, buffer)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, **options: Any) -> Tensor:
         given = len(x)
         for values in (self.mean, self.std):
             if values is not None and x.dim() == 4 and len(values) not in (1, x.shape[1]):
@@ -118,7 +148,7 @@ class Adapted(nn.Module):
             x = x - (self.mean if x.dim() == 4 else self.mean.flatten())
         if self.std is not None:
             x = x / (self.std if x.dim() == 4 else self.std.flatten())
-        return logits_of(self.module(x), given, type(self.module).__name__)
+        return logits_of(self.module(x, **options), given, type(self.module).__name__)
 
 
 def adapt(

@@ -20,8 +20,9 @@ from randens.core.files import write_atomic
 from randens.evaluation import Evaluation
 from randens.evaluation.result_tables import count
 from randens.report import tables
+from randens.report.from_store import read_run
 from randens.report.landscape import solve
-from randens.report.load import LoadedRun, load_run
+from randens.report.load import LoadedRun
 from randens.report.tables import Inference, Line
 from randens.risk import candidates
 
@@ -113,7 +114,7 @@ def write_figure(
     """
     if name not in FIGURES:
         unknown("figure", name, FIGURES)
-    loaded = load_run(run)
+    loaded = read_run(run)
     target = loaded.run.path / f"{name}.pdf" if output is None else Path(output)
     kind = target.suffix.lstrip(".").lower()
     if kind not in FORMATS:

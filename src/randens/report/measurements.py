@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
@@ -96,8 +95,8 @@ def measure(
         Known witnesses of the same inputs at the threat's radius, for the pictures; without it they come from
         the witnesses found here.
     folder : path or WitnessStore, optional
-        A witness store, read and extended; a witness counts at every radius that is at least its distance, so
-        that these measurements agree with an evaluation from the same store.
+        A witness store, read and extended; a witness counts at every radius that is at least its distance. A report
+        reads the curve from the store again, so that it agrees with every evaluation.
     seed : int
         Determines every random choice of the attacks.
     confidence : float
@@ -126,12 +125,7 @@ def measure(
     if not sizes or not all(0 < f < float("inf") for f in sizes):
         raise InputError(f"factors is {tuple(factors)}; give numbers > 0, in units of eps")
     lines = _compare(rec, data, threat, compared, seed, confidence, report, store)
-    measured = partial(_radii, rec, data, threat, attack, sizes, seed, confidence, pool, store)
-    radii, at_threat = measured(report)
-    if store is not None:
-        # A point found in a larger ball may lie in a smaller one, so all numbers are read from the whole
-        # store at the end.
-        radii, at_threat = measured(silent)
+    radii, at_threat = _radii(rec, data, threat, attack, sizes, seed, confidence, pool, store, report)
     curve = Radii(
         ensemble=fingerprint(rec),
         probs=rec.probs.tolist(),

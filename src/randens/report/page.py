@@ -20,8 +20,9 @@ from randens.core.files import write_atomic
 from randens.evaluation import result_tables
 from randens.evaluation.results import THREAT_MODEL
 from randens.report import figures, tables
+from randens.report.from_store import read_runs
 from randens.report.landscape import MOST_SOLVED, landscape_data, read_landscape, solve
-from randens.report.load import AttackTable, LoadedRun, StochasticNote, load_runs
+from randens.report.load import AttackTable, LoadedRun, StochasticNote
 from randens.report.tables import Line
 from randens.report.verdicts import drawing, headline, labels, verdicts
 
@@ -56,7 +57,7 @@ def write_report(
     >>> write_report(["mine"]).name
     'report.html'
     """
-    loaded = load_runs(runs)
+    loaded = read_runs(runs)
     target = loaded[0].run.path / "report.html" if output is None else Path(output)
     content = render(loaded).encode("utf-8", "replace")
     if len(content) > MOST_BYTES:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from randens.core.documents import ThreatDocument
+from randens.data import called
 from randens.evaluation import Accuracy, Estimate, Evaluation, result_tables
 from randens.report.load import AttackTable, Curve, Gallery, Interval, LoadedRun, Radii
 from randens.report.verdicts import compare, labels
@@ -101,7 +102,7 @@ def comparison(runs: Sequence[LoadedRun]) -> tuple[list[tuple[Any, ...]], list[s
     rows: list[tuple[Any, ...]] = []
     for title, cell in (
         ("members", lambda e: e.members),
-        ("evaluated on", lambda e: f"{e.data} {e.split}, {e.n} inputs"),
+        ("evaluated on", lambda e: f"{called(e.data, e.split)}, {e.n} inputs"),
         ("threat", lambda e: threat(e.threat)),
         ("attacks", lambda e: attacks(e.attacks)),
         ("floor of the risk", lambda e: f"{e.bounds.floor:.4f}"),

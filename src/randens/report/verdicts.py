@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from randens.data import called
 from randens.evaluation import Estimate, Evaluation, difference
 from randens.report.load import LoadedRun
 
@@ -50,7 +51,10 @@ def compare(first: Evaluation, other: Evaluation) -> Comparison:
         return Comparison(None, None, False, f"another threat: {_threat(other)} instead of {_threat(first)}")
     if (first.data, first.split) != (other.data, other.split):
         return Comparison(
-            None, None, False, f"other data: {other.data} {other.split} instead of {first.data} {first.split}"
+            None,
+            None,
+            False,
+            f"other data: {called(other.data, other.split)} instead of {called(first.data, first.split)}",
         )
     if _budgets(first) != _budgets(other):
         names = [", ".join(str(a["name"]) for a in e.attacks) for e in (other, first)]
@@ -116,7 +120,7 @@ def headline(one: LoadedRun) -> str:
     attacks = " + ".join(str(attack.get("name", "?")) for attack in result.attacks)
     return (
         f"Robust accuracy {_percent(robust.value)} ({result.confidence:.0%} interval {_percent(robust.low)} to "
-        f"{_percent(robust.high)}): {result.data} {result.split}, {result.n} inputs, attacked with {attacks}, "
+        f"{_percent(robust.high)}): {called(result.data, result.split)}, {result.n} inputs, attacked with {attacks}, "
         f"{_threat(result)}."
     )
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from randens.callbacks import Callback, TensorBoardTracker
+from randens.core.devices import widest
 from randens.core.distributed import Workers
 from randens.core.errors import InputError, RandensError
 from randens.core.progress import Progress
@@ -136,7 +137,7 @@ class Engine:
         craft = adversary(self.recipe.adversary, self.threat, self.method.level)
         point = craft.begin(x, self._generator("study", len(self.finished)))
         x, y, point = (values.to(self.processes.device) for values in (to_layout(x), y, to_layout(point)))
-        weights = torch.from_numpy(uniform(len(self.finished))).to(self.processes.device)
+        weights = widest(torch.from_numpy(uniform(len(self.finished))), self.processes.device)
         forwards = [self.place.forward(member) for member in self.finished]
         finished = Victims.of(self.finished, weights, forwards)
         spent = len(x) * craft.passes(len(finished.members))
@@ -209,8 +210,8 @@ class Engine:
         forwards = [wrapped[index] for index in learners]
         lesson = Lesson(x, y, x_adv, forwards, stage.trained, self.given, self.threat)
         total = torch.zeros((), device=device)
-        sums = torch.zeros(len(wrapped) + 1, dtype=torch.float64, device=device)
-        # If a member learns from every tenth batch, its loss there counts ten times.
+        sums = widest(torch.zeros(len(wrapped) + 1), device)
+        # A member that learns from every tenth batch counts ten times there.
         share = len(wrapped) / len(learners)
         for index, (losses, z) in zip(learners, self.method.losses(self.loss, lesson), strict=True):
             total = total + losses.sum()

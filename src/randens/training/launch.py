@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from randens import data as datasets
-from randens.callbacks import Callback
+from randens.callbacks import Callback, check_callbacks
 from randens.core.distributed import Workers, workers
 from randens.core.locks import only_writer
 from randens.core.progress import Progress, silent
@@ -70,6 +70,7 @@ def train(
     >>> len(rec)
     1
     """
+    check_callbacks(callbacks)
     chosen = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
     told, speak = progress or silent, say or (lambda _: None)
     with workers(chosen.device) as processes:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from randens.attacks.members import folded
+from randens.core.devices import widest
 from randens.core.distributed import Workers
 from randens.training.adversaries import Victims
 from randens.training.autocast import arithmetic
@@ -59,7 +60,7 @@ class Placement:
     def victims(self, method: Method, roster: Roster) -> Victims:
         """Return the members that the training adversary attacks."""
         members, probs = method.victims(roster)
-        weights = torch.from_numpy(np.array(probs)).to(self.processes.device)
+        weights = widest(torch.from_numpy(np.array(probs)), self.processes.device)
         for member in members:
             if member not in self._forwards:
                 # Finished members do not change, so their BatchNorm is folded into the convolutions once.

@@ -14,6 +14,7 @@ from __future__ import annotations
 import difflib
 import math
 import os
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
@@ -51,6 +52,13 @@ def _fraction(value: object) -> object:
         return float(Fraction(value.replace(" ", "")))
     except (ValueError, ZeroDivisionError):
         return value
+
+
+def _device(value: str) -> str:
+    """The name of a device; whether it is there shows when training begins."""
+    if not re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?|mps", value):
+        raise ValueError(f"{value!r} is no device; valid: auto, cpu, cuda, cuda:N, mps")
+    return value
 
 
 Number = Annotated[float, BeforeValidator(_fraction), Field(allow_inf_nan=False)]
@@ -273,7 +281,7 @@ class Recipe(_Part):
     first: str | tuple[str, ...] | None = None
     ema: Share = 0.0
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Annotated[str, AfterValidator(_device)] = "auto"
     compile: bool = False
     batch_norm: Literal["local", "synced"] = "synced"
     log_every: Count = 50

@@ -130,6 +130,10 @@ def segment_document(tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str,
     _places(tensors, "source", rows, names)
     if any(name in tensors for name in _POINTS):
         _points(tensors, rows)
+    if any(name in tensors for name in ("proof.inputs", "proof.safe")):
+        proofs = _rows(tensors, "proof.inputs")
+        _expect(tensors, "proof.inputs", np.uint8, (proofs, KEY_BYTES))
+        _expect(tensors, "proof.safe", np.uint8, (proofs, width))
     if found.work is not None:
         if found.asked is None or found.question is None:
             raise FileError("a segment tells what was spent, but not on which question")

@@ -154,8 +154,8 @@ class KeptAnswer:
 class Recalled:
     """Stored points of n inputs within a radius: row r is a perturbed input of `points[r]`.
 
-    verdicts: int8 [k, M], 1 fooled, 0 not, −1 unknown (a member that was added later). clean: rows that are
-    unperturbed inputs. checked: confirmed by `rec.errors`.
+    verdicts: int8 [k, M], 1 fooled, 0 not, −1 unknown (a member that joined later). clean: rows that are the inputs
+    themselves. checked: confirmed by the ensemble's own call. distance [k]: from the input, in the threat's norm.
     """
 
     points: NDArray[np.int64]
@@ -164,6 +164,7 @@ class Recalled:
     checked: NDArray[np.bool_]
     clean: NDArray[np.bool_]
     sources: tuple[str, ...]
+    distance: NDArray[np.float64]
 
     def __len__(self) -> int:
         return len(self.points)
@@ -189,6 +190,8 @@ class _Segment:
     work_inputs: Keys
     outcome: NDArray[np.bool_]
     work_sources: tuple[str, ...]
+    proof_inputs: Keys
+    proof: NDArray[np.bool_]
 
 
 class WitnessStore:
@@ -269,16 +272,16 @@ class WitnessStore:
         threat: Threat,
         *,
         question: Question | None = None,
+        inputs: bool = True,
     ) -> Recalled:
         """The stored points of inputs x with addresses `keys` that lie within the threat.
 
-        Points without a verdict of any of `members` are left out. question: only points found by this search.
+        Points on which none of `members` has a verdict are left out. question: only points found for it. Without
+        `inputs` the verdicts are read and the perturbed inputs stay on disk.
         """
-        places: dict[bytes, list[int]] = {}
-        for position, key in enumerate(keys):
-            places.setdefault(key.tobytes(), []).append(position)
+        places = _places(keys)
         verdicts, sure = self._verdicts(tuple(members))
-        rows: list[tuple[int, NDArray[np.int8], bool, bool, str]] = []
+        rows: list[tuple[int, NDArray[np.int8], bool, bool, str, float]] = []
         parts: list[Tensor] = []
         seen: set[tuple[int, bytes]] = set()
         for segment in self._ordered(threat, x):
@@ -296,8 +299,9 @@ class WitnessStore:
                     seen.add((place, name))
                     chosen.append((row, place))
                     source = segment.sources[row]
-                    rows.append((place, known, sure[name], source == "clean", source))
-            if chosen:
+                    distance = float(segment.distance[row])
+                    rows.append((place, known, sure[name], source == "clean", source, distance))
+            if chosen and inputs:
                 parts.append(self._points(segment, [r for r, _ in chosen], x[[p for _, p in chosen]], threat))
         return Recalled(
             np.array([r[0] for r in rows], dtype=np.int64),
@@ -306,6 +310,7 @@ class WitnessStore:
             np.array([r[2] for r in rows], dtype=bool),
             np.array([r[3] for r in rows], dtype=bool),
             tuple(r[4] for r in rows),
+            np.array([r[5] for r in rows], dtype=np.float64),
         )
 
     def answer(self, question: Question, keys: Keys, threat: Threat, x: Tensor) -> KeptAnswer:
@@ -315,9 +320,7 @@ class WitnessStore:
         sources = [""] * len(keys)
         spent = np.zeros(3)
         flags: dict[str, NDArray[np.float64]] = {}
-        places: dict[bytes, list[int]] = {}
-        for position, key in enumerate(keys):
-            places.setdefault(key.tobytes(), []).append(position)
+        places = _places(keys)
         for segment in self._ordered(threat, x):
             if segment.question != question.key or segment.work is None:
                 continue
@@ -394,6 +397,40 @@ class WitnessStore:
         self._put(
             threat, x, keys, members, points, fooled, [source] * len(x), np.ones(len(x), dtype=bool), None
         )
+
+    def prove(
+        self, threat: Threat, x: Tensor, keys: Keys, members: Sequence[str], safe: NDArray[np.bool_]
+    ) -> None:
+        """Add certificates: `safe` [n, m] says which members no perturbation within the threat fools, by proof.
+
+        An attack that failed proves nothing and does not belong here.
+        """
+        rows = np.flatnonzero(safe.any(axis=1) & (safe & ~self.proved(members, keys, x, threat)).any(axis=1))
+        if not len(rows):
+            return
+        none = np.zeros((0, _BYTES), dtype=np.uint8)
+        tensors: dict[str, NDArray[Any]] = {
+            "ids": none,
+            "inputs": none,
+            "fooled": np.zeros((0, len(members)), dtype=np.uint8),
+            "checked": np.zeros(0, dtype=np.uint8),
+            "proof.inputs": keys[rows],
+            "proof.safe": safe[rows].astype(np.uint8),
+        }
+        self._write(threat, x, members, tensors, (), None)
+
+    def proved(self, members: Sequence[str], keys: Keys, x: Tensor, threat: Threat) -> NDArray[np.bool_]:
+        """Bool [n, m]: members that a certificate for this radius or a larger one says cannot be fooled."""
+        safe = np.zeros((len(keys), len(members)), dtype=bool)
+        places = _places(keys)
+        for segment in self._ordered(threat, x):
+            if segment.eps < threat.eps:
+                continue
+            theirs, ours = _columns(segment.members, members)
+            for row, key in enumerate(segment.proof_inputs):
+                for place in places.get(key.tobytes(), ()):
+                    safe[place, ours] |= segment.proof[row, theirs]
+        return safe
 
     def _put(
         self,
@@ -475,10 +512,9 @@ class WitnessStore:
         found: dict[bytes, NDArray[np.int8]] = {}
         sure: dict[bytes, bool] = {}
         for segment in sorted(self._segments.values(), key=lambda s: (s.made, s.path.name)):
-            columns = [(segment.members.index(m), i) for i, m in enumerate(members) if m in segment.members]
-            if not columns:
+            theirs, ours = _columns(segment.members, members)
+            if not ours:
                 continue
-            theirs, ours = [list(c) for c in zip(*columns, strict=True)]
             for row, name in enumerate(map(bytes, segment.ids)):
                 if name not in found:
                     found[name] = np.full(len(members), -1, dtype=np.int8)
@@ -599,7 +635,23 @@ def _segment(path: Path, tensors: Mapping[str, NDArray[Any]], metadata: Mapping[
         tensors.get("work.inputs", none),
         tensors.get("work.outcome", np.zeros((0, 0), dtype=np.uint8)).astype(bool),
         () if work is None else tuple(about.sources[i] for i in tensors["work.source"].tolist()),
+        tensors.get("proof.inputs", none),
+        tensors.get("proof.safe", np.zeros((0, len(about.members)), dtype=np.uint8)).astype(bool),
     )
+
+
+def _columns(theirs: Sequence[str], ours: Sequence[str]) -> tuple[list[int], list[int]]:
+    """The columns of members that both know: theirs, and ours in the same order."""
+    common = [(theirs.index(name), index) for index, name in enumerate(ours) if name in theirs]
+    return [one for one, _ in common], [other for _, other in common]
+
+
+def _places(keys: Keys) -> dict[bytes, list[int]]:
+    """By address: where it is among `keys`; an input may be there several times."""
+    places: dict[bytes, list[int]] = {}
+    for position, key in enumerate(keys):
+        places.setdefault(key.tobytes(), []).append(position)
+    return places
 
 
 def _ids(inputs: Keys, points: Tensor) -> Keys:
