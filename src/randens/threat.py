@@ -1,4 +1,4 @@
-"""What the adversary may do: the perturbation set S = {δ : ‖δ‖_p ≤ ε, x + δ in the box}, or a union of such sets."""
+"""The perturbation set S = {δ : ‖δ‖_p ≤ ε, x + δ in the box} of the adversary, or a union of such sets."""
 
 from __future__ import annotations
 
@@ -152,7 +152,8 @@ def _in_float64(method: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class Threat:
-    """An lp ball of radius `eps` around the input, cut with the box of valid inputs. `Threat.union` joins several.
+    """An lp ball of radius `eps` around the input, intersected with the box of valid inputs, or a union of
+    several.
 
     Parameters
     ----------
@@ -200,7 +201,9 @@ class Threat:
         self._check_radius()
 
     def _check_radius(self) -> None:
-        """An ε in 0..255 for inputs in [0, 1] is the commonest mistake, and it makes every classifier look broken."""
+        """Check for an ε in 0..255 for inputs in [0, 1], a common mistake that makes every classifier look
+        broken.
+        """
         if self.bounds is None or self.norm != "linf":
             return
         width = self.bounds[1] - self.bounds[0]
@@ -234,15 +237,15 @@ class Threat:
 
     @property
     def parts(self) -> tuple[Threat, ...]:
-        """The balls that the set is a union of; usually one."""
+        """The balls whose union is the set; usually one."""
         return (self,)
 
     @staticmethod
     def union(*parts: Threat) -> Threat:
         """The union of several sets: the attacker chooses one of them for every input.
 
-        Proposition 1 holds for any closed and bounded set, so profiles, bounds and sampling need nothing new: a
-        fooled set is reachable in the union iff it is in one of the parts.
+        Proposition 1 holds for any closed and bounded set, so profiles, bounds and sampling need no change: a
+        fooled set is reachable in the union iff it is reachable in one of the parts.
         """
         return UnionThreat.of(*parts)
 
@@ -274,7 +277,7 @@ class Threat:
 
     @_in_float64
     def contains(self, x_adv: Tensor, x: Tensor) -> Tensor:
-        """Bool [n]: which perturbed inputs are legal, judged in float64 without any tolerance."""
+        """Bool [n]: which perturbed inputs are legal, in float64 and without tolerance."""
         legal = self.distance(x_adv, x) <= self.eps
         if self.bounds is not None:
             low, high = self.bounds
@@ -345,7 +348,7 @@ class Threat:
         return torch.where(mask, point, x)
 
     def _nearest_l1(self, x_adv: Tensor, x: Tensor) -> Tensor:
-        """Where x_adv is outside: the nearest point of ball ∩ box, in float64 and then rounded."""
+        """Return the nearest point of ball ∩ box for points outside, in float64 and then rounded."""
         outside = ~self.contains(x_adv, x)
         if not bool(outside.any()):
             return x_adv
@@ -360,7 +363,9 @@ class Threat:
         return point
 
     def _drawn_in(self, x_adv: Tensor, x: Tensor) -> Tensor:
-        """Scaled towards x until what is stored is legal: all the way for l2, by the rounding for l1."""
+        """Scale towards x until the stored point is legal: completely for l2, by the rounding error for
+        l1.
+        """
         shape = (-1,) + (1,) * (x.dim() - 1)
         point = self._boxed(x_adv)
         if not x.numel():
@@ -370,7 +375,7 @@ class Threat:
         half_ulp = (flat.abs().amax(dim=1).double() + self.eps) * torch.finfo(x.dtype).eps / 2
         rounding = half_ulp * flat.shape[1] ** (1 / self.p)
         for inward in (0.0, 0.1, 0.5, 2.0):
-            # The norm of what is really stored, in float64.
+            # The norm of the stored point, in float64.
             norm = torch.linalg.vector_norm((point.double() - x.double()).flatten(1), self.p, dim=1)
             # A sum of d terms may come out smaller than it is by this much.
             outside = norm > self.eps * (1 - flat.shape[1] * 2.0**-52 * (self.norm == "l1"))
@@ -474,7 +479,7 @@ class Threat:
 class Region:
     """The perturbation sets of n inputs in coordinates of δ: low ≤ δ ≤ high [n, d], and ‖δ‖_p ≤ radius if there is one.
 
-    p is 2 or 1. The one place that knows the smallest value of a linear function over ball ∩ box.
+    p is 2 or 1. This class computes the smallest value of a linear function over ball ∩ box.
     """
 
     low: Tensor
@@ -499,7 +504,7 @@ class Region:
         return Region(self.low[rows], self.high[rows], self.radius, self.p)
 
     def near(self, delta: Tensor, reach: float) -> Region:
-        """What is left when no coordinate may leave `delta` [n, d] by more than `reach`."""
+        """Return the region restricted to points within `reach` of `delta` [n, d] in every coordinate."""
         low, high = torch.maximum(self.low, delta - reach), torch.minimum(self.high, delta + reach)
         return Region(low, high, self.radius, self.p)
 
@@ -603,7 +608,7 @@ class Region:
 
 
 def _filled(gain: Tensor, room: Tensor, budget: float | Tensor) -> Tensor:
-    """How much each coordinate gets of a budget, [n, d]: the largest gains first, each up to its room."""
+    """Distribute a budget over the coordinates, [n, d]: the largest gains first, each up to its limit."""
     order = gain.argsort(dim=1, descending=True)
     wanted = room.gather(1, order)
     before = wanted.cumsum(dim=1) - wanted
@@ -621,7 +626,8 @@ def _changed(x_adv: Tensor, x: Tensor) -> Tensor:
 class UnionThreat(Threat):
     """Several sets, of which the attacker chooses one for every input; see `Threat.union`.
 
-    `norm` names them all, `eps` is the first one's radius. Attacks run on every part, and what they find is pooled.
+    `norm` names them all, `eps` is the first one's radius. Attacks run on every part, and their witnesses are
+    pooled.
     """
 
     sets: tuple[Threat, ...] = ()
@@ -683,7 +689,7 @@ class UnionThreat(Threat):
 
     @_in_float64
     def project(self, x_adv: Tensor, x: Tensor) -> Tensor:
-        """Legal points are left alone; for the others, the nearest of the parts' projections."""
+        """Keep legal points; for the others, return the nearest of the parts' projections."""
         best = self.sets[0].project(x_adv, x)
         least = (best - x_adv).flatten(1).double().square().sum(dim=1)
         shape = (-1,) + (1,) * (x.dim() - 1)
