@@ -1,7 +1,7 @@
-"""What training and evaluation tell others while they run: to a file, to TensorBoard, to a tracker, to a notebook.
+"""Trackers for training and evaluation: CSV files, TensorBoard, Weights & Biases, MLflow, notebooks.
 
-A callback is any object with the three methods of `Callback`. Trackers are imported when they are made, so that none
-of them is needed to use randens.
+A callback is any object with the three methods of `Callback`. A tracker's package is imported when the
+tracker is created, so none of them is needed to use randens.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ Values = Mapping[str, float]
 
 @runtime_checkable
 class Callback(Protocol):
-    """What is told, and when. `task` says what is running: ``"member-1"``, ``"training"``, ``"evaluation"``.
+    """The methods of a callback. `task` names what is running: ``"member-1"``, ``"training"``,
+    ``"evaluation"``.
 
     Examples
     --------
@@ -44,13 +45,13 @@ class Callback(Protocol):
     """
 
     def epoch(self, task: str, number: int, values: Values) -> None:
-        """After epoch `number` (from 1) of training: losses and accuracies."""
+        """Called after epoch `number` (from 1) of training with losses and accuracies."""
 
     def batch(self, task: str, done: float, total: float, values: Values) -> None:
-        """After a batch of training, or some inputs of an evaluation: how far it is."""
+        """Called after a batch of training, or some inputs of an evaluation, with the progress."""
 
     def finished(self, task: str, values: Values) -> None:
-        """At the end: the numbers that remain."""
+        """Called at the end with the final numbers."""
 
 
 class CSVTracker:
@@ -129,11 +130,11 @@ class TensorBoardTracker:
             self.writer.add_scalar(f"{task}/{name}", value, number)
 
     def batch(self, task: str, done: float, total: float, values: Values) -> None:
-        """Batches are too many to draw."""
+        """Does nothing: there are too many batches to plot."""
 
     def finished(self, task: str, values: Values) -> None:
         self.epoch(task, 0, values)
-        # What is written after this opens a new file.
+        # Later values open a new file.
         self.writer.close()
 
 

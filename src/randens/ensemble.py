@@ -1,7 +1,7 @@
 """Randomized and deterministic ensembles of classifiers.
 
-A randomized ensemble (the paper's REC f_α) answers with member f_i with probability α_i, drawn anew for
-every input: one member's compute. A deterministic ensemble (DEC f̄) adds up all members' logits.
+A randomized ensemble (the paper's REC f_α) answers with member f_i with probability α_i, drawn for
+every input, at one member's compute. A deterministic ensemble (DEC f̄) averages all members' logits.
 """
 
 from __future__ import annotations
@@ -108,13 +108,13 @@ def check_probs(probs: ArrayLike | Tensor | None, members: int) -> Tensor:
         raise InputError(f"probs is {values.tolist()}; every probability must be a finite number ≥ 0")
     if abs(values.sum() - 1.0) > 1e-6:
         raise InputError(f"probs is {values.tolist()} with sum {values.sum():.9g}; the sum must be 1")
-    # Sums off by rounding alone are left as they are, so that probabilities survive any number of round trips.
+    # Sums that differ from 1 by rounding alone are not rescaled, so that saved probabilities do not change.
     exact = abs(values.sum() - 1.0) <= 1e-12
     return torch.from_numpy(values.copy() if exact else values / values.sum())
 
 
 class _Ensemble(nn.Module):
-    """What both kinds share: members that give logits, and their verdicts."""
+    """The common part of both kinds: members that give logits, and their verdicts."""
 
     def __init__(self, members: Sequence[nn.Module], classes: Sequence[str] | None) -> None:
         super().__init__()
@@ -139,11 +139,13 @@ class _Ensemble(nn.Module):
 
     @property
     def networks(self) -> tuple[nn.Module, ...]:
-        """The networks that are run when every member answers: an average counts as those it averages, once each."""
+        """The networks behind all members, each listed once; an average counts as the networks it
+        averages.
+        """
         return networks_of(self.members)[0]
 
     def logits(self, x: Tensor) -> Tensor:
-        """Every member's logits [M, n, C], in whatever mode and with whatever gradients are on.
+        """Return every member's logits [M, n, C], in the current mode and with gradients if they are enabled.
 
         Members that average the same networks share their forward passes.
         """
@@ -192,7 +194,7 @@ class _Ensemble(nn.Module):
 
 
 class RandomizedEnsemble(_Ensemble):
-    """M classifiers of which one, drawn with probabilities `probs`, answers each input.
+    """M classifiers; for each input one of them is drawn with probabilities `probs` and answers.
 
     Members are any modules that return logits [n, C]. Draws are independent for every input and come from
     the ensemble's own generator: the operating system's entropy by default, or `seed` for tests.
@@ -240,7 +242,7 @@ class RandomizedEnsemble(_Ensemble):
 
     @property
     def stochastic(self) -> bool:
-        """Whether a member answers at random itself, as a `RandomizedModel` does."""
+        """Whether a member is itself random, like a `RandomizedModel`."""
         return any(getattr(member, "stochastic", False) for member in self.members)
 
     def extra_repr(self) -> str:
@@ -255,12 +257,12 @@ class RandomizedEnsemble(_Ensemble):
             threat=self.threat,
         )
         twin.generator.set_state(self.generator.get_state())
-        # Not twin.train(): that would change the modes of the members, which they bring along.
+        # Not twin.train(), which would change the modes of the members.
         twin.training = self.training
         return twin
 
     def seed(self, seed: int | None = None) -> None:
-        """Restart the draws; ``None`` takes fresh entropy from the operating system."""
+        """Restart the draws; ``None`` uses fresh entropy from the operating system."""
         self.generator.manual_seed(secrets.randbits(63) if seed is None else seed)
 
     def with_probs(self, probs: ArrayLike | Tensor | None) -> RandomizedEnsemble:
@@ -293,7 +295,7 @@ class RandomizedEnsemble(_Ensemble):
             for chosen in itertools.combinations(range(count), k)
         ]
         made = RandomizedEnsemble(members, classes=self.classes, threat=self.threat)
-        # Not made.train(): that would change the modes of the networks, which they bring along.
+        # Not made.train(), which would change the modes of the networks.
         for module in (made, made.members, *members, *(member.members for member in members)):
             module.training = self.training
         return made
@@ -341,7 +343,7 @@ class RandomizedEnsemble(_Ensemble):
         return verdicts != y.to(self.device).unsqueeze(1)
 
     def risk(self, x: Tensor | ArrayLike, y: Tensor | ArrayLike) -> Tensor:
-        """Expected error u·α for every input, float64 [n]: an exact sum over members, never sampled."""
+        """Expected error u·α for every input, float64 [n]: an exact sum over members, not a sample."""
         errors = self.errors(x, y)
         where = errors.device if has_float64(errors.device) else self.probs.device
         return errors.to(where).double() @ self.probs.to(where)
@@ -359,7 +361,7 @@ class RandomizedEnsemble(_Ensemble):
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
         """Write a folder of one safetensors file per member and a JSON manifest; read it with `load`.
 
-        The folder appears whole or not at all. An existing one is kept unless `overwrite`.
+        The folder is written completely or not at all. An existing one is kept unless `overwrite` is set.
         """
         folder = Path(path)
         if folder.exists() and not overwrite:
@@ -600,7 +602,7 @@ def _fill(module: nn.Module, path: Path, expected: str) -> None:
     if sha256(content) != expected:
         raise FileError(f"{path} does not match its checksum; it is truncated or was altered")
     try:
-        # safetensors holds numbers and names only: reading it runs nothing.
+        # safetensors files hold numbers and names and no code.
         module.load_state_dict(safetensors.torch.load(content))
     except (SafetensorError, RuntimeError) as error:
         reason = " ".join(str(error).split())
@@ -617,7 +619,7 @@ def _read_manifest(path: Path) -> _Manifest:
 
 
 def _check_size(architecture: dict[str, Any], path: Path) -> None:
-    """Refuse a network that is larger than the file its weights come from, before memory is spent on it."""
+    """Refuse a network that is larger than the file of its weights, before memory is allocated for it."""
     try:
         size = path.stat().st_size
     except OSError as error:
@@ -628,7 +630,7 @@ def _check_size(architecture: dict[str, Any], path: Path) -> None:
 
 
 def _replace_folder(fresh: Path, folder: Path) -> None:
-    """Rename `fresh` to `folder`; what was there stays until the new one is in place."""
+    """Rename `fresh` to `folder`; the old folder stays until the new one is in place."""
     old = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.old")
     try:
         if folder.exists():

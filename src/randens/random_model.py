@@ -1,8 +1,8 @@
-"""Classifiers whose answer is random: noise, dropout, random resizing, random weights, seen one draw at a time.
+"""Random classifiers: noise, dropout, random resizing, random weights, one draw at a time.
 
-A draw s is a seed. f_s(x) is what the model answers to the input x alone when its random numbers come from s.
-For a fixed s this is an ordinary classifier: K of them are a `RandomizedEnsemble`, which every attack knows how
-to attack. The model itself is the mixture of all f_s, of which no list can be made.
+A draw s is a seed. f_s(x) is the model's answer to the input x alone when its random numbers come from s.
+For a fixed s this is an ordinary classifier. K draws are a `RandomizedEnsemble`, which every attack can use.
+The model itself is the mixture of all f_s.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Factory = Callable[[int], nn.Module]
 
 
 class RandomizedModel(nn.Module):
-    """A classifier with random answers whose randomness can be seeded, as a mixture of its draws.
+    """A random classifier whose randomness can be seeded, as a mixture of its draws.
 
     Parameters
     ----------
@@ -111,7 +111,7 @@ class RandomizedModel(nn.Module):
         return f"kind={self.kind}, draws={self.draws}"
 
     def train(self, mode: bool = True) -> RandomizedModel:
-        """Sets the model's own flag only: which layers are random is part of the model, not of a phase."""
+        """Set the model's own flag only, because the random layers are part of the model."""
         self.training = mode
         return self
 
@@ -143,7 +143,7 @@ class RandomizedModel(nn.Module):
         return torch.cat([self.freeze((seed + row) % _SEEDS)(x[row : row + 1]) for row in range(len(x))])
 
     def fresh(self, copies: Tensor, seed: int) -> Tensor:
-        """Logits [S, n, C] for S copies of n inputs [S, n, ...], a draw for each copy: what expectations are made of.
+        """Logits [S, n, C] for S copies of n inputs [S, n, ...], a draw for each copy, to average over draws.
 
         One pass over S·n rows where torch can batch the random numbers, and then draws differ between inputs, too;
         else S draws, each shared by all inputs.
@@ -186,7 +186,9 @@ class RandomizedModel(nn.Module):
         return made
 
     def answer(self, module: nn.Module, x: Tensor, seed: int) -> Tensor:
-        """f_s(x) [n, C]: every row as if it were asked alone, so that no row depends on its place in the batch."""
+        """f_s(x) [n, C]: every row is computed as if it were alone, so that no row depends on its place in
+        the batch.
+        """
         if len(x) < 2:
             return self._call(module, x, seed)
         key = ("draw", tuple(x.shape[1:]))
@@ -197,7 +199,9 @@ class RandomizedModel(nn.Module):
         return torch.cat([self._call(module, x[row : row + 1], seed) for row in range(len(x))])
 
     def _way(self, module: nn.Module, x: Tensor) -> str:
-        """How to compute a draw on a batch so that it agrees with asking row by row, for several seeds."""
+        """Choose how to compute a draw on a batch so that it agrees with a row-by-row computation, for
+        several seeds.
+        """
         with torch.no_grad():
             wanted = {
                 seed: torch.cat([self._call(module, x[row : row + 1], seed) for row in range(len(x))])
@@ -337,7 +341,7 @@ def _numbered(model: RandomizedModel, seed: int, draw: int, count: int) -> Froze
 @contextlib.contextmanager
 def _seeded(seed: int, device: torch.device) -> Iterator[None]:
     """torch's global generators start from `seed` inside and are as they were outside."""
-    # Not torch.manual_seed: that seeds the generators of every kind of device, at fifty times the cost.
+    # Not torch.manual_seed, which seeds the generators of all kinds of devices, at fifty times the cost.
     generators = [torch.default_generator]
     if device.type == "mps":
         raise InputError(

@@ -1,8 +1,8 @@
 """The linearised game between perturbation and members, solved for a whole batch without network passes.
 
 min_{δ ∈ D} max_{λ ∈ simplex(T)} λ·(c + A δ): one perturbation that pushes every targeted member's linearised
-margin below zero. λ is at the same time the proof, for the linear model, that T is hopeless:
-the value of the dual, min_δ λ·(c + A δ), is a lower bound on what any δ can reach.
+margin below zero. λ is also a proof, in the linear model, that T is out of reach: the value of
+the dual, min_δ λ·(c + A δ), is a lower bound for every δ.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ def solve_game(
 ) -> Solution:
     """Primal-dual iterations (Chambolle and Pock) from `delta`; c [k, T], a [k, T, d], support bool [k, T].
 
-    A single target has a closed form. Iterations go on where δ wins or λ proves that none can: a better compromise
-    fools more members on the way. They end where δ is optimal by λ's bound. No row depends on those it shares the
-    batch with.
+    A single target has a closed form. Iterations continue after δ has fooled all targets, or after λ has
+    proven that no δ can, because a better compromise fools more members. They end where δ is optimal by λ's
+    bound. Rows of a batch do not depend on each other.
     """
     counts = support.sum(dim=1)
     solution = Solution(delta.clone(), c.new_zeros(len(c)), c.new_zeros(len(c)), torch.zeros_like(c))
@@ -72,7 +72,7 @@ def solve_game(
         _store(solution, single, _alone(c[single, target], a[single, target], domain[single], delta[single]))
         solution.weights[single, target] = 1.0
     several = (counts > 1).nonzero().flatten()
-    # Parts that stay in the processor's cache through all iterations; together those with as many targets.
+    # Parts that fit the processor's cache for all iterations, grouped by the number of targets.
     several = several[counts[several].argsort(stable=True)]
     width = max(1, _CACHED // max(1, a.shape[1] * a.shape[2]))
     for rows in torch.split(several, width) if len(several) else ():
@@ -92,7 +92,7 @@ def _store(solution: Solution, rows: Tensor, part: Solution) -> None:
 
 
 def _alone(c: Tensor, slope: Tensor, domain: Region, delta: Tensor) -> Solution:
-    """One target per row: c [k], slope [k, d]. A slope of zero moves nothing."""
+    """Solve rows with one target: c [k], slope [k, d]. A slope of zero gives no move."""
     best = torch.where(slope == 0, delta, domain.lowest(slope))
     return Solution(
         best, c + (slope * best).sum(dim=1), c + domain.floor(slope), torch.ones_like(c).unsqueeze(1)

@@ -1,6 +1,6 @@
-"""What a search knows about its batch: the best point of every input, every maximal fooled set, the cost.
+"""The records of a search on its batch: the best point of every input, every maximal fooled set, the cost.
 
-The ledger asks no member. It starts from what is known, and says which inputs can still get worse.
+The ledger runs no member. It starts from known witnesses, and says which inputs' risks can still increase.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Ledger:
 
     @contextlib.contextmanager
     def credited(self, source: str) -> Iterator[None]:
-        """Witnesses found inside are credited to `source` (a member of a portfolio)."""
+        """Credit the witnesses found in this context to `source` (an attack of a portfolio)."""
         before, self.source = self.source, source
         try:
             yield
@@ -74,7 +74,7 @@ class Ledger:
 
     @property
     def unfinished(self) -> Tensor:
-        """Rows that can still get worse."""
+        """Rows whose risk can still increase."""
         if not self.drop_finished:
             return torch.arange(self.n, device=self.device)
         return (~self.finished).nonzero().flatten()
@@ -87,7 +87,7 @@ class Ledger:
         return values.to(self.probs.dtype) @ self.probs
 
     def refuse(self, rows: Tensor, sets: Tensor) -> None:
-        """Remember sets of members [k, M] that were aimed at, and not reached, by inputs `rows` [k]."""
+        """Record sets of members [k, M] that an attack tried and failed to fool on inputs `rows` [k]."""
         if len(rows):
             slot = self._refused.new_zeros(self.n, 1, self.members)
             slot[rows, 0] = sets
@@ -137,7 +137,7 @@ class Ledger:
             self._best_kept[best] = place[best]
 
     def _start_from(self, pool: WitnessPool) -> None:
-        """Record what is known already, one witness of every input at a time."""
+        """Record the known witnesses, one witness of every input at a time."""
         if pool.x_adv is None:
             return
         left = np.flatnonzero(pool.located)
@@ -154,13 +154,13 @@ class Ledger:
                 with self.credited(name):
                     self._record(rows[mine], points[mine], sets)
                 better = (self._best_kept != before)[pool.points[now[mine]]]
-                # As NumPy: it would take a tensor of one truth value for a row number.
+                # As NumPy, because a tensor with one truth value would be taken for a row number.
                 sure = better.numpy() & pool.checked[now[mine]]
                 self._best_checked[pool.points[now[mine]][sure]] = True
             left = np.setdiff1d(left, now)
 
     def pool(self, *, new: bool = False) -> WitnessPool:
-        """Everything found so far, with the perturbed inputs; `new`: without what was known at the start."""
+        """All witnesses so far, with the perturbed inputs; `new`: without those known at the start."""
         if not self._kept:
             empty = np.zeros((0, *self.x.shape[1:]), dtype=np.float32)
             return WitnessPool(self.n, self.members, x_adv=empty)

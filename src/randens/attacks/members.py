@@ -48,7 +48,7 @@ class GradientMembers:
         if precision == "auto":
             precision = "bfloat16" if convolutional and bfloat16_pays(self.device) else "float32"
         elif precision == "bfloat16" and self.device == "cpu" and probe().bfloat16 is None:
-            # Some machines end the whole process at the first such instruction.
+            # On some machines the first bfloat16 instruction ends the process.
             raise ModelError(
                 f"precision is 'bfloat16', which does not work on this machine: {probe().reason}"
             )
@@ -68,7 +68,9 @@ class GradientMembers:
         self._checked = False
 
     def verify(self, x: Tensor) -> None:
-        """On a few inputs, once: keep only folded members that agree with the originals, and warn of random ones."""
+        """Check on a few inputs, once: keep folded members that agree with the originals, and warn of random
+        ones.
+        """
         if self._checked or not len(x):
             return
         self._checked = True
@@ -79,7 +81,8 @@ class GradientMembers:
                 if self._members[index] is not original:
                     if self._agrees(index, x[:4], z):
                         continue
-                    # Kept from an earlier attack, and weights were changed past torch's version counters.
+                    # The copy is from an earlier attack, and the weights changed without torch's version
+                    # counters noticing.
                     self._members[index] = folded(original)
                     if self._agrees(index, x[:4], z):
                         continue
@@ -124,7 +127,7 @@ class GradientMembers:
         return logits_of(answer, len(inputs), f"member {network}")
 
     def judge(self, network: int, inputs: Tensor) -> Tensor:
-        """Logits that decide a verdict: never in lower precision, without gradients."""
+        """Return the logits for a verdict: never in lower precision, without gradients."""
         with torch.no_grad():
             if self.exact:
                 return self.run(network, to_layout(inputs))
@@ -161,7 +164,7 @@ _FOLDED: weakref.WeakKeyDictionary[nn.Module, tuple[tuple[object, ...], nn.Modul
 
 
 def _kept_folded(member: nn.Module) -> nn.Module:
-    """`folded`, made once for as long as the weights stay: folding takes as long as dozens of passes."""
+    """Return `folded`, cached while the weights stay the same: folding takes as long as dozens of passes."""
     try:
         state = tuple((t.data_ptr(), t._version, t.shape) for t in (*member.parameters(), *member.buffers()))
         kept = _FOLDED.get(member)
@@ -187,7 +190,9 @@ def folded(member: nn.Module) -> nn.Module:
 
 
 def _fold(module: nn.Module) -> nn.Module:
-    """Fold the largest parts that can be traced; control flow that depends on the data stays as it is."""
+    """Fold the largest parts that can be traced; parts whose control flow depends on the data stay
+    unchanged.
+    """
     if not any(isinstance(m, nn.BatchNorm2d) for m in module.modules()):
         return module
     with contextlib.suppress(Exception):

@@ -1,7 +1,8 @@
-"""What members say about points: projections, exact verdicts, gradients, nearest boundaries.
+"""Runs the members on points: projections, exact verdicts, gradients, nearest boundaries.
 
-Everything that saves passes lives here: members that are asked only where their verdict can matter, verdicts that
-gradient passes give for free, gradients at the inputs that are kept, folded BatchNorm, and rules for near ties.
+This module also saves passes: members are evaluated only where their verdict can matter, gradient passes give
+verdicts as well, gradients at the inputs are kept, and BatchNorm is folded. Near ties have rules of their
+own.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from randens.witness import WitnessPool
 
 __all__ = ["Linearisation", "Oracle"]
 
-# A verdict must survive rounding: another batch size, layout or folded BatchNorm moves logits by about 1e-6 of
-# the largest one, so a member counts as fooled only when its margin is clear of that.
+# A verdict must not depend on rounding. Another batch size, layout or folded BatchNorm changes logits by about 1e-6 of
+# the largest one, so a member counts as fooled only if its margin is larger than that.
 _TIE = 5e-5
 
 
@@ -33,8 +34,8 @@ _TIE = 5e-5
 class Linearisation:
     """First-order model of members at a point: margin_i(x') ≈ margin_i + gradient_i·(x' − x).
 
-    margins [k, M], gradients [k, M, d], zero where `wanted` [k, M] is false; errors [k, M]: who is known to be
-    fooled at the point itself.
+    margins [k, M], gradients [k, M, d], zero where `wanted` [k, M] is false; errors [k, M]: members known
+    to be fooled at the point itself.
     """
 
     margins: Tensor
@@ -44,7 +45,7 @@ class Linearisation:
 
 
 class Oracle(Ledger):
-    """The members of one ensemble on one batch; what they say is written into the ledger.
+    """Evaluates the members of one ensemble on one batch and records the verdicts in the ledger.
 
     pool: witnesses known for this batch and these members. clean: the verdicts [n, M] on the inputs themselves, where
     they are known; they are not computed again. safe: bool [n, M], members that no legal perturbation fools, by proof.
@@ -73,13 +74,13 @@ class Oracle(Ledger):
             raise InputError(f"y has dtype {y.dtype}; labels must be integers")
         first = next(rec.parameters(), None)
         dtype = first.dtype if first is not None and first.is_floating_point() else x.dtype
-        # Rounding to the members' precision may step over the box by half a float.
+        # Rounding to the members' precision may leave the box by half a unit in the last place.
         moved = send(x.detach(), rec.device).to(dtype)
         moved = to_layout(moved if threat.bounds is None else moved.clamp(*threat.bounds))
         super().__init__(moved, rec.probs, source, drop_finished=drop_finished)
         self.rec, self.y = rec, y.to(self.device, torch.int64)
         self.threat = threat = _around_rounded(threat, self.x, x.detach())
-        # For linf the legal set is an interval per coordinate, worked out once.
+        # For linf the legal set is an interval per coordinate, computed once.
         self._interval = threat.interval(self.x) if threat.norm == "linf" else None
         self._gradient_members = gradient_members or GradientMembers(list(rec.members))
         self._gradient_members.verify(self.x)
@@ -93,17 +94,17 @@ class Oracle(Ledger):
         self.begin_from(self.clean_errors, pool, safe)
 
     def project(self, rows: Tensor, points: Tensor) -> Tensor:
-        """The legal points next to `points`."""
+        """Return the nearest legal points to `points`."""
         if self._interval is None:
             return to_layout(self.threat.project(points, self.x[rows]))
         low, high = self._interval
         return to_layout(torch.minimum(torch.maximum(points, low[rows]), high[rows]))
 
     def judge(self, rows: Tensor, points: Tensor, first: Tensor | None = None) -> Tensor:
-        """Exact verdicts bool [k, M] for the projections of `points`; keeps and pools what is new.
+        """Return exact verdicts bool [k, M] for the projections of `points`; record and pool new witnesses.
 
-        With `first` [k, M], the other members are evaluated only where those of them that are fooled make a new
-        set already; members not evaluated count as not fooled.
+        With `first` [k, M], those members are evaluated first, and the others only where the fooled ones
+        already form a new set. Members that are not evaluated count as not fooled.
         """
         points = self.project(rows, points)
         errors = torch.zeros(len(rows), self.members, dtype=torch.bool, device=self.device)
@@ -129,16 +130,18 @@ class Oracle(Ledger):
         return errors, margin, spread
 
     def _promising(self, rows: Tensor, errors: Tensor, known: Tensor) -> Tensor:
-        """Bool [k]: some member is fooled, and the set could be new once those not `known` have been asked.
+        """Bool [k]: some member is fooled, and the set could be new once the members not `known` are
+        evaluated.
 
-        A point that fools none of the members evaluated so far is left; the other members have steps of their own.
+        A point that fools none of the members evaluated so far is dropped; the other members have their own
+        steps.
         """
         return errors.any(dim=1) & ~self._dominated(rows, errors | ~known)
 
     def _settle(
         self, rows: Tensor, points: Tensor, errors: Tensor, known: Tensor, promising: Tensor
     ) -> Tensor:
-        """Verdicts `known` in part, completed and recorded where they are `promising` [k]."""
+        """Complete and record partly `known` verdicts where they are `promising` [k]."""
         chosen = promising.nonzero().flatten()
         if len(chosen):
             complete = errors[chosen]
@@ -239,7 +242,7 @@ class Oracle(Ledger):
             )
         errors = torch.stack([z.argmax(dim=1) != self.y for z in outputs], dim=1)
         for index, z in enumerate(outputs):
-            # Classes as close as folding may have moved them: the member itself decides.
+            # The classes are closer than folding may have moved them, so the original member decides.
             gap = margins(z.unsqueeze(0), self.y).squeeze(0).abs()
             close = (gap <= _TIE * z.abs().amax(dim=1)).nonzero().flatten()
             if len(close):
@@ -256,9 +259,10 @@ class Oracle(Ledger):
         return self._classes
 
     def conclude(self) -> Tensor:
-        """Verdicts bool [n, M] on the best points by the very call a user would make: reported is what re-evaluates.
+        """Return verdicts bool [n, M] on the best points by `rec.errors`, so that a user's evaluation gives
+        the same.
 
-        Inputs that are their own best point, and points looked at before, are not judged again. `unstable` marks
+        Verdicts on unperturbed inputs and on points confirmed before are not computed again. `unstable` marks
         members that had been fooled and no longer are.
         """
         rows = (~self._best_checked).nonzero().flatten()
@@ -290,11 +294,12 @@ class Oracle(Ledger):
         value = loss(z, self.y[rows], weights.to(self.device))
         (slopes,) = torch.autograd.grad(value.sum(), z)
         usable = []
-        # Member by member, at the same cost: one with NaN gradients must not silence the others, and one
+        # Member by member, at the same cost: a member with NaN gradients must not affect the others, and one
         # without any must be seen among them.
         for position, index in enumerate(chosen):
             own = _pull_back(outputs[position], slopes[position], inputs)
-            # A loss may be flat by design where a member is fooled already; that hides nothing.
+            # A loss may be flat by design where a member is already fooled; such a zero gradient is not
+            # flagged.
             fooled = self._fooled(z[position].detach(), self.y[rows])
             usable.append(self._usable(rows, own, index, watched=~fooled))
         self.cost.backwards += len(points) * sum(self._passes[i] for i in chosen)
@@ -395,7 +400,7 @@ class Oracle(Ledger):
         values = self.x.new_zeros(k, self.members)
         gradients = self.x.new_zeros(k, self.members, self.x[0].numel())
         errors = torch.zeros(k, self.members, dtype=torch.bool, device=self.device)
-        # Every climb starts at the clean inputs; what is known there is not computed again.
+        # Every climb starts at the clean inputs; known linearisations there are not computed again.
         clean = (points == self.x[rows]).flatten(1).all(dim=1)
         memory = self._clean_memory() if classes == 1 and bool(clean.any()) else None
         asked = wanted
@@ -438,7 +443,8 @@ class Oracle(Ledger):
     def hyperplanes(self, rows: Tensor, points: Tensor, index: int, count: int) -> tuple[Tensor, Tensor]:
         """The `count` smallest z_y − z_j of member `index` [k, G] and their gradients [k, G, ...].
 
-        One forward pass and G backward passes. Fewer classes than hyperplanes: all there are.
+        This takes one forward pass and G backward passes. With fewer classes than hyperplanes, all are
+        returned.
         """
         gaps, gradients, fooled = self._planes(rows, points, torch.full_like(rows, index), count)
         errors = torch.zeros(len(rows), self.members, dtype=torch.bool, device=self.device)
@@ -489,7 +495,7 @@ class Oracle(Ledger):
         return outputs
 
     def _learn(self, rows: Tensor, points: Tensor, errors: Tensor, seen: Tensor, promising: Tensor) -> Tensor:
-        """Record the verdicts a gradient pass gave for free; returns the exact ones.
+        """Record the verdicts that a gradient pass also gave; return the exact ones.
 
         Inexact verdicts (bfloat16) only decide which points are judged in float32.
         """
@@ -551,7 +557,9 @@ def _pairs(wanted: Tensor, *, together: bool) -> Iterator[tuple[Tensor, Tensor]]
 
 
 def _around_rounded(threat: Threat, rounded: Tensor, x: Tensor) -> Threat:
-    """The threat around `rounded` whose points are legal around `x` too: less what rounding has moved."""
+    """Return the threat around `rounded` whose points are legal around `x` too: smaller by the rounding
+    error.
+    """
     if rounded.dtype == x.dtype:
         return threat
     moved = (rounded.cpu().double() - x.cpu().double()).flatten(1)
@@ -571,7 +579,8 @@ def _pull_back(output: Tensor, slope: Tensor | float, inputs: Tensor, *, keep: b
     """slope·∂output/∂inputs; zero, which is flagged, where the output does not depend on the inputs."""
     if not output.requires_grad:
         return torch.zeros_like(inputs)
-    # Not by grad_outputs: torch compares their shapes with a library that takes a second to import.
+    # Without grad_outputs, because torch would check their shapes with a library that takes a second to
+    # import.
     value = (output * slope).sum()
     (gradient,) = torch.autograd.grad(value, inputs, retain_graph=keep, allow_unused=True)
     return torch.zeros_like(inputs) if gradient is None else gradient

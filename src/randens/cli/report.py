@@ -36,9 +36,10 @@ def report(
 ) -> None:
     """Write a page about RUNS that opens in any browser without a network.
 
-    Shows what evaluate, sample, audit and train have left in the run folders, and
-    says which command brings what is missing. All options but --output and --json
-    are for --measure, which takes as many inputs as evaluation.json has, or 200.
+    It shows the results of evaluate, sample, audit and train in the run
+    folders, and names the commands for missing results. All options except
+    --output and --json are for --measure, which uses as many inputs as
+    evaluation.json, or 200.
 
     Example: randens report runs/quickstart-1 runs/quickstart-1/at --output
     comparison.html

@@ -1,4 +1,4 @@
-"""Where members run: which device is meant, moving members there and back, sending batches.
+"""Devices: choose one, move members there and back, send batches.
 
 Members and batches are on the device; labels, witnesses and results are on the CPU.
 """
@@ -64,7 +64,7 @@ def widest(values: Tensor, device: torch.device) -> Tensor:
 
 
 def pick_device(name: str | torch.device | None = "auto") -> torch.device:
-    """The device that a name means; one that is not there is refused.
+    """Return the device for a name; a missing device is refused.
 
     Parameters
     ----------
@@ -113,7 +113,7 @@ def on_device(module: nn.Module, device: str | torch.device | None = None) -> It
     module : nn.Module
         Moved in place.
     device : str, torch.device or None
-        As `pick_device` takes it; None leaves a module that is on an accelerator where it is.
+        As for `pick_device`; None does not move a module that is on an accelerator.
 
     Yields
     ------
@@ -150,19 +150,19 @@ def on_device(module: nn.Module, device: str | torch.device | None = None) -> It
 
 
 def send(x: Tensor, device: torch.device) -> Tensor:
-    """A batch on a device, through pinned memory and without waiting where that device is a CUDA GPU.
+    """Send a batch to a device; to a CUDA GPU through pinned memory and without waiting.
 
     Parameters
     ----------
     x : Tensor
-        Anywhere.
+        On any device.
     device : torch.device
-        Where it is needed.
+        The target device.
 
     Returns
     -------
     Tensor
-        `x` itself if it is there already.
+        `x` itself if it is already there.
 
     Examples
     --------

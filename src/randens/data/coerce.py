@@ -1,7 +1,7 @@
-"""Inputs and labels as tensors, from whatever holds them: arrays, data sets, loaders, files, names.
+"""Inputs and labels as tensors, from arrays, data sets, loaders, files or names.
 
-Conversions that change values or axes (bytes to [0, 1], channels last to first) are made only where there is no
-doubt, and each is told in `Inputs.notes`.
+Conversions that change values or axes (bytes to [0, 1], channels last to first) are made only if they are
+unambiguous, and `Inputs.notes` lists them.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Inputs:
     y : Tensor
         int64 [n].
     name, split : str
-        Where they come from; ``"unknown"`` where that is not said.
+        The name of the data and the split; ``"unknown"`` if not given.
     classes : int or None
-        How many classes the data names.
+        The number of classes that the data name.
     notes : tuple of str
         What was converted, a sentence each.
 
@@ -65,7 +65,7 @@ class Inputs:
 
 
 def as_inputs(data: Any, *, split: str = "test", limit: int | None = None) -> Inputs:
-    """Inputs and labels from whatever holds them.
+    """Convert data of any kind to inputs and labels.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ def as_inputs(data: Any, *, split: str = "test", limit: int | None = None) -> In
     split : str
         Which split of a named data set.
     limit : int, optional
-        Use the first so many inputs only.
+        Use only this many inputs, from the first on.
 
     Returns
     -------
@@ -307,7 +307,7 @@ def _labels(y: Any) -> Tensor:
 
 
 def check_range(x: Tensor, bounds: tuple[float, float] | None) -> None:
-    """Refuse inputs outside the box, with the likeliest reason.
+    """Refuse inputs outside the box, and name the likely reason.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Any classifier, data and attacks made to fit each other, before an evaluation or a curve attacks anything."""
+"""Prepare a classifier, data and attacks for an evaluation or a curve."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ __all__ = ["BOX", "AttackLike", "Prepared", "choose_attacks", "doubts", "prepare
 
 BOX = (0.0, 1.0)
 _EPS = 8 / 255
-_LOOKED_AT = 256  # inputs on which members are checked for sense
-_ENOUGH = 20  # with fewer, accuracies say nothing about chance
+_LOOKED_AT = 256  # inputs on which members are checked
+_ENOUGH = 20  # fewer inputs do not show whether an accuracy is above chance
 
 AttackLike = Attack | str | Sequence[Attack | str] | None
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """Everything an evaluation needs, made to fit: the ensemble, its inputs, the attacks against one threat."""
+    """The prepared parts of an evaluation: the ensemble, its inputs, the attacks against one threat."""
 
     rec: Any
     data: ImageData | tuple[Tensor, Tensor]
@@ -47,7 +47,7 @@ class Prepared:
 
     @property
     def threat(self) -> Threat:
-        """What all attacks share."""
+        """The threat of all attacks."""
         return self.attacks[0].threat
 
 
@@ -68,7 +68,7 @@ def prepare(
     """Make model, data and attacks fit each other; the parameters are those of `evaluate`."""
     if data is None:
         data = _own_data(model)
-    # A classifier with random answers is expanded by the evaluation itself.
+    # The evaluation itself expands a random classifier.
     random = getattr(model, "stochastic", False)
     rec: Any = as_rec(model, probs=probs, preprocessing=preprocessing)
     if isinstance(model, RandomizedModel):
@@ -101,8 +101,9 @@ def choose_attacks(
 ) -> tuple[Attack, ...]:
     """Attacks from attacks, names or nothing (the portfolio ``standard``), all against one threat.
 
-    `known` is what the ensemble is meant to resist; it stands in for what is not said. Attacks bring their threat; an
-    `eps` or `norm` that contradicts it is refused.
+    `known` is the ensemble's own threat, the default for missing arguments. An attack has its own threat; an
+    `eps` or
+    `norm` that contradicts it is refused.
     """
     given = (
         ["standard"] if attack is None else list(attack) if isinstance(attack, (list, tuple)) else [attack]
@@ -166,11 +167,11 @@ def _own_data(model: Any) -> Any:
 
 
 def doubts(case: Prepared) -> tuple[str, ...]:
-    """What looks wrong with members and labels, as warnings and as sentences for the result."""
+    """Report likely mistakes in members and labels, as warnings and as sentences for the result."""
     if not isinstance(case.rec, RandomizedEnsemble):
         return ()
     said = []
-    # Wrappers are in training mode when they are made; what they hold decides.
+    # New wrappers are in training mode, so the wrapped module's mode counts.
     training = [
         i
         for i, member in enumerate(case.rec.members)

@@ -1,4 +1,4 @@
-"""One self-contained HTML file: no network, no script but its own, everything from data escaped by the templates."""
+"""Write one self-contained HTML file: no network, no foreign script; the templates escape all data."""
 
 from __future__ import annotations
 
@@ -98,7 +98,9 @@ def render(runs: Sequence[LoadedRun]) -> str:
 
 
 def fill(template: str, *, scripts: Sequence[str], data: Mapping[str, Any], **values: Any) -> str:
-    """A page from its template: style and scripts inline, allowed by their hashes and nothing else allowed."""
+    """Fill a page's template; style and scripts are inline, and the policy allows only them, by their
+    hashes.
+    """
     style, *code = (Markup(_source(name)) for name in ("page.css", *scripts))
     policy = (
         f"default-src 'none'; style-src {_hash(style)}; script-src {' '.join(_hash(c) for c in code)}; "

@@ -1,4 +1,4 @@
-"""The numbers behind the page's tables and figures, and how numbers are written."""
+"""The numbers of the page's tables and figures, and their formats."""
 
 from __future__ import annotations
 
@@ -256,7 +256,7 @@ def stale(one: LoadedRun, measured: Radii | AttackTable | Gallery) -> str:
 
 
 def disagreement(one: LoadedRun) -> str:
-    """Where the curve over ε and the evaluation answer one question differently; "" where they agree.
+    """Return a sentence if the curve over ε and the evaluation differ at the same ε; "" if they agree.
 
     Both read the run's witness store, so they differ only if one of them is older than the other.
     """
@@ -286,7 +286,7 @@ def where(
     names: Sequence[str | Mapping[str, Any]] = (),
     within: Threat | ThreatDocument | None = None,
 ) -> str:
-    """What a number is about: data and split, number of inputs, attacks, norm and ε."""
+    """Describe a number: data and split, number of inputs, attacks, norm and ε."""
     parts = [f"{data} {split}".strip()]
     parts += [] if n is None else [f"{n} inputs"]
     parts += [f"attacked with {attacks(names)}"] if names else []
