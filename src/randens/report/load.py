@@ -172,6 +172,8 @@ class SamplingNote(Document):
     threat: ThreatDocument | None = None
     attacks: list[str] = Field(default_factory=list)
     sweeps: int = 0
+    upper: Real | None = None
+    confidence: Real | None = None
     methods: list[MethodNote] = Field(default_factory=list)
     contributions: list[Contribution] = Field(default_factory=list)
 
