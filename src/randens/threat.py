@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,8 @@ from randens.core.errors import InputError, RandensWarning, unknown
 
 __all__ = ["Region", "Threat", "grid", "norm_name", "number"]
 
+_Given = ParamSpec("_Given")
+_Result = TypeVar("_Result")
 _NORMS = {"linf": (math.inf, 1.0), "l2": (2.0, 2.0), "l1": (1.0, math.inf), "l0": (0.0, math.nan)}
 _SPELLINGS = {
     "inf": "linf",
@@ -136,18 +138,24 @@ def grid(name: str, value: object) -> tuple[float, ...]:
     return tuple(sorted(set(found)))
 
 
-def _in_float64(method: Callable[..., Any]) -> Callable[..., Any]:
+def _in_float64(method: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
     """A method of tensors that computes in float64: on the CPU where their device cannot, with the result sent back."""
 
     @functools.wraps(method)
-    def exact(self: Any, *tensors: Tensor) -> Any:
-        device = tensors[0].device
+    def exact(*args: _Given.args, **named: _Given.kwargs) -> _Result:
+        device = next(value.device for value in (*args, *named.values()) if isinstance(value, Tensor))
         if has_float64(device):
-            return method(self, *tensors)
-        found = method(self, *(tensor.cpu() for tensor in tensors))
-        return tuple(part.to(device) for part in found) if isinstance(found, tuple) else found.to(device)
+            return method(*args, **named)
+        here: Any = method
+        found = here(*map(_on_cpu, args), **{name: _on_cpu(value) for name, value in named.items()})
+        back: Any = tuple(part.to(device) for part in found) if isinstance(found, tuple) else found.to(device)
+        return back  # type: ignore[no-any-return]
 
     return exact
+
+
+def _on_cpu(value: object) -> object:
+    return value.cpu() if isinstance(value, Tensor) else value
 
 
 @dataclass(frozen=True)
@@ -258,24 +266,27 @@ class Threat:
 
     def scaled(self, factor: float) -> Threat:
         """The same threat with `factor` times the radius."""
-        return self._with_radius(self.eps * factor)
+        return self.with_radius(self.eps * factor)
 
-    def _with_radius(self, eps: float) -> Threat:
+    def with_radius(self, eps: float) -> Threat:
         """The same threat with another radius; a derived radius is not checked for being in 0..255."""
         other = copy.copy(self)
         object.__setattr__(other, "eps", float(eps))
         return other
 
+    def distance(self, x_adv: Tensor, x: Tensor) -> Tensor:
+        """The smallest radius [n] with which the set holds each perturbed input, in float64 and before the box."""
+        if not x[:1].numel():
+            return torch.zeros(len(x), dtype=torch.float64, device=x.device)
+        if self.norm == "l0":
+            return _changed(x_adv, x).flatten(1).sum(dim=1).double()
+        norms: Tensor = torch.linalg.vector_norm((x_adv.double() - x.double()).flatten(1), self.p, dim=1)
+        return norms
+
     @_in_float64
     def contains(self, x_adv: Tensor, x: Tensor) -> Tensor:
         """Bool [n]: which perturbed inputs are legal, in float64 and without tolerance."""
-        delta = (x_adv.double() - x.double()).flatten(1)
-        if not delta.shape[1]:
-            legal = torch.ones(len(x), dtype=torch.bool, device=x.device)
-        elif self.norm == "l0":
-            legal = _changed(x_adv, x).flatten(1).sum(dim=1) <= self.eps
-        else:
-            legal = torch.linalg.vector_norm(delta, self.p, dim=1) <= self.eps
+        legal = self.distance(x_adv, x) <= self.eps
         if self.bounds is not None:
             low, high = self.bounds
             flat = x_adv.flatten(1)
@@ -469,7 +480,7 @@ class Threat:
         eps = number("eps", value["eps"])
         if not (math.isfinite(eps) and eps > 0):
             raise InputError(f"eps is {eps:g}; it must be finite and > 0, e.g. 8/255")
-        return found._with_radius(eps)
+        return found.with_radius(eps)
 
 
 @dataclass(frozen=True)
@@ -667,6 +678,15 @@ class UnionThreat(Threat):
     def scaled(self, factor: float) -> Threat:
         """Every part with `factor` times its radius."""
         return Threat.union(*(part.scaled(factor) for part in self.sets))
+
+    def with_radius(self, eps: float) -> Threat:
+        """All parts scaled alike, so that the first one has the radius `eps`."""
+        return self.scaled(eps / self.eps)
+
+    def distance(self, x_adv: Tensor, x: Tensor) -> Tensor:
+        """The first part's radius [n] with which the union, all parts scaled alike, holds each perturbed input."""
+        shares = torch.stack([part.distance(x_adv, x) / part.eps for part in self.sets])
+        return shares.amin(dim=0) * self.eps
 
     def contains(self, x_adv: Tensor, x: Tensor) -> Tensor:
         """Bool [n]: which perturbed inputs are legal in some part."""

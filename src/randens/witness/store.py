@@ -455,8 +455,7 @@ class WitnessStore:
             "checked": checked.astype(np.uint8),
         }
         if work is not None or not self._located.issuperset(map(bytes, ids)):
-            moved = (stored.double() - around.double()).flatten(1)
-            tensors["distance"] = torch.linalg.vector_norm(moved, threat.p, dim=1).numpy()
+            tensors["distance"] = threat.distance(stored, around).numpy()
             tensors |= _encode(stored, around, threat)
         self._write(threat, x, members, tensors, sources, work)
 
@@ -529,7 +528,7 @@ class WitnessStore:
         return found, sure
 
     def _space(self, threat: Threat, x: Tensor) -> Path:
-        described = json.dumps([threat.norm, threat.bounds, list(x.shape[1:]), str(x.dtype)])
+        described = json.dumps([_set_of(threat), threat.bounds, list(x.shape[1:]), str(x.dtype)])
         return self.folder / f"{threat.norm}-{hashlib.blake2b(described.encode(), digest_size=6).hexdigest()}"
 
     def _write(
@@ -592,7 +591,7 @@ class WitnessStore:
 
     def _points(self, segment: _Segment, rows: list[int], x: Tensor, threat: Threat) -> Tensor:
         tensors, _ = read_tensors(segment.path, "witnesses")
-        return _decode(tensors, rows, x.detach().cpu(), Threat(threat.norm, segment.eps, threat.bounds))
+        return _decode(tensors, rows, x.detach().cpu(), threat.with_radius(segment.eps))
 
     def _files(self) -> list[tuple[float, int, Path]]:
         """(time written, bytes, path) of every segment on disk."""
@@ -733,6 +732,16 @@ def _inflated(packed: NDArray[Any], size: int) -> NDArray[np.uint8]:
     return np.frombuffer(found, dtype=np.uint8)
 
 
+def _set_of(threat: Threat) -> str | list[Any]:
+    """What sets of one space have in common: the norm, and for a union the radii, too.
+
+    Points of one ball answer for every radius that holds them; scaling a union's radii would round them.
+    """
+    if len(threat.parts) == 1:
+        return threat.norm
+    return [[part.norm, repr(part.eps)] for part in threat.parts]
+
+
 def rounded(x: Tensor, dtype: torch.dtype, threat: Threat) -> Tensor:
     """Return inputs in another precision, clipped to the box, which rounding may leave by half a unit in the
     last place.
@@ -746,7 +755,8 @@ def _corners(
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     """The bits of the inputs in the points' precision, and of their smallest and largest legal neighbours."""
     base = rounded(x, dtype, threat)
-    low, high = threat.interval(base)
+    # The corners must come out bit for bit when they are read; those of a union scaled to its old radius would not.
+    low, high = threat.interval(base) if len(threat.parts) == 1 else (base, base)
     flat = [t.flatten(1).contiguous().numpy() for t in (base, low, high)]
     return tuple(f.view(_integers(f)) for f in flat)  # type: ignore[return-value]
 
