@@ -50,7 +50,7 @@ others.
 _TEXTS = {
     "witness_store": "Three ResNet-20s of the zoo on CIFAR-10 validation images, saddle. Passes that the second of "
     "two equal questions makes, passes of a chain of commands, the seconds that a store adds, "
-    "bytes per image.",
+    "bytes per image. Certificates are of two small networks on digits.",
     "attacks": "ResNet-20, CIFAR-10, linf ε = 8/255. The textbook ARC-R is its algorithm box written down in "
     "`benchmarks/attacks.py`: channels first, float32, every member evaluated anew after every step, nothing "
     "dropped. *Its passes, bare* is what the forward and backward passes that an attack has counted cost by "

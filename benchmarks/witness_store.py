@@ -37,7 +37,7 @@ def rows(settings: Settings) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as folder:
         yield from _twice(rec, images, attack, Path(folder), which)
     yield _one_hot(rec, images, attack)
-    yield _overhead(rec, images, attack, 2 if settings.quick else 3)
+    yield _overhead(rec, images, attack, 2 if settings.quick else 5)
     yield _after_certify(60 if settings.quick else 360)
 
 

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,8 @@ from randens.core.errors import InputError, RandensWarning, unknown
 
 __all__ = ["Region", "Threat", "grid", "norm_name", "number"]
 
+_Given = ParamSpec("_Given")
+_Result = TypeVar("_Result")
 _NORMS = {"linf": (math.inf, 1.0), "l2": (2.0, 2.0), "l1": (1.0, math.inf), "l0": (0.0, math.nan)}
 _SPELLINGS = {
     "inf": "linf",
@@ -136,18 +138,24 @@ def grid(name: str, value: object) -> tuple[float, ...]:
     return tuple(sorted(set(found)))
 
 
-def _in_float64(method: Callable[..., Any]) -> Callable[..., Any]:
+def _in_float64(method: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
     """A method of tensors that computes in float64: on the CPU where their device cannot, with the result sent back."""
 
     @functools.wraps(method)
-    def exact(self: Any, *tensors: Tensor) -> Any:
-        device = tensors[0].device
+    def exact(*args: _Given.args, **named: _Given.kwargs) -> _Result:
+        device = next(value.device for value in (*args, *named.values()) if isinstance(value, Tensor))
         if has_float64(device):
-            return method(self, *tensors)
-        found = method(self, *(tensor.cpu() for tensor in tensors))
-        return tuple(part.to(device) for part in found) if isinstance(found, tuple) else found.to(device)
+            return method(*args, **named)
+        here: Any = method
+        found = here(*map(_on_cpu, args), **{name: _on_cpu(value) for name, value in named.items()})
+        back: Any = tuple(part.to(device) for part in found) if isinstance(found, tuple) else found.to(device)
+        return back  # type: ignore[no-any-return]
 
     return exact
+
+
+def _on_cpu(value: object) -> object:
+    return value.cpu() if isinstance(value, Tensor) else value
 
 
 @dataclass(frozen=True)

@@ -90,6 +90,21 @@ def test_attacks_run_on_another_device_as_on_the_cpu(name: str, threat: Threat, 
     assert there.pool.risk([0.5, 0.5]) == here.pool.risk([0.5, 0.5])
 
 
+@pytest.mark.parametrize("threat", [*BALLS, Threat("l1", 3.0), Threat("l0", 5), Threat.union(*BALLS)])
+def test_projections_on_another_device_are_the_cpus(threat: Threat, elsewhere: Elsewhere) -> None:
+    x, _ = (t[:4] for t in digits("test"))
+    moved = x + 0.3 * torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
+    here = threat.project(moved, x)
+    with elsewhere:
+        there = threat.project(x_adv=moved.to(AWAY), x=x.to(AWAY))
+        assert there.device == AWAY
+        assert bool(threat.contains(there, x.to(AWAY)).cpu().all())
+        low, high = threat.interval(x.to(AWAY))
+        assert bool(((there >= low) & (there <= high)).cpu().all())
+        there = there.cpu()
+    assert torch.equal(there, here)
+
+
 def test_evaluate_moves_members_there_and_back_and_results_to_the_cpu(elsewhere: Elsewhere) -> None:
     x, y = (t[:4] for t in digits("test"))
     rec = ensemble()
