@@ -113,7 +113,7 @@ class AttackTable(_Measured):
     n: int = Field(ge=1)
     norm: str
     eps: Real
-    attacks: list[AttackLine]
+    attacks: list[AttackLine] = Field(min_length=1)
     together: Interval
 
 
