@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import os
 from collections.abc import Sequence
@@ -161,9 +162,13 @@ class RandomizedEnsembleClassifier(ClassifierMixin, BaseEstimator):  # type: ign
     def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
         """Σ α_i softmax_i(x), [n, C]: the mixture's probabilities. How often `predict` gives each class is `vote`."""
         check_is_fitted(self)
-        inputs = self.scaled(X)
+        rec, inputs = self.ensemble_, self.scaled(X)
+        # In float32 the last digits of a row depend, on some processors, on the rows beside it.
+        if not any(isinstance(member, QueriedMember) for member in rec.members):
+            members = [copy.deepcopy(member).double() for member in rec.members]
+            rec, inputs = RandomizedEnsemble(members, self.probs_.tolist()).eval(), inputs.double()
         with torch.no_grad():
-            mixed: NDArray[np.float64] = self.ensemble_.mixture(inputs).double().exp().numpy()
+            mixed: NDArray[np.float64] = rec.mixture(inputs).double().exp().numpy()
         mixed /= mixed.sum(axis=1, keepdims=True)
         return mixed
 
