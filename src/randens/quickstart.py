@@ -19,6 +19,7 @@ import torch
 from randens import attacks
 from randens import data as datasets
 from randens.core.errors import InputError
+from randens.core.files import picked
 from randens.core.progress import Progress, silent
 from randens.core.runs import Run
 from randens.ensemble import RandomizedEnsemble
@@ -58,7 +59,7 @@ class Verdict:
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary for JSON."""
-        return {"difference": self.difference.to_json(), "sentence": self.sentence}
+        return picked(self, "difference sentence")
 
 
 @dataclass(frozen=True)
@@ -77,16 +78,8 @@ class Quickstart:
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary for JSON."""
-        return {
-            "run": str(self.run.path),
-            "report": str(self.report),
-            "seconds": self.seconds,
-            "verdict": self.verdict.to_json(),
-            "sampling": self.sampling.to_json(),
-            "advice": self.advice.to_json(),
-            "at": self.at.to_json(),
-            "ensemble": self.ensemble.to_json(),
-        }
+        names = "report seconds verdict sampling advice at ensemble"
+        return {"run": str(self.run.path), **picked(self, names)}
 
 
 def recipes(seed: int = 0) -> tuple[Recipe, Recipe]:

@@ -31,7 +31,7 @@ from randens.attacks import exact
 from randens.certify.interval_bounds import propagate
 from randens.certify.linear_bounds import crown
 from randens.core.errors import InputError, ModelError
-from randens.core.files import write_json
+from randens.core.files import picked, write_json
 from randens.core.progress import Progress, silent
 from randens.core.runs import Run
 from randens.ensemble import RandomizedEnsemble, evaluating
@@ -133,25 +133,15 @@ class Certification:
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary for JSON."""
+        names = "version ensemble data split n threat probs member_upper best refuted seconds profile"
         return {
             "format": _FORMAT,
-            "version": self.version,
-            "ensemble": self.ensemble,
-            "data": self.data,
-            "split": self.split,
-            "n": self.n,
-            "threat": self.threat.to_dict(),
-            "probs": self.probs.tolist(),
+            **picked(self, names),
             "upper": self.upper(),
             "upper_members_separately": self.separate(),
             "lower": self.lower(),
             "lower_from": "natural errors" if self.witnesses is None else "witnesses",
-            "member_upper": self.member_upper.tolist(),
-            "best": self.best.to_json(),
-            "refuted": self.refuted,
-            "seconds": self.seconds,
             "certified": ["".join("1" if c else "0" for c in row) for row in self.certified.tolist()],
-            "profile": self.profile.to_json(),
         }
 
     def save(self, path: str | os.PathLike[str]) -> Path:

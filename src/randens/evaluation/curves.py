@@ -22,6 +22,7 @@ from torch import Tensor
 
 from randens.attacks import Attack, Cost
 from randens.core.errors import InputError
+from randens.core.files import picked
 from randens.core.progress import Progress, silent
 from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble
 from randens.evaluation.intervals import Estimate, estimate
@@ -67,12 +68,7 @@ class CurvePoint:
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary for JSON."""
-        return {
-            "eps": self.eps,
-            "ensemble": self.ensemble.to_json(),
-            "members": [m.to_json() for m in self.members],
-            "deterministic": None if self.deterministic is None else self.deterministic.to_json(),
-        }
+        return picked(self, "eps ensemble members deterministic")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -151,17 +147,8 @@ class Curve:
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary for JSON."""
-        return {
-            "format": "randens-curve-1",
-            "norm": self.norm,
-            "data": self.data,
-            "split": self.split,
-            "n": self.n,
-            "attacks": list(self.attacks),
-            "confidence": self.confidence,
-            "cost": {"forwards": self.cost.forwards, "backwards": self.cost.backwards},
-            "points": [p.to_json() for p in self.points],
-        }
+        names = "norm data split n attacks confidence cost points"
+        return {"format": "randens-curve-1", **picked(self, names)}
 
     def to_frame(self) -> Any:
         """A pandas data frame, one row per radius and classifier."""
@@ -387,16 +374,7 @@ class CostCurve:
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary for JSON."""
-        lines = {
-            name: [{"budget": p.budget, "passes": p.passes, "robust": p.robust.to_json()} for p in points]
-            for name, points in self.lines.items()
-        }
-        return {
-            "format": "randens-cost-curve-1",
-            "threat": self.threat.to_dict(),
-            "n": self.n,
-            "lines": lines,
-        }
+        return {"format": "randens-cost-curve-1", **picked(self, "threat n lines")}
 
     def to_frame(self) -> Any:
         """A pandas data frame, one row per attack and budget."""

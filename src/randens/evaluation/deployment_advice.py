@@ -22,6 +22,7 @@ from randens import models
 from randens.attacks import Attack, Cost
 from randens.attacks.dataset import as_attacks
 from randens.core.errors import InputError
+from randens.core.files import picked
 from randens.core.progress import Progress, silent
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation.gradient_conflict import Conflict
@@ -58,13 +59,7 @@ class Option:
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary for JSON, without the single inputs."""
-        return {
-            "name": self.name,
-            "kind": self.kind,
-            "k": self.k,
-            "flops": self.flops,
-            **self.accuracy.to_json(),
-        }
+        return {**picked(self, "name kind k flops"), **self.accuracy.to_json()}
 
 
 @dataclass(frozen=True)
@@ -144,26 +139,11 @@ class Advice:
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary for JSON."""
-        return {
-            "format": _FORMAT,
-            "options": [option.to_json() for option in self.options],
-            "choices": [choice.to_json() for choice in self.choices],
-            "sentences": list(self.sentences),
-            "probs": self.probs.tolist(),
-            "drawn": list(self.drawn),
-            "gain": self.gain.to_json(),
-            "conflict": self.conflict.to_json(),
-            "pair": None if self.pair is None else list(self.pair),
-            "apart": None if self.apart is None else self.apart.to_json(),
-            "data": self.data,
-            "split": self.split,
-            "n": self.n,
-            "threat": self.threat.to_dict(),
-            "attacks": list(self.attacks),
-            "ensemble": self.ensemble,
-            "confidence": self.confidence,
-            "cost": {"forwards": self.cost.forwards, "backwards": self.cost.backwards},
-        }
+        names = (
+            "options choices sentences probs drawn gain conflict pair apart data split n threat attacks "
+            "ensemble confidence cost"
+        )
+        return {"format": _FORMAT, **picked(self, names)}
 
 
 def advise(

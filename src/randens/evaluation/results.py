@@ -17,7 +17,7 @@ from randens._version import __version__
 from randens.attacks import Cost
 from randens.core.documents import fitted
 from randens.core.errors import FileError, InputError, RandensError
-from randens.core.files import document_checksum, read_json, seal, write_json
+from randens.core.files import document_checksum, picked, read_json, seal, write_json
 from randens.core.runs import Run
 from randens.ensemble import RandomizedEnsemble, check_probs
 from randens.evaluation.documents import EvaluationDocument
@@ -55,7 +55,7 @@ class Accuracy:
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary for JSON."""
-        return {"natural": self.natural.to_json(), "robust": self.robust.to_json()}
+        return picked(self, "natural robust")
 
 
 @dataclass(frozen=True, eq=False)
@@ -368,30 +368,14 @@ class Evaluation:
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary for JSON, with a checksum over all of it; `from_json` reads it back."""
+        names = "version ensemble probs also data split classes chosen_on threat attacks flops confidence flags profile"
         document = {
             "format": _FORMAT,
-            "version": self.version,
-            "ensemble": self.ensemble,
-            "probs": self.probs.tolist(),
-            "also": {name: probs.tolist() for name, probs in self.also.items()},
-            "data": self.data,
-            "split": self.split,
-            "classes": self.classes,
-            "chosen_on": dict(self.chosen_on),
-            "threat": self.threat.to_dict(),
+            **picked(self, names),
             "threat_model": THREAT_MODEL,
-            "attacks": [dict(a) for a in self.attacks],
-            "flops": list(self.flops),
-            "cost": {
-                "forwards": self.cost.forwards,
-                "backwards": self.cost.backwards,
-                "seconds": self.seconds,
-            },
-            "confidence": self.confidence,
-            "flags": dict(self.flags),
+            "cost": {**vars(self.cost), "seconds": self.seconds},
             **({"notes": list(self.notes)} if self.notes else {}),
             "summary": self.summary(),
-            "profile": self.profile.to_json(),
             "points": _points_to_json(self.points),
         }
         return seal(document)
