@@ -18,7 +18,7 @@ import torch
 
 from randens import attacks
 from randens import data as datasets
-from randens.core.errors import InputError
+from randens.core.errors import whole
 from randens.core.files import picked
 from randens.core.progress import Progress, silent
 from randens.core.runs import Run
@@ -109,8 +109,7 @@ def quickstart(
     parent: str | os.PathLike[str] = "runs", *, seed: int = 0, progress: Progress | None = None
 ) -> Quickstart:
     """Train AT and an ensemble (M = 4), choose the probabilities, attack, and compare. Makes parent/quickstart-N."""
-    if not 0 <= seed < 2**31:
-        raise InputError(f"seed is {seed}; it must be a whole number from 0 to 2147483647")
+    whole("seed", seed, 0, 2**31 - 1)
     # Networks this small gain nothing from several threads, and lose much where others use the cores.
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

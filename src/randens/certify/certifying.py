@@ -30,7 +30,7 @@ from randens._version import __version__
 from randens.attacks import exact
 from randens.certify.interval_bounds import propagate
 from randens.certify.linear_bounds import crown
-from randens.core.errors import InputError, ModelError
+from randens.core.errors import InputError, ModelError, whole
 from randens.core.files import picked, write_json
 from randens.core.progress import Progress, silent
 from randens.core.runs import Run
@@ -219,8 +219,7 @@ def certify(
     chosen = rec.threat if threat is None else threat
     if chosen is None:
         raise InputError("threat is None and the ensemble names none; give one, e.g. Threat('linf', 8/255)")
-    if isinstance(refine, bool) or not isinstance(refine, int) or refine < 0:
-        raise InputError(f"refine is {refine!r}; it must be a whole number ≥ 0")
+    whole("refine", refine, 0)
     chosen.check(inputs.x)
     members = len(rec)
     if pool is not None and (pool.n, pool.members) != (len(inputs), members):

@@ -35,7 +35,7 @@ from randens.attacks import Attack, Cost, create
 from randens.attacks.dataset import batches
 from randens.attacks.eot import EOT
 from randens.attacks.suite import Suite
-from randens.core.errors import InputError
+from randens.core.errors import InputError, whole
 from randens.core.files import picked, plain, write_json
 from randens.core.progress import Progress, silent
 from randens.ensemble import RandomizedEnsemble, frozen
@@ -321,8 +321,7 @@ def evaluate_stochastic(
         raise InputError(f"model is a {type(model).__name__} without random members; use randens.evaluate")
     if isinstance(tolerance, bool) or not isinstance(tolerance, (int, float)) or not 0 < tolerance < 1:
         raise InputError(f"tolerance is {tolerance!r}; it must be a number between 0 and 1, e.g. 0.02")
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1000:
-        raise InputError(f"seed is {seed!r}; it must be a whole number from 0 to 999")
+    whole("seed", seed, 0, 999)
     report = silent if progress is None else progress
     most = max(m.draws for m in members_of(model) if isinstance(m, RandomizedModel))
     plan = _plan(attack, model, seed)

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from randens.attacks import Attack, Cost
 from randens.attacks.dataset import Knowledge, as_attacks
-from randens.core.errors import InputError, ModelError
+from randens.core.errors import InputError, ModelError, whole
 from randens.core.files import picked
 from randens.core.progress import Progress, silent
 from randens.ensemble import RandomizedEnsemble
@@ -236,8 +236,7 @@ def optimize_sampling(
         as_confidence(confidence)
     if isinstance(tol, bool) or not isinstance(tol, (int, float)) or not 0 <= tol < 1:
         raise InputError(f"tol is {tol!r}; it must be a number from 0 to 1, e.g. 1e-3")
-    if isinstance(max_sweeps, bool) or not isinstance(max_sweeps, int) or max_sweeps < 1:
-        raise InputError(f"max_sweeps is {max_sweeps!r}; it must be a whole number ≥ 1")
+    whole("max_sweeps", max_sweeps)
     if isinstance(rec, RandomizedEnsemble) and rec.stochastic:
         raise InputError(
             "rec has members that answer at random; use randens.evaluation.optimize_stochastic_sampling for them"
