@@ -16,7 +16,7 @@ import typer
 
 from randens.cli import names as known
 from randens.cli.output import Json
-from randens.cli.progress import bars
+from randens.cli.progress_bars import bars
 from randens.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ __all__ = [
     "Attacks",
     "Device",
     "Evaluating",
-    "Inputs",
+    "InputOptions",
     "Limit",
     "Opened",
     "OnRun",
@@ -158,7 +158,7 @@ def number(name: str, text: str | None) -> float | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inputs:
+class InputOptions:
     """What every command is asked that runs members on data."""
 
     split: Split = "test"
@@ -189,7 +189,7 @@ class Inputs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnRun(Inputs):
+class OnRun(InputOptions):
     """The same, of a command about one run folder."""
 
     run: RunFolder
@@ -214,7 +214,7 @@ class Attacking(OnRun):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluating(Inputs):
+class Evaluating(InputOptions):
     """What a command is asked that takes a run folder or networks of one's own."""
 
     run: OptionalRun = None
@@ -271,7 +271,7 @@ class Opened:
 
 
 def asked(
-    kind: type[Inputs], *, without: tuple[str, ...] = (), **defaults: Any
+    kind: type[InputOptions], *, without: tuple[str, ...] = (), **defaults: Any
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorator: the first parameter of a command is a `kind`, whose fields become the command's options.
 
@@ -291,7 +291,7 @@ def asked(
                 ),
             )
             # What is particular to a command comes first in its help.
-            for field in sorted(dataclasses.fields(kind), key=lambda field: hasattr(Inputs, field.name))
+            for field in sorted(dataclasses.fields(kind), key=lambda field: hasattr(InputOptions, field.name))
             if field.name not in without
         ]
         own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from randens.cli.output import Json, console, print_json
-from randens.cli.progress import bars
+from randens.cli.progress_bars import bars
 
 if TYPE_CHECKING:
     from randens.quickstart import Quickstart

@@ -20,7 +20,7 @@ from randens.data import ImageData
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation import estimate, evaluate
 from randens.evaluation.labelled_data import Data, as_image_data, fingerprint
-from randens.report.load import AttackLine, AttackTable, Gallery, Interval, Radii, Radius
+from randens.report.load import AttackLine, AttackTable, Gallery, Radii, Radius, StoredInterval
 from randens.report.pictures import make_gallery
 from randens.threat import Threat
 from randens.witness import WitnessPool
@@ -183,11 +183,11 @@ def _radii(
         radii.append(
             Radius(
                 eps=scaled.eps,
-                robust=Interval.of(result.accuracy.robust),
-                members=[Interval.of(a.robust) for a in result.member_accuracies],
+                robust=StoredInterval.of(result.accuracy.robust),
+                members=[StoredInterval.of(a.robust) for a in result.member_accuracies],
                 deterministic=None
                 if result.deterministic is None or len(rec) == 1
-                else Interval.of(result.deterministic.robust),
+                else StoredInterval.of(result.deterministic.robust),
             )
         )
     report("accuracy over ε", len(sizes), len(sizes))
@@ -214,7 +214,7 @@ def _compare(
         lines.append(
             AttackLine(
                 name=name,
-                robust=Interval.of(estimate(1 - risks, confidence)),
+                robust=StoredInterval.of(estimate(1 - risks, confidence)),
                 forwards=found.cost.forwards,
                 backwards=found.cost.backwards,
                 seconds=found.seconds,
@@ -230,5 +230,5 @@ def _compare(
         norm=threat.norm,
         eps=threat.eps,
         attacks=lines,
-        together=Interval.of(estimate(1 - together, confidence)),
+        together=StoredInterval.of(estimate(1 - together, confidence)),
     )
