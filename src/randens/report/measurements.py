@@ -9,6 +9,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -131,12 +132,7 @@ def measure(
         # A point found in a larger ball may lie in a smaller one: read again, every number comes from the whole store.
         radii, at_threat = measured(silent)
     curve = Radii(
-        ensemble=fingerprint(rec),
-        probs=rec.probs.tolist(),
-        data=data.name,
-        split=data.split,
-        n=len(data),
-        norm=threat.norm,
+        **_about(rec, data, threat),
         attacks=list(attack),
         confidence=confidence,
         radii=radii,
@@ -145,6 +141,18 @@ def measure(
     if len(data.shape) == 3 and at_threat is not None:
         pictures = make_gallery(rec, data, at_threat, threat)
     return Measurements(curve, lines, pictures)
+
+
+def _about(rec: RandomizedEnsemble, data: ImageData, threat: Threat) -> dict[str, Any]:
+    """What a document was measured on."""
+    return {
+        "ensemble": fingerprint(rec),
+        "probs": rec.probs.tolist(),
+        "data": data.name,
+        "split": data.split,
+        "n": len(data),
+        "norm": threat.norm,
+    }
 
 
 def _radii(
@@ -222,12 +230,7 @@ def _compare(
         )
     progress("comparing attacks", len(names), len(names))
     return AttackTable(
-        ensemble=fingerprint(rec),
-        probs=rec.probs.tolist(),
-        data=data.name,
-        split=data.split,
-        n=len(data),
-        norm=threat.norm,
+        **_about(rec, data, threat),
         eps=threat.eps,
         attacks=lines,
         together=StoredInterval.of(estimate(1 - together, confidence)),
