@@ -53,6 +53,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--slowest", type=int, default=0, help="list so many tests by the processor time they took"
     )
+    parser.addoption(
+        "--slowest-page",
+        metavar="PAGE",
+        help="write that list into this page, between <!-- slowest --> and <!-- end -->",
+    )
 
 
 def _cpu_seconds() -> float:
@@ -92,6 +97,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Genera
         terminalreporter.write_line(f"{sum(seconds for seconds, _ in slowest):7.1f} s  all {len(slowest)}")
     for seconds, name in slowest[:count]:
         terminalreporter.write_line(f"{seconds:7.1f} s  {name}")
+    page = terminalreporter.config.getoption("--slowest-page")
+    if page:
+        write_table(Path(page), sum(seconds for seconds, _ in slowest), len(slowest), slowest[:count])
     skipped = terminalreporter.stats.get("skipped", [])
     browserless = sum("no browser" in str(report.longrepr) for report in skipped)
     if browserless:
@@ -99,3 +107,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Genera
             f"{browserless} tests in a browser were skipped; to run them: apt-get install chromium, "
             "or RANDENS_BROWSER=/path/to/chromium make test"
         )
+
+
+def write_table(page: Path, total: float, tests: int, slowest: list[tuple[float, str]]) -> None:
+    head, _, rest = page.read_text(encoding="utf-8").partition("<!-- slowest -->")
+    _, end, tail = rest.partition("<!-- end -->")
+    assert end, f"{page} has no place for the table"
+    rows = "".join(f"| `{name.removeprefix('tests/')}` | {seconds:.1f} |\n" for seconds, name in slowest)
+    table = f"| test | seconds |\n|---|---:|\n| all {tests:,} tests | {total:.0f} |\n{rows}"
+    page.write_text(f"{head}<!-- slowest -->\n\n{table}\n{end}{tail}", encoding="utf-8")

@@ -86,7 +86,7 @@ def test_everything_a_command_needs_is_inside(wheel: Path) -> None:
 
 
 # Importing torch takes longer than what is asked of most commands: one process runs all of them, as the program would.
-_COMMANDS = """
+COMMANDS = """
 import contextlib, io, json, sys
 from randens.cli.main import run
 
@@ -113,7 +113,7 @@ def test_commands_work_in_an_empty_folder(installed: Installed) -> None:
         ["zoo", "list", "--json"],
         ["explain", "0.4", "0.5"],
     ]
-    said = installed("-c", _COMMANDS, json.dumps(commands), program="python").splitlines()
+    said = installed("-c", COMMANDS, json.dumps(commands), program="python").splitlines()
     codes, (trained, judged, _, listed, explained) = zip(*map(json.loads, said), strict=True)
     assert codes == (0,) * len(commands)
     assert json.loads(trained)["run"] == run

@@ -217,24 +217,25 @@ def test_fresh_reads_nothing_and_adds_all_the_same(tmp_path: Path) -> None:
     assert len(whole.recall(["a"], input_keys(x, y), x, THREAT)) == 12
 
 
-WRITER = """
-import sys
+# One process imports torch and goes on as two.
+WRITERS = """
+import os, sys
 from tests.witness.test_store import WitnessStore, inputs, put
-store = WitnessStore(sys.argv[1])
+other = os.fork()
+store, first = WitnessStore(sys.argv[1]), 1 if other else 100
 x, y = inputs()
-for seed in range(int(sys.argv[2]), int(sys.argv[2]) + 10):
+for seed in range(first, first + 10):
     put(store, x, y, seed=seed)
+if other:
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(other, 0)[1]))
 """
 
 
 def test_two_processes_write_at_once(tmp_path: Path) -> None:
     paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    writers = [
-        subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path), str(first)], env=environment, cwd=ROOT)
-        for first in (1, 100)
-    ]
-    assert [w.wait(120) for w in writers] == [0, 0]
+    command = [sys.executable, "-c", WRITERS, str(tmp_path)]
+    assert subprocess.run(command, env=environment, cwd=ROOT, timeout=300, check=False).returncode == 0
     x, y = inputs()
     store = WitnessStore(tmp_path)
     store.refresh(THREAT, x)

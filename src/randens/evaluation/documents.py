@@ -62,6 +62,11 @@ class _Summary(Document):
     conflict: _Conflict | None = None
 
 
+class _Flags(Document):
+    unstable: Annotated[float, Field(ge=0, le=1)] = 0.0
+    gradients: dict[str, dict[str, list[Annotated[float, Field(ge=0, le=1)]]]] = Field(default_factory=dict)
+
+
 class EvaluationDocument(Document):
     """evaluation.json."""
 
@@ -78,7 +83,7 @@ class EvaluationDocument(Document):
     flops: list[Count]
     cost: _Cost
     confidence: Annotated[float, Field(gt=0, lt=1)]
-    flags: dict[str, Any]
+    flags: _Flags
     summary: _Summary = _Summary()
     notes: list[str] = Field(default_factory=list)
     profile: dict[str, Any]
@@ -90,6 +95,8 @@ class EvaluationDocument(Document):
         n = len(points.clean)
         if any(len(probs) != members for probs in self.also.values()):
             raise ValueError(f"also: every entry must have {members} probabilities")
+        if len(self.flops) != members:
+            raise ValueError(f"flops: there must be {members}, one for each member")
         if n < 1 or len(points.worst) != n or len(points.foolable) != n or len(points.sources) != n:
             raise ValueError("points: there must be as many inputs in every list, at least one")
         if any(
