@@ -37,6 +37,7 @@ from randens.core.runs import Run
 from randens.ensemble import RandomizedEnsemble, evaluating
 from randens.evaluation.labelled_data import Data, fingerprint, labelled
 from randens.risk import RiskProfile, Sampling, optimal_sampling
+from randens.risk.sets import to_words
 from randens.threat import Region, Threat
 from randens.witness import WitnessPool
 
@@ -141,7 +142,7 @@ class Certification:
             "upper_members_separately": self.separate(),
             "lower": self.lower(),
             "lower_from": "natural errors" if self.witnesses is None else "witnesses",
-            "certified": ["".join("1" if c else "0" for c in row) for row in self.certified.tolist()],
+            "certified": to_words(self.certified),
         }
 
     def save(self, path: str | os.PathLike[str]) -> Path:

@@ -26,6 +26,7 @@ from randens.evaluation.intervals import Estimate, estimate
 from randens.evaluation.labelled_data import fingerprint
 from randens.risk import Bounds, RiskProfile, RuleOfThumb, bounds, rule_of_thumb
 from randens.risk.pairs import Theorem1Test, theorem1_test, two_classifiers
+from randens.risk.sets import from_words, to_words
 from randens.threat import Threat
 from randens.witness import WitnessPool
 
@@ -478,41 +479,21 @@ def _keys(accuracies: NDArray[np.float64]) -> NDArray[np.float64]:
 def _points_to_json(points: Points) -> dict[str, Any]:
     names = sorted(set(points.sources))
     position = {name: index for index, name in enumerate(names)}
+    tables = {name: to_words(getattr(points, name)) for name in ("clean", "worst", "foolable")}
+    columns = {name: getattr(points, name) for name in ("deterministic_clean", "deterministic_worst")}
     return {
-        "clean": _to_words(points.clean),
-        "worst": _to_words(points.worst),
-        "foolable": _to_words(points.foolable),
+        **tables,
+        **{name: None if column is None else to_words(column[None])[0] for name, column in columns.items()},
         "source_names": names,
         "sources": [position[name] for name in points.sources],
-        "deterministic_clean": _to_word(points.deterministic_clean),
-        "deterministic_worst": _to_word(points.deterministic_worst),
     }
 
 
 def _points_from_json(value: Mapping[str, Any], members: int) -> Points:
     names = value["source_names"]
-    return Points(
-        _from_words(value["clean"], members),
-        _from_words(value["worst"], members),
-        _from_words(value["foolable"], members),
-        tuple(names[i] for i in value["sources"]),
-        _from_word(value["deterministic_clean"]),
-        _from_word(value["deterministic_worst"]),
+    clean, worst, foolable = (
+        from_words("the evaluation", value[name], members) for name in ("clean", "worst", "foolable")
     )
-
-
-def _to_words(table: NDArray[np.bool_]) -> list[str]:
-    """One string of zeros and ones per input, member 0 first."""
-    return ["".join("1" if bit else "0" for bit in row) for row in table.tolist()]
-
-
-def _from_words(words: list[str], members: int) -> NDArray[np.bool_]:
-    return np.array([[c == "1" for c in word] for word in words], dtype=np.bool_).reshape(len(words), members)
-
-
-def _to_word(column: NDArray[np.bool_] | None) -> str | None:
-    return None if column is None else "".join("1" if bit else "0" for bit in column.tolist())
-
-
-def _from_word(word: str | None) -> NDArray[np.bool_] | None:
-    return None if word is None else np.array([c == "1" for c in word], dtype=np.bool_)
+    columns = (value["deterministic_clean"], value["deterministic_worst"])
+    alone = (None if word is None else from_words("the evaluation", [word], len(word))[0] for word in columns)
+    return Points(clean, worst, foolable, tuple(names[i] for i in value["sources"]), *alone)

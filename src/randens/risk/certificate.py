@@ -10,10 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from randens.core.errors import InputError
-from randens.risk.bitstrings import from_words, to_words
 from randens.risk.checks import as_count, as_document, as_vector, frozen
 from randens.risk.profile import RiskProfile
-from randens.risk.sets import Masks, pack, unpack
+from randens.risk.sets import Masks, from_words, pack, to_words, unpack
 
 __all__ = ["Certificate"]
 
@@ -85,7 +84,7 @@ class Certificate:
             "members": self.members,
             "bound": self.bound,
             "configuration": self.configuration.tolist(),
-            "sets": to_words(self.masks, self.members),
+            "sets": to_words(unpack(self.masks, self.members)),
             "mass": self.mass.tolist(),
         }
 

@@ -14,9 +14,19 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from randens.core.errors import InputError
-from randens.risk.bitstrings import from_words, to_words
 from randens.risk.checks import as_count, as_document, as_member, as_probs, as_share, as_vector, frozen
-from randens.risk.sets import MAX_MEMBERS, Masks, group, maximal, pack, segment_argmax, unpack, weigh
+from randens.risk.sets import (
+    MAX_MEMBERS,
+    Masks,
+    from_words,
+    group,
+    maximal,
+    pack,
+    segment_argmax,
+    to_words,
+    unpack,
+    weigh,
+)
 
 __all__ = ["RiskProfile"]
 
@@ -256,7 +266,7 @@ class RiskProfile:
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary for JSON; every set is a string of zeros and ones, member 0 first."""
-        names = to_words(self.masks, self.members)
+        names = to_words(unpack(self.masks, self.members))
         edges = self.starts.tolist()
         return {
             "format": _FORMAT,
