@@ -45,5 +45,5 @@ def test_what_is_no_whole_number_in_range_is_refused(value: object) -> None:
 
 def test_whole_numbers_of_numpy_count() -> None:
     assert whole("steps", np.int64(3)) == 3
-    with pytest.raises(InputError, match="steps is -1; it must be a whole number ≥ 0$"):
+    with pytest.raises(InputError, match=r"steps is -1; it must be a whole number ≥ 0$"):
         whole("steps", -1, 0)
