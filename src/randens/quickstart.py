@@ -20,7 +20,7 @@ from randens import attacks
 from randens import data as datasets
 from randens.core.errors import whole
 from randens.core.files import picked
-from randens.core.progress import Progress, silent
+from randens.core.progress import Progress, silent, within
 from randens.core.runs import Run
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation import (
@@ -130,8 +130,8 @@ def _quickstart(parent: str | os.PathLike[str], seed: int, report: Progress) -> 
         seed=seed,
         chosen_on={"checkpoints": "validation", "probs": "validation"},
     )
-    at = train(alone, run.path / "at", progress=_named("AT", report))
-    trained = train(together, run.path / "members", progress=_named("ensemble", report))
+    at = train(alone, run.path / "at", progress=within(report, "AT"))
+    trained = train(together, run.path / "members", progress=within(report, "ensemble"))
     threat = together.threat.build()
     chosen = [attacks.create(name, threat, seed=seed) for name in _ATTACKS]
 
@@ -141,7 +141,7 @@ def _quickstart(parent: str | os.PathLike[str], seed: int, report: Progress) -> 
         validation,
         chosen,
         confidence=_CONFIDENCE,
-        progress=_named("choosing α", report),
+        progress=within(report, "choosing α"),
         folder=store,
     )
     rec = RandomizedEnsemble(
@@ -159,7 +159,7 @@ def _quickstart(parent: str | os.PathLike[str], seed: int, report: Progress) -> 
         deterministic=False,
         chosen_on={"checkpoints": "validation"},
         folder=store_at,
-        progress=_named("AT", report),
+        progress=within(report, "AT"),
     )
     known = alone_on().pool
     assert known is not None
@@ -171,7 +171,7 @@ def _quickstart(parent: str | os.PathLike[str], seed: int, report: Progress) -> 
         also={"uniform": None},
         chosen_on={"checkpoints": "validation", "probs": "validation"},
         folder=store,
-        progress=_named("ensemble", report),
+        progress=within(report, "ensemble"),
     )
     drawn = drawn_on(pool=transferred(known, rec, test)).pool
     assert drawn is not None
@@ -187,7 +187,7 @@ def _quickstart(parent: str | os.PathLike[str], seed: int, report: Progress) -> 
             factors=_FACTORS,
             folder=kept,
             seed=seed,
-            progress=_named(name, report),
+            progress=within(report, name),
         ).save(folder)
     advice = advise(
         rec,
@@ -195,7 +195,7 @@ def _quickstart(parent: str | os.PathLike[str], seed: int, report: Progress) -> 
         attacks.create("saddle", threat, seed=seed),
         networks={"AT, one network": at.members[0]},
         folder=store,
-        progress=_named("advice", report),
+        progress=within(report, "advice"),
     )
     run.write("advice", advice.to_json())
     # Read from the stores once everything is in them, so that no section of the report knows more than another.
@@ -223,7 +223,3 @@ def judge(at: Evaluation, rec: Evaluation, passes: tuple[float, float] | None = 
     if passes is not None and min(passes) > 0:
         said.append(budget("the ensemble", passes[1], {"AT": passes[0]}))
     return Verdict(difference(at.risk, rec.risk, _CONFIDENCE), " ".join(said))
-
-
-def _named(name: str, progress: Progress) -> Progress:
-    return lambda task, done, total: progress(f"{name}: {task}", done, total)

@@ -23,10 +23,11 @@ from torch import Tensor
 from randens.attacks import Attack, Cost
 from randens.core.errors import InputError
 from randens.core.files import picked
-from randens.core.progress import Progress, silent
+from randens.core.progress import Progress, renamed, silent, within
 from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble
 from randens.evaluation.intervals import Estimate, estimate
 from randens.evaluation.preparation import AttackLike, Prepared, choose_attacks, prepare
+from randens.evaluation.result_tables import data_frame, percent
 from randens.evaluation.worst_case import evaluate_ensemble
 from randens.models import on_device
 from randens.threat import Threat, grid
@@ -161,7 +162,7 @@ class Curve:
                 {"eps": p.eps, "classifier": who, "robust": float(v), "low": v.low, "high": v.high}
                 for who, v in named.items()
             ]
-        return _frame(rows)
+        return data_frame(rows)
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
         """Draw the curves with their intervals; with `path`, into that file.
@@ -378,7 +379,7 @@ class CostCurve:
 
     def to_frame(self) -> Any:
         """A pandas data frame, one row per attack and budget."""
-        return _frame(
+        return data_frame(
             [
                 {"attack": name, "budget": p.budget, "passes": p.passes, "robust": float(p.robust)}
                 for name, points in self.lines.items()
@@ -458,7 +459,7 @@ def cost_curve(
                 task = f"{attack.name}, {option} = {budget}"
                 effort_of: dict[str, Any] = {option: budget}
                 survey = dataclasses.replace(attack, **effort_of).survey(
-                    case.rec, (case.inputs.x, case.inputs.y), progress=_renamed(tell, task)
+                    case.rec, (case.inputs.x, case.inputs.y), progress=renamed(tell, task)
                 )
                 passes = (survey.cost.forwards + survey.cost.backwards) / len(case.inputs)
                 found.append((budget, passes, survey.risk.numpy()))
@@ -498,7 +499,7 @@ def _attacked(
         deterministic=deterministic,
         pool=pool,
         folder=store,
-        progress=lambda task, done, total: tell(f"ε = {radius:.4g}: {task}", done, total),
+        progress=within(tell, f"ε = {radius:.4g}"),
     )
     assert found.pool is not None
     return _Found(found.pool, found.points.deterministic_worst, found.cost)
@@ -522,22 +523,8 @@ def _at(attacks: Sequence[Attack], radius: float) -> tuple[Attack, ...]:
     return tuple(dataclasses.replace(a, threat=threat.scaled(radius / threat.eps)) for a in attacks)
 
 
-def _renamed(tell: Progress, name: str) -> Progress:
-    return lambda _, done, total: tell(name, done, total)
-
-
 def _shown(value: Estimate | None) -> str:
-    return "" if value is None else f"{100 * value:.1f} %"
-
-
-def _frame(rows: list[dict[str, Any]]) -> Any:
-    try:
-        import pandas
-    except ImportError:
-        raise InputError(
-            "to_frame needs pandas, which is not installed; use to_json, or pip install pandas"
-        ) from None
-    return pandas.DataFrame(rows)
+    return "" if value is None else percent(value)
 
 
 def _axes(x: str, y: str) -> tuple[Any, Any]:

@@ -23,7 +23,7 @@ from randens.attacks import Attack, Cost
 from randens.attacks.dataset import as_attacks
 from randens.core.errors import InputError
 from randens.core.files import picked
-from randens.core.progress import Progress, silent
+from randens.core.progress import Progress, renamed, silent
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation.gradient_conflict import Conflict
 from randens.evaluation.intervals import Estimate, difference, estimate
@@ -273,15 +273,11 @@ def _attacked(
         cost = cost + Cost(forwards=len(other) * len(rec.networks))
     for attack in attacks:
         found = attack.survey(
-            rec, data, folder=store, inputs=True, progress=_named(f"{attack.name} on {name}", progress)
+            rec, data, folder=store, inputs=True, progress=renamed(progress, f"{attack.name} on {name}")
         )
         pool = pool.merge(found.pool)
         cost = cost + found.cost
     return pool, cost
-
-
-def _named(task: str, progress: Progress) -> Progress:
-    return lambda _, done, total: progress(task, done, total)
 
 
 def _options(

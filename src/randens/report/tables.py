@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from randens.core.documents import ThreatDocument
 from randens.evaluation import Accuracy, Estimate, Evaluation, result_tables
+from randens.evaluation.result_tables import percent
 from randens.report.load import AttackTable, Gallery, LoadedRun, Radii, StoredInterval, TrainingCurve
 from randens.report.verdicts import compare, labels
 from randens.threat import Threat
@@ -322,11 +323,6 @@ def probs(values: ArrayLike) -> str:
 def interval(estimate: Estimate | StoredInterval) -> str:
     """From low to high, in per cent."""
     return f"{percent(estimate.low)} – {percent(estimate.high)}"
-
-
-def percent(share: float) -> str:
-    """A share as per cent with one digit."""
-    return f"{100 * share:.1f} %"
 
 
 def command(one: LoadedRun, verb: str) -> str:

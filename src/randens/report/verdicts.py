@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from randens.evaluation import Estimate, Evaluation, difference
+from randens.evaluation.result_tables import percent
 from randens.report.load import LoadedRun
 
 __all__ = [
@@ -111,8 +112,8 @@ def headline(one: LoadedRun) -> str:
     robust = result.accuracy.robust
     attacks = " + ".join(str(attack.get("name", "?")) for attack in result.attacks)
     return (
-        f"Robust accuracy {_percent(robust.value)} ({result.confidence:.0%} interval {_percent(robust.low)} to "
-        f"{_percent(robust.high)}): {result.data} {result.split}, {result.n} inputs, attacked with {attacks}, "
+        f"Robust accuracy {percent(robust.value)} ({result.confidence:.0%} interval {percent(robust.low)} to "
+        f"{percent(robust.high)}): {result.data} {result.split}, {result.n} inputs, attacked with {attacks}, "
         f"{_threat(result)}."
     )
 
@@ -194,7 +195,3 @@ def _unpaired(values: list[NDArray[np.float64]], confidence: float) -> Estimate:
 
 def _threat(result: Evaluation) -> str:
     return f"{result.threat.norm} ε = {result.threat.eps:.4g}"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
