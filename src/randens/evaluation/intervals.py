@@ -226,6 +226,8 @@ def _bentkus(mean: float, n: int, tail: float) -> float:
     low, high = mean, 1.0
     for _ in range(50):
         middle = (low + high) / 2
+        if middle == 1:  # every p below has a bound above `tail`, as far as numbers can tell
+            break
         low, high = (middle, high) if chance(middle) > tail else (low, middle)
     return high
 
