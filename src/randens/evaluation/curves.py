@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from torch import Tensor
 
 from randens.attacks import Attack, Cost
 from randens.core.errors import InputError
-from randens.core.files import picked
+from randens.core.files import picked, write_json
 from randens.core.progress import Progress, renamed, silent, within
 from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble
 from randens.evaluation.intervals import Estimate, estimate
@@ -187,8 +186,8 @@ class Curve:
         return _finish(figure, axes, path)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the JSON."""
-        Path(path).write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
+        """Write the JSON, atomically."""
+        write_json(path, self.to_json())
         return Path(path)
 
 
