@@ -70,7 +70,8 @@ def results(zoo: Path | None = None) -> str:
         "",
         "This page answers: how robust are the shipped ensembles, and what did drawing add?",
         "",
-        "Made by `randens zoo results --output docs/results.md` from the run folders in `zoo/`; nothing here is typed.",
+        "Made by `randens zoo results --output docs/results.md` from the run folders in `zoo/`, "
+        "which hold every number.",
         "Their cards (`randens zoo card NAME`) hold more numbers, the recipes and the limits.",
         "",
     ]

@@ -124,7 +124,7 @@ class Reproduction:
 
     def _body(self) -> list[str]:
         lines = [
-            f"Made by `randens reproduce --scale {self.scale}`; nothing here is typed. {self.stand_ins}",
+            f"Made by `randens reproduce --scale {self.scale}`; no number is typed by hand. {self.stand_ins}",
             "",
             f"Attack: {self.settings.attack}. Each cell: ours (the paper's), accuracies in per cent; – where a run is "
             "missing. Robust accuracies are pointwise worst cases over the attacks on the ensemble and on each member, "

@@ -56,7 +56,7 @@ def test_a_point_that_misses_a_target_is_not_kept() -> None:
     """The search for {A, B} ends where B alone is fooled; the next one must set out from A."""
     rec, threat = _crossroads(), Threat("l2", 1.0, None)
     asked: list[tuple[list[float], list[bool]]] = []
-    ends = {
+    ends: dict[tuple[bool, ...], tuple[float, float]] = {
         (True, False, False): (0.6, 0.0),
         (True, True, False): (-0.6, 0.0),
         (True, False, True): (0.6, 0.6),

@@ -142,6 +142,8 @@ def test_bad_input_is_noticed_before_the_work(shell: Shell, run_folder: Path, tm
     assert "limit is 0" in shell.refused("export", run_folder, "--int8", "--limit", "0")
     assert not (run_folder / "bundle").exists()
     assert "--seed" in shell.refused("quickstart", "--seed", "-5", "--runs", tmp_path / "runs")
+    assert "device is 'gpu'" in shell.refused("quickstart", "--device", "gpu", "--runs", tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
     (tmp_path / "file").touch()
     assert "--folder" in shell.refused("data", "list", "--folder", tmp_path / "file")
 

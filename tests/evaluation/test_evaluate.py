@@ -34,7 +34,7 @@ def line() -> Evaluation:
 
 
 def test_planted_accuracies(line: Evaluation) -> None:
-    # Clean: nobody wrong at .5; right-hand wrong at .9; left-hand wrong at .3.
+    # Clean: no member wrong at .5; right-hand wrong at .9; left-hand wrong at .3.
     assert line.natural == pytest.approx(1 - (0.25 + 0.75) / 4)
     # Worst: left-hand member (.75) at .5 twice; right-hand (.25) at .9; left-hand (.75) at .3.
     assert line.risk.tolist() == pytest.approx([0.75, 0.75, 0.25, 0.75])

@@ -223,11 +223,11 @@ def test_random_defences_on_the_digits(case: str, tmp_path: Path) -> None:
     assert found.noise.agreement > found.noise.single
     assert found.x_adv is not None
     assert float((found.x_adv - images.x).abs().max()) <= 0.1 + 1e-6
-    # Whoever scores the perturbed inputs again, with other draws, finds the same.
+    # Scoring the perturbed inputs again with other draws gives the same result.
     again = score(model, found.x_adv, images.y, 60, seed=77).over_draws(0.999)
     assert again.low <= found.robust_over_draws.high
     assert again.high >= found.robust_over_draws.low
-    # Nobody of the adversaries does better than the choice between all of them, but for chance.
+    # No single attack is better than the choice between all of them, except by chance.
     assert found.robust.value <= min(a.accuracy for a in found.adversaries) + 0.03
     document = json.loads(found.save(tmp_path / "found.json").read_text(encoding="utf-8"))
     assert document["robust"]["value"] == pytest.approx(np.mean(document["points"]["robust"]))

@@ -368,14 +368,22 @@ def test_unpaired_intervals_cover_the_truth() -> None:
 @pytest.mark.parametrize(
     ("together", "alone", "words"),
     [
-        (0.2, 0.4, "Drawing pays: 20.0 points more than its best member alone, member 0 ("),
-        (0.4, 0.2, "Drawing does not pay: 20.0 points LESS than its best member alone"),
+        (
+            0.2,
+            0.4,
+            "Drawing pays: the ensemble is 20.0 points more robust than its best member alone, member 0 (",
+        ),
+        (
+            0.4,
+            0.2,
+            "Drawing does not pay: the ensemble is 20.0 points LESS robust than its best member alone",
+        ),
         (
             0.390,
             0.395,
-            "0.5 points more than its best member alone, member 0, which 200 inputs do not settle",
+            "0.5 points more robust than its best member alone, member 0, but 200 inputs do not settle it",
         ),
-        (0.4, 0.4, "no more than its best member alone"),
+        (0.4, 0.4, "not more robust than its best member alone"),
     ],
 )
 def test_the_verdict_follows_the_numbers(tmp_path: Path, together: float, alone: float, words: str) -> None:
@@ -496,7 +504,9 @@ def test_comparisons_name_methods_and_training_budgets(tmp_path: Path) -> None:
         whole / "barre" / "training.json",
         {"method": "barre", "cost": {"forwards": 600, "backwards": 40, "seconds": 1.0}},
     )
-    assert verdicts(load_runs([whole, alone]))[2].startswith("AT: the equal-budget baseline")
+    assert verdicts(load_runs([whole, alone]))[2].startswith(
+        "AT is the equal-budget baseline: it was trained"
+    )
 
 
 def test_a_curve_that_disagrees_with_the_evaluation_is_pointed_out(trained_run: Path, tmp_path: Path) -> None:

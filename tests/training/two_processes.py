@@ -22,12 +22,12 @@ def main(folder: Path, runs: dict[str, dict[str, Any]]) -> None:
     torch.set_num_threads(1)
     images = data.load("digits", "train").subset(slice(0, 100))
     held = data.load("digits", "validation").subset(slice(0, 60))
-    with workers("cpu") as crew:
+    with workers("cpu") as processes:
         for name, settings in runs.items():
             rec = train(small(**settings), folder / name, data=(images, held))
             if name == MEASURED:
                 results = measured(rec, held)
-                if crew.writes:
+                if processes.writes:
                     (folder / name / "measured.json").write_text(json.dumps(results))
 
 

@@ -69,7 +69,7 @@ __all__ = [
     "worst_inputs",
 ]
 
-# Their rooms come after this one; they are found here, too, where they were first.
+# These names live in higher rooms. Earlier releases had them here, so the old imports still work.
 _LATER = {
     **dict.fromkeys(("Audit", "Check", "audit", "audit_stochastic"), "randens.audit"),
     **dict.fromkeys(("Certification", "certify"), "randens.certify"),

@@ -1,4 +1,4 @@
-"""One attack after another on the same data, each for itself and then together."""
+"""Several attacks on the same data, each alone and then combined."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PICTURES = 8
 
 @dataclass(frozen=True)
 class Attacked:
-    """What one attack (or all together: the pointwise worst case) made of an ensemble.
+    """The result of one attack on an ensemble, or of all together (the worst case of each input).
 
     Accuracies are exact expectations; `member_risks` are those of each member under any witness of this row.
     """
@@ -59,9 +59,9 @@ def attack_all(
     store: WitnessStore | None,
     progress: Progress,
 ) -> list[Attacked]:
-    """Attack `data` with every attack, each from the inputs alone; a last row holds the pointwise worst case of all.
+    """Attack `data` with each attack alone; the last row holds the worst case of each input over all attacks.
 
-    store: attacks made before are read there, and new ones kept.
+    store: attacks made before are read from it, and new ones are added.
     """
     probs = rec.probs.cpu().numpy()
     rows: list[Attacked] = []
@@ -79,7 +79,7 @@ def attack_all(
 def draw_worst(
     path: str | os.PathLike[str], data: ImageData, result: Attacked, rec: RandomizedEnsemble, threat: Threat
 ) -> Path:
-    """A grid of the inputs on which the attack did most harm."""
+    """Draw a grid of the inputs with the largest risk."""
     found = result.found
     if found is None:
         raise InputError("pictures show one attack at a time; give a single --attack")

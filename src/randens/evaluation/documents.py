@@ -1,4 +1,4 @@
-"""Documents of this room as models: what does not fit one is refused before it is used."""
+"""Models of this room's documents; an invalid document is refused before it is used."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class _Passes(Document):
 
 
 class ConflictNote(Document):
-    """What a witness store keeps about the members' directions."""
+    """The entry of a witness store about the members' gradients."""
 
     conflict: _Conflict
     cost: _Passes
@@ -57,7 +57,7 @@ class ConflictNote(Document):
 
 
 class _Summary(Document):
-    """Of the numbers that follow from the verdicts, what is measured and cannot be computed again."""
+    """Measured numbers that cannot be computed again from the verdicts."""
 
     conflict: _Conflict | None = None
 
@@ -116,7 +116,7 @@ class EvaluationDocument(Document):
 
 
 class SamplingDocument(Document):
-    """What evaluations use of sampling.json."""
+    """The entries of sampling.json that evaluations use."""
 
     probs: Probabilities
     split: str = "unknown"

@@ -1,4 +1,4 @@
-"""Any classifier, data and attacks made to fit each other, before an evaluation or a curve attacks anything."""
+"""Prepare a classifier, data and attacks for an evaluation or a curve."""
 
 from __future__ import annotations
 
@@ -23,21 +23,22 @@ from randens.data import ImageData, Inputs, as_inputs, check_range
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation.as_ensemble import as_rec, fitted
 from randens.evaluation.run_folder import open_subject
+from randens.random_model import RandomizedModel
 from randens.threat import Threat, norm_name, number
 
 __all__ = ["BOX", "AttackLike", "Prepared", "choose_attacks", "doubts", "prepare"]
 
 BOX = (0.0, 1.0)
 _EPS = 8 / 255
-_LOOKED_AT = 256  # inputs on which members are checked for sense
-_ENOUGH = 20  # with fewer, accuracies say nothing about chance
+_LOOKED_AT = 256  # inputs on which members are checked
+_ENOUGH = 20  # fewer inputs do not show whether an accuracy is above chance
 
 AttackLike = Attack | str | Sequence[Attack | str] | None
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """Everything an evaluation needs, made to fit: the ensemble, its inputs, the attacks against one threat."""
+    """The prepared parts of an evaluation: the ensemble, its inputs, the attacks against one threat."""
 
     rec: Any
     data: ImageData | tuple[Tensor, Tensor]
@@ -46,7 +47,7 @@ class Prepared:
 
     @property
     def threat(self) -> Threat:
-        """What all attacks share."""
+        """The threat of all attacks."""
         return self.attacks[0].threat
 
 
@@ -67,11 +68,11 @@ def prepare(
     """Make model, data and attacks fit each other; the parameters are those of `evaluate`."""
     if data is None:
         data = _own_data(model)
-    # A classifier with random answers is expanded by the evaluation itself.
+    # The evaluation itself expands a random classifier.
     random = getattr(model, "stochastic", False)
-    if random and preprocessing is not None:
-        raise InputError("preprocessing does not go with a random model; normalise inside its own forward")
-    rec = model if random else as_rec(model, probs=probs, preprocessing=preprocessing)
+    rec: Any = as_rec(model, probs=probs, preprocessing=preprocessing)
+    if isinstance(model, RandomizedModel):
+        rec = rec.members[0]
     inputs = _in_precision(as_inputs(data, split=split, limit=limit), rec)
     known = getattr(rec, "threat", None)
     chosen = choose_attacks(attack, eps=eps, norm=norm, bounds=bounds, known=known, seed=seed)
@@ -100,8 +101,9 @@ def choose_attacks(
 ) -> tuple[Attack, ...]:
     """Attacks from attacks, names or nothing (the portfolio ``standard``), all against one threat.
 
-    `known` is what the ensemble is meant to resist; it stands in for what is not said. Attacks bring their threat; an
-    `eps` or `norm` that contradicts it is refused.
+    `known` is the ensemble's own threat, the default for missing arguments. An attack has its own threat; an
+    `eps` or
+    `norm` that contradicts it is refused.
     """
     given = (
         ["standard"] if attack is None else list(attack) if isinstance(attack, (list, tuple)) else [attack]
@@ -165,18 +167,18 @@ def _own_data(model: Any) -> Any:
 
 
 def doubts(case: Prepared) -> tuple[str, ...]:
-    """What looks wrong with members and labels, as warnings and as sentences for the result."""
+    """Report likely mistakes in members and labels, as warnings and as sentences for the result."""
     if not isinstance(case.rec, RandomizedEnsemble):
         return ()
     said = []
-    # Wrappers are in training mode when they are made; what they hold decides.
+    # New wrappers are in training mode, so the wrapped module's mode counts.
     training = [
         i
         for i, member in enumerate(case.rec.members)
         if any(m.training and next(m.children(), None) is None for m in member.modules())
     ]
     if training:
-        said.append(f"members {training} were in training mode; they were evaluated in eval mode, as always")
+        said.append(f"{_who(training, case.rec)} in training mode; evaluation is in eval mode, as always")
     y = case.inputs.y[:_LOOKED_AT]
     verdicts = case.rec.verdicts(case.inputs.x[:_LOOKED_AT]).cpu()
     if len(y) >= _ENOUGH:
@@ -195,9 +197,18 @@ def doubts(case: Prepared) -> tuple[str, ...]:
         poor = [i for i, value in enumerate(right.tolist()) if value <= limit]
         if poor:
             said.append(
-                f"members {poor} are right no more often than by chance ({chance:.0%}) on clean inputs: wrong "
+                f"{_who(poor, case.rec)} right no more often than by chance ({chance:.0%}) on clean inputs: wrong "
                 "preprocessing, wrong labels, or an untrained network"
             )
     for sentence in said:
         warnings.warn(sentence, RandensWarning, stacklevel=3)
     return tuple(said)
+
+
+def _who(members: Sequence[int], rec: RandomizedEnsemble) -> str:
+    """Subject and verb of a sentence about some of the members."""
+    if len(rec) == 1:
+        return "the model is"
+    if len(members) == 1:
+        return f"member {members[0]} is"
+    return f"members {', '.join(map(str, members[:-1]))} and {members[-1]} are"

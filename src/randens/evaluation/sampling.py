@@ -1,11 +1,11 @@
-"""Choosing the probabilities of a real ensemble: cutting planes whose cuts come from attacks.
+"""Choose the probabilities of an ensemble by cutting planes whose cuts come from attacks.
 
-The pool W_j of fooled sets known for input j bounds the risk from below, η(α) ≥ mean_j max_{u ∈ W_j} u·α,
-whatever the attack. Repeat: take the α that is best against the pool, attack every input there, pool what is
-found; until the value at an attacked α is within `tol` of the pool's optimum.
+The pool W_j of known fooled sets of input j bounds the risk from below, η(α) ≥ mean_j max_{u ∈ W_j} u·α, for
+every attack. Repeat: find the best α for the pool, attack every input there, and pool the witnesses; until
+the value at an attacked α is within `tol` of the pool's optimum.
 
 A random member is fooled with a probability: u ∈ [0, 1]^M instead of {0, 1}^M. The risk is still
-η(α) = mean_j max_u u·α, convex and piecewise linear, so α is a linear program over what the attacks found.
+η(α) = mean_j max_u u·α, convex and piecewise linear, so α solves a linear program over the witnesses.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ __all__ = [
 ]
 
 _ROUNDING = 1e-9
-_LEAST_CROSSED = 20  # inputs; with fewer, five folds say nothing
+_LEAST_CROSSED = 20  # inputs; fewer are not enough for five folds
 _SELECT = 1_400_000_000  # the first seed of the draws that measure what was found; attacks never see these
 _JUDGES = 64
 _SCORED = 32
@@ -92,7 +92,7 @@ class AttackedSampling(Sampling):
     Attributes
     ----------
     pool : WitnessPool
-        Every witness found; pass it on, and the next call starts where this one ended.
+        Every witness found; pass it to the next call to start from it.
     profile : RiskProfile
         η as the pool has it, which `certificate` verifies against.
     history : tuple of Sweep
@@ -100,21 +100,21 @@ class AttackedSampling(Sampling):
     exact_oracle : bool
         Whether the attack is known to find every fooled set.
     attacks, threat : tuple of str, Threat
-        What the inputs were attacked with.
+        The attacks and the threat.
     data, split : str
-        What it was chosen on.
+        The data on which α was chosen, and their split.
     tol : float
         The gap at which to stop.
     cost, now : Cost
-        Member passes behind it; those made by this call.
+        Member passes behind the result, and those of this call.
     reused : int
-        Stored witnesses it began with.
+        The number of stored witnesses at the start.
     crossed : CrossFit or None
-        The risk of the rule that chose them, each input judged by probabilities chosen without it, from the same
+        The cross-fitted risk: each input is evaluated at probabilities chosen without it, on the same
         witnesses.
     upper, objective, confidence : float or None
-        Chosen by a confidence: `upper` bounds the true risk at `confidence`, and gap and lower bound are those of the
-        bound that was minimised, `objective`.
+        If chosen by a confidence: `upper` bounds the true risk at `confidence`; gap and lower bound are those
+        of the minimised bound, `objective`.
     """
 
     pool: WitnessPool = field(kw_only=True, repr=False)
@@ -136,13 +136,13 @@ class AttackedSampling(Sampling):
 
     @property
     def gap(self) -> float:
-        """How much better other probabilities could still be, by the measure that was minimised."""
+        """The largest possible improvement by other probabilities, in the minimised quantity."""
         value = self.risk if self.objective is None else self.objective
         return max(0.0, value - self.lower_bound)
 
     @property
     def converged(self) -> bool:
-        """Whether the gap came down to `tol`."""
+        """Whether the gap is at most `tol`."""
         return self.gap <= self.tol
 
     @property
@@ -187,10 +187,11 @@ def optimize_sampling(
     folder: WitnessStore | str | os.PathLike[str] | None = None,
     verify: bool = False,
 ) -> AttackedSampling:
-    """Probabilities with the smallest risk under attack, a lower bound on any others, and the pool behind both.
+    """Find the probabilities with the smallest risk under attack, with a lower bound for all others and the
+    pool.
 
-    The first sweep is at the ensemble's own probabilities, or with a pool at its optimum. Between equally good
-    probabilities, those with the lower clean risk win, then those that draw fewer members.
+    The first sweep is at the ensemble's own probabilities, or with a pool at its optimum. Of equally good
+    probabilities, those with the lower clean risk are chosen, then those that draw fewer members.
 
     Parameters
     ----------
@@ -210,13 +211,13 @@ def optimize_sampling(
         Called as progress(task, done, total).
     confidence : float
         Choose by an upper confidence bound of the true risk above that of uniform probabilities
-        (`randens.risk.confident_sampling`) instead of the risk on these inputs, so that α leaves the uniform point only
-        where they are enough to say so.
+        (`randens.risk.confident_sampling`) instead of the risk on these inputs, so that α differs from
+        uniform only if the inputs give enough evidence.
     folder : path or WitnessStore
-        A witness store, as for `evaluate`. Probabilities that these attacks have been asked about before are not
-        attacked again, and are the answer where they are good enough.
+        A witness store, as for `evaluate`. Probabilities that these attacks have attacked before are not
+        attacked again, and are returned if they are good enough.
     verify : bool
-        Judge every stored witness again, and not a sample only.
+        Check all stored witnesses, not only a random sample.
 
     Returns
     -------
@@ -305,21 +306,21 @@ def optimize_sampling(
 
 @dataclass(frozen=True, eq=False)
 class StochasticSampling(Sampling):
-    """Probabilities for members that answer at random.
+    """Sampling probabilities of random members.
 
     Attributes
     ----------
     risk, lower_bound : float
-        On the draws that measured the perturbations found.
+        On the draws that scored the perturbations.
     accuracy, uniform : Estimate
         Expected accuracy at the chosen and at equal probabilities, on fresh draws and the perturbations that are worst
         there; these inputs are the population.
     split : str
         The data it was chosen on.
     attacks, tol : tuple of str, float
-        What the draws were attacked with, and the gap at which to stop.
+        The attacks on the draws, and the gap at which to stop.
     cost : Cost
-        Member passes behind it.
+        Member passes behind the result.
     """
 
     accuracy: Estimate = field(kw_only=True)
@@ -352,15 +353,15 @@ def optimize_stochastic_sampling(
     max_sweeps: int = 10,
     progress: Progress | None = None,
 ) -> StochasticSampling:
-    """Probabilities with the smallest risk under attack for an ensemble with random members.
+    """Find the probabilities with the smallest risk under attack for an ensemble with random members.
 
-    Cutting planes: attack frozen draws at α, measure what was found on draws that no attack sees, take the α that is
-    best against everything found, and so on until the gap is at most `tol`.
+    This is a cutting-plane loop: attack frozen draws at α, score the perturbations on draws that no attack
+    uses, find the best α for all perturbations, and repeat until the gap is at most `tol`.
 
     Parameters
     ----------
     rec : RandomizedEnsemble
-        Some of its members answer at random.
+        Some of its members are random.
     data : pair (x, y), ImageData or loader
         Never test data, which are refused.
     attack : Attack or sequence of Attack

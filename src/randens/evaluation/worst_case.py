@@ -1,4 +1,4 @@
-"""Evaluating a randomized ensemble: exact expectations on the worst perturbations that the attacks find."""
+"""Evaluate a randomized ensemble: exact expectations on the worst perturbations found."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from randens import models
-from randens.attacks import Attack, Cost, create, names
+from randens.attacks import Attack, Cost
 from randens.attacks.dataset import Knowledge, as_attacks, worst_inputs
 from randens.callbacks import Callback, as_progress
 from randens.core.errors import InputError
@@ -27,12 +27,18 @@ from randens.evaluation.labelled_data import Data, Labelled, fingerprint, labell
 from randens.evaluation.preparation import BOX, AttackLike, doubts, prepare
 from randens.evaluation.random_model_evaluation import evaluate_stochastic
 from randens.evaluation.results import Evaluation, Points
-from randens.evaluation.run_folder import Subject
 from randens.models import on_device
 from randens.witness import WitnessPool
 from randens.witness.store import WitnessStore
 
-__all__ = ["again", "evaluate", "evaluate_ensemble", "save_worst_inputs", "transferred", "worst_inputs"]
+__all__ = [
+    "average_of",
+    "evaluate",
+    "evaluate_ensemble",
+    "save_worst_inputs",
+    "transferred",
+    "worst_inputs",
+]
 
 
 def evaluate(
@@ -59,11 +65,12 @@ def evaluate(
     progress: Progress | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> Evaluation:
-    """Natural and robust accuracy of any classifier or ensemble: exact expectations on the worst perturbations found.
+    """Measure natural and robust accuracy of any classifier or ensemble, as exact expectations over the draw.
 
-    Attacked are: the ensemble at its probabilities, at those in `also`, each member alone, and unless `deterministic`
-    is false the mean of all logits. Every perturbation found is shown to all of them, and inputs that cannot get worse
-    are not attacked again.
+    The attacks are run on the ensemble at its probabilities and at those in `also`, on each member alone,
+    and, unless
+    `deterministic` is false, on the mean of all logits. Every perturbation found is tested on all of them.
+    Inputs whose risk cannot increase are not attacked again.
 
     Parameters
     ----------
@@ -85,38 +92,39 @@ def evaluate(
         ``"auto"``, ``"cpu"``, ``"cuda:0"``. Members are moved there and back; results are on the CPU. Default: where
         the members are if that is a GPU, else ``"auto"``.
     preprocessing : optional
-        ``(mean, std)`` that the classifiers want inputs normalised by; a configuration of timm or an image processor
-        of transformers; or ``"auto"`` for timm's models. Perturbations stay in pixels.
+        ``(mean, std)`` for the normalisation that the classifiers expect; a configuration of timm or an image
+        processor of transformers; or ``"auto"`` for timm's models. Perturbations stay in pixels.
     probs : array, optional
         α of several modules; uniform by default.
     split, limit : str, int, optional
         Which split of a named data set, and how many of the first inputs.
     seed : int
-        Decides every random choice of attacks given by name.
+        Determines every random choice of attacks given by name.
     also : mapping, optional
         Further probabilities to attack, by name; None stands for uniform.
     deterministic : bool
-        Attack the mean of all logits, too.
+        Also attack the mean of all logits.
     pool : WitnessPool, optional
-        Witnesses known already for these very inputs and members.
+        Known witnesses of the same inputs and members.
     chosen_on : mapping, optional
         Which split chose what, e.g. ``{"probs": "validation"}``; choices made on test data are refused.
     confidence : float
         Of the intervals.
     folder : path or WitnessStore, optional
-        A witness store: what it knows is not attacked again, and what is found goes there batch by batch, so that an
-        interrupted call is continued by the same call, and the same call attacks nothing a second time.
+        A witness store: its searches are not repeated, and every finished batch is added. The same call
+        continues an interrupted one and makes no attack twice.
     verify : bool
         Judge every stored witness again, and not a random sample only.
     progress : callable, optional
         ``progress(task, done, total)``.
     callbacks : sequence of Callback
-        Told about batches and, at the end, the accuracies.
+        Called for batches and, at the end, with the accuracies.
 
     Returns
     -------
     Evaluation
-        ``float(result.natural)``, ``float(result.robust)``, ``result.robust.low``, ``.high``, and much more.
+        ``float(result.natural)``, ``float(result.robust)``, ``result.robust.low``, ``.high``, and other
+        results.
 
     Examples
     --------
@@ -244,53 +252,19 @@ def evaluate_ensemble(
     )
 
 
-def again(known: Evaluation, subject: Subject, store: WitnessStore, progress: Progress | None = None) -> None:
-    """Ask a run's evaluation again, from a store that has learnt more since, and keep the answer.
-
-    Nothing is attacked that was attacked before. An evaluation by attacks that have no name here is left as it is.
-
-    Parameters
-    ----------
-    known : Evaluation
-        The answer so far.
-    subject : Subject
-        The run it is about.
-    store : WitnessStore
-        The run's store.
-    progress : callable, optional
-        ``progress(task, done, total)``.
-    """
-    options = [dict(a) for a in known.attacks]
-    if subject.data != known.data or any(o["name"] not in names() for o in options):
-        return
-    made = [create(o.pop("name"), known.threat, **o) for o in options]
-    result = evaluate_ensemble(
-        subject.rec,
-        subject.load(known.split, known.n),
-        made,
-        also=known.also,
-        deterministic=known.deterministic is not None,
-        chosen_on=known.chosen_on,
-        confidence=known.confidence,
-        folder=store,
-        progress=progress,
-    )
-    result.keep(subject.run)
-
-
 def transferred(
     pool: WitnessPool, rec: RandomizedEnsemble, data: Data, source: str = "transfer"
 ) -> WitnessPool:
-    """The perturbed inputs of a pool, found on other members, as `rec` judges them.
+    """Return a pool of `rec` from the perturbed inputs that were found for other members.
 
-    Pass the result on as `pool=`, and classifiers are compared on the same perturbations.
+    Pass the result as `pool=` to compare classifiers on the same perturbations.
 
     Parameters
     ----------
     pool : WitnessPool
         With perturbed inputs.
     rec : RandomizedEnsemble
-        Who is shown them.
+        The members whose verdicts are computed.
     data : pair, loader or ImageData
         The inputs they are perturbations of.
     source : str
@@ -366,14 +340,15 @@ def save_worst_inputs(
 def _deterministic(
     known: Knowledge, attacks: tuple[Attack, ...], probs: NDArray[np.float64]
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Verdicts [n] on the mean of all logits: clean, and after its own attacks and the ensemble's worst cases.
+    """Return the verdicts [n] on the mean of all logits: clean, and under its own attacks and the ensemble's
+    worst cases.
 
-    What fools it is shown to the members in turn.
+    Its witnesses are also tested on the members.
     """
     rec = known.rec
     if len(rec) == 1:
         return known.clean[:, 0], known.pool.foolable[:, 0]
-    whole = RandomizedEnsemble([_average(rec)])
+    whole = RandomizedEnsemble([average_of(rec)])
     mean = Knowledge(whole, known.x, known.y, known.threat, store=known.store, progress=known.progress)
     everyone = np.arange(len(known.x))
     mean.show(everyone, worst_inputs(known.pool, probs, known.x), "transfer")
@@ -401,7 +376,7 @@ def _directions(known: Knowledge, data: Labelled) -> Conflict | None:
     return found
 
 
-def _average(rec: RandomizedEnsemble) -> DeterministicEnsemble:
+def average_of(rec: RandomizedEnsemble) -> DeterministicEnsemble:
     """The mean of all members' logits; of members that are averages themselves, over the networks behind them."""
     networks, parts = networks_of(rec.members)
     weights = np.zeros(len(networks))

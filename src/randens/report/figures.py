@@ -20,8 +20,9 @@ from randens.core.files import write_atomic
 from randens.evaluation import Evaluation
 from randens.evaluation.result_tables import count
 from randens.report import tables
+from randens.report.from_store import read_run
 from randens.report.landscape import solve
-from randens.report.load import LoadedRun, load_run
+from randens.report.load import LoadedRun
 from randens.report.tables import Inference, Line
 from randens.risk import candidates
 
@@ -69,7 +70,7 @@ _PAPER: dict[str, Any] = {**_SETTINGS, "font.size": 9, "legend.fontsize": 7}
 _PAGE: dict[str, Any] = {**_SETTINGS, "font.size": 7, "legend.fontsize": 6.5, "axes.linewidth": 0.5}
 _SCALE = 1.9  # pixels of the page for each unit of a figure
 
-# The page's own colours, so that its figures follow the light and the dark scheme and the printer.
+# The page's own colours, so that its figures follow the light scheme, the dark scheme and the print layout.
 _VARIABLES = {
     "#000000": "var(--ink)",
     "black": "var(--ink)",
@@ -93,7 +94,7 @@ def write_figure(
     name : str
         One of `FIGURES`.
     run : path
-        A run folder that holds what the figure shows.
+        A run folder with the results that the figure shows.
     output : path, optional
         The file, whose ending is the format: .pdf, .svg or .png; by default NAME.pdf in the run folder.
 
@@ -113,7 +114,7 @@ def write_figure(
     """
     if name not in FIGURES:
         unknown("figure", name, FIGURES)
-    loaded = load_run(run)
+    loaded = read_run(run)
     target = loaded.run.path / f"{name}.pdf" if output is None else Path(output)
     kind = target.suffix.lstrip(".").lower()
     if kind not in FORMATS:
@@ -489,7 +490,7 @@ def _axes(
 
 
 def _legend(figure: Figure, axes: Any) -> None:
-    """In a row of its own below the axes, where it hides no point."""
+    """Put the legend in a row below the axes, where it hides no point."""
     handles, names = axes.get_legend_handles_labels()
     columns = 2 if max(map(len, names)) < 32 else 1
     width, height = figure.get_size_inches()

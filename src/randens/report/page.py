@@ -1,4 +1,4 @@
-"""One self-contained HTML file: no network, no script but its own, everything from data escaped by the templates."""
+"""Write one self-contained HTML file: no network, no foreign script; the templates escape all data."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from randens.core.files import write_atomic
 from randens.evaluation import result_tables
 from randens.evaluation.results import THREAT_MODEL
 from randens.report import figures, tables
+from randens.report.from_store import read_runs
 from randens.report.landscape import MOST_SOLVED, landscape_data, read_landscape, solve
-from randens.report.load import AttackTable, LoadedRun, StochasticNote, load_runs
+from randens.report.load import AttackTable, LoadedRun, StochasticNote
 from randens.report.tables import Line
 from randens.report.verdicts import drawing, headline, labels, verdicts
 
@@ -56,7 +57,7 @@ def write_report(
     >>> write_report(["mine"]).name
     'report.html'
     """
-    loaded = load_runs(runs)
+    loaded = read_runs(runs)
     target = loaded[0].run.path / "report.html" if output is None else Path(output)
     content = render(loaded).encode("utf-8", "replace")
     if len(content) > MOST_BYTES:
@@ -97,7 +98,9 @@ def render(runs: Sequence[LoadedRun]) -> str:
 
 
 def fill(template: str, *, scripts: Sequence[str], data: Mapping[str, Any], **values: Any) -> str:
-    """A page from its template: style and scripts inline, allowed by their hashes and nothing else allowed."""
+    """Fill a page's template; style and scripts are inline, and the policy allows only them, by their
+    hashes.
+    """
     style, *code = (Markup(_source(name)) for name in ("page.css", *scripts))
     policy = (
         f"default-src 'none'; style-src {_hash(style)}; script-src {' '.join(_hash(c) for c in code)}; "

@@ -1,4 +1,4 @@
-"""The numbers behind the page's tables and figures, and how numbers are written."""
+"""The numbers of the page's tables and figures, and their formats."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from randens.core.documents import ThreatDocument
+from randens.data import called
 from randens.evaluation import Accuracy, Estimate, Evaluation, result_tables
 from randens.evaluation.result_tables import percent
 from randens.report.load import AttackTable, Gallery, LoadedRun, Radii, StoredInterval, TrainingCurve
@@ -102,7 +103,7 @@ def comparison(runs: Sequence[LoadedRun]) -> tuple[list[tuple[Any, ...]], list[s
     rows: list[tuple[Any, ...]] = []
     for title, cell in (
         ("members", lambda e: e.members),
-        ("evaluated on", lambda e: f"{e.data} {e.split}, {e.n} inputs"),
+        ("evaluated on", lambda e: f"{called(e.data, e.split)}, {e.n} inputs"),
         ("threat", lambda e: threat(e.threat)),
         ("attacks", lambda e: attacks(e.attacks)),
         ("floor of the risk", lambda e: f"{e.bounds.floor:.4f}"),
@@ -256,7 +257,7 @@ def stale(one: LoadedRun, measured: Radii | AttackTable | Gallery) -> str:
 
 
 def disagreement(one: LoadedRun) -> str:
-    """Where the curve over ε and the evaluation answer one question differently; "" where they agree.
+    """Return a sentence if the curve over ε and the evaluation differ at the same ε; "" if they agree.
 
     Both read the run's witness store, so they differ only if one of them is older than the other.
     """
@@ -286,7 +287,7 @@ def where(
     names: Sequence[str | Mapping[str, Any]] = (),
     within: Threat | ThreatDocument | None = None,
 ) -> str:
-    """What a number is about: data and split, number of inputs, attacks, norm and ε."""
+    """Describe a number: data and split, number of inputs, attacks, norm and ε."""
     parts = [f"{data} {split}".strip()]
     parts += [] if n is None else [f"{n} inputs"]
     parts += [f"attacked with {attacks(names)}"] if names else []

@@ -1,4 +1,4 @@
-"""Member risks in, advice out: what Theorem 3 says about an ensemble, in sentences."""
+"""Bounds and advice from the members' risks (Theorem 3), in sentences."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Explanation:
     """Bounds and advice for an ensemble of which only the members' risks are known.
 
     bounds: Theorem 3. next_member: the risk a further member should have. best_member: index of the most
-    robust one. possible_gain: its risk − floor, the most that drawing can ever buy over using it alone.
+    robust one. possible_gain: its risk − floor, the largest possible gain of drawing over using it alone.
     needed_size: ⌈1/η₁⌉ where all members but one are broken, else None: with fewer members the ensemble is worse
     than that one, with 1/η₁ of them no better (Equation 16). sentences: all of it in words.
     """
@@ -43,17 +43,17 @@ class Explanation:
 
 
 def explain(member_risks: ArrayLike, *, classes: int | None = None) -> Explanation:
-    """What can be expected of a randomized ensemble whose members have these adversarial risks.
+    """Say which risks a randomized ensemble can have if its members have these adversarial risks.
 
-    member_risks: η_i [M], in the caller's order. classes: the number of classes, if known; with two, some
-    deterministic vote is at least as robust, and that is said.
+    member_risks: η_i [M], in the caller's order. classes: the number of classes, if known; with two, a
+    sentence says that some deterministic vote is at least as robust.
 
     Parameters
     ----------
     member_risks : array
         η_i [M].
     classes : int, optional
-        How many classes.
+        The number of classes.
 
     Returns
     -------
