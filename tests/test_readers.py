@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +55,18 @@ def test_a_changed_digit_is_noticed(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_thousands_of_forged_and_damaged_files(folder: Path) -> None:
-    assert readers.forged(folder, 5000, seed=2, pages=10).faults == []
-    assert readers.damaged(folder, 5000, seed=2, pages=10).faults == []
+@pytest.mark.parametrize("attack", [readers.forged, readers.damaged])
+def test_thousands_of_files(folder: Path, attack: Callable[..., readers.Outcome]) -> None:
+    assert attack(folder, 5000, seed=2, pages=10).faults == []
+
+
+@pytest.mark.slow
+def test_thousands_of_witness_files(folder: Path) -> None:
     assert readers.segments(folder, 5000, seed=2).faults == []
+
+
+@pytest.mark.slow
+def test_hundreds_of_changed_digits(folder: Path) -> None:
     assert readers.digits(folder, 500, seed=2) == (500, 0)
 
 

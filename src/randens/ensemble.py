@@ -170,7 +170,7 @@ class _Ensemble(nn.Module):
         return torch.stack(outputs)
 
     def _ask(self, index: int, x: Tensor) -> Tensor:
-        """One member's logits [n, C], whatever it wraps them in."""
+        """Return one member's logits [n, C], unwrapped."""
         member = self.members[index]
         return models.logits_of(member(models.in_precision(x, member)), len(x), f"member {index}")
 
@@ -350,7 +350,7 @@ class RandomizedEnsemble(_Ensemble):
         return 1.0 - float(self.risk(x, y).mean())
 
     def mixture(self, x: Tensor) -> Tensor:
-        """log Σ_i α_i softmax_i(x), [n, C]: the distribution a client sees, by logsumexp."""
+        """log Σ_i α_i softmax_i(x), [n, C], by logsumexp."""
         logs = self.logits(x).log_softmax(dim=2)
         weights = self.probs.log().to(logs.dtype).to(logs.device).reshape(-1, 1, 1)
         return torch.logsumexp(logs + weights, dim=0)
@@ -440,7 +440,7 @@ class DeterministicEnsemble(_Ensemble):
 
     def average(self, outputs: Sequence[Tensor]) -> Tensor:
         """The weighted mean of the members' logits, given one by one as [n, C]."""
-        # Not a matrix product: that would count as FLOPs of the network.
+        # Not a matrix product, which would count as FLOPs of the network.
         total = self._shares[0] * outputs[0]
         for weight, output in zip(self._shares[1:], outputs[1:], strict=True):
             total = total + weight * output

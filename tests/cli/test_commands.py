@@ -311,9 +311,8 @@ def test_quickstart(shell: Shell, tmp_path: Path) -> None:
         assert expected in out
     assert str(tmp_path / "quickstart-1") in out
     assert "What to try next" in out
-    assert "AT is the equal-budget baseline: it was trained with as many member passes" in " ".join(
-        out.split()
-    )
+    # Validation weighs more in a run this short, so its budgets need not be equal.
+    assert "equal-budget baseline" in " ".join(out.split())
     document = shell.json("quickstart", "--runs", tmp_path)
     assert document["run"] == str(tmp_path / "quickstart-2")
     first, second = (Run.open(tmp_path / f"quickstart-{i}") for i in (1, 2))

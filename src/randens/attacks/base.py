@@ -158,8 +158,9 @@ class Attack:
     ) -> Found:
         """Attack one batch; `number` is its position in the data set and decides its random numbers.
 
-        With `known` and `clean`, witnesses and verdicts [n, M] on the inputs themselves, the attack starts from them,
-        and the pool of the result holds what is new. It spends nothing on members `safe` [n, M] by proof.
+        `known` are witnesses and `clean` are verdicts [n, M] on the unperturbed inputs. If given, the attack
+        starts from them, and the pool of the result holds the new witnesses only. It spends nothing on
+        members `safe` [n, M] by proof.
         """
         if len(self.threat.parts) > 1:
             each = [dataclasses.replace(self, threat=part) for part in self.threat.parts]

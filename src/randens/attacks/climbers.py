@@ -49,7 +49,7 @@ def climb(s: Search, sweep: int, resisted: Tensor, reach: Reach, patience: int |
         order = order - 2.0 * missing * (order == _largest(order, missing))
         chosen = missing.any(dim=1)
     elif s.restart == 0:
-        # Heavy members first; equal ones in random order.
+        # Members of larger probability first; equal ones in random order.
         order = order + (s.probs > s.probs.unsqueeze(1)).sum(dim=1)
     order = order.argsort(dim=1)
     point = s.start()

@@ -58,10 +58,11 @@ def attack_data(
     Parameters
     ----------
     audience : modules
-        Further members that judge every witness but are not attacked; the pool has their verdicts after those of rec.
+        Further members that are not attacked; the pool has their verdicts on every witness after those of
+        rec.
     known, clean, safe : WitnessPool, bool [n, M], bool [n, M]
-        What is known about these inputs and members; the attack starts from it. Without `known` it starts from the
-        inputs alone, and its result does not depend on anything found before.
+        Known witnesses and verdicts of these inputs and members; the attack starts from them. Without `known`
+        it starts from the unperturbed inputs, and its result does not depend on earlier attacks.
     store : WitnessStore
         The store from which the same search is read, batch by batch, and which keeps finished batches.
     inputs : bool
@@ -427,7 +428,8 @@ class Knowledge:
         done = self._asked.get(question.key, np.zeros(len(self.x), dtype=bool))
         if self.store is not None:
             done = done | self.store.answer(question, self.inputs, self.threat, self.x).done
-        # Those asked before and those that can get worse: the batches of an interrupted call are found again.
+        # Inputs of stored searches and inputs whose risk can increase, so that batches of an interrupted call
+        # are found.
         able = self._able(probs)
         seen = self._asked.get(question.key)
         rows = np.flatnonzero(done | able if seen is None else able & ~seen)

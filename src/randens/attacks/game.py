@@ -17,9 +17,9 @@ from randens.threat import Region
 
 __all__ = ["Solution", "project_simplex", "solve_game"]
 
-_CACHED = 2**18  # numbers of A that are worked on together
+_CACHED = 2**18  # entries of A that are processed together
 _SMALL = 400  # numbers of one matrix below which torch's batched product is a plain loop, slow along rows
-_CLOSE = 1e-4  # relative to what δ can change: a δ this near the optimum is left alone
+_CLOSE = 1e-4  # relative to the largest change by δ: iterations stop this close to the optimum
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ promising points again in float32.
 
 Small fully connected members of one shape are run together (`stacked`).
 
-Members that average the same networks (k of M) share their passes: a network is run once per point, and its gradient
-taken once per point and class, whatever the number of averages it takes part in.
+Members that average the same networks (k of M) share their passes: a network is run once per point, and its
+gradient is taken once per point and class, even if several averages contain it.
 """
 
 from __future__ import annotations

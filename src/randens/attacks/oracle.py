@@ -323,7 +323,7 @@ class Oracle(Ledger):
         order = torch.tensor(chosen, device=self.device).argsort()
         (slopes,) = torch.autograd.grad(loss(z, self.y[rows], weights[order]).sum(), z)
         own = _pull_back(answers, slopes.flatten(0, 1), copies)
-        # A loss may be flat by design where a member is fooled already; that hides nothing.
+        # A loss may be flat by design where a member is already fooled; such a zero gradient is not flagged.
         fooled = self._fooled(answers.detach(), self.y[rows].repeat(count))
         own = self._usable(rows.repeat(count), own, member, watched=~fooled)
         self.cost.forwards += count * k

@@ -124,7 +124,9 @@ def _moved(s: Search, old: Tensor, new: Tensor, point: Tensor, colours: Tensor) 
 
 
 def _slack(s: Search, margin: Tensor) -> Tensor:
-    """Σ α_i max(margin_i, 0): how far the members not yet fooled are from it, each in units of its first spread."""
+    """Σ α_i max(margin_i, 0): the margins of the members not yet fooled, each in units of its first
+    spread.
+    """
     return s.weigh(margin.clamp_min(0))
 
 

@@ -48,7 +48,7 @@ class Search(Oracle):
     pool : WitnessPool, optional
         Known witnesses of these inputs.
     clean : bool Tensor [n, M], optional
-        Verdicts on the inputs as they are, where they are known.
+        Verdicts on the unperturbed inputs, if known.
     safe : bool Tensor [n, M], optional
         Members that no perturbation fools, where a certificate says so; no pass is spent on fooling them.
 

@@ -1,7 +1,8 @@
 """Small fully connected members of one shape, run together: one batched product per layer instead of one per member.
 
-A network of a few thousand weights spends its time between operations, not in them; M of them cost little more than
-one. Convolutions are left alone: as grouped convolutions they are slower on a processor than one after the other.
+In a network of a few thousand weights most time is overhead between operations, so M of them together cost
+little more than one. Convolutions are not stacked: grouped convolutions are slower on a CPU than separate
+ones.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from randens.models import Classifier, networks
 
 __all__ = ["Stack", "stack_of"]
 
-_LARGEST = 2**16  # weights of a member; larger ones fill the processor by themselves
+_LARGEST = 2**16  # weights of a member; larger members use the processor fully on their own
 
 Layer = tuple[Tensor, Tensor]
 """A linear layer: weight [out, in] and bias [out]."""
@@ -41,7 +42,7 @@ class Stack:
     def at(self, inputs: Tensor, members: Tensor) -> Tensor:
         """Logits [p, C] of inputs [p, ...], input j through network members[j]; members [p] ascending."""
         counts = torch.bincount(members, minlength=len(self))
-        # Every network gets as many rows as the one with most; the rest is padding, whose answers are not read.
+        # Every network gets as many rows as the largest group; the padding's outputs are not read.
         most = int(counts.max())
         begins = counts.cumsum(0) - counts
         place = members * most + torch.arange(len(members), device=members.device) - begins[members]
@@ -109,6 +110,6 @@ def _parts(module: nn.Module) -> list[nn.Module] | None:
 
 
 def _hooked(module: nn.Module) -> bool:
-    """Whether something else acts when the module is called."""
+    """Whether the module has hooks, which act when it is called."""
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return any(getattr(module, name) for name in hooks)

@@ -46,7 +46,7 @@ def widest(values: Tensor, device: torch.device) -> Tensor:
     Parameters
     ----------
     values : Tensor
-        Anywhere.
+        On any device.
     device : torch.device
         Where they are needed.
 

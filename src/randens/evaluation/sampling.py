@@ -158,7 +158,7 @@ class AttackedSampling(Sampling):
             else f"not yet optimal{against}: better by up to {self.gap:.2g} is possible, allow more sweeps"
         )
         oracle = "exact" if self.exact_oracle else "a heuristic: a stronger attack may change both"
-        return f"{reached} ({self.sweeps} sweeps of {' and '.join(self.attacks)}; the attack is {oracle})"
+        return f"{reached} ({_sweeps(self.sweeps)} of {' and '.join(self.attacks)}; the attack is {oracle})"
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary for JSON, without pool and certificate."""
@@ -335,7 +335,7 @@ class StochasticSampling(Sampling):
         """What may be said about these probabilities, and no more."""
         return (
             f"no probabilities are better by more than {self.gap:.2g} against every perturbation found, on the draws "
-            f"that measured them ({self.sweeps} sweeps of {' and '.join(self.attacks)}; a stronger attack may change "
+            f"that measured them ({_sweeps(self.sweeps)} of {' and '.join(self.attacks)}; a stronger attack may change "
             "both)"
         )
 
@@ -433,6 +433,10 @@ def optimize_stochastic_sampling(
         tol=float(tol),
         cost=cost,
     )
+
+
+def _sweeps(number: int) -> str:
+    return f"{number} sweep{'s' if number != 1 else ''}"
 
 
 def share_fooled(

@@ -1,9 +1,10 @@
-"""A run's numbers from its witness store, without a pass: the sections of a report rest on the same witnesses.
+"""Read a run's numbers from its witness store without passes, so that all sections of a report use the same
+witnesses.
 
-Documents are written at different times, and the store has learnt more since. So the evaluation and the curve over ε
-are read again from the store: what fools a member within a radius counts there, whichever command found it. What only
-the documents know, because the store was shortened or begun anew, is kept. Where members or data are not at hand, the
-documents are shown as they are.
+Documents are written at different times, and the store may have more witnesses since. So the evaluation and
+the curve over ε are read again from the store: every witness within a radius counts there, whichever command
+found it. Numbers that only the documents have, because the store was shortened or removed, are kept. If
+members or data are missing, the documents are shown unchanged.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def read_runs(paths: Sequence[str | os.PathLike[str]]) -> tuple[LoadedRun, ...]:
 
 
 def from_store(one: LoadedRun) -> LoadedRun:
-    """The run with its evaluation and its curve over ε as the store knows them now."""
+    """Return the run with its evaluation and its curve over ε read from the store."""
     known = one.evaluation
     if known is None or not (one.run.path / "witnesses").is_dir():
         return one
@@ -56,7 +57,7 @@ def from_store(one: LoadedRun) -> LoadedRun:
         if radii is not None and radii.ensemble == known.ensemble and radii.data == known.data:
             radii = _radii(radii, known, subject)
     except RandensError:
-        return one  # the data, or code that the members need, are not here
+        return one  # the data, or code that the members need, are missing
     return dataclasses.replace(one, evaluation=evaluation, radii=radii)
 
 
@@ -82,7 +83,7 @@ class _Witnesses:
         return kept.points, kept.verdicts == 1, kept.distance, kept.sources
 
     def pool(self, eps: float) -> WitnessPool:
-        """What fools members within `eps`."""
+        """Return the witnesses within `eps`."""
         points, fooled, distance, sources = self._of_members
         near = np.flatnonzero(distance <= eps)
         return WitnessPool(
@@ -109,7 +110,7 @@ def _evaluation(known: Evaluation, witnesses: _Witnesses) -> Evaluation:
     found = best >= 0
     worst = np.zeros_like(old.worst)
     worst[found] = pool.fooled[best[found]]
-    # Where the store knows nothing worse, the answer stays as it was, and with it who found it.
+    # If the store has no worse witness, the verdict and its source stay unchanged.
     same = worst @ known.probs <= old.worst @ known.probs + 1e-12
     worst[same] = old.worst[same]
     sources = tuple(

@@ -113,7 +113,7 @@ class AttackTable(_Measured):
     n: int = Field(ge=1)
     norm: str
     eps: Real
-    attacks: list[AttackLine]
+    attacks: list[AttackLine] = Field(min_length=1)
     together: StoredInterval
 
 
@@ -172,6 +172,8 @@ class SamplingNote(Document):
     threat: ThreatDocument | None = None
     attacks: list[str] = Field(default_factory=list)
     sweeps: int = 0
+    upper: Real | None = None
+    confidence: Real | None = None
     methods: list[MethodNote] = Field(default_factory=list)
     contributions: list[StoredContribution] = Field(default_factory=list)
 

@@ -125,6 +125,8 @@ def measure(
     sizes = sorted(set(factors))
     if not sizes or not all(0 < f < float("inf") for f in sizes):
         raise InputError(f"factors is {tuple(factors)}; give numbers > 0, in units of eps")
+    if not compared:
+        raise InputError(f"compared is {compared!r}; name at least one attack")
     lines = _compare(rec, data, threat, compared, seed, confidence, report, store)
     radii, at_threat = _radii(rec, data, threat, attack, sizes, seed, confidence, pool, store, report)
     curve = Radii(

@@ -211,7 +211,7 @@ class Engine:
         lesson = Lesson(x, y, x_adv, forwards, stage.trained, self.given, self.threat)
         total = torch.zeros((), device=device)
         sums = widest(torch.zeros(len(wrapped) + 1), device)
-        # A member that learns from every tenth batch counts ten times there.
+        # If a member learns from every tenth batch, its loss there counts ten times.
         share = len(wrapped) / len(learners)
         for index, (losses, z) in zip(learners, self.method.losses(self.loss, lesson), strict=True):
             total = total + losses.sum()

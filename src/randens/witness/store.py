@@ -154,8 +154,9 @@ class KeptAnswer:
 class Recalled:
     """Stored points of n inputs within a radius: row r is a perturbed input of `points[r]`.
 
-    verdicts: int8 [k, M], 1 fooled, 0 not, −1 unknown (a member that joined later). clean: rows that are the inputs
-    themselves. checked: confirmed by the ensemble's own call. distance [k]: from the input, in the threat's norm.
+    verdicts: int8 [k, M], 1 fooled, 0 not, −1 unknown (a member that was added later). clean: rows that are
+    unperturbed inputs. checked: confirmed by `rec.errors`. distance [k]: from the input, in the threat's
+    norm.
     """
 
     points: NDArray[np.int64]
@@ -276,7 +277,8 @@ class WitnessStore:
     ) -> Recalled:
         """The stored points of inputs x with addresses `keys` that lie within the threat.
 
-        Points on which none of `members` has a verdict are left out. question: only points found for it. Without
+        Points without a verdict of any of `members` are left out. question: only points found by this search.
+        Without
         `inputs` the verdicts are read and the perturbed inputs stay on disk.
         """
         places = _places(keys)
