@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from paper.when_does_drawing_pay.figures import write_figures
-from paper.when_does_drawing_pay.final import compare, compare_small, finalist
+from paper.when_does_drawing_pay.final import compare, compare_small
 from paper.when_does_drawing_pay.page import write_page
 from paper.when_does_drawing_pay.plan import CELLS, CIFAR, ZOO
 from paper.when_does_drawing_pay.trained import prepare
@@ -43,11 +43,7 @@ def main() -> None:
     if arguments.what in ("all", "cifar10"):
         compare_small(arguments.folder)
     if arguments.what in ("all", "final"):
-        chosen = finalist()
-        if chosen is None:
-            print("no method has all seeds on validation data yet: nothing to compare on test data")
-        else:
-            compare(chosen, arguments.folder)
+        compare(arguments.folder)
     names = write_figures(arguments.docs / "figures")
     write_page(arguments.docs / "when-does-drawing-pay.md", {k: f"figures/{v}" for k, v in names.items()})
 

@@ -10,7 +10,7 @@ from typing import Any
 from randens.training import load_recipe
 from randens.training.recipe import Recipe, recipe_from
 
-__all__ = ["CELLS", "CIFAR", "FINAL_SEEDS", "STACKED", "ZOO", "Cell", "Member", "Shipped", "singles"]
+__all__ = ["CELLS", "CIFAR", "FINAL", "FINAL_SEEDS", "STACKED", "ZOO", "Cell", "Member", "Shipped", "singles"]
 
 SEEDS = (0, 1, 2)
 FINAL_SEEDS = (0, 1, 2, 3, 4)
@@ -19,6 +19,7 @@ WIDTHS = (16, 32, 52)  # 52: twice the FLOPs of 32, as 2 of M have
 RADII = (0.1, 0.2, 0.3)
 COUNTS = (2, 4, 8)
 NORMS = (("linf", 0.2), ("l2", 0.6))
+SMALL_LENGTHS = (200, 400, 800, 1600)  # of the final comparison's smaller networks, to see their plateau
 BASE = 200
 FURTHER = BASE // 2
 MEMBERS = 4
@@ -57,6 +58,7 @@ class Member:
     seed: int = 0
     norm: str = "linf"
     more: int = 0
+    by: str = "at"
 
     @property
     def settings(self) -> str:
@@ -66,7 +68,7 @@ class Member:
 
     @property
     def name(self) -> str:
-        more = f"-and-{self.more}" if self.more else ""
+        more = f"-and-{self.more}{'' if self.by == 'at' else '-' + self.by}" if self.more else ""
         return f"{self.data}-at-{self.settings}-s{self.seed}{more}"
 
     @property
@@ -78,6 +80,11 @@ class Member:
     def on(self) -> Member:
         """The same network trained on by AT for as many epochs as the methods add."""
         return replace(self, more=self.further)
+
+    @property
+    def bounded(self) -> Member:
+        """The same network trained on alone by `bounded`, so that its loss is open to single networks too."""
+        return replace(self, more=self.further, by="bounded")
 
     def recipe(self) -> Recipe:
         """How it is trained."""
@@ -201,18 +208,27 @@ def _cells() -> Iterable[Cell]:
         *(Cell(method, weight=weight) for method, weight in fast),
         *(Cell(method, weight=weight) for method, weight in slow),
         *(Cell(method) for method in BOOSTED),
+        *(Cell(member=replace(FINAL.member, epochs=epochs)) for epochs in SMALL_LENGTHS),
+        FINAL,
+        replace(FINAL, method="continued", weight=None),
     ]
     for group in groups:
         yield from (replace(group, seed=seed) for seed in SEEDS)
 
 
+# The final comparison, fixed before test data are looked at: members smaller than those of the map, trained for as
+# long as doubling the epochs still helps, and no single network for a shorter time than the members.
+FINAL = Cell("bounded", Member(width=16, epochs=SMALL_LENGTHS[-2]), members=MANY, weight=0.5)
+
 CELLS: tuple[Cell, ...] = tuple(dict.fromkeys(_cells()))
 
 
 def singles(seed: int) -> list[Member]:
-    """Single networks of the base's size by AT: the ensemble's own, and two trained twice as long."""
-    longer = Cell(member=Member(epochs=2 * BASE), members=2, seed=seed)
-    return [*Cell(members=MANY, seed=seed).base(), *longer.base()]
+    """Single networks of the final ensemble's size: all that its members started from, each of them trained on by AT
+    and by the ensemble's own loss for as many epochs as the ensemble was, and four trained by AT for twice as long."""
+    base = replace(FINAL, seed=seed).base()
+    longest = Cell(member=replace(FINAL.member, epochs=SMALL_LENGTHS[-1]), seed=seed)
+    return [*base, *(one.on for one in base), *(one.bounded for one in base), *longest.base()]
 
 
 _SMALL = Member("cifar10", width=8, epochs=12, eps=0.5, norm="l2")

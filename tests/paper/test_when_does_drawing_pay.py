@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ def test_methods_and_their_control_have_the_same_epochs_and_rate() -> None:
             continue
         recipe = cell.recipe(["run"] * cell.members)
         boosted = cell.method in plan.BOOSTED
-        assert recipe.epochs_of(1 if boosted else 0) == plan.FURTHER
+        assert recipe.epochs_of(1 if boosted else 0) == cell.member.epochs // 2
         assert recipe.lr_of(1) == recipe.lr_of(0) == cell.member.recipe().lr_of(0) / 2
 
 
@@ -178,28 +179,15 @@ def test_the_verdict_is_that_of_the_test_data(tmp_path: Path, monkeypatch: pytes
     assert "Only 4 of 5 seeds are computed so far" in (tmp_path / "page.md").read_text(encoding="utf-8")
 
 
-def test_the_finalist_is_the_best_on_validation_data_with_all_seeds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(work, "RESULTS", tmp_path)
-    assert final.finalist() is None
-    for cell in plan.CELLS:
-        drawn = {"iat": 0.5, "bounded-0.5": 0.6, "continued": 0.9}.get(cell.label, 0.1)
-        if cell.label == "continued" and cell.seed == 2:
-            continue  # not complete
-        if cell.member.width == 16:
-            drawn = 1.0  # another network
-        work.result_of(cell).write_text(json.dumps({"pooled": {"drawn": drawn}}), encoding="utf-8")
-    chosen = final.finalist()
-    assert chosen is not None
-    assert (chosen.label, chosen.seed, chosen.member) == ("bounded-0.5", 0, plan.Member())
-
-
-def test_best_single_networks_include_those_trained_longer() -> None:
+def test_no_member_is_trained_for_longer_than_the_single_networks() -> None:
     names = [member.name for member in plan.singles(3)]
     assert len(set(names)) == len(names)
-    assert {member.epochs for member in plan.singles(3)} == {200, 400}
-    assert {member.width for member in plan.singles(3)} == {32}
+    assert {member.width for member in plan.singles(3)} == {plan.FINAL.member.width}
+    total = plan.FINAL.member.epochs + plan.FINAL.member.further
+    ways = {(member.epochs + member.more, member.by) for member in plan.singles(3)}
+    assert {(total, "at"), (total, "bounded")} < ways
+    assert max(epochs for epochs, _ in ways) >= total
+    assert {member.seed // 20 for member in plan.singles(3)} == {3}
 
 
 def test_a_cell_with_a_result_is_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,6 +266,7 @@ def test_members_are_trained_once_and_found_again(tmp_path: Path) -> None:
         plan.Cell(name, member, members=2, seed=seed) for name in ("iat", "continued") for seed in (0, 1)
     ]
     cells += [plan.Cell("shared", member, members=2, seed=seed, weight=0.5) for seed in (0, 1)]
+    alone = replace(member, seed=5).bounded
     said: list[str] = []
     trained.prepare(cells, tmp_path, say=said.append)
     # Four members, the same trained on, and two seeds of the method: each of them side by side.
@@ -292,3 +281,7 @@ def test_members_are_trained_once_and_found_again(tmp_path: Path) -> None:
     first = torch.rand(3, 1, 8, 8)
     base, on = (trained.ensemble_of(cell, tmp_path)[0].members[0] for cell in (cells[0], cells[2]))
     assert not torch.equal(base(first), on(first))
+    # One network trained on alone brings the network that it starts from.
+    trained.train_members([alone], tmp_path, say=said.append)
+    before, after = (trained.member_of(tmp_path / one.name) for one in (replace(member, seed=5), alone))
+    assert not torch.equal(before(first), after(first))
