@@ -7,53 +7,40 @@ more epochs than the longest of these. Test images are attacked once, by the por
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import randens
-from paper.when_does_drawing_pay.plan import CIFAR, FINAL, FINAL_SEEDS, Cell, Member, singles
+from paper.when_does_drawing_pay.plan import FINAL, FINAL_SEEDS, Cell, Member, singles
 from paper.when_does_drawing_pay.trained import ensemble_of, member_of, prepare, train_members
 from paper.when_does_drawing_pay.work import compute, images_of, judged, result_of, write_result
 
-__all__ = ["compare", "compare_small", "result_of_final", "result_of_small"]
+__all__ = ["compare", "finals", "result_of_final"]
 
 PORTFOLIO = "suite"
 Say = Callable[[str], None]
 
 
-def result_of_final(seed: int) -> Path:
-    """Where the comparison of a seed is kept."""
-    return result_of(replace(FINAL, seed=seed), "test")
-
-
-def compare(folder: Path, say: Say = print) -> None:
-    """Every seed's comparison that is not there yet."""
-    cells = [replace(FINAL, seed=seed) for seed in FINAL_SEEDS if not result_of_final(seed).is_file()]
-    prepare(cells, folder, say)
-    train_members([member for one in cells for member in singles(one.seed)], folder, say)
-    for one in cells:
-        write_result(result_of_final(one.seed), _compared(one, singles(one.seed), folder, say))
-
-
-def compare_small(folder: Path, say: Say = print) -> None:
-    """The same for CIFAR-10, for every cell of it: against the networks by AT of as many epochs."""
-    for cell in CIFAR:
-        kept = result_of_small(cell)
-        if not kept.is_file():
-            ensemble_of(cell, folder)  # trains what is missing
-            # What a method added to its members counts for the single networks as well.
-            further = CIFAR[1].base() if cell.method != "iat" else []
-            if further:
-                ensemble_of(CIFAR[1], folder)
-            alone = [*cell.base(), *(member.on for member in further)]
-            write_result(kept, _compared(cell, alone, folder, say))
-
-
-def result_of_small(cell: Cell) -> Path:
-    """Where the comparison of a cell of CIFAR-10 on test data is kept."""
+def result_of_final(cell: Cell) -> Path:
+    """Where the comparison of an ensemble is kept."""
     return result_of(cell, "test")
+
+
+def finals() -> list[Cell]:
+    """The ensemble of the final comparison on digits, with every seed."""
+    return [replace(FINAL, seed=seed) for seed in FINAL_SEEDS]
+
+
+def compare(wanted: Iterable[Cell], folder: Path, say: Say = print) -> None:
+    """Every comparison that is not there yet."""
+    cells = [cell for cell in wanted if not result_of_final(cell).is_file()]
+    prepare(cells, folder, say)
+    train_members([one for cell in cells for one in singles(cell) if one.data != "cifar10"], folder, say)
+    for cell in cells:
+        ensemble_of(cell, folder)  # what the engine trains
+        write_result(result_of_final(cell), _compared(cell, singles(cell), folder, say))
 
 
 def _compared(cell: Cell, alone: Sequence[Member], folder: Path, say: Say) -> dict[str, Any]:

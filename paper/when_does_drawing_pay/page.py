@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from string import Template
@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paper.when_does_drawing_pay.final import result_of_final, result_of_small
+from paper.when_does_drawing_pay.final import finals, result_of_final
 from paper.when_does_drawing_pay.plan import (
+    AVERAGES,
     BASE,
     BOOSTED,
     CELLS,
@@ -27,10 +28,14 @@ from paper.when_does_drawing_pay.plan import (
     LENGTHS,
     MANY,
     MEMBERS,
+    NARROW,
+    NARROW_BOUNDED,
+    NARROW_LENGTHS,
     NORMS,
     RADII,
     SEEDS,
-    SMALL_LENGTHS,
+    SMALL_FINAL,
+    STRIDED,
     WIDTHS,
     ZOO,
     Cell,
@@ -144,8 +149,8 @@ def axes_of_the_map() -> list[tuple[str, list[tuple[str, Group]]]]:
     axes = [
         ("epochs", [(str(e), _like(epochs=e)) for e in LENGTHS]),
         (
-            f"epochs, width {FINAL.member.width}",
-            [(str(e), _like(epochs=e, width=FINAL.member.width)) for e in SMALL_LENGTHS],
+            f"epochs, width {NARROW}",
+            [(str(e), _like(epochs=e, width=NARROW)) for e in NARROW_LENGTHS],
         ),
         ("width", [(str(w), _like(width=w)) for w in WIDTHS]),
         ("ε", [(f"{e:g}", _like(eps=e)) for e in RADII]),
@@ -257,7 +262,7 @@ class Final:
 
 def final() -> Final:
     """Of the seeds that have a result."""
-    paths = [result_of_final(seed) for seed in FINAL_SEEDS]
+    paths = [result_of_final(cell) for cell in finals()]
     return Final(tuple(json.loads(p.read_text(encoding="utf-8")) for p in paths if p.is_file()))
 
 
@@ -298,10 +303,11 @@ def _verdict() -> str:
     goal = f"{100 * TARGET:.0f} points in {len(FINAL_SEEDS) - 1} of {len(FINAL_SEEDS)} seeds"
     met = found.seeds >= len(FINAL_SEEDS) - 1
     said += f"The target, {goal}, is {'met' if met else 'missed'}."
-    before, after = (_like(epochs=epochs, width=FINAL.member.width) for epochs in SMALL_LENGTHS[-2:])
+    short = FINAL.member.epochs
+    before, after = (_like(epochs=epochs) for epochs in (short, 2 * short))
     if before and after:
         said += (
-            f" On validation data, doubling the epochs of AT from {SMALL_LENGTHS[-2]} to {SMALL_LENGTHS[-1]} changes "
+            f" On validation data, doubling the epochs of AT from {short} to {2 * short} changes "
             f"networks of this size by {_points(after.members - before.members)} points: "
         )
         said += (
@@ -364,6 +370,21 @@ def _plateau(lengths: Sequence[int] = LENGTHS, width: int = Member().width) -> s
     )
 
 
+def _narrow() -> str:
+    """What `bounded` makes of the smaller networks at the longest training."""
+    one = group(replace(NARROW_BOUNDED, seed=seed) for seed in SEEDS)
+    if not one:
+        return ""
+    said = "" if one.drawn > one.best else "not "
+    return (
+        f"{MANY} members by `{one.label}`, from those of {NARROW_LENGTHS[-1]} epochs, {len(one.results)} seeds: "
+        f"members {_percent(one.members)} % in the mean and {_percent(one.best)} % at best, drawn evenly "
+        f"{_percent(one.drawn)} %, deterministic {_percent(one.deterministic)} %. Drawing is {said}better than the "
+        "best member here: the smaller the networks and the longer their training, the more unequal they are, and an even "
+        "draw has to use the weak ones as well."
+    )
+
+
 def _subsets() -> str:
     """Drawing one, averaging a random two, averaging all: what there is of it."""
     rows = []
@@ -405,7 +426,10 @@ def write_page(target: Path, figures: Mapping[str, str]) -> None:
     """Fill in `page.md` and write it; `figures` are paths relative to the page by what they show."""
     said = (
         ("Training length", _plateau()),
-        ("Training length of the final comparison's networks", _plateau(SMALL_LENGTHS, FINAL.member.width)),
+        (
+            f"Training length, {NARROW} units",
+            f"{_plateau(NARROW_LENGTHS, NARROW)} {_narrow()}",
+        ),
         ("Width", "Units of each hidden layer."),
         ("Radius", "Members are trained and attacked at ε."),
         (
@@ -428,11 +452,13 @@ def write_page(target: Path, figures: Mapping[str, str]) -> None:
         members=MEMBERS,
         base=BASE,
         further=FURTHER,
-        width=FINAL.member.width,
         epochs=FINAL.member.epochs,
         total=FINAL.member.epochs + FINAL.member.further,
-        longest=SMALL_LENGTHS[-1],
-        candidates=len(singles(0)),
+        longest=2 * FINAL.member.epochs,
+        small_width=SMALL_FINAL.member.width,
+        small_epochs=SMALL_FINAL.member.epochs,
+        small_further=SMALL_FINAL.member.further,
+        candidates=len(singles(FINAL)),
         images=images,
         image=f"{100 / images:.1f}",
         done=sum(result_of(cell).is_file() for cell in CELLS),
@@ -487,27 +513,38 @@ def _zoo() -> str:
 
 
 def _cifar() -> str:
-    """The table of CIFAR-10, or that there is none yet."""
-    found = [one for one in (group([cell]) for cell in CIFAR) if one]
-    member = CIFAR[0].member
-    if not found:
-        return (
-            "Not computed yet: `python -m paper.when_does_drawing_pay cifar10` trains the small network of "
-            f"`recipes/study/cifar10-strided-at.toml`, {CIFAR[0].members} members, and goes on by each method."
+    """The tables of CIFAR-10, or that there are none yet."""
+    small = [(cell, group([cell])) for cell in CIFAR if cell.member.data == AVERAGES]
+    rows = [
+        [f"{WORDS[cell.label]}, {cell.member.epochs} epochs{_twice(cell)}", *_row("", one)[1:-1]]
+        for cell, one in small
+        if one
+    ]
+    said = ["Not computed yet: `python -m paper.when_does_drawing_pay cifar10`."]
+    if rows:
+        said = _table(("method", *_HEAD[:-1]), rows)
+    before, after = (one for cell, one in small if cell.method == "iat")
+    if before and after:
+        change = after.members - before.members
+        said.append(
+            f"Doubling the epochs of AT changes the members by {_points(change)} points: "
+            f"{'the plateau' if abs(change) < PLATEAU else 'no plateau yet'}."
         )
-    single = next((one for one in found if one.label == "continued"), Group("continued", ()))
-    first = found[0].results[0]
-    said = (
-        f"The strided network of width {member.width} ({first['flops'] / 1e6:.1f} MFLOPs), {member.norm} "
-        f"ε = {member.eps:g}, {first['members']} members of {member.epochs} epochs by AT and {member.further} more by "
-        f"each method, {first['inputs']} {first['split']} images."
-    )
-    return "\n".join([said, "", *_methods(found, single), _small()])
+    return "\n".join([*said, "", _small()])
+
+
+def _twice(cell: Cell) -> str:
+    return f", {cell.k} of {cell.members} averaged" if cell.k > 1 else ""
+
+
+def _network(one: Result) -> str:
+    kind = "the network on averages" if AVERAGES in one["cell"] else "the strided network"
+    return f"{kind} ({one['flops'] / 1e6:.1f} MFLOPs)"
 
 
 def _small() -> str:
-    """CIFAR-10 on test data: a sentence for every cell that has a result."""
-    kept = [result_of_small(cell) for cell in CIFAR if result_of_small(cell).is_file()]
+    """CIFAR-10 on test data: a sentence for every ensemble that has a result."""
+    kept = [result_of_final(cell) for cell in (SMALL_FINAL, STRIDED) if result_of_final(cell).is_file()]
     if not kept:
         return "The comparison on test data is not computed yet."
     said = []
@@ -518,7 +555,8 @@ def _small() -> str:
         gained = one["pooled"]["drawn"] - one["single_robust"]
         met = gained >= SMALL_TARGET and low > 0
         said.append(
-            f"- `{one['method']}`, the first {one['inputs']:,} test images, under the portfolio: drawn evenly "
+            f"- {one['members']} members by `{one['method']}`, {_network(one)}, the first "
+            f"{one['inputs']:,} test images, under the portfolio: drawn evenly "
             f"{_percent(one['pooled']['drawn'])} %, the best single network of the same FLOPs (`{one['single']}`, "
             f"chosen on validation images of {len(one['singles'])}) {_percent(one['single_robust'])} %, difference "
             f"{_points(gained)} points (95 % interval {_points(low)} to {_points(high)}); the logits averaged "

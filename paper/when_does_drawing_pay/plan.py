@@ -7,10 +7,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from paper.when_does_drawing_pay.averages import SIDE
 from randens.training import load_recipe
 from randens.training.recipe import Recipe, recipe_from
 
-__all__ = ["CELLS", "CIFAR", "FINAL", "FINAL_SEEDS", "STACKED", "ZOO", "Cell", "Member", "Shipped", "singles"]
+__all__ = [
+    "AVERAGES",
+    "CELLS",
+    "CIFAR",
+    "FINAL",
+    "FINAL_SEEDS",
+    "SMALL_FINAL",
+    "STACKED",
+    "STRIDED",
+    "ZOO",
+    "Cell",
+    "Member",
+    "Shipped",
+    "singles",
+]
 
 SEEDS = (0, 1, 2)
 FINAL_SEEDS = (0, 1, 2, 3, 4)
@@ -19,7 +34,8 @@ WIDTHS = (16, 32, 52)  # 52: twice the FLOPs of 32, as 2 of M have
 RADII = (0.1, 0.2, 0.3)
 COUNTS = (2, 4, 8)
 NORMS = (("linf", 0.2), ("l2", 0.6))
-SMALL_LENGTHS = (200, 400, 800, 1600)  # of the final comparison's smaller networks, to see their plateau
+NARROW = 16  # units; smaller networks than the map's, to see what longer training does to them
+NARROW_LENGTHS = (200, 400, 800)
 BASE = 200
 FURTHER = BASE // 2
 MEMBERS = 4
@@ -43,6 +59,7 @@ STACKED = (
     "conflict",
     "distil",
 )  # methods of the stacked trainer; the engine trains the others
+AVERAGES = "cifar10-averages"
 RECIPE = Path(__file__).parents[2] / "recipes" / "study" / "cifar10-strided-at.toml"
 ATTACKS = ("adaptive-pgd-s", "arc", "arc-r-20", "arc-r-100", "lattice", "saddle", "suite")
 
@@ -74,7 +91,7 @@ class Member:
     @property
     def further(self) -> int:
         """Epochs by which the methods go on from members like this."""
-        return self.epochs // (2 if self.data == "digits" else 3)
+        return self.epochs // {"digits": 2, "cifar10": 3, AVERAGES: 1}[self.data]
 
     @property
     def on(self) -> Member:
@@ -168,17 +185,26 @@ def _settings(member: Member) -> dict[str, Any]:
         content["validation"]["every"] = member.epochs
         content["model"]["width"] = member.width
         return content
+    averages = member.data == AVERAGES
+    # Averages of 4×4 pixels move by at most ε / 4; see `averages`.
+    eps = member.eps / SIDE if averages else member.eps
     return {
         "method": "at",
         "epochs": member.epochs,
         "batch_size": 128,
         "seed": member.seed,
-        "ema": 0.99,
+        "ema": 0.998 if averages else 0.99,
         "precision": "float32",
-        "model": {"name": "mlp", "width": member.width, "depth": 2},
-        "data": {"name": member.data},
-        "threat": {"norm": member.norm, "eps": member.eps},
-        "adversary": {"name": "pgd", "steps": 3, "step": member.eps / 2, "warmup": member.epochs // 5},
+        "model": {"name": "mlp", "width": member.width, "depth": 1 if averages else 2},
+        "data": {"name": "cifar10" if averages else member.data},
+        "threat": {"norm": member.norm, "eps": eps},
+        "adversary": {
+            "name": "pgd",
+            "steps": 2 if averages else 3,
+            "step": 0.8 * eps if averages else eps / 2,
+            "start": 0 if averages else 1,
+            "warmup": member.epochs // 5,
+        },
         "loss": {"name": "mce"},
         "optimizer": {"lr": 0.1, "weight_decay": 1e-4},
         "schedule": {"name": "cyclic", "peak": 0.3},
@@ -208,34 +234,43 @@ def _cells() -> Iterable[Cell]:
         *(Cell(method, weight=weight) for method, weight in fast),
         *(Cell(method, weight=weight) for method, weight in slow),
         *(Cell(method) for method in BOOSTED),
-        *(Cell(member=replace(FINAL.member, epochs=epochs)) for epochs in SMALL_LENGTHS),
         FINAL,
-        replace(FINAL, method="continued", weight=None),
+        *(Cell(member=Member(width=NARROW, epochs=epochs)) for epochs in NARROW_LENGTHS),
+        NARROW_BOUNDED,
     ]
     for group in groups:
         yield from (replace(group, seed=seed) for seed in SEEDS)
 
 
-# The final comparison, fixed before test data are looked at: members smaller than those of the map, trained for as
-# long as doubling the epochs still helps, and no single network for a shorter time than the members.
-FINAL = Cell("bounded", Member(width=16, epochs=SMALL_LENGTHS[-2]), members=MANY, weight=0.5)
+# The final comparison, fixed before these networks met test data. No single network is trained for a shorter time than
+# the members, and some for longer (`singles`).
+FINAL = Cell("bounded", Member(epochs=2 * BASE), members=MANY, weight=0.5)
+NARROW_BOUNDED = Cell("bounded", Member(width=NARROW, epochs=NARROW_LENGTHS[-1]), members=MANY, weight=0.5)
 
 CELLS: tuple[Cell, ...] = tuple(dict.fromkeys(_cells()))
 
 
-def singles(seed: int) -> list[Member]:
-    """Single networks of the final ensemble's size: all that its members started from, each of them trained on by AT
-    and by the ensemble's own loss for as many epochs as the ensemble was, and four trained by AT for twice as long."""
-    base = replace(FINAL, seed=seed).base()
-    longest = Cell(member=replace(FINAL.member, epochs=SMALL_LENGTHS[-1]), seed=seed)
-    return [*base, *(one.on for one in base), *(one.bounded for one in base), *longest.base()]
+def singles(cell: Cell) -> list[Member]:
+    """Single networks of the members' size to compare with: those that the members are or started from, some of them
+    trained on by AT and by the ensemble's own loss for as many epochs as the ensemble was, and some by AT for twice as
+    long."""
+    base = cell.base()
+    if cell.method == "iat":
+        return base
+    some = base[:MEMBERS]
+    longest = [replace(one, epochs=2 * one.epochs) for one in some]
+    return [*base, *(one.on for one in some), *(one.bounded for one in some), *longest]
 
 
-_SMALL = Member("cifar10", width=8, epochs=12, eps=0.5, norm="l2")
+STRIDED = Cell("iat", Member("cifar10", width=8, epochs=12, eps=0.5, norm="l2"), members=2)
+_AVERAGES = Member(AVERAGES, width=32, epochs=4, eps=0.5, norm="l2")
+SMALL_FINAL = Cell("bounded", _AVERAGES, weight=0.5)
 CIFAR: tuple[Cell, ...] = (
-    Cell("iat", _SMALL, members=2),
-    Cell("continued", _SMALL, members=2),
-    Cell("bounded", _SMALL, members=2, weight=0.5),
+    Cell("iat", _AVERAGES),
+    Cell("iat", replace(_AVERAGES, epochs=2 * _AVERAGES.epochs)),
+    SMALL_FINAL,
+    replace(SMALL_FINAL, k=2),
+    STRIDED,
 )
 
 _KINDS = (

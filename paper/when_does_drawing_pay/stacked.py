@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from paper.when_does_drawing_pay import by_hand
 from randens import data as datasets
+from randens.data import ImageData
 from randens.training.adversaries import Start, Victims, adversary
 from randens.training.initial_members import Blueprint, seed_for
 from randens.training.losses import passes, training_loss
@@ -69,8 +70,13 @@ class Trained:
     passes: int
 
 
-def train(recipes: Sequence[Recipe], first: Sequence[Sequence[nn.Module]] | None = None) -> list[Trained]:
+def train(
+    recipes: Sequence[Recipe],
+    first: Sequence[Sequence[nn.Module]] | None = None,
+    train_data: ImageData | None = None,
+) -> list[Trained]:
     """The members of every recipe; the recipes differ in their seeds only. first: the members each starts from.
+    train_data: other images than those that the recipe names.
 
     For methods that train all members in one stage with α uniform, and networks without batch normalisation.
     The weights of the last epoch count.
@@ -81,7 +87,7 @@ def train(recipes: Sequence[Recipe], first: Sequence[Sequence[nn.Module]] | None
     method = METHODS[recipe.method](recipe.weight)
     if method.stages(recipe.members) != [recipe.members] or method.descends:
         raise ValueError(f"method {recipe.method!r} has stages or moves α; the engine trains it")
-    train_data = datasets.load(recipe.data.name, "train")
+    train_data = train_data or datasets.load(recipe.data.name, "train")
     blueprints = [Blueprint.of(one, train_data) for one in recipes]
     given = first or [[] for _ in recipes]
     stacks = []

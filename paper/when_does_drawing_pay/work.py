@@ -100,7 +100,7 @@ def shipped(cell: Shipped, say: Say = print) -> dict[str, Any]:
 
 def images_of(name: str, split: str) -> tuple[torch.Tensor, torch.Tensor]:
     """All images of digits; of CIFAR-10 the first 2,000 test images, or a thousand validation images."""
-    data = randens.data.load(name, split)
+    data = randens.data.load("digits" if name == "digits" else "cifar10", split)
     if name == "digits":
         return data[: len(data)]
     return data[:2000] if split == "test" else data[500:1500]

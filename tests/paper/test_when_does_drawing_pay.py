@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from paper.when_does_drawing_pay import final, page, plan, trained, work
+from paper.when_does_drawing_pay import averages, final, page, plan, trained, work
 from paper.when_does_drawing_pay.figures import write_figures
 from torch import nn
 
@@ -64,7 +64,7 @@ def test_methods_and_their_control_have_the_same_epochs_and_rate() -> None:
             continue
         recipe = cell.recipe(["run"] * cell.members)
         boosted = cell.method in plan.BOOSTED
-        assert recipe.epochs_of(1 if boosted else 0) == cell.member.epochs // 2
+        assert recipe.epochs_of(1 if boosted else 0) == cell.member.further
         assert recipe.lr_of(1) == recipe.lr_of(0) == cell.member.recipe().lr_of(0) / 2
 
 
@@ -168,26 +168,30 @@ def test_the_verdict_is_that_of_the_test_data(tmp_path: Path, monkeypatch: pytes
             "single_robust": 1 - fooled.count("1") / 4,
             "single_fooled": fooled,
         }
-        final.result_of_final(seed).write_text(json.dumps(result), encoding="utf-8")
+        final.result_of_final(final.finals()[seed]).write_text(json.dumps(result), encoding="utf-8")
     page.write_page(tmp_path / "page.md", {})
     text = (tmp_path / "page.md").read_text(encoding="utf-8")
     assert "reach 75.0 %; the best single network of the same FLOPs reaches 60.0 %" in text
     assert "The difference is +15.0 points" in text
     assert "3 of 5 seeds at 3 points or more. The target, 3 points in 4 of 5 seeds, is missed." in text
-    final.result_of_final(4).unlink()
+    final.result_of_final(final.finals()[4]).unlink()
     page.write_page(tmp_path / "page.md", {})
     assert "Only 4 of 5 seeds are computed so far" in (tmp_path / "page.md").read_text(encoding="utf-8")
 
 
 def test_no_member_is_trained_for_longer_than_the_single_networks() -> None:
-    names = [member.name for member in plan.singles(3)]
-    assert len(set(names)) == len(names)
-    assert {member.width for member in plan.singles(3)} == {plan.FINAL.member.width}
-    total = plan.FINAL.member.epochs + plan.FINAL.member.further
-    ways = {(member.epochs + member.more, member.by) for member in plan.singles(3)}
-    assert {(total, "at"), (total, "bounded")} < ways
-    assert max(epochs for epochs, _ in ways) >= total
-    assert {member.seed // 20 for member in plan.singles(3)} == {3}
+    for cell in (final.finals()[3], plan.SMALL_FINAL):
+        alone = plan.singles(cell)
+        names = [member.name for member in alone]
+        assert len(set(names)) == len(names)
+        assert {replace(member, seed=0, epochs=0, more=0, by="at") for member in alone} == {
+            replace(cell.member, epochs=0)
+        }
+        total = cell.member.epochs + cell.member.further
+        ways = {(member.epochs + member.more, member.by) for member in alone}
+        assert {(total, "at"), (total, "bounded")} < ways
+        assert max(epochs for epochs, _ in ways) >= total
+        assert {member.seed // 20 for member in alone} == {cell.seed}
 
 
 def test_a_cell_with_a_result_is_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,8 +244,8 @@ def test_the_page_says_what_the_test_images_of_cifar10_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(work, "RESULTS", tmp_path)
-    cell = plan.CIFAR[0]
-    result = _result(0, ["0110", "0111"], [0, 1, 1, 0]) | {"flops": 415_744, "split": "validation"}
+    cell = plan.SMALL_FINAL
+    result = _result(0, ["0110", "0111"], [0, 1, 1, 0]) | {"flops": 415_744, "cell": cell.name}
     work.result_of(cell).write_text(json.dumps(result), encoding="utf-8")
     page.write_page(tmp_path / "page.md", {})
     assert "test data is not computed yet" in (tmp_path / "page.md").read_text(encoding="utf-8")
@@ -252,12 +256,33 @@ def test_the_page_says_what_the_test_images_of_cifar10_say(
         "single_fooled": "1100",
         "singles": {"a": 1},
     }
-    final.result_of_small(cell).write_text(json.dumps(judged), encoding="utf-8")
+    final.result_of_final(cell).write_text(json.dumps(judged), encoding="utf-8")
     page.write_page(tmp_path / "page.md", {})
     text = (tmp_path / "page.md").read_text(encoding="utf-8")
+    assert "2 members by `x`, the network on averages (0.4 MFLOPs)" in text
     assert "drawn evenly 75.0 %" in text
     assert "difference +25.0 points" in text
     assert "the interval above 0 is missed" in text  # four images say nothing: the interval holds 0
+
+
+def test_a_network_on_averages_is_one_on_pixels() -> None:
+    network = randens.models.create(
+        "mlp", classes=3, input_shape=(2, 2, 3), width=4, depth=1, mean=0.4, std=0.3
+    )
+    wide = averages.spread(network)
+    x = torch.rand(5, 2, 8, 12)
+    means = torch.nn.functional.avg_pool2d(x, 4)
+    assert wide.input_shape == (2, 8, 12)
+    assert torch.allclose(wide(x), network(means), atol=1e-5)
+    back = averages.gathered(wide)
+    assert torch.allclose(back(means), network(means), atol=1e-5)
+    # A change of l2 norm ε that moves the averages furthest: the same within each square. They move by ε / 4.
+    data = randens.data.from_arrays(x.numpy(), [0, 1, 2, 0, 1])
+    step = torch.full_like(x, 0.01)
+    moved = averages.averaged(replace(data, stored=x + step)).stored - averages.averaged(data).stored
+    assert torch.allclose(
+        moved.flatten(1).norm(dim=1), step.flatten(1).norm(dim=1) / averages.SIDE, atol=1e-5
+    )
 
 
 def test_members_are_trained_once_and_found_again(tmp_path: Path) -> None:
