@@ -380,8 +380,8 @@ def _narrow() -> str:
         f"{MANY} members by `{one.label}`, from those of {NARROW_LENGTHS[-1]} epochs, {len(one.results)} seeds: "
         f"members {_percent(one.members)} % in the mean and {_percent(one.best)} % at best, drawn evenly "
         f"{_percent(one.drawn)} %, deterministic {_percent(one.deterministic)} %. Drawing is {said}better than the "
-        "best member here: the smaller the networks and the longer their training, the more unequal they are, and an even "
-        "draw has to use the weak ones as well."
+        "best member here: the smaller the networks and the longer their training, the more unequal they are, and an "
+        "even draw has to use the weak ones as well."
     )
 
 
