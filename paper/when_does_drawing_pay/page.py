@@ -63,6 +63,7 @@ WORDS = {
     "features": "features of other members",
     "distil": "distilled from the mean logits",
     "paths": "orthogonal paths, one trunk",
+    "mixed": "AT, members of 16, 16, 32 and 52 units",
     "mrboost": "MRBoost, uniform α",
     "barre": "BARRE, uniform α",
 }

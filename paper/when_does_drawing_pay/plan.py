@@ -12,6 +12,7 @@ from randens.training import load_recipe
 from randens.training.recipe import Recipe, recipe_from
 
 __all__ = [
+    "AS_THEY_ARE",
     "AVERAGES",
     "CELLS",
     "CIFAR",
@@ -31,6 +32,7 @@ SEEDS = (0, 1, 2)
 FINAL_SEEDS = (0, 1, 2, 3, 4)
 LENGTHS = (50, 100, 200, 400, 800)
 WIDTHS = (16, 32, 52)  # 52: twice the FLOPs of 32, as 2 of M have
+MIXED = (16, 16, 32, 52)  # widths of members that differ in it; their mean FLOPs are 0.95 of those of 32
 RADII = (0.1, 0.2, 0.3)
 COUNTS = (2, 4, 8)
 NORMS = (("linf", 0.2), ("l2", 0.6))
@@ -51,7 +53,9 @@ IDEAS: tuple[tuple[str, float | None], ...] = (
     ("columns", None),
     ("features", None),
     ("paths", None),
+    ("mixed", None),
 )
+AS_THEY_ARE = ("iat", "mixed")  # members by AT that are not trained further
 BOOSTED = ("mrboost", "barre", "columns")
 STACKED = (
     "shared",
@@ -112,7 +116,7 @@ class Member:
 class Cell:
     """One ensemble: `method` on members like `member`, whose seeds are 20·seed, 20·seed + 1, …
 
-    "iat": these members themselves. "continued": each of them trained on by AT for half as many epochs again, which is
+    "iat": these members themselves. "mixed": the same with the widths `MIXED`. "continued": each of them trained on by AT for half as many epochs again, which is
     what the other methods are compared with at equal passes. attacks: by which attacks it is judged beside the saddle
     climber. k: k of the members are drawn and their logits averaged; the subsets of k are what is judged.
     """
@@ -142,7 +146,10 @@ class Cell:
 
     def base(self) -> list[Member]:
         """The members it is made of or starts from."""
-        return [replace(self.member, seed=20 * self.seed + index) for index in range(self.members)]
+        alike = [replace(self.member, seed=20 * self.seed + index) for index in range(self.members)]
+        if self.method != "mixed":
+            return alike
+        return [replace(one, width=width) for one, width in zip(alike, MIXED, strict=True)]
 
     def recipe(self, first: list[str]) -> Recipe:
         """How the method goes on from the runs `first`."""
@@ -255,7 +262,7 @@ def singles(cell: Cell) -> list[Member]:
     trained on by AT and by the ensemble's own loss for as many epochs as the ensemble was, and some by AT for twice as
     long."""
     base = cell.base()
-    if cell.method == "iat":
+    if cell.method in AS_THEY_ARE:
         return base
     some = base[:MEMBERS]
     longest = [replace(one, epochs=2 * one.epochs) for one in some]

@@ -12,7 +12,7 @@ from torch import nn
 
 import randens
 from paper.when_does_drawing_pay import averages, stacked
-from paper.when_does_drawing_pay.plan import AVERAGES, FINAL, STACKED, Cell, Member
+from paper.when_does_drawing_pay.plan import AS_THEY_ARE, AVERAGES, FINAL, STACKED, Cell, Member
 from randens.core.files import write_atomic
 from randens.models import Classifier
 from randens.training.recipe import Recipe, recipe_from
@@ -74,7 +74,7 @@ def ensemble_of(cell: Cell, folder: Path) -> tuple[Ensemble, int]:
         for member in cell.base():
             randens.training.train(member.recipe(), folder / member.name)
     passes = sum(passes_of(run) for run in base)
-    if cell.method == "iat":
+    if cell.method in AS_THEY_ARE:
         return Ensemble([member_of(run) for run in base]), passes
     if cell.method == "continued":
         runs = [folder / member.on.name for member in cell.base()]

@@ -40,7 +40,7 @@ def compute(cell: Cell, folder: Path, split: str = "validation", say: Say = prin
         return result
     say(f"{cell.name}: training")
     rec, passes = ensemble_of(cell, folder)
-    flops = cell.k * randens.models.flops(rec.members[0])
+    flops = cell.k * sum(map(randens.models.flops, rec.members)) // len(rec)
     if cell.k > 1:
         rec = rec.subsets(cell.k)
     say(f"{cell.name}: judging on {split} data")

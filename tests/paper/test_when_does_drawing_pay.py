@@ -51,16 +51,27 @@ def test_every_cell_has_a_name_of_its_own_and_a_recipe() -> None:
         seeds = [member.seed for member in cell.base()]
         assert seeds == [20 * cell.seed + index for index in range(cell.members)]
         assert cell.member.recipe().method == "at"
-        if cell.method not in ("iat", "continued"):
+        if cell.method not in (*plan.AS_THEY_ARE, "continued"):
             recipe = cell.recipe(["run"] * cell.members)
             assert recipe.method == cell.method
             assert recipe.weight == cell.weight
             assert recipe.sampling.method == "uniform"
 
 
+def test_mixed_members_cost_in_the_mean_what_the_others_cost() -> None:
+    def flops(width: int) -> int:
+        network = randens.models.create("mlp", classes=10, input_shape=(1, 8, 8), width=width, depth=2)
+        return randens.models.flops(network)
+
+    (cell,) = [cell for cell in plan.CELLS if cell.method == "mixed" and cell.seed == 1]
+    widths = [member.width for member in cell.base()]
+    assert len(set(widths)) == 3
+    assert sum(map(flops, widths)) / len(widths) == pytest.approx(flops(plan.Member().width), rel=0.06)
+
+
 def test_methods_and_their_control_have_the_same_epochs_and_rate() -> None:
     for cell in plan.CELLS:
-        if cell.method in ("iat", "continued"):
+        if cell.method in (*plan.AS_THEY_ARE, "continued"):
             continue
         recipe = cell.recipe(["run"] * cell.members)
         boosted = cell.method in plan.BOOSTED
