@@ -116,9 +116,10 @@ class Member:
 class Cell:
     """One ensemble: `method` on members like `member`, whose seeds are 20·seed, 20·seed + 1, …
 
-    "iat": these members themselves. "mixed": the same with the widths `MIXED`. "continued": each of them trained on by AT for half as many epochs again, which is
-    what the other methods are compared with at equal passes. attacks: by which attacks it is judged beside the saddle
-    climber. k: k of the members are drawn and their logits averaged; the subsets of k are what is judged.
+    "iat": these members themselves. "mixed": the same with the widths `MIXED`. "continued": each of them trained on by
+    AT for half as many epochs again, which is what the other methods are compared with at equal passes. attacks: by which
+    attacks it is judged beside the saddle climber. k: k of the members are drawn and their logits averaged; the subsets
+    of k are what is judged.
     """
 
     method: str = "iat"
