@@ -30,7 +30,7 @@ def averaged(data: ImageData) -> ImageData:
 def spread(network: Classifier) -> Classifier:
     """The network on pixels that says of an image what `network` says of its averages."""
     channels, height, width = network.input_shape
-    first = _first(network).unflatten(1, (channels, height, width)) / SIDE**2
+    first = torch.unflatten(_first(network), 1, (channels, height, width)) / SIDE**2
     wide = first.repeat_interleave(SIDE, dim=2).repeat_interleave(SIDE, dim=3)
     return _with(network, (channels, height * SIDE, width * SIDE), wide)
 
@@ -38,7 +38,7 @@ def spread(network: Classifier) -> Classifier:
 def gathered(network: Classifier) -> Classifier:
     """The network on averages that `spread` makes `network` of."""
     channels, height, width = network.input_shape
-    first = _first(network).unflatten(1, (channels, height, width))
+    first = torch.unflatten(_first(network), 1, (channels, height, width))
     narrow = F.avg_pool2d(first, SIDE) * SIDE**2
     return _with(network, (channels, height // SIDE, width // SIDE), narrow)
 
