@@ -10,7 +10,7 @@ from pathlib import Path
 from paper.when_does_drawing_pay.figures import write_figures
 from paper.when_does_drawing_pay.final import compare, finals
 from paper.when_does_drawing_pay.page import write_page
-from paper.when_does_drawing_pay.plan import CELLS, CIFAR, SMALL_FINAL, STRIDED, ZOO
+from paper.when_does_drawing_pay.plan import CELLS, CIFAR, FINALS, SMALL_FINAL, STRIDED, ZOO
 from paper.when_does_drawing_pay.trained import prepare
 from paper.when_does_drawing_pay.work import compute, result_of, shipped
 
@@ -43,7 +43,8 @@ def main() -> None:
     if arguments.what in ("all", "cifar10"):
         compare([SMALL_FINAL, STRIDED], arguments.folder)
     if arguments.what in ("all", "final"):
-        compare(finals(), arguments.folder)
+        for cell in FINALS:
+            compare(finals(cell), arguments.folder)
     names = write_figures(arguments.docs / "figures")
     write_page(arguments.docs / "when-does-drawing-pay.md", {k: f"figures/{v}" for k, v in names.items()})
 

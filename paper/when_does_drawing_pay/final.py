@@ -38,9 +38,9 @@ def compared(cell: Cell) -> dict[str, Any] | None:
     return {**ensemble, **single}
 
 
-def finals() -> list[Cell]:
-    """The ensemble of the final comparison on digits, with every seed."""
-    return [replace(FINAL, seed=seed) for seed in FINAL_SEEDS]
+def finals(cell: Cell = FINAL) -> list[Cell]:
+    """An ensemble of the final comparison on digits, with every seed."""
+    return [replace(cell, seed=seed) for seed in FINAL_SEEDS]
 
 
 def compare(wanted: Iterable[Cell], folder: Path, say: Say = print) -> None:

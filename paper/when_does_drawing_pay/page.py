@@ -23,10 +23,10 @@ from paper.when_does_drawing_pay.plan import (
     COUNTS,
     FINAL,
     FINAL_SEEDS,
+    FINALS,
     FURTHER,
     IDEAS,
     LENGTHS,
-    LONGER,
     MANY,
     MEMBERS,
     NARROW,
@@ -262,9 +262,9 @@ class Final:
         return _bootstrap(np.array(rows).mean(axis=0))
 
 
-def final() -> Final:
+def final(cell: Cell = FINAL) -> Final:
     """Of the seeds that have a result."""
-    found = [compared(cell) for cell in finals()]
+    found = [compared(one) for one in finals(cell)]
     return Final(tuple(one for one in found if one is not None))
 
 
@@ -305,35 +305,20 @@ def _verdict() -> str:
     goal = f"{100 * TARGET:.0f} points in {len(FINAL_SEEDS) - 1} of {len(FINAL_SEEDS)} seeds"
     met = found.seeds >= len(FINAL_SEEDS) - 1
     said += f"The target, {goal}, is {'met' if met else 'missed'}."
-    longest = max(LENGTHS)
+    longest, total = max(LENGTHS), FINAL.member.epochs + FINAL.member.further
     before, after = (_like(epochs=epochs) for epochs in (longest // 2, longest))
     if before and after:
         change = after.members - before.members
         said += (
-            f" The longest single networks were trained for {longest} epochs, the members for {BASE + FURTHER} in all. "
+            f" The longest single networks were trained for {longest} epochs, the members for {total} in all. "
             f"Doubling the epochs of AT from {longest // 2} to {longest} changes single networks by {_points(change)} "
             f"points on validation data: {'their plateau' if abs(change) < PLATEAU else 'not their plateau'}."
         )
-    return said + _longer()
+    return said
 
 
-def _longer() -> str:
-    """What members that were trained for twice as long add to the answer, on validation data."""
-    one, single = group(replace(LONGER, seed=seed) for seed in SEEDS), _like(epochs=max(LENGTHS))
-    against = versus_best(one, single) if one and single else None
-    if against is None:
-        return ""
-    mean, low, high, _ = against
-    member = LONGER.member
-    return (
-        f" Members of {member.epochs + member.further} epochs by the same method reach {_percent(one.drawn)} % on "
-        f"validation data, {_points(mean)} points ({_points(low)} to {_points(high)}) against the best of "
-        f"{MEMBERS} single networks of {max(LENGTHS)} epochs, which is chosen on the same images."
-    )
-
-
-def _final() -> str:
-    found = final()
+def _final(cell: Cell = FINAL) -> str:
+    found = final(cell)
     if not found.results:
         return "Not computed yet: `python -m paper.when_does_drawing_pay final`."
     rows = [
@@ -359,7 +344,13 @@ def _final() -> str:
         "deterministic",
         "reach",
     )
-    return "\n".join(_table(head, rows))
+    mean = float((found.drawn - found.single).mean())
+    low, high = found.interval()
+    said = (
+        f"Mean difference {_points(mean)} points (95 % interval over images {_points(low)} to {_points(high)}); "
+        f"{found.seeds} of {len(found.results)} seeds at {100 * TARGET:.0f} points or more."
+    )
+    return "\n".join([*_table(head, rows), said])
 
 
 def plateau(lengths: Sequence[int] = LENGTHS, width: int = Member().width) -> int | None:
@@ -460,6 +451,9 @@ def write_page(target: Path, figures: Mapping[str, str]) -> None:
     page = Template((Path(__file__).parent / "page.md").read_text(encoding="utf-8")).substitute(
         verdict=_verdict(),
         final=_final(),
+        shorter=_final(FINALS[1]),
+        shorter_epochs=FINALS[1].member.epochs,
+        shorter_total=FINALS[1].member.epochs + FINALS[1].member.further,
         seeds=len(SEEDS),
         many=MANY,
         members=MEMBERS,

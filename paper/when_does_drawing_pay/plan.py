@@ -17,6 +17,7 @@ __all__ = [
     "CELLS",
     "CIFAR",
     "FINAL",
+    "FINALS",
     "FINAL_SEEDS",
     "SMALL_FINAL",
     "STACKED",
@@ -242,7 +243,7 @@ def _cells() -> Iterable[Cell]:
         *(Cell(method, weight=weight) for method, weight in fast),
         *(Cell(method, weight=weight) for method, weight in slow),
         *(Cell(method) for method in BOOSTED),
-        LONGER,
+        FINAL,
         *(Cell(member=Member(width=NARROW, epochs=epochs)) for epochs in NARROW_LENGTHS),
         NARROW_BOUNDED,
     ]
@@ -250,8 +251,9 @@ def _cells() -> Iterable[Cell]:
         yield from (replace(group, seed=seed) for seed in SEEDS)
 
 
-FINAL = Cell("bounded", members=MANY, weight=0.5)  # of the final comparison, with `singles`
-LONGER = replace(FINAL, member=Member(epochs=2 * BASE))
+# Of the final comparison, with `singles`; first the one that validation data like best.
+FINALS = tuple(Cell("bounded", Member(epochs=e), members=MANY, weight=0.5) for e in (2 * BASE, BASE))
+FINAL = FINALS[0]
 NARROW_BOUNDED = Cell("bounded", Member(width=NARROW, epochs=NARROW_LENGTHS[-1]), members=MANY, weight=0.5)
 
 CELLS: tuple[Cell, ...] = tuple(dict.fromkeys(_cells()))
