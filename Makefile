@@ -28,11 +28,12 @@ PYTEST := $(BIN)/python -m pytest -q
 # A file's tests share what they train and attack, so one worker runs all of them; tests/conftest.py sets the order.
 WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help quickstart test lint types rooms pytest slow portable portable-short pythons mutants docs bench bench-docs clean
+.PHONY: help quickstart test lint types rooms pytest slowest slow portable portable-short pythons mutants docs bench bench-docs clean
 
 help:
 	@echo "make quickstart   train, attack and explain a randomized ensemble, in minutes"
 	@echo "make test         ruff, mypy, import rules and the tests"
+	@echo "make slowest      the tests, and the 20 that take longest into docs/testing.md"
 	@echo "make slow         the tests that take long, before a release"
 	@echo "make portable     the tests as on an older processor, on one with AVX2, and on this one with two threads"
 	@echo "make pythons      what needs no torch, on every Python from 3.10 to 3.13 that is installed"
@@ -59,6 +60,9 @@ rooms: $(VENV)/installed-dev
 
 pytest: $(VENV)/installed-dev
 	$(ONE_THREAD) $(PYTEST) $(WORKERS) --slowest 20
+
+slowest: $(VENV)/installed-dev
+	$(ONE_THREAD) $(PYTEST) $(WORKERS) --slowest 20 --slowest-page docs/testing.md
 
 slow: $(VENV)/installed-dev
 	$(ONE_THREAD) $(PYTEST) $(WORKERS) -m slow --slowest 20

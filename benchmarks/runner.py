@@ -53,6 +53,7 @@ BENCHMARKS = (
     ),
     Benchmark("fresh", "every attack on images that no setting was chosen on", 1800, 120, needs_members=True),
     Benchmark("strength", "share of inputs solved exactly, where the optimum is known", 480, 60),
+    Benchmark("small_networks", "small members attacked together against one after the other", 300, 60),
     Benchmark("sampling", "exact probabilities against the subgradient method", 300, 60),
     Benchmark(
         "cutting_planes", "probabilities under real attack: cutting planes against Algorithm 1", 240, 90

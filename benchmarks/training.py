@@ -235,11 +235,11 @@ def worker(target: Path, size: Size) -> None:
     from randens.core.distributed import workers
 
     torch.set_num_threads(1)
-    with workers("cpu") as crew:
+    with workers("cpu") as processes:
         steps = engine_steps(
             recipe(size.batch, "at", 1), size.steps, time.perf_counter, target.parent / "run"
         )
-        if crew.writes:
+        if processes.writes:
             write_json(target, steps)
 
 

@@ -1,9 +1,9 @@
 """Attack an ensemble of your own: a module that answers as Hugging Face does, a plain one, a TorchScript and an ONNX
 file.
 
-Trains four small classifiers of the digits in a few seconds and makes a randomized ensemble of three of them. Two
-attacks look for witnesses, perturbations with the members they fool: the saddle climber, and Foolbox's PGD if it is
-installed. Their pool is the risk for every way of drawing the members, so that the best way is read off it.
+Trains four small classifiers of the digits in a few seconds and makes a randomized ensemble of three of them.
+Two attacks find witnesses, perturbations with the members they fool: `saddle`, and Foolbox's PGD if it is
+installed. Their pool gives the risk for all sampling probabilities, so the best ones are computed from it.
 The ONNX file has no gradients: the ensemble that holds it is attacked by random search.
 
     python examples/bring_your_own.py

@@ -1,8 +1,9 @@
 """An attack of your own in ten lines: PGD with momentum on the expected loss.
 
-`Search` does the rest: it keeps every proposal inside ball and box, judges it exactly on all members, keeps the
-worst per input, pools the witnesses, drops finished inputs, counts passes. Registered, the attack is known to
-`attacks.create`, to `attack.survey` on whole data sets, to `randens.evaluate` and to everything else that takes a name.
+`Search` does the rest: it projects every proposal onto ball and box, computes the exact verdicts of all
+members, keeps the worst point per input, pools the witnesses, drops finished inputs and counts passes. A
+registered attack works in `attacks.create`, `attack.survey`, `randens.evaluate` and everywhere else that
+takes a name.
 
     python examples/own_attack.py
 """

@@ -1,4 +1,5 @@
-"""Four random defences, judged on draws that no attack has seen, beside what one draw would have printed.
+"""Four random defences, scored on draws that no attack has used, beside the number of a single-draw
+evaluation.
 
 Gaussian noise before a linear model, where the truth is a closed form; dropout at test time, random resize-and-pad and
 a layer with random weights, each in a small network on the digits. `--case` runs one of them, `--json` writes

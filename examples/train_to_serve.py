@@ -1,8 +1,9 @@
 """From training to a served model in about a minute: digits → train → report → export → serve → ask.
 
 Three small networks are trained against an adversary, the probabilities of drawing them are chosen under attack on
-validation images, the ensemble is judged on test images, a report is written, the ensemble is exported to ONNX and
-served on loopback, and a client asks it for the label of a test image, many times: every answer is a fresh draw.
+validation images, the ensemble is evaluated on test images, a report is written, the ensemble is exported to
+ONNX and served on loopback, and a client requests the label of a test image many times: every answer is a
+fresh draw.
 
     python examples/train_to_serve.py                # into a temporary folder
     python examples/train_to_serve.py --output runs  # runs/train-to-serve-1, with report.html and bundle/

@@ -12,8 +12,8 @@ import numpy as np
 
 from paper.reproduce.tables import paper
 from randens.evaluation import Evaluation, difference
+from randens.evaluation.result_tables import count, percent
 from randens.evaluation.results import Accuracy
-from randens.evaluation.tables import count, percent
 from randens.training.methods import METHOD_NAMES
 from randens.zoo.cards import attacks_of, given_names, training_sentence
 from randens.zoo.entries import Entry, entry, names, trials
@@ -70,7 +70,8 @@ def results(zoo: Path | None = None) -> str:
         "",
         "This page answers: how robust are the shipped ensembles, and what did drawing add?",
         "",
-        "Made by `randens zoo results --output docs/results.md` from the run folders in `zoo/`; nothing here is typed.",
+        "Made by `randens zoo results --output docs/results.md` from the run folders in `zoo/`, "
+        "which hold every number.",
         "Their cards (`randens zoo card NAME`) hold more numbers, the recipes and the limits.",
         "",
     ]

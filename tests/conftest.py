@@ -24,20 +24,26 @@ hypothesis.settings.load_profile("randens")
 LONG = (
     "tests/docs/test_blocks.py",
     "tests/attacks/test_attack_laws.py",
-    "tests/training/test_training_showcase.py",
-    "tests/interop/test_examples.py",
-    "tests/interop/test_own_examples.py",
-    "tests/test_wheel.py",
-    "tests/training/test_training_kill.py",
-    "tests/training/test_training_distributed.py",
-    "tests/cli/test_commands.py",
-    "tests/report/test_report_commands.py",
-    "tests/docs/test_site.py",
+    "tests/report/test_browser.py",
     "tests/audit/test_audit.py",
     "tests/attacks/test_consistency.py",
-    "tests/attacks/test_dataset.py",
+    "tests/training/test_training_showcase.py",
+    "tests/attacks/test_planted_optimum.py",
+    "tests/cli/test_commands.py",
+    "tests/test_readers.py",
+    "tests/evaluation/test_rescore.py",
+    "tests/training/test_training_distributed.py",
+    "tests/interop/test_examples.py",
+    "tests/attacks/test_shared_networks.py",
     "tests/certify/test_certify.py",
+    "tests/report/test_report_page.py",
+    "tests/interop/test_own_examples.py",
+    "tests/interop/test_sklearn_estimator.py",
+    "tests/attacks/test_dataset.py",
+    "tests/test_wheel.py",
+    "tests/docs/test_site.py",
     "tests/deploy/test_fuzzing.py",
+    "tests/training/test_training_kill.py",
 )
 _ORDER = {name: place for place, name in enumerate(LONG)}
 _ROOT = Path(__file__).parents[1]
@@ -52,6 +58,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--slowest", type=int, default=0, help="list so many tests by the processor time they took"
+    )
+    parser.addoption(
+        "--slowest-page",
+        metavar="PAGE",
+        help="write that list into this page, between <!-- slowest --> and <!-- end -->",
     )
 
 
@@ -92,6 +103,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Genera
         terminalreporter.write_line(f"{sum(seconds for seconds, _ in slowest):7.1f} s  all {len(slowest)}")
     for seconds, name in slowest[:count]:
         terminalreporter.write_line(f"{seconds:7.1f} s  {name}")
+    page = terminalreporter.config.getoption("--slowest-page")
+    if page:
+        write_table(Path(page), sum(seconds for seconds, _ in slowest), len(slowest), slowest[:count])
     skipped = terminalreporter.stats.get("skipped", [])
     browserless = sum("no browser" in str(report.longrepr) for report in skipped)
     if browserless:
@@ -99,3 +113,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Genera
             f"{browserless} tests in a browser were skipped; to run them: apt-get install chromium, "
             "or RANDENS_BROWSER=/path/to/chromium make test"
         )
+
+
+def write_table(page: Path, total: float, tests: int, slowest: list[tuple[float, str]]) -> None:
+    head, _, rest = page.read_text(encoding="utf-8").partition("<!-- slowest -->")
+    _, end, tail = rest.partition("<!-- end -->")
+    assert end, f"{page} has no place for the table"
+    rows = "".join(f"| `{name.removeprefix('tests/')}` | {seconds:.1f} |\n" for seconds, name in slowest)
+    table = f"| test | seconds |\n|---|---:|\n| all {tests:,} tests | {total:.0f} |\n{rows}"
+    page.write_text(f"{head}<!-- slowest -->\n\n{table}\n{end}{tail}", encoding="utf-8")

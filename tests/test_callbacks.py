@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import randens
 from randens.callbacks import (
@@ -19,6 +20,7 @@ from randens.callbacks import (
     TensorBoardTracker,
     WandbTracker,
 )
+from randens.core.errors import FileError, InputError
 from randens.training import Recipe, train
 
 RECIPE: dict[str, Any] = {
@@ -130,3 +132,31 @@ def test_a_notebook_shows_each_line_once() -> None:
     net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)).eval()
     randens.evaluate(net, "digits", "fgsm", limit=4, progress=progress)
     assert shown[-1].endswith("100 %")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ([3], "callbacks holds a int; each must be an object with epoch, batch and finished"),
+        ([CSVTracker], "callbacks holds CSVTracker; each must be an object"),
+        ("out.csv", "callbacks is a str; give a list of callbacks"),
+        (NotebookProgress(print), "callbacks is a NotebookProgress; give a list"),
+    ],
+)
+def test_what_is_no_callback_is_one_sentence(given: Any, said: str, tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).eval()
+    with pytest.raises(InputError, match=said):
+        randens.evaluate(net, "digits", "fgsm", eps=0.1, limit=2, callbacks=given)
+    with pytest.raises(InputError, match=said):
+        train(Recipe.model_validate(RECIPE), tmp_path / "r", callbacks=given)
+    assert not (tmp_path / "r").exists()
+
+
+def test_trackers_without_what_they_track_to_are_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"run is a NoneType; give the run that wandb\.init"):
+        WandbTracker(None)
+    with pytest.raises(InputError, match="mlflow is a str; give the module mlflow"):
+        MLflowTracker("mlflow")
+    (tmp_path / "file").touch()
+    with pytest.raises(FileError, match="cannot write"):
+        CSVTracker(tmp_path / "file" / "out.csv").finished("evaluation", {"robust": 0.5})

@@ -399,3 +399,32 @@ def test_an_unwritable_folder_is_named(rec: RandomizedEnsemble, tmp_path: Path) 
         rec.save(blocked / "ensemble")
     assert blocked.read_text() == ""
     shutil.rmtree(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16, torch.float32])
+def test_inputs_take_the_precision_of_each_member(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    nets = [nn.Linear(4, 3), nn.Linear(4, 3).double()]
+    x = torch.rand(5, 4).to(dtype)
+    for net in nets:
+        rec = RandomizedEnsemble([net, net], seed=0)
+        own = next(net.parameters()).dtype
+        assert torch.equal(rec(x), net(x.to(own)))
+        assert torch.equal(rec.logits(x)[0], net(x.to(own)))
+        assert torch.allclose(rec.mixture(x), net(x.to(own)).log_softmax(dim=1))
+        assert torch.allclose(DeterministicEnsemble([net, net])(x), net(x.to(own)))
+        assert torch.equal(rec.verdicts(x)[:, 0], net(x.to(own)).argmax(dim=1))
+        drawn = randens.RandomizedModel(nn.Sequential(nn.Dropout(0.0), net), 2, active=nn.Dropout)
+        assert torch.allclose(drawn(x), net(x.to(own)))
+
+
+def test_bytes_and_arrays_are_refused_in_one_sentence() -> None:
+    rec = RandomizedEnsemble([nn.Linear(4, 3)])
+    for call in (rec, rec.logits, rec.mixture, rec.verdicts, DeterministicEnsemble([nn.Linear(4, 3)])):
+        with pytest.raises(InputError, match=r"x has dtype torch\.uint8; inputs must be floating point"):
+            call(torch.zeros(2, 4, dtype=torch.uint8))
+    for call in (rec, rec.logits, rec.mixture):
+        with pytest.raises(InputError, match="x is a ndarray; give a tensor"):
+            call(np.zeros((2, 4), dtype=np.float32))  # type: ignore[arg-type]
+    tokens = RandomizedEnsemble([nn.Sequential(nn.Embedding(7, 2), nn.Flatten(), nn.Linear(6, 3))])
+    assert tokens(torch.zeros(2, 3, dtype=torch.int64)).shape == (2, 3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ def test_the_files_are_good_before_they_are_forged(folder: Path) -> None:
 
 
 def test_forged_documents_are_read_or_refused(folder: Path) -> None:
-    found = readers.forged(folder, 66, seed=1)
+    found = readers.forged(folder, 70, seed=1, pages=2)
     assert found.faults == []
     assert found.refused > found.tried // 4
     assert found.read > 0
@@ -44,7 +45,7 @@ def test_forged_witness_files_are_read_or_refused(folder: Path) -> None:
 
 
 def test_damaged_files_are_read_or_refused(folder: Path) -> None:
-    found = readers.damaged(folder, 48, seed=1)
+    found = readers.damaged(folder, 60, seed=1, pages=2)
     assert found.faults == []
     assert found.refused > found.tried // 4
 
@@ -54,11 +55,19 @@ def test_a_changed_digit_is_noticed(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_thousands_of_forged_and_damaged_files(folder: Path) -> None:
-    assert readers.forged(folder, 5000, seed=2).faults == []
-    assert readers.damaged(folder, 5000, seed=2).faults == []
+@pytest.mark.parametrize("attack", [readers.forged, readers.damaged])
+def test_thousands_of_files(folder: Path, attack: Callable[..., readers.Outcome]) -> None:
+    assert attack(folder, 5000, seed=2, pages=10).faults == []
+
+
+@pytest.mark.slow
+def test_thousands_of_witness_files(folder: Path) -> None:
     assert readers.segments(folder, 5000, seed=2).faults == []
-    assert readers.digits(folder, 1000, seed=2) == (1000, 0)
+
+
+@pytest.mark.slow
+def test_hundreds_of_changed_digits(folder: Path) -> None:
+    assert readers.digits(folder, 500, seed=2) == (500, 0)
 
 
 def rewritten(path: Path, place: tuple[Any, ...], value: Any) -> Path:
@@ -122,6 +131,9 @@ def test_member_files_stay_inside_their_folder(tmp_path: Path, file: str) -> Non
         (("cost", "forwards"), 1.5),
         (("profile", "members"), 2),
         (("classes",), "10"),
+        (("flops",), [1, 2]),
+        (("flags", "unstable"), 2),
+        (("flags", "gradients"), {"pgd": [0.5]}),
     ],
 )
 def test_evaluations_that_contradict_themselves_are_refused(

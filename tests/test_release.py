@@ -5,7 +5,11 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from tests.conftest import pytest_terminal_summary, write_table
 
 import randens
 
@@ -62,6 +66,35 @@ def test_no_requirement_is_listed_twice() -> None:
             if "randens[" not in line
         ]
         assert len(names) == len(set(names)), names
+    pinned = re.findall(r"^[\w.-]+", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(pinned) == len(set(pinned))
+    silenced = [module for part in _project()["tool"]["mypy"]["overrides"] for module in part["module"]]
+    assert len(silenced) == len(set(silenced))
+
+
+@pytest.mark.parametrize(("reason", "told"), [("Skipped: no browser", True), ("Skipped: no nginx", False)])
+def test_a_line_says_that_tests_in_a_browser_were_left_out(reason: str, told: bool) -> None:
+    lines: list[str] = []
+    reporter = SimpleNamespace(
+        stats={"skipped": [SimpleNamespace(longrepr=("a.py", 1, reason))] * 3},
+        config=SimpleNamespace(getoption=lambda _: 0),
+        write_line=lines.append,
+    )
+    steps = pytest_terminal_summary(cast(pytest.TerminalReporter, reporter))
+    assert list(steps) == [None]
+    assert bool(lines) == told
+    if told:
+        assert len(lines) == 1
+        assert lines[0].startswith("3 tests in a browser were skipped; to run them: apt-get install chromium")
+
+
+def test_the_slowest_tests_are_written_into_their_page(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- slowest -->\nold\n<!-- end -->\nafter\n", encoding="utf-8")
+    for _ in range(2):
+        write_table(page, 12.3, 2, [(12.0, "tests/a.py::test_b")])
+    table = "| test | seconds |\n|---|---:|\n| all 2 tests | 12 |\n| `a.py::test_b` | 12.0 |\n"
+    assert page.read_text(encoding="utf-8") == (f"before\n<!-- slowest -->\n\n{table}\n<!-- end -->\nafter\n")
 
 
 def test_the_files_that_the_gates_name_are_there() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,12 @@ from tests.attacks.cases import digits, mlp
 from tests.attacks.planted import linear, planted, share_solved, truth
 from torch import Tensor
 
-from randens import RandomizedEnsemble, Threat, attacks
+from randens import RandomizedEnsemble, Threat, attacks, optimize_sampling
 from randens.attacks import exact
 from randens.core.errors import InputError
 from randens.evaluation import evaluate
 from randens.threat import Region
+from randens.witness.store import WitnessStore, input_keys
 
 seeds = st.integers(0, 10_000)
 radii = st.floats(0.01, 4.0)
@@ -228,6 +230,57 @@ def test_a_union_is_as_strong_as_its_parts_together() -> None:
     assert Threat.from_dict(result.threat.to_dict()) == both
 
 
+@pytest.mark.parametrize(
+    "threat",
+    [Threat.union(Threat("linf", 0.1), Threat("l2", 0.5)), Threat("l0", 3), Threat("l1", 2.0)],
+    ids=str,
+)
+def test_the_store_keeps_points_of_every_set(threat: Threat, tmp_path: Path) -> None:
+    """Bit for bit, and for a smaller set only those that lie in it."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.rand(6, 3, 4, 4, generator=generator), torch.zeros(6, dtype=torch.int64)
+    points = torch.cat([threat.scaled(share).random(x[:3], generator) for share in (1.0, 0.34)])
+    centres, keys = x[[0, 1, 2, 0, 1, 2]], input_keys(x, y)[[0, 1, 2, 0, 1, 2]]
+    WitnessStore(tmp_path).judged(threat, centres, keys, ["a"], points, np.ones((6, 1), dtype=bool), "made")
+    for share in (1.0, 0.5):
+        smaller, store = threat.scaled(share), WitnessStore(tmp_path)
+        store.refresh(smaller, x)
+        found = store.recall(["a"], input_keys(x, y), x, smaller)
+        assert bool(smaller.contains(found.x_adv, x[found.points]).all())
+        # A union's points are kept for its own radii alone.
+        inside = (
+            smaller.contains(points, centres) if share == 1.0 or len(threat.parts) == 1 else torch.zeros(6)
+        )
+        assert {tuple(p.flatten().tolist()) for p in found.x_adv} == {
+            tuple(p.flatten().tolist()) for p in points[inside.bool()]
+        }
+
+
+def test_a_union_is_evaluated_with_a_store(tmp_path: Path) -> None:
+    x, y = digits("test")
+    rec = RandomizedEnsemble([_flat(0), _flat(1)]).eval()
+    attack = attacks.create("adaptive-pgd-s", Threat.union(Threat("linf", 0.08), Threat("l2", 0.5)), steps=3)
+    first = evaluate(rec, (x[:12], y[:12]), attack, folder=tmp_path)
+    assert evaluate(rec, (x[:12], y[:12]), attack, folder=tmp_path).robust == first.robust
+    assert first.robust == evaluate(rec, (x[:12], y[:12]), attack).robust
+    assert "0.08 in linf or 0.5 in l2" in str(first)
+    # What was asked before is read: the members alone and the pair at equal probabilities.
+    assert optimize_sampling(rec, (x[:12], y[:12]), attack, folder=tmp_path, max_sweeps=1).cost.backwards == 0
+
+
+def test_the_radius_that_a_point_needs() -> None:
+    x = torch.zeros(2, 3, 2, 2)
+    point = x.clone()
+    point[0, :, 0, 0] = torch.tensor([0.3, 0.0, 0.4])
+    assert Threat("l0", 1).distance(point, x).tolist() == [1.0, 0.0]
+    for norm, radius in (("l1", 0.7), ("l2", 0.5), ("linf", 0.4)):
+        assert float(Threat(norm, 1.0).distance(point, x)[0]) == pytest.approx(radius)
+    # 0.5 of 0.25 in l2, 0.4 of 0.1 in linf: twice as large, the union of 0.25 and 0.1 holds it.
+    both = Threat.union(Threat("linf", 0.1), Threat("l2", 0.25))
+    assert float(both.distance(point, x)[0]) == pytest.approx(0.2)
+    assert both.with_radius(0.2).parts[1] == Threat("l2", 0.5)
+
+
 def test_unions_are_checked_and_written_down() -> None:
     both = Threat.union(Threat("linf", 0.1), Threat.union(Threat("l1", 2.0), Threat("l2", 0.5)))
     assert [part.norm for part in both.parts] == ["linf", "l1", "l2"]
@@ -264,3 +317,30 @@ def test_l1_is_attacked_by_gradients_too() -> None:
         many = attacks.create(name, large)(rec, x, y)
         assert bool(large.contains(many.x_adv, x).all()), name
         assert float(many.risk.mean()) > float(few.risk.mean()), name
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        *((name, 1.0) for name in ("pgd", "apgd", "adaptive-pgd-l", "adaptive-pgd-s", "arc", "arc-r")),
+        *((name, 1.0) for name in ("lattice", "saddle", "exact")),
+        ("margin", 0.8),
+        ("acw", 0.8),
+    ],
+)
+def test_a_linear_member_is_fooled_in_l1_and_box_where_it_can_be(name: str, wanted: float) -> None:
+    """The least w·(x + δ) over ball ∩ box is known; a third of the pixels lie at an end of the box."""
+    x, _ = corners(3, (40, 16))
+    weights = torch.randn(16, generator=torch.Generator().manual_seed(3))
+    threat, y = Threat("l1", 1.0), torch.zeros(40, dtype=torch.int64)
+    slope = weights.double().repeat(40, 1)
+    least = (x.double() * slope).sum(dim=1) + Region.around(x.double(), threat).minimum(slope)
+    offset = float(least.quantile(0.5))
+    rec = RandomizedEnsemble([linear(torch.stack([weights, 0 * weights]), torch.tensor([-offset, 0.0]))])
+    found = attacks.create(name, threat)(rec, x, y)
+    assert bool(threat.contains(found.x_adv, x).all())
+    fooled = found.risk > 0
+    foolable, safe = least < offset - 5e-3, least > offset + 5e-3
+    assert min(int(foolable.sum()), int(safe.sum())) >= 15
+    assert not bool(fooled[safe].any())
+    assert float(fooled[foolable].double().mean()) >= wanted

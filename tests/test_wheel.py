@@ -13,22 +13,23 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.once import made_once
 
 import randens
 
 ROOT = Path(__file__).parents[1]
 Installed = Callable[..., str]
+PROGRAMS = "Scripts" if os.name == "nt" else "bin"
 
 pytest.importorskip("hatchling", reason="hatchling builds the wheel; `make test` installs it")
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    _checked(
-        [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder)], ROOT
-    )
-    (built,) = folder.glob("*.whl")
+    def build(folder: Path) -> None:
+        _checked([sys.executable, "-m", "hatchling", "build", "--target", "wheel", "-d", str(folder)], ROOT)
+
+    (built,) = made_once(tmp_path_factory, "wheel", build).glob("*.whl")
     return built
 
 
@@ -38,22 +39,23 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installe
 
     Runs in an empty folder of its own and gives back what was printed.
     """
-    place = tmp_path_factory.mktemp("installed")
-    environment, folder = place / "environment", place / "empty"
-    folder.mkdir()
-    venv.create(environment, with_pip=False)
-    programs = environment / ("Scripts" if os.name == "nt" else "bin")
-    python = programs / "python"
-    (purelib,) = _checked(
-        [str(python), "-c", "import site; print(site.getsitepackages()[0])"], folder
-    ).splitlines()
-    # A path file adds folders without reading the path files in them: an editable randens there stays out.
-    Path(purelib, "rest.pth").write_text("\n".join(site.getsitepackages()) + "\n")
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(python)]
-    _checked([*pip, "install", "--quiet", "--no-deps", "--no-index", str(wheel)], folder)
+
+    def install(environment: Path) -> None:
+        venv.create(environment, with_pip=False)
+        python = str(environment / PROGRAMS / "python")
+        (purelib,) = _checked(
+            [python, "-c", "import site; print(site.getsitepackages()[0])"], environment
+        ).splitlines()
+        # A path file adds folders without reading the path files in them: an editable randens there stays out.
+        Path(purelib, "rest.pth").write_text("\n".join(site.getsitepackages()) + "\n")
+        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", python]
+        _checked([*pip, "install", "--quiet", "--no-deps", "--no-index", str(wheel)], environment)
+
+    environment = made_once(tmp_path_factory, "environment", install)
+    folder = tmp_path_factory.mktemp("empty")
 
     def run(*arguments: str, program: str = "randens") -> str:
-        return _checked([str(programs / program), *arguments], folder)
+        return _checked([str(environment / PROGRAMS / program), *arguments], folder)
 
     return run
 
@@ -86,7 +88,7 @@ def test_everything_a_command_needs_is_inside(wheel: Path) -> None:
 
 
 # Importing torch takes longer than what is asked of most commands: one process runs all of them, as the program would.
-_COMMANDS = """
+COMMANDS = """
 import contextlib, io, json, sys
 from randens.cli.main import run
 
@@ -113,7 +115,7 @@ def test_commands_work_in_an_empty_folder(installed: Installed) -> None:
         ["zoo", "list", "--json"],
         ["explain", "0.4", "0.5"],
     ]
-    said = installed("-c", _COMMANDS, json.dumps(commands), program="python").splitlines()
+    said = installed("-c", COMMANDS, json.dumps(commands), program="python").splitlines()
     codes, (trained, judged, _, listed, explained) = zip(*map(json.loads, said), strict=True)
     assert codes == (0,) * len(commands)
     assert json.loads(trained)["run"] == run

@@ -194,6 +194,12 @@ def _report(folder: Path) -> None:
     write_report([folder / "run"], folder / "report.html")
 
 
+def _evaluation(folder: Path) -> None:
+    found = Evaluation.load(folder / "run" / "evaluation.json")
+    found.summary()
+    str(found)
+
+
 def _subject(folder: Path) -> None:
     _ = open_subject(folder / "run").chosen_on
 
@@ -213,7 +219,7 @@ def _profile(folder: Path) -> None:
 
 READERS: Mapping[str, tuple[Callable[[Path], Any], ...]] = {
     "run/ensemble/ensemble.json": (lambda f: randens.load(f / "run" / "ensemble"), _subject),
-    "run/evaluation.json": (lambda f: Evaluation.load(f / "run" / "evaluation.json").summary(), _report),
+    "run/evaluation.json": (_evaluation, _report),
     "run/sampling.json": (_subject, _report),
     "run/manifest.json": (lambda f: Run.open(f / "run"), _subject, _report),
     "run/training.json": (_summary, _report),
@@ -262,8 +268,10 @@ def forge(document: Any, place: tuple[Any, ...], value: Any) -> Any:
     return copy
 
 
-def _attempt(folder: Path, name: str, what: str, outcome: Outcome) -> None:
+def _attempt(folder: Path, name: str, what: str, outcome: Outcome, page: bool) -> None:
     for reader in READERS[name]:
+        if reader is _report and not page:
+            continue
         _attempt_one(reader, folder, f"{name}: {what}", outcome)
 
 
@@ -291,8 +299,11 @@ def replaced(path: Path, content: bytes) -> Iterator[None]:
         path.write_bytes(before)
 
 
-def forged(folder: Path, count: int, seed: int = 0) -> Outcome:
-    """Documents with wrong values at `count` random places, their checksums made to fit again."""
+def forged(folder: Path, count: int, seed: int = 0, *, pages: int = 1) -> Outcome:
+    """Documents with wrong values at `count` random places, their checksums made to fit again.
+
+    A report takes half a second, other readers milliseconds: it is written in every `pages`-th round of the documents.
+    """
     rng, outcome = random.Random(seed), Outcome()
     names = [name for name in READERS if name.endswith(".json")]
     for index in range(count):
@@ -309,12 +320,13 @@ def forged(folder: Path, count: int, seed: int = 0) -> Outcome:
         if rng.random() < 0.1:
             text = json.dumps(forge(document, place, "HERE")).replace('"HERE"', rng.choice(_NOT_JSON), 1)
         with replaced(path, text.encode()):
-            _attempt(folder, name, f"{place} = {str(value)[:30]}", outcome)
+            page = index // len(names) % pages == 0
+            _attempt(folder, name, f"{place} = {str(value)[:30]}", outcome, page)
     return outcome
 
 
-def damaged(folder: Path, count: int, seed: int = 0) -> Outcome:
-    """Files with bytes changed, removed or cut off at random."""
+def damaged(folder: Path, count: int, seed: int = 0, *, pages: int = 1) -> Outcome:
+    """Files with bytes changed, removed or cut off at random; `pages` as for `forged`."""
     rng, outcome = random.Random(seed), Outcome()
     names = list(READERS)
     for index in range(count):
@@ -325,7 +337,7 @@ def damaged(folder: Path, count: int, seed: int = 0) -> Outcome:
         if rng.random() < 0.3:
             content = content[: rng.randrange(len(content))]
         with replaced(folder / name, bytes(content)):
-            _attempt(folder, name, f"damage {index}", outcome)
+            _attempt(folder, name, f"damage {index}", outcome, page=index // len(names) % pages == 0)
     return outcome
 
 

@@ -23,11 +23,11 @@ from randens.core.progress import Progress, silent
 from randens.core.runs import Run
 from randens.data import ImageData
 from randens.ensemble import RandomizedEnsemble
-from randens.evaluation.evaluating import evaluate
-from randens.evaluation.labelled import fingerprint
+from randens.evaluation.labelled_data import fingerprint
 from randens.evaluation.results import Accuracy, Evaluation
 from randens.evaluation.run_folder import open_subject
 from randens.evaluation.sampling import optimize_sampling
+from randens.evaluation.worst_case import evaluate
 from randens.threat import Threat
 from randens.witness.store import WitnessStore
 

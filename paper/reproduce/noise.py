@@ -61,8 +61,8 @@ class Noise:
         """For the page."""
         parts = ", ".join(f"{self.deviations[kind]:.1f} ({text})" for kind, text in KINDS.items())
         return (
-            f"Made again, with training on another course, a cell has a standard deviation of {parts} points "
-            f"({self.pages} pages, {sum(self.cells.values())} cells)."
+            f"Made again with another seed, a cell has a standard deviation of {parts} points "
+            f"({self.pages} seeds, {sum(self.cells.values())} cells)."
         )
 
 

@@ -1,4 +1,4 @@
-"""Randomized ensembles of classifiers: attack them, prove what they can and cannot do, train them, ship them.
+"""Attack, evaluate, certify, train and deploy randomized ensembles of classifiers.
 
 Names are loaded on first use, so that ``randens.risk`` (the theory) and the deployed predictor need no torch.
 """

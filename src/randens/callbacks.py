@@ -1,7 +1,7 @@
-"""What training and evaluation tell others while they run: to a file, to TensorBoard, to a tracker, to a notebook.
+"""Trackers for training and evaluation: CSV files, TensorBoard, Weights & Biases, MLflow, notebooks.
 
-A callback is any object with the three methods of `Callback`. Trackers are imported when they are made, so that none
-of them is needed to use randens.
+A callback is any object with the three methods of `Callback`. A tracker's package is imported when the
+tracker is created, so none of them is needed to use randens.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from randens.core.errors import FileError, InputError
 from randens.core.progress import Progress, silent
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "TensorBoardTracker",
     "WandbTracker",
     "as_progress",
+    "check_callbacks",
 ]
 
 Values = Mapping[str, float]
@@ -29,7 +31,8 @@ Values = Mapping[str, float]
 
 @runtime_checkable
 class Callback(Protocol):
-    """What is told, and when. `task` says what is running: ``"member-1"``, ``"training"``, ``"evaluation"``.
+    """The methods of a callback. `task` names what is running: ``"member-1"``, ``"training"``,
+    ``"evaluation"``.
 
     Examples
     --------
@@ -42,13 +45,13 @@ class Callback(Protocol):
     """
 
     def epoch(self, task: str, number: int, values: Values) -> None:
-        """After epoch `number` (from 1) of training: losses and accuracies."""
+        """Called after epoch `number` (from 1) of training with losses and accuracies."""
 
     def batch(self, task: str, done: float, total: float, values: Values) -> None:
-        """After a batch of training, or some inputs of an evaluation: how far it is."""
+        """Called after a batch of training, or some inputs of an evaluation, with the progress."""
 
     def finished(self, task: str, values: Values) -> None:
-        """At the end: the numbers that remain."""
+        """Called at the end with the final numbers."""
 
 
 class CSVTracker:
@@ -87,12 +90,15 @@ class CSVTracker:
 
     def _write(self, task: str, event: str, number: float, values: Values) -> None:
         fresh = not self.path.exists()
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            if fresh:
-                writer.writerow(["task", "event", "number", "name", "value"])
-            writer.writerows([task, event, number, name, float(value)] for name, value in values.items())
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a", newline="", encoding="utf-8") as file:
+                writer = csv.writer(file, lineterminator="\n")
+                if fresh:
+                    writer.writerow(["task", "event", "number", "name", "value"])
+                writer.writerows([task, event, number, name, float(value)] for name, value in values.items())
+        except OSError as error:
+            raise FileError(f"cannot write {self.path}: {error.strerror or error}") from error
 
 
 class TensorBoardTracker:
@@ -111,8 +117,12 @@ class TensorBoardTracker:
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise InputError(
+                "TensorBoardTracker needs tensorboard: pip install 'randens[tensorboard]'"
+            ) from error
         self.writer: Any = SummaryWriter(os.fspath(folder))
 
     def epoch(self, task: str, number: int, values: Values) -> None:
@@ -120,11 +130,11 @@ class TensorBoardTracker:
             self.writer.add_scalar(f"{task}/{name}", value, number)
 
     def batch(self, task: str, done: float, total: float, values: Values) -> None:
-        """Batches are too many to draw."""
+        """Does nothing: there are too many batches to plot."""
 
     def finished(self, task: str, values: Values) -> None:
         self.epoch(task, 0, values)
-        # What is written after this opens a new file.
+        # Later values open a new file.
         self.writer.close()
 
 
@@ -146,6 +156,8 @@ class WandbTracker:
     """
 
     def __init__(self, run: Any) -> None:
+        if not hasattr(run, "log") or not hasattr(run, "summary"):
+            raise InputError(f"run is a {type(run).__name__}; give the run that wandb.init(...) returns")
         self.run = run
 
     def epoch(self, task: str, number: int, values: Values) -> None:
@@ -175,6 +187,8 @@ class MLflowTracker:
     """
 
     def __init__(self, mlflow: Any) -> None:
+        if not hasattr(mlflow, "log_metrics"):
+            raise InputError(f"mlflow is a {type(mlflow).__name__}; give the module mlflow")
         self.mlflow = mlflow
 
     def epoch(self, task: str, number: int, values: Values) -> None:
@@ -227,6 +241,26 @@ class NotebookProgress:
         self._show(f"{task}: {said}")
 
 
+def check_callbacks(callbacks: Sequence[Callback]) -> None:
+    """Refuse what is no list of callbacks before any work is done.
+
+    Parameters
+    ----------
+    callbacks : sequence of Callback
+        As `evaluate` and `train` take them.
+
+    Examples
+    --------
+    >>> check_callbacks([NotebookProgress(print)])
+    """
+    if not isinstance(callbacks, Sequence) or isinstance(callbacks, str):
+        raise InputError(f"callbacks is a {type(callbacks).__name__}; give a list of callbacks")
+    for callback in callbacks:
+        if isinstance(callback, type) or not isinstance(callback, Callback):
+            said = callback.__name__ if isinstance(callback, type) else f"a {type(callback).__name__}"
+            raise InputError(f"callbacks holds {said}; each must be an object with epoch, batch and finished")
+
+
 def as_progress(callbacks: Sequence[Callback], progress: Progress | None = None) -> Progress:
     """A progress function that tells callbacks, too.
 
@@ -250,6 +284,7 @@ def as_progress(callbacks: Sequence[Callback], progress: Progress | None = None)
     ['task: 50 %']
     """
     tell = progress or silent
+    check_callbacks(callbacks)
     if not callbacks:
         return tell
 

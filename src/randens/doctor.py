@@ -1,4 +1,6 @@
-"""Is this machine ready? Versions, device, threads, precision, disk, data, and a self-check of a few seconds."""
+"""Check the installation: versions, device, threads, precision, disk, data, and a self-check of a few
+seconds.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ _DISK = 1 << 30
 
 @dataclass(frozen=True)
 class Finding:
-    """One finding. `ok` false makes the machine unfit; a remark leaves `ok` true."""
+    """One finding. `ok` is false if randens cannot work; a remark leaves `ok` true."""
 
     name: str
     ok: bool
@@ -54,7 +56,7 @@ class Diagnosis:
 
 
 def diagnose(folder: str | os.PathLike[str] = ".") -> Diagnosis:
-    """Look at everything; run folders would go below `folder`."""
+    """Run all checks; run folders would be created in `folder`."""
     return Diagnosis(
         (
             Finding("versions", True, ", ".join(f"{name} {number}" for name, number in versions().items())),
@@ -105,7 +107,7 @@ def _data() -> Finding:
 
 
 def _tried(name: str, work: Callable[[], str | None]) -> Finding:
-    """Self-checks return what is wrong, or None."""
+    """Run a self-check, which returns an error message or None."""
     try:
         wrong = work()
     except RandensError as error:
@@ -116,7 +118,7 @@ def _tried(name: str, work: Callable[[], str | None]) -> Finding:
 
 
 def _theory() -> str | None:
-    """Two members that are never fooled together: half and half, at half the risk."""
+    """Two members that are never fooled together must have the optimum (½, ½) at half the risk."""
     profile = RiskProfile.from_configurations([[(1, 0), (0, 1)], [(0, 0)]], [0.6, 0.4])
     best = optimal_sampling(profile)
     if best.certificate is None or not best.certificate.verify(profile):
@@ -127,7 +129,7 @@ def _theory() -> str | None:
 
 
 def _ensemble() -> str | None:
-    """An ensemble that goes to disk and comes back the same."""
+    """A saved ensemble must be the same after loading."""
     members = [models.create("convnet", classes=10, input_shape=(1, 8, 8), seed=s) for s in (0, 1)]
     rec = RandomizedEnsemble(members, (0.25, 0.75)).eval()
     x = torch.linspace(0, 1, 64 * 4).reshape(4, 1, 8, 8)

@@ -1,7 +1,7 @@
 """Randomized and deterministic ensembles of classifiers.
 
-A randomized ensemble (the paper's REC f_α) answers with member f_i with probability α_i, drawn anew for
-every input: one member's compute. A deterministic ensemble (DEC f̄) adds up all members' logits.
+A randomized ensemble (the paper's REC f_α) answers with member f_i with probability α_i, drawn for
+every input, at one member's compute. A deterministic ensemble (DEC f̄) averages all members' logits.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from randens import models
 from randens.core import documents
+from randens.core.devices import has_float64
 from randens.core.errors import FileError, InputError, ModelError, RandensError
 from randens.core.files import document_checksum, read_json, seal, sha256, write_atomic, write_json
 from randens.threat import Threat
@@ -107,13 +108,13 @@ def check_probs(probs: ArrayLike | Tensor | None, members: int) -> Tensor:
         raise InputError(f"probs is {values.tolist()}; every probability must be a finite number ≥ 0")
     if abs(values.sum() - 1.0) > 1e-6:
         raise InputError(f"probs is {values.tolist()} with sum {values.sum():.9g}; the sum must be 1")
-    # Sums off by rounding alone are left as they are, so that probabilities survive any number of round trips.
+    # Sums that differ from 1 by rounding alone are not rescaled, so that saved probabilities do not change.
     exact = abs(values.sum() - 1.0) <= 1e-12
     return torch.from_numpy(values.copy() if exact else values / values.sum())
 
 
 class _Ensemble(nn.Module):
-    """What both kinds share: members that give logits, and their verdicts."""
+    """The common part of both kinds: members that give logits, and their verdicts."""
 
     def __init__(self, members: Sequence[nn.Module], classes: Sequence[str] | None) -> None:
         super().__init__()
@@ -138,18 +139,21 @@ class _Ensemble(nn.Module):
 
     @property
     def networks(self) -> tuple[nn.Module, ...]:
-        """The networks that are run when every member answers: an average counts as those it averages, once each."""
+        """The networks behind all members, each listed once; an average counts as the networks it
+        averages.
+        """
         return networks_of(self.members)[0]
 
     def logits(self, x: Tensor) -> Tensor:
-        """Every member's logits [M, n, C], in whatever mode and with whatever gradients are on.
+        """Return every member's logits [M, n, C], in the current mode and with gradients if they are enabled.
 
         Members that average the same networks share their forward passes.
         """
         x = to_layout(x)
         networks, parts = networks_of(self.members)
         answers = [
-            models.logits_of(network(x), len(x), f"member {index}") for index, network in enumerate(networks)
+            models.logits_of(network(models.in_precision(x, network)), len(x), f"member {index}")
+            for index, network in enumerate(networks)
         ]
         outputs = [
             member.average([answers[b] for b in part])
@@ -166,8 +170,9 @@ class _Ensemble(nn.Module):
         return torch.stack(outputs)
 
     def _ask(self, index: int, x: Tensor) -> Tensor:
-        """One member's logits [n, C], whatever it wraps them in."""
-        return models.logits_of(self.members[index](x), len(x), f"member {index}")
+        """Return one member's logits [n, C], unwrapped."""
+        member = self.members[index]
+        return models.logits_of(member(models.in_precision(x, member)), len(x), f"member {index}")
 
     def verdicts(self, x: Tensor) -> Tensor:
         """Every member's predicted class [n, M], in eval mode, without gradients, in chunks."""
@@ -176,12 +181,9 @@ class _Ensemble(nn.Module):
     def _judge(self, x: Tensor) -> tuple[Tensor, int]:
         """Verdicts [n, M], and how many classes there are (0 if there are no inputs)."""
         parts, classes = [], 0
-        first = next((p for p in self.parameters() if p.is_floating_point()), None)
         with evaluating(self), torch.no_grad():
             for chunk in torch.split(x, _CHUNK):
-                sent = models.send(chunk, self.device)
-                # As attacks do: inputs are judged in the members' precision.
-                z = self.logits(sent if first is None else sent.to(first.dtype))
+                z = self.logits(models.send(chunk, self.device))
                 if not bool(torch.isfinite(z).all()):
                     bad = (~torch.isfinite(z)).flatten(1).any(dim=1).nonzero().flatten().tolist()
                     raise ModelError(f"members {bad} return NaN or infinite logits; they cannot be scored")
@@ -192,7 +194,7 @@ class _Ensemble(nn.Module):
 
 
 class RandomizedEnsemble(_Ensemble):
-    """M classifiers of which one, drawn with probabilities `probs`, answers each input.
+    """M classifiers; for each input one of them is drawn with probabilities `probs` and answers.
 
     Members are any modules that return logits [n, C]. Draws are independent for every input and come from
     the ensemble's own generator: the operating system's entropy by default, or `seed` for tests.
@@ -229,7 +231,8 @@ class RandomizedEnsemble(_Ensemble):
         seed: int | None = None,
     ) -> None:
         super().__init__(members, classes)
-        self.register_buffer("probs", check_probs(probs, len(members)), persistent=False)
+        # No buffer: it stays on the CPU in float64, which not every device has.
+        self.probs = check_probs(probs, len(members))
         self.threat = threat
         self.generator = torch.Generator()
         self.seed(seed)
@@ -239,7 +242,7 @@ class RandomizedEnsemble(_Ensemble):
 
     @property
     def stochastic(self) -> bool:
-        """Whether a member answers at random itself, as a `RandomizedModel` does."""
+        """Whether a member is itself random, like a `RandomizedModel`."""
         return any(getattr(member, "stochastic", False) for member in self.members)
 
     def extra_repr(self) -> str:
@@ -254,12 +257,12 @@ class RandomizedEnsemble(_Ensemble):
             threat=self.threat,
         )
         twin.generator.set_state(self.generator.get_state())
-        # Not twin.train(): that would change the modes of the members, which they bring along.
+        # Not twin.train(), which would change the modes of the members.
         twin.training = self.training
         return twin
 
     def seed(self, seed: int | None = None) -> None:
-        """Restart the draws; ``None`` takes fresh entropy from the operating system."""
+        """Restart the draws; ``None`` uses fresh entropy from the operating system."""
         self.generator.manual_seed(secrets.randbits(63) if seed is None else seed)
 
     def with_probs(self, probs: ArrayLike | Tensor | None) -> RandomizedEnsemble:
@@ -292,16 +295,16 @@ class RandomizedEnsemble(_Ensemble):
             for chosen in itertools.combinations(range(count), k)
         ]
         made = RandomizedEnsemble(members, classes=self.classes, threat=self.threat)
-        # Not made.train(): that would change the modes of the networks, which they bring along.
+        # Not made.train(), which would change the modes of the networks.
         for module in (made, made.members, *members, *(member.members for member in members)):
             module.training = self.training
         return made
 
     def draw(self, n: int) -> Tensor:
         """Member indices [n], independent draws from `probs`; a member with probability 0 is never drawn."""
-        cumulative = self.probs.cpu().cumsum(0)
+        cumulative = self.probs.cumsum(0)
         uniform = torch.rand(n, dtype=torch.float64, generator=self.generator)
-        last = int(self.probs.cpu().nonzero().max())  # guards against a cumulative sum just below 1
+        last = int(self.probs.nonzero().max())  # guards against a cumulative sum just below 1
         return torch.searchsorted(cumulative, uniform, right=True).clamp(max=last)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -340,23 +343,25 @@ class RandomizedEnsemble(_Ensemble):
         return verdicts != y.to(self.device).unsqueeze(1)
 
     def risk(self, x: Tensor | ArrayLike, y: Tensor | ArrayLike) -> Tensor:
-        """Expected error u·α for every input, float64 [n]: an exact sum over members, never sampled."""
+        """Expected error u·α for every input, float64 [n]: an exact sum over members, not a sample."""
         errors = self.errors(x, y)
-        return errors.double() @ self.probs.to(errors.device)
+        where = errors.device if has_float64(errors.device) else self.probs.device
+        return errors.to(where).double() @ self.probs.to(where)
 
     def accuracy(self, x: Tensor | ArrayLike, y: Tensor | ArrayLike) -> float:
         """1 − mean risk: the exact expected accuracy."""
         return 1.0 - float(self.risk(x, y).mean())
 
     def mixture(self, x: Tensor) -> Tensor:
-        """log Σ_i α_i softmax_i(x), [n, C]: the distribution a client sees, by logsumexp."""
-        weights = self.probs.clamp_min(0).log().to(x.dtype).reshape(-1, 1, 1)
-        return torch.logsumexp(self.logits(x).log_softmax(dim=2) + weights, dim=0)
+        """log Σ_i α_i softmax_i(x), [n, C], by logsumexp."""
+        logs = self.logits(x).log_softmax(dim=2)
+        weights = self.probs.log().to(logs.dtype).to(logs.device).reshape(-1, 1, 1)
+        return torch.logsumexp(logs + weights, dim=0)
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
         """Write a folder of one safetensors file per member and a JSON manifest; read it with `load`.
 
-        The folder appears whole or not at all. An existing one is kept unless `overwrite`.
+        The folder is written completely or not at all. An existing one is kept unless `overwrite` is set.
         """
         folder = Path(path)
         if folder.exists() and not overwrite:
@@ -424,7 +429,8 @@ class DeterministicEnsemble(_Ensemble):
         classes: Sequence[str] | None = None,
     ) -> None:
         super().__init__(members, classes)
-        self.register_buffer("weights", check_probs(weights, len(members)), persistent=False)
+        self.weights = check_probs(weights, len(members))
+        self._shares = tuple(self.weights.tolist())
 
     @property
     def passes(self) -> int:
@@ -437,10 +443,9 @@ class DeterministicEnsemble(_Ensemble):
 
     def average(self, outputs: Sequence[Tensor]) -> Tensor:
         """The weighted mean of the members' logits, given one by one as [n, C]."""
-        weights = self.weights.to(outputs[0].dtype)
-        # Not a matrix product: that would count as FLOPs of the network.
-        total = weights[0] * outputs[0]
-        for weight, output in zip(weights[1:], outputs[1:], strict=True):
+        # Not a matrix product, which would count as FLOPs of the network.
+        total = self._shares[0] * outputs[0]
+        for weight, output in zip(self._shares[1:], outputs[1:], strict=True):
             total = total + weight * output
         return total
 
@@ -536,7 +541,9 @@ def _averaging(entry: _Average, networks: Sequence[nn.Module]) -> nn.Module:
 
 
 def to_layout(x: Tensor) -> Tensor:
-    """Images in channels_last, everything else untouched."""
+    """Images in channels_last, everything else untouched; what is no tensor is refused."""
+    if not isinstance(x, Tensor):
+        raise InputError(f"x is a {type(x).__name__}; give a tensor, e.g. torch.as_tensor(x)")
     return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
 
 
@@ -595,7 +602,7 @@ def _fill(module: nn.Module, path: Path, expected: str) -> None:
     if sha256(content) != expected:
         raise FileError(f"{path} does not match its checksum; it is truncated or was altered")
     try:
-        # safetensors holds numbers and names only: reading it runs nothing.
+        # safetensors files hold numbers and names and no code.
         module.load_state_dict(safetensors.torch.load(content))
     except (SafetensorError, RuntimeError) as error:
         reason = " ".join(str(error).split())
@@ -612,7 +619,7 @@ def _read_manifest(path: Path) -> _Manifest:
 
 
 def _check_size(architecture: dict[str, Any], path: Path) -> None:
-    """Refuse a network that is larger than the file its weights come from, before memory is spent on it."""
+    """Refuse a network that is larger than the file of its weights, before memory is allocated for it."""
     try:
         size = path.stat().st_size
     except OSError as error:
@@ -623,7 +630,7 @@ def _check_size(architecture: dict[str, Any], path: Path) -> None:
 
 
 def _replace_folder(fresh: Path, folder: Path) -> None:
-    """Rename `fresh` to `folder`; what was there stays until the new one is in place."""
+    """Rename `fresh` to `folder`; the old folder stays until the new one is in place."""
     old = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.old")
     try:
         if folder.exists():

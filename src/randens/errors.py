@@ -1,4 +1,4 @@
-"""Errors that a person can act on, for scripts that catch them."""
+"""The errors of randens, for scripts that catch them."""
 
 from randens.core.errors import FileError, InputError, ModelError, RandensError, RandensWarning
 

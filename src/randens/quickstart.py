@@ -1,8 +1,9 @@
-"""The whole idea in minutes: train, choose probabilities, attack, compare; on digits, which need no download.
+"""The guided first run on digits, which need no download: train, choose probabilities, attack, compare.
 
-AT is one adversarially trained network. The ensemble's members have the same size and the same epochs; they are
-trained at once by `bounded`, the method that gained most on validation data in the study of when drawing pays.
-Probabilities are chosen on the validation split; every number reported comes from the test split.
+The ensemble's members are trained at once by `bounded`, the method that gained most on validation data in the study
+of when drawing pays. The baseline is AT: one adversarially trained network of a member's size, trained with as many
+member passes as the whole ensemble. Probabilities are chosen on the validation split. The comparison is made on the
+test split.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 
 from randens import attacks
 from randens import data as datasets
+from randens.core.devices import pick_device
 from randens.core.errors import InputError
 from randens.core.progress import Progress, silent
 from randens.core.runs import Run
@@ -33,7 +35,7 @@ from randens.evaluation import (
     optimize_sampling,
     transferred,
 )
-from randens.evaluation.labelled import fingerprint
+from randens.evaluation.labelled_data import fingerprint
 from randens.report import measure, write_report
 from randens.report.load import load_run
 from randens.report.verdicts import against, budget, drawing
@@ -51,7 +53,7 @@ _FACTORS = (0.5, 1.0, 1.5, 2.0)
 
 @dataclass(frozen=True)
 class Verdict:
-    """Robust accuracy of the randomized ensemble minus that of AT, over the same inputs, and what it means."""
+    """Robust accuracy of the randomized ensemble minus that of AT on the same inputs, and the verdict in words."""
 
     difference: Estimate
     sentence: str
@@ -63,8 +65,11 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Quickstart:
-    """What the quickstart did: two evaluations on the test split, the sampling, the verdict, the run folder, the
-    report in it, and what to deploy by the validation split."""
+    """The result of the quickstart.
+
+    It holds the run folder and the report in it, both evaluations on the test split, the chosen probabilities, the
+    verdict, and the advice on what to deploy, which rests on the validation split.
+    """
 
     run: Run
     at: Evaluation
@@ -89,47 +94,60 @@ class Quickstart:
         }
 
 
-def recipes(seed: int = 0) -> tuple[Recipe, Recipe]:
+def recipes(seed: int = 0, device: str = "auto") -> tuple[Recipe, Recipe]:
     """(AT, bounded) for two hidden layers of 32 units on the 8×8 digits, linf with ε = 0.2.
 
-    The network, ε and the method are those of `paper.when_does_drawing_pay`, where validation data chose the method.
+    The network, ε, the method and the share of epochs with a growing ε are those of `paper.when_does_drawing_pay`,
+    where validation data chose the method. AT trains for as many epochs as the ensemble's members together.
     """
+    members, epochs = 4, 200
     shared: dict[str, Any] = {
-        "epochs": 200,
         "batch_size": 128,
         "ema": 0.99,
         "seed": seed,
+        "device": device,
         "precision": "float32",
         "model": {"name": "mlp", "width": 32, "depth": 2},
         "data": {"name": "digits"},
         "threat": {"norm": "linf", "eps": 0.2},
-        "adversary": {"name": "pgd", "steps": 3, "step": 0.1, "warmup": 40},
         "optimizer": {"lr": 0.1, "weight_decay": 1e-4},
         "validation": {"every": 50, "keep": "last"},
         "sampling": {"method": "uniform"},
     }
-    at = Recipe.model_validate({**shared, "method": "at", "members": 1})
-    return at, Recipe.model_validate({**shared, "method": "bounded", "members": 4, "weight": 0.5})
+
+    def recipe(epochs: int, **method: Any) -> Recipe:
+        adversary = {"name": "pgd", "steps": 3, "step": 0.1, "warmup": epochs // 5}
+        return Recipe.model_validate({**shared, "epochs": epochs, "adversary": adversary, **method})
+
+    return (
+        recipe(members * epochs, method="at", members=1),
+        recipe(epochs, method="bounded", members=members, weight=0.5),
+    )
 
 
 def quickstart(
-    parent: str | os.PathLike[str] = "runs", *, seed: int = 0, progress: Progress | None = None
+    parent: str | os.PathLike[str] = "runs",
+    *,
+    seed: int = 0,
+    device: str = "auto",
+    progress: Progress | None = None,
 ) -> Quickstart:
     """Train AT and an ensemble (M = 4), choose the probabilities, attack, and compare. Makes parent/quickstart-N."""
+    pick_device(device)  # refused before anything is written
     if not 0 <= seed < 2**31:
         raise InputError(f"seed is {seed}; it must be a whole number from 0 to 2147483647")
     # Networks this small gain nothing from several threads, and lose much where others use the cores.
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return _quickstart(parent, seed, silent if progress is None else progress)
+        return _quickstart(parent, seed, device, silent if progress is None else progress)
     finally:
         torch.set_num_threads(threads)
 
 
-def _quickstart(parent: str | os.PathLike[str], seed: int, report: Progress) -> Quickstart:
+def _quickstart(parent: str | os.PathLike[str], seed: int, device: str, report: Progress) -> Quickstart:
     begun = time.perf_counter()
-    alone, together = recipes(seed)
+    alone, together = recipes(seed, device)
     validation, test = datasets.load("digits", "validation"), datasets.load("digits", "test")
     run = Run.create_next(
         parent,
@@ -138,8 +156,9 @@ def _quickstart(parent: str | os.PathLike[str], seed: int, report: Progress) -> 
         seed=seed,
         chosen_on={"checkpoints": "validation", "probs": "validation"},
     )
-    at = train(alone, run.path / "at", progress=_named("AT", report))
-    trained = train(together, run.path / "members", progress=_named("ensemble", report))
+    place = pick_device(device)
+    at = train(alone, run.path / "at", progress=_named("AT", report)).to(place)
+    trained = train(together, run.path / "members", progress=_named("ensemble", report)).to(place)
     threat = together.threat.build()
     chosen = [attacks.create(name, threat, seed=seed) for name in _ATTACKS]
 
@@ -158,7 +177,7 @@ def _quickstart(parent: str | os.PathLike[str], seed: int, report: Progress) -> 
     rec.save(run.ensemble)
     run.write("sampling", {**sampling.to_json(), "ensemble": fingerprint(rec)})
 
-    # Whatever fools the one is tried on the other: both are judged by the same perturbations.
+    # Perturbations found for one are tried on the other, so both are evaluated on the same perturbations.
     alone_on = partial(
         evaluate,
         at,
@@ -200,13 +219,14 @@ def _quickstart(parent: str | os.PathLike[str], seed: int, report: Progress) -> 
     advice = advise(
         rec,
         validation,
-        attacks.create("saddle", threat, seed=seed),
+        # AT is attacked alone, the members also in pairs and triples; restarts of PGD make up for that.
+        [attacks.create("saddle", threat, seed=seed), attacks.create("pgd", threat, seed=seed, restarts=5)],
         networks={"AT, one network": at.members[0]},
         folder=store,
         progress=_named("advice", report),
     )
     run.write("advice", advice.to_json())
-    # Read from the stores once everything is in them, so that no section of the report knows more than another.
+    # Both evaluations are read from the stores at the end, so that all sections of the report use the same witnesses.
     ensemble, single = drawn_on(), alone_on()
     ensemble.keep(run)
     single.keep(at_run)
@@ -218,18 +238,18 @@ def _quickstart(parent: str | os.PathLike[str], seed: int, report: Progress) -> 
 
 
 def judge(at: Evaluation, rec: Evaluation, passes: tuple[float, float] | None = None) -> Verdict:
-    """Compare per input, in the words of the report: does drawing pay, how far is the ensemble from AT?
+    """Say whether drawing pays and how the ensemble compares with AT, in the report's words.
 
-    Whether drawing itself gains anything comes first: over the ensemble's own best member, which could be used alone
-    instead. passes: member passes to train AT and the ensemble, where known; then the sentence also says whether AT is
-    an equal-budget baseline.
+    The first sentence compares the ensemble with its own best member, which could be used alone instead. The second
+    compares it with AT, input by input. passes: member passes to train AT and the ensemble, where known; the next
+    sentence then says whether AT is an equal-budget baseline.
     """
     said = [drawing(rec), against(rec, at, "The ensemble", "AT")]
-    about = f"{rec.data} {rec.split}, {rec.n} inputs"
-    names = " + ".join(str(attack["name"]) for attack in rec.attacks)
-    said.append(f"Measured on {about}, attacked with {names}, {rec.threat.norm} ε = {rec.threat.eps:.4g}.")
     if passes is not None and min(passes) > 0:
         said.append(budget("the ensemble", passes[1], {"AT": passes[0]}))
+    about = f"{datasets.called(rec.data, rec.split)}, {rec.n} inputs"
+    names = " + ".join(str(attack["name"]) for attack in rec.attacks)
+    said.append(f"Measured on {about}, attacked with {names}, {rec.threat.norm} ε = {rec.threat.eps:.4g}.")
     return Verdict(difference(at.risk, rec.risk, _CONFIDENCE), " ".join(said))
 
 

@@ -1,8 +1,8 @@
-"""Classifiers whose answer is random: noise, dropout, random resizing, random weights, seen one draw at a time.
+"""Random classifiers: noise, dropout, random resizing, random weights, one draw at a time.
 
-A draw s is a seed. f_s(x) is what the model answers to the input x alone when its random numbers come from s.
-For a fixed s this is an ordinary classifier: K of them are a `RandomizedEnsemble`, which every attack knows how
-to attack. The model itself is the mixture of all f_s, of which no list can be made.
+A draw s is a seed. f_s(x) is the model's answer to the input x alone when its random numbers come from s.
+For a fixed s this is an ordinary classifier. K draws are a `RandomizedEnsemble`, which every attack can use.
+The model itself is the mixture of all f_s.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from randens.core.errors import InputError
 from randens.ensemble import RandomizedEnsemble
+from randens.models import Adapted, adapt, in_precision, logits_of, preprocessing_of
 from randens.threat import Threat
 
 __all__ = ["FrozenDraw", "RandomizedModel", "expanded", "is_random"]
@@ -33,7 +34,7 @@ Factory = Callable[[int], nn.Module]
 
 
 class RandomizedModel(nn.Module):
-    """A classifier with random answers whose randomness can be seeded, as a mixture of its draws.
+    """A random classifier whose randomness can be seeded, as a mixture of its draws.
 
     Parameters
     ----------
@@ -110,7 +111,7 @@ class RandomizedModel(nn.Module):
         return f"kind={self.kind}, draws={self.draws}"
 
     def train(self, mode: bool = True) -> RandomizedModel:
-        """Sets the model's own flag only: which layers are random is part of the model, not of a phase."""
+        """Set the model's own flag only, because the random layers are part of the model."""
         self.training = mode
         return self
 
@@ -142,7 +143,7 @@ class RandomizedModel(nn.Module):
         return torch.cat([self.freeze((seed + row) % _SEEDS)(x[row : row + 1]) for row in range(len(x))])
 
     def fresh(self, copies: Tensor, seed: int) -> Tensor:
-        """Logits [S, n, C] for S copies of n inputs [S, n, ...], a draw for each copy: what expectations are made of.
+        """Logits [S, n, C] for S copies of n inputs [S, n, ...], a draw for each copy, to average over draws.
 
         One pass over S·n rows where torch can batch the random numbers, and then draws differ between inputs, too;
         else S draws, each shared by all inputs.
@@ -185,7 +186,9 @@ class RandomizedModel(nn.Module):
         return made
 
     def answer(self, module: nn.Module, x: Tensor, seed: int) -> Tensor:
-        """f_s(x) [n, C]: every row as if it were asked alone, so that no row depends on its place in the batch."""
+        """f_s(x) [n, C]: every row is computed as if it were alone, so that no row depends on its place in
+        the batch.
+        """
         if len(x) < 2:
             return self._call(module, x, seed)
         key = ("draw", tuple(x.shape[1:]))
@@ -196,7 +199,9 @@ class RandomizedModel(nn.Module):
         return torch.cat([self._call(module, x[row : row + 1], seed) for row in range(len(x))])
 
     def _way(self, module: nn.Module, x: Tensor) -> str:
-        """How to compute a draw on a batch so that it agrees with asking row by row, for several seeds."""
+        """Choose how to compute a draw on a batch so that it agrees with a row-by-row computation, for
+        several seeds.
+        """
         with torch.no_grad():
             wanted = {
                 seed: torch.cat([self._call(module, x[row : row + 1], seed) for row in range(len(x))])
@@ -221,23 +226,36 @@ class RandomizedModel(nn.Module):
             return z.shape == (8, self._call(module, x, 11).shape[1]) and not bool((z == z[:1]).all())
         return False
 
+    def normalised(self, preprocessing: Any) -> RandomizedModel:
+        """The same model behind (x − mean) / std, as `randens.models.preprocessing_of` takes it; weights are shared."""
+        pair = preprocessing_of(preprocessing, self.build(0) if preprocessing == "auto" else None)
+        if pair is None:
+            return self
+        mean, std = pair
+        inner = (
+            (lambda seed: adapt(self.build(seed), mean=mean, std=std))
+            if self.module is None
+            else adapt(self.module, mean=mean, std=std)
+        )
+        return RandomizedModel(inner, self.draws, active=self.active, threat=self.threat, seed=self._next)
+
     def _call(self, module: nn.Module, x: Tensor, seed: int) -> Tensor:
         with _seeded(seed, x.device), self._in_mode():
+            options: dict[str, Any] = {}
             if self._takes_generator:
-                z: Tensor = module(x, generator=torch.Generator(x.device).manual_seed(seed))
-            else:
-                z = module(x)
-        return z
+                options["generator"] = torch.Generator(x.device).manual_seed(seed)
+            return logits_of(module(in_precision(x, module), **options), len(x), type(module).__name__)
 
     def _mapped(self, module: nn.Module, x: Tensor, seed: int, randomness: str) -> Tensor:
         with _seeded(seed, x.device), self._in_mode():
             options: dict[str, Any] = {}
             if self._takes_generator:
                 options["generator"] = torch.Generator(x.device).manual_seed(seed)
-            alone = torch.func.vmap(
-                lambda row: module(row.unsqueeze(0), **options).squeeze(0), randomness=randomness
-            )
-            z: Tensor = alone(x)
+
+            def alone(row: Tensor) -> Tensor:
+                return logits_of(module(row.unsqueeze(0), **options), 1, type(module).__name__).squeeze(0)
+
+            z: Tensor = torch.func.vmap(alone, randomness=randomness)(in_precision(x, module))
         return z
 
     @contextlib.contextmanager
@@ -323,8 +341,12 @@ def _numbered(model: RandomizedModel, seed: int, draw: int, count: int) -> Froze
 @contextlib.contextmanager
 def _seeded(seed: int, device: torch.device) -> Iterator[None]:
     """torch's global generators start from `seed` inside and are as they were outside."""
-    # Not torch.manual_seed: that seeds the generators of every kind of device, at fifty times the cost.
+    # Not torch.manual_seed, which seeds the generators of all kinds of devices, at fifty times the cost.
     generators = [torch.default_generator]
+    if device.type == "mps":
+        raise InputError(
+            "device is 'mps', whose random numbers cannot be repeated draw by draw; use 'cpu' for random models"
+        )
     if device.type == "cuda":
         generators.append(torch.cuda.default_generators[device.index or 0])
     states = [generator.get_state() for generator in generators]
@@ -338,6 +360,8 @@ def _seeded(seed: int, device: torch.device) -> Iterator[None]:
 
 
 def _takes_generator(module: nn.Module) -> bool:
+    if isinstance(module, Adapted):
+        return _takes_generator(module.module)
     try:
         return "generator" in inspect.signature(module.forward).parameters
     except (TypeError, ValueError):

@@ -1,23 +1,27 @@
-"""What the adversary may do: the perturbation set S = {δ : ‖δ‖_p ≤ ε, x + δ in the box}, or a union of such sets."""
+"""The perturbation set S = {δ : ‖δ‖_p ≤ ε, x + δ in the box} of the adversary, or a union of such sets."""
 
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import numbers
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
+from randens.core.devices import has_float64
 from randens.core.errors import InputError, RandensWarning, unknown
 
 __all__ = ["Region", "Threat", "grid", "norm_name", "number"]
 
+_Given = ParamSpec("_Given")
+_Result = TypeVar("_Result")
 _NORMS = {"linf": (math.inf, 1.0), "l2": (2.0, 2.0), "l1": (1.0, math.inf), "l0": (0.0, math.nan)}
 _SPELLINGS = {
     "inf": "linf",
@@ -134,9 +138,30 @@ def grid(name: str, value: object) -> tuple[float, ...]:
     return tuple(sorted(set(found)))
 
 
+def _in_float64(method: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
+    """A method of tensors that computes in float64: on the CPU where their device cannot, with the result sent back."""
+
+    @functools.wraps(method)
+    def exact(*args: _Given.args, **named: _Given.kwargs) -> _Result:
+        device = next(value.device for value in (*args, *named.values()) if isinstance(value, Tensor))
+        if has_float64(device):
+            return method(*args, **named)
+        here: Any = method
+        found = here(*map(_on_cpu, args), **{name: _on_cpu(value) for name, value in named.items()})
+        back: Any = tuple(part.to(device) for part in found) if isinstance(found, tuple) else found.to(device)
+        return back  # type: ignore[no-any-return]
+
+    return exact
+
+
+def _on_cpu(value: object) -> object:
+    return value.cpu() if isinstance(value, Tensor) else value
+
+
 @dataclass(frozen=True)
 class Threat:
-    """An lp ball of radius `eps` around the input, cut with the box of valid inputs. `Threat.union` joins several.
+    """An lp ball of radius `eps` around the input, intersected with the box of valid inputs, or a union of
+    several.
 
     Parameters
     ----------
@@ -184,7 +209,9 @@ class Threat:
         self._check_radius()
 
     def _check_radius(self) -> None:
-        """An ε in 0..255 for inputs in [0, 1] is the commonest mistake, and it makes every classifier look broken."""
+        """Check for an ε in 0..255 for inputs in [0, 1], a common mistake that makes every classifier look
+        broken.
+        """
         if self.bounds is None or self.norm != "linf":
             return
         width = self.bounds[1] - self.bounds[0]
@@ -218,15 +245,15 @@ class Threat:
 
     @property
     def parts(self) -> tuple[Threat, ...]:
-        """The balls that the set is a union of; usually one."""
+        """The balls whose union is the set; usually one."""
         return (self,)
 
     @staticmethod
     def union(*parts: Threat) -> Threat:
         """The union of several sets: the attacker chooses one of them for every input.
 
-        Proposition 1 holds for any closed and bounded set, so profiles, bounds and sampling need nothing new: a
-        fooled set is reachable in the union iff it is in one of the parts.
+        Proposition 1 holds for any closed and bounded set, so profiles, bounds and sampling need no change: a
+        fooled set is reachable in the union iff it is reachable in one of the parts.
         """
         return UnionThreat.of(*parts)
 
@@ -239,23 +266,27 @@ class Threat:
 
     def scaled(self, factor: float) -> Threat:
         """The same threat with `factor` times the radius."""
-        return self._with_radius(self.eps * factor)
+        return self.with_radius(self.eps * factor)
 
-    def _with_radius(self, eps: float) -> Threat:
+    def with_radius(self, eps: float) -> Threat:
         """The same threat with another radius; a derived radius is not checked for being in 0..255."""
         other = copy.copy(self)
         object.__setattr__(other, "eps", float(eps))
         return other
 
+    def distance(self, x_adv: Tensor, x: Tensor) -> Tensor:
+        """The smallest radius [n] with which the set holds each perturbed input, in float64 and before the box."""
+        if not x[:1].numel():
+            return torch.zeros(len(x), dtype=torch.float64, device=x.device)
+        if self.norm == "l0":
+            return _changed(x_adv, x).flatten(1).sum(dim=1).double()
+        norms: Tensor = torch.linalg.vector_norm((x_adv.double() - x.double()).flatten(1), self.p, dim=1)
+        return norms
+
+    @_in_float64
     def contains(self, x_adv: Tensor, x: Tensor) -> Tensor:
-        """Bool [n]: which perturbed inputs are legal, judged in float64 without any tolerance."""
-        delta = (x_adv.double() - x.double()).flatten(1)
-        if not delta.shape[1]:
-            legal = torch.ones(len(x), dtype=torch.bool, device=x.device)
-        elif self.norm == "l0":
-            legal = _changed(x_adv, x).flatten(1).sum(dim=1) <= self.eps
-        else:
-            legal = torch.linalg.vector_norm(delta, self.p, dim=1) <= self.eps
+        """Bool [n]: which perturbed inputs are legal, in float64 and without tolerance."""
+        legal = self.distance(x_adv, x) <= self.eps
         if self.bounds is not None:
             low, high = self.bounds
             flat = x_adv.flatten(1)
@@ -279,6 +310,7 @@ class Threat:
                     " (scale the inputs, or give Threat(bounds=...))"
                 )
 
+    @_in_float64
     def project(self, x_adv: Tensor, x: Tensor) -> Tensor:
         """A legal point near `x_adv`: inside ball and box to the last float, for every input.
 
@@ -294,6 +326,7 @@ class Threat:
             x_adv = self._nearest_l1(x_adv, x)
         return self._drawn_in(x_adv, x)
 
+    @_in_float64
     def interval(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Smallest and largest value each coordinate may take (for l2 and l1, in the enclosing cube; l0: the box)."""
         if self.norm == "l0":
@@ -323,7 +356,7 @@ class Threat:
         return torch.where(mask, point, x)
 
     def _nearest_l1(self, x_adv: Tensor, x: Tensor) -> Tensor:
-        """Where x_adv is outside: the nearest point of ball ∩ box, in float64 and then rounded."""
+        """Return the nearest point of ball ∩ box for points outside, in float64 and then rounded."""
         outside = ~self.contains(x_adv, x)
         if not bool(outside.any()):
             return x_adv
@@ -338,7 +371,9 @@ class Threat:
         return point
 
     def _drawn_in(self, x_adv: Tensor, x: Tensor) -> Tensor:
-        """Scaled towards x until what is stored is legal: all the way for l2, by the rounding for l1."""
+        """Scale towards x until the stored point is legal: completely for l2, by the rounding error for
+        l1.
+        """
         shape = (-1,) + (1,) * (x.dim() - 1)
         point = self._boxed(x_adv)
         if not x.numel():
@@ -348,7 +383,7 @@ class Threat:
         half_ulp = (flat.abs().amax(dim=1).double() + self.eps) * torch.finfo(x.dtype).eps / 2
         rounding = half_ulp * flat.shape[1] ** (1 / self.p)
         for inward in (0.0, 0.1, 0.5, 2.0):
-            # The norm of what is really stored, in float64.
+            # The norm of the stored point, in float64.
             norm = torch.linalg.vector_norm((point.double() - x.double()).flatten(1), self.p, dim=1)
             # A sum of d terms may come out smaller than it is by this much.
             outside = norm > self.eps * (1 - flat.shape[1] * 2.0**-52 * (self.norm == "l1"))
@@ -445,14 +480,14 @@ class Threat:
         eps = number("eps", value["eps"])
         if not (math.isfinite(eps) and eps > 0):
             raise InputError(f"eps is {eps:g}; it must be finite and > 0, e.g. 8/255")
-        return found._with_radius(eps)
+        return found.with_radius(eps)
 
 
 @dataclass(frozen=True)
 class Region:
     """The perturbation sets of n inputs in coordinates of δ: low ≤ δ ≤ high [n, d], and ‖δ‖_p ≤ radius if there is one.
 
-    p is 2 or 1. The one place that knows the smallest value of a linear function over ball ∩ box.
+    p is 2 or 1. This class computes the smallest value of a linear function over ball ∩ box.
     """
 
     low: Tensor
@@ -477,7 +512,7 @@ class Region:
         return Region(self.low[rows], self.high[rows], self.radius, self.p)
 
     def near(self, delta: Tensor, reach: float) -> Region:
-        """What is left when no coordinate may leave `delta` [n, d] by more than `reach`."""
+        """Return the region restricted to points within `reach` of `delta` [n, d] in every coordinate."""
         low, high = torch.maximum(self.low, delta - reach), torch.minimum(self.high, delta + reach)
         return Region(low, high, self.radius, self.p)
 
@@ -577,11 +612,11 @@ class Region:
         return delta.sign() * torch.minimum((size - cut).clamp_min(0.0), room)
 
     def _clip(self, delta: Tensor) -> Tensor:
-        return torch.minimum(torch.maximum(delta, self.low), self.high)
+        return torch.clamp(delta, self.low, self.high)
 
 
 def _filled(gain: Tensor, room: Tensor, budget: float | Tensor) -> Tensor:
-    """How much each coordinate gets of a budget, [n, d]: the largest gains first, each up to its room."""
+    """Distribute a budget over the coordinates, [n, d]: the largest gains first, each up to its limit."""
     order = gain.argsort(dim=1, descending=True)
     wanted = room.gather(1, order)
     before = wanted.cumsum(dim=1) - wanted
@@ -599,7 +634,8 @@ def _changed(x_adv: Tensor, x: Tensor) -> Tensor:
 class UnionThreat(Threat):
     """Several sets, of which the attacker chooses one for every input; see `Threat.union`.
 
-    `norm` names them all, `eps` is the first one's radius. Attacks run on every part, and what they find is pooled.
+    `norm` names them all, `eps` is the first one's radius. Attacks run on every part, and their witnesses are
+    pooled.
     """
 
     sets: tuple[Threat, ...] = ()
@@ -643,6 +679,15 @@ class UnionThreat(Threat):
         """Every part with `factor` times its radius."""
         return Threat.union(*(part.scaled(factor) for part in self.sets))
 
+    def with_radius(self, eps: float) -> Threat:
+        """All parts scaled alike, so that the first one has the radius `eps`."""
+        return self.scaled(eps / self.eps)
+
+    def distance(self, x_adv: Tensor, x: Tensor) -> Tensor:
+        """The first part's radius [n] with which the union, all parts scaled alike, holds each perturbed input."""
+        shares = torch.stack([part.distance(x_adv, x) / part.eps for part in self.sets])
+        return shares.amin(dim=0) * self.eps
+
     def contains(self, x_adv: Tensor, x: Tensor) -> Tensor:
         """Bool [n]: which perturbed inputs are legal in some part."""
         legal = self.sets[0].contains(x_adv, x)
@@ -650,8 +695,9 @@ class UnionThreat(Threat):
             legal = legal | part.contains(x_adv, x)
         return legal
 
+    @_in_float64
     def project(self, x_adv: Tensor, x: Tensor) -> Tensor:
-        """Legal points are left alone; for the others, the nearest of the parts' projections."""
+        """Keep legal points; for the others, return the nearest of the parts' projections."""
         best = self.sets[0].project(x_adv, x)
         least = (best - x_adv).flatten(1).double().square().sum(dim=1)
         shape = (-1,) + (1,) * (x.dim() - 1)

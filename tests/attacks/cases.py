@@ -56,7 +56,11 @@ def mlp(seed: int) -> nn.Module:
     """A smooth network on three features and four classes: the quadrants of the first two."""
     x, y = quadrants(600)
     torch.manual_seed(100 + seed)
-    return _trained(nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Linear(16, 4)), x, y, seed, epochs=12)
+    return _trained(untrained_mlp(), x, y, seed, epochs=12)
+
+
+def untrained_mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Linear(16, 4))
 
 
 def quadrants(n: int) -> tuple[Tensor, Tensor]:

@@ -73,7 +73,7 @@ def test_planes_are_kept_where_pulls_are_refused(monkeypatch: pytest.MonkeyPatch
     ) -> torch.Tensor:
         errors = judge(s, rows, points, first)
         pulls[0] += len(rows)
-        # With one of two members fooled, a pull is refused exactly if it fools nobody.
+        # With one of two members fooled, a move is refused exactly if it fools no member.
         refused[0] += int((~errors.any(dim=1)).sum())
         return errors
 

@@ -20,7 +20,7 @@ from randens import RandomizedEnsemble, Threat, attacks, data, load, models
 from randens.attacks import base, suite
 from randens.core.errors import InputError
 from randens.core.runs import Run
-from randens.evaluation.picture_grid import save_grid
+from randens.evaluation.attack_table import save_grid
 from randens.witness.store import WitnessStore
 
 __all__ = ["shell"]

@@ -226,7 +226,7 @@ def test_bfloat16_gradients_still_give_float32_verdicts(name: str, norm: str) ->
 
 @pytest.mark.parametrize("name", attacks_for("convnet"))
 def test_more_radius_never_hurts_where_everything_is_out_of_reach(name: str) -> None:
-    """ε so small that no float moves far enough: nothing but clean errors, and nobody pretends otherwise."""
+    """With an ε so small that no float changes, an attack reports only the clean errors."""
     x, y = digits("test")
     threat = Threat("linf", 1e-9)
     rec = RandomizedEnsemble([convnet(0), convnet(1)])

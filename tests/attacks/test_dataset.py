@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.attacks.cases import attack, case, mlp, quadrants
+from tests.attacks.cases import attack, case, mlp, quadrants, untrained_mlp
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -24,10 +24,18 @@ from randens.core.errors import InputError
 from randens.witness.store import WitnessStore
 
 ROOT = Path(__file__).parents[2]
+PROBS = [0.5, 0.3, 0.2]
 
 
 def ensemble() -> RandomizedEnsemble:
-    return RandomizedEnsemble([mlp(0), mlp(1), mlp(2)], [0.5, 0.3, 0.2])
+    return RandomizedEnsemble([mlp(0), mlp(1), mlp(2)], PROBS)
+
+
+def kept_ensemble(path: str) -> RandomizedEnsemble:
+    """The ensemble by its weights: in a new process, training it takes longer than attacking it."""
+    rec = RandomizedEnsemble([untrained_mlp() for _ in PROBS], PROBS).eval()
+    rec.load_state_dict(torch.load(path, weights_only=True))
+    return rec
 
 
 def arc_r(batch_size: int = 16) -> Attack:
@@ -152,19 +160,21 @@ KILLED = """
 import sys, time, torch
 torch.set_num_threads(1)
 from tests.attacks.cases import quadrants
-from tests.attacks.test_dataset import arc_r, ensemble
+from tests.attacks.test_dataset import arc_r, kept_ensemble
 def tell(task, done, total):
     print(done, flush=True)
     time.sleep({pause})
-arc_r().survey(ensemble(), quadrants(50), folder=sys.argv[1], progress=tell)
+arc_r().survey(kept_ensemble(sys.argv[1]), quadrants(50), folder=sys.argv[2], progress=tell)
 """
 
 
-def _python(script: str, *arguments: str) -> subprocess.Popen[str]:
+def _python(script: str, folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    weights = folder / "weights.pt"
+    torch.save(ensemble().state_dict(), weights)
     paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
-        [sys.executable, "-c", script, *arguments],
+        [sys.executable, "-c", script, str(weights), *arguments],
         stdout=subprocess.PIPE,
         text=True,
         env=environment,
@@ -174,7 +184,7 @@ def _python(script: str, *arguments: str) -> subprocess.Popen[str]:
 
 def test_a_killed_process_is_continued(tmp_path: Path) -> None:
     x, y = quadrants(50)
-    process = _python(KILLED.format(pause=5), str(tmp_path / "a"))
+    process = _python(KILLED.format(pause=5), tmp_path, str(tmp_path / "a"))
     assert process.stdout is not None
     assert process.stdout.readline().strip() == "16"
     process.send_signal(signal.SIGKILL)
@@ -252,29 +262,33 @@ def test_wrong_data_is_refused() -> None:
             arc_r().survey(ensemble(), data_)
 
 
+# One process imports torch and starts both as forks of itself.
 SHARED = """
-import gc, sys, torch
+import gc, os, sys, torch
 import torch.distributed as dist
 torch.set_num_threads(1)
 from tests.attacks.cases import quadrants
-from tests.attacks.test_dataset import arc_r, ensemble
-rank, folder = int(sys.argv[1]), sys.argv[2]
+from tests.attacks.test_dataset import arc_r, kept_ensemble
+weights, folder = sys.argv[1:]
+first = os.fork()
+rank = int(first == 0)
 dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-survey = arc_r().survey(ensemble(), quadrants(50))
-kept = arc_r().survey(ensemble(), quadrants(50), folder=f"{folder}/kept")
+survey = arc_r().survey(kept_ensemble(weights), quadrants(50))
+kept = arc_r().survey(kept_ensemble(weights), quadrants(50), folder=f"{folder}/kept")
 torch.save({"errors": survey.errors, "risk": survey.risk, "fooled": torch.from_numpy(survey.pool.fooled),
             "points": torch.from_numpy(survey.pool.points), "kept": kept.risk,
             "cost": torch.tensor([survey.cost.forwards, survey.cost.backwards])}, f"{folder}/{rank}.pt")
 gc.collect()
 dist.barrier()
 dist.destroy_process_group()
+if rank == 0:
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(first, 0)[1]))
 """
 
 
 def test_two_processes_find_what_one_finds(tmp_path: Path) -> None:
     expected = arc_r().survey(ensemble(), quadrants(50), folder=tmp_path / "one")
-    processes = [_python(SHARED, str(rank), str(tmp_path)) for rank in range(2)]
-    assert [p.wait(900) for p in processes] == [0, 0]
+    assert _python(SHARED, tmp_path, str(tmp_path)).wait(900) == 0
     for rank in range(2):
         got = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
         assert torch.equal(got["errors"], expected.errors)

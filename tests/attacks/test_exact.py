@@ -67,7 +67,7 @@ def test_proofs_hold_and_tampered_ones_fail(norm: str, classes: int, boxed: bool
         if found.fooled and (problem.margins[list(found.fooled)] > 0).all():
             moved += 1
             assert not holds(delta=found.delta * 50)  # outside the ball
-            assert not holds(delta=0 * found.delta)  # fools nobody
+            assert not holds(delta=0 * found.delta)  # fools no member
         if found.value < 1:
             refuted += 1
             assert not holds(refutations=())
@@ -77,7 +77,7 @@ def test_proofs_hold_and_tampered_ones_fail(norm: str, classes: int, boxed: bool
                 refutations=_with(found, lambda w: np.r_[-1.0, 2.0, w[2:]][: len(w)] if len(w) > 1 else -w)
             )
         if found.fooled:
-            # "Nobody can be fooled" needs a refutation of what is fooled: no λ gives one.
+            # "No member can be fooled" needs a refutation of a fooled set: no λ gives one.
             assert not holds(fooled=(), value=0.0)
             reached = (problem.margins + problem.gradients @ found.delta)[list(found.fooled)].argmin(axis=1)
             for weights in np.random.default_rng(0).dirichlet(np.ones(len(found.fooled)), 20):

@@ -74,7 +74,7 @@ def test_shared_boundaries_are_those_of_each_member(classes: int) -> None:
         one, two = Search(shared, x, y, THREAT), Search(apart, x, y, THREAT)
         rows = torch.arange(len(x))
         for index in range(6):
-            gaps, normals, _ = two._planes(rows, x, index, classes)
+            gaps, normals, _ = two._planes(rows, x, torch.full_like(rows, index), classes)
             mine = wanted[:, index]
             torch.testing.assert_close(planes.gaps[index][mine], gaps[mine])
             torch.testing.assert_close(planes.gradients[index][mine], normals.flatten(2)[mine])

@@ -49,15 +49,19 @@ def test_every_verb_explains_itself_with_an_example(shell: Shell, verb: str) -> 
 
 @pytest.mark.parametrize(
     "verb",
-    ["attack", "evaluate", "curve", "advise", "audit", "certify", "sample", "report", "reproduce", "export"],
+    [
+        *("attack", "evaluate", "curve", "advise", "audit", "certify", "sample", "report", "reproduce"),
+        *("export", "quickstart"),
+    ],
 )
 def test_every_verb_that_runs_members_takes_a_device(
     shell: Shell, run_folder: Path, tmp_path: Path, verb: str
 ) -> None:
-    where = {"reproduce": ["--runs", tmp_path / "runs"], "report": [run_folder, "--measure"]}
-    options = {"curve": ["--limit", "1"], "report": []}.get(verb, ["--limit", "1"])
-    line = shell.refused(verb, *where.get(verb, [run_folder]), *options, "--device", "mps")
-    assert "float64" in line
+    runs = ["--runs", tmp_path / "runs"]
+    where = {"quickstart": runs, "reproduce": runs, "report": [run_folder, "--measure"]}
+    options = {"quickstart": [], "report": []}.get(verb, ["--limit", "1"])
+    line = shell.refused(verb, *where.get(verb, [run_folder]), *options, "--device", "gpu")
+    assert "device is 'gpu'; valid: auto, cpu, cuda, cuda:N, mps" in line
 
 
 def test_help_needs_neither_typer_nor_rich() -> None:
@@ -142,6 +146,8 @@ def test_bad_input_is_noticed_before_the_work(shell: Shell, run_folder: Path, tm
     assert "limit is 0" in shell.refused("export", run_folder, "--int8", "--limit", "0")
     assert not (run_folder / "bundle").exists()
     assert "--seed" in shell.refused("quickstart", "--seed", "-5", "--runs", tmp_path / "runs")
+    assert "device is 'gpu'" in shell.refused("quickstart", "--device", "gpu", "--runs", tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
     (tmp_path / "file").touch()
     assert "--folder" in shell.refused("data", "list", "--folder", tmp_path / "file")
 

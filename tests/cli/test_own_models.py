@@ -32,7 +32,7 @@ def test_a_file_is_evaluated_like_a_run(shell: Shell, files: Path) -> None:
     assert Evaluation.load(files / "out.json").to_json() == found
     code, out, _ = shell("evaluate", "--model", "net.pt", *words)
     assert code == 0
-    assert "net.pt on arrays unknown" in out
+    assert "net.pt on data.npz, linf" in out
 
 
 def test_code_runs_only_where_that_is_said(shell: Shell, files: Path) -> None:

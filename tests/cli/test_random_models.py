@@ -74,6 +74,11 @@ def test_json_of_an_ensemble_with_a_random_member(shell: Shell) -> None:
     assert found["robust"]["low"] <= found["robust"]["value"] <= found["robust"]["high"]
 
 
+def test_a_random_model_that_wants_normalised_inputs(shell: Shell) -> None:
+    plain = ("evaluate", "--model", "own_noise:Noisy", *RANDOM, "--draws", "3")
+    assert shell.json(*plain, "--mean", "0", "--std", "1")["natural"] == shell.json(*plain)["natural"]
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -85,6 +90,10 @@ def test_json_of_an_ensemble_with_a_random_member(shell: Shell) -> None:
         (("--model", "own_noise:Noisy", *FAST, "--draws", "4"), "--run-code"),
         (("--model", "own_noise:Noisy", "--run-code", "--draws", "4"), "--model needs --data"),
         (("runs/none", "--draws", "4"), "--draws needs --model"),
+        (
+            ("--model", "own_noise:Noisy", *RANDOM, "--draws", "4", "--mean", "0.5"),
+            "--mean and --std go together",
+        ),
     ],
 )
 def test_mistakes_are_one_sentence(shell: Shell, options: tuple[str, ...], said: str) -> None:

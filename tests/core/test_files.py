@@ -1,4 +1,4 @@
-"""Whoever opens a file sees the old content or the new one, never a part."""
+"""A reader of a file sees the old content or the new one, never a part."""
 
 from __future__ import annotations
 

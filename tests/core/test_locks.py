@@ -119,10 +119,10 @@ def test_a_holder_renews_its_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(locks, "RENEWED_SECONDS", 0.01)
     with only_writer(tmp_path / "run"):
         os.utime(lock_of(tmp_path / "run"), (0, 0))
-        until = time.monotonic() + 20
+        until = time.monotonic() + 300
         while lock_of(tmp_path / "run").stat().st_mtime < 1e9 and time.monotonic() < until:
             time.sleep(0.01)
-        assert time.time() - lock_of(tmp_path / "run").stat().st_mtime < 60
+        assert lock_of(tmp_path / "run").stat().st_mtime > 1e9
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:

@@ -147,7 +147,8 @@ def test_ten_thousand_malformed_requests_leave_no_trace(process: tuple[str, int,
         seen = fuzz_interface(url, 1000) + fuzz_bodies(client, 2000)
         time.sleep(1)
         before = resident(pid)["VmRSS"]
-        for seed in range(1, 100):
+        # Three or four rounds do; the bound is for the day on which most of what is sent would be accepted.
+        for seed in range(1, 8):
             if sum(n for status, n in seen.items() if status >= 400) >= 10_000:
                 break
             seen += fuzz_interface(url, 1000, seed) + fuzz_bodies(client, 4000, seed)

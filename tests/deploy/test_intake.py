@@ -191,7 +191,7 @@ def connections(port: int, count: int, content: bytes) -> Any:
     with contextlib.ExitStack() as stack:
         opened = []
         for _ in range(count):
-            opened.append(stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10)))
+            opened.append(stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=300)))
             opened[-1].sendall(content)
         yield opened
 
@@ -222,7 +222,7 @@ class Held(Predictor):
 
     def predict(self, x: Any) -> Prediction:
         self.called.set()
-        assert self.may_answer.wait(20)
+        assert self.may_answer.wait(300)
         return super().predict(x)
 
 
@@ -233,10 +233,10 @@ def test_a_connection_at_work_is_not_closed_for_another(tmp_path: Path) -> None:
     predictor = Held(bundle)
     with (
         running(bundle, Settings(Limits(connections=1)), predictor) as server,
-        socket.create_connection(("127.0.0.1", server.port), timeout=20) as first,
+        socket.create_connection(("127.0.0.1", server.port), timeout=300) as first,
     ):
         first.sendall(HEAD % len(body) + body)
-        assert predictor.called.wait(20)
+        assert predictor.called.wait(300)
         late = exchange(server.port)
         predictor.may_answer.set()
         assert late.startswith(b"HTTP/1.1 503")
@@ -254,7 +254,7 @@ def test_clients_that_do_not_read_are_dropped(tmp_path: Path) -> None:
         with socket.socket() as lazy:
             lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             lazy.connect(("127.0.0.1", server.port))
-            lazy.settimeout(20)
+            lazy.settimeout(300)
             asked = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n"
             with pytest.raises(ConnectionError):
                 forever(lambda: lazy.sendall(asked * 100))
@@ -296,7 +296,7 @@ def test_a_young_connection_may_finish_its_request_when_the_server_stops(tmp_pat
     request = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with contextlib.ExitStack() as stack:
         with running(random_bundle(tmp_path / "b")) as server:
-            young = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=10))
+            young = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=300))
             time.sleep(0.1)
             stopping = threading.Timer(0.5, lambda: young.sendall(request))
             stopping.start()

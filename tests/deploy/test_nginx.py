@@ -87,7 +87,7 @@ def proxied(folder: Path, server: Running) -> Iterator[str]:
     command = [NGINX, "-p", str(folder), "-c", str(folder / "nginx.conf")]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as child:
         try:
-            for _ in range(500):
+            for _ in range(5000):
                 assert child.poll() is None, child.stderr.read() if child.stderr else ""
                 with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
                     break
@@ -95,7 +95,7 @@ def proxied(folder: Path, server: Running) -> Iterator[str]:
             yield f"https://localhost:{port}"
         finally:
             child.terminate()
-            child.wait(30)
+            child.wait(300)
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[httpx.Clien
         httpx.Client(
             base_url=url,
             verify=ssl.create_default_context(cafile=str(folder / "certificate.pem")),
-            timeout=30,
+            timeout=300,
         ) as client,
     ):
         yield client, expected, folder

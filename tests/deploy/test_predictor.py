@@ -208,7 +208,7 @@ def test_lean_keeps_only_drawn_members_in_memory(tmp_path: Path) -> None:
     assert lean["loaded"]["RssFile"] < usual["loaded"]["RssFile"] + size
     base = lean["loaded"]["RssFile"]
     singles = [m["RssFile"] - base for m in lean["one"]]
-    # One member's pages at a time, whoever was drawn before; all of them after a batch that draws all.
+    # One member's pages at a time, independent of earlier draws; all of them after a batch that draws all.
     assert max(singles) < 1.7 * size
     assert lean["all"]["RssFile"] - base > 0.9 * members * size
 

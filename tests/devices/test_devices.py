@@ -17,11 +17,21 @@ from tests.devices.elsewhere import AWAY, Elsewhere, Mixed
 from torch import nn
 
 import randens
-from randens import RandomizedEnsemble, Threat, attacks, models
+from randens import RandomizedEnsemble, Threat, attacks, models, random_model, training
+from randens.core import devices, distributed
 from randens.core.errors import InputError
+from randens.training import cost
 
 ROOT = Path(__file__).parents[2] / "src" / "randens"
-THREATS = (Threat("linf", 0.1), Threat("l2", 0.7))
+BALLS = (Threat("linf", 0.1), Threat("l2", 0.7))
+WITHOUT_FLOAT64 = ("apgd", "arc-r", "cw", "eot", "lattice", "pgd", "random", "saddle", "sparse")
+CASES = [
+    pytest.param(name, threat, float64, id=f"{name}-{threat.norm}-{'float64' if float64 else 'float32'}")
+    for float64 in (True, False)
+    for name in attacks.names()
+    for threat in (*BALLS, *((Threat("l1", 3.0), Threat.union(*BALLS)) if name == "pgd" else ()))
+    if name != "exact" and (float64 or name in WITHOUT_FLOAT64)
+]
 
 
 def ensemble() -> RandomizedEnsemble:
@@ -42,9 +52,25 @@ def test_the_device_of_these_tests_refuses_mixtures() -> None:
         assert (there * torch.tensor(2.0)).device == AWAY  # single numbers travel
 
 
-@pytest.mark.parametrize("threat", THREATS, ids=["linf", "l2"])
-@pytest.mark.parametrize("name", [n for n in attacks.names() if n != "exact"])
-def test_attacks_run_on_another_device_as_on_the_cpu(name: str, threat: Threat) -> None:
+@pytest.fixture(params=[True, False], ids=["float64", "float32-only"])
+def elsewhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Elsewhere:
+    """Another device; the second one has no float64, as Apple's GPUs."""
+    if not request.param:
+        monkeypatch.setattr(devices, "_SINGLE", frozenset({"mps", AWAY.type}))
+    return Elsewhere(float64=request.param)
+
+
+def test_the_device_without_float64_refuses_it() -> None:
+    with Elsewhere(float64=False):
+        assert torch.rand(2).to(AWAY).device == AWAY
+        with pytest.raises(TypeError, match="no float64"):
+            torch.rand(2).to(AWAY).double()
+        with pytest.raises(TypeError, match="no float64"):
+            torch.rand(2, dtype=torch.float64).to(AWAY)
+
+
+@pytest.mark.parametrize(("name", "threat", "elsewhere"), CASES, indirect=["elsewhere"])
+def test_attacks_run_on_another_device_as_on_the_cpu(name: str, threat: Threat, elsewhere: Elsewhere) -> None:
     x, y = (t[:4] for t in digits("test"))
     # Every step of an attack is taken, but few times: the device of these tests is slow.
     few = {"steps": 3, "queries": 12, "restarts": 1, "relinearisations": 2, "iterations": 5, "preset": "fast"}
@@ -54,7 +80,7 @@ def test_attacks_run_on_another_device_as_on_the_cpu(name: str, threat: Threat) 
     )
     rec = ensemble()
     here = attack(rec, x, y)
-    with Elsewhere():
+    with elsewhere:
         rec.to(AWAY)
         there = attack(rec, x, y)
         rec.to("cpu")
@@ -64,12 +90,27 @@ def test_attacks_run_on_another_device_as_on_the_cpu(name: str, threat: Threat) 
     assert there.pool.risk([0.5, 0.5]) == here.pool.risk([0.5, 0.5])
 
 
-def test_evaluate_moves_members_there_and_back_and_results_to_the_cpu() -> None:
+@pytest.mark.parametrize("threat", [*BALLS, Threat("l1", 3.0), Threat("l0", 5), Threat.union(*BALLS)])
+def test_projections_on_another_device_are_the_cpus(threat: Threat, elsewhere: Elsewhere) -> None:
+    x, _ = (t[:4] for t in digits("test"))
+    moved = x + 0.3 * torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
+    here = threat.project(moved, x)
+    with elsewhere:
+        there = threat.project(x_adv=moved.to(AWAY), x=x.to(AWAY))
+        assert there.device == AWAY
+        assert bool(threat.contains(there, x.to(AWAY)).cpu().all())
+        low, high = threat.interval(x.to(AWAY))
+        assert bool(((there >= low) & (there <= high)).cpu().all())
+        there = there.cpu()
+    assert torch.equal(there, here)
+
+
+def test_evaluate_moves_members_there_and_back_and_results_to_the_cpu(elsewhere: Elsewhere) -> None:
     x, y = (t[:4] for t in digits("test"))
     rec = ensemble()
     pgd = attacks.create("pgd", Threat("linf", 0.1), steps=3)
     here = randens.evaluate(rec, (x, y), pgd, device="cpu")
-    with Elsewhere():
+    with elsewhere:
         there = randens.evaluate(rec, (x, y), pgd, device=AWAY)
         assert rec.device.type == "cpu"
         found = randens.curve(rec, (x, y), [0, 0.1], pgd, device=AWAY)
@@ -78,17 +119,70 @@ def test_evaluate_moves_members_there_and_back_and_results_to_the_cpu() -> None:
     assert float(found.points[1].ensemble) == float(here.robust)
 
 
-def test_sampling_and_drawing_on_another_device() -> None:
+def test_sampling_and_drawing_on_another_device(elsewhere: Elsewhere) -> None:
     x, y = (t[:8] for t in digits("validation"))
     rec = ensemble()
     attack = attacks.create("pgd", Threat("linf", 0.1), steps=3)
-    with Elsewhere():
+    with elsewhere:
         rec.to(AWAY)
         best = randens.optimize_sampling(rec, (x, y), attack, max_sweeps=2)
         assert rec(x.to(AWAY)).device == AWAY
-        assert rec.risk(x, y).device == AWAY
+        risk = rec.risk(x, y)
+        assert risk.dtype == torch.float64
+        assert risk.device.type == (AWAY.type if elsewhere.float64 else "cpu")
+        assert rec.mixture(x.to(AWAY)).device == AWAY
         rec.to("cpu")
     assert abs(best.probs.sum() - 1) < 1e-12
+
+
+def test_training_on_another_device(
+    elsewhere: Elsewhere, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    plain = torch.optim.SGD
+    # Fused steps exist for the devices that torch knows.
+    monkeypatch.setattr(torch.optim, "SGD", lambda *given, **how: plain(*given, **{**how, "fused": False}))
+    for module in (distributed, cost):
+        monkeypatch.setattr(module, "pick_device", lambda _: AWAY)
+    recipe = training.Recipe.model_validate(
+        {
+            "method": "barre",
+            "members": 2,
+            "epochs": 1,
+            "batch_size": 600,
+            "precision": "float32",
+            "model": {"name": "mlp", "width": 8, "depth": 1},
+            "data": {"name": "digits"},
+            "threat": {"norm": "linf", "eps": 0.1},
+            "adversary": {"name": "pgd", "steps": 1},
+        }
+    )
+    with elsewhere:
+        made = training.train(recipe, tmp_path / "run")
+    assert made.device.type == "cpu"
+    assert all(bool(torch.isfinite(p).all()) for p in made.parameters())
+
+
+def test_members_in_float64_cannot_go_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "_SINGLE", frozenset({"mps", AWAY.type}))
+    net = nn.Linear(2, 2).double()
+    with (
+        Elsewhere(float64=False),
+        pytest.raises(InputError, match="device is 'meta', which has no float64"),
+        models.on_device(net, AWAY),
+    ):
+        pass
+    assert next(net.parameters()).device.type == "cpu"
+
+
+def test_mps_is_taken_where_torch_sees_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert models.pick_device("mps").type == "mps"
+    assert models.pick_device("auto").type != "mps"
+    with (
+        pytest.raises(InputError, match="random numbers cannot be repeated draw by draw"),
+        random_model._seeded(0, torch.device("mps")),
+    ):
+        pass
 
 
 def test_a_member_left_behind_is_noticed() -> None:
@@ -164,7 +258,12 @@ HOT += (
     "attacks/suite.py",
     "attacks/members.py",
 )
-HOT += ("evaluation/evaluate_any.py", "evaluation/curves.py", "evaluation/any_model.py")
+HOT += (
+    "evaluation/preparation.py",
+    "evaluation/curves.py",
+    "evaluation/as_ensemble.py",
+    "evaluation/worst_case.py",
+)
 # Made on the CPU on purpose: from a CPU generator, so that random numbers do not depend on the device; or results.
 ON_THE_CPU = {
     ("ensemble.py", "check_probs"),

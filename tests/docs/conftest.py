@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import filelock
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from tests.docs.blocks import ROOT
+from tests.once import made_once
 
 import randens
 from randens import data as datasets
@@ -26,17 +26,8 @@ _SEEN = {"train": 64, "validation": 10, "test": 10}
 
 @pytest.fixture(scope="session")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """runs/quickstart-1 and what else the pages take for granted; made once for all processes of the tests."""
-    base = tmp_path_factory.getbasetemp()
-    shared = base.parent if base.name.startswith("popen-") else base
-    folder = shared / "clone"
-    with filelock.FileLock(shared / "clone.lock"):
-        if not folder.is_dir():
-            unfinished = shared / "clone-unfinished"
-            shutil.rmtree(unfinished, ignore_errors=True)
-            _prepare(unfinished)
-            unfinished.rename(folder)
-    return folder
+    """runs/quickstart-1 and what else the pages take for granted."""
+    return made_once(tmp_path_factory, "clone", _prepare)
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """The README's comparison with other libraries says what their installed sources show.
 
-A cell is "yes" exactly where the pattern of its row occurs in the package. The last two columns, RobustBench's
-leaderboard and the paper's scripts, are not installed here: docs/compare.md says where they were read.
+A cell is "yes" exactly where the pattern of its row occurs in the package. RobustBench and the paper's scripts are not
+installed here: docs/compare.md says how they were checked.
 """
 
 from __future__ import annotations

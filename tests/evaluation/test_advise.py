@@ -124,12 +124,12 @@ def test_the_headline_says_when_nothing_is_drawn_or_gained() -> None:
     attack = attacks.create("exact", Threat("linf", 0.8, None))
     drawn = evaluate(rec, data, attack, deterministic=False)
     assert quickstart.judge(drawn, drawn).sentence.startswith(
-        "Drawing pays: 50.0 points more than its best member alone"
+        "Drawing pays: the ensemble is 50.0 points more robust than its best member alone"
     )
     nothing = quickstart.judge(drawn, one_hot(drawn)).sentence
     assert nothing.startswith("α selects member 0: nothing is drawn.")
     same, x, y = on_a_line([(1, 0.5)] * 2, [0.1, 0.4, 0.2, 0.6])
     even = evaluate(same, (x, y), exact(), deterministic=False)
     assert quickstart.judge(even, even).sentence.startswith(
-        "Drawing gains nothing: no more than its best member alone"
+        "Drawing gains nothing: the ensemble is not more robust than its best member alone"
     )

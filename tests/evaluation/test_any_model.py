@@ -23,6 +23,7 @@ from randens import DeterministicEnsemble, RandensWarning, RandomizedEnsemble, T
 from randens.core.errors import FileError, InputError, ModelError
 from randens.core.runs import Run
 from randens.evaluation import Evaluation, cost_curve, from_factory
+from randens.evaluation.as_ensemble import as_rec
 
 EPS = 0.1
 X, Y = (t[:24] for t in digits("test"))
@@ -315,10 +316,10 @@ def test_what_looks_wrong_is_said() -> None:
     with pytest.warns(RandensWarning, match="labels look shifted by one"):
         randens.evaluate(model, (X[keep], Y[keep] + 1), "fgsm", eps=0.01)
     torch.manual_seed(0)
-    with pytest.warns(RandensWarning, match=r"members \[0\] are right no more often than by chance"):
+    with pytest.warns(RandensWarning, match="^the model is right no more often than by chance"):
         randens.evaluate(model, (X, (Y + 5) % 10), "fgsm", eps=0.01)
     training = copy.deepcopy(model).train()
-    with pytest.warns(RandensWarning, match=r"members \[0\] were in training mode"):
+    with pytest.warns(RandensWarning, match="^the model is in training mode"):
         result = randens.evaluate(training, (X, Y), "fgsm", eps=0.01)
     assert training.training
     assert any("training mode" in note for note in result.notes)
@@ -378,10 +379,57 @@ def test_wrappers_of_evaluated_members_are_not_in_training_mode() -> None:
         randens.evaluate(DeterministicEnsemble([net.eval() for net in nets()]), (X, Y), "fgsm", eps=0.01)
 
 
-def test_random_models_take_attacks_and_no_preprocessing() -> None:
+class Noisy(nn.Module):
+    """Noise from a generator of its own, on inputs in whatever range they come; its logits are inside a tuple."""
+
+    def __init__(self, net: nn.Module, scale: float) -> None:
+        super().__init__()
+        self.net, self.scale = net, scale
+
+    def forward(self, x: torch.Tensor, generator: torch.Generator | None = None) -> tuple[torch.Tensor, str]:
+        noise = torch.randn(x.shape, generator=generator, dtype=x.dtype)
+        return self.net(x + self.scale * noise), "features"
+
+
+def test_random_models_take_preprocessing() -> None:
+    mean, std = 0.5, 0.25
+    net = nets()[0]
+    # Noise in normalised units; undone inside, so that the network sees the pixels it was trained on.
+    wants = randens.RandomizedModel(Noisy(net, 0.1), draws=2)
+    for model in (
+        randens.RandomizedModel(Noisy(_Undone(net, mean, std), 0.1 / std), draws=2),
+        randens.RandomizedModel(lambda _: Noisy(_Undone(net, mean, std), 0.1 / std), draws=2),
+    ):
+        drawn = model.normalised((mean, std)).freeze(3)(X[:4])
+        torch.testing.assert_close(drawn, wants.freeze(3)(X[:4]), rtol=1e-4, atol=1e-4)
+    assert model.normalised(None) is model
+    found = randens.evaluate(wants, (X[:8], Y[:8]), "eot", eps=EPS, preprocessing=(0.0, 1.0))
+    assert 0 <= float(found.robust) <= float(found.natural) <= 1
+    mixed = RandomizedEnsemble([wants, net])
+    normalised = as_rec(mixed, preprocessing=(mean, std))
+    assert normalised.stochastic
+    with pytest.raises(InputError, match="preprocessing is 'auto', but"):
+        randens.evaluate(wants, (X, Y), "eot", eps=EPS, preprocessing="auto")
+    with pytest.raises(InputError, match="standard deviations positive"):
+        randens.evaluate(wants, (X, Y), "eot", eps=EPS, preprocessing=(0.5, 0.0))
+    with pytest.raises(InputError, match="probs has shape"):
+        randens.evaluate(wants, (X, Y), "eot", eps=EPS, probs=[0.5, 0.5])
+
+
+class _Undone(nn.Module):
+    """A network on pixels behind inputs that were normalised."""
+
+    def __init__(self, net: nn.Module, mean: float, std: float) -> None:
+        super().__init__()
+        self.net, self.mean, self.std = net, mean, std
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.net(x * self.std + self.mean)
+        return logits
+
+
+def test_random_models_take_attacks() -> None:
     random = randens.RandomizedModel(nn.Sequential(nn.Dropout(0.5), nets()[0]), draws=2, active=nn.Dropout)
-    with pytest.raises(InputError, match="preprocessing does not go with a random model"):
-        randens.evaluate(random, (X, Y), "eot", eps=EPS, preprocessing=(0.5, 0.5))
     with pytest.raises(InputError, match="attack is 3; give one made by"):
         randens.evaluation.evaluate_stochastic(random, (X, Y), 3)  # type: ignore[arg-type]
 

@@ -19,7 +19,7 @@ from randens import RandomizedEnsemble, Threat, WitnessPool, attacks
 from randens.attacks.dataset import Knowledge
 from randens.core.errors import FileError, InputError
 from randens.data import from_arrays
-from randens.evaluation import Evaluation, save_worst_inputs, tables, transferred, worst_inputs
+from randens.evaluation import Evaluation, result_tables, save_worst_inputs, transferred, worst_inputs
 from randens.witness.store import WitnessStore, input_keys, member_key
 
 # Wrong above 0.6 (right-hand member) and below 0.4 (left-hand member); labels are all 0, ε = 0.2.
@@ -34,7 +34,7 @@ def line() -> Evaluation:
 
 
 def test_planted_accuracies(line: Evaluation) -> None:
-    # Clean: nobody wrong at .5; right-hand wrong at .9; left-hand wrong at .3.
+    # Clean: no member wrong at .5; right-hand wrong at .9; left-hand wrong at .3.
     assert line.natural == pytest.approx(1 - (0.25 + 0.75) / 4)
     # Worst: left-hand member (.75) at .5 twice; right-hand (.25) at .9; left-hand (.75) at .3.
     assert line.risk.tolist() == pytest.approx([0.75, 0.75, 0.25, 0.75])
@@ -52,11 +52,11 @@ def test_theorem_1_is_stated_for_pairs_that_were_attacked_together() -> None:
     rec, x, y = on_a_line((*CONFLICT, (1.0, 0.55)), LINE, (1.0, 0.0, 0.0))
     alone = randens.evaluate(rec, (x, y), exact())
     assert [pair.together for pair in alone.pairs] == [False, False, False]
-    text = " ".join(tables.statements(alone))
+    text = " ".join(result_tables.statements(alone))
     assert "(Theorem 1): none of 0; not attacked together: 0+1, 0+2, 1+2." in text
     some = randens.evaluate(rec, (x, y), exact(), also={"first two": (0.5, 0.5, 0.0)})
     assert [pair.together for pair in some.pairs] == [True, False, False]
-    text = " ".join(tables.statements(some))
+    text = " ".join(result_tables.statements(some))
     assert "(Theorem 1): 0+1 (by 0.500" in text
     assert "of 1; not attacked together: 0+2, 1+2." in text
 
@@ -177,7 +177,7 @@ def test_a_member_that_answers_at_random_is_flagged() -> None:
     x, y = torch.full((40, 1), 0.5), torch.zeros(40, dtype=torch.int64)
     found = randens.evaluate(rec, (x, y), attacks.create("pgd", THREAT))
     assert found.flags["unstable"] > 0
-    assert any("not deterministic" in line for line in tables.statements(found))
+    assert any("not deterministic" in line for line in result_tables.statements(found))
 
 
 def test_known_witnesses_are_used_and_never_forgotten() -> None:
@@ -251,7 +251,7 @@ def test_an_evaluation_knows_its_ensemble(line: Evaluation) -> None:
 
 
 def test_tables(line: Evaluation) -> None:
-    rows = tables.rows(line, "X")
+    rows = result_tables.rows(line, "X")
     assert [row.name for row in rows] == [
         "X member 0",
         "X member 1",
@@ -259,14 +259,14 @@ def test_tables(line: Evaluation) -> None:
         "X randomized, α = (0.25, 0.75)",
         "X deterministic, all 2",
     ]
-    markdown = tables.markdown(rows).splitlines()
+    markdown = result_tables.markdown(rows).splitlines()
     assert markdown[5].startswith("| X randomized, α = (0.25, 0.75) | 75.0 % | 37.5 % |")
     assert (
-        tables.latex(rows).splitlines()[3]
+        result_tables.latex(rows).splitlines()[3]
         == "X randomized, $\\alpha$ = (0.25, 0.75) & 75.00 & 37.50 & 0.00 \\\\"
     )
-    assert tables.terminal(rows, "title").row_count == 5
-    said = " ".join(tables.statements(line))
+    assert result_tables.terminal(rows, "title").row_count == 5
+    said = " ".join(result_tables.statements(line))
     for expected in (
         "floor 0.3750",
         "ceiling 0.7500",
@@ -277,7 +277,7 @@ def test_tables(line: Evaluation) -> None:
     ):
         assert expected in said
     one = randens.evaluate(*_one_member(), exact())
-    assert [row.name for row in tables.rows(one, "AT")] == ["AT"]
+    assert [row.name for row in result_tables.rows(one, "AT")] == ["AT"]
 
 
 def _one_member() -> tuple[RandomizedEnsemble, tuple[Tensor, Tensor]]:

@@ -16,8 +16,8 @@ from randens import Threat, attacks
 from randens.core.errors import InputError
 from randens.data import from_arrays
 from randens.evaluation import AttackedSampling
-from randens.evaluation.sampling_methods import compare_methods, contributions
 from randens.risk import optimal_sampling
+from randens.risk.sampling_methods import compare_methods, contributions
 
 CONFLICT = ((1.0, 0.6), (-1.0, 0.4))
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
+import io
 import json
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +37,15 @@ def rescored(folder: Path, found: Path) -> dict[str, Any]:
         env={"OMP_NUM_THREADS": "1"},
     )
     said: dict[str, Any] = json.loads(answer.stdout)
+    return said
+
+
+def rescored_here(folder: Path, found: Path) -> dict[str, Any]:
+    """What the script says in this process, where torch is imported already."""
+    with pytest.MonkeyPatch.context() as patched, contextlib.redirect_stdout(io.StringIO()) as printed:
+        patched.setattr(sys, "argv", [str(SCRIPT), str(folder), str(found)])
+        runpy.run_path(str(SCRIPT))
+    said: dict[str, Any] = json.loads(printed.getvalue())
     return said
 
 
@@ -78,7 +90,7 @@ def test_a_changed_file_is_noticed(tmp_path: Path) -> None:
     stored = safetensors.torch.load_file(tmp_path / "worst.safetensors")
     stored["x_adv"] = data.x.contiguous()
     safetensors.torch.save_file(stored, tmp_path / "altered.safetensors")
-    said = rescored(tmp_path / "ensemble", tmp_path / "altered.safetensors")
+    said = rescored_here(tmp_path / "ensemble", tmp_path / "altered.safetensors")
     assert said["verdicts_agree"] is False
     assert said["robust_accuracy"] == pytest.approx(result.natural)
 
@@ -93,7 +105,7 @@ def test_the_command_saves_what_the_script_reads(tmp_path: Path) -> None:
         )
         == 0
     )
-    said = rescored(run.ensemble, worst)
+    said = rescored_here(run.ensemble, worst)
     assert said["verdicts_agree"] is True
     assert said["robust_accuracy"] == pytest.approx(Evaluation.load(run.path / "evaluation.json").robust)
 

@@ -109,14 +109,14 @@ def _tested(folder: Path, tests: Sequence[str], tell: Connection) -> None:
     os._exit(int(code))
 
 
-def page(verdicts: Sequence[tuple[Mapping[str, Any], str]]) -> str:
+def page(verdicts: Sequence[tuple[Mapping[str, Any], str]], minutes: float) -> str:
     """Every mutant with the test that failed, or the reason why none does, as Markdown."""
     dead = sum(bool(test) for _, test in verdicts)
     lines = [
         "# Mutants",
         "",
         f"Made by `python -m tests.mutation.run --page tests/mutation/results.md`: {dead} of {len(verdicts)} killed "
-        f"({dead / max(1, len(verdicts)):.0%}).",
+        f"({dead / max(1, len(verdicts)):.0%}), in {minutes:.0f} minutes of one core.",
         "",
         "| file | mutant | noticed by |",
         "|---|---|---|",
@@ -177,13 +177,16 @@ def main() -> int:
             _say(f"{'killed  ' if kept[key] else 'SURVIVES'}  {mutant['what']}  {kept[key]}")
     survivors = [mutant for mutant, test in verdicts if not test]
     share = 1 - len(survivors) / max(1, len(chosen))
+    spent = os.times()
+    minutes = (spent.user + spent.system + spent.children_user + spent.children_system) / 60
     _say(
-        f"{len(chosen) - len(survivors)} of {len(chosen)} killed ({share:.0%}); at least {WANTED:.0%} are wanted."
+        f"{len(chosen) - len(survivors)} of {len(chosen)} killed ({share:.0%}); at least {WANTED:.0%} are wanted. "
+        f"{minutes:.1f} minutes of processor time."
     )
     for mutant in survivors:
         _say(f"survives: {mutant['what']}: {mutant.get('survives', 'NO REASON GIVEN')}")
     if given.page is not None:
-        given.page.write_text(page(verdicts), encoding="utf-8")
+        given.page.write_text(page(verdicts, minutes), encoding="utf-8")
     unexplained = [m for m in survivors if "survives" not in m]
     return 0 if share >= WANTED and not unexplained else 1
 

@@ -328,6 +328,20 @@ def test_the_noise_is_the_spread_over_pages() -> None:
     assert found.limit("A_nat", 100) > found.limit("A_nat", 1)
 
 
+def test_figure_4_is_a_table_on_the_page(tmp_path: Path) -> None:
+    """The mean of the differences, by hand: natural (2 + 4)/2 = 3, robust (−10 − 20)/2 = −15."""
+    empty = reproduce("digits", tmp_path, training=False)
+    assert "Figure 4." not in empty.page()
+    curves = {
+        "trained with APGD": [(1, 0.9, 0.5), (2, 0.91, 0.6)],
+        "trained with ARC": [(1, 0.92, 0.4), (2, 0.95, 0.4)],
+    }
+    page = dataclasses.replace(empty, curves=curves).page()
+    assert "| 2 | 91.00 | 60.00 | 95.00 | 40.00 |" in page
+    assert "ARC minus APGD, mean over the epochs: natural +3.0, robust -15.0 points." in page
+    assert cells(page) == cells(empty.page())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("data", "network"), GROUPS)
 def test_the_page_made_again(data: str, network: str, tmp_path: Path) -> None:

@@ -111,6 +111,8 @@ def test_bad_input(trained_run: Path) -> None:
     )
     with pytest.raises(InputError, match="factors is"):
         measure(rec, data, THREAT, factors=())
+    with pytest.raises(InputError, match=r"compared is \(\); name at least one attack"):
+        measure(rec, data, THREAT, compared=())
     with pytest.raises(InputError, match="unknown attack 'sadle'; valid: saddle"):
         measure(rec, data, THREAT, attack=("sadle",))
     result = evaluate(rec, data, randens.attacks.create("pgd", THREAT))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 from pathlib import Path
@@ -9,7 +10,9 @@ from pathlib import Path
 import pytest
 from tests.report.made_runs import chosen_evaluation, chosen_run
 
+from randens import attacks, report
 from randens.cli.main import run
+from randens.report import measurements
 
 
 def test_report_says_what_it_found_and_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -26,8 +29,15 @@ def test_report_says_what_it_found_and_where(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_measure_fills_the_page(
-    trained_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trained_run: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # Two attacks and two radii show what the command does; the others are attacks and radii like these.
+    assert set(measurements.COMPARED) <= set(attacks.names())
+    quick = functools.partial(report.measure, compared=("afgsm", "saddle"), factors=(0.5, 1.0))
+    monkeypatch.setattr(report, "measure", quick)
     folder = tmp_path / "copy"
     shutil.copytree(trained_run, folder)
     shutil.rmtree(folder / "report")

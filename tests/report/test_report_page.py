@@ -20,7 +20,7 @@ from randens.core.files import seal, write_json
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation import difference
 from randens.models import create
-from randens.report import write_report
+from randens.report import figures, tables, write_report
 from randens.report.landscape import MOST_SOLVED
 from randens.report.load import load_run, load_runs
 from randens.report.verdicts import compare, verdict, verdicts
@@ -75,6 +75,19 @@ def test_numbers_in_the_table_are_the_evaluation_s(tmp_path: Path) -> None:
     assert f"risk {1 - result.robust:.4f}, floor {result.bounds.floor:.4f}, gain {result.gain:.4f}" in page
     assert f"{100 * result.profile.jointly(0, 1):.1f}" in page
     assert f"{100 * result.profile.conflict(0, 2):.1f}" in page
+
+
+def test_the_conflict_of_two_members_never_attacked_together_is_not_shown(tmp_path: Path) -> None:
+    """At α = (½, ½, 0) no attack looked for a perturbation that fools member 2 with another one."""
+    result = dataclasses.replace(chosen_evaluation(3, probs=[0.5, 0.5, 0.0]), also={})
+    table = tables.conflicts(result)
+    assert table[0, 1] == table[1, 0] == pytest.approx(result.profile.conflict(0, 1))
+    assert np.isnan([table[0, 2], table[2, 0], table[1, 2], table[2, 1]]).all()
+    drawn = {text.get_text() for text in figures.matrix(table).axes[0].texts}
+    assert drawn == {"0.0", f"{100 * table[0, 1]:.1f}", "–"}
+    assert "Not attacked together (–): 0+2, 1+2." in text_of(page_of(chosen_run(tmp_path / "r", result)))
+    everyone = text_of(page_of(chosen_run(tmp_path / "s", chosen_evaluation(3))))
+    assert "Not attacked together" not in everyone
 
 
 def test_nothing_is_loaded_and_nothing_foreign_runs(trained_run: Path) -> None:
@@ -355,14 +368,22 @@ def test_unpaired_intervals_cover_the_truth() -> None:
 @pytest.mark.parametrize(
     ("together", "alone", "words"),
     [
-        (0.2, 0.4, "Drawing pays: 20.0 points more than its best member alone, member 0 ("),
-        (0.4, 0.2, "Drawing does not pay: 20.0 points LESS than its best member alone"),
+        (
+            0.2,
+            0.4,
+            "Drawing pays: the ensemble is 20.0 points more robust than its best member alone, member 0 (",
+        ),
+        (
+            0.4,
+            0.2,
+            "Drawing does not pay: the ensemble is 20.0 points LESS robust than its best member alone",
+        ),
         (
             0.390,
             0.395,
-            "0.5 points more than its best member alone, member 0, which 200 inputs do not settle",
+            "0.5 points more robust than its best member alone, member 0, but 200 inputs do not settle it",
         ),
-        (0.4, 0.4, "no more than its best member alone"),
+        (0.4, 0.4, "not more robust than its best member alone"),
     ],
 )
 def test_the_verdict_follows_the_numbers(tmp_path: Path, together: float, alone: float, words: str) -> None:
@@ -483,7 +504,9 @@ def test_comparisons_name_methods_and_training_budgets(tmp_path: Path) -> None:
         whole / "barre" / "training.json",
         {"method": "barre", "cost": {"forwards": 600, "backwards": 40, "seconds": 1.0}},
     )
-    assert verdicts(load_runs([whole, alone]))[2].startswith("AT: the equal-budget baseline")
+    assert verdicts(load_runs([whole, alone]))[2].startswith(
+        "AT is the equal-budget baseline: it was trained"
+    )
 
 
 def test_a_curve_that_disagrees_with_the_evaluation_is_pointed_out(trained_run: Path, tmp_path: Path) -> None:

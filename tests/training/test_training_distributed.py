@@ -97,12 +97,12 @@ def test_parts_cover_a_batch_without_overlap() -> None:
 
 
 def test_one_process_needs_no_communication() -> None:
-    crew = Workers(torch.device("cpu"))
-    assert crew.writes
-    assert crew.agreed(True)
-    assert not crew.agreed(False)
-    assert crew.total(torch.tensor([2.0])).tolist() == [2.0]
-    crew.barrier()
+    processes = Workers(torch.device("cpu"))
+    assert processes.writes
+    assert processes.agreed(True)
+    assert not processes.agreed(False)
+    assert processes.total(torch.tensor([2.0])).tolist() == [2.0]
+    processes.barrier()
 
 
 def test_launchers_are_recognised(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from randens.training import train
 _CHILD = """
 import os, signal, sys
 import torch
-torch.set_num_threads(1)
+torch.set_num_threads(int(os.environ.get("RANDENS_TEST_THREADS", "1")))
 from randens.training import train
 from tests.training.small_runs import small
 
@@ -39,6 +39,8 @@ def replace(source, target):
 os.replace = replace
 
 recipe = small(method="barre", members=2, ema=0.9, checkpoint={"seconds": 0}, data={"crop_padding": 1})
+# A first optimizer imports torch's compiler, seconds that every fork would spend again.
+torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
 for text in sys.argv[2:]:
     kind, number = text.split(":")
     moment = int(number)
@@ -54,7 +56,7 @@ def _runs(folder: Path, moments: list[str]) -> list[str]:
     root = Path(__file__).resolve().parents[2]
     paths = os.pathsep.join([str(root / "src"), str(root), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-c", _CHILD, str(folder), *moments]
-    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": paths}
     done = subprocess.run(command, env=environment, timeout=900, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()

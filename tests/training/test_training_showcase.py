@@ -24,6 +24,7 @@ ATTACKS: dict[str, dict[str, Any]] = {
     "arc-r": {"steps": 20},
     "saddle": {},
     "pgd": {"steps": 20, "step": 0.15},
+    "suite": {},
 }
 
 
@@ -46,10 +47,10 @@ def _alone(rec: RandomizedEnsemble) -> RandomizedEnsemble:
     return rec.with_probs([1.0, *[0.0] * (len(rec) - 1)])
 
 
-def _risk(rec: RandomizedEnsemble, name: str) -> float:
+def _risk(rec: RandomizedEnsemble, name: str, **options: Any) -> float:
     x, y = _split()[2][:]
     assert rec.threat is not None
-    found = attacks.create(name, rec.threat, **ATTACKS.get(name, {"steps": 20}))(rec, x, y)
+    found = attacks.create(name, rec.threat, **(options or ATTACKS.get(name, {"steps": 20})))(rec, x, y)
     return float(found.risk.mean())
 
 
@@ -73,10 +74,11 @@ def _differences(tmp_path: Path, seed: int) -> tuple[float, float]:
     return under_arc, pool.risk(_alone(rec).probs.numpy()) - pool.risk(rec.probs.numpy())
 
 
-def test_barre_beats_at_under_arc_r(tmp_path: Path) -> None:
-    """One seed and ARC-R; the slow test below has five seeds and every attack."""
+def test_barre_beats_at(tmp_path: Path) -> None:
+    """One seed, ARC-R and a quick portfolio; the slow test below has five seeds, every attack and the default one."""
     rec = _barre(tmp_path, seed=0)
     assert _risk(_alone(rec), "arc-r") - _risk(rec, "arc-r") > 0.01
+    assert _risk(_alone(rec), "suite", preset="fast") - _risk(rec, "suite", preset="fast") > 0.01
 
 
 @pytest.mark.slow

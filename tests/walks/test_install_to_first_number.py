@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 
-from tests.test_wheel import Installed, installed, wheel
+from tests.test_wheel import COMMANDS, Installed, installed, wheel
 
 __all__ = ["installed", "wheel"]
 
@@ -14,12 +15,17 @@ def test_from_the_wheel_to_a_number(installed: Installed) -> None:
     first = installed()
     for way in ("I have a model", "I have a randomised defence", "I want to train one", "randens doctor"):
         assert way in first, first
-    # Is the installation complete?
-    assert "torch" in installed("doctor")
-    # The first number, from the smallest recipe that comes with the wheel.
+    # Is the installation complete? Then the first number, from the smallest recipe that comes with the wheel.
     small = ("--set", "epochs=1", "--set", "model.width=8", "--set", "validation.size=20")
-    installed("train", "digits-mlp-at", *small)
-    said = installed("evaluate", "runs/digits-mlp-at", "--attack", "pgd", "--limit", "20")
+    commands = [
+        ["doctor"],
+        ["train", "digits-mlp-at", *small],
+        ["evaluate", "runs/digits-mlp-at", "--attack", "pgd", "--limit", "20"],
+    ]
+    lines = installed("-c", COMMANDS, json.dumps(commands), program="python").splitlines()
+    codes, (checked, _, said) = zip(*map(json.loads, lines), strict=True)
+    assert codes == (0, 0, 0)
+    assert "torch" in checked
     assert "digits test" in said
     assert "robust" in said
     accuracies = re.findall(r"\d+\.\d", said)

@@ -14,10 +14,12 @@ import safetensors.numpy
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors import safe_open
 from tests.cli.commands import Shell, shell
 from torch import Tensor, nn
 
-from randens import DeterministicEnsemble, RandomizedEnsemble, Threat, WitnessPool, attacks, evaluate
+from randens import DeterministicEnsemble, RandomizedEnsemble, Threat, WitnessPool, attacks, evaluate, models
+from randens.certify import certify
 from randens.core.documents import Document
 from randens.core.errors import FileError, InputError
 from randens.core.files import tensor_checksum, write_json
@@ -217,24 +219,25 @@ def test_fresh_reads_nothing_and_adds_all_the_same(tmp_path: Path) -> None:
     assert len(whole.recall(["a"], input_keys(x, y), x, THREAT)) == 12
 
 
-WRITER = """
-import sys
+# One process imports torch and goes on as two.
+WRITERS = """
+import os, sys
 from tests.witness.test_store import WitnessStore, inputs, put
-store = WitnessStore(sys.argv[1])
+other = os.fork()
+store, first = WitnessStore(sys.argv[1]), 1 if other else 100
 x, y = inputs()
-for seed in range(int(sys.argv[2]), int(sys.argv[2]) + 10):
+for seed in range(first, first + 10):
     put(store, x, y, seed=seed)
+if other:
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(other, 0)[1]))
 """
 
 
 def test_two_processes_write_at_once(tmp_path: Path) -> None:
     paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    writers = [
-        subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path), str(first)], env=environment, cwd=ROOT)
-        for first in (1, 100)
-    ]
-    assert [w.wait(120) for w in writers] == [0, 0]
+    command = [sys.executable, "-c", WRITERS, str(tmp_path)]
+    assert subprocess.run(command, env=environment, cwd=ROOT, timeout=300, check=False).returncode == 0
     x, y = inputs()
     store = WitnessStore(tmp_path)
     store.refresh(THREAT, x)
@@ -325,3 +328,97 @@ def test_every_command_that_reads_witnesses_can_ignore_or_verify_them(shell: She
         _, page, _ = shell(name, "--help")
         assert "--fresh" in page, name
         assert "--verify" in page, name
+
+
+# ---- members known to resist -------------------------------------------------------------------------------------
+
+
+def linear_case(count: int = 24) -> tuple[RandomizedEnsemble, Tensor, Tensor]:
+    """Two linear members and the inputs that both classify alike, with that class as the label."""
+    members = [models.create("linear", classes=3, input_shape=(1, 4, 4), seed=seed) for seed in (0, 1)]
+    rec = RandomizedEnsemble(members).eval()
+    x, _ = inputs(40 * count, seed=7)
+    verdicts = rec.verdicts(x)
+    alike = verdicts[:, 0] == verdicts[:, 1]
+    return rec, x[alike][:count], verdicts[alike, 0][:count]
+
+
+def test_certificates_hold_for_their_members_and_every_smaller_radius(tmp_path: Path) -> None:
+    x, y = inputs(4)
+    store, keys = WitnessStore(tmp_path), input_keys(x, y)
+    safe = np.array([[1, 0], [0, 1], [0, 0], [1, 1]], dtype=bool)
+    store.prove(THREAT, x, keys, ["a", "b"], safe)
+    again = WitnessStore(tmp_path)
+    again.refresh(THREAT, x)
+    found = again.proved(["b", "c", "a"], keys, x, THREAT)
+    assert (found[:, [2, 0]] == safe).all()
+    assert not found[:, 1].any()
+    assert (again.proved(["a", "b"], keys, x, THREAT.scaled(0.5)) == safe).all()
+    assert not again.proved(["a", "b"], keys, x, THREAT.scaled(1.01)).any()
+    assert not again.proved(["a", "b"], keys[::-1], x, THREAT)[2].all()
+    before = len(again)
+    again.prove(THREAT, x, keys, ["a", "b"], safe)
+    assert len(again) == before  # known already
+
+
+def test_no_attack_is_spent_on_what_is_certified(tmp_path: Path) -> None:
+    rec, x, y = linear_case()
+    threat = Threat("linf", 0.02)
+    saddle = attacks.create("saddle", threat)
+    without = evaluate(rec, (x, y), saddle, deterministic=False)
+    proof = certify(rec, (x, y), threat, folder=tmp_path)
+    assert 0 < proof.certified.all(axis=1).sum() < len(x)
+    found = evaluate(rec, (x, y), saddle, deterministic=False, folder=tmp_path)
+    assert float(found.robust) == float(without.robust)
+    assert (found.errors == without.errors).all()
+    assert found.now.backwards < without.now.backwards
+    # Where everything is certified, nothing is attacked.
+    rows = torch.from_numpy(np.flatnonzero(proof.certified.all(axis=1)))
+    free = evaluate(rec, (x[rows], y[rows]), "pgd", eps=0.01, deterministic=False, folder=tmp_path)
+    assert free.now.backwards == 2 * len(rows)  # the reach of the members' gradients at the inputs themselves
+    assert float(free.robust) == 1
+
+
+def test_a_search_gives_up_members_that_are_certified() -> None:
+    rec, x, y = linear_case(12)
+    threat = Threat("linf", 0.05)
+    safe = torch.zeros(len(x), 2, dtype=torch.bool)
+    safe[:, 1] = True
+    for name in ("saddle", "lattice", "arc-r", "pgd"):
+        attack = attacks.create(name, threat)
+        whole = attack.attack_batch(rec, x, y)
+        part = attack.attack_batch(rec, x, y, safe=safe)
+        assert part.cost.backwards < whole.cost.backwards
+        assert (part.errors[:, 0] >= whole.errors[:, 0]).all()
+
+
+def test_a_certificate_that_a_witness_contradicts_is_not_used(tmp_path: Path) -> None:
+    rec, x, y = linear_case()
+    threat = Threat("linf", 0.3)
+    first = evaluate(rec, (x, y), "pgd", eps=0.3, deterministic=False, folder=tmp_path)
+    assert first.errors.any()
+    store = WitnessStore(tmp_path)
+    store.refresh(threat, x)
+    names = [member_key(member) for member in rec.members]
+    store.prove(threat, x, input_keys(x, y), names, np.ones((len(x), 2), dtype=bool))
+    again = evaluate(rec, (x, y), "pgd", eps=0.3, deterministic=False, folder=store)
+    assert float(again.robust) == float(first.robust)
+    assert any("stored certificates are contradicted by witnesses" in note for note in store.notes)
+
+
+def test_a_forged_certificate_is_set_aside(tmp_path: Path) -> None:
+    x, y = inputs(4)
+    store = WitnessStore(tmp_path)
+    store.prove(THREAT, x, input_keys(x, y), ["a", "b"], np.ones((4, 2), dtype=bool))
+    (path,) = tmp_path.glob("*/*.safetensors")
+    tensors = safetensors.numpy.load_file(path)
+    with safe_open(path, "numpy") as file:
+        metadata = dict(file.metadata())
+    tensors["proof.safe"] = np.ones((4, 3), dtype=np.uint8)
+    del metadata["checksum"]
+    metadata["checksum"] = tensor_checksum(tensors, metadata)
+    path.write_bytes(safetensors.numpy.save(tensors, metadata))
+    again = WitnessStore(tmp_path)
+    again.refresh(THREAT, x)
+    assert "was damaged and is set aside" in again.notes[0]
+    assert not again.proved(["a", "b"], input_keys(x, y), x, THREAT).any()

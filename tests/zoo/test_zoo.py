@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from paper.results_page import results
 from tests.cli.commands import Shell, shell
 from tests.training.small_runs import small
@@ -17,7 +18,8 @@ import randens
 from randens import attacks, data, evaluation, training, zoo
 from randens.core.errors import FileError, InputError
 from randens.core.files import seal, write_json
-from randens.evaluation.tables import count, percent
+from randens.evaluation import Evaluation
+from randens.evaluation.result_tables import count, percent
 
 __all__ = ["shell"]
 
@@ -309,13 +311,30 @@ def test_the_card_is_reproduced_image_by_image(name: str) -> None:
     entry = zoo.entry(name)
     kept = entry.evaluations["evaluation-200"]
     images = data.load(kept.data, kept.split).subset(slice(0, kept.n))
-    options = dict(kept.attacks[0])
-    again = evaluation.evaluate(
-        entry.load(), images, attacks.create(options.pop("name"), kept.threat, **options), deterministic=False
-    )
-    # On the machine that made the card, every verdict is the same. Elsewhere logits differ in their last digits: a
-    # clean image changes sides only where its logits are tied, a search that starts there may end elsewhere.
-    for verdicts, allowed in (("clean", 0.005), ("worst", 0.03), ("foolable", 0.03)):
-        changed = (getattr(again.points, verdicts) != getattr(kept.points, verdicts)).any(axis=1)
-        assert changed.mean() <= allowed + again.flags["unstable"], verdicts
-    assert again.robust == pytest.approx(float(kept.robust), abs=0.01)
+    rec, options = entry.load(), dict(kept.attacks[0])
+    name_of_attack = options.pop("name")
+
+    def judged(factor: float) -> Evaluation:
+        attack = attacks.create(name_of_attack, kept.threat.scaled(factor), **options)
+        return evaluation.evaluate(rec, images, attack, deterministic=False)
+
+    def changed(one: Evaluation, two: Evaluation, verdicts: str) -> NDArray[np.bool_]:
+        differ: NDArray[np.bool_] = getattr(one.points, verdicts) != getattr(two.points, verdicts)
+        return np.asarray(differ.any(axis=1))
+
+    # On the machine that made the card, every verdict is the same. Elsewhere logits differ in their last digits, and
+    # a verdict may change where they decide it: on a clean image whose logits are tied, and under attack where a
+    # thousandth of the radius decides it, too. These near ties are counted, and nothing else may change.
+    again, other_radii = judged(1.0), [judged(0.999), judged(1.001)]
+    with torch.no_grad():
+        first, second = rec.logits(images[:][0]).topk(2, dim=2).values.unbind(dim=2)
+    tied = (first - second <= 1e-4 * first.abs()).any(dim=0).numpy()
+    assert not (changed(again, kept, "clean") & ~tied).any()
+    near = {
+        verdicts: tied | np.any([changed(again, other, verdicts) for other in other_radii], axis=0)
+        for verdicts in ("worst", "foolable")
+    }
+    for verdicts, allowed in near.items():
+        assert allowed.mean() <= 0.05 + again.flags["unstable"], verdicts
+        assert not (changed(again, kept, verdicts) & ~allowed).any(), verdicts
+    assert abs(float(again.robust) - float(kept.robust)) <= near["worst"].mean()

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         from_torchattacks,
     )
 
-Survey = Found  # the name that results on data sets had
+Survey = Found  # earlier name of results on data sets
 
 __all__ = [
     "APGD",
@@ -78,7 +78,8 @@ __all__ = [
     "suite",
 ]
 
-# Attacks of other packages are in a later room; they are found here, too, where they were first.
+# Attacks of other packages live in `interop`, a higher room. Earlier releases had them here, so the names
+# still work.
 _LATER = ("Foreign", "from_art", "from_autoattack", "from_foolbox", "from_torchattacks")
 
 

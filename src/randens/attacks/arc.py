@@ -1,7 +1,8 @@
-"""ARC and ARC-R (Dbouk and Shanbhag 2022; Appendix B.3): members fooled one after another.
+"""ARC and ARC-R (Dbouk and Shanbhag 2022; Appendix B.3): fool members one after another.
 
-Inside a local ball around the current point each member in turn pulls the perturbation towards its nearest
-decision boundary, just far enough that the pull survives being scaled back into the ball.
+For each member in turn, the perturbation moves towards the member's nearest decision boundary. The move stays
+inside a local ball around the current point and is long enough to pass the boundary after scaling back into
+that ball.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from randens.threat import Threat
 
 __all__ = ["arc", "binary_linear_arc"]
 
-_RHO = 0.05  # ρ/ε: how far past the boundary a pull aims
+_RHO = 0.05  # ρ/ε: distance past the boundary that a move aims at
 
 
 def arc(
@@ -34,10 +35,10 @@ def arc(
 ) -> None:
     """Algorithm 2 of ARC with the changes of Appendix B.3, from `point` = x + δ; `order(s)` orders the members.
 
-    K = `steps`, G = `hyperplanes`, and the local ball has radius b = `radius`·ε. A member already fooled is pulled back
-    to its boundary, as in the paper, and that is kept only if another one is fooled instead: without such exchanges
-    half of the planted optima are missed. Where it was refused, the next pull of that member at the same point goes on
-    instead, deeper past the boundary.
+    K = `steps`, G = `hyperplanes`, and the local ball has radius b = `radius`·ε. For a member
+    that is already fooled, the point moves back to its boundary, as in the paper. The move is kept only if
+    another member is fooled instead; without such exchanges half of the planted optima are missed. If the
+    move was refused, the next move for that member at the same point goes further past the boundary instead.
     """
     b = radius * s.threat.eps
     walk = Walk(s, point)
@@ -48,7 +49,8 @@ def arc(
             rows = walk.rows()
             if not len(rows):
                 return
-            if s.probs[i] == 0:
+            rows = rows[~s.safe[rows, i]]
+            if s.probs[i] == 0 or not len(rows):
                 continue
             # w and ζ of the nearest of G boundaries of f_i
             plane, again = walk.boundary(rows, i, hyperplanes)
@@ -63,10 +65,11 @@ def arc(
 def _pull(
     local: Tensor, centre: Tensor, plane: Plane, fooled: Tensor, threat: Threat, b: float, *, first: bool
 ) -> Tensor:
-    """local − β·μ(w), scaled back to length b: towards the boundary, or back to it for a member that is fooled.
+    """Return local − β·μ(w), scaled back to length b: towards the boundary, or back to it for a fooled
+    member.
 
-    The first mover's length does not matter, for it is scaled; a later one moves by β, just enough that its own
-    boundary is passed after scaling.
+    The length of the first move does not matter, because it is scaled. A later move has length β, just enough
+    to pass its boundary after scaling.
     """
     shape = (-1,) + (1,) * (local.dim() - 1)
     side = torch.where(fooled, -1.0, 1.0).to(local.dtype)
@@ -89,7 +92,7 @@ def binary_linear_arc(
 ) -> Tensor:
     """ARC for binary linear members sign(w_i·x + b_i), y ∈ {−1, +1}: one pass with exact distances.
 
-    weights [M, d], biases [M], x [n, d] → perturbed inputs [n, d] (before any box). Consistent: if some member
+    weights [M, d], biases [M], x [n, d] → perturbed inputs [n, d] (without a box). Consistent: if some member
     can be fooled inside the ball, the returned point fools some member.
     """
     if weights.dim() != 2 or x.dim() != 2 or weights.shape[1] != x.shape[1]:
@@ -103,7 +106,8 @@ def binary_linear_arc(
         signed = y * (x @ weights[i] + biases[i]) / norm
         direction = threat.steepest(-y.unsqueeze(1) * weights[i])
         moved = y * ((x + delta) @ weights[i] + biases[i]) / norm
-        # First mover: any length does, for it is scaled to ε. Later ones: just enough to survive the scaling.
+        # The first move may have any length, because it is scaled to ε. Later ones must pass the boundary
+        # after scaling.
         grip = (eps - signed).clamp_min(1e-12)
         beta = torch.where(
             delta.flatten(1).any(dim=1), eps / grip * moved.abs() + _RHO * eps, eps + 0 * moved
@@ -159,7 +163,7 @@ class ARC(_ARC):
 @register("arc-r")
 @dataclass(frozen=True, kw_only=True)
 class ARCR(_ARC):
-    """ARC with a fresh random order at every step; the orders make restarts from the input differ.
+    """ARC with a fresh random order of the members at every step, so that restarts from the input differ.
 
     Examples
     --------

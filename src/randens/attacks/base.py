@@ -1,4 +1,4 @@
-"""The frame around every attack: options, batches, data sets, results. No attack repeats any of it."""
+"""The base class of all attacks: options, batches, data sets, results."""
 
 from __future__ import annotations
 
@@ -42,8 +42,10 @@ AttackType = TypeVar("AttackType", bound="type[Attack]")
 class Attack:
     """Base of all attacks. A subclass is a frozen dataclass whose fields are its options, and a `search`.
 
-    `search(s)` proposes points to the `Search` s; it runs once per restart, the first from the clean input.
-    `seed` decides every random choice: same seed, same bits on one machine. `precision` is that of gradients only.
+    `search(s)` proposes points to the `Search` s; it runs once per restart, the first time from the clean
+    input.
+    `seed` determines every random choice: the same seed gives the same bits on one machine. `precision`
+    applies to gradients only.
 
     Parameters
     ----------
@@ -52,13 +54,13 @@ class Attack:
     restarts : int
         How often the search runs, the first time from the clean input.
     seed : int
-        Decides every random choice.
+        Determines every random choice.
     precision : str
         Of gradients: ``"auto"``, ``"float32"`` or ``"bfloat16"``.
     batch_size : int
         Inputs attacked together.
     drop_finished : bool
-        Leave alone inputs that cannot get worse.
+        Stop working on inputs whose risk cannot increase.
 
     Examples
     --------
@@ -132,12 +134,12 @@ class Attack:
     ) -> Found:
         """Attack a whole data set: a loader, a data set of the data room, or an (x, y) pair of tensors.
 
-        Under torch.distributed the batches are shared out; every rank gets the whole result.
+        Under torch.distributed the batches are divided among the ranks; every rank gets the whole result.
 
         Parameters
         ----------
         folder : path or WitnessStore
-            A witness store: finished batches are kept there, and what was asked before is read, not attacked again.
+            A witness store: it keeps finished batches, which are then read and not attacked again.
         inputs : bool
             Keep the perturbed inputs in memory, too.
         """
@@ -154,15 +156,17 @@ class Attack:
         prepared: GradientMembers | None = None,
         known: WitnessPool | None = None,
         clean: Tensor | None = None,
+        safe: Tensor | None = None,
     ) -> Found:
         """Attack one batch; `number` is its position in the data set and decides its random numbers.
 
-        With `known` and `clean`, witnesses and verdicts [n, M] on the inputs themselves, the attack starts from them,
-        and the pool of the result holds what is new.
+        `known` are witnesses and `clean` are verdicts [n, M] on the unperturbed inputs. If given, the attack
+        starts from them, and the pool of the result holds the new witnesses only. It spends nothing on
+        members `safe` [n, M] by proof.
         """
         if len(self.threat.parts) > 1:
             each = [dataclasses.replace(self, threat=part) for part in self.threat.parts]
-            return pooled([one.attack_batch(rec, x, y, number, prepared, known, clean) for one in each])
+            return pooled([one.attack_batch(rec, x, y, number, prepared, known, clean, safe) for one in each])
         s = Search(
             rec,
             x,
@@ -174,6 +178,7 @@ class Attack:
             drop_finished=self.drop_finished,
             pool=known,
             clean=clean,
+            safe=safe,
         )
         for restart in range(self.restarts):
             s.begin(restart)
@@ -185,7 +190,7 @@ class Attack:
         return Found(
             s.best_x.cpu(),
             errors,
-            errors.double() @ s.probs.cpu(),
+            errors.double() @ rec.probs,
             s.clean_errors.cpu(),
             s.pool(new=known is not None),
             s.cost,
@@ -201,7 +206,7 @@ class Attack:
 
 
 def as_ensemble(model: nn.Module) -> RandomizedEnsemble:
-    """A single classifier (a deterministic ensemble too) is a randomized ensemble of one, a random one of its draws."""
+    """Wrap a classifier as a randomized ensemble of one; a random model becomes the ensemble of its draws."""
     if isinstance(model, (RandomizedEnsemble, RandomizedModel)) and model.stochastic:
         return expanded(model)
     if isinstance(model, RandomizedEnsemble):
@@ -217,7 +222,7 @@ def register(name: str) -> Callable[[AttackType], AttackType]:
     Parameters
     ----------
     name : str
-        What `create` shall know the attack by.
+        The attack's name for `create`.
 
     Returns
     -------
@@ -242,12 +247,12 @@ def register(name: str) -> Callable[[AttackType], AttackType]:
 
 
 def current_name(name: str) -> str:
-    """What an attack is called now; a name of an earlier release is translated.
+    """Return the current name of an attack; names of earlier releases are translated.
 
     Parameters
     ----------
     name : str
-        As written in a file or a recipe of any release.
+        The name in a file or a recipe of any release.
 
     Returns
     -------

@@ -1,7 +1,7 @@
 """Carlini and Wagner's attack, made adaptive: the expectation over the members is taken at the loss (ACW).
 
-The paper's Table 5 runs it in an l2 ball. Here the ball and the box are kept by projection, which Carlini and Wagner
-describe next to their change of variables; the constant is searched for every input by itself.
+The paper's Table 5 runs it in an l2 ball. Here projection enforces the ball and the box, as Carlini and
+Wagner describe beside their change of variables. The constant is searched separately for every input.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ def expected_hinge(kappa: float) -> Loss:
 class ACW(Attack):
     """Adaptive Carlini-Wagner: min ‖δ‖²/R² + c Σ_i α_i max(margin_i, −κ), over a search of c for every input.
 
-    R is the largest l2 norm in the ball. The descent has momentum, and steps of equal length that shrink from `rate`·R
-    to nothing: Adam, which Carlini and Wagner use, does not go with a projection, for it scales coordinates. After
-    `steps` steps from the input (or the restart's random point), c is multiplied by 10 where some member was never
-    fooled, and halved towards the largest c that was too small where all were. Every iterate is legal and is scored
-    by the members it really fools.
+    R is the largest l2 norm in the ball. The descent has momentum, and its normalised steps shrink from
+    `rate`·R to 0. Carlini and Wagner use Adam, but Adam scales coordinates and so does not suit a projection.
+    After
+    `steps` steps from the input (or the restart's random point), c is multiplied by 10 where some member was
+    never fooled. Where all were fooled, c moves halfway to the largest c that was too small. Every iterate is
+    legal and is scored by the members that it fools.
     """
 
     steps: int = 30
@@ -60,7 +61,9 @@ class ACW(Attack):
             c = torch.where(torch.isfinite(high), (low + high) / 2, 10 * c)
 
     def _descend(self, s: Search, c: Tensor) -> Tensor:
-        """One descent at the constants c [n]; returns bool [n], which inputs had every member fooled at once."""
+        """Make one descent at the constants c [n]; return bool [n], the inputs on which one point fooled
+        every member.
+        """
         loss, size = expected_hinge(self.kappa), s.threat.l2_radius(s.x[0].numel())
         shape = (-1,) + (1,) * (s.x.dim() - 1)
         point = s.start()

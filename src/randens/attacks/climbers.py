@@ -1,8 +1,9 @@
-"""Climbers: grow the set of fooled members one by one, looking each time for a point that fools all of them.
+"""Climbers: enlarge the set of fooled members one by one, each time searching for a point that fools all of
+them.
 
-Both share the climb through the lattice of subsets (Gnecco-Heredia et al.); they differ in how a point that
-fools a target set T is looked for: `lattice` descends the sum of hinge losses, `saddle` solves the linearised
-game between the perturbation and the members of T.
+Both climbers go through the lattice of subsets (Gnecco-Heredia et al.). They differ in the search for a point
+that fools a target set T: `lattice` descends the sum of hinge losses, `saddle` solves the linearised game
+between the perturbation and the members of T.
 """
 
 from __future__ import annotations
@@ -23,24 +24,22 @@ from randens.threat import Region
 
 __all__ = ["Reach", "climb", "descend", "play"]
 
-_PATIENCE = (
-    5  # searches of a single member after which `lattice`, the last climber of a portfolio, leaves it out
-)
-_PLAN = 40  # iterations of each game that a plan looks at
+_PATIENCE = 5  # `lattice`, the last of a portfolio, skips a member after so many failed searches for it
+_PLAN = 40  # iterations of each game of a plan
 
 Reach = Callable[[Search, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """reach(s, rows, points [k, ...], targets bool [k, M]) → (points, errors [k, M]) where it ended."""
 
 
 def climb(s: Search, sweep: int, resisted: Tensor, reach: Reach, patience: int | None = None) -> None:
-    """One sweep through the members in random order, each added to the set F fooled so far, if a point exists.
+    """Make one sweep through the members in random order; add each to the fooled set F if a point is found.
 
-    The first sweep takes every input. Later ones take those where some member is missing from the best set
-    found and has not resisted alone, and begin with such a member: they look for other maximal sets.
-    `resisted` [n, M] remembers who was tried alone and not fooled. Members that `patience` searches of this or of other
-    attacks have aimed at alone, without success, are left out.
+    The first sweep takes every input. Later sweeps look for other maximal sets: they take the inputs where
+    some member is missing from the best set and has not resisted alone, and begin with such a member.
+    `resisted` [n, M] marks members that were attacked alone and not fooled. Members that `patience` searches
+    of this or of other attacks have attacked alone without success are skipped.
     """
-    skipped = (s.probs <= 0).expand(s.n, -1)
+    skipped = s.safe | (s.probs <= 0)
     if patience is not None:
         skipped = skipped | (s.resistance >= patience)
     order = s.ranks()
@@ -50,8 +49,8 @@ def climb(s: Search, sweep: int, resisted: Tensor, reach: Reach, patience: int |
         order = order - 2.0 * missing * (order == _largest(order, missing))
         chosen = missing.any(dim=1)
     elif s.restart == 0:
-        # Heavy members first; equal ones in random order.
-        order = 1e-9 * order - s.probs
+        # Members of larger probability first; equal ones in random order.
+        order = order + (s.probs > s.probs.unsqueeze(1)).sum(dim=1)
     order = order.argsort(dim=1)
     point = s.start()
     errors = s.clean_errors.clone() if s.restart == 0 else torch.zeros_like(s.clean_errors)
@@ -59,9 +58,9 @@ def climb(s: Search, sweep: int, resisted: Tensor, reach: Reach, patience: int |
         rows = s.unfinished
         member = order[rows, position]
         fresh = chosen[rows] & ~errors[rows, member] & ~skipped[rows, member]
-        # Not worth a pass: sets that cannot become heavier than the best, of members known to be foolable.
+        # No pass for sets of foolable members that cannot get a larger probability than the best set.
         coming = torch.zeros_like(errors[rows]).scatter(1, order[rows, position:], True) & ~skipped[rows]
-        heaviest = (errors[rows] | coming).double() @ s.probs
+        heaviest = s.weigh(errors[rows] | coming)
         fresh &= (heaviest > s.best_value[rows] + 1e-9) | ~s.foolable[rows, member]
         rows, member = rows[fresh], member[fresh]
         if not len(rows):
@@ -79,7 +78,9 @@ def climb(s: Search, sweep: int, resisted: Tensor, reach: Reach, patience: int |
 
 
 def attempt(s: Search, reach: Reach, iterations: int, kappa: float) -> None:
-    """Go from the clean input for the heaviest set that the members' linear models there do not rule out."""
+    """Aim from the clean input at the set of largest probability that the members' linear models do not rule
+    out.
+    """
     rows, targets = planned(s, iterations, kappa)
     if len(rows):
         _, errors = reach(s, rows, s.x[rows], targets)
@@ -88,7 +89,7 @@ def attempt(s: Search, reach: Reach, iterations: int, kappa: float) -> None:
 
 
 def _largest(order: Tensor, among: Tensor) -> Tensor:
-    """Per input the largest value of `order` among the members marked, [n, 1]."""
+    """Return, per input, the largest value of `order` among the marked members, [n, 1]."""
     return order.masked_fill(~among, -1.0).amax(dim=1, keepdim=True)
 
 
@@ -108,7 +109,7 @@ def descend(
     Starts from the current point, then from the clean input, then from `elsewhere` [n, ...].
     """
     ended, errors = points.clone(), torch.zeros_like(targets)
-    # The descent from the clean input is not made twice.
+    # Do not repeat the descent from the clean input.
     elsewhere_only = (points == s.x[rows]).flatten(1).all(dim=1)
     for number, start in enumerate((points, s.x[rows], elsewhere[rows])):
         missing = ~(errors | ~targets).all(dim=1)
@@ -126,7 +127,8 @@ def _descend_from(
     points, errors = start.clone(), torch.zeros_like(targets)
     left = torch.arange(len(rows), device=s.device)
     for number in range(steps):
-        # From four times `step` to nothing: wide enough to leave x, fine enough to end between boundaries.
+        # Steps shrink from four times `step` to 0: large enough to leave x, small enough to end between
+        # boundaries.
         stride = 4 * step * (1 - number / steps) ** 2 * s.threat.eps
         steepest = 2 * number < steps
         lin = s.linearise(rows[left], points[left], targets[left])
@@ -144,10 +146,11 @@ def _descend_from(
 
 
 def _stepped(s: Search, points: Tensor, pull: Tensor, stride: float, *, steepest: bool) -> Tensor:
-    """One step against the pull: steepest for the norm, or as long along the pull itself.
+    """Make one step against the gradient: steepest for the norm, or of the same length along the gradient
+    itself.
 
-    In linf the steepest step moves all coordinates, also those whose sign the members disagree about; the later, short
-    steps go along the pull, and so can end between boundaries.
+    In linf the steepest step moves all coordinates, even those whose sign the members disagree about. The
+    later, short steps go along the gradient itself and can end between boundaries.
     """
     if steepest or s.threat.norm != "linf":
         return s.threat.step(points, -pull, stride)
@@ -169,10 +172,10 @@ def play(
     hopeless: float,
     classes: int,
 ) -> tuple[Tensor, Tensor]:
-    """Reach T by moving to the solution of the linearised game, linearising there, and so on.
+    """Search a point that fools T: move to the solution of the linearised game, linearise there, and repeat.
 
-    Round r may leave the current point by at most `trust`^r times the ball's diameter. A target set that the
-    game's dual proves to be out of reach by more than `hopeless`·ε, in the linear model, is given up.
+    Round r may move by at most `trust`^r times the ball's diameter. A target set is given up if the game's
+    dual proves, in the linear model, that it is out of reach by more than `hopeless`·ε.
     """
     points, errors = points.clone(), torch.zeros_like(targets)
     eps, centre, region = s.threat.eps, s.x[rows].flatten(1), Region.around(s.x[rows], s.threat)
@@ -195,7 +198,7 @@ def play(
         points[left] = s.project(rows[left], to_layout(moved))
         possible = solved.floor <= hopeless * eps
         left, value = left[possible], solved.value[possible]
-    # A point that the linear model puts far from fooling all of T is not asked for its verdict.
+    # No verdict is computed for a point that is far from fooling all of T by the linear model.
     near = left[value <= hopeless * eps]
     if len(near):
         errors[near] = s.judge(rows[near], points[near], targets[near])
@@ -246,13 +249,14 @@ class Lattice(Attack):
 class Saddle(Attack):
     """The saddle climber: each target set is reached through the linearised game.
 
-    The first restart linearises against each member's runner-up from the clean input, which settles most inputs
-    at two or three passes each; the others start at random points and choose among several runners-up.
+    The first restart linearises against each member's runner-up class from the clean input. This decides most
+    inputs with two or three passes each. Later restarts start at random points and choose among several
+    runners-up.
 
     Parameters
     ----------
     relinearisations : int
-        How often the members are linearised anew per climb.
+        How often the members are linearised again per climb.
     iterations : int
         Iterations of the game on each linear model.
     orders : int
@@ -260,7 +264,7 @@ class Saddle(Attack):
     kappa, trust, hopeless : float
         How far to aim beyond a boundary, how far the linear model is trusted, and when a set is given up.
     hyperplanes : int
-        Boundaries per member that a linear model knows.
+        Boundaries per member in a linear model.
 
     Examples
     --------

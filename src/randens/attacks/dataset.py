@@ -1,8 +1,8 @@
-"""Attacking a whole data set: the one loop over batches, and everything known about some inputs.
+"""Attack a whole data set: the one loop over batches, and the known witnesses of some inputs.
 
-The data set is cut into fixed batches. A batch's random numbers depend on the seed and its number only, so the
-result is the same whether the batches are attacked in one go, after an interruption, or by several processes. With a
-store, what has been asked before is read and not attacked again, and every finished batch is added to it.
+The data set is cut into fixed batches. The random numbers of a batch depend only on the seed and its number,
+so the result is the same for one process, several processes, or a continued attack. With a store, finished
+batches are read and not attacked again, and every new batch is added.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 __all__ = ["Knowledge", "as_attacks", "ask", "attack_data", "batches", "worst_inputs"]
 
 _ROUNDING = 1e-12
-_SAMPLE = 32  # stored witnesses that are judged again whenever a store is read
-_UNSTABLE = 0.01  # share of stored witnesses that may turn out otherwise (near ties, on another machine)
+_SAMPLE = 32  # stored witnesses that are checked whenever a store is read
+_UNSTABLE = 0.01  # share of stored witnesses whose verdict may change (near ties, on another machine)
 
 
 def attack_data(
@@ -46,6 +46,7 @@ def attack_data(
     audience: Sequence[nn.Module] = (),
     known: WitnessPool | None = None,
     clean: Tensor | None = None,
+    safe: Tensor | None = None,
     store: WitnessStore | None = None,
     inputs: bool = True,
     shared: bool = True,
@@ -57,16 +58,17 @@ def attack_data(
     Parameters
     ----------
     audience : modules
-        Further members that judge every witness but are not attacked; the pool has their verdicts after those of rec.
-    known, clean : WitnessPool, bool [n, M]
-        What is known about these inputs and members; the attack starts from it. Without `known` it starts from the
-        inputs alone, and its result does not depend on anything found before.
+        Further members that are not attacked; the pool has their verdicts on every witness after those of
+        rec.
+    known, clean, safe : WitnessPool, bool [n, M], bool [n, M]
+        Known witnesses and verdicts of these inputs and members; the attack starts from them. Without `known`
+        it starts from the unperturbed inputs, and its result does not depend on earlier attacks.
     store : WitnessStore
-        Where the same question is looked up, batch by batch, and where finished batches go.
+        The store from which the same search is read, batch by batch, and which keeps finished batches.
     inputs : bool
-        Keep the perturbed inputs in memory; without them it does not grow with the data.
+        Keep the perturbed inputs in memory. Otherwise memory does not grow with the data.
     shared : bool
-        Under torch.distributed, deal the batches out to the processes, which must all make the same call.
+        Under torch.distributed, divide the batches among the processes, which must all make the same call.
     """
     several = shared and dist.is_initialized()
     rank, world = (dist.get_rank(), dist.get_world_size()) if several else (0, 1)
@@ -81,7 +83,8 @@ def attack_data(
                 rows = np.arange(done, done + len(x))
                 start = None if known is None else known.take(rows)
                 seen = None if clean is None else clean[done : done + len(x)]
-                case = _Batch(attack, rec, prepared, audience, number, x, y, start, seen)
+                proved = None if safe is None else safe[done : done + len(x)]
+                case = _Batch(attack, rec, prepared, audience, number, x, y, start, seen, proved)
                 part = case.attacked() if desk is None else desk.answered(case)
                 parts[number] = part if inputs else part.lean()
             done += len(x)
@@ -109,22 +112,24 @@ class _Batch:
     y: Tensor
     known: WitnessPool | None
     clean: Tensor | None
+    safe: Tensor | None
 
     def attacked(self, rows: NDArray[np.int64] | None = None) -> Found:
-        """Attack the batch, or some rows of it; `Found.pool` holds what is new."""
+        """Attack the batch, or some rows of it; `Found.pool` holds the new witnesses."""
         begun = time.perf_counter()
-        x, y, known, clean = self.x, self.y, self.known, self.clean
+        x, y, known, clean, safe = self.x, self.y, self.known, self.clean, self.safe
         if rows is not None:
             x, y = x[torch.from_numpy(rows)], y[torch.from_numpy(rows)]
             known = None if known is None else known.take(rows)
             clean = None if clean is None else clean[torch.from_numpy(rows)]
-        found = self.attack.attack_batch(self.rec, x, y, self.number, self.prepared, known, clean)
+            safe = None if safe is None else safe[torch.from_numpy(rows)]
+        found = self.attack.attack_batch(self.rec, x, y, self.number, self.prepared, known, clean, safe)
         found = found.shown_to(self.audience, y)
         return dataclasses.replace(found, seconds=time.perf_counter() - begun)
 
 
 class _Desk:
-    """Where a question is looked up in a store before it is asked, and where the answers are put."""
+    """Reads the results of earlier searches from a store and adds new ones."""
 
     def __init__(
         self,
@@ -142,7 +147,7 @@ class _Desk:
         self.alone, self.read = alone, False
 
     def answered(self, case: _Batch) -> Found:
-        """What the store knows about the batch, completed by attacking the rest of it."""
+        """Return the stored results of the batch, completed by attacking the remaining rows."""
         if self.alone and not self.read:
             self.store.refresh(self.threat, case.x)
             self.read = True
@@ -206,14 +211,17 @@ class _Desk:
 
 
 def ask(attack: Attack, members: Sequence[str], probs: Sequence[float], *, alone: bool) -> Question:
-    """The question that an attack at these probabilities on these members answers."""
+    """Return the key of a search: an attack at these probabilities on these members."""
     fields = [f.name for f in dataclasses.fields(attack) if f.name != "threat" and f.compare]
     options = {name: getattr(attack, name) for name in fields}
     return Question(attack.name, options, attack.threat.eps, tuple(members), tuple(probs), alone)
 
 
 class Knowledge:
-    """Everything known about n inputs: verdicts on the inputs themselves, the pool, which only grows, and the cost.
+    """What is known about n inputs: verdicts on the unperturbed inputs, the growing pool of witnesses, and
+    the cost.
+
+    `safe` [n, M] is where a certificate in the store says that no perturbation fools a member.
 
     `cost` and `seconds` are of everything that the answer rests on, in this call or an earlier one; `now` is what
     this call took. `flags` holds, per attack, the shares of inputs with unusable gradients; `unstable` is the largest
@@ -222,10 +230,10 @@ class Knowledge:
     Parameters
     ----------
     store : WitnessStore
-        What it knows about these members and inputs within the threat is taken over, after judging a random sample
-        again; what is found goes there.
+        Its witnesses of these members and inputs within the threat are used, after the verdicts of a random
+        sample have been checked. New witnesses are added to it.
     verify : bool
-        Judge every stored witness again.
+        Check the verdicts of all stored witnesses.
     """
 
     def __init__(
@@ -249,9 +257,11 @@ class Knowledge:
         self._asked: dict[str, NDArray[np.bool_]] = {}
         self.keys = () if store is None else tuple(member_key(m) for m in rec.members)
         self.inputs = np.zeros((0, 16), dtype=np.uint8) if store is None else input_keys(x, y)
+        self.safe: NDArray[np.bool_] = np.zeros((len(x), len(rec)), dtype=bool)
         clean = np.full((len(x), len(rec)), -1, dtype=np.int8)
         if store is not None:
             clean = self._recall(store, verify or store.verify)
+            self.safe = self._proved(store)
         rows = np.flatnonzero((clean < 0).any(axis=1))
         if len(rows):
             clean[rows] = self._errors(rows, x[torch.from_numpy(rows)])
@@ -269,16 +279,17 @@ class Knowledge:
                 clean=self.clean[rows],
             )
         if store is not None and dist.is_initialized():
-            dist.barrier()  # every process has read the same before any of them writes more
+            dist.barrier()  # every process has read the same store before any of them writes to it
 
     def attack(
         self, attack: Attack, probs: NDArray[np.float64], task: str, parent: Knowledge | None = None
     ) -> None:
-        """Attack the inputs that can still get worse at `probs`, from what is known, and pool what is found.
+        """Attack the inputs whose risk at `probs` can still increase, from the known witnesses, and pool new
+        ones.
 
-        Members that are never drawn take no part in the attack (their number decides step sizes, and their
-        gradients cost passes); they judge its witnesses as well, and so do the members of `parent`, which learns what
-        is found. What was asked before is not asked again.
+        Members with probability 0 are not attacked: the number of members affects step sizes, and gradients
+        cost passes. Their verdicts on the witnesses are computed, like those of the members of `parent`,
+        which receives the witnesses. Searches in the store are not repeated.
         """
         drawn = np.flatnonzero(probs)
         others = np.flatnonzero(probs == 0)
@@ -296,8 +307,8 @@ class Knowledge:
             parent.learn(rows, found.pool.take(every, np.arange(len(probs), found.pool.members)))
 
     def attacked_at(self, attacks: Sequence[Attack]) -> list[NDArray[np.float64]]:
-        """Probabilities that every one of these attacks has been asked about before, on every input that could get
-        worse there; in the order in which they were asked."""
+        """Return the probabilities at which all of these attacks have been made before, on every input whose
+        risk could increase there; in the order of the attacks."""
         if self.store is None:
             return []
         found: dict[tuple[float, ...], NDArray[np.float64]] = {}
@@ -314,7 +325,24 @@ class Knowledge:
         question = ask(attack, [self.keys[i] for i in drawn], probs[drawn].tolist(), alone=False)
         assert self.store is not None
         done = self.store.answer(question, self.inputs, self.threat, self.x).done
-        return bool((done | (self.pool.best(probs)[0] >= probs.sum() - _ROUNDING)).all())
+        return bool((done | ~self._able(probs)).all())
+
+    def _able(self, probs: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Bool [n]: inputs that can get worse at `probs`; members proved safe are never fooled."""
+        able: NDArray[np.bool_] = self.pool.best(probs)[0] < (~self.safe) @ probs - _ROUNDING
+        return able
+
+    def _proved(self, store: WitnessStore) -> NDArray[np.bool_]:
+        """Proofs in the store; one that a witness contradicts is worth nothing, and that is noted."""
+        safe = store.proved(self.keys, self.inputs, self.x, self.threat)
+        fooled = np.zeros_like(safe)
+        np.logical_or.at(fooled, self.pool.points, self.pool.fooled)
+        wrong = safe & fooled
+        if wrong.any():
+            store.notes.append(
+                f"{int(wrong.sum())} stored certificates are contradicted by witnesses; not used"
+            )
+        return safe & ~fooled
 
     def learn(self, rows: NDArray[np.int64], pool: WitnessPool) -> None:
         """Merge a pool whose input j is `rows[j]` here."""
@@ -331,7 +359,7 @@ class Knowledge:
         self.pool = self.pool.merge(whole)
 
     def accept(self, pool: WitnessPool) -> None:
-        """Merge a pool of these very inputs and members, and put what it brings into the store."""
+        """Merge a pool of the same inputs and members, and add its new witnesses to the store."""
         self.pool = self.pool.merge(pool)
         rows = np.flatnonzero(pool.located)
         if self.store is None or pool.x_adv is None or not len(rows):
@@ -353,7 +381,9 @@ class Knowledge:
             self.store.extend(self.threat, self.x, self.inputs, self.keys, fresh)
 
     def show(self, rows: NDArray[np.int64], x_adv: Tensor, source: str) -> NDArray[np.bool_]:
-        """Verdicts [k, M] of all members on perturbed inputs x_adv [k, ...] of `rows`; judged unless known."""
+        """Return the verdicts [k, M] of all members on perturbed inputs x_adv [k, ...] of `rows`; known ones
+        are read.
+        """
         fooled: NDArray[np.int8] = np.full((len(rows), len(self.rec)), -1, dtype=np.int8)
         if self.store is not None:
             fooled = self.store.lookup(self.keys, self.inputs[rows], x_adv)
@@ -366,9 +396,9 @@ class Knowledge:
         return wrong
 
     def confirm(self, probs: NDArray[np.float64]) -> tuple[NDArray[np.bool_], float]:
-        """Verdicts [n, M] on the worst inputs at `probs`, by the call a user would make.
+        """Compute the verdicts [n, M] on the worst inputs at `probs` by `rec.errors`, as a user would.
 
-        What was confirmed before is not judged again. Also returns the share of inputs at which a member that had
+        Confirmed verdicts are not computed again. Also returns the share of inputs at which a member that had
         been fooled no longer is; such a witness is corrected.
         """
         rows = self.pool.best(probs)[1]
@@ -398,8 +428,9 @@ class Knowledge:
         done = self._asked.get(question.key, np.zeros(len(self.x), dtype=bool))
         if self.store is not None:
             done = done | self.store.answer(question, self.inputs, self.threat, self.x).done
-        # Those asked before and those that can get worse: the batches of an interrupted call are found again.
-        able = self.pool.best(probs)[0] < probs.sum() - _ROUNDING
+        # Inputs of stored searches and inputs whose risk can increase, so that batches of an interrupted call
+        # are found.
+        able = self._able(probs)
         seen = self._asked.get(question.key)
         rows = np.flatnonzero(done | able if seen is None else able & ~seen)
         self._asked[question.key] = done | able
@@ -415,6 +446,7 @@ class Knowledge:
             audience=[m for i, m in enumerate(self.rec.members) if i not in drawn] + guests,
             known=self.pool.take(rows, drawn),
             clean=torch.from_numpy(self.clean[np.ix_(rows, drawn)]),
+            safe=torch.from_numpy(self.safe[np.ix_(rows, drawn)]),
             store=self.store,
             progress=self.progress,
             task=task,
@@ -446,7 +478,7 @@ class Knowledge:
         self.pool = self.pool.merge(new)
 
     def _keep(self, rows: NDArray[np.int64], fooled: NDArray[np.bool_], x_adv: Tensor, source: str) -> None:
-        """Put verdicts on some points into the store, also of those that fool no member."""
+        """Add verdicts on some points to the store, including points that fool no member."""
         if self.store is not None and _writes():
             points = x_adv.detach().cpu().contiguous()
             self.store.judged(
@@ -460,7 +492,9 @@ class Knowledge:
             )
 
     def _recall(self, store: WitnessStore, verify: bool) -> NDArray[np.int8]:
-        """Take over what the store knows; returns the verdicts [n, M] on the inputs themselves, −1 unknown."""
+        """Read the store's witnesses; return the verdicts [n, M] on the unperturbed inputs, −1 where
+        unknown.
+        """
         clean = np.full((len(self.x), len(self.rec)), -1, dtype=np.int8)
         store.refresh(self.threat, self.x)
         kept = store.recall(self.keys, self.inputs, self.x, self.threat)
@@ -508,7 +542,9 @@ class Knowledge:
         checked: NDArray[np.bool_],
         verify: bool,
     ) -> int:
-        """Judge a sample of stored witnesses, or all of them; where one is otherwise, all are judged and corrected."""
+        """Check the verdicts of a sample of stored witnesses, or of all; if one has changed, check and
+        correct all.
+        """
         rows = np.arange(len(points))
         if not verify and len(rows) > _SAMPLE:
             rows = np.sort(np.random.default_rng().choice(len(points), _SAMPLE, replace=False))
@@ -532,7 +568,7 @@ class Knowledge:
 
 
 def _writes() -> bool:
-    """Whether this process stores what all of them compute."""
+    """Whether this process writes the results of all processes."""
     return not dist.is_initialized() or dist.get_rank() == 0
 
 
@@ -568,7 +604,8 @@ def as_attacks(attack: Attack | Sequence[Attack]) -> tuple[Attack, ...]:
 
 
 def worst_inputs(pool: WitnessPool, probs: Any, x: Tensor) -> Tensor:
-    """For each input its worst known perturbation at `probs`; the input itself where no member is fooled.
+    """Return, for each input, its worst known perturbation at `probs`, or the input itself if no member is
+    fooled.
 
     Parameters
     ----------
@@ -577,7 +614,7 @@ def worst_inputs(pool: WitnessPool, probs: Any, x: Tensor) -> Tensor:
     probs : array
         α.
     x : Tensor
-        The inputs as they are.
+        The unperturbed inputs.
 
     Returns
     -------
@@ -603,7 +640,7 @@ def worst_inputs(pool: WitnessPool, probs: Any, x: Tensor) -> Tensor:
 
 
 def batches(data: Any, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """(x, y) batches of exactly `size` inputs (the last may be smaller) from whatever holds inputs and labels.
+    """Yield (x, y) batches of exactly `size` inputs (the last may be smaller) from any kind of data.
 
     Takes a pair of tensors, anything with ``.batches(size)`` (the data room's sets), a torch loader, or any
     iterable of (x, y) batches.
@@ -638,7 +675,7 @@ def batches(data: Any, size: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _gather(parts: dict[int, Found]) -> dict[int, Found]:
-    """Every rank's parts on every rank, as bytes in tensors."""
+    """Gather the parts of all ranks on every rank, as bytes in tensors."""
     payloads = [(number, parts[number].pack()) for number in sorted(parts)]
     packed = b"".join(n.to_bytes(8, "little") + len(p).to_bytes(8, "little") + p for n, p in payloads)
     device = "cuda" if dist.get_backend() == "nccl" else "cpu"
@@ -661,7 +698,7 @@ def _gather(parts: dict[int, Found]) -> dict[int, Found]:
 
 
 def _length(data: Any) -> int | None:
-    """How many inputs there are, where that can be known beforehand."""
+    """Return the number of inputs if it is known beforehand."""
     if isinstance(data, (tuple, list)) and len(data) == 2 and isinstance(data[0], Tensor):
         return len(data[0])
     if hasattr(data, "batches") and hasattr(data, "__len__"):

@@ -14,20 +14,19 @@ from torch import Tensor, nn
 from randens.attacks.base import Attack, register
 from randens.attacks.losses import Loss, expected_margin, mixture_cross_entropy, standardised
 from randens.attacks.search import Search
+from randens.core.devices import widest
 from randens.ensemble import RandomizedEnsemble, to_layout
 from randens.random_model import FrozenDraw, RandomizedModel
 
 __all__ = ["EOT", "DrawGradients", "draw_gradients", "sources"]
 
-_FIRST = (
-    1_000_003  # the first seed of all: apart from those that `RandomizedModel.ensemble` uses, which are small
-)
+_FIRST = 1_000_003  # the first seed; `RandomizedModel.ensemble` uses small seeds, so the two do not overlap
 
 
 @dataclass(frozen=True)
 class DrawGradients:
-    """What D draws say about n points: logits z [D, n, C], gradients [D, n, ...] whose sum over D is the expected
-    loss's, and the draws' weights [D]."""
+    """Logits z [D, n, C] of D draws at n points, gradients [D, n, ...] whose sum over D is the gradient of
+    the expected loss, and the draws' weights [D]."""
 
     z: Tensor
     gradients: Tensor
@@ -35,12 +34,14 @@ class DrawGradients:
 
     @property
     def mean(self) -> Tensor:
-        """The gradient [n, ...] of the expected loss, as far as these draws tell."""
+        """The gradient [n, ...] of the expected loss, estimated from these draws."""
         return torch.nan_to_num(self.gradients.sum(dim=0), 0.0, 0.0, 0.0)
 
 
 def sources(rec: nn.Module) -> list[tuple[nn.Module, float]]:
-    """What can be drawn, with its probability: random models behind frozen draws, and members that are not random."""
+    """Return everything that can be drawn with its probability: the random models of frozen draws, and other
+    members.
+    """
     if not isinstance(rec, RandomizedEnsemble):
         return [(rec, 1.0)]
     found: dict[int, tuple[nn.Module, float]] = {}
@@ -55,7 +56,7 @@ def draw_gradients(
 ) -> DrawGradients:
     """Gradients of `loss` at x [n, ...] with `samples` fresh draws of every random source and one pass of the others.
 
-    Every draw has a copy of the inputs of its own, so that one backward pass gives each draw's gradient.
+    Every draw has its own copy of the inputs, so that one backward pass gives each draw's gradient.
     """
     copies, outputs, weights = [], [], []
     for number, (source, weight) in enumerate(drawn):
@@ -68,7 +69,7 @@ def draw_gradients(
             outputs.append(source(to_layout(own[0])).unsqueeze(0))
         weights += [weight / count] * count
     z = torch.cat(outputs)
-    shares = torch.tensor(weights, dtype=torch.float64, device=x.device)
+    shares = widest(torch.tensor(weights, dtype=torch.float64), x.device)
     value = loss(z, y, shares).sum()
     if not value.requires_grad:
         return DrawGradients(z, torch.zeros(len(shares), *x.shape, dtype=x.dtype, device=x.device), shares)
@@ -82,8 +83,8 @@ def draw_gradients(
 class EOT(Attack):
     """Projected ascent on two losses, each step along the gradient averaged over `samples` fresh draws.
 
-    Steps begin at `step`·ε and shrink to nothing, with momentum, as suits noisy gradients. The last point and the
-    mean of the later ones are judged, on the frozen draws of the ensemble under attack.
+    The steps have momentum and shrink from `step`·ε to 0, which suits noisy gradients. Verdicts are computed
+    for the last point and for the mean of the later points, on the frozen draws of the ensemble under attack.
     """
 
     steps: int = 40
@@ -99,7 +100,8 @@ class EOT(Attack):
             s.cost.forwards += passes
             s.cost.backwards += passes
         else:
-            # Without draws the search's own gradients are exact; it counts them and flags those that are unusable.
+            # Without draws the gradients of the search are exact; it also counts them and flags unusable
+            # ones.
             ends = self._ascend(start, x, lambda point, loss, _: s.gradient(rows, point, loss))
         for points in ends:
             s.judge(rows, points)
@@ -109,9 +111,10 @@ class EOT(Attack):
         return sum(self.samples if isinstance(m, RandomizedModel) else 1 for m, _ in sources(rec))
 
     def ends(self, rec: nn.Module, start: Tensor, y: Tensor, x: Tensor, seed: int = 0) -> list[Tensor]:
-        """Where the ascents from `start` [n, ...] around x end: for each loss the last point and the later ones' mean.
+        """Return the ends of the ascents from `start` [n, ...] around x: per loss the last point and the mean
+        of later ones.
 
-        No frozen draw has a say in these.
+        They do not depend on the frozen draws.
         """
         drawn = sources(rec)
 

@@ -2,7 +2,7 @@
 
 A set T of members can be fooled by one δ iff for some target classes c_i the linear system
 m_i + w_i·δ ≤ −τ (i ∈ T), δ ∈ D has a solution, m_i = z_y − z_{c_i} at x and w_i its gradient. If it has none,
-some λ in the simplex over T has λ·(m + τ) + min_{δ∈D} (Σ λ_i w_i)·δ > 0, and anyone can check that without a
+some λ in the simplex over T has λ·(m + τ) + min_{δ∈D} (Σ λ_i w_i)·δ > 0, which can be checked without a
 solver: for the ball alone it reads λ·m > ε‖Σ λ_i w_i‖_q.
 """
 
@@ -41,7 +41,7 @@ __all__ = [
 
 Array = NDArray[np.float64]
 _MOST_MEMBERS = 10
-_TAU = 8e-5  # relative to the largest logit: clear of what the search's verdicts treat as a tie
+_TAU = 8e-5  # relative to the largest logit: larger than what the search's verdicts treat as a tie
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,9 @@ class Refutation:
 
 @dataclass(frozen=True)
 class Optimum:
-    """The heaviest set of members that one legal perturbation fools, and why no heavier one exists."""
+    """The set of largest probability that one legal perturbation fools, and the proof that no larger one
+    exists.
+    """
 
     fooled: tuple[int, ...]
     value: float
@@ -90,11 +92,11 @@ class LinearProblem:
 
 @dataclass(frozen=True)
 class Possible:
-    """What one input's linear problem leaves open.
+    """Sets of members that the linear problem of one input does not exclude.
 
-    sets: bool [k, M], members that are not proven safe from being fooled together, the maximal sets among them.
-    options: the classes each member may be driven to; none for a member that is safe alone. refuted: how many sets
-    of several members were refuted by a λ.
+    sets: bool [k, M], the maximal sets of members that are not proven safe from being fooled together.
+    options: the classes that each member may be driven to; none for a member that is safe alone. refuted: the
+    number of sets of several members that a λ refuted.
     """
 
     sets: NDArray[np.bool_]
@@ -129,13 +131,13 @@ def affine(member: nn.Module, example: Tensor) -> tuple[Array, Array]:
 
 
 def optimum(problem: LinearProblem, probs: Array) -> Optimum:
-    """Best first over subsets of individually foolable members, skipping supersets of refuted ones."""
+    """Search subsets of individually foolable members, best first, skipping supersets of refuted ones."""
     members = len(probs)
     refutations: list[Refutation] = []
     options = [_options(problem, i, refutations) for i in range(members)]
     able = [i for i in range(members) if options[i] and probs[i] > 0]
     subsets = [t for k in range(1, len(able) + 1) for t in itertools.combinations(able, k)]
-    # Heaviest first; among equals the smaller set, which is easier to decide.
+    # Largest probability first; among equals the smaller set, which is easier to decide.
     subsets.sort(key=lambda t: (-float(probs[list(t)].sum()), len(t)))
     hopeless: list[frozenset[int]] = []
     pairs: dict[tuple[int, int, int, int], bool] = {}
@@ -183,11 +185,11 @@ def possible(
     problem : Problem
         The input's margins, as linear functions of δ that lie below the true ones.
     known : sequence of bool [M]
-        Sets that a witness fools: nothing is left to refute there.
+        Sets that a witness fools, which therefore cannot be refuted.
     joint : bool
         Also refute sets of members by λ-certificates; each is checked by arithmetic alone.
     most_targets : int
-        Ways to fool a set, class by class, that are looked at before the set is left unrefuted.
+        The number of ways to fool a set, class by class, that are tried before the set counts as not refuted.
     """
     members = len(problem.margins)
     options = [_options(problem, i, []) for i in range(members)]
@@ -229,7 +231,7 @@ def _refuted(
         return False
     if all(_refutes(problem, proof) for proof in proofs):
         return True
-    # A solver's word alone is no proof: forget it.
+    # The solver's answer alone is no proof, so it is discarded.
     pairs.clear()
     return False
 
@@ -244,7 +246,7 @@ def problems(rec: nn.ModuleList, x: Tensor, y: Tensor, threat: Threat) -> Iterat
         margins = z[:, [label]] - z
         margins[:, label] = np.inf
         gradients = weights[:, [label]] - weights
-        # The largest logit anywhere in the cube: the scale on which verdicts tell a win from a tie.
+        # The largest logit in the cube is the scale that separates an error from a tie.
         furthest = torch.maximum(region.high[j], -region.low[j]).numpy()
         largest = (np.abs(z) + np.abs(weights) @ furthest).max(axis=1)
         yield LinearProblem(margins, gradients, region[j : j + 1], _TAU * largest)
@@ -385,7 +387,7 @@ def _solve_ball(margins: Array, gradients: Array, problem: LinearProblem) -> tup
 
 
 def _refutes(problem: LinearProblem, proof: Refutation) -> bool:
-    """λ·(m + τ) + min_{δ∈D} (Σ λ_i w_i)·δ > 0, with nothing but arithmetic."""
+    """Check λ·(m + τ) + min_{δ∈D} (Σ λ_i w_i)·δ > 0 by arithmetic alone."""
     rows, targets, weights = list(proof.subset), list(proof.targets), proof.weights
     if len(weights) != len(rows) or (weights < 0).any() or abs(weights.sum() - 1) > 1e-9:
         return False

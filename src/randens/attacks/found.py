@@ -1,4 +1,4 @@
-"""What an attack found: one result type for a batch, a data set, and the parts of several processes."""
+"""The result of an attack: one type for a batch, a data set, and the parts of several processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Cost", "Found", "join", "pooled"]
 
 @dataclass
 class Cost:
-    """Member passes spent, per input: the unit that does not depend on the machine.
+    """The number of member passes, counted per input: a cost that does not depend on the machine.
 
     Attributes
     ----------
@@ -53,28 +53,29 @@ class Cost:
 
 @dataclass(frozen=True)
 class Found:
-    """What an attack found on n inputs.
+    """The result of an attack on n inputs.
 
     Attributes
     ----------
     x_adv : Tensor [n, ...]
-        The worst perturbed inputs; empty where they were not to stay in memory.
+        The worst perturbed inputs; empty if they were not kept in memory.
     errors : bool Tensor [n, M]
         Their verdicts, exactly what ``rec.errors(x_adv, y)`` gives.
     risk : float64 Tensor [n]
         errors·α.
     clean_errors : bool Tensor [n, M]
-        Verdicts on the inputs as they are.
+        Verdicts on the unperturbed inputs.
     pool : WitnessPool
-        Every maximal fooled set met on the way.
+        Every maximal fooled set that was found.
     cost, reused : Cost
-        The member passes behind it, and those of them that an earlier call has spent.
+        The member passes behind the result, and those of them that an earlier call made.
     sources : tuple of str
         The attack that found each worst case.
     flags : dict
-        Shares of inputs with unusable gradients, or whose verdict changed when it was looked at again, per member.
+        Per member, the shares of inputs with unusable gradients, or whose verdict changed when computed
+        again.
     seconds : float
-        What the attack took.
+        The time of the attack.
     """
 
     x_adv: Tensor
@@ -101,7 +102,9 @@ class Found:
         return replace(self, x_adv=self.x_adv[:0].clone(), pool=self.pool.without_inputs())
 
     def shown_to(self, audience: Sequence[nn.Module], y: Tensor) -> Found:
-        """With the verdicts of further members on every witness, as further columns of the pool."""
+        """Return the result with the verdicts of further members on every witness, as further columns of the
+        pool.
+        """
         if not audience:
             return self
         pool, others = self.pool, RandomizedEnsemble(list(audience))
@@ -123,7 +126,7 @@ class Found:
         return replace(self, pool=wider, cost=self.cost + Cost(forwards=len(pool) * passes))
 
     def beside(self, rows: NDArray[np.int64], other: Found | None, others: NDArray[np.int64]) -> Found:
-        """This on `rows` of a batch and `other` on the rest of it, as one result for the whole batch."""
+        """Combine this result on `rows` of a batch with `other` on the remaining rows."""
         whole = self if other is None else join([self, other])
         return whole.ordered(np.argsort(np.concatenate([rows, others]), kind="stable"))
 
@@ -214,7 +217,9 @@ def join(parts: Sequence[Found]) -> Found:
 
 
 def pooled(parts: Sequence[Found]) -> Found:
-    """Results on the same inputs, one for each set of a union, as one: the worst of each input and all witnesses."""
+    """Combine results on the same inputs, one per set of a union: the worst of each input, and all
+    witnesses.
+    """
     worst = torch.stack([f.risk for f in parts]).argmax(dim=0).tolist()
     pool = parts[0].pool
     for part in parts[1:]:

@@ -25,7 +25,7 @@ __all__ = ["ascend", "ascend_adaptively"]
 def ascend(s: Search, loss: Loss, *, steps: int, step: float, members: Sequence[int] | None = None) -> None:
     """Projected gradient ascent (Eq. 95): δ ← Π(δ + step·ε·μ_p(∇ loss)); every iterate is scored.
 
-    With `members`, an input rests once all of them are known to be foolable there.
+    With `members`, an input makes no further steps once all of them are known to be foolable there.
     """
     point = s.start()
     rows = _open(s, members)
@@ -94,7 +94,7 @@ def ascend_adaptively(s: Search, loss: Loss, *, steps: int, members: Sequence[in
 
 
 def _open(s: Search, members: Sequence[int] | None) -> Tensor:
-    """Rows worth another step."""
+    """Return the rows that need another step."""
     rows = s.unfinished
     if members is None:
         return rows

@@ -1,6 +1,6 @@
-"""What a search knows about its batch: the best point of every input, every maximal fooled set, the cost.
+"""The records of a search on its batch: the best point of every input, every maximal fooled set, the cost.
 
-The ledger asks no member. It starts from what is known, and says which inputs can still get worse.
+The ledger runs no member. It starts from known witnesses, and says which inputs' risks can still increase.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from randens.attacks.found import Cost
+from randens.core.devices import widest
 from randens.ensemble import to_layout
 from randens.witness import WitnessPool
 
@@ -23,15 +24,15 @@ class Ledger:
     """n inputs x [n, ...] of M members with probabilities α: `best_x`, `best_errors`, `foolable`, `cost`, the pool.
 
     `rows` arguments index the batch; `points` are perturbed inputs of those rows. `resistance` [n, M] counts the
-    searches that aimed at one member alone and did not fool it.
+    searches that aimed at one member alone and did not fool it; `safe` [n, M] is where a proof says that none can.
     """
 
     def __init__(self, x: Tensor, probs: Tensor, source: str = "", *, drop_finished: bool = True) -> None:
-        self.x, self.probs, self.device = x, probs, x.device
+        self.x, self.probs, self.device = x, widest(probs, x.device), x.device
         self.n, self.members = len(x), len(probs)
         self.source, self.drop_finished = source, drop_finished
         self.cost = Cost()
-        self.best_value = torch.full((self.n,), -1.0, dtype=torch.float64, device=self.device)
+        self.best_value = self.probs.new_full((self.n,), -1.0)
         self.best_x = x.clone()
         self.best_errors = torch.zeros(self.n, self.members, dtype=torch.bool, device=self.device)
         self.best_source = [""] * self.n
@@ -39,14 +40,17 @@ class Ledger:
         self._sets = torch.zeros(self.n, 2, self.members, dtype=torch.bool, device=self.device)
         self._set_count = torch.zeros(self.n, dtype=torch.int64, device=self.device)
         self.resistance = torch.zeros(self.n, self.members, dtype=torch.int64, device=self.device)
+        self.safe = torch.zeros(self.n, self.members, dtype=torch.bool, device=self.device)
         self._refused = torch.zeros(self.n, 0, self.members, dtype=torch.bool, device=self.device)
         self._kept: list[tuple[Tensor, Tensor, Tensor, str]] = []
         self._kept_rows = self._new_from = 0
         self._best_kept = torch.full((self.n,), -1, dtype=torch.int64)
         self._best_checked = torch.zeros(self.n, dtype=torch.bool)
 
-    def begin_from(self, clean: Tensor, pool: WitnessPool | None) -> None:
-        """Start from the verdicts [n, M] on the inputs themselves and from witnesses known before."""
+    def begin_from(self, clean: Tensor, pool: WitnessPool | None, safe: Tensor | None = None) -> None:
+        """Start from the verdicts [n, M] on the inputs themselves, witnesses known before, and members proved safe."""
+        if safe is not None:
+            self.safe |= safe.to(self.device)
         with self.credited("clean"):
             self._record(torch.arange(self.n, device=self.device), self.x, clean)
         self._best_checked[:] = True
@@ -56,7 +60,7 @@ class Ledger:
 
     @contextlib.contextmanager
     def credited(self, source: str) -> Iterator[None]:
-        """Witnesses found inside are credited to `source` (a member of a portfolio)."""
+        """Credit the witnesses found in this context to `source` (an attack of a portfolio)."""
         before, self.source = self.source, source
         try:
             yield
@@ -65,18 +69,25 @@ class Ledger:
 
     @property
     def finished(self) -> Tensor:
-        """Bool [n]: every member that can be drawn is fooled by one known perturbation."""
-        return (self.best_errors | (self.probs == 0)).all(dim=1)
+        """Bool [n]: one known perturbation fools every member that can be drawn, but for those proved safe."""
+        return (self.best_errors | self.safe | (self.probs == 0)).all(dim=1)
 
     @property
     def unfinished(self) -> Tensor:
-        """Rows that can still get worse."""
+        """Rows whose risk can still increase."""
         if not self.drop_finished:
             return torch.arange(self.n, device=self.device)
         return (~self.finished).nonzero().flatten()
 
+    def weigh(self, values: Tensor) -> Tensor:
+        """Σ_i α_i values_i, [k]: of sets of members [k, M] the risk u·α.
+
+        It ranks points while an attack runs; what is reported is summed in float64 on the CPU.
+        """
+        return values.to(self.probs.dtype) @ self.probs
+
     def refuse(self, rows: Tensor, sets: Tensor) -> None:
-        """Remember sets of members [k, M] that were aimed at, and not reached, by inputs `rows` [k]."""
+        """Record sets of members [k, M] that an attack tried and failed to fool on inputs `rows` [k]."""
         if len(rows):
             slot = self._refused.new_zeros(self.n, 1, self.members)
             slot[rows, 0] = sets
@@ -96,7 +107,7 @@ class Ledger:
         return (filled & contains).any(dim=1) | ~sets.any(dim=1)
 
     def _record(self, rows: Tensor, points: Tensor, errors: Tensor) -> None:
-        values = errors.double() @ self.probs
+        values = self.weigh(errors)
         better = (values > self.best_value[rows]).nonzero().flatten()
         if len(better):
             chosen = rows[better]
@@ -126,7 +137,7 @@ class Ledger:
             self._best_kept[best] = place[best]
 
     def _start_from(self, pool: WitnessPool) -> None:
-        """Record what is known already, one witness of every input at a time."""
+        """Record the known witnesses, one witness of every input at a time."""
         if pool.x_adv is None:
             return
         left = np.flatnonzero(pool.located)
@@ -143,13 +154,13 @@ class Ledger:
                 with self.credited(name):
                     self._record(rows[mine], points[mine], sets)
                 better = (self._best_kept != before)[pool.points[now[mine]]]
-                # As NumPy: it would take a tensor of one truth value for a row number.
+                # As NumPy, because a tensor with one truth value would be taken for a row number.
                 sure = better.numpy() & pool.checked[now[mine]]
                 self._best_checked[pool.points[now[mine]][sure]] = True
             left = np.setdiff1d(left, now)
 
     def pool(self, *, new: bool = False) -> WitnessPool:
-        """Everything found so far, with the perturbed inputs; `new`: without what was known at the start."""
+        """All witnesses so far, with the perturbed inputs; `new`: without those known at the start."""
         if not self._kept:
             empty = np.zeros((0, *self.x.shape[1:]), dtype=np.float32)
             return WitnessPool(self.n, self.members, x_adv=empty)

@@ -1,8 +1,8 @@
 """Losses of gradient attacks: functions of the members' logits, one value per input, larger is worse.
 
-Each takes logits z [M, n, C], labels y [n] and probabilities α [M], and returns [n]. All are written with
+Each takes logits z [M, n, C], labels y [n] and probabilities α [M], and returns [n]. All use
 logsumexp or differences of logits: log Σ softmax underflows for confident members, its gradient becomes NaN,
-and an attack that stalls makes a member look robust.
+and a stalled attack makes a member look robust.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ def mixture_cross_entropy(z: Tensor, y: Tensor, probs: Tensor) -> Tensor:
 
 
 def mean_logit_cross_entropy(z: Tensor, y: Tensor, probs: Tensor) -> Tensor:
-    """CE(Σ_i α_i z_i, y): expectation at the logits, what a deterministic ensemble faces."""
+    """CE(Σ_i α_i z_i, y): expectation at the logits, as against a deterministic ensemble."""
     return F.cross_entropy(torch.einsum("m,mnc->nc", probs.to(z.dtype), z), y, reduction="none")
 
 
 def expected_margin(z: Tensor, y: Tensor, probs: Tensor) -> Tensor:
     """Σ_i α_i max(max_{c≠y} z_c − z_y, 0⁻): Carlini and Wagner's loss, expectation at the loss.
 
-    Members already fooled stop pulling (their term is flat), so the rest of the budget goes to the others.
-    Each member's margin is divided by its spread over classes, so that confident members do not drown the rest.
+    The term of a fooled member is flat, so the gradient comes from the other members.
+    Each member's margin is divided by its spread over classes, so that confident members do not dominate.
     """
     spread = z.detach().std(dim=2).clamp_min(1e-12)
     return -(probs.to(z.dtype) @ (margins(z, y) / spread).clamp_min(-0.1))
@@ -87,18 +87,21 @@ def expected_mce(z: Tensor, y: Tensor, probs: Tensor) -> Tensor:
 
 
 def mixture_mce(z: Tensor, y: Tensor, probs: Tensor) -> Tensor:
-    """MCE(log Σ_i α_i softmax(z_i), y): expectation at the softmax, what BARRE's release trains against."""
+    """MCE(log Σ_i α_i softmax(z_i), y): expectation at the softmax, the training adversary of BARRE's
+    release.
+    """
     logs = z.log_softmax(dim=2) + probs.to(z.dtype).log().reshape(-1, 1, 1)
     return mce(torch.logsumexp(logs, dim=0), y)
 
 
 def mean_logit_mce(z: Tensor, y: Tensor, probs: Tensor) -> Tensor:
-    """MCE(Σ_i α_i z_i, y): expectation at the logits, what MRBoost's release trains against."""
+    """MCE(Σ_i α_i z_i, y): expectation at the logits, the training adversary of MRBoost's release."""
     return mce(torch.einsum("m,mnc->nc", probs.to(z.dtype), z), y)
 
 
 def standardised(loss: Loss) -> Loss:
-    """`loss` of logits brought to a common spread per member and input, so that no scale of logits can hide one.
+    """`loss` of logits that are rescaled to a common spread per member and input, so that scale has no
+    effect.
 
     A spread of 3 keeps the softmax of ten or a hundred classes away from both saturation and flatness.
     """

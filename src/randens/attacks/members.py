@@ -3,8 +3,10 @@
 Verdicts never come from a lower precision: with bfloat16 gradients, `exact` is false and the search judges
 promising points again in float32.
 
-Members that average the same networks (k of M) share their passes: a network is run once per point, and its gradient
-taken once per point and class, whatever the number of averages it takes part in.
+Small fully connected members of one shape are run together (`stacked`).
+
+Members that average the same networks (k of M) share their passes: a network is run once per point, and its
+gradient is taken once per point and class, even if several averages contain it.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx.experimental.optimization import fuse
 
+from randens.attacks.stacked import Stack, stack_of
 from randens.core.errors import ModelError, RandensWarning, unknown
 from randens.ensemble import DeterministicEnsemble, networks_of, to_layout
 from randens.models import logits_of
@@ -45,7 +48,7 @@ class GradientMembers:
         if precision == "auto":
             precision = "bfloat16" if convolutional and bfloat16_pays(self.device) else "float32"
         elif precision == "bfloat16" and self.device == "cpu" and probe().bfloat16 is None:
-            # Some machines end the whole process at the first such instruction.
+            # On some machines the first bfloat16 instruction ends the process.
             raise ModelError(
                 f"precision is 'bfloat16', which does not work on this machine: {probe().reason}"
             )
@@ -60,10 +63,14 @@ class GradientMembers:
         self.shares = len(networks) < sum(len(part) for part in self.parts)
         self._members = [_kept_folded(m) if fold and convolutional else m for m in networks]
         self._originals = list(networks)
+        alike = self.exact and not self.shares and all(weights == [1.0] for weights in self.weights)
+        self.stack: Stack | None = stack_of(networks) if alike else None
         self._checked = False
 
     def verify(self, x: Tensor) -> None:
-        """On a few inputs, once: keep only folded members that agree with the originals, and warn of random ones."""
+        """Check on a few inputs, once: keep folded members that agree with the originals, and warn of random
+        ones.
+        """
         if self._checked or not len(x):
             return
         self._checked = True
@@ -74,7 +81,8 @@ class GradientMembers:
                 if self._members[index] is not original:
                     if self._agrees(index, x[:4], z):
                         continue
-                    # Kept from an earlier attack, and weights were changed past torch's version counters.
+                    # The copy is from an earlier attack, and the weights changed without torch's version
+                    # counters noticing.
                     self._members[index] = folded(original)
                     if self._agrees(index, x[:4], z):
                         continue
@@ -82,6 +90,8 @@ class GradientMembers:
                 again = logits_of(original(x[:4]), len(x[:4]), f"member {index}")
                 if bool((z - again).abs().max() > _RANDOM * z.abs().max()):
                     random.append(index)
+        if self.stack is not None and not self._agree_together(x[:4]):
+            self.stack = None
         if random:
             warnings.warn(
                 f"members {random} answer the same input differently each time, in eval mode; what an attack finds on "
@@ -97,6 +107,14 @@ class GradientMembers:
         except (RuntimeError, ModelError):
             return False
 
+    def _agree_together(self, x: Tensor) -> bool:
+        try:
+            assert self.stack is not None
+            answers = self.stack(x.expand(len(self.stack), *x.shape))
+        except RuntimeError:
+            return False
+        return all(self._agrees(index, x, z) for index, z in enumerate(answers))
+
     def __call__(self, index: int, inputs: Tensor) -> Tensor:
         return self.combined(index, [self.run(network, inputs) for network in self.parts[index]])
 
@@ -109,7 +127,7 @@ class GradientMembers:
         return logits_of(answer, len(inputs), f"member {network}")
 
     def judge(self, network: int, inputs: Tensor) -> Tensor:
-        """Logits that decide a verdict: never in lower precision, without gradients."""
+        """Return the logits for a verdict: never in lower precision, without gradients."""
         with torch.no_grad():
             if self.exact:
                 return self.run(network, to_layout(inputs))
@@ -146,7 +164,7 @@ _FOLDED: weakref.WeakKeyDictionary[nn.Module, tuple[tuple[object, ...], nn.Modul
 
 
 def _kept_folded(member: nn.Module) -> nn.Module:
-    """`folded`, made once for as long as the weights stay: folding takes as long as dozens of passes."""
+    """Return `folded`, cached while the weights stay the same: folding takes as long as dozens of passes."""
     try:
         state = tuple((t.data_ptr(), t._version, t.shape) for t in (*member.parameters(), *member.buffers()))
         kept = _FOLDED.get(member)
@@ -172,7 +190,9 @@ def folded(member: nn.Module) -> nn.Module:
 
 
 def _fold(module: nn.Module) -> nn.Module:
-    """Fold the largest parts that can be traced; control flow that depends on the data stays as it is."""
+    """Fold the largest parts that can be traced; parts whose control flow depends on the data stay
+    unchanged.
+    """
     if not any(isinstance(m, nn.BatchNorm2d) for m in module.modules()):
         return module
     with contextlib.suppress(Exception):

@@ -1,12 +1,13 @@
-"""What members say about points: projections, exact verdicts, gradients, nearest boundaries.
+"""Runs the members on points: projections, exact verdicts, gradients, nearest boundaries.
 
-Everything that saves passes lives here: members that are asked only where their verdict can matter, verdicts that
-gradient passes give for free, gradients at the inputs that are kept, folded BatchNorm, and rules for near ties.
+This module also saves passes: members are evaluated only where their verdict can matter, gradient passes give
+verdicts as well, gradients at the inputs are kept, and BatchNorm is folded. Near ties have rules of their
+own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,8 +25,8 @@ from randens.witness import WitnessPool
 
 __all__ = ["Linearisation", "Oracle"]
 
-# A verdict must survive rounding: another batch size, layout or folded BatchNorm moves logits by about 1e-6 of
-# the largest one, so a member counts as fooled only when its margin is clear of that.
+# A verdict must not depend on rounding. Another batch size, layout or folded BatchNorm changes logits by about 1e-6 of
+# the largest one, so a member counts as fooled only if its margin is larger than that.
 _TIE = 5e-5
 
 
@@ -33,8 +34,8 @@ _TIE = 5e-5
 class Linearisation:
     """First-order model of members at a point: margin_i(x') ≈ margin_i + gradient_i·(x' − x).
 
-    margins [k, M], gradients [k, M, d], zero where `wanted` [k, M] is false; errors [k, M]: who is known to be
-    fooled at the point itself.
+    margins [k, M], gradients [k, M, d], zero where `wanted` [k, M] is false; errors [k, M]: members known
+    to be fooled at the point itself.
     """
 
     margins: Tensor
@@ -44,10 +45,10 @@ class Linearisation:
 
 
 class Oracle(Ledger):
-    """The members of one ensemble on one batch; what they say is written into the ledger.
+    """Evaluates the members of one ensemble on one batch and records the verdicts in the ledger.
 
     pool: witnesses known for this batch and these members. clean: the verdicts [n, M] on the inputs themselves, where
-    they are known; they are not computed again.
+    they are known; they are not computed again. safe: bool [n, M], members that no legal perturbation fools, by proof.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Oracle(Ledger):
         drop_finished: bool = True,
         pool: WitnessPool | None = None,
         clean: Tensor | None = None,
+        safe: Tensor | None = None,
     ) -> None:
         if x.dim() < 2:
             raise InputError(f"x has shape {tuple(x.shape)}; it must be [n, ...], one row per input")
@@ -72,13 +74,13 @@ class Oracle(Ledger):
             raise InputError(f"y has dtype {y.dtype}; labels must be integers")
         first = next(rec.parameters(), None)
         dtype = first.dtype if first is not None and first.is_floating_point() else x.dtype
-        # Rounding to the members' precision may step over the box by half a float.
+        # Rounding to the members' precision may leave the box by half a unit in the last place.
         moved = send(x.detach(), rec.device).to(dtype)
         moved = to_layout(moved if threat.bounds is None else moved.clamp(*threat.bounds))
-        super().__init__(moved, rec.probs.to(rec.device), source, drop_finished=drop_finished)
+        super().__init__(moved, rec.probs, source, drop_finished=drop_finished)
         self.rec, self.y = rec, y.to(self.device, torch.int64)
         self.threat = threat = _around_rounded(threat, self.x, x.detach())
-        # For linf the legal set is an interval per coordinate, worked out once.
+        # For linf the legal set is an interval per coordinate, computed once.
         self._interval = threat.interval(self.x) if threat.norm == "linf" else None
         self._gradient_members = gradient_members or GradientMembers(list(rec.members))
         self._gradient_members.verify(self.x)
@@ -89,20 +91,20 @@ class Oracle(Ledger):
         self._clean: Linearisation | None = None
         self._classes: int | None = None
         self.clean_errors = self._judge_clean() if clean is None else clean.to(self.device)
-        self.begin_from(self.clean_errors, pool)
+        self.begin_from(self.clean_errors, pool, safe)
 
     def project(self, rows: Tensor, points: Tensor) -> Tensor:
-        """The legal points next to `points`."""
+        """Return the nearest legal points to `points`."""
         if self._interval is None:
             return to_layout(self.threat.project(points, self.x[rows]))
         low, high = self._interval
         return to_layout(torch.minimum(torch.maximum(points, low[rows]), high[rows]))
 
     def judge(self, rows: Tensor, points: Tensor, first: Tensor | None = None) -> Tensor:
-        """Exact verdicts bool [k, M] for the projections of `points`; keeps and pools what is new.
+        """Return exact verdicts bool [k, M] for the projections of `points`; record and pool new witnesses.
 
-        With `first` [k, M], the other members are evaluated only where those of them that are fooled make a new
-        set already; members not evaluated count as not fooled.
+        With `first` [k, M], those members are evaluated first, and the others only where the fooled ones
+        already form a new set. Members that are not evaluated count as not fooled.
         """
         points = self.project(rows, points)
         errors = torch.zeros(len(rows), self.members, dtype=torch.bool, device=self.device)
@@ -128,16 +130,18 @@ class Oracle(Ledger):
         return errors, margin, spread
 
     def _promising(self, rows: Tensor, errors: Tensor, known: Tensor) -> Tensor:
-        """Bool [k]: some member is fooled, and the set could be new once those not `known` have been asked.
+        """Bool [k]: some member is fooled, and the set could be new once the members not `known` are
+        evaluated.
 
-        A point that fools none of the members evaluated so far is left; the other members have steps of their own.
+        A point that fools none of the members evaluated so far is dropped; the other members have their own
+        steps.
         """
         return errors.any(dim=1) & ~self._dominated(rows, errors | ~known)
 
     def _settle(
         self, rows: Tensor, points: Tensor, errors: Tensor, known: Tensor, promising: Tensor
     ) -> Tensor:
-        """Verdicts `known` in part, completed and recorded where they are `promising` [k]."""
+        """Complete and record partly `known` verdicts where they are `promising` [k]."""
         chosen = promising.nonzero().flatten()
         if len(chosen):
             complete = errors[chosen]
@@ -156,16 +160,30 @@ class Oracle(Ledger):
         spread: Tensor | None = None,
     ) -> None:
         """Evaluate the members `wanted` [k, M]; write their verdicts, margins and spreads in place."""
-        whole = self._shared_logits(points, wanted) if self._gradient_members.shares else None
-        for index in range(self.members):
-            part = wanted[:, index].nonzero().flatten()
-            if len(part):
-                z = self._forward(index, points[part]) if whole is None else whole[index][part]
-                y = self.y[rows[part]]
-                errors[part, index] = self._fooled(z, y)
-                if margin is not None and spread is not None:
-                    margin[part, index] = margins(z.unsqueeze(0), y).squeeze(0).to(margin.dtype)
-                    spread[part, index] = z.std(dim=1).clamp_min(1e-20).to(spread.dtype)
+        for rank, member, z in self._answers(points, wanted):
+            y = self.y[rows[rank]]
+            errors[rank, member] = self._fooled(z, y)
+            if margin is not None and spread is not None:
+                margin[rank, member] = margins(z.unsqueeze(0), y).squeeze(0).to(margin.dtype)
+                spread[rank, member] = z.std(dim=1).clamp_min(1e-20).to(spread.dtype)
+
+    def _answers(self, points: Tensor, wanted: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Logits z [p, C] for pairs of a point and a member that are `wanted` [k, M]: ranks [p], members [p], z."""
+        if self._gradient_members.shares:
+            whole = self._shared_logits(points, wanted)
+            for rank, member in _pairs(wanted, together=False):
+                yield rank, member, whole[int(member[0])][rank]
+            return
+        stack = self._gradient_members.stack
+        for rank, member in _pairs(wanted, together=stack is not None):
+            if stack is None or _same(member):
+                yield rank, member, self._forward(int(member[0]), points[rank])
+            else:
+                with torch.no_grad():
+                    z = stack.at(points[rank], member)
+                self.cost.forwards += len(member)
+                self._check_logits(member, z)
+                yield rank, member, z
 
     def _forward(self, index: int, points: Tensor) -> Tensor:
         with torch.no_grad():
@@ -193,8 +211,11 @@ class Oracle(Ledger):
         return [members.combined(i, [filled[b] for b in part]) for i, part in enumerate(members.parts)]
 
     @staticmethod
-    def _check_logits(index: int, z: Tensor) -> None:
+    def _check_logits(member: int | Tensor, z: Tensor) -> None:
+        """`member` is one for all rows of z, or one per row."""
         if not bool(torch.isfinite(z).all()):
+            bad = ~torch.isfinite(z).all(dim=1)
+            index = member if isinstance(member, int) else int(member[bad][0])
             raise ModelError(f"member {index} returns NaN or infinite logits; it cannot be scored")
 
     @staticmethod
@@ -221,7 +242,7 @@ class Oracle(Ledger):
             )
         errors = torch.stack([z.argmax(dim=1) != self.y for z in outputs], dim=1)
         for index, z in enumerate(outputs):
-            # Classes as close as folding may have moved them: the member itself decides.
+            # The classes are closer than folding may have moved them, so the original member decides.
             gap = margins(z.unsqueeze(0), self.y).squeeze(0).abs()
             close = (gap <= _TIE * z.abs().amax(dim=1)).nonzero().flatten()
             if len(close):
@@ -238,9 +259,10 @@ class Oracle(Ledger):
         return self._classes
 
     def conclude(self) -> Tensor:
-        """Verdicts bool [n, M] on the best points by the very call a user would make: reported is what re-evaluates.
+        """Return verdicts bool [n, M] on the best points by `rec.errors`, so that a user's evaluation gives
+        the same.
 
-        Inputs that are their own best point, and points looked at before, are not judged again. `unstable` marks
+        Verdicts on unperturbed inputs and on points confirmed before are not computed again. `unstable` marks
         members that had been fooled and no longer are.
         """
         rows = (~self._best_checked).nonzero().flatten()
@@ -265,24 +287,49 @@ class Oracle(Ledger):
         weights = self.probs[chosen] if members is None else alone
         if self._gradient_members.shares:
             return self._shared_gradient(rows, inputs, loss, chosen, weights)
+        if self._gradient_members.stack is not None and len(chosen) > 1:
+            return self._stacked_gradient(rows, inputs, loss, chosen, weights)
         outputs = self._outputs(inputs, chosen)
         z = torch.stack(outputs).detach().requires_grad_(True)
         value = loss(z, self.y[rows], weights.to(self.device))
         (slopes,) = torch.autograd.grad(value.sum(), z)
         usable = []
-        # Member by member, at the same cost: one with NaN gradients must not silence the others, and one
+        # Member by member, at the same cost: a member with NaN gradients must not affect the others, and one
         # without any must be seen among them.
         for position, index in enumerate(chosen):
             own = _pull_back(outputs[position], slopes[position], inputs)
-            # A loss may be flat by design where a member is fooled already; that hides nothing.
+            # A loss may be flat by design where a member is already fooled; such a zero gradient is not
+            # flagged.
             fooled = self._fooled(z[position].detach(), self.y[rows])
-            usable.append(self._usable(rows, own, [index], watched=~fooled))
+            usable.append(self._usable(rows, own, index, watched=~fooled))
         self.cost.backwards += len(points) * sum(self._passes[i] for i in chosen)
         self._learn_logits(rows, points, z.detach(), chosen)
         gradient = usable[0]
         for other in usable[1:]:
             gradient = gradient + other
         return gradient
+
+    def _stacked_gradient(
+        self, rows: Tensor, inputs: Tensor, loss: Loss, chosen: Sequence[int], weights: Tensor
+    ) -> Tensor:
+        """`gradient` of members that are run together: every member has a copy of the inputs, so none meets another."""
+        stack, count, k = self._gradient_members.stack, len(chosen), len(rows)
+        assert stack is not None
+        member = torch.tensor(sorted(chosen), device=self.device).repeat_interleave(k)
+        copies = inputs.detach().repeat(count, *(1 for _ in inputs.shape[1:])).requires_grad_(True)
+        answers = stack.at(copies, member)
+        self._check_logits(member, answers)
+        z = torch.unflatten(answers.detach(), 0, (count, k)).requires_grad_(True)
+        order = torch.tensor(chosen, device=self.device).argsort()
+        (slopes,) = torch.autograd.grad(loss(z, self.y[rows], weights[order]).sum(), z)
+        own = _pull_back(answers, slopes.flatten(0, 1), copies)
+        # A loss may be flat by design where a member is already fooled; such a zero gradient is not flagged.
+        fooled = self._fooled(answers.detach(), self.y[rows].repeat(count))
+        own = self._usable(rows.repeat(count), own, member, watched=~fooled)
+        self.cost.forwards += count * k
+        self.cost.backwards += count * k
+        self._learn_logits(rows, inputs.detach(), z.detach(), sorted(chosen))
+        return torch.unflatten(own, 0, (count, k)).sum(dim=0)
 
     def _shared_gradient(
         self, rows: Tensor, inputs: Tensor, loss: Loss, chosen: Sequence[int], weights: Tensor
@@ -306,7 +353,8 @@ class Oracle(Ledger):
             own = _pull_back(outputs[network], slope, inputs)
             # A loss may be flat by design where every average of this network is fooled already.
             watched = ~fooled[users].all(dim=0)
-            gradient += self._usable(rows, own, [chosen[p] for p in users], watched=watched)
+            usable = [self._usable(rows, own, chosen[p], watched=watched) for p in users]
+            gradient += usable[0]
         self.cost.forwards += passes
         self.cost.backwards += passes
         self._learn_logits(rows, inputs.detach(), z.detach(), chosen)
@@ -329,7 +377,7 @@ class Oracle(Ledger):
             self._check_logits(index, planes.z[index])
             found = planes.gradients[index][part]
             normals = torch.stack(
-                [self._usable(rows[part], found[:, g], [index]) for g in range(found.shape[1])], dim=1
+                [self._usable(rows[part], found[:, g], index) for g in range(found.shape[1])], dim=1
             )
             norms = torch.linalg.vector_norm(normals, self.threat.q, dim=2).clamp_min(1e-20)
             nearest = (planes.gaps[index][part] / norms).argmin(dim=1)
@@ -352,32 +400,32 @@ class Oracle(Ledger):
         values = self.x.new_zeros(k, self.members)
         gradients = self.x.new_zeros(k, self.members, self.x[0].numel())
         errors = torch.zeros(k, self.members, dtype=torch.bool, device=self.device)
-        # Every climb starts at the clean inputs; what is known there is not computed again.
+        # Every climb starts at the clean inputs; known linearisations there are not computed again.
         clean = (points == self.x[rows]).flatten(1).all(dim=1)
         memory = self._clean_memory() if classes == 1 and bool(clean.any()) else None
-        for index in range(self.members):
-            part = wanted[:, index].nonzero().flatten()
-            if memory is not None:
-                stored = part[clean[part] & memory.wanted[rows[part], index]]
-                values[stored, index] = memory.margins[rows[stored], index]
-                gradients[stored, index] = memory.gradients[rows[stored], index]
-                errors[stored, index] = memory.errors[rows[stored], index]
-                part = part[~(clean[part] & memory.wanted[rows[part], index])]
-            if not len(part):
-                continue
-            gaps, normals, fooled = self._planes(rows[part], points[part], index, classes)
+        asked = wanted
+        if memory is not None:
+            stored = clean.unsqueeze(1) & memory.wanted[rows] & wanted
+            rank, member = stored.nonzero(as_tuple=True)
+            values[rank, member] = memory.margins[rows[rank], member]
+            gradients[rank, member] = memory.gradients[rows[rank], member]
+            errors[rank, member] = memory.errors[rows[rank], member]
+            asked = wanted & ~stored
+        for rank, member in _pairs(asked, together=self._gradient_members.stack is not None):
+            gaps, normals, fooled = self._planes(rows[rank], points[rank], member, classes)
             norms = torch.linalg.vector_norm(normals.flatten(2), self.threat.q, dim=2).clamp_min(1e-20)
             nearest = (gaps / norms).argmin(dim=1)
-            first = torch.arange(len(part), device=self.device)
-            values[part, index] = gaps[first, nearest].to(values.dtype)
-            gradients[part, index] = normals[first, nearest].flatten(1)
-            errors[part, index] = fooled
+            first = torch.arange(len(rank), device=self.device)
+            values[rank, member] = gaps[first, nearest].to(values.dtype)
+            gradients[rank, member] = normals[first, nearest].flatten(1)
+            errors[rank, member] = fooled
             if memory is not None:
-                fresh = part[clean[part]]
-                memory.margins[rows[fresh], index] = values[fresh, index]
-                memory.gradients[rows[fresh], index] = gradients[fresh, index]
-                memory.errors[rows[fresh], index] = errors[fresh, index]
-                memory.wanted[rows[fresh], index] = True
+                fresh = clean[rank].nonzero().flatten()
+                at = rows[rank[fresh]], member[fresh]
+                memory.margins[at] = values[rank[fresh], member[fresh]]
+                memory.gradients[at] = gradients[rank[fresh], member[fresh]]
+                memory.errors[at] = fooled[fresh]
+                memory.wanted[at] = True
         errors = self._learn(rows, points, errors, wanted, self._promising(rows, errors, wanted))
         return Linearisation(values, gradients, wanted, errors)
 
@@ -395,9 +443,10 @@ class Oracle(Ledger):
     def hyperplanes(self, rows: Tensor, points: Tensor, index: int, count: int) -> tuple[Tensor, Tensor]:
         """The `count` smallest z_y − z_j of member `index` [k, G] and their gradients [k, G, ...].
 
-        One forward pass and G backward passes. Fewer classes than hyperplanes: all there are.
+        This takes one forward pass and G backward passes. With fewer classes than hyperplanes, all are
+        returned.
         """
-        gaps, gradients, fooled = self._planes(rows, points, index, count)
+        gaps, gradients, fooled = self._planes(rows, points, torch.full_like(rows, index), count)
         errors = torch.zeros(len(rows), self.members, dtype=torch.bool, device=self.device)
         errors[:, index] = fooled
         seen = torch.zeros_like(errors)
@@ -406,10 +455,22 @@ class Oracle(Ledger):
         self._learn(rows, points, errors, seen, ~self._dominated(rows, errors))
         return gaps, gradients
 
-    def _planes(self, rows: Tensor, points: Tensor, index: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Gaps [k, G], their gradients [k, G, ...] and verdicts [k] of one member, nothing recorded."""
+    def _planes(
+        self, rows: Tensor, points: Tensor, member: Tensor, count: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Gaps [k, G], their gradients [k, G, ...] and verdicts [k] of member[j] at points[j], nothing recorded.
+
+        All `member` [k] are the same, unless the members are stacked.
+        """
         inputs = to_layout(points).detach().requires_grad_(True)
-        z = self._gradient_pass(inputs, [index]).squeeze(0)
+        stack = self._gradient_members.stack
+        if stack is None or _same(member):
+            index = int(member[0]) if len(member) else 0
+            z, passes = self._gradient_members(index, inputs), len(inputs) * self._passes[index]
+        else:
+            z, passes = stack.at(inputs, member), len(inputs)
+        self.cost.forwards += passes
+        self._check_logits(member, z)
         y = self.y[rows].unsqueeze(1)
         gaps = z.gather(1, y) - z
         others = gaps.detach().scatter(1, y, torch.inf)
@@ -419,12 +480,9 @@ class Oracle(Ledger):
         for g in range(near.shape[1]):
             last = g == near.shape[1] - 1
             gradient = _pull_back(chosen[:, g], 1.0, inputs, keep=not last)
-            gradients.append(self._usable(rows, gradient, [index]))
-        self.cost.backwards += len(points) * near.shape[1] * self._passes[index]
+            gradients.append(self._usable(rows, gradient, member))
+        self.cost.backwards += passes * near.shape[1]
         return chosen.detach(), torch.stack(gradients, dim=1), self._fooled(z.detach(), self.y[rows])
-
-    def _gradient_pass(self, inputs: Tensor, chosen: Sequence[int]) -> Tensor:
-        return torch.stack(self._outputs(inputs, chosen))
 
     def _outputs(self, inputs: Tensor, chosen: Sequence[int]) -> list[Tensor]:
         """The chosen members' logits, each with a graph of its own."""
@@ -437,7 +495,7 @@ class Oracle(Ledger):
         return outputs
 
     def _learn(self, rows: Tensor, points: Tensor, errors: Tensor, seen: Tensor, promising: Tensor) -> Tensor:
-        """Record the verdicts a gradient pass gave for free; returns the exact ones.
+        """Record the verdicts that a gradient pass also gave; return the exact ones.
 
         Inexact verdicts (bfloat16) only decide which points are judged in float32.
         """
@@ -452,15 +510,18 @@ class Oracle(Ledger):
     def _learn_logits(self, rows: Tensor, points: Tensor, z: Tensor, chosen: Sequence[int]) -> None:
         errors = torch.zeros(len(rows), self.members, dtype=torch.bool, device=self.device)
         seen = torch.zeros_like(errors)
-        for position, index in enumerate(chosen):
-            errors[:, index] = self._fooled(z[position], self.y[rows])
-            seen[:, index] = True
+        fooled = self._fooled(z.flatten(0, 1), self.y[rows].repeat(len(chosen)))
+        errors[:, chosen] = fooled.reshape(z.shape[:2]).t()
+        seen[:, chosen] = True
         self._learn(rows, points, errors, seen, self._promising(rows, errors, seen))
 
     def _usable(
-        self, rows: Tensor, gradient: Tensor, chosen: Sequence[int], watched: Tensor | None = None
+        self, rows: Tensor, gradient: Tensor, member: int | Tensor, watched: Tensor | None = None
     ) -> Tensor:
-        """Flag inputs whose gradient is NaN, or exactly zero where `watched`; NaN becomes 0, which moves nothing."""
+        """Flag inputs whose gradient is NaN, or exactly zero where `watched`; NaN becomes 0, which moves nothing.
+
+        `member` is one for all rows, or one per row.
+        """
         gradient = gradient.detach()
         # One pass over the gradient, in its own layout; NaN and infinity reach the norm.
         if not gradient[:1].numel():
@@ -470,15 +531,35 @@ class Oracle(Ledger):
         if watched is not None:
             zero &= watched
         if bool(bad.any()) or bool(zero.any()):
-            for index in chosen:
-                self.nan_gradient[rows[bad].cpu(), index] = True
-                self.no_gradient[rows[zero].cpu(), index] = True
+            owner = torch.full_like(rows, member) if isinstance(member, int) else member
+            self.nan_gradient[rows[bad].cpu(), owner[bad].cpu()] = True
+            self.no_gradient[rows[zero].cpu(), owner[zero].cpu()] = True
             gradient = torch.where(torch.isfinite(gradient), gradient, torch.zeros_like(gradient))
         return gradient
 
 
+def _same(member: Tensor) -> bool:
+    """Whether all of `member` [p], ascending, are the same."""
+    return not len(member) or bool(member[0] == member[-1])
+
+
+def _pairs(wanted: Tensor, *, together: bool) -> Iterator[tuple[Tensor, Tensor]]:
+    """Ranks and members [p] of the true entries of `wanted` [k, M], sorted by member: at once, or member by member."""
+    member, rank = wanted.t().nonzero(as_tuple=True)
+    if not len(rank):
+        return
+    if together:
+        yield rank, member
+        return
+    counts = wanted.sum(dim=0).tolist()
+    parts = zip(torch.split(rank, counts), torch.split(member, counts), strict=True)
+    yield from (part for part in parts if len(part[0]))
+
+
 def _around_rounded(threat: Threat, rounded: Tensor, x: Tensor) -> Threat:
-    """The threat around `rounded` whose points are legal around `x` too: less what rounding has moved."""
+    """Return the threat around `rounded` whose points are legal around `x` too: smaller by the rounding
+    error.
+    """
     if rounded.dtype == x.dtype:
         return threat
     moved = (rounded.cpu().double() - x.cpu().double()).flatten(1)
@@ -498,7 +579,8 @@ def _pull_back(output: Tensor, slope: Tensor | float, inputs: Tensor, *, keep: b
     """slope·∂output/∂inputs; zero, which is flagged, where the output does not depend on the inputs."""
     if not output.requires_grad:
         return torch.zeros_like(inputs)
-    # Not by grad_outputs: torch compares their shapes with a library that takes a second to import.
+    # Without grad_outputs, because torch would check their shapes with a library that takes a second to
+    # import.
     value = (output * slope).sum()
     (gradient,) = torch.autograd.grad(value, inputs, retain_graph=keep, allow_unused=True)
     return torch.zeros_like(inputs) if gradient is None else gradient

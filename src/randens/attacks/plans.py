@@ -1,8 +1,9 @@
-"""Which set of members to try next, by the linear models of all members at the clean input.
+"""Choose the next target set by the linear models of all members at the clean input.
 
-The climb from set to set ends at a set that cannot grow, which need not be the heaviest one. The members' gradients at
-the input, known since the first climb, say which heavier sets one perturbation may reach: the game of a set is solved
-without network passes, and a proof λ that a set is out of reach rules out every set that contains λ's support.
+A climb ends at a set that cannot grow, which need not be the set of largest probability. The members'
+gradients at the input, known since the first climb, say which sets of larger probability one perturbation may
+reach: the game of a set is solved without network passes, and a proof λ that a set is out of reach rules out
+every set that contains λ's support.
 """
 
 from __future__ import annotations
@@ -17,22 +18,24 @@ from randens.threat import Region
 __all__ = ["MOST_MEMBERS", "planned"]
 
 MOST_MEMBERS = 8  # all 2^M sets are listed
-_GAMES = 12  # games per input and plan; what is undecided then is tried
-_SUPPORT = 0.02  # weights of a proof below this are left out, if it is still one without them
+_GAMES = 12  # games per input and plan; sets that remain undecided are tried
+_SUPPORT = 0.02  # smaller weights of a proof are dropped, if it still is a proof without them
 
 
 def planned(s: Search, iterations: int, kappa: float) -> tuple[Tensor, Tensor]:
-    """Inputs [k] for which a heavier set than the best found may be in reach, and the heaviest such set [k, M].
+    """Return inputs [k] with a reachable set of larger probability than the best one, and the largest such
+    set [k, M].
 
-    Sets that the ledger knows to be refused are not named again.
+    Sets that the ledger marks as refused are left out.
     """
     rows = s.unfinished
     if int((s.probs > 0).sum()) > MOST_MEMBERS or not len(rows):
         return rows[:0], s.best_errors[:0]
     sets = _subsets(s.probs)
-    weights = sets.double() @ s.probs
+    weights = s.weigh(sets)
     # By more than rounding: equal sums of probabilities are added in different orders.
     open_ = (weights > s.best_value[rows].unsqueeze(1) + 1e-9) & ~s.refused(rows, sets)
+    open_ &= ~(sets & s.safe[rows].unsqueeze(1)).any(dim=2)
     wanted = (s.probs > 0).expand(len(rows), -1)
     useful = open_.any(dim=1)
     rows, open_ = rows[useful], open_[useful]
@@ -73,7 +76,9 @@ def _subsets(probs: Tensor) -> Tensor:
 
 
 def _support(solved: Solution, c: Tensor, a: Tensor, region: Region, slack: float) -> Tensor:
-    """Members [k, M] that a proof needs: those with some weight, if they prove it by themselves."""
+    """Return the members [k, M] that a proof needs: those with enough weight, if they suffice for the
+    proof.
+    """
     weights = solved.weights
     fewer = weights * (weights >= _SUPPORT)
     fewer = fewer / fewer.sum(dim=1, keepdim=True).clamp_min(1e-20)

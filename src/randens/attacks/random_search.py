@@ -1,4 +1,4 @@
-"""Random search on the exact metric: no gradients, so nothing a member does to its gradients can stop it."""
+"""Random search on the exact risk: it uses no gradients, so masked gradients do not affect it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["RandomSearch", "SparseSearch"]
 @register("random")
 @dataclass(frozen=True, kw_only=True)
 class RandomSearch(Attack):
-    """Change a random part of the perturbation; keep it if more weight is fooled, or as much with less margin.
+    """Change a random part of the perturbation; keep it if u·α grows, or if it stays and the margins shrink.
 
     Parts are squares of all channels for images and random coordinates otherwise; they shrink as the queries
     are used up (after Andriushchenko et al.'s Square attack, here on u·α itself).
@@ -41,7 +41,7 @@ class RandomSearch(Attack):
         rows = torch.arange(s.n, device=s.device)
         point = s.project(rows, s.x + s.threat.eps * _signs(s))
         errors, margin, scale = s.examine(rows, point)
-        value, slack = errors.double() @ s.probs, _slack(s, margin / scale)
+        value, slack = s.weigh(errors), _slack(s, margin / scale)
         for query in range(self.queries):
             mask, signs = _part(s, 0.5 * 0.1 ** (2 * query / self.queries)), _signs(s)
             rows = s.unfinished
@@ -49,7 +49,7 @@ class RandomSearch(Attack):
                 return
             moved = _changed(s, rows, point[rows], mask[rows], signs[rows])
             fooled, margin, _ = s.examine(rows, moved)
-            risk, room = fooled.double() @ s.probs, _slack(s, margin / scale[rows])
+            risk, room = s.weigh(fooled), _slack(s, margin / scale[rows])
             better = (risk > value[rows]) | ((risk == value[rows]) & (room < slack[rows]))
             taken = rows[better]
             point[taken], value[taken], slack[taken] = moved[better], risk[better], room[better]
@@ -58,11 +58,12 @@ class RandomSearch(Attack):
 @register("sparse")
 @dataclass(frozen=True, kw_only=True)
 class SparseSearch(Attack):
-    """Random search over few pixels (l0): at most ε of them lie at corners of the box, the others are as they were.
+    """Random search over few pixels (l0): at most ε of them lie at corners of the box, the others are
+    unchanged.
 
     In other norms a twentieth of the pixels take part, and the projection decides how far they move.
-    Each query moves some of them elsewhere, fewer and fewer, and keeps that if more weight is fooled, or as much
-    with less margin (after Croce et al.'s Sparse-RS, here on u·α itself).
+    Each query moves some of them, fewer and fewer, and keeps the new point if u·α grows, or if it stays and
+    the margins shrink (after Croce et al.'s Sparse-RS, here on u·α itself).
     """
 
     queries: int = 300
@@ -75,10 +76,10 @@ class SparseSearch(Attack):
         chosen = s.uniform(whole).topk(count, dim=1).indices
         point = self._painted(s, chosen)
         errors, margin, scale = s.examine(rows, point)
-        value, slack = errors.double() @ s.probs, _slack(s, margin / scale)
+        value, slack = s.weigh(errors), _slack(s, margin / scale)
         for query in range(self.queries):
             moved = max(1, round(count * 0.5 * (1 - query / self.queries) ** 2))
-            # New places for the first few of a random order; pixels chosen already may be chosen again.
+            # New positions for the first few pixels of a random order; a pixel may be chosen again.
             leaving = s.uniform(count).topk(moved, dim=1).indices
             arriving = s.uniform(whole).topk(moved, dim=1).indices
             colours = self._painted(s, torch.arange(whole, device=s.device).expand(s.n, -1))
@@ -88,7 +89,7 @@ class SparseSearch(Attack):
             trial = chosen.scatter(1, leaving, arriving)
             candidate = _moved(s, chosen, trial, point, colours)[rows]
             fooled, margin, _ = s.examine(rows, candidate)
-            risk, room = fooled.double() @ s.probs, _slack(s, margin / scale[rows])
+            risk, room = s.weigh(fooled), _slack(s, margin / scale[rows])
             better = (risk > value[rows]) | ((risk == value[rows]) & (room < slack[rows]))
             taken = rows[better]
             point[taken], value[taken], slack[taken] = candidate[better], risk[better], room[better]
@@ -117,18 +118,22 @@ def _at(x: Tensor, chosen: Tensor) -> Tensor:
 
 
 def _moved(s: Search, old: Tensor, new: Tensor, point: Tensor, colours: Tensor) -> Tensor:
-    """Pixels no longer chosen become what they were, those chosen newly take their colours."""
+    """Restore pixels that are no longer chosen; newly chosen pixels take their colours."""
     before, after = _at(s.x, old), _at(s.x, new)
     return torch.where(after & ~before, colours, torch.where(after, point, s.x))
 
 
 def _slack(s: Search, margin: Tensor) -> Tensor:
-    """Σ α_i max(margin_i, 0): how far the members not yet fooled are from it, each in units of its first spread."""
-    return margin.clamp_min(0).double() @ s.probs
+    """Σ α_i max(margin_i, 0): the margins of the members not yet fooled, each in units of its first
+    spread.
+    """
+    return s.weigh(margin.clamp_min(0))
 
 
 def _signs(s: Search) -> Tensor:
-    """±1 for every coordinate; for images one sign per channel and column, a pattern that fools nets often."""
+    """Return ±1 for every coordinate; for images one sign per channel and column, a pattern that often fools
+    networks.
+    """
     if s.x.dim() == 4:
         return (s.uniform(s.x.shape[1], 1, s.x.shape[3]).round() * 2 - 1).expand_as(s.x)
     return s.uniform(*s.x.shape[1:]).round() * 2 - 1
@@ -150,7 +155,7 @@ def _part(s: Search, share: float) -> Tensor:
 
 
 def _changed(s: Search, rows: Tensor, point: Tensor, mask: Tensor, signs: Tensor) -> Tensor:
-    """The masked part replaced by ±ε (linf), or by as much norm as the rest leaves over (l2, l1)."""
+    """Replace the masked part by ±ε (linf), or by as much norm as the other coordinates leave (l2, l1)."""
     x = s.x[rows]
     if s.threat.norm == "linf":
         return s.project(rows, torch.where(mask, x + s.threat.eps * signs, point))

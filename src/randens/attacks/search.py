@@ -1,8 +1,8 @@
 """A `Search` takes the points that an attack proposes: it projects, classifies and records them.
 
-`Search` owns one batch under attack. Its ledger keeps the best perturbation per input, pools every maximal fooled set
-seen and drops inputs that cannot get worse; its oracle projects every proposal onto the threat, judges it exactly and
-counts member passes. What is left in an attack's own file is its paper's algorithm.
+`Search` owns one batch under attack. Its ledger keeps the best perturbation per input, pools every maximal
+fooled set and drops inputs whose risk cannot increase. Its oracle projects every proposal onto the threat,
+computes its exact verdicts and counts member passes. So an attack's own file holds only its algorithm.
 """
 
 from __future__ import annotations
@@ -32,23 +32,25 @@ class Search(Oracle):
     Parameters
     ----------
     rec : RandomizedEnsemble
-        Who is attacked.
+        The ensemble under attack.
     x, y : Tensor [n, ...] and [n]
         Inputs and labels.
     threat : Threat
         What the adversary may do.
     seed : int
-        Decides every random number.
+        Determines every random number.
     source : str
         The name under which witnesses are noted.
     gradient_members : GradientMembers, optional
         Copies of the members that compute gradients faster; the members themselves by default.
     drop_finished : bool
-        Leave out inputs that cannot get worse.
+        Leave out inputs whose risk cannot increase.
     pool : WitnessPool, optional
-        Witnesses known already for these very inputs.
+        Known witnesses of these inputs.
     clean : bool Tensor [n, M], optional
-        Verdicts on the inputs as they are, where they are known.
+        Verdicts on the unperturbed inputs, if known.
+    safe : bool Tensor [n, M], optional
+        Members that no perturbation fools, where a certificate says so; no pass is spent on fooling them.
 
     Examples
     --------
@@ -73,6 +75,7 @@ class Search(Oracle):
         drop_finished: bool = True,
         pool: WitnessPool | None = None,
         clean: Tensor | None = None,
+        safe: Tensor | None = None,
     ) -> None:
         self.seed, self.restart = seed, 0
         self.generator, self._shuffler = torch.Generator(), torch.Generator()
@@ -86,6 +89,7 @@ class Search(Oracle):
             drop_finished=drop_finished,
             pool=pool,
             clean=clean,
+            safe=safe,
         )
 
     def begin(self, restart: int, stream: int = 0) -> None:
@@ -96,7 +100,9 @@ class Search(Oracle):
         self._shuffler.manual_seed(seed ^ 0x5DEECE66D)
 
     def start(self) -> Tensor:
-        """Where a restart begins, for the whole batch: the clean inputs, afterwards random points of the ball."""
+        """Return the starting points of a restart for the whole batch: first the clean inputs, later random
+        points.
+        """
         return self.x.clone() if self.restart == 0 else to_layout(self.threat.random(self.x, self.generator))
 
     def random_start(self) -> Tensor:
@@ -110,8 +116,8 @@ class Search(Oracle):
     def ranks(self) -> Tensor:
         """Uniform random numbers [n, M] to order the members by.
 
-        They have a generator of their own: the points drawn must not depend on how many members there are, so
-        that M copies of one member fare as it does alone.
+        They have a generator of their own, so that the random points do not depend on the number of members
+        and M copies of one member give the same result as one.
         """
         return torch.rand(self.n, self.members, generator=self._shuffler).to(self.device)
 

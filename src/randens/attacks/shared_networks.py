@@ -1,8 +1,8 @@
-"""Gradients of members that average the same networks, at the price of the networks.
+"""Gradients of members that average the same networks, with one pass per network.
 
 The margin of an average against class c is the average of the networks' differences z_y − z_c, and so is its gradient.
-Averages of the same networks mostly have the same runner-up, so one backward pass per network and point serves nearly
-all of them; where they differ, one more for each further class.
+Averages of the same networks mostly have the same runner-up, so one backward pass per network and point is
+enough for nearly all of them. Where they differ, each further class takes one more.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def shared_planes(
             if slot == 0:
                 inputs, answer = graphs[network]
             else:
-                # A few points have another runner-up for another average: only these are run again.
+                # At a few points another average has another runner-up: only these points are run again.
                 inputs, answer = _graph(members, network, points[part[mine]])
                 forwards += len(mine) * members.passes[network]
                 here = here[mine]
@@ -83,7 +83,7 @@ def shared_planes(
             for i in users:
                 share = members.share(i, network)
                 hit = ((near.indices[i][where] == other.unsqueeze(1)) & use[i][where]).unsqueeze(2)
-                # Not hit × slope: a slope that is NaN must not reach the members that do not ask for it.
+                # Not hit × slope, because a NaN slope must not reach members that do not need it.
                 gradients[i, where] += torch.where(hit, share * slope.unsqueeze(1), 0.0)
     gaps = torch.where(use, near.values, torch.zeros_like(near.values))
     return SharedPlanes(z, gaps, gradients, forwards, backwards)

@@ -1,7 +1,7 @@
-"""A portfolio: several attacks on one search, so that each starts from what the others know.
+"""A portfolio: several attacks on one search, so that each starts from the witnesses of the others.
 
-The result is the pointwise worst case; `Found.sources` says which attack found it. Budgets are fixed per
-preset, in steps that do not depend on the machine.
+The result is the worst perturbation of each input; `Found.sources` names the attack that found it. Budgets
+are fixed per preset, in steps, which do not depend on the machine.
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ _LOSSES = {
 
 
 def parts(preset: str, threat: Threat) -> tuple[Attack, ...]:
-    """The attacks of a preset, in the order in which they run: cheap ones first, which settle most inputs."""
+    """Return the attacks of a preset in the order in which they run: cheap ones first, which decide most
+    inputs.
+    """
     if preset == "fast":
         return (Saddle(threat, orders=1, restarts=2), _Adaptive(threat, steps=10))
     if preset == "standard":

@@ -1,7 +1,7 @@
-"""A walk of a whole batch along decision boundaries: where it is, who is fooled there, and what need not be computed.
+"""The walk of a whole batch along decision boundaries: current points, fooled members, and saved passes.
 
-Three savings, none of which changes what a step does. A refused step leaves the boundaries at the current point as they
-are, so they are kept. Only members whose verdict can matter are asked about a step. Inputs whose boundaries stay far
+Passes are saved in three ways, none of which changes a step. After a refused step the boundaries at the
+current point are kept. Only members whose verdict can matter are evaluated. Inputs whose boundaries stay far
 outside the ball are given up.
 """
 
@@ -34,7 +34,7 @@ class Plane:
         return Plane(self.distance[rows], self.normal[rows], self.norm[rows])
 
     def along(self, step: Tensor) -> Tensor:
-        """By how much a step [k, ...] adds to the distance, [k]."""
+        """Return how much a step [k, ...] adds to the distance, [k]."""
         return (self.normal.flatten(1) * step.flatten(1)).sum(dim=1) / self.norm
 
     def after(self, step: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ class Walk:
         everyone = torch.arange(s.n, device=s.device)
         self.s, self.point = s, point
         self.errors = s.clean_errors.clone() if torch.equal(point, s.x) else s.judge(everyone, point)
-        self.value = self.errors.double() @ s.probs
+        self.value = s.weigh(self.errors)
         self._planes = [
             Plane(s.x.new_zeros(s.n), torch.zeros_like(s.x), s.x.new_zeros(s.n)) for _ in range(s.members)
         ]
@@ -65,12 +65,12 @@ class Walk:
         self._far = torch.zeros(s.n, dtype=torch.int64, device=s.device)
 
     def step(self) -> Tensor:
-        """A new step begins; returns a copy of the points."""
+        """Begin a new step; return a copy of the points."""
         self._far += 1
         return self.point.clone()
 
     def rows(self) -> Tensor:
-        """Inputs that can get worse and had a boundary within reach lately."""
+        """Return inputs whose risk can increase and that recently had a boundary within reach."""
         rows = self.s.unfinished
         return rows[self._far[rows] <= _PATIENCE]
 
@@ -88,15 +88,15 @@ class Walk:
         return plane, again
 
     def accept(self, rows: Tensor, candidate: Tensor, index: int, plane: Plane) -> Tensor:
-        """Go where the expected error does not fall; bool [k]: which inputs went.
+        """Accept steps that do not lower the expected error; return bool [k], the inputs that moved.
 
-        Asked are the members fooled already and the one that pulls, if it is near its boundary; one that is pulled back
-        may free any of the others.
+        Evaluated are the members that were fooled and the member that the step is for, if it is near its
+        boundary. After a step back to a boundary, all members are evaluated.
         """
         asked = self.errors[rows] | self.errors[rows, index].unsqueeze(1)
         asked[:, index] |= plane.after(candidate - self.point[rows]) < _NEAR * self.s.threat.eps
         found = self.s.judge(rows, candidate, asked)
-        risk = found.double() @ self.s.probs
+        risk = self.s.weigh(found)
         going = risk >= self.value[rows]
         taken = rows[going]
         self.point[taken], self.errors[taken], self.value[taken] = candidate[going], found[going], risk[going]

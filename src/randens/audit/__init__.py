@@ -1,4 +1,4 @@
-"""Can the numbers be trusted? Checks that published evaluations failed."""
+"""Checks whether the numbers of an evaluation can be trusted."""
 
 from randens.audit.auditing import Audit, Check, audit
 from randens.audit.random_model_checks import audit_stochastic

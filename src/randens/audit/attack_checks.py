@@ -1,4 +1,4 @@
-"""Checks that attack: what must be ordered in a sound evaluation is compared, and laws of the risk are tested."""
+"""Checks that attack: comparisons whose order is known in a sound evaluation, and laws of the risk."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ __all__ = ["checks"]
 _STEPS = (10, 20, 40)
 _QUERIES = 200
 _WIDER = (0.5, 2.0, 4.0)
-_LEFT = 0.05  # accuracy that may remain when inputs can be changed at will
+_LEFT = 0.05  # accuracy that may remain under unlimited perturbations
 _ROUNDING = 1e-9
 
 
 def checks(case: Case, evaluation: Evaluation | None) -> list[Check]:
-    """All of them; each names the members that it concerns."""
+    """Run all checks; each names the members that it concerns."""
     found = [
         _iterative(case),
         _losses(case),
@@ -92,7 +92,7 @@ def _losses(case: Case) -> Check:
         case,
         "cross-entropy-as-good-as-margin",
         lambda who: case.risk(who, "pgd"),
-        # As many steps as PGD: what is compared is the loss alone.
+        # As many steps as PGD, so that only the losses differ.
         lambda who: case.risk(who, "adaptive-pgd-margin", steps=_STEPS[1]),
         ("cross-entropy", "margin"),
         "the cross-entropy misleads attacks here (very large logits, or a flat loss); numbers from attacks on it "
@@ -137,7 +137,9 @@ def _transfer(case: Case) -> Check:
 
 
 def _judged(case: Case, source: int) -> NDArray[np.bool_]:
-    """Verdicts [n, M] of all members on what margin PGD found against member `source` alone."""
+    """Return the verdicts [n, M] of all members on the perturbations that margin PGD found for member
+    `source` alone.
+    """
     x_adv = case.attack(source, "adaptive-pgd-margin", steps=_STEPS[-1]).x_adv
     return np.stack([case.judge(member, x_adv) for member in range(len(case.members))], axis=1)
 
@@ -168,7 +170,7 @@ def _plateau(case: Case) -> Check:
 
 
 def _radius(case: Case) -> Check:
-    """Errors must grow with the radius, and all members must be fooled when inputs can be changed at will."""
+    """Errors must grow with the radius, and unlimited perturbations must fool all members."""
     evidence, wrong, said = {}, [], []
     scales = (*_WIDER, _everything(case))
     for who in range(len(case.members)):
@@ -214,7 +216,7 @@ def _everything(case: Case) -> float:
 
 
 def _alone(case: Case) -> Check:
-    """Each member attacked alone must be fooled at least as often as it does under the attack on the ensemble."""
+    """An attack on a member alone must fool it at least as often as the attack on the ensemble does."""
     evidence, wrong, said = {}, [], []
     together = case.attack(ENSEMBLE, "saddle").errors.numpy() if len(case.members) > 1 else None
     for who in range(len(case.members)):
@@ -236,7 +238,7 @@ def _alone(case: Case) -> Check:
 
 
 def _identical(case: Case) -> Check:
-    """Copies of one member must give that member's risk: there is nothing to gain from drawing among equals."""
+    """Copies of one member must give that member's risk, because drawing among copies gains nothing."""
     member = case.members[0]
     copies = Case(
         RandomizedEnsemble([member] * 3),
@@ -267,8 +269,8 @@ def _identical(case: Case) -> Check:
 
 
 def _laws(case: Case) -> Check:
-    """Laws that hold for every ensemble: legal perturbations, reported is re-evaluated, Theorem 3, and that no
-    attack on the ensemble is worse than fooling its most probable fooled member."""
+    """Laws of every ensemble: perturbations are legal, verdicts repeat, Theorem 3 holds, and an attack on the
+    ensemble is at least as strong as fooling its most probable fooled member."""
     members = len(case.members)
     who = ENSEMBLE if members > 1 else 0
     found = case.attack(who, "saddle")
@@ -321,7 +323,7 @@ def _laws(case: Case) -> Check:
 
 
 def _evaluation(case: Case, evaluation: Evaluation) -> Check:
-    """What was reported must not be better than what these quick attacks find on the same inputs."""
+    """The reported robust accuracy must not be above that of these quick attacks on the same inputs."""
     shared = min(case.n, evaluation.n)
     reported = float(evaluation.risk[:shared].mean())
     found = np.zeros(case.n)

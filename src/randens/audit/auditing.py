@@ -1,9 +1,11 @@
-"""Can the numbers be trusted? Checks that published evaluations failed, run on an ensemble before its numbers are used.
+"""Check whether the numbers of an evaluation can be trusted, by checks that published evaluations have
+failed.
 
-A robust accuracy is only as good as the attack behind it. Members whose gradients are zero, saturated or noisy
-make attacks stall and look robust; members that answer at random are scored by luck. Each check compares things
-that must be ordered in a sound evaluation (iterative and single-step attacks, white box and random search, small
-and large radii) or that must be equal (a one-hot α and its member), and says what to do where they are not.
+A robust accuracy is only as good as its attack. Attacks stall on members whose gradients are zero, saturated
+or noisy, so these members look robust; the score of a random member depends on chance. Each check compares
+quantities that have a known order in a sound evaluation (iterative and single-step attacks, white box and
+random search, small and large radii) or that must be equal (a one-hot α and its member), and advises what to
+do if they do not.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from randens.core.files import write_json
 from randens.core.progress import Progress, silent
 from randens.core.runs import Run
 from randens.ensemble import RandomizedEnsemble
-from randens.evaluation.labelled import Data, fingerprint, labelled
+from randens.evaluation.labelled_data import Data, fingerprint, labelled
 from randens.evaluation.results import Evaluation
 from randens.threat import Threat
 from randens.witness.store import WitnessStore
@@ -39,22 +41,22 @@ ENOUGH = 50
 
 @dataclass(frozen=True)
 class Audit:
-    """All checks on one ensemble, and what they amount to.
+    """The result of all checks on one ensemble.
 
     Attributes
     ----------
     checks : tuple of Check
         The findings.
     complete : bool
-        False if a member's answers were so broken that attacking it would say nothing.
+        False if a member's outputs were so broken that attacks on it would be meaningless.
     ensemble : str
         The fingerprint of the members.
     data, split, n : str, str, int
-        What was used, and how many inputs.
+        The data, their split, and the number of inputs.
     threat, seed : Threat, int
-        What they were attacked with.
+        The threat and the seed of the attacks.
     cost, now, seconds : Cost, Cost, float
-        Member passes and time behind it; `now` are the passes that this call made itself.
+        Member passes and time behind the result; `now` are the passes of this call.
     version : str
         Of randens.
     """
@@ -74,17 +76,19 @@ class Audit:
 
     @property
     def conclusive(self) -> bool:
-        """Whether there were enough inputs: on fewer than 50, one input is more than what checks may be off by."""
+        """Whether there were enough inputs: with fewer than 50, one input exceeds the tolerance of the
+        checks.
+        """
         return self.n >= ENOUGH
 
     @property
     def passed(self) -> bool:
-        """Whether every check passed, on enough inputs to say so."""
+        """Whether every check passed, on enough inputs."""
         return self.complete and self.conclusive and not self.failed
 
     @property
     def failed(self) -> tuple[Check, ...]:
-        """The checks that did not."""
+        """The checks that did not pass."""
         return tuple(check for check in self.checks if not check.passed)
 
     @property
@@ -154,10 +158,11 @@ def audit(
     folder: WitnessStore | str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> Audit:
-    """Check `rec` on `data` (a hundred inputs say enough) under `threat` (None: the ensemble's own).
+    """Check `rec` on `data` (a hundred inputs are enough) under `threat` (None: the ensemble's own).
 
-    evaluation: a result to hold against what is found here. chosen_on: which split chose what. folder: a witness
-    store, where attacks made before are read and new ones kept. A random classifier has checks of its own: see
+    evaluation: a result to compare with the attacks of the audit. chosen_on: which split chose what. folder:
+    a witness store, where attacks made before are read and new ones kept. A random classifier has checks of
+    its own: see
     `audit_stochastic`.
 
     Parameters
@@ -169,7 +174,7 @@ def audit(
     threat : Threat
         The threat of the evaluation.
     evaluation : Evaluation, optional
-        Checked for agreeing with what the audit finds.
+        Compared with the attacks of the audit.
     chosen_on : mapping, optional
         Which split chose what.
     seed : int
@@ -193,7 +198,7 @@ def audit(
     True
     """
     if getattr(rec, "stochastic", False):
-        # Imported late, as it makes an `Audit`, too.
+        # Imported late, because that module imports `Audit`.
         from randens.audit.random_model_checks import audit_stochastic
 
         return audit_stochastic(rec, data, threat, seed=seed, progress=progress)
@@ -209,7 +214,7 @@ def audit(
     if evaluation is not None:
         checks.append(member_checks.belongs(evaluation, rec))
     checks += member_checks.checks(case)
-    # Attacks refuse members whose answers are not numbers; what they are is known by now.
+    # Attacks refuse members whose outputs are not finite; the checks so far have reported them.
     complete = member_checks.scorable(checks)
     if complete:
         checks += attack_checks.checks(

@@ -1,4 +1,4 @@
-"""What every check works on: the ensemble under audit, its inputs, and a memory of the attacks already run."""
+"""The common state of all checks: the ensemble under audit, its inputs, and a cache of attacks."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Check:
-    """One finding: what was compared, whether it is as it must be, and what to do if not.
+    """The result of one check: what was compared, whether it passed, and advice if it failed.
 
     Attributes
     ----------
     name : str
         Of the check.
     passed : bool
-        Whether it is as it must be.
+        Whether the check passed.
     finding : str
         One sentence with the numbers.
     evidence : mapping
@@ -68,7 +68,7 @@ class Check:
 
 @dataclass
 class Case:
-    """The ensemble on n inputs x [n, ...] with labels y [n]. Attacks are remembered: no check pays for one twice.
+    """The ensemble on n inputs x [n, ...] with labels y [n]. Attacks are cached: no attack runs twice.
 
     store: attacks made before, on these members and inputs, are read there and new ones kept. cost: passes behind the
     attacks; now: those made in this call.
@@ -92,7 +92,7 @@ class Case:
 
     @property
     def n(self) -> int:
-        """How many inputs."""
+        """Number of inputs."""
         return len(self.y)
 
     @property
@@ -107,10 +107,11 @@ class Case:
         return max(TOLERANCE, 1.0 / self.n)
 
     def beaten(self, stronger: Risks, weaker: Risks) -> bool:
-        """Whether the attack that must be weaker finds more, per input [n]: beyond `allowed` and beyond luck.
+        """Whether the attack that must be weaker finds more, per input [n]: more than `allowed` and more than
+        chance.
 
-        Two attacks that stop after some steps differ on a few inputs, now one ahead, now the other; which, depends
-        on the last digits of the logits. A masked gradient puts the same one ahead on most of them.
+        Two attacks of limited length differ on a few inputs, in both directions, depending on the last digits
+        of the logits. With masked gradients the same attack is better on most of these inputs.
         """
         ahead, behind = int((weaker > stronger).sum()), int((weaker < stronger).sum())
         luck = float(stats.binom.sf(ahead - 1, ahead + behind, 0.5))
@@ -153,12 +154,12 @@ class Case:
 
 
 def named(who: int) -> str:
-    """For sentences."""
+    """Return a name for sentences."""
     return "the ensemble" if who == ENSEMBLE else f"member {who}"
 
 
 def logits(case: Case, member: int, x: Tensor) -> Tensor:
-    """One member's logits [n, C] in eval mode, as it is given, without gradients."""
+    """Return one member's logits [n, C] in eval mode, without gradients."""
     module = case.members[member]
     with evaluating(module), torch.no_grad():
         z: Tensor = module(to_layout(x.to(case.rec.device))).cpu()

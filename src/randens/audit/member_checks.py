@@ -1,4 +1,4 @@
-"""Checks that need no attack: how the members answer, whether their gradients can be used, which data chose what."""
+"""Checks without attacks: the members' outputs, their gradients, and which data were used for choices."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from randens.attacks import Cost
 from randens.attacks.losses import margins
 from randens.audit.case import Case, Check, logits
 from randens.ensemble import RandomizedEnsemble, evaluating, frozen, to_layout
-from randens.evaluation.labelled import UNKNOWN, Labelled, fingerprint
-from randens.evaluation.reach import conflict_of
+from randens.evaluation.gradient_conflict import conflict_of
+from randens.evaluation.labelled_data import UNKNOWN, Labelled, fingerprint
 from randens.evaluation.results import Evaluation
 
 __all__ = ["belongs", "checks", "scorable", "splits"]
@@ -64,7 +64,7 @@ def belongs(evaluation: Evaluation, rec: RandomizedEnsemble) -> Check:
 
 
 def checks(case: Case) -> list[Check]:
-    """All of them; the ones on gradients only if the answers are numbers."""
+    """Run all checks; those of gradients only if the outputs are finite."""
     found = [_outputs(case)]
     if not scorable(found):
         return found
@@ -73,7 +73,7 @@ def checks(case: Case) -> list[Check]:
 
 
 def scorable(found: Sequence[Check]) -> bool:
-    """Whether answers are numbers at all."""
+    """Whether the outputs are finite numbers."""
     return not any(check.name == "outputs" and check.evidence["not_finite"] for check in found)
 
 
@@ -115,12 +115,12 @@ def _outputs(case: Case) -> Check:
 
 
 def _mode(case: Case) -> Check:
-    """In the mode in which they were given, members must answer as they do in eval mode."""
+    """Members must give the same outputs in their current mode as in eval mode."""
     differing = {}
     for member, module in enumerate(case.members):
         if not any(m.training for m in module.modules()):
             continue
-        # Running a module in training mode may change its statistics: that happens to a copy.
+        # A copy is used, because running a module in training mode may change its statistics.
         twin = copy.deepcopy(module)
         with torch.no_grad():
             found = twin(to_layout(case.x.to(case.rec.device))).cpu()
@@ -139,7 +139,7 @@ def _mode(case: Case) -> Check:
 
 
 def _deterministic(case: Case) -> Check:
-    """The same input, asked several times, must get the same answer: only the draw may be random."""
+    """Several calls on the same input must give the same output: only the draw may be random."""
     gaps, changed = [], []
     for member in range(len(case.members)):
         first = logits(case, member, case.x)
@@ -167,7 +167,7 @@ def _deterministic(case: Case) -> Check:
 
 
 def _batches(case: Case) -> Check:
-    """An input's logits must not depend on its neighbours in the batch."""
+    """An input's logits must not depend on the other inputs of the batch."""
     gaps = []
     few = case.x[:_ALONE]
     for member in range(len(case.members)):
@@ -263,7 +263,9 @@ def _slopes(
 
 
 def _downhill(case: Case, member: int, points: Tensor, centres: Tensor, y: Tensor, slope: Tensor) -> float:
-    """Share of points whose margin falls when moved a hundredth of ε down the slope, where there is room."""
+    """Return the share of points whose margin decreases after a step of ε/100 down the slope, where it is
+    legal.
+    """
     usable = torch.nan_to_num(slope, 0.0, 0.0, 0.0)
     step = 0.01 * case.threat.eps * case.threat.steepest(usable)
     moved = case.threat.project(points - step, centres)
@@ -273,7 +275,7 @@ def _downhill(case: Case, member: int, points: Tensor, centres: Tensor, y: Tenso
         before = margins(module(to_layout(points)).unsqueeze(0), y).squeeze(0)
         after = margins(module(to_layout(moved)).unsqueeze(0), y).squeeze(0)
     case.cost = case.cost + Cost(forwards=2 * len(points))
-    # Promises below what float32 logits resolve cannot be kept.
+    # Predicted decreases below the resolution of float32 logits are not checked.
     judged = promised < -1e-5 * before.abs().clamp_min(1e-3)
     if not bool(judged.any()):
         return 1.0

@@ -1,4 +1,4 @@
-"""Checks for random defences: is it random, does the seed decide, is the loss flat or only noisy, were draws enough?"""
+"""Checks for random models: randomness, dependence on the seed, flat or noisy losses, number of draws."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from randens.audit.case import TOLERANCE, Check
 from randens.core.errors import InputError
 from randens.core.progress import Progress, silent
 from randens.ensemble import RandomizedEnsemble
-from randens.evaluation.draw_scores import gradient_noise, randomness
-from randens.evaluation.labelled import Data, Labelled, fingerprint, labelled
+from randens.evaluation.draw_statistics import gradient_noise, randomness
+from randens.evaluation.labelled_data import Data, Labelled, fingerprint, labelled
 from randens.random_model import RandomizedModel, expanded, is_random
 from randens.threat import Threat
 
 __all__ = ["audit_stochastic"]
 
-_JUDGES = 64  # frozen draws that judge every perturbation here and that no attack sees
+_JUDGES = 64  # frozen draws that score every perturbation and that no attack uses
 _FIRST = 1_800_000_000
 _SAMPLES = (1, 4, 16)  # draws per gradient step
 _AGREE = 0.5  # cosine between two gradients below which a step is mostly noise
@@ -44,11 +44,11 @@ def audit_stochastic(
     model : RandomizedModel or RandomizedEnsemble
         A random classifier, or an ensemble some of whose members are random.
     data : pair (x, y), ImageData or loader
-        Inputs and labels; a hundred say enough.
+        Inputs and labels; a hundred are enough.
     threat : Threat, optional
-        What the perturbations may be; None takes the model's own.
+        The perturbation set; None: the model's own.
     seed : int
-        Decides all draws.
+        Determines all draws.
     progress : callable, optional
         Called as progress(task, done, total).
 
@@ -127,7 +127,7 @@ def audit_stochastic(
 
 
 class _RandomCase:
-    """The model on n inputs, and draws that judge what attacks on other draws find."""
+    """The model on n inputs, and the draws that score the perturbations found on other draws."""
 
     def __init__(
         self, model: RandomizedModel | RandomizedEnsemble, inputs: Labelled, threat: Threat, seed: int
@@ -139,7 +139,7 @@ class _RandomCase:
         self.allowed = max(TOLERANCE, 1 / len(inputs))
 
     def risk(self, x_adv: Tensor) -> NDArray[np.float64]:
-        """Errors [n] on the judges."""
+        """Return the errors [n] on the scoring draws."""
         self.cost = self.cost + Cost(forwards=len(x_adv) * len(self.judges))
         found: NDArray[np.float64] = self.judges.risk(x_adv.to(self.judges.device), self.y).cpu().numpy()
         return found
@@ -198,7 +198,7 @@ def _flat(case: _RandomCase) -> Check:
 
 
 def _saturated(case: _RandomCase) -> Check:
-    """The gain from attacking more frozen draws must have come to its end at the model's K."""
+    """Attacking more frozen draws than the model's K must not find more."""
     most = max(m.draws for m in _random(case.model))
     counts = sorted({max(1, most // 4), max(1, most // 2), most})
     risks = {draws: float(case.frozen(draws).mean()) for draws in counts}

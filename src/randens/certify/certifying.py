@@ -2,12 +2,12 @@
 
 Bound propagation gives every member linear functions below its margins z_y − z_c on the whole perturbation set
 (`linear_bounds`, `interval_bounds`). Where they stay above 0 the member is certified: no perturbation fools it there,
-and η(α) ≤ mean Σ_i α_i 1[member i not certified]. That still lets the attacker fool all the others at once. Often
-no single δ can: if some λ in the simplex over members T has Σ λ_i (lower bound of margin_i)(δ) > 0 for all δ, then
-one member of T is correct for every δ. What is left per input are the maximal sets that are not refuted, and they are
-a `RiskProfile` like any other: its risk at α is the certified bound, its optimum the smallest certified risk.
+and η(α) ≤ mean Σ_i α_i 1[member i not certified]. This bound assumes that one δ fools all uncertified
+members. Often no single δ can: if some λ in the simplex over members T has Σ λ_i (lower bound of margin_i)(δ)
+> 0 for all δ, then one member of T is correct for every δ. The maximal sets that are not refuted form a
+`RiskProfile`: its risk at α is the certified bound, its optimum the smallest certified risk.
 
-For linear members the bounds are the margins themselves and nothing is lost: upper and lower bound meet.
+For linear members the bounds are the margins themselves, so upper and lower bound are equal.
 """
 
 from __future__ import annotations
@@ -35,19 +35,20 @@ from randens.core.files import write_json
 from randens.core.progress import Progress, silent
 from randens.core.runs import Run
 from randens.ensemble import RandomizedEnsemble, evaluating
-from randens.evaluation.labelled import Data, fingerprint, labelled
+from randens.evaluation.labelled_data import Data, fingerprint, labelled
 from randens.risk import RiskProfile, Sampling, optimal_sampling
 from randens.threat import Region, Threat
 from randens.witness import WitnessPool
+from randens.witness.store import WitnessStore, input_keys, member_key
 
 __all__ = ["Certification", "certify"]
 
 _FORMAT = "randens-certification-1"
 _CHUNK = 32
-_MOST_MEMBERS = 10  # 2^10 subsets; beyond, only members alone are certified
-_MOST_TARGETS = 2000  # ways to fool a subset, class by class, that are looked at before giving up
-# Verdicts are made in float32. Logits there are off by some 1e-7 of the largest one; a margin counts as certified
-# only if it is clear of a hundred times that, or of twenty times what is measured.
+_MOST_MEMBERS = 10  # 2^10 subsets; with more members, only single members are certified
+_MOST_TARGETS = 2000  # ways to fool a subset, class by class, that are tried before giving up
+# Verdicts are computed in float32, where logits have errors of about 1e-7 of the largest one; a margin counts
+# as certified only if it is clear of a hundred times that, or of twenty times what is measured.
 _FLOAT32 = 1e-5
 _MEASURED = 20.0
 
@@ -56,7 +57,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Certification:
-    """What no perturbation can do to an ensemble on n inputs.
+    """Certified bounds for an ensemble on n inputs.
 
     Attributes
     ----------
@@ -65,21 +66,21 @@ class Certification:
     certified : bool [n, M]
         Members that no perturbation fools.
     clean : bool [n, M]
-        Errors on the inputs as they are.
+        Errors on the unperturbed inputs.
     profile : RiskProfile
         For every input the maximal sets of members that are not proven safe from being fooled together.
     threat : Threat
-        What the perturbations may be.
+        The perturbation set.
     data, split : str
-        What was certified on.
+        The data and their split.
     ensemble : str
         The fingerprint of the members.
     refuted : int
-        How many sets were refuted by a λ.
+        The number of sets that a λ refuted.
     seconds : float
-        What it took.
+        The time it took.
     witnesses : RiskProfile or None
-        η as attacks found it, where a pool was given.
+        The risk profile of the given pool of witnesses.
     version : str
         Of randens.
     """
@@ -112,7 +113,7 @@ class Certification:
         return float(((~self.certified) @ alpha).mean())
 
     def lower(self, probs: ArrayLike | None = None) -> float:
-        """The risk that attacks reach; without witnesses, that of the inputs as they are."""
+        """The risk that attacks reach; without witnesses, the risk on the unperturbed inputs."""
         alpha = self.probs if probs is None else np.asarray(probs, dtype=np.float64)
         if self.witnesses is None:
             return float((self.clean @ alpha).mean())
@@ -184,13 +185,15 @@ def certify(
     pool: WitnessPool | None = None,
     joint: bool = True,
     refine: int = 4096,
+    folder: WitnessStore | str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> Certification:
     """Certify `rec` on `data` under `threat` (None: the ensemble's own).
 
-    pool: witnesses for these very inputs and members, for the lower bound; sets they fool need no refuting.
-    joint: also refute sets of members (λ-certificates). refine: ReLU layers with at most this many units get their
-    bounds by going backward from each unit; larger ones keep interval bounds, which are cheap and loose.
+    pool: witnesses of the same inputs and members, for the lower bound; sets that they fool cannot be
+    refuted. joint: also refute sets of members (λ-certificates). refine: ReLU layers with at most this many
+    units get their bounds by going backward from each unit; larger ones keep interval bounds, which are cheap
+    and loose.
 
     Parameters
     ----------
@@ -201,18 +204,21 @@ def certify(
     threat : Threat
         linf or l2.
     pool : WitnessPool, optional
-        What attacks have found, for the gap.
+        Known witnesses, for the lower bound.
     joint : bool
         Refute sets of members, not only single ones.
     refine : int
         ReLU layers up to this many units get tighter bounds.
+    folder : path or WitnessStore, optional
+        A witness store, which keeps which members are certified at which inputs: later attacks with this radius or a
+        smaller one spend nothing on them.
     progress : callable, optional
         ``progress(task, done, total)``.
 
     Returns
     -------
     Certification
-        Accuracies that no attack can go below.
+        Certified bounds on the risk.
 
     Examples
     --------
@@ -267,6 +273,11 @@ def certify(
     if pool is not None:
         _consistent(pool, np.array(points, dtype=np.int64), table)
     clean = rec.errors(inputs.x.to(rec.device), inputs.y.to(rec.device)).cpu().numpy()
+    if folder is not None:
+        store = folder if isinstance(folder, WitnessStore) else WitnessStore(folder)
+        store.refresh(chosen, inputs.x)
+        names = [member_key(member) for member in rec.members]
+        store.prove(chosen, inputs.x, input_keys(inputs.x, inputs.y), names, certified)
     return Certification(
         probs=rec.probs.cpu().numpy().copy(),
         certified=certified,
@@ -292,7 +303,9 @@ def _double(member: nn.Module) -> nn.Module:
 
 
 def _check(network: nn.Module, member: nn.Module, x: Tensor, index: int) -> None:
-    """Bounds around a single point must be the point's own logits: whatever the rules do not see shows here."""
+    """Check that the bounds around a single point equal its logits, which shows operations that the rules
+    miss.
+    """
     wide = x.double()
     with torch.no_grad():
         true, again = network(wide), network(wide)
@@ -385,7 +398,7 @@ def _refined(
 
         lower = crown(network, x, rows, directions, finished, at=layer, widest=widest)
         least = lower.value + region[rows].minimum(lower.slopes)
-        # Outward by far more than float64 can be off.
+        # Widened by far more than the float64 rounding error.
         least = least - 1e-9 * (1 + least.abs())
         if sign > 0:
             below[rows, units] = torch.maximum(below[rows, units], least)
@@ -395,7 +408,7 @@ def _refined(
 
 
 def _problem(parts: Sequence[_Margins], region: Region, j: int) -> exact.LinearProblem:
-    """The linear problem of one input, as the exact attack takes it: which members can be fooled, which together?"""
+    """Return the linear problem of one input in the form of the exact attack."""
     return exact.LinearProblem(
         np.stack([part.value[j].numpy() for part in parts]),
         np.stack([part.slopes[j].numpy() for part in parts]),

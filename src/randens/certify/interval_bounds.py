@@ -1,8 +1,8 @@
-"""Interval bound propagation: what every layer can return when every input coordinate moves in its own interval.
+"""Interval bound propagation: bounds of every layer when every input coordinate lies in its own interval.
 
-An `Interval` goes through a module in place of a tensor, by torch's own override protocol. Every operation that
-meets it must be in the table below, where its bounds are known to be sound; anything else, and any decision that
-depends on values, is refused. What passes is therefore made of affine operations and ReLU only.
+An `Interval` passes through a module in place of a tensor, by torch's override protocol. Every operation on
+it must be in the table below, where its bounds are known to be sound. Other operations, and control flow that
+depends on values, are refused. So an accepted network consists of affine operations and ReLU only.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Interval:
             _refuse("division by something that depends on the input")
         return _scale(self, 1 / other)
 
-    # In place, so that every other name of the same values sees the change, as it does in torch.
+    # In place, so that all references to the same values change, as in torch.
     def __iadd__(self, other: Any) -> Interval:
         return self._become(self + other)
 
@@ -132,7 +132,7 @@ class Interval:
 
 
 class _Relus:
-    """The ReLUs met so far, in order, with the bounds of their inputs."""
+    """The ReLUs so far, in order, with the bounds of their inputs."""
 
     def __init__(self, refine: Refine | None) -> None:
         self.refine = refine
@@ -228,7 +228,7 @@ def _batch_norm(
     momentum: float | None = None,
     eps: float = 1e-5,
 ) -> Interval:
-    del momentum  # moves stored statistics while training only
+    del momentum  # changes stored statistics only in training mode
     if training or running_mean is None or running_var is None:
         _refuse("batch statistics")
     shape = (1, -1) + (1,) * (value.centre.dim() - 2)

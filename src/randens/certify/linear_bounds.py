@@ -4,8 +4,8 @@ A ReLU whose input v lies in [l, u], l < 0 < u, lies between two lines. Going ba
 coefficient a_j ≥ 0 takes the lower line and a_j < 0 the upper one, so that what arrives at the input is a linear
 function below the output, for all inputs of the perturbation set.
 
-The backward pass is torch's own: affine operations have their exact transposes there already, and a ReLU of our
-own returns the coefficients of its lines. The constant needs no bookkeeping either. At the clean input x the true
+The backward pass is torch's: it has the exact transposes of affine operations, and a custom ReLU returns the
+coefficients of its lines. The constant needs no extra computation either. At the clean input x the true
 network gives s·z(x); replacing relu(v) by its line changes that by a·(line(v) − relu(v)) ≤ 0 for each ReLU. So
 
     s·z(x + δ) ≥ s·z(x) + Σ_ReLUs a·(line(v(x)) − relu(v(x))) + A·δ.
@@ -73,7 +73,7 @@ def crown(
 
 
 class _ReachedError(Exception):
-    """The ReLU asked for is reached; nothing behind it is needed."""
+    """The requested ReLU is reached; later layers are not needed."""
 
 
 class _Relaxed(TorchFunctionMode):

@@ -1,1 +1,1 @@
-"""The command line: parse, call, print. No logic."""
+"""The command line: each command parses its arguments, calls the library and prints the result."""

@@ -27,19 +27,20 @@ def advise(
             help="A run with a single network to compare with; may be repeated.", show_default=False
         ),
     ] = None,
-    subsets: Annotated[bool, typer.Option(help="Measure k of M averaged, too.")] = True,
+    subsets: Annotated[bool, typer.Option(help="Also measure k of M averaged.")] = True,
 ) -> None:
     """Say what to deploy with the members of RUN: one of them, a drawn one, k of M averaged, or all.
 
-    Decides on the validation split by default; test data make the table but choose
-    nothing. One table with intervals and FLOPs, every option judged by all
-    perturbations found; then the choice at 1×, 2× and M× a member's compute, and why. Written to
-    advice.json of the run, which the report shows.
+    It uses the validation split by default. With --split test the table is
+    printed, but nothing is recommended. The table has intervals and FLOPs, and
+    every option is evaluated on all perturbations found. Then follows the
+    recommendation at 1×, 2× and M× a member's compute, with its reasons. The
+    result goes to advice.json of the run, which the report shows.
 
     Example: randens advise runs/quickstart-1 --limit 100
     """
     from randens.evaluation import advise as run_advise
-    from randens.evaluation import tables
+    from randens.evaluation import result_tables
     from randens.models import pick_device
 
     opened = case.opened("saddle")
@@ -62,8 +63,8 @@ def advise(
         return
     out = console()
     title = f"{subject.run.path} on {found.data} {found.split}, {found.n} inputs"
-    rows = [tables.Row(option.name, option.accuracy, option.flops) for option in found.options]
-    out.print(tables.terminal(rows, title, found.confidence))
+    rows = [result_tables.Row(option.name, option.accuracy, option.flops) for option in found.options]
+    out.print(result_tables.terminal(rows, title, found.confidence))
     for line in found.sentences:
         out.print(line)
     out.print(f"Written to {path}.")

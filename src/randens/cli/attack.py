@@ -26,11 +26,11 @@ def attack(
         typer.Option(help="Write a PNG of clean, perturbed and difference there.", show_default=False),
     ] = None,
 ) -> None:
-    """Attack the ensemble of RUN with each attack by itself; what they find is kept in its folder `witnesses`.
+    """Attack the ensemble of RUN with each attack alone, and keep the witnesses in its folder `witnesses`.
 
-    The default is the saddle climber. An interrupted attack is continued by the
-    same command; one that has finished is read back. Under torchrun or srun the
-    processes share the images out.
+    The default attack is `saddle`. The same command continues an interrupted
+    attack and reads the result of a finished one. Under torchrun or srun the
+    images are divided among the processes.
 
     Example: randens attack runs/quickstart-1 --attack arc-r --set steps=40
     --save-images worst.png
@@ -40,17 +40,17 @@ def attack(
     opened = case.opened("saddle")
     subject, images, store = opened.subject, opened.images, opened.store
     if save_images is not None:
-        # Before the work, not after it.
+        # Checked before the work.
         if save_images.suffix.lower() != ".png":
             raise InputError(
                 f"--save-images is {str(save_images)!r}; pictures are written as PNG, e.g. worst.png"
             )
         if len(opened.attacks) > 1:
             raise InputError("--save-images shows one attack at a time; give a single --attack")
-    with case.running() as (crew, progress):
-        subject.rec.to(crew.device)
+    with case.running() as (processes, progress):
+        subject.rec.to(processes.device)
         results = attack_all(subject.rec, images, opened.attacks, store, progress)
-    if not crew.writes:
+    if not processes.writes:
         return
     if save_images is not None:
         draw_worst(save_images, images, results[-1], subject.rec, subject.threat)

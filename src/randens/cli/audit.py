@@ -1,4 +1,4 @@
-"""`randens audit`: can the numbers of a run be trusted?"""
+"""`randens audit`: check whether the numbers of a run can be trusted."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ def audit(
 ) -> None:
     """Check the ensemble of RUN for masked gradients, randomness and broken laws; exit code 1 if a check fails.
 
-    Checks that published evaluations failed, each with what to do about
-    it. On fewer than 50 inputs the audit is inconclusive, which is exit code 1, too.
-    Attacks that earlier audits made are read from the run's witnesses. Written to
-    audit.json of the run, unless that holds an audit on more inputs.
+    These are checks that published evaluations have failed, each with advice
+    what to do. On fewer than 50 inputs the audit is inconclusive, and the exit
+    code is 1 as well. Attacks of earlier audits are read from the run's
+    witnesses. The result goes to audit.json of the run, unless that holds an
+    audit on more inputs.
 
     Example: randens audit runs/quickstart-1
     """

@@ -1,4 +1,6 @@
-"""`randens bench`: ratios against peers and against the limit, by the benchmarks of a clone of the repository."""
+"""`randens bench`: compare speed and strength with other libraries and with limits; needs a clone of the
+repository.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ def bench(
     names: Annotated[
         list[str] | None, typer.Argument(metavar="[NAME]...", help="Benchmarks to run; all by default.")
     ] = None,
-    listing: Annotated[bool, typer.Option("--list", help="Say which benchmarks there are.")] = False,
+    listing: Annotated[bool, typer.Option("--list", help="List the benchmarks.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Small sizes; under three minutes.")] = False,
     out: Annotated[
         Path | None,
@@ -38,7 +40,7 @@ def bench(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure randens against peers and against the limit; exit code 1 if a benchmark failed.
+    """Measure randens against other libraries and against limits; exit code 1 if a benchmark failed.
 
     Example: randens bench --quick
     """
@@ -46,12 +48,12 @@ def bench(
     arguments += [
         flag for flag, given in (("--list", listing), ("--quick", quick), ("--json", as_json)) if given
     ]
-    # The benchmarks run in the clone; paths are meant from here.
+    # The benchmarks run in the clone, but paths are relative to the current folder.
     for option, path in (("--out", out), ("--ensemble", ensemble)):
         arguments += [] if path is None else [option, str(path.absolute())]
     arguments += [] if threads is None else ["--threads", str(threads)]
     command = [sys.executable, "-m", "benchmarks", *arguments]
-    # The package must be found in the child exactly where this process found it.
+    # The child process must import the same package as this process.
     home = str(Path(randens.__file__).resolve().parents[1])
     paths = os.pathsep.join([home, *filter(None, [os.environ.get("PYTHONPATH")])])
     child = subprocess.run(command, cwd=_clone(), env={**os.environ, "PYTHONPATH": paths}, check=False)

@@ -1,4 +1,4 @@
-"""`randens certify`: what no attack can do to the ensemble of a run."""
+"""`randens certify`: bounds on the risk of a run's ensemble that hold against every attack."""
 
 from __future__ import annotations
 
@@ -28,13 +28,15 @@ def certify(
         Path | None, typer.Option(help="Where the JSON goes; certification.json of the run by default.")
     ] = None,
 ) -> None:
-    """Certified accuracies of the ensemble of RUN: lower bounds that hold against every attack.
+    """Certify the ensemble of RUN: lower bounds on its accuracy that hold against every attack.
 
-    Of use for small networks or a small radius; on CIFAR-10 networks at 8/255
-    next to nothing can be certified. The accuracies under attack beside them come
-    from the witnesses of earlier commands, completed by attacking on --device. The
-    bounds are computed on the CPU. Written to certification.json of the run, unless
-    that holds an answer on more inputs.
+    This is useful for small networks or a small radius. On CIFAR-10 networks
+    at 8/255 almost nothing can be certified. The accuracies under attack in
+    the table come from the witnesses of earlier commands and from new attacks
+    on --device. The bounds are computed on the CPU. Certificates go into the
+    witness store, so that later attacks skip certified members. The result
+    goes to certification.json of the run, unless that holds a result on more
+    inputs.
 
     Example: randens certify runs/quickstart-1 --eps 0.03 --limit 50
     """
@@ -54,7 +56,13 @@ def certify(
             progress=progress,
         )
         result = evaluation.certify(
-            subject.rec, images, subject.threat, pool=attacked.pool, refine=refine, progress=progress
+            subject.rec,
+            images,
+            subject.threat,
+            pool=attacked.pool,
+            refine=refine,
+            folder=store,
+            progress=progress,
         )
     path, main = (result.save(output), True) if output is not None else result.keep(subject.run)
     if case.as_json:
@@ -79,7 +87,7 @@ def certify(
 
 
 def _table(result: Certification, title: str) -> Table:
-    from randens.evaluation import tables
+    from randens.evaluation import result_tables
 
     table = Table("", title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
     for heading in ("natural", "under attack", "certified"):
@@ -88,8 +96,8 @@ def _table(result: Certification, title: str) -> Table:
     for i, upper in enumerate(result.member_upper.tolist()):
         natural = 1 - result.clean[:, i].mean()
         shares = (natural, 1 - attacked[i], 1 - upper)
-        table.add_row(f"member {i}", *(tables.percent(float(share)) for share in shares))
+        table.add_row(f"member {i}", *(result_tables.percent(float(share)) for share in shares))
     natural = 1 - float((result.clean @ result.probs).mean())
     shares = (natural, 1 - result.lower(), 1 - result.upper())
-    table.add_row("randomized", *(tables.percent(share) for share in shares))
+    table.add_row("randomized", *(result_tables.percent(share) for share in shares))
     return table

@@ -1,4 +1,4 @@
-"""Options that several commands share, and how their text becomes values."""
+"""Options that several commands share, and the conversion of their text to values."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ __all__ = [
 RunFolder = Annotated[
     Path,
     typer.Argument(
-        help="A run folder, as `randens quickstart` and `randens train` make them, e.g. runs/quickstart-1.",
+        help="A run folder, made by `randens quickstart` or `randens train`, e.g. runs/quickstart-1.",
         show_default=False,
     ),
 ]
 OptionalRun = Annotated[
     Path | None,
     typer.Argument(
-        help="A run folder, e.g. runs/quickstart-1; left out where --model names networks of your own.",
+        help="A run folder, e.g. runs/quickstart-1; left out if --model names networks of your own.",
         show_default=False,
     ),
 ]
@@ -77,7 +77,7 @@ RunCode = Annotated[
 Mean = Annotated[
     str | None,
     typer.Option(
-        help="With --model: what inputs are normalised by, numbers between commas.", show_default=False
+        help="With --model: the means for normalising inputs, separated by commas.", show_default=False
     ),
 ]
 Std = Annotated[
@@ -85,7 +85,9 @@ Std = Annotated[
 ]
 Device = Annotated[
     str,
-    typer.Option(help="Where members run: auto, cpu, cuda or cuda:N; auto takes a GPU where torch sees one."),
+    typer.Option(
+        help="Where members run: auto, cpu, cuda, cuda:N or mps; auto uses a CUDA GPU if there is one."
+    ),
 ]
 Split = Annotated[
     str,
@@ -97,7 +99,7 @@ Attacks = Annotated[
     list[str] | None,
     typer.Option(
         "--attack",
-        help=f"An attack by name; repeatable, the worst of all counts. One of: {', '.join(known.ATTACKS)}.",
+        help=f"An attack by name; repeatable, the worst result counts. One of: {', '.join(known.ATTACKS)}.",
         show_default=False,
         autocompletion=known.starting(known.ATTACKS),
     ),
@@ -105,7 +107,7 @@ Attacks = Annotated[
 Settings = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", help="An option of every attack named, e.g. steps=40; repeatable.", show_default=False
+        "--set", help="An option for every named attack, e.g. steps=40; repeatable.", show_default=False
     ),
 ]
 Norm = Annotated[
@@ -133,15 +135,15 @@ Data = Annotated[
 ]
 Limit = Annotated[
     int | None,
-    typer.Option(help="Use only so many inputs, the first ones; all by default.", show_default=False),
+    typer.Option(help="Use only this many inputs, from the first on; all by default.", show_default=False),
 ]
-Seed = Annotated[int, typer.Option(help="Decides every random choice of the attacks.")]
+Seed = Annotated[int, typer.Option(help="Seed of all random choices of the attacks.")]
 
 Fresh = Annotated[
     bool, typer.Option("--fresh", help="Ignore the witnesses of earlier commands; new ones are kept.")
 ]
 Verify = Annotated[
-    bool, typer.Option("--verify", help="Judge every stored witness again, and not a random sample only.")
+    bool, typer.Option("--verify", help="Check all stored witnesses, not only a random sample.")
 ]
 
 
@@ -159,7 +161,7 @@ def number(name: str, text: str | None) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """What every command is asked that runs members on data."""
+    """Options of every command that runs members on data."""
 
     split: Split = "test"
     limit: Limit = None
@@ -173,7 +175,7 @@ class Inputs:
     as_json: Json = False
 
     def subject(self, run: Path, eps: float | None = None) -> Subject:
-        """The run folder, with the data and the threat that were asked for."""
+        """Open the run folder with the requested data and threat."""
         from randens.evaluation.run_folder import open_subject
 
         radius = number("--eps", self.eps) if eps is None else eps
@@ -181,29 +183,29 @@ class Inputs:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[tuple[Workers, Progress]]:
-        """The processes and the device that share the work, and its progress on the screen."""
+        """Yield the processes and the device that share the work, and the progress bars."""
         from randens.core.distributed import workers
 
-        with workers(self.device) as crew, bars() as progress:
-            yield crew, progress
+        with workers(self.device) as processes, bars() as progress:
+            yield processes, progress
 
 
 @dataclass(frozen=True, kw_only=True)
 class OnRun(Inputs):
-    """The same, of a command about one run folder."""
+    """Options of a command about one run folder."""
 
     run: RunFolder
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attacking(OnRun):
-    """The same, of a command that attacks it."""
+    """Options of a command that attacks a run's ensemble."""
 
     attack: Attacks = None
     settings: Settings = None
 
     def opened(self, *default: str) -> Opened:
-        """Everything that attacks need; `default` names them where none is asked for."""
+        """Open the run and create the attacks; `default` names the attacks if --attack is not given."""
         subject = self.subject(self.run)
         return Opened(
             subject,
@@ -215,7 +217,7 @@ class Attacking(OnRun):
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluating(Inputs):
-    """What a command is asked that takes a run folder or networks of one's own."""
+    """Options of a command that takes a run folder or the user's own networks."""
 
     run: OptionalRun = None
     model: Model = None
@@ -226,7 +228,7 @@ class Evaluating(Inputs):
     settings: Settings = None
 
     def check(self) -> None:
-        """Refuse both kinds and neither."""
+        """Refuse both RUN and --model, and neither of them."""
         if (self.run is None) == (self.model is None):
             raise InputError("give either a run folder RUN or networks of your own with --model")
         if self.model is not None and self.data is None:
@@ -235,23 +237,29 @@ class Evaluating(Inputs):
             )
 
     def own(self) -> tuple[Any, Any]:
-        """What --model, --run-code, --mean and --std mean: a model for `randens.evaluate`, and its preprocessing."""
+        """Turn --model, --run-code, --mean and --std into a model for `randens.evaluate` and its
+        preprocessing.
+        """
         from randens.evaluation import from_factory
 
         assert self.model is not None
+        factory = ":" in self.model and not Path(self.model).exists()
+        model = from_factory(self.model, run_code=self.run_code) if factory else self.model
+        return model, self.preprocessing()
+
+    def preprocessing(self) -> tuple[Any, ...] | None:
+        """What --mean and --std mean: the pair that `randens.evaluate` takes, or None."""
         if (self.mean is None) != (self.std is None):
             raise InputError("--mean and --std go together; give both or none")
-        pair = None
-        if self.mean is not None and self.std is not None:
-            pair = tuple(
-                [number(name, part) for part in text.split(",")]
-                for name, text in (("--mean", self.mean), ("--std", self.std))
-            )
-        factory = ":" in self.model and not Path(self.model).exists()
-        return (from_factory(self.model, run_code=self.run_code) if factory else self.model), pair
+        if self.mean is None or self.std is None:
+            return None
+        return tuple(
+            [number(name, part) for part in text.split(",")]
+            for name, text in (("--mean", self.mean), ("--std", self.std))
+        )
 
     def threat(self) -> Threat:
-        """The threat for networks of one's own: linf with 8/255 unless said otherwise."""
+        """Return the threat for the user's own networks: linf with 8/255 by default."""
         from randens.threat import Threat, norm_name
 
         if self.norm is not None and norm_name(self.norm) != "linf" and self.eps is None:
@@ -262,7 +270,7 @@ class Evaluating(Inputs):
 
 @dataclass(frozen=True)
 class Opened:
-    """A run folder, its inputs, the attacks on them and the store of what is known."""
+    """A run folder, its inputs, the attacks and the witness store."""
 
     subject: Subject
     images: ImageData
@@ -275,7 +283,7 @@ def asked(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorator: the first parameter of a command is a `kind`, whose fields become the command's options.
 
-    Fields `without` are not asked for; `defaults` are this command's own.
+    Fields `without` are left out; `defaults` are this command's defaults.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -290,7 +298,7 @@ def asked(
                     inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default,
                 ),
             )
-            # What is particular to a command comes first in its help.
+            # A command's own options come first in its help.
             for field in sorted(dataclasses.fields(kind), key=lambda field: hasattr(Inputs, field.name))
             if field.name not in without
         ]
@@ -310,7 +318,7 @@ def asked(
 
 
 def said(store: WitnessStore, now: Cost, stored: str) -> list[str]:
-    """What a command tells about the store: the passes it made itself, what it read, and what was wrong there."""
+    """Return the messages about the store: passes of this command, stored results used, and problems."""
     made = f"{now.forwards:,} forward and {now.backwards:,} backward member passes in this call"
     return [f"{made}; {stored} in {store.folder}.", *store.notes]
 

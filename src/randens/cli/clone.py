@@ -1,4 +1,6 @@
-"""What is in the repository and not in the installed package: the benchmarks, the paper's tables, the studies."""
+"""Access to parts of the repository that are not in the installed package: benchmarks, paper's tables,
+studies.
+"""
 
 from __future__ import annotations
 

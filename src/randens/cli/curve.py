@@ -1,4 +1,4 @@
-"""`randens curve`: robust accuracy against the radius, or against what the attack costs."""
+"""`randens curve`: robust accuracy against the radius, or against the attack's cost."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ __all__ = ["curve"]
 def curve(
     case: choices.Evaluating,
     eps: Annotated[
-        str, typer.Option(help="Radii, first:last:count or numbers between commas; with --cost, one radius.")
+        str,
+        typer.Option(help="Radii, first:last:count or numbers separated by commas; with --cost, one radius."),
     ] = "0:16/255:9",
     cost: Annotated[
         bool,
         typer.Option("--cost", help="Accuracy against member passes of each --attack, at the last radius."),
     ] = False,
-    deterministic: Annotated[bool, typer.Option(help="Attack the mean of all logits too.")] = True,
+    deterministic: Annotated[bool, typer.Option(help="Also attack the mean of all logits.")] = True,
     plot: Annotated[
         Path | None, typer.Option(help="Draw the curves into this PNG, SVG or PDF file.", show_default=False)
     ] = None,
@@ -34,9 +35,9 @@ def curve(
 ) -> None:
     """Draw robust accuracy against ε for the ensemble of RUN, its members and the deterministic ensemble.
 
-    All radii share one pool of witnesses: what fools at a small radius counts at
-    every larger one, so no curve rises. With --cost, each attack runs with growing
-    budgets instead, and accuracy is set against the member passes it took.
+    All radii share one pool of witnesses: a witness at a small radius counts
+    at every larger one, so no curve rises. With --cost, each attack runs with
+    growing budgets instead, and accuracy is plotted against member passes.
 
     Example: randens curve runs/quickstart-1 --eps 0:16/255:5 --limit 50 --plot
     curve.svg
@@ -59,10 +60,10 @@ def curve(
         subject = case.subject(case.run, max(radii) or 1e-9)
         given, pair, images = subject.rec, None, subject.load(case.split, case.limit)
     found: Any
-    with case.running() as (crew, progress):
+    with case.running() as (processes, progress):
         shared: dict[str, Any] = {
             "norm": case.norm or (subject.threat.norm if subject is not None else None),
-            "device": crew.device,
+            "device": processes.device,
             "preprocessing": pair,
             "split": case.split,
             "limit": case.limit,
@@ -77,7 +78,7 @@ def curve(
             found = evaluation.curve(
                 given, images, radii, case.attack, deterministic=deterministic, folder=store, **shared
             )
-    if not crew.writes:
+    if not processes.writes:
         return
     name = "cost-curve.json" if cost else "curve.json"
     path = output or (subject.run.path / name if subject is not None else None)

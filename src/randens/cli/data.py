@@ -159,7 +159,7 @@ def path(
 
     Example: randens data path cifar10
     """
-    # Not from `randens.data`, which brings torch along: a script that asks for a folder should not wait for it.
+    # Not from `randens.data`, which imports torch: a script that needs a folder should not wait for it.
     from randens.core.files import data_folder
 
     if name is not None and name not in known.DATA_SETS:

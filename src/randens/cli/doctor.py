@@ -1,4 +1,4 @@
-"""`randens doctor`: is this machine ready?"""
+"""`randens doctor`: check the installation."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ __all__ = ["doctor"]
 def doctor(as_json: Json = False) -> None:
     """Check versions, device, precision, disk, data, and the main functions; exit code 1 if something is wrong.
 
-    Takes seconds and changes nothing. Its output is what to send along with a
-    question.
+    It takes seconds and changes nothing. Include its output in a bug report.
 
     Example: randens doctor
     """

@@ -33,15 +33,18 @@ def evaluate(
     draws: Annotated[
         int | None,
         typer.Option(
-            help="With --model: it answers at random; attack so many frozen draws of it and score it on fresh ones.",
+            help="With --model: the model is random; attack this many frozen draws and score it on fresh ones.",
             show_default=False,
         ),
     ] = None,
     tolerance: Annotated[
-        float, typer.Option(help="With --draws: how far attacked and fresh draws may differ in accuracy.")
+        float,
+        typer.Option(
+            help="With --draws: the allowed difference in accuracy between attacked and fresh draws."
+        ),
     ] = 0.02,
-    deterministic: Annotated[bool, typer.Option(help="Attack the mean of all logits too.")] = True,
-    uniform: Annotated[bool, typer.Option(help="Attack equal probabilities, too.")] = True,
+    deterministic: Annotated[bool, typer.Option(help="Also attack the mean of all logits.")] = True,
+    uniform: Annotated[bool, typer.Option(help="Also attack equal probabilities.")] = True,
     output: Annotated[
         Path | None, typer.Option(help="Where the JSON goes; evaluation.json of the run by default.")
     ] = None,
@@ -53,18 +56,18 @@ def evaluate(
 ) -> None:
     """Evaluate the ensemble of RUN, or networks of your own: expected accuracies on the worst perturbations found.
 
-    The default attack is the portfolio `suite`, preset standard. The numbers go to
-    evaluation.json of the run, which the report, the figures and the audit read,
-    unless that holds numbers on more inputs; every answer is in the folder answers.
-    What is known from earlier commands is not attacked again: an interrupted
-    evaluation is continued by the same command, and the same command makes no
-    attack twice. Under torchrun or srun the processes share the images out.
+    The default attack is the portfolio `suite`, preset standard. The result
+    goes to evaluation.json of the run, which the report, the figures and the
+    audit read, unless that holds a result on more inputs. All results are in
+    the folder answers. Searches of earlier commands are not repeated: the same
+    command continues an interrupted evaluation and makes no attack twice.
+    Under torchrun or srun the images are divided among the processes.
 
-    Networks of your own: --model and --data instead of RUN. Their numbers are
-    printed, and written where --output says. A network whose answers are random
-    needs --draws: a factory with an argument gets a seed for every draw, one
-    without returns a module that draws from torch's generators. If --output names
-    a folder, that becomes a run folder, of which randens report makes a page.
+    For networks of your own, give --model and --data instead of RUN. The
+    result is printed, and written to --output if given. A random network needs
+    --draws: a factory with an argument is called with a seed for every draw; a
+    factory without one returns a module that draws from torch's generators. If
+    --output names a folder, it becomes a run folder for randens report.
 
     Example: randens evaluate runs/quickstart-1 --attack arc-r --attack saddle
     --limit 100
@@ -90,14 +93,14 @@ def _of_run(
     deterministic: bool,
     uniform: bool,
 ) -> None:
-    """Evaluate the ensemble of a run folder; the numbers are kept there."""
+    """Evaluate the ensemble of a run folder; the result is kept there."""
     from randens import evaluation
 
     subject = case.subject(run)
     images = subject.load(case.split, case.limit)
     chosen = choices.make_attacks(case.attack, ("suite",), subject.threat, case.settings, case.seed)
     store = subject.store(fresh=case.fresh, verify=case.verify)
-    with case.running() as (crew, progress):
+    with case.running() as (processes, progress):
         result = evaluation.evaluate(
             subject.rec,
             images,
@@ -105,11 +108,11 @@ def _of_run(
             also={"uniform": None} if uniform and len(subject.rec) > 1 else {},
             deterministic=deterministic,
             chosen_on=subject.chosen_on,
-            device=crew.device,
+            device=processes.device,
             folder=store,
             progress=progress,
         )
-    if not crew.writes:
+    if not processes.writes:
         return
     path, main = (result.save(output), True) if output is not None else result.keep(subject.run)
     if adversarial is not None:
@@ -128,19 +131,19 @@ def _own(
     deterministic: bool,
     uniform: bool,
 ) -> None:
-    """Evaluate networks of one's own; the numbers are printed."""
+    """Evaluate the user's own networks and print the result."""
     from randens import evaluation
 
     assert case.model is not None
     model, pair = case.own()
     threat = case.threat()
     chosen = choices.make_attacks(case.attack, ("suite",), threat, case.settings, case.seed)
-    with case.running() as (crew, progress):
+    with case.running() as (processes, progress):
         result = evaluation.evaluate(
             model,
             case.data,
             chosen,
-            device=crew.device,
+            device=processes.device,
             bounds=threat.bounds,
             preprocessing=pair,
             split=case.split,
@@ -149,7 +152,7 @@ def _own(
             also={"uniform": None} if uniform else {},
             progress=progress,
         )
-    if not crew.writes:
+    if not processes.writes:
         return
     path = None if output is None else result.save(output)
     if adversarial is not None and result.case is not None:
@@ -158,20 +161,19 @@ def _own(
 
 
 def _random(case: choices.Evaluating, draws: int, tolerance: float, output: Path | None) -> None:
-    """Evaluate a model whose answers are random."""
+    """Evaluate a random model."""
     from randens import evaluation
     from randens.core.devices import on_device
     from randens.core.runs import Run
-    from randens.evaluation.evaluate_any import prepare
+    from randens.evaluation.preparation import prepare
 
     assert case.model is not None
     chosen = choices.make_attacks(case.attack, ("suite",), case.threat(), case.settings, case.seed)
     if output is not None and output.exists() and output.suffix != ".json":
         raise InputError(f"--output is {output}, which exists already; choose another folder")
-    if case.mean is not None or case.std is not None:
-        raise InputError("--mean and --std do not go with --draws; normalise inside the model's own forward")
+    pair = case.preprocessing()
     made = evaluation.random_from_factory(case.model, draws, run_code=case.run_code)
-    prepared = prepare(made, case.data, chosen, split=case.split, limit=case.limit)
+    prepared = prepare(made, case.data, chosen, preprocessing=pair, split=case.split, limit=case.limit)
     with on_device(prepared.rec, case.device), bars() as progress:
         result = evaluation.evaluate_stochastic(
             prepared.rec,
@@ -197,21 +199,24 @@ def _random(case: choices.Evaluating, draws: int, tolerance: float, output: Path
 
 
 def _print(result: Evaluation, name: str, style: Format, told: list[str], as_json: bool) -> None:
-    from randens.evaluation import tables
+    from randens.data import called
+    from randens.evaluation import result_tables
 
     if as_json:
         print_json(result.to_json())
         return
-    rows = tables.rows(result)
+    rows = result_tables.rows(result)
     if style is Format.markdown:
-        typer.echo(tables.markdown(rows))
+        typer.echo(result_tables.markdown(rows))
     elif style is Format.latex:
-        typer.echo(tables.latex(rows))
+        typer.echo(result_tables.latex(rows))
     else:
-        title = f"{name} on {result.data} {result.split}, {result.threat.norm} ε = {result.threat.eps:.4g}"
+        title = (
+            f"{name} on {called(result.data, result.split)}, {result.threat.norm} ε = {result.threat.eps:.4g}"
+        )
         out = console()
-        out.print(tables.terminal(rows, title, result.confidence))
-        for line in tables.statements(result):
+        out.print(result_tables.terminal(rows, title, result.confidence))
+        for line in result_tables.statements(result):
             out.print(line)
         for line in told:
             out.print(line, markup=False)

@@ -1,4 +1,4 @@
-"""`randens explain`: what risks alone say about an ensemble, reported ones in a table too."""
+"""`randens explain`: bounds on an ensemble's risk from its members' risks, and audits of published tables."""
 
 from __future__ import annotations
 
@@ -39,13 +39,14 @@ def explain(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Floor, ceiling and advice for an ensemble whose members have these adversarial risks (Theorem 3).
+    """Print floor, ceiling and advice for an ensemble whose members have these adversarial risks (Theorem 3).
 
-    A risk is 1 minus robust accuracy, as a number from 0 to 1. Needs no run
-    folder and no torch. With --table, reported accuracies are audited: the
-    P(R1) and the probabilities they imply, and what contradicts the theorems
-    or the inclusion of balls. A row has name, members (robust accuracies),
-    robust, and if known probs and attacks (name, robust, norm, eps).
+    A risk is 1 minus robust accuracy, as a number from 0 to 1. The command
+    needs no run folder and no torch. With --table, reported accuracies are
+    audited: it prints the P(R1) and the probabilities that they imply, and
+    contradictions to the theorems or to the inclusion of balls. A row has
+    name, members (robust accuracies), robust, and if known probs and attacks
+    (name, robust, norm, eps).
 
     Example: randens explain 0.42 0.45 0.5
     """

@@ -1,4 +1,4 @@
-"""`randens explore`: the risk landscape of numbers typed in by hand, as a page."""
+"""`randens explore`: a page with the risk landscape of given numbers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def explore(
     output: Annotated[Path, typer.Option(help="Where the page goes.")] = Path("explore.html"),
     as_json: Json = False,
 ) -> None:
-    """Write a page that draws the risk over all probabilities for RISKS or configurations, to be changed in it.
+    """Write an interactive page that draws the risk over all probabilities for RISKS or configurations.
 
     Example: randens explore 0.2 0.45 --output landscape.html
     """

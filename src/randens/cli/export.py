@@ -1,4 +1,4 @@
-"""`randens export`: the ensemble of a run as ONNX files that need no torch."""
+"""`randens export`: write the ensemble of a run as ONNX files that need no torch."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def export(
 ) -> None:
     """Export the ensemble of RUN: one ONNX file per member and a manifest, compared with torch on validation data.
 
-    Needs the extra `deploy`. With --int8, accuracies of both versions are measured
-    on --limit test inputs under --attack. The folder it makes is what `randens serve` and
-    randens.deploy.Predictor take.
+    It needs the extra `deploy`. With --int8, accuracies of both versions are
+    measured on --limit test inputs under --attack. The new folder is for
+    `randens serve` and randens.deploy.Predictor.
 
     Example: randens export runs/quickstart-1
     """
@@ -42,7 +42,7 @@ def export(
     from randens.deploy.quantizing import quantize
     from randens.models import pick_device
 
-    # What int8 needs is checked before the work, not after it.
+    # The requirements of int8 are checked before the work.
     opened, device = case.opened("pgd", "arc-r"), pick_device(case.device)
     subject = opened.subject
     target = output or subject.run.path / "bundle"

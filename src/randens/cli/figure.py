@@ -1,4 +1,4 @@
-"""`randens figure`: one figure of a run, for a paper."""
+"""`randens figure`: draw one figure of a run, for a paper."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def figure(
 ) -> None:
     """Draw the figure NAME of RUN as PNG, SVG or PDF.
 
-    The data come from what evaluate, train and report --measure have left in the
+    The data are the results of evaluate, train and report --measure in the
     run folder.
 
     Example: randens figure landscape runs/quickstart-1 --output landscape.svg

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: every command ends with one line that says what was kept and how to go on, and no traceback."""
+"""Ctrl-C and SIGTERM: every command ends with one line that says what was kept and how to continue."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ _NOTHING = "nothing was written; the same command begins again"
 
 
 class Terminated(BaseException):
-    """SIGTERM has come. Not an `Exception`: no handler of ordinary errors may catch it."""
+    """SIGTERM was received. It is not an `Exception`, so that no handler of ordinary errors catches it."""
 
 
 def farewell(verb: str, number: int) -> str:
-    """The one line for a command that a signal ended."""
+    """Return the line for a command that a signal ended."""
     name = "terminated" if number == signal.SIGTERM else "interrupted"
     return f"{name}: {_KEPT.get(verb, _NOTHING)}"
 
 
 @contextlib.contextmanager
 def signals_noted() -> Iterator[list[int]]:
-    """The signals that came, in their order: SIGINT raises KeyboardInterrupt, SIGTERM `Terminated`.
+    """Yield the list of received signals in order; SIGINT raises KeyboardInterrupt, SIGTERM `Terminated`.
 
-    Commands that stop in their own way replace the handlers while they run. A second signal while a command cleans
-    up raises again; once the context ends, the handlers are those from before.
+    Commands with their own way of stopping replace the handlers while they run. A second signal while a
+    command cleans up raises again. The earlier handlers are restored at the end of the context.
     """
     seen: list[int] = []
     if threading.current_thread() is not threading.main_thread():
@@ -52,7 +52,7 @@ def signals_noted() -> Iterator[list[int]]:
         raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
 
     wanted = [signal.SIGTERM]
-    # A shell starts jobs in the background with SIGINT ignored; that stays so.
+    # A shell starts background jobs with SIGINT ignored; it stays ignored.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         wanted.append(signal.SIGINT)
     before = {number: signal.signal(number, note) for number in wanted}

@@ -1,4 +1,4 @@
-"""`randens`: one verb each. Errors that randens raises on purpose become one line and exit code 2."""
+"""The entry point `randens`. Errors of randens become one line and exit code 2."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ if TYPE_CHECKING:
 __all__ = ["VERBS", "main", "run"]
 
 VERBS = {
-    "quickstart": "Train, attack and explain an ensemble of digits in minutes.",
+    "quickstart": "Train, attack and explain an ensemble on digits in minutes.",
     "doctor": "Check the installation.",
     "data": "List, fetch, verify and locate data sets.",
     "train": "Train an ensemble by a recipe.",
-    "attack": "Attack a run's ensemble and keep what is found.",
-    "evaluate": "Natural and robust accuracy of a run or of your own networks.",
-    "curve": "Robust accuracy against the radius, or against the attack's cost.",
-    "advise": "What to deploy: a member, a drawn one, k of M averaged, or all.",
+    "attack": "Attack a run's ensemble and keep the witnesses.",
+    "evaluate": "Measure natural and robust accuracy of a run or of your own networks.",
+    "curve": "Measure robust accuracy against the radius, or against the attack's cost.",
+    "advise": "Say what to deploy: a member, a drawn one, k of M averaged, or all.",
     "audit": "Check whether the numbers of a run can be trusted.",
-    "certify": "Lower bounds on accuracy that hold against every attack.",
+    "certify": "Compute lower bounds on accuracy that hold against every attack.",
     "sample": "Find the best sampling probabilities of a run.",
-    "explain": "What the members' risks allow; audit a published table.",
+    "explain": "Say what the members' risks allow; audit a published table.",
     "report": "Write a page about runs.",
-    "explore": "Write a page in which risks can be changed.",
+    "explore": "Write a page to explore risks interactively.",
     "figure": "Draw one figure of a run.",
-    "reproduce": "Regenerate the paper's tables and figures.",
+    "reproduce": "Make the paper's tables and figures.",
     "export": "Write a run's ensemble as ONNX files.",
     "serve": "Answer predictions over HTTP.",
-    "zoo": "Trained ensembles that come with randens.",
-    "bench": "Measure randens against peers and against the limit.",
+    "zoo": "List and load trained ensembles that come with randens.",
+    "bench": "Measure randens against other libraries and against limits.",
 }
 """Every command with what it does, in the order in which a new user needs them."""
 
-_ABOUT = "Randomized ensembles of classifiers: attack them, prove what they can and cannot do, train them, ship them."
+_ABOUT = "Attack, evaluate, certify, train and deploy randomized ensembles of classifiers."
 _CODES = "Exit codes: 0 done, 1 a check failed, 2 bad input, 130 interrupted, 143 terminated."
 _START = f"""{_ABOUT}
 
@@ -55,10 +55,10 @@ I want to train one
   randens train digits-mlp-barre --out runs/mine
   randens report runs/mine
 
-All commands: randens --help. One of them: randens evaluate --help. Check the installation: randens doctor.
+All commands: randens --help. One command: randens evaluate --help. Check the installation: randens doctor.
 """
 
-# Packages that the plain installation leaves out, and the extras that bring them.
+# Packages that are not part of the plain installation, and the extras that install them.
 _EXTRAS = {
     **dict.fromkeys(
         (
@@ -89,7 +89,7 @@ _EXTRAS = {
     ),
     "tensorboard": "tensorboard",
 }
-# Set by the script that --install-completion leaves in the shell; the words typed so far are in the others.
+# Set by the script of --install-completion; other variables hold the words typed so far.
 _COMPLETION = "_RANDENS_COMPLETE"
 _TYPED = ("_TYPER_COMPLETE_ARGS", "COMP_WORDS")
 
@@ -108,7 +108,7 @@ def run(arguments: Sequence[str]) -> int:
     if not os.environ.get(_COMPLETION) and (shown := _shown(chosen)) is not None:
         sys.stdout.write(shown)
         return 0
-    # Typer takes longer to import than everything above takes to run.
+    # Imported late, because importing typer takes longer than all of the above.
     import typer
 
     with signals_noted() as signals, warnings.catch_warnings():
@@ -122,7 +122,7 @@ def run(arguments: Sequence[str]) -> int:
         except (KeyboardInterrupt, typer.Abort, Terminated):
             number = signals[0] if signals else signal.SIGINT
         except Exception:
-            # An error that the signal caused is not reported as one.
+            # An error that the signal caused is not reported.
             if not signals:
                 raise
             number = signals[0]
@@ -131,7 +131,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _shown(arguments: list[str]) -> str | None:
-    """What needs no command: where to begin, the list of commands, the version."""
+    """Print the entry points, the list of commands or the version, if no command is given."""
     if not arguments:
         return _START
     if arguments == ["--version"]:
@@ -169,7 +169,7 @@ def _run(chosen: list[str]) -> int:
         _say(str(error))
         return 2
     except TyperException as error:
-        # A group without a subcommand has shown its help already, and says nothing more.
+        # A group without a subcommand has already shown its help.
         if message := error.format_message().strip():
             _say(message)
         return error.exit_code
@@ -184,9 +184,10 @@ def _run(chosen: list[str]) -> int:
 
 
 def _app(arguments: Sequence[str]) -> typer.Typer:
-    """The application with the one command that is asked for; the others are there by name and summary alone.
+    """Build the application with the requested command; the others have only their name and summary.
 
-    Importing a command imports what it needs, which takes time and may need packages that are not installed.
+    Importing a command imports its dependencies, which takes time and may need packages that are not
+    installed.
     """
     import importlib
 
@@ -214,7 +215,7 @@ def _app(arguments: Sequence[str]) -> typer.Typer:
 
 
 def _wanted(arguments: Sequence[str]) -> str | None:
-    """The verb that the arguments ask for, or that the words being completed begin with; None for the root."""
+    """Return the command in the arguments or in the words being completed; None for the root."""
     if os.environ.get(_COMPLETION):
         typed = next((os.environ[name] for name in _TYPED if os.environ.get(name)), "")
         return next((word for word in typed.split()[1:] if word in VERBS), None)
@@ -222,7 +223,7 @@ def _wanted(arguments: Sequence[str]) -> str | None:
 
 
 def _elsewhere() -> None:
-    """Stands for a command that was not asked for."""
+    """Placeholder of a command that was not requested."""
 
 
 def _check_subcommand(verb: str, group: typer.Typer, rest: Sequence[str]) -> None:
@@ -236,7 +237,7 @@ def _check_subcommand(verb: str, group: typer.Typer, rest: Sequence[str]) -> Non
 
 
 def _one_line(others: Callable[..., None]) -> Callable[..., None]:
-    """What randens warns about is one line; the rest looks as always: `others` shows it."""
+    """Show a warning of randens as one line; `others` shows other warnings as usual."""
 
     def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
         if issubclass(category, RandensWarning):

@@ -1,5 +1,5 @@
-"""Names that the shell completes. They are written down here because asking the library for them imports torch,
-which takes seconds, and a key press should not; a test compares them with the library."""
+"""Names that the shell completes. They are listed here because importing the library takes seconds, which is
+too long for a key press. A test compares them with the library."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SPLITS = ("train", "validation", "test")
 
 
 def starting(names: tuple[str, ...]) -> Callable[[str], list[str]]:
-    """What Typer asks when Tab is pressed: those of the names that begin as what has been typed."""
+    """Return a completion function for Typer: the names that start with the typed text."""
 
     def complete(incomplete: str) -> list[str]:
         return [name for name in names if name.startswith(incomplete)]

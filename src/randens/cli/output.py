@@ -1,4 +1,4 @@
-"""How results reach standard output: for people, or as JSON for programs."""
+"""Print results to standard output: for people, or as JSON for programs."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ def console() -> Console:
 
 
 def print_json(value: Any) -> None:
-    """One JSON document; NaN is not JSON and is refused."""
+    """Print one JSON document; NaN is refused, because it is not JSON."""
     typer.echo(json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False))

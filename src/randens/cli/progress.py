@@ -1,4 +1,4 @@
-"""Progress bars on standard error, so that standard output holds the result and nothing else."""
+"""Progress bars on standard error, so that standard output holds only the result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SECONDS_BETWEEN_LINES = 10.0
 
 @contextlib.contextmanager
 def bars() -> Iterator[Progress]:
-    """A bar for every task, with the time spent and left; in a log file, a line now and then instead."""
+    """Show a bar for every task with the time spent and left; in a log file, print lines instead."""
     # Imported here because help and small commands draw no bar.
     import rich.progress
     from rich.console import Console
@@ -52,7 +52,7 @@ def bars() -> Iterator[Progress]:
 
 
 def _lines(stream: TextIO) -> Progress:
-    """A line after two seconds and every ten from then on, about the task that will take longest."""
+    """Print a line after two seconds and then every ten seconds, about the task that will take longest."""
     began: dict[str, float] = {}
     ahead: dict[str, tuple[float, float]] = {}
     last = time.monotonic() - _SECONDS_BETWEEN_LINES + _SECONDS_TO_FIRST_LINE

@@ -36,18 +36,18 @@ def report(
 ) -> None:
     """Write a page about RUNS that opens in any browser without a network.
 
-    Shows what evaluate, sample, audit and train have left in the run folders, and
-    says which command brings what is missing. All options but --output and --json
-    are for --measure, which takes as many inputs as evaluation.json has, or 200.
+    It shows the results of evaluate, sample, audit and train in the run
+    folders, and names the commands for missing results. All options except
+    --output and --json are for --measure, which uses as many inputs as
+    evaluation.json, or 200.
 
     Example: randens report runs/quickstart-1 runs/quickstart-1/at --output
     comparison.html
     """
-    from randens.evaluation.evaluating import again
     from randens.models import pick_device
     from randens.report import measure as run_measure
     from randens.report import write_report
-    from randens.report.load import load_runs
+    from randens.report.from_store import read_runs
     from randens.report.verdicts import verdicts
 
     if measure:
@@ -64,11 +64,9 @@ def report(
                 found = run_measure(
                     subject.rec, inputs, subject.threat, folder=store, seed=case.seed, progress=progress
                 )
-                if known is not None:
-                    again(known, subject, store, progress)
             found.save(subject.run)
     path = write_report(runs, output)
-    said = verdicts(load_runs(runs))
+    said = verdicts(read_runs(runs))
     if case.as_json:
         print_json(
             {

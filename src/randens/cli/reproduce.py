@@ -1,4 +1,4 @@
-"""`randens reproduce`: the paper's tables and figures, next to the paper's own numbers."""
+"""`randens reproduce`: make the paper's tables and figures, next to the paper's own numbers."""
 
 from __future__ import annotations
 
@@ -62,10 +62,10 @@ def reproduce(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Regenerate the paper's tables and figures from run folders; the same command continues after a break.
+    """Make the paper's tables and figures from run folders; the same command continues an interrupted one.
 
-    Writes reproduction.md, reproduction.json and figures next to the run folders:
-    our number and the paper's in every cell, in the paper's layout.
+    It writes reproduction.md, reproduction.json and figures next to the run
+    folders, in the paper's layout, with our number and the paper's per cell.
 
     Example: randens reproduce --scale digits
     """
@@ -77,7 +77,7 @@ def reproduce(
     pick_device(device)
     if form not in _FORMS:
         unknown("format", form, _FORMS)
-    # Before anything is trained: this attack comes last.
+    # Checked before training, because the attack comes last.
     if attack not in attacks.names():
         unknown("attack", attack, attacks.names())
     with bars() as progress:

@@ -1,4 +1,6 @@
-"""`randens sample`: the probabilities with the smallest risk under attack, and what each member is worth."""
+"""`randens sample`: find the probabilities with the smallest risk under attack, and the risk without each
+member.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from randens.core.errors import unknown
 
 if TYPE_CHECKING:
     from randens.evaluation import AttackedSampling
-    from randens.evaluation.sampling_methods import Contribution, MethodValue
+    from randens.risk.sampling_methods import Contribution, MethodValue
 
 __all__ = ["sample"]
 
@@ -32,34 +34,35 @@ def sample(
     ] = "confidence",
     confidence: Annotated[float, typer.Option(help="One-sided, for --method confidence.")] = 0.95,
     tol: Annotated[float, typer.Option(help="The gap at which to stop.")] = 1e-3,
-    max_sweeps: Annotated[int, typer.Option(help="How often the inputs may be attacked.")] = 20,
+    max_sweeps: Annotated[int, typer.Option(help="The largest number of attacks on all inputs.")] = 20,
     apply: Annotated[
         bool, typer.Option("--apply", help="Store the probabilities in the run's ensemble.")
     ] = False,
 ) -> None:
     """Find the sampling probabilities of the ensemble of RUN, with a bound on how much better others could be.
 
-    α leaves the uniform point only where the inputs are enough to say so; --method
-    exact takes the optimum on these very inputs instead.
-    Says too what each member is worth and what simpler ways to choose would give.
-    Chosen on the validation split by default; test data are refused. Written to
-    sampling.json of the run, unless that holds an answer on more inputs; the
-    ensemble itself changes with --apply only. Starts from the witnesses of
-    earlier commands. Under torchrun or srun the processes share the images out.
+    α differs from uniform only where the inputs give enough evidence; --method
+    exact gives the optimum on these inputs instead. The command also prints
+    the risk without each member and the risks that simpler methods reach. It
+    uses the validation split by default; test data are refused. The result
+    goes to sampling.json of the run, unless that holds a result on more
+    inputs; only --apply changes the ensemble. The search starts from the
+    witnesses of earlier commands. Under torchrun or srun the images are
+    divided among the processes.
 
     Example: randens sample runs/quickstart-1 --apply
     """
     from randens import evaluation
-    from randens.evaluation.labelled import fingerprint
-    from randens.evaluation.sampling_methods import compare_methods, contributions
+    from randens.evaluation.labelled_data import fingerprint
     from randens.risk import optimal_sampling
+    from randens.risk.sampling_methods import compare_methods, contributions
 
     if method not in _METHODS:
         unknown("--method", method, _METHODS)
     opened = case.opened("arc-r", "saddle")
     subject, store = opened.subject, opened.store
-    with case.running() as (crew, progress):
-        subject.rec.to(crew.device)
+    with case.running() as (processes, progress):
+        subject.rec.to(processes.device)
         found = evaluation.optimize_sampling(
             subject.rec,
             opened.images,
@@ -70,7 +73,7 @@ def sample(
             confidence=confidence if method == "confidence" else None,
             folder=store,
         )
-    if not crew.writes:
+    if not processes.writes:
         return
     exact = found if found.confidence is None else optimal_sampling(found.profile, method="exact")
     methods, members = compare_methods(found.profile, exact), contributions(found.profile, found)

@@ -1,4 +1,4 @@
-"""`randens serve`: a bundle behind HTTP."""
+"""`randens serve`: serve a bundle over HTTP."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ _USUAL = Limits()
 
 def serve(
     bundle: Annotated[Path, typer.Argument(help="A bundle made by `randens export`.", show_default=False)],
-    host: Annotated[
-        str, typer.Option(help="Address to listen on; loopback unless told otherwise.")
-    ] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen on; loopback by default.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
     token_file: Annotated[
         Path | None,
@@ -45,7 +43,7 @@ def serve(
     max_body: Annotated[int, typer.Option(help="Bytes of a request's body.")] = _USUAL.body,
     max_pixels: Annotated[int, typer.Option(help="Pixels of a picture.")] = _USUAL.pixels,
     max_batch: Annotated[int, typer.Option(help="Inputs times draws of a request.")] = _USUAL.batch,
-    max_active: Annotated[int, typer.Option(help="Requests worked on at once.")] = _USUAL.active,
+    max_active: Annotated[int, typer.Option(help="Requests processed at once.")] = _USUAL.active,
     max_flight: Annotated[int, typer.Option(help="Bytes of all bodies in memory.")] = _USUAL.flight,
     max_connections: Annotated[int, typer.Option(help="Open connections.")] = _USUAL.connections,
     timeout: Annotated[float, typer.Option(help="Seconds for an answer.")] = _USUAL.answer_seconds,
@@ -59,13 +57,13 @@ def serve(
         float, typer.Option(help="Seconds for a client to read its answer.")
     ] = _USUAL.write_seconds,
     stop_timeout: Annotated[
-        float, typer.Option(help="Seconds to finish in when told to stop.")
+        float, typer.Option(help="Seconds to finish after a stop signal.")
     ] = _USUAL.stop_seconds,
 ) -> None:
     """Serve BUNDLE over HTTP until interrupted: POST /v1/predict, and a page at / to try it.
 
-    Needs the extra `deploy`. Ctrl-C or SIGTERM answers what was accepted and ends
-    with exit code 130 or 143.
+    It needs the extra `deploy`. After Ctrl-C or SIGTERM it answers all
+    accepted requests and ends with exit code 130 or 143.
 
     Example: randens serve runs/quickstart-1/bundle --port 8000
     """

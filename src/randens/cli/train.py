@@ -1,4 +1,4 @@
-"""`randens train`: an ensemble from a recipe, resumable at any moment."""
+"""`randens train`: train an ensemble from a recipe; a run can be interrupted and continued."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ def train(
     device: Annotated[
         str | None,
         typer.Option(
-            help="Where to train: auto, cpu or cuda; the recipe's device by default.", show_default=False
+            help="Where to train: auto, cpu, cuda, cuda:N or mps; the recipe's device by default.",
+            show_default=False,
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Continue although the recipe has changed.")] = False,
@@ -56,9 +57,9 @@ def train(
 ) -> None:
     """Train an ensemble by RECIPE. The same command continues a run that was interrupted or killed.
 
-    Says first what the run will cost on this machine. Ctrl-C saves and ends with
-    exit code 130, SIGTERM with 143. The result is a run folder that the other
-    commands take.
+    It first prints the cost of the run on this machine. Ctrl-C saves a
+    checkpoint and ends with exit code 130, SIGTERM with 143. The result is a
+    run folder for the other commands.
 
     Example: randens train digits-convnet-barre --set epochs=5
     """
@@ -103,7 +104,7 @@ def _report(folder: Path, as_json: bool) -> None:
 
 
 class _Stop:
-    """Whether Ctrl-C or a scheduler's SIGTERM has come, and which."""
+    """Whether Ctrl-C or a scheduler's SIGTERM was received, and which."""
 
     number = 0
 
@@ -113,7 +114,7 @@ class _Stop:
 
 @contextlib.contextmanager
 def _stop_on_signal(say: Callable[[str], None]) -> Iterator[_Stop]:
-    """The first signal asks to stop after the step; a second one ends at once."""
+    """Stop after the step at the first signal; end at once at a second one."""
     stop = _Stop()
 
     def ask(number: int, frame: FrameType | None) -> None:

@@ -34,7 +34,7 @@ def list_(zoo: _Zoo = None, as_json: Json = False) -> None:
     Example: randens zoo list
     """
     from randens import zoo as home
-    from randens.evaluation.tables import percent
+    from randens.evaluation.result_tables import percent
 
     rows = []
     for name in home.names(zoo):
@@ -57,7 +57,7 @@ def list_(zoo: _Zoo = None, as_json: Json = False) -> None:
         return
     table = Table(box=None, pad_edge=False)
     for heading in ("name", "method", "M", "natural", "robust", "images"):
-        # Names are typed again, so they are never shortened.
+        # Users type these names, so they are never shortened.
         table.add_column(heading, no_wrap=heading == "name", overflow="fold")
     for row in rows:
         shares = [percent(v) if isinstance(v, float) else "–" for v in (row["natural"], row["robust"])]
@@ -82,7 +82,7 @@ def load(
     ] = None,
     zoo: _Zoo = None,
 ) -> None:
-    """Copy an ensemble to a run folder of your own, checksums verified.
+    """Copy an ensemble to a new run folder and verify its checksums.
 
     Example: randens zoo load cifar10-resnet20-barre-m3
     """
@@ -94,7 +94,7 @@ def load(
 
 @app.command("card")
 def card(name: _Name, zoo: _Zoo = None, as_json: Json = False) -> None:
-    """Show what an ensemble is, how it was made, its numbers and its limits.
+    """Show the card of an ensemble: how it was made, its numbers and its limits.
 
     Example: randens zoo card cifar10-resnet20-barre-m3
     """
@@ -140,7 +140,7 @@ def trial(
     zoo: _Zoo = None,
     commit: _Commit = None,
 ) -> None:
-    """Keep what a run found that was made to compare settings, without its members; the page of results shows it.
+    """Keep the results of a run that compares settings, without its members, for the page of results.
 
     Example: randens zoo trial runs/pgd-2 pgd-2 --zoo zoo
     """

@@ -1,1 +1,3 @@
-"""What every room uses: errors, files, locks, documents, run folders, progress, several processes."""
+"""Common functions of all rooms: errors, files, locks, documents, run folders, progress, several
+processes.
+"""

@@ -1,4 +1,4 @@
-"""Where members run: which device is meant, moving members there and back, sending batches.
+"""Devices: choose one, move members there and back, send batches.
 
 Members and batches are on the device; labels, witnesses and results are on the CPU.
 """
@@ -14,17 +14,64 @@ from torch import Tensor, nn
 
 from randens.core.errors import InputError
 
-__all__ = ["on_device", "pick_device", "send"]
+__all__ = ["has_float64", "on_device", "pick_device", "send", "widest"]
+
+_SINGLE = frozenset({"mps"})  # kinds of devices whose largest floating-point type is float32
+
+
+def has_float64(device: torch.device) -> bool:
+    """Whether a device computes in float64; Apple's GPUs do not.
+
+    Parameters
+    ----------
+    device : torch.device
+        Where tensors are.
+
+    Returns
+    -------
+    bool
+        False: what needs float64 there is computed on the CPU.
+
+    Examples
+    --------
+    >>> has_float64(torch.device("cpu")), has_float64(torch.device("mps"))
+    (True, False)
+    """
+    return device.type not in _SINGLE
+
+
+def widest(values: Tensor, device: torch.device) -> Tensor:
+    """Values on a device, in the largest floating-point type that it has.
+
+    Parameters
+    ----------
+    values : Tensor
+        On any device.
+    device : torch.device
+        Where they are needed.
+
+    Returns
+    -------
+    Tensor
+        float64, or float32 on a device without float64.
+
+    Examples
+    --------
+    >>> widest(torch.tensor([True]), torch.device("cpu"))
+    tensor([1.], dtype=torch.float64)
+    """
+    return values.to(torch.float64 if has_float64(device) else torch.float32).to(device)
 
 
 def pick_device(name: str | torch.device | None = "auto") -> torch.device:
-    """The device that a name means; one that is not there is refused.
+    """Return the device for a name; a missing device is refused.
 
     Parameters
     ----------
     name : str, torch.device or None
         ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ``"mps"``; ``"auto"`` and None take a CUDA GPU where torch sees one,
-        else the CPU. Under ``torchrun`` ``"auto"`` and ``"cuda"`` mean the GPU of this process.
+        else the CPU (never ``"mps"``, which has to be asked for). Under ``torchrun`` ``"auto"`` and ``"cuda"`` mean
+        the GPU of this process.
 
     Returns
     -------
@@ -41,7 +88,7 @@ def pick_device(name: str | torch.device | None = "auto") -> torch.device:
     try:
         found = torch.device(name)
     except (RuntimeError, TypeError) as error:
-        raise InputError(f"device is {name!r}; valid: auto, cpu, cuda, cuda:N") from error
+        raise InputError(f"device is {name!r}; valid: auto, cpu, cuda, cuda:N, mps") from error
     if found.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if not count:
@@ -52,12 +99,8 @@ def pick_device(name: str | torch.device | None = "auto") -> torch.device:
                 f"device is {str(name)!r}; torch sees {count} CUDA devices, cuda:0 to cuda:{count - 1}"
             )
         return torch.device("cuda", index)
-    if found.type == "mps":
-        # Exact verdicts and projections are computed in float64, which Apple's GPUs do not have.
-        there = "there is one" if torch.backends.mps.is_available() else "torch sees none"
-        raise InputError(
-            f"device is 'mps' ({there}); its GPUs have no float64, which verdicts need: use 'cpu'"
-        )
+    if found.type == "mps" and not torch.backends.mps.is_available():
+        raise InputError(f"device is {str(name)!r}, but torch sees no Apple GPU; use 'auto' or 'cpu'")
     return found
 
 
@@ -70,7 +113,7 @@ def on_device(module: nn.Module, device: str | torch.device | None = None) -> It
     module : nn.Module
         Moved in place.
     device : str, torch.device or None
-        As `pick_device` takes it; None leaves a module that is on an accelerator where it is.
+        As for `pick_device`; None does not move a module that is on an accelerator.
 
     Yields
     ------
@@ -93,6 +136,10 @@ def on_device(module: nn.Module, device: str | torch.device | None = None) -> It
             f"the members are on several devices, {names}; say with device= where they shall run"
         )
     moves = any(place != wanted for place in places)
+    if not has_float64(wanted) and any(
+        t.dtype == torch.float64 for t in (*module.parameters(), *module.buffers())
+    ):
+        raise InputError(f"device is '{wanted}', which has no float64; the members do: call .float() on them")
     if moves:
         module.to(wanted)
     try:
@@ -103,19 +150,19 @@ def on_device(module: nn.Module, device: str | torch.device | None = None) -> It
 
 
 def send(x: Tensor, device: torch.device) -> Tensor:
-    """A batch on a device, through pinned memory and without waiting where that device is a CUDA GPU.
+    """Send a batch to a device; to a CUDA GPU through pinned memory and without waiting.
 
     Parameters
     ----------
     x : Tensor
-        Anywhere.
+        On any device.
     device : torch.device
-        Where it is needed.
+        The target device.
 
     Returns
     -------
     Tensor
-        `x` itself if it is there already.
+        `x` itself if it is already there.
 
     Examples
     --------

@@ -1,9 +1,9 @@
-"""Several processes as one: which process does which part of a batch, and how results are combined.
+"""Several processes: divide batches among them and combine their results.
 
-One process needs none of this and imports nothing for it. Under ``torchrun`` or ``srun`` Lightning Fabric sets up
-the processes (gloo on CPUs, NCCL on GPUs), every rank takes its part of every batch, gradients are averaged, and
-rank 0 alone writes files. Random numbers are drawn for whole batches on every rank, so the outcome does not depend
-on the number of ranks beyond rounding.
+A single process needs none of this and imports nothing for it. Under ``torchrun`` or ``srun`` Lightning
+Fabric sets up the processes (gloo on CPUs, NCCL on GPUs), every rank takes its part of every batch, gradients
+are averaged, and rank 0 alone writes files. Random numbers are drawn for whole batches on every rank, so the
+number of ranks changes the result only by rounding.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Workers:
             dist.barrier()
 
     def prepare(self, module: nn.Module, synced: bool) -> nn.Module:
-        """BatchNorm over the whole batch instead of this rank's part of it, where wanted."""
+        """Make BatchNorm use the whole batch instead of this rank's part, if `synced`."""
         if synced and self.world > 1:
             _synchronise(module)
         return module
@@ -83,8 +83,8 @@ class Workers:
 def workers(device: str) -> Iterator[Workers]:
     """The processes that ``torchrun`` or ``srun`` started, or just this one.
 
-    On leaving, everything that holds the process group is collected first: gloo aborts some exits otherwise.
-    A group that exists already is used and left as it is, so that several runs can share one.
+    At the end, objects that hold the process group are collected first, because gloo otherwise aborts some
+    exits. An existing group is used and not destroyed, so that several runs can share one.
     """
     wanted = pick_device(device)
     world, local = _layout()
@@ -98,7 +98,7 @@ def workers(device: str) -> Iterator[Workers]:
         accelerator=wanted.type,
         devices=local,
         num_nodes=world // local,
-        # Buffers stay local: BatchNorm is synchronised explicitly or not at all.
+        # Buffers stay local; BatchNorm is synchronised explicitly.
         strategy=DDPStrategy(broadcast_buffers=False, process_group_backend=_backend(wanted)),
     )
     shared = dist.is_initialized()
@@ -115,7 +115,9 @@ def workers(device: str) -> Iterator[Workers]:
 
 
 def _backend(device: torch.device) -> str | None:
-    """Witnesses are gathered on the CPU, gradients on the GPUs: NCCL alone would refuse the former."""
+    """Return the backends: witnesses are gathered on the CPU, which NCCL alone would refuse, gradients on the
+    GPUs.
+    """
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" else None
 
 
@@ -142,7 +144,7 @@ class SyncedBatchNorm(nn.BatchNorm2d):
         pixels = x.numel() // x.shape[1]
         count = torch.tensor([float(pixels)], device=x.device)
         dist.all_reduce(count)
-        # Mean first, deviations second: the one-pass formula loses digits in float32.
+        # First the mean, then the deviations, because the one-pass formula loses digits in float32.
         mean = _sum_over_ranks(x.float().sum(dim=(0, 2, 3))) / count
         deviation = x.float() - mean.view(shape)
         variance = _sum_over_ranks(deviation.square().sum(dim=(0, 2, 3))) / count

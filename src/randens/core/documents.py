@@ -1,7 +1,7 @@
-"""Documents on disk: what a file holds is compared with a model before anything uses it.
+"""Documents on disk: the content of a file is validated against a model before it is used.
 
-`Document` is the base of all models: strict types (no text for a number, no true for 1), finite numbers, and entries
-that the model does not name left alone, so that a file of a later version can be read. Depth and size are limited by
+`Document` is the base of all models: strict types (no text for a number, no true for 1) and finite numbers.
+Unknown entries are ignored, so that a file of a later version can be read. Depth and size are limited by
 `randens.core.files.read_json`. A document that does not fit is a `FileError` that names the file and the entry.
 """
 
@@ -52,7 +52,7 @@ class ThreatDocument(Document):
 
 
 class RunManifest(Document):
-    """What other code relies on in manifest.json; commands add entries of their own."""
+    """The required entries of manifest.json; commands add their own."""
 
     created: str | None = None
     command: list[str] | None = None
@@ -69,7 +69,7 @@ Kind = TypeVar("Kind", bound=BaseModel)
 
 
 def fitted(kind: type[Kind], value: Any, source: str | os.PathLike[str]) -> Kind:
-    """`value` as a document of this kind; `source` is named in the error.
+    """Validate `value` as a document of this kind; `source` is named in the error.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ def fitted(kind: type[Kind], value: Any, source: str | os.PathLike[str]) -> Kind
     value : Any
         Plain JSON values.
     source : path
-        Where they come from.
+        The file they come from.
     """
     try:
         return kind.model_validate(value)
@@ -94,13 +94,13 @@ def read_document(path: str | os.PathLike[str], kind: type[Kind]) -> Kind:
 
 
 def first_fault(error: Exception) -> str:
-    """What is wrong first, as ``entry: reason``."""
+    """Return the first error, as ``entry: reason``."""
     if not isinstance(error, ValidationError):
         return "it is nested too deep"
     found: Iterable[Mapping[str, Any]] = error.errors(
         include_url=False, include_input=False, include_context=False
     )
-    # Another format explains everything else that does not fit.
+    # Another format explains all other errors.
     first = min(found, key=lambda fault: fault["loc"] != ("format",))
     where = ".".join(str(part)[:40] for part in first["loc"]) or "the document"
     return f"{where}: {first['msg'][:200]}"

@@ -1,4 +1,4 @@
-"""Errors that a person can act on: each names the argument, its value and what would be valid."""
+"""The errors of randens: each names the argument, its value and what is valid."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ModelError(RandensError, RuntimeError):
 
 
 class RandensWarning(UserWarning):
-    """Something that is probably a mistake, although it can be computed: the numbers are given all the same."""
+    """A probable mistake of the user; the numbers are computed nevertheless."""
 
 
 def unknown(kind: str, name: object, valid: Iterable[str]) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Writing files so that a crash, a full disk or a second run never damages what is already there."""
+"""Write files so that a crash, a full disk or a second run never damages existing files."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _TOO_DEEP = f"it is nested more than {_DEEPEST_DOCUMENT} deep"
 
 
 def data_folder(folder: str | os.PathLike[str] | None = None) -> Path:
-    """Where data sets are kept: `folder`, else what RANDENS_DATA says, else the platform's cache folder.
+    """Return the folder of data sets: `folder`, else RANDENS_DATA, else the platform's cache folder.
 
     Parameters
     ----------
     folder : str or path, optional
-        Taken as it is.
+        Used unchanged.
 
     Returns
     -------
@@ -179,7 +179,7 @@ def document_checksum(document: Mapping[str, Any]) -> str:
 
 
 def tensor_checksum(tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> str:
-    """SHA-256 of everything that a reader of a tensor file sees: names, dtypes, shapes, metadata and bytes.
+    """SHA-256 of the content of a tensor file: names, dtypes, shapes, metadata and bytes.
 
     A header of all names, dtypes, shapes and sizes comes first, so that no two different contents give the same
     stream of bytes. Equal NumPy arrays and torch tensors have equal checksums.
@@ -207,7 +207,7 @@ def tensor_checksum(tensors: Mapping[str, Any], metadata: Mapping[str, str] | No
 
 
 def new_folder(path: str | os.PathLike[str]) -> Path:
-    """Create a folder that did not exist before; a second run never overwrites a first one silently."""
+    """Create a new folder; an existing one is refused, so that no run overwrites another."""
     folder = Path(path)
     try:
         folder.mkdir(parents=True, exist_ok=False)

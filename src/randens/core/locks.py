@@ -1,9 +1,10 @@
-"""One writer per folder: a lock that dies with its process, on local and on network file systems.
+"""One writer per folder: a lock that ends with its process, on local and on network file systems.
 
-The lock is the file ``.NAME.lock`` beside the folder NAME. It says which process writes there and is held by flock,
-which the kernel releases however the process ends. Where flock does not reach (some network mounts, other systems)
-what the file says decides: a process of this machine is asked for, by its number and the time it was started; one of
-another machine counts as alive while the file's time is younger than ten minutes. Its holder renews it every minute.
+The lock is the file ``.NAME.lock`` beside the folder NAME. It names the writing process and is held by flock,
+which the kernel releases when the process ends. Where flock does not work (some network mounts, other
+systems), the file's content decides: a process of this machine is looked up by its number and start time; a
+process of another machine counts as alive while the file is younger than ten minutes. The holder renews the
+file every minute.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def lock_of(folder: str | os.PathLike[str]) -> Path:
 
 @contextlib.contextmanager
 def only_writer(folder: str | os.PathLike[str]) -> Iterator[None]:
-    """Hold the lock of `folder`; if another process holds it, say which one.
+    """Hold the lock of `folder`; if another process holds it, raise an error that names it.
 
     Raises
     ------
@@ -61,7 +62,7 @@ def only_writer(folder: str | os.PathLike[str]) -> Iterator[None]:
     finally:
         ended.set()
         renewing.join()
-        # While it is held: no other process can have taken this file.
+        # Removed while it is held, so that no other process has taken this file.
         with contextlib.suppress(OSError):
             path.unlink()
         os.close(handle)
@@ -95,7 +96,7 @@ def _take(path: Path, folder: Path) -> int:
 
 
 def _flock(handle: int) -> bool | None:
-    """Whether the lock could be taken; None where flock does not exist or the file system has none."""
+    """Whether the lock could be taken; None if flock is not available."""
     if fcntl is None:  # pragma: no cover - not on this system
         return None
     try:
@@ -108,9 +109,9 @@ def _flock(handle: int) -> bool | None:
 
 
 def _alive(holder: dict[str, Any], handle: int, decided: bool) -> bool:
-    """Whether what the file says can be true of a process that still writes.
+    """Whether the process that the file names may still be writing.
 
-    If `decided`, flock has been taken: no process of this machine holds it.
+    If `decided`, flock has been taken, so no process of this machine holds it.
     """
     here = _identity()
     if not isinstance(holder.get("pid"), int) or "host" not in holder:
@@ -133,7 +134,9 @@ def _identity() -> dict[str, Any]:
 
 
 def _started(pid: int) -> str | None:
-    """When a process of this machine began, so that a number given again is not taken for it; None if it is gone."""
+    """Return the start time of a process of this machine, to detect reused process numbers; None if it is
+    gone.
+    """
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):

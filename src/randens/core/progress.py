@@ -1,4 +1,4 @@
-"""How long-running functions report their progress; the command line draws bars from it."""
+"""Progress reports of long-running functions, which the command line shows as bars."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""A run folder: everything needed to recompute, continue or explain what was done.
+"""A run folder: everything needed to repeat, continue or explain a run.
 
-manifest.json    what was asked for: recipe, seed, versions, git commit, command
-metrics.jsonl    one JSON object per line, appended while the run goes on
+manifest.json    recipe, seed, versions, git commit, command
+    metrics.jsonl    one JSON object per line, appended during the run
 ensemble/        the members (safetensors) and probabilities
-evaluation.json  the numbers; other *.json files beside it as capabilities need them
-answers/         every answer that was given, one file per question
-witnesses/       the witness store: what every command knows about the members, and extends
+evaluation.json  the evaluation; other commands write other *.json files
+    answers/         the results of all commands, one file per command and settings
+    witnesses/       the witness store, which every command reads and extends
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _FORMAT = "randens-run-1"
 
 
 class Run:
-    """A run folder that exists; make one with `Run.create`, find one with `Run.open`.
+    """An existing run folder; create one with `Run.create`, open one with `Run.open`.
 
     Parameters
     ----------
     path : Path
         The folder.
     manifest : mapping
-        What manifest.json holds: recipe, seed, versions, command.
+        The content of manifest.json: recipe, seed, versions, command.
 
     Examples
     --------
@@ -79,7 +79,7 @@ class Run:
 
     @staticmethod
     def open(path: str | os.PathLike[str]) -> Run:
-        """An existing run folder; a folder of something else is refused."""
+        """Open a run folder; other folders are refused."""
         folder = Path(path)
         if not folder.is_dir():
             raise FileError(f"{folder} is not a folder; give a run folder, e.g. runs/quickstart-1")
@@ -90,7 +90,7 @@ class Run:
         if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:
             raise FileError(f"{path} is not a run of format {_FORMAT}")
         check_seal(manifest, path)
-        # Imported here because the installation is checked without what this needs.
+        # Imported here, because `doctor` must work without its dependencies.
         from randens.core.documents import RunManifest, fitted
 
         fitted(RunManifest, manifest, path)
@@ -99,7 +99,7 @@ class Run:
 
     @property
     def ensemble(self) -> Path:
-        """Where the ensemble is, or will be."""
+        """The folder of the ensemble, existing or not."""
         return self.path / "ensemble"
 
     def log(self, **values: Any) -> None:
@@ -152,10 +152,10 @@ class Run:
         return value
 
     def keep(self, name: str, document: Mapping[str, Any], question: Mapping[str, Any]) -> tuple[Path, bool]:
-        """Keep the answer to a question, as answers/`name`-….json, one file per question.
+        """Keep a result as answers/`name`-….json, one file per command and settings.
 
-        `name`.json is the answer that other commands read: the last one, but one on fewer inputs never replaces one
-        on more, unless that is about members or probabilities which the run no longer has.
+        `name`.json is the result that other commands read: the latest one. A result on fewer inputs does not
+        replace one on more, unless the latter is about members or probabilities that the run no longer has.
 
         Returns
         -------
@@ -183,7 +183,7 @@ def _replaces(document: Mapping[str, Any], present: Path) -> bool:
         return True
     if not isinstance(old, dict) or _inputs(old) <= _inputs(document):
         return True
-    # Compared only where both say it: sampling probabilities are an answer there, not what was asked about.
+    # Compared only if both have them: in sampling.json the probabilities are the result and not the setting.
     about = ("ensemble",) if "converged" in document else ("ensemble", "probs")
     return any(key in old and key in document and old[key] != document[key] for key in about)
 
@@ -196,7 +196,7 @@ def _inputs(document: Mapping[str, Any]) -> int:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what decides the numbers."""
+    """Return the versions of the packages that influence the numbers."""
     found = {"randens": __version__, "python": platform.python_version()}
     for name in ("torch", "numpy", "scipy", "scikit-learn", "lightning-fabric", "safetensors"):
         try:
@@ -207,7 +207,7 @@ def versions() -> dict[str, str]:
 
 
 def _cut_partial_line(file: BinaryIO) -> None:
-    """Drop what a crash left of a line, so that the next one does not continue it."""
+    """Remove an incomplete last line that a crash left, so that the next line does not continue it."""
     end = file.seek(0, os.SEEK_END)
     kept = end
     while kept > 0:

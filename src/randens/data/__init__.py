@@ -1,13 +1,13 @@
-"""Data sets: loading, fetching, splits that travel with the data, augmentation."""
+"""Data sets: loading, fetching, data that carry their split, augmentation."""
 
 from randens.data.augment import Augment
 from randens.data.cache import data_folder, entry, load, names
-from randens.data.coerce import Inputs, as_inputs, check_range
+from randens.data.coerce import Inputs, as_inputs, called, check_range
 from randens.data.fetching import Fetched, Verified, fetch, present, verify
 from randens.data.image_folders import image_folder
 from randens.data.images import SPLITS, ImageData, from_arrays, from_dataset
 
-Verdict = Verified  # its first name
+Verdict = Verified  # an earlier name
 
 __all__ = [
     "SPLITS",
@@ -17,6 +17,7 @@ __all__ = [
     "Inputs",
     "Verified",
     "as_inputs",
+    "called",
     "check_range",
     "data_folder",
     "entry",

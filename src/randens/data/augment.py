@@ -49,7 +49,7 @@ class Augment:
             raise InputError(f"x has shape {tuple(x.shape)}; augmentation takes images [n, channels, h, w]")
         n, channels, h, w = x.shape
         pad = self.crop_padding
-        # Drawn where the generator lives, so that a CPU generator gives the same crops on any device.
+        # Drawn on the generator's device, so that a CPU generator gives the same crops on any device.
         offsets = torch.randint(0, 2 * pad + 1, (2, n, 1), generator=generator, device=generator.device)
         top, left = offsets.to(x.device)
         pixels = x.permute(0, 2, 3, 1)

@@ -1,7 +1,7 @@
 """The cache folder: decoded data sets in one canonical form, and loading from it.
 
 Each official part is one safetensors file, `<folder>/<name>/train.safetensors` and `test.safetensors`, with
-`images` uint8 [n, channels, h, w] and `labels` uint8 [n].  Files appear whole or not at all.
+`images` uint8 [n, channels, h, w] and `labels` uint8 [n].  Files are written completely or not at all.
 """
 
 from __future__ import annotations
@@ -70,10 +70,10 @@ def entry(name: str) -> Listed:
 
 
 def load(name: str, split: str, *, folder: str | os.PathLike[str] | None = None) -> ImageData:
-    """One split of a data set: "train", "validation" (carved from the official training part, the same number
-    from every class, always the same images) or "test".
+    """Load one split of a data set: "train", "validation" (taken from the official training part, the same
+    number from every class, always the same images) or "test".
 
-    `digits` is always there; the others must have been fetched (`randens data fetch NAME`) into `folder`.
+    `digits` needs no files; the others must have been fetched (`randens data fetch NAME`) into `folder`.
 
     Parameters
     ----------
@@ -146,7 +146,7 @@ def write_parts(known: Listed, arrays: Arrays, source: str, folder: Path) -> Non
 
 
 def read_part(known: Listed, split: str, folder: Path) -> tuple[Bytes, Bytes, dict[str, str]]:
-    """Images, labels and header of a stored part; anything but a whole file of that content is refused."""
+    """Read images, labels and header of a stored part; a damaged file or other content is refused."""
     path = part_path(known, split, folder)
     remedy = f"run `randens data fetch {known.name}`"
     if not path.exists():

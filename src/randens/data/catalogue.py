@@ -12,7 +12,7 @@ __all__ = ["CATALOGUE", "Listed", "Local", "Npm", "Official"]
 
 @dataclass(frozen=True)
 class Local:
-    """Files that a person may already have: one archive, or loose files in one of some folders."""
+    """Files that the user may already have: one archive, or loose files in one of some folders."""
 
     format: FileFormat
     archive: str | None = None
@@ -23,7 +23,9 @@ class Local:
 
 @dataclass(frozen=True)
 class Official:
-    """Where the makers publish the files: one archive, or one address that ends before the file names."""
+    """The address where the authors publish the files: one archive, or one address that ends before the file
+    names.
+    """
 
     base: str
     files: tuple[str, ...]
@@ -193,7 +195,7 @@ _ENTRIES = (
         train_size=50_000,
         test_size=10_000,
         held_out=50,
-        # No checksum of the decoded content is known yet: the official MD5 of the files stands in for it.
+        # No checksum of the decoded content is known yet, so the official MD5 of the files is used.
         local=(_CIFAR100_BINARY, _CIFAR100_PYTHON),
         official=(Official(_TORONTO, ("cifar-100-binary.tar.gz",), _CIFAR100_BINARY),),
     ),

@@ -1,7 +1,7 @@
-"""Inputs and labels as tensors, from whatever holds them: arrays, data sets, loaders, files, names.
+"""Inputs and labels as tensors, from arrays, data sets, loaders, files or names.
 
-Conversions that change values or axes (bytes to [0, 1], channels last to first) are made only where there is no
-doubt, and each is told in `Inputs.notes`.
+Conversions that change values or axes (bytes to [0, 1], channels last to first) are made only if they are
+unambiguous, and `Inputs.notes` lists them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from randens.data.cache import load, names
 from randens.data.image_folders import image_folder
 from randens.data.images import SPLITS, ImageData
 
-__all__ = ["Inputs", "as_inputs", "check_range"]
+__all__ = ["Inputs", "as_inputs", "called", "check_range"]
 
 _CHANNELS = (1, 3, 4)
 _IMAGE_KEYS = ("pixel_values", "image", "images", "img", "x", "inputs", "features", "data")
@@ -40,9 +40,9 @@ class Inputs:
     y : Tensor
         int64 [n].
     name, split : str
-        Where they come from; ``"unknown"`` where that is not said.
+        The name of the data and the split; ``"unknown"`` if not given.
     classes : int or None
-        How many classes the data names.
+        The number of classes that the data name.
     notes : tuple of str
         What was converted, a sentence each.
 
@@ -65,7 +65,7 @@ class Inputs:
 
 
 def as_inputs(data: Any, *, split: str = "test", limit: int | None = None) -> Inputs:
-    """Inputs and labels from whatever holds them.
+    """Convert data of any kind to inputs and labels.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ def as_inputs(data: Any, *, split: str = "test", limit: int | None = None) -> In
     split : str
         Which split of a named data set.
     limit : int, optional
-        Use the first so many inputs only.
+        Use only this many inputs, from the first on.
 
     Returns
     -------
@@ -90,6 +90,7 @@ def as_inputs(data: Any, *, split: str = "test", limit: int | None = None) -> In
     """
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
         raise InputError(f"limit is {limit!r}; it must be a whole number ≥ 1")
+    file = Path(data).name if isinstance(data, (str, os.PathLike)) and Path(data).suffix == ".npz" else None
     if isinstance(data, (str, os.PathLike)):
         data = _named(data, split)
     if isinstance(data, ImageData):
@@ -102,7 +103,7 @@ def as_inputs(data: Any, *, split: str = "test", limit: int | None = None) -> In
     if _is_hugging_face(data):
         x, y, name, found, classes = _hugging_face(data, limit)
     elif _is_pair(data):
-        kind = "tensors" if isinstance(data[0], Tensor) else "arrays"
+        kind = file or ("tensors" if isinstance(data[0], Tensor) else "arrays")
         x, y, name, found, classes = data[0], data[1], kind, "unknown", None
     else:
         x, y, name, found, classes = _collected(data, limit)
@@ -115,6 +116,29 @@ def as_inputs(data: Any, *, split: str = "test", limit: int | None = None) -> In
     if not len(labels):
         raise InputError("data is empty; give at least one input")
     return Inputs(inputs[:limit], labels[:limit], name, found, classes, notes)
+
+
+def called(name: str, split: str) -> str:
+    """What to call some data in a sentence.
+
+    Parameters
+    ----------
+    name, split : str
+        As in `Inputs`.
+
+    Returns
+    -------
+    str
+        Without a split where none is known.
+
+    Examples
+    --------
+    >>> called("digits", "test"), called("tensors", "unknown"), called("mine.npz", "unknown")
+    ('digits test', 'the given tensors', 'mine.npz')
+    """
+    if split != "unknown":
+        return f"{name} {split}"
+    return f"the given {name}" if name in ("tensors", "arrays", "loader") else name
 
 
 def _named(data: str | os.PathLike[str], split: str) -> Any:
@@ -283,7 +307,7 @@ def _labels(y: Any) -> Tensor:
 
 
 def check_range(x: Tensor, bounds: tuple[float, float] | None) -> None:
-    """Refuse inputs outside the box, with the likeliest reason.
+    """Refuse inputs outside the box, and name the likely reason.
 
     Parameters
     ----------

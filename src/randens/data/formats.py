@@ -1,4 +1,4 @@
-"""Readers of the official file formats: bytes in, uint8 arrays out, whatever the source.
+"""Readers of the official file formats: from bytes to uint8 arrays.
 
 Every reader takes a mapping from file name to content and gives `Arrays` in the data set's official order,
 so that all sources of one data set decode to identical bytes.  Damaged content raises `FileError`.
@@ -109,7 +109,7 @@ class _Dtype:
         self.code = code
 
     def __setstate__(self, state: object) -> None:
-        """Byte order and the like: the only type admitted is a byte."""
+        """Ignore byte order and similar state: the only accepted type is a byte."""
 
 
 class _Array:
@@ -132,7 +132,7 @@ def _reconstruct(*_: object) -> _Array:
 
 
 class _CifarUnpickler(pickle.Unpickler):
-    """Admits the three NumPy names that occur in the CIFAR files and maps them to inert stand-ins.
+    """Accepts the three NumPy names that occur in the CIFAR files and maps them to inert stand-ins.
 
     Nothing that a pickle names is ever imported or called, so no content of the file can run code.
     """

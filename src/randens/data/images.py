@@ -1,4 +1,4 @@
-"""Labelled images whose split travels with them, so that nothing can be chosen on test data by accident."""
+"""Labelled images that carry their split, so that nothing can be chosen on test data by accident."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ImageData:
 
     `stored` holds them as uint8 (0 to 255) or float32 (0 to 1), [n, channels, height, width] or
     [n, features]; `y` the labels, int64 [n]; `classes` their names; `split` one of `SPLITS`.
-    Indexing converts only what is asked for:
+    Indexing converts only the selected images:
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ class ImageData:
 
     @property
     def x(self) -> torch.Tensor:
-        """All images as float32 in [0, 1].  Made anew at every access when stored as uint8: for large sets
+        """All images as float32 in [0, 1].  Converted at every access if stored as uint8: for large data sets
         take parts, by `data[indices]` or `data.batches(...)`."""
         return _float(self.stored)
 
@@ -81,7 +81,7 @@ class ImageData:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Images (float32 in [0, 1]) and labels at `indices`."""
         if isinstance(indices, slice | int):
-            # A copy, so that no one changes the data by working in place on a batch.
+            # A copy, so that in-place operations on a batch do not change the data.
             return _float(self.stored[indices].clone()), self.y[indices].clone()
         chosen = self._indices(indices)
         return _float(self.stored[chosen]), self.y[chosen]

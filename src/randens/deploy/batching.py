@@ -1,7 +1,7 @@
 """One queue in front of the predictor: requests that wait together are answered by one call.
 
-While a call runs, new requests gather; the next call takes them all. So a request never waits for another request,
-and batches grow only as the load does. Draws are made inside the call, one for each input.
+While a call runs, new requests are queued; the next call takes them all. So a request never waits for another
+request, and batches grow only with the load. Draws are made inside the call, one for each input.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class _Waiting:
 class Batcher:
     """Answers `submit` by calls of `predict` on at most `most` inputs, in the order of arrival, in one thread.
 
-    All answers of a call are handed out together: who shares a call learns nothing from when it returns.
-    `seen` is told how many inputs each call had.
+    All answers of a call are sent together, so that their timing reveals nothing about the draws.
+    `seen` is called with the number of inputs of each call.
     """
 
     def __init__(self, predict: Predict, most: int, seen: Callable[[int], None] | None = None) -> None:
@@ -62,7 +62,7 @@ class Batcher:
         self._task = asyncio.get_running_loop().create_task(self._work())
 
     async def stop(self) -> None:
-        """Answer everything that waits, then stop."""
+        """Answer all waiting requests, then stop."""
         self._stopping = True
         self._arrived.set()
         if self._task is not None:
@@ -70,7 +70,9 @@ class Batcher:
         self._thread.shutdown(wait=True)
 
     def submit(self, inputs: NDArray[np.float32]) -> asyncio.Future[Prediction]:
-        """The answers to some inputs, at most `most`, when they are there; cancelling withdraws the inputs."""
+        """Return the answers to at most `most` inputs when they are ready; cancelling withdraws the
+        inputs.
+        """
         if len(inputs) > self._most:
             raise InputError(f"there are {len(inputs)} inputs; at most {self._most} go into one call")
         entry = _Waiting(inputs, asyncio.get_running_loop().create_future())
@@ -111,16 +113,16 @@ class Batcher:
     def _answer(self, batch: list[_Waiting]) -> list[Prediction | Exception]:
         if len(batch) > 1:
             ends = np.cumsum([len(entry.inputs) for entry in batch]).tolist()
-            # Whatever it is, it is found again below, at the request that causes it.
+            # The error is raised again below, for the request that causes it.
             with contextlib.suppress(Exception):
                 whole = self._predict(np.concatenate([entry.inputs for entry in batch]))
                 return [whole.part(a, b) for a, b in zip([0, *ends[:-1]], ends, strict=True)]
-        # Alone, or after a refusal: one request's inputs must not spoil the others' answers.
+        # One by one, so that one request's inputs do not spoil the answers to the others.
         return [self._alone(entry) for entry in batch]
 
     def _alone(self, entry: _Waiting) -> Prediction | Exception:
         try:
             return self._predict(entry.inputs)
         except Exception as error:
-            # Handed to the request it belongs to; the queue goes on.
+            # The error goes to its request; the queue continues.
             return error

@@ -3,8 +3,8 @@
 bundle.json      probabilities, classes, input shape, threat, opset, checksums, and what was measured at export
 member-00.onnx   logits [n, C] of inputs [n, ...]; normalisation inside, any batch size
 
-The manifest's own checksum covers everything (the members through their checksums), so one number, printed at
-export, pins a bundle: comparing it detects another one.
+The manifest's own checksum covers everything (the members through their checksums). So one number, printed at
+export, identifies a bundle.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Weight:
 
 @dataclass(frozen=True)
 class MemberFile:
-    """One member on disk. `weights` lists what may be mapped into memory instead of read."""
+    """One member on disk. `weights` lists the weights that can be mapped into memory instead of read."""
 
     file: str
     sha256: str
@@ -105,7 +105,7 @@ class MemberFile:
 
 @dataclass(frozen=True)
 class Average:
-    """What answers when it is drawn: the weighted mean of the logits of some files, by their numbers."""
+    """A member that averages: the weighted mean of the logits of some files, by their numbers."""
 
     of: tuple[int, ...]
     weights: tuple[float, ...]
@@ -121,7 +121,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Bundle:
-    """A bundle that exists on disk and whose manifest is whole; `read` verifies the members.
+    """A bundle on disk with a checked manifest; `read` verifies the members.
 
     Attributes
     ----------
@@ -148,8 +148,8 @@ class Bundle:
     versions : mapping
         Of the packages that made it.
     averages : tuple of Average
-        Of k of M, what is drawn; the files are then the networks that are averaged. Empty: the files themselves are
-        drawn.
+        For k of M, the averages that are drawn; the files are then the averaged networks. Empty: the files
+        themselves are drawn.
     samples : tuple of Sample
         Pictures for the server's page.
     """

@@ -1,8 +1,9 @@
 """uvicorn's HTTP protocol with limits on what a connection may do without sending a request.
 
-Connections are cheap for a client and not for a server. Each of these is closed in time: one whose head does not
-arrive or is too long, one that does not read its answers, one that sends its body in crumbs or many requests ahead,
-and, where there are too many, the one that has been idle or sending longest. uvicorn has no options for any of these.
+Connections are cheap for a client but not for a server. These connections are closed: one whose head is late
+or too long, one that does not read its answers, one that sends its body in tiny pieces or many requests
+ahead, and, if there are too many, the one that has been idle or sending longest. uvicorn has no options for
+any of these.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _FULL = (
 
 
 class _TooMuch(Exception):
-    """Raised in a callback of the parser, which then gives up; uvicorn answers with 400 and closes."""
+    """Raised in a callback of the parser, which then stops; uvicorn answers with 400 and closes."""
 
 
 def protocol(limits: Limits) -> type[HttpToolsProtocol]:
@@ -54,7 +55,8 @@ def protocol(limits: Limits) -> type[HttpToolsProtocol]:
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
-            # Every byte that the client has not taken starts the clock, also while the connection is being closed.
+            # Any byte that the client has not read starts the timeout, also while the connection is being
+            # closed.
             transport.set_write_buffer_limits(0)
             # Of asyncio's own transports: bytes taken from a socket before it is another one's turn.
             transport.max_size = _TURN
@@ -66,7 +68,9 @@ def protocol(limits: Limits) -> type[HttpToolsProtocol]:
             self._watch()
 
         def _close_oldest(self) -> bool:
-            """Close the connection that has sent nothing complete for longest, and say whether there was one."""
+            """Close the connection that has gone longest without a complete request; return whether there was
+            one.
+            """
             others = [
                 c for c in self.connections if isinstance(c, Patient) and c is not self and c._dispensable
             ]
@@ -116,7 +120,7 @@ def protocol(limits: Limits) -> type[HttpToolsProtocol]:
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
             if self._in_head and not self.transport.is_closing():
-                # Of a head that is not complete the parser keeps everything.
+                # The parser keeps all bytes of an incomplete head.
                 self._head += len(data)
                 if self._head > HEAD_BYTES:
                     self.send_400_response("The head of the request is too long.")
@@ -159,7 +163,7 @@ def protocol(limits: Limits) -> type[HttpToolsProtocol]:
         # ---- the end ----
 
         def shutdown(self) -> None:
-            """Finish what was begun; a connection that is too young to have sent its request may still do so."""
+            """Finish requests in progress; a very new connection may still send its request."""
             if self.cycle is not None or self.transport.is_closing():
                 super().shutdown()
                 return

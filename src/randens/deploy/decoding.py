@@ -1,8 +1,9 @@
-"""Request bodies as inputs: JSON arrays, .npy, PNG and JPEG. Whatever is wrong with one is the sender's error.
+"""Decode request bodies into inputs: JSON arrays, .npy, PNG and JPEG. A fault in a body is reported to the
+sender.
 
-Nothing is allocated on the word of a header: sizes are compared with limits, and with the bytes really there, first.
-Before a JSON body becomes objects, its brackets, commas, quotes and braces are counted: only a body with exactly as
-many as some number of inputs has is parsed, one input at a time.
+Sizes in a header are compared with the limits and with the bytes received before memory is allocated. In a
+JSON body, brackets, commas, quotes and braces are counted first. It is parsed, one input at a time, only if
+the counts fit a whole number of inputs.
 """
 
 from __future__ import annotations
@@ -27,11 +28,9 @@ from randens.deploy.bundle import Bundle
 __all__ = ["Decoder", "Refused"]
 
 _LONGEST_HEADER = 1024
-_SMALL = (
-    1 << 12
-)  # bytes of a JSON body that may be looked at in one step, and again to say what is wrong with it
+_SMALL = 1 << 12  # bytes of a JSON body that are examined in one step, and again to describe an error
 _LARGEST = float(np.finfo(np.float32).max)
-_PIECE = 1 << 18  # bytes looked at in one step
+_PIECE = 1 << 18  # bytes examined in one step
 _SPACE = rb"[ \t\r\n]{0,256}"
 _JSON_HEAD = re.compile(_SPACE + rb"\{" + _SPACE + rb'"inputs"' + _SPACE + rb":" + _SPACE + rb"\[" + _SPACE)
 _JSON_NEXT = re.compile(_SPACE + rb"," + _SPACE)
@@ -119,9 +118,10 @@ class Decoder:
         return self._finite(values)
 
     def _inputs_in(self, body: Body) -> tuple[int | None, list[int]]:
-        """How many inputs a JSON body must hold to have its brackets and commas, and where each of them ends.
+        """Return the number of inputs that fits the counts of brackets and commas of a JSON body, and where
+        each ends.
 
-        None if no number of inputs gives these counts. Linear in the body, without an object for anything in it.
+        None if no number of inputs fits. The time is linear in the body, and no objects are created.
         """
         codes = np.frombuffer(body, dtype=np.uint8)
         pieces = [codes[start : start + _PIECE] for start in range(0, len(codes), _PIECE)]
@@ -129,7 +129,7 @@ class Decoder:
         def count(character: str) -> int:
             if len(body) <= _SMALL:
                 return body.count(ord(character))
-            # Others may go on meanwhile: NumPy releases the interpreter's lock, bytes do not.
+            # NumPy, unlike bytes, releases the interpreter's lock, so other threads can continue.
             return sum(int(np.count_nonzero(piece == ord(character))) for piece in pieces)
 
         numbers = math.prod(self.shape)
@@ -198,7 +198,7 @@ class Decoder:
         except Exception:
             # Pillow's readers raise nearly anything on damaged files.
             raise Refused(422, f"the body is not a {kind} picture") from None
-        # So far only the head was read; pixels are decoded after this.
+        # Only the head has been read so far; pixels are decoded below.
         size = picture.width * picture.height
         if size > self.pixels:
             raise Refused(413, f"the picture has {size} pixels; at most {self.pixels} are accepted")
@@ -235,13 +235,15 @@ class Decoder:
                 422, f"the inputs range over [{low:g}, {high:g}]; they must lie in {list(self.bounds)}"
             )
         values = np.ascontiguousarray(array, dtype=np.float32)
-        # A bound that is no float32 may be stepped over by rounding.
+        # Rounding may exceed a bound that is not a float32 number.
         rounds = self.bounds is not None and any(bound != np.float32(bound) for bound in self.bounds)
         return np.clip(values, *self.bounds) if self.bounds is not None and rounds else values
 
 
 def _schema(shape: tuple[int, ...], bounds: tuple[float, float] | None, batch: int) -> type[BaseModel]:
-    """What the JSON must be, checked while it is parsed: no text, no booleans, no NaN, every length right."""
+    """Return the schema of the JSON, checked during parsing: no text, no booleans, no NaN, correct
+    lengths.
+    """
     low, high = bounds if bounds is not None else (None, None)
     nested: Any = Annotated[float, Field(ge=low, le=high, allow_inf_nan=False)]
     for size in reversed(shape):
@@ -256,7 +258,7 @@ def _schema(shape: tuple[int, ...], bounds: tuple[float, float] | None, batch: i
 
 
 def _one(shape: tuple[int, ...], bounds: tuple[float, float] | None) -> msgspec.json.Decoder[Any]:
-    """A strict parser of one input; it stops at the first thing that is wrong."""
+    """Return a strict parser of one input, which stops at the first error."""
     low, high = bounds if bounds is not None else (None, None)
     nested: Any = float if bounds is None else Annotated[float, msgspec.Meta(ge=low, le=high)]
     for size in reversed(shape):
@@ -265,7 +267,7 @@ def _one(shape: tuple[int, ...], bounds: tuple[float, float] | None) -> msgspec.
 
 
 def _first(error: ValidationError) -> str:
-    """The first complaint as a sentence, without what was sent."""
+    """Return the first error as a sentence, without the sent values."""
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     place = ".".join(str(part)[:40] for part in first["loc"])
     return f"{place or 'the body'}: {first['msg'][:160]}"

@@ -1,4 +1,4 @@
-"""From torch to a bundle of ONNX files, compared with torch on real data before it may exist."""
+"""Export from torch to a bundle of ONNX files, after a comparison with torch on real data."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from randens.deploy import layout
 from randens.deploy.bundle import Average, Bundle, Sample
 from randens.deploy.predictor import Predictor
 from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble, evaluating, networks_of
-from randens.evaluation.labelled import Data, Labelled, fingerprint, labelled
+from randens.evaluation.labelled_data import Data, Labelled, fingerprint, labelled
 
 __all__ = ["appearing", "class_names", "export", "quiet"]
 
@@ -50,19 +50,20 @@ def export(
 ) -> Bundle:
     """Write `rec` as a bundle into the new folder `path`: one ONNX file per member, and a manifest.
 
-    Every member's logits are compared with torch's on `data`; the largest difference goes into the manifest, and
-    where it is more than rounding nothing is written. Take real data: random numbers exercise little of a network.
+    Every member's logits are compared with torch's on `data`. The largest difference goes into the manifest;
+    if it is more than rounding, nothing is written. Use real data: random numbers exercise little of a network.
 
     Parameters
     ----------
     rec : RandomizedEnsemble
-        What is exported.
+        The ensemble to export.
     data : pair (x, y), ImageData or loader
-        What both versions are compared on.
+        The data for the comparison.
     path : path
         A folder that does not exist yet.
     samples : int
-        Pictures of `data` that go into the bundle for the server's page; anybody who has the bundle sees them.
+        Pictures of `data` that go into the bundle for the server's page; everyone who has the bundle can see
+        them.
     progress : callable, optional
         Called as progress(task, done, total).
 
@@ -114,7 +115,7 @@ def export(
 
 @contextlib.contextmanager
 def appearing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A temporary folder; what is put into its subfolder "bundle" becomes `path` if all goes well."""
+    """Yield a temporary folder, whose subfolder "bundle" becomes `path` if no error occurs."""
     target = Path(path)
     if target.exists():
         raise FileError(f"{target} exists already; choose another folder or remove it first")
@@ -132,7 +133,7 @@ def appearing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Exporter and quantiser talk about themselves; what matters is checked by their results."""
+    """Silence the messages of the exporter and the quantiser; their results are checked instead."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir", "root")]
     levels = [logger.level for logger in loggers]
     try:
@@ -178,7 +179,7 @@ def _samples(inputs: Labelled, count: int, bounds: tuple[float, float] | None) -
 
 
 def _averages(rec: RandomizedEnsemble, parts: list[list[int]]) -> tuple[Average, ...]:
-    """What is drawn, where that is an average; nothing where every file is a member of its own."""
+    """Return the averages that are drawn; none if every file is a member."""
     if not any(isinstance(member, DeterministicEnsemble) for member in rec.members):
         return ()
     return tuple(
@@ -191,7 +192,7 @@ def _averages(rec: RandomizedEnsemble, parts: list[list[int]]) -> tuple[Average,
 
 def _to_onnx(member: nn.Module, shape: tuple[int, ...], index: int) -> onnx.ModelProto:
     module = copy.deepcopy(member).cpu().float().eval()
-    # Two inputs: a batch of one would be taken for a constant.
+    # Two inputs, because a batch of one would become a constant.
     example = torch.rand(2, *shape)
     try:
         with quiet():
@@ -208,7 +209,7 @@ def _to_onnx(member: nn.Module, shape: tuple[int, ...], index: int) -> onnx.Mode
         assert program is not None
         model = simplified(program.model_proto)
     except Exception as error:
-        # The exporter raises whatever the network's own code and torch's tracing raise.
+        # The exporter passes on any exception of the network's code and of torch's tracing.
         reason = " ".join(str(error).split())[:200]
         raise ModelError(
             f"member {index}, a {type(member).__name__}, cannot be exported: {reason}"
@@ -224,7 +225,7 @@ def _to_onnx(member: nn.Module, shape: tuple[int, ...], index: int) -> onnx.Mode
 def simplified(model: onnx.ModelProto) -> onnx.ModelProto:
     """The same function with constants folded and batch normalisation merged into convolutions.
 
-    Standard operators only, so the file stays portable; and weights that need no change can be mapped from it.
+    Only standard operators are used, so the file is portable, and unchanged weights can be mapped from it.
     """
     import onnxruntime
 

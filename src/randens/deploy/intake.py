@@ -1,7 +1,7 @@
-"""Request bodies while they arrive: how much memory all of them take together is bounded.
+"""Receive request bodies with a bound on their total memory.
 
-A body that arrives slowly costs its bytes and nothing else. Where the bytes run out, the body that has been arriving
-longest is given up, so that those who send quickly are served however many send slowly.
+A body that arrives slowly costs only its bytes. When the bytes run out, the unfinished body that has taken
+longest is dropped, so that fast clients are served even with many slow ones.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TOO_MANY = "too many bodies arrive at once and this one is the oldest; try late
 
 
 class _Body:
-    """A body as far as it has arrived, and the task that reads it."""
+    """The received part of a body, and the task that reads it."""
 
     def __init__(self) -> None:
         self.content = bytearray()
@@ -30,7 +30,7 @@ class _Body:
         self.reason: Refused | None = None
 
     def give_up(self, reason: Refused) -> None:
-        """Interrupt the reader, which then raises `reason`; what it reads itself ends by looking there."""
+        """Interrupt the reader, which then raises `reason`."""
         self.reason = reason
         if self.reader is not None and self.reader is not asyncio.current_task():
             self.reader.cancel()
@@ -64,7 +64,8 @@ class Intake:
     async def _arrive(self, body: _Body, request: Request) -> None:
         seconds = self._limits.body_seconds
         late = Refused(408, f"the body did not arrive within {seconds:g} seconds")
-        # The request's own task is interrupted: a task for each body would take longer than reading most of them.
+        # The request's own task is interrupted, because a task per body would take longer than reading most
+        # bodies.
         timer = asyncio.get_running_loop().call_later(seconds, body.give_up, late)
         self._arriving[body] = None
         try:
@@ -94,5 +95,5 @@ class Intake:
             oldest.content = bytearray()
             oldest.give_up(Refused(503, _TOO_MANY))
         if self.held + size > self._limits.flight:
-            # All of it belongs to complete bodies, which are soon decoded.
+            # All bytes belong to complete bodies, which will be decoded soon.
             raise Refused(429, "too many bytes wait to be decoded; try again in a moment")

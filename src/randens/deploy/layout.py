@@ -1,7 +1,7 @@
 """ONNX files whose large weights start at multiples of 64 bytes, so that they can be mapped instead of read.
 
-A protocol buffer is a list of fields in any order; nothing forbids a comment (`doc_string`) of the right length
-before a weight's bytes. The files are plain ONNX: every reader sees the same model.
+A protocol buffer is a list of fields in any order, so a comment (`doc_string`) of the right length can
+precede a weight's bytes. The files are plain ONNX, and every reader sees the same model.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from randens.deploy.bundle import Average, Bundle, MemberFile, Weight
 __all__ = ["encode", "store", "varint"]
 
 _ALIGNMENT = 64
-_MAPPED = 1024  # bytes: smaller weights are not worth a mapping
+_MAPPED = 1024  # bytes; smaller weights are not mapped
 _LARGEST = 2**31 - 1
 # Tags of the fields written by hand: number << 3 | 2 (length-delimited).
 _MODEL_GRAPH, _GRAPH_INITIALIZER, _TENSOR_RAW, _TENSOR_DOC = 0x3A, 0x2A, 0x4A, 0x62
@@ -111,7 +111,7 @@ def encode(model: onnx.ModelProto) -> tuple[bytes, tuple[Weight, ...]]:
 
 
 def _raw(tensor: onnx.TensorProto) -> onnx.TensorProto:
-    """The tensor with its values as little-endian bytes, wherever it had them."""
+    """Return the tensor with its values as little-endian bytes."""
     if tensor.HasField("raw_data") and math.prod(tensor.dims):
         return tensor
     return numpy_helper.from_array(numpy_helper.to_array(tensor), tensor.name)
@@ -126,7 +126,8 @@ def _field(tensor: onnx.TensorProto, position: int) -> tuple[bytes, int]:
     values = bytes([_TENSOR_RAW]) + varint(len(tensor.raw_data))
     rest = bare.SerializeToString() + values
     padding = b""
-    # A comment is at least its tag and its length; the field's own length may grow with it, hence the search.
+    # A comment takes at least its tag and its length, and the field's own length may grow with it, hence the
+    # search.
     for size in (0, *range(2, 2 * _ALIGNMENT + 4)):
         padding = b"" if size == 0 else bytes([_TENSOR_DOC]) + varint(size - 2) + b" " * (size - 2)
         content = padding + rest

@@ -1,4 +1,4 @@
-"""What one client, and all clients together, may ask of the server."""
+"""Limits of the server per client and for all clients together."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Limits:
     active : int
         Requests that are decoded or predicted at once (slots). A slot is taken when the body is complete.
     flight : int
-        Bytes of all bodies in memory, arriving or waiting to be decoded. Beyond it the body that has been
-        arriving longest is given up.
+        Bytes of all bodies in memory, arriving or waiting to be decoded. Beyond it the unfinished body that
+        has taken longest is dropped.
     connections : int
         Open connections. Beyond it the one that has been idle or sending longest is closed.
     head_seconds, body_seconds, answer_seconds, write_seconds, stop_seconds : float
-        For the head of a request, for its body, for its answer, for a client to read what was written to it,
-        and for finishing when the server is stopped.
+        Seconds for the head of a request, for its body, for its answer, for a client to read its answer, and
+        for the server to finish after a stop signal.
     """
 
     body: int = 8 << 20

@@ -1,5 +1,5 @@
-"""What the server counts, for Prometheus. Nothing here tells draws apart unless the server runs in debug mode:
-a client that reads a counter per member would see each draw."""
+"""Counters of the server for Prometheus. There is no counter per member unless the server runs in debug mode,
+because a client that reads it would learn each draw."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 class Metrics:
-    """Counters of one server, apart from every other in the process."""
+    """Counters of one server, separate from those of other servers in the process."""
 
     media_type = CONTENT_TYPE_LATEST
 
@@ -50,20 +50,20 @@ class Metrics:
         )
 
     def request(self, path: str, status: int, seconds: float) -> None:
-        """A request was answered. `path` is one of few: each is counted apart."""
+        """Count an answered request. `path` is one of a few known paths, each with its own counter."""
         found = self._known.get((path, status))
-        if found is None:  # looked up once: that takes longer than counting
+        if found is None:  # looked up once, because the look-up takes longer than counting
             found = self._requests.labels(path, str(status)), self._seconds.labels(path)
             self._known[path, status] = found
         found[0].inc()
         found[1].observe(seconds)
 
     def call(self, inputs: int) -> None:
-        """The predictor was called."""
+        """Count a call of the predictor."""
         self._inputs.observe(inputs)
 
     def drawn(self, members: Sequence[int]) -> None:
-        """These members were drawn; counted in debug mode only."""
+        """Count drawn members; in debug mode only."""
         if self._draws is not None:
             for member in members:
                 self._draws.labels(str(member)).inc()

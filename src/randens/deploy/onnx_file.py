@@ -1,7 +1,7 @@
-"""What an ONNX file really holds, read from its bytes without the onnx package: its tensors, and where they lie.
+"""Read the tensors of an ONNX file and their offsets from its bytes, without the onnx package.
 
-A checksum of a file covers what is in it. An ONNX file may also name other files that hold its weights; such a file
-is refused, because no checksum here would cover those. Only the fields that lead to tensors are followed.
+An ONNX file may keep its weights in other files. Such a file is refused, because its checksum would not cover
+those weights. Only the fields that lead to tensors are followed.
 """
 
 from __future__ import annotations

@@ -30,7 +30,8 @@ _CHUNK = 512  # inputs per pass: bounds the memory
 class Prediction:
     """Answers to n inputs: `labels` int64 [n] and `logits` float32 [n, C] of the member drawn for each input.
 
-    `members` int64 [n] says who answered. Logits give that away too: pass on labels only where it must stay hidden.
+    `members` int64 [n] are the drawn members. Logits reveal them too: where the draw must stay secret, pass
+    on labels only.
     """
 
     labels: NDArray[np.int64]
@@ -46,17 +47,17 @@ class Prediction:
 
 
 class Predictor:
-    """Draws one member per input, with the operating system's secure generator, and asks only that one.
+    """Draws one member per input with the operating system's secure generator, and runs only that member.
 
-    May be called from any number of threads.
+    It may be called from several threads.
 
     Parameters
     ----------
     bundle : path or Bundle
-        What `export` wrote.
+        A bundle written by `export`.
     lean : bool
-        Keep all members mapped from their files but only those just drawn in memory: for large members, at some cost in
-        speed.
+        Map all members from their files and keep only those just drawn in memory: for large members, at some
+        cost in speed.
     threads : int
         ONNX Runtime's threads per call.
     expect : str, optional
@@ -111,7 +112,9 @@ class Predictor:
         return np.minimum(drawn, self._last).astype(np.int64)
 
     def _draw_one(self) -> int:
-        """One draw, by the same rule without arrays: for one input they would take longer than everything else."""
+        """Make one draw by the same rule without arrays, which would take longer than everything else for one
+        input.
+        """
         point = (int.from_bytes(secrets.token_bytes(8), sys.byteorder) >> 11) * 2.0**-53
         return min(bisect.bisect_right(self._steps, point), self._last)
 
@@ -132,7 +135,7 @@ class Predictor:
             for index, member in enumerate(self._members):
                 if index not in used:
                     member.rest()
-        # A sum that is finite has finite terms only; one that is not may have overflowed.
+        # If the sum is finite, all terms are finite; an infinite sum may be an overflow.
         if not math.isfinite(np.add.reduce(logits, axis=None)) and not np.isfinite(logits).all():
             row = int(np.flatnonzero(~np.isfinite(logits).all(axis=1))[0])
             raise ModelError(f"input {row} makes the classifier return NaN or infinite logits")
@@ -187,7 +190,7 @@ class Predictor:
 
 
 class _Session(Protocol):
-    """A member that can answer; `rest` tells it that it was not drawn."""
+    """A loaded member; `rest` is called when it was not drawn."""
 
     def __init__(self, bundle: Bundle, index: int, threads: int) -> None: ...
 
@@ -208,13 +211,13 @@ class _Loaded:
         return _run(self._session, *self._names, inputs)
 
     def rest(self) -> None:
-        """Stays as it is."""
+        """Do nothing."""
 
 
 class _Mapped:
     """A member whose large weights are pages of its file: read when it is drawn, dropped when it is not.
 
-    ONNX Runtime copies weights where it reorders them, so what would reorder is switched off here.
+    ONNX Runtime copies weights when it reorders them, so such optimisations are switched off here.
     """
 
     def __init__(self, bundle: Bundle, index: int, threads: int) -> None:
@@ -225,7 +228,7 @@ class _Mapped:
         options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
         options.enable_cpu_mem_arena = False
         options.add_session_config_entry("session.disable_prepacking", "1")
-        # ONNX Runtime does not own these: they must live as long as the session.
+        # ONNX Runtime does not own these arrays, so they must live as long as the session.
         self._weights = []
         for weight in member.weights:
             count = int(np.prod(weight.shape))
@@ -243,14 +246,14 @@ class _Mapped:
         return _run(self._session, *self._names, inputs)
 
     def rest(self) -> None:
-        """Give the pages back. Harmless while another thread reads them: they are then read again."""
+        """Release the pages. If another thread uses them, they are read again."""
         if self._resident and hasattr(mmap, "MADV_DONTNEED"):
             self._resident = False
             self._pages.madvise(mmap.MADV_DONTNEED)
 
 
 def _mean(outputs: Sequence[NDArray[np.float32]], weights: Sequence[float]) -> NDArray[np.float32]:
-    """The weighted mean of logits [n, C]; a single one as it is."""
+    """Return the weighted mean of logits [n, C]; a single one unchanged."""
     if len(outputs) == 1 and weights[0] == 1.0:
         return outputs[0]
     total = np.float32(weights[0]) * outputs[0]
@@ -286,7 +289,7 @@ def _run(session: Any, name: str, wanted: list[str], inputs: NDArray[np.float32]
 def _session(bundle: Bundle, index: int, options: Any) -> Any:
     file = bundle.path / bundle.members[index].file
     try:
-        # By its path: of a file given as bytes ONNX Runtime would keep a copy.
+        # By its path, because ONNX Runtime would keep a copy of a file given as bytes.
         session = _runtime().InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
     except Exception as error:
         # ONNX Runtime's exceptions have no public base class.
@@ -317,6 +320,6 @@ def _runtime() -> Any:
 
 
 def _return_freed_memory() -> None:
-    """Hand memory that reading the files has used and freed back to the system, where the C library can."""
+    """Return freed memory to the system, if the C library can."""
     with contextlib.suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)

@@ -1,4 +1,4 @@
-"""Eight-bit members: smaller files, and their robust accuracy measured anew, not assumed."""
+"""Eight-bit members: smaller files, with their robust accuracy measured again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from randens.deploy.bundle import Bundle
 from randens.deploy.exporting import appearing, quiet
 from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble, networks_of
 from randens.evaluation import Evaluation, evaluate, transferred
-from randens.evaluation.labelled import Data, fingerprint, labelled
+from randens.evaluation.labelled_data import Data, fingerprint, labelled
 
 __all__ = ["StraightThrough", "quantize"]
 
@@ -51,22 +51,23 @@ def quantize(
 ) -> Bundle:
     """Write the int8 version of a float32 bundle of `rec` into the new folder `path`.
 
-    Natural and robust accuracy of both versions are measured on `test` and written into the manifest, with how.
+    Natural and robust accuracy of both versions are measured on `test` and written into the manifest, with
+    the attacks.
 
     Parameters
     ----------
     bundle : Bundle
-        What `export` made of `rec`.
+        The export of `rec`.
     rec : RandomizedEnsemble
         The ensemble, which the attack needs.
     path : path
         A folder that does not exist yet.
     calibration : pair (x, y), ImageData or loader
-        Decides the ranges of activations: real inputs, not the test data.
+        Real inputs, not the test data, that set the ranges of activations.
     test : pair (x, y), ImageData or loader
-        What accuracies are measured on.
+        The data on which accuracies are measured.
     attack : Attack or sequence of Attack
-        Finds the perturbations that both versions are judged on.
+        Finds the perturbations on which both versions are evaluated.
     progress : callable, optional
         Called as progress(task, done, total).
 
@@ -130,9 +131,9 @@ def quantize(
 
 
 class StraightThrough(nn.Module):
-    """A member without gradients in front of one with: answers are `answer`'s, gradients are `twin`'s.
+    """A member whose outputs are those of `answer` and whose gradients are those of `twin`.
 
-    With it any attack can aim at quantised members directly (backward pass differentiable approximation).
+    With it any attack can attack quantised members directly (backward pass differentiable approximation).
     """
 
     def __init__(self, answer: nn.Module, twin: nn.Module) -> None:
@@ -146,7 +147,7 @@ class StraightThrough(nn.Module):
         if not (torch.is_grad_enabled() and x.requires_grad):
             return exact
         z: Tensor = self.twin(x)
-        # Zero in value, so that what is returned is exact to the last bit.
+        # The added term is zero, so the output is exact to the last bit.
         return exact + (z - z.detach()).to(exact.dtype)
 
 
@@ -183,7 +184,7 @@ def _quantized(content: bytes, inputs: NDArray[np.float32]) -> onnx.ModelProto:
     name = onnx.load_from_string(content).graph.input[0].name
 
     class Reader(CalibrationDataReader):  # type: ignore[misc]
-        """Hands the calibration inputs over in small batches."""
+        """Gives the calibration inputs in small batches."""
 
         def __init__(self) -> None:
             self._batches: Iterator[dict[str, Any]] = (

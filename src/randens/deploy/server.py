@@ -1,7 +1,7 @@
-"""A bundle behind HTTP: predictions by fresh draws that no client can foresee, influence or look up.
+"""Serve a bundle over HTTP: predictions by fresh draws that a client cannot predict, influence or learn.
 
-`create_app` makes the application, `serve` runs it. The answer to an input is a label; which member gave it is said
-in debug mode only.
+`create_app` makes the application, `serve` runs it. The answer to an input is a label; the member that gave
+it is reported in debug mode only.
 """
 
 # Annotations are evaluated here: FastAPI reads those of the local functions below.
@@ -59,7 +59,7 @@ __all__ = [
 ]
 
 _PATHS = ("/", "/v1/predict", "/v1/model", "/v1/samples", "/healthz", "/metrics", "/openapi.json")
-_INLINE = 1 << 12  # larger bodies are decoded in a thread, so that others need not wait
+_INLINE = 1 << 12  # larger bodies are decoded in a thread, so that other requests do not wait
 _DECODERS = 2
 _BACKLOG = 1024
 _ATTACH_FILTER = 26  # SO_ATTACH_FILTER
@@ -102,7 +102,7 @@ class Answer(BaseModel):
 
 
 class DebugAnswer(Answer):
-    """One prediction, and who made it."""
+    """One prediction, and the member that made it."""
 
     member: int
     logits: list[float]
@@ -121,7 +121,9 @@ class DebugAnswers(BaseModel):
 
 
 class Model(BaseModel):
-    """What is served. Probabilities are no secret: robustness is measured against adversaries who know them."""
+    """The served model. Probabilities are public: robustness is measured against adversaries who know
+    them.
+    """
 
     input_shape: list[int]
     bounds: list[float] | None
@@ -203,7 +205,7 @@ def create_app(predictor: Predictor, settings: Settings | None = None) -> FastAP
     }
 
     async def decode(media_type: str, body: bytearray, resize: bool) -> Any:
-        # A small picture can be a large one in disguise.
+        # A small file can hold a large picture.
         if len(body) <= _INLINE and not media_type.startswith("image/"):
             return decoder.decode(media_type, body, resize)
         loop = asyncio.get_running_loop()
@@ -229,7 +231,7 @@ def create_app(predictor: Predictor, settings: Settings | None = None) -> FastAP
                 415, f"content type is {media_type[:80]!r}; it must be one of {', '.join(decoder.types)}"
             )
         async with intake.receive(request) as body:
-            # A slot is taken now: a body that arrives slowly must not keep others from being answered.
+            # The slot is taken only now, so that a body that arrives slowly does not block others.
             with slot():
                 return await answer(await decode(media_type, body, resize), draws)
 
@@ -247,7 +249,9 @@ def create_app(predictor: Predictor, settings: Settings | None = None) -> FastAP
         return Response(msgspec.json.encode({"predictions": said(prediction)}), media_type="application/json")
 
     class Direct(APIRoute):
-        """Described by FastAPI; a request with nothing for it to check goes past it, which halves its cost."""
+        """FastAPI describes this route; a request that needs no validation bypasses FastAPI, which halves its
+        cost.
+        """
 
         async def handle(self, scope: Message, receive: Receive, send: Send) -> None:
             if scope["method"] != "POST" or scope["query_string"] or chosen.token is not None:
@@ -314,7 +318,7 @@ def create_app(predictor: Predictor, settings: Settings | None = None) -> FastAP
 
     @app.get("/v1/samples", responses=refusals, dependencies=guarded)
     async def samples() -> list[SamplePicture]:
-        """Pictures that the bundle has for trying it; the page shows them."""
+        """Sample pictures of the bundle, which the page shows."""
         return [
             SamplePicture(label=sample.label, name=bundle.classes[sample.label], png=sample.png)
             for sample in bundle.samples
@@ -364,7 +368,7 @@ def listen(host: str, port: int) -> socket.socket:
         raise InputError(f"port is {port}; it must be from 0 to 65535")
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        # Named as TCP, or asyncio leaves Nagle's algorithm on and every answer waits 40 ms for an acknowledgement.
+        # TCP is named, because asyncio otherwise leaves Nagle's algorithm on and every answer waits 40 ms.
         bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     except OSError as error:
         raise InputError(f"host is {host!r}, which is no address of this machine ({error})") from error
@@ -384,7 +388,7 @@ def listen(host: str, port: int) -> socket.socket:
 def serve(app: FastAPI, bound: socket.socket, limits: Limits | None = None) -> int | None:
     """Answer requests on a bound socket until SIGINT or SIGTERM; then finish what was begun and return the signal."""
     before = sys.getswitchinterval()
-    # Threads that decode bodies let the one that answers go on sooner than usual.
+    # Threads that decode bodies yield to the answering thread sooner than by default.
     sys.setswitchinterval(_TURN_SECONDS)
     try:
         with _signals_kept() as seen:
@@ -395,7 +399,9 @@ def serve(app: FastAPI, bound: socket.socket, limits: Limits | None = None) -> i
 
 
 def loopback_hosts() -> tuple[str, ...]:
-    """Host headers that a server on loopback accepts: no web page can reach it under a name of its own."""
+    """Return the Host headers that a server on loopback accepts, so that no web page can reach it by its own
+    name.
+    """
     return _LOOPBACK
 
 
@@ -405,8 +411,8 @@ def make_server(app: FastAPI, limits: Limits) -> uvicorn.Server:
         uvicorn.Config(
             app,
             http=protocol(limits),
-            # Its transports can be told how much to take from a socket at a time. uvloop's take 256 KiB, and where many
-            # send large bodies all others wait.
+            # Its transports can limit how much they read from a socket at a time. uvloop's read 256 KiB, and
+            # where many send large bodies all others wait.
             loop="asyncio",
             ws="none",
             lifespan="on",
@@ -433,9 +439,9 @@ class _Server(uvicorn.Server):
 
 
 def _take_no_more(bound: socket.socket) -> None:
-    """Let the kernel drop whatever asks for a new connection; the client asks again, and then is refused.
+    """Let the kernel drop requests for new connections; the client tries again and is then refused.
 
-    By a packet filter of one instruction, `return 0`, where there are any (Linux).
+    This uses a packet filter of one instruction, `return 0`, where packet filters exist (Linux).
     """
     instruction = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0))
     program = struct.pack("HP", 1, ctypes.addressof(instruction))
@@ -445,7 +451,7 @@ def _take_no_more(bound: socket.socket) -> None:
 
 @contextlib.contextmanager
 def _signals_kept() -> Iterator[list[int]]:
-    """uvicorn stops gracefully on signals and then raises them again; here they are noted, for the caller to use."""
+    """Record signals for the caller; uvicorn stops gracefully on signals but then raises them again."""
     seen: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield seen
@@ -482,7 +488,7 @@ class _Watched:
         try:
             await self._app(scope, receive, watched)
         finally:
-            # Only known paths: anything else would let clients fill the memory with names.
+            # Only known paths, because clients could otherwise fill the memory with names.
             path = scope["path"] if scope["path"] in _PATHS else "other"
             self._metrics.request(path, status, time.perf_counter() - began)
 
@@ -491,7 +497,7 @@ def _explain_refusals(app: FastAPI) -> None:
     """Every error in the same form: a sentence under "detail"."""
 
     def problem(status: int, reason: str) -> JSONResponse:
-        # Where a body was not read to its end, what follows on the connection is not a request.
+        # If a body was not read to its end, the next bytes on the connection are not a request.
         headers = {429: _LATER, 503: _LATER, 408: _CLOSE, 413: _CLOSE}.get(status)
         return JSONResponse({"detail": reason}, status, headers=headers)
 
@@ -519,7 +525,7 @@ def _explain_refusals(app: FastAPI) -> None:
 
 
 def _same(given: str, token: str) -> bool:
-    """Compare without telling by the time it takes how much is right, or how long the token is."""
+    """Compare in a time that reveals neither how much is correct nor how long the token is."""
     digests = [hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest() for text in (given, token)]
     return hmac.compare_digest(*digests)
 
@@ -532,7 +538,7 @@ def _body_schema(decoder: Decoder) -> dict[str, Any]:
 
 
 def _page() -> tuple[str, str]:
-    """The page, and the policy that lets its own script run and nothing else."""
+    """Return the page, and the policy that allows only its own script."""
     text = resources.files("randens.deploy").joinpath("page.html").read_text(encoding="utf-8")
     scripts = re.findall(r"<script>(.*?)</script>", text, flags=re.DOTALL)
     hashes = " ".join(

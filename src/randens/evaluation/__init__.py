@@ -3,18 +3,22 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from randens.evaluation.advising import Advice, advise
-from randens.evaluation.any_model import as_rec, from_factory, random_from_factory
+from randens.evaluation.as_ensemble import as_rec, from_factory, random_from_factory
 from randens.evaluation.curves import CostCurve, CostPoint, Curve, CurvePoint, cost_curve, curve
-from randens.evaluation.draw_scores import score, single_draw
-from randens.evaluation.evaluate_any import evaluate
-from randens.evaluation.evaluating import save_worst_inputs, transferred, worst_inputs
-from randens.evaluation.fresh_draws import StochasticEvaluation, evaluate_stochastic
+from randens.evaluation.deployment_advice import Advice, advise
+from randens.evaluation.draw_statistics import score, single_draw
+from randens.evaluation.gradient_conflict import Conflict, conflict
 from randens.evaluation.intervals import Estimate, bounded_mean, difference, estimate, exact_binomial
-from randens.evaluation.random_model_sampling import StochasticSampling, optimize_stochastic_sampling
-from randens.evaluation.reach import Conflict, conflict
+from randens.evaluation.random_model_evaluation import StochasticEvaluation, evaluate_stochastic
 from randens.evaluation.results import Accuracy, Evaluation, Level, Pair, Points
-from randens.evaluation.sampling import AttackedSampling, Sweep, optimize_sampling
+from randens.evaluation.sampling import (
+    AttackedSampling,
+    StochasticSampling,
+    Sweep,
+    optimize_sampling,
+    optimize_stochastic_sampling,
+)
+from randens.evaluation.worst_case import evaluate, save_worst_inputs, transferred, worst_inputs
 
 if TYPE_CHECKING:
     from randens.audit import Audit, Check, audit, audit_stochastic
@@ -65,7 +69,7 @@ __all__ = [
     "worst_inputs",
 ]
 
-# Their rooms come after this one; they are found here, too, where they were first.
+# These names live in higher rooms. Earlier releases had them here, so the old imports still work.
 _LATER = {
     **dict.fromkeys(("Audit", "Check", "audit", "audit_stochastic"), "randens.audit"),
     **dict.fromkeys(("Certification", "certify"), "randens.certify"),

@@ -1,31 +1,36 @@
-"""One attack after another on the same data, each for itself and then together."""
+"""Several attacks on the same data, each alone and then combined."""
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from torch import Tensor
+
 from randens.attacks import Attack, Found
 from randens.core.errors import InputError
+from randens.core.files import write_atomic
 from randens.core.progress import Progress
 from randens.data import ImageData
 from randens.ensemble import RandomizedEnsemble
-from randens.evaluation.picture_grid import save_grid
 from randens.threat import Threat
 from randens.witness import WitnessPool
 from randens.witness.store import WitnessStore
 
-__all__ = ["Attacked", "attack_all", "draw_worst"]
+__all__ = ["Attacked", "attack_all", "draw_worst", "save_grid"]
 
 _PICTURES = 8
 
 
 @dataclass(frozen=True)
 class Attacked:
-    """What one attack (or all together: the pointwise worst case) made of an ensemble.
+    """The result of one attack on an ensemble, or of all together (the worst case of each input).
 
     Accuracies are exact expectations; `member_risks` are those of each member under any witness of this row.
     """
@@ -63,9 +68,9 @@ def attack_all(
     store: WitnessStore | None,
     progress: Progress,
 ) -> list[Attacked]:
-    """Attack `data` with every attack, each from the inputs alone; a last row holds the pointwise worst case of all.
+    """Attack `data` with each attack alone; the last row holds the worst case of each input over all attacks.
 
-    store: attacks made before are read there, and new ones kept.
+    store: attacks made before are read from it, and new ones are added.
     """
     probs = rec.probs.cpu().numpy()
     rows: list[Attacked] = []
@@ -83,7 +88,7 @@ def attack_all(
 def draw_worst(
     path: str | os.PathLike[str], data: ImageData, result: Attacked, rec: RandomizedEnsemble, threat: Threat
 ) -> Path:
-    """A grid of the inputs on which the attack did most harm."""
+    """Draw a grid of the inputs with the largest risk."""
     found = result.found
     if found is None:
         raise InputError("pictures show one attack at a time; give a single --attack")
@@ -96,6 +101,47 @@ def draw_worst(
         for j in chosen.tolist()
     ]
     return save_grid(path, data.x[chosen], found.x_adv[chosen], titles, threat)
+
+
+def save_grid(
+    path: str | os.PathLike[str], x: Tensor, x_adv: Tensor, titles: Sequence[str], threat: Threat
+) -> Path:
+    """Write one column per input, [n, channels, h, w], as a PNG; `titles` stand above the perturbed inputs."""
+    target = Path(path)
+    if target.suffix.lower() != ".png":
+        raise InputError(f"path is {str(target)!r}; pictures are written as PNG, e.g. worst.png")
+    if x.dim() != 4 or x.shape[1] not in (1, 3) or x.shape != x_adv.shape:
+        raise InputError(
+            f"x has shape {tuple(x.shape)} and x_adv {tuple(x_adv.shape)}; "
+            "pictures need [n, 1 or 3, height, width] for both"
+        )
+    if not len(x):
+        raise InputError("x is empty; there is nothing to draw")
+    low, high = threat.bounds or (float(x.min()), float(x.max()))
+    change = x_adv - x
+    gain = 0.5 / max(float(change.abs().max()), 1e-12)
+    rows = (
+        ("clean", (x - low) / (high - low)),
+        ("perturbed", (x_adv - low) / (high - low)),
+        (f"difference ×{gain * (high - low):.0f}", 0.5 + gain * change),
+    )
+    figure = Figure(figsize=(1.3 * len(x) + 0.9, 4.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(3, len(x), squeeze=False)
+    for line, (name, images) in enumerate(rows):
+        for column, image in enumerate(images):
+            axis = axes[line, column]
+            pixels = image.clamp(0, 1).permute(1, 2, 0).numpy()
+            axis.imshow(pixels.squeeze(2) if pixels.shape[2] == 1 else pixels, cmap="gray", vmin=0, vmax=1)
+            axis.set_xticks([])
+            axis.set_yticks([])
+            if line == 1:
+                axis.set_title(titles[column], fontsize=8)
+        axes[line, 0].set_ylabel(name, fontsize=9)
+    stream = io.BytesIO()
+    figure.savefig(stream, format="png")
+    write_atomic(target, stream.getvalue())
+    return target
 
 
 def _row(

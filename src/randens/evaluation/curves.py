@@ -1,7 +1,7 @@
-"""Robust accuracy against the radius, and against what the attack costs.
+"""Robust accuracy against the radius, and against the attack's cost.
 
-A perturbation found at a small radius is legal at every larger one. So radii are attacked in increasing order and
-witnesses are carried along in one pool: every curve falls by construction, and what is known is not attacked again.
+A perturbation found at a small radius is legal at every larger one. So radii are attacked in increasing order
+with one pool of witnesses: no curve can rise, and known witnesses are not searched again.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from torch import Tensor
 from randens.attacks import Attack, Cost
 from randens.core.errors import InputError
 from randens.core.progress import Progress, silent
+from randens.data import called
 from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble
-from randens.evaluation import evaluating
-from randens.evaluation.evaluate_any import AttackLike, Prepared, choose_attacks, prepare
 from randens.evaluation.intervals import Estimate, estimate
+from randens.evaluation.preparation import AttackLike, Prepared, choose_attacks, prepare
+from randens.evaluation.worst_case import evaluate_ensemble
 from randens.models import on_device
 from randens.threat import Threat, grid
 from randens.witness import WitnessPool
@@ -86,7 +87,7 @@ class Curve:
     norm, data, split : str
         What was attacked, and how.
     n : int
-        How many inputs.
+        Number of inputs.
     attacks : tuple of str
         Names.
     cost : Cost
@@ -128,7 +129,7 @@ class Curve:
             lines.append("  ".join(f"{c:>14}" for c in cells))
         passes = (self.cost.forwards + self.cost.backwards) / max(1, self.n)
         lines.append(
-            f"{self.n} inputs of {self.data} {self.split}; {' + '.join(self.attacks)}; {self.confidence:.0%} "
+            f"{self.n} inputs of {called(self.data, self.split)}; {' + '.join(self.attacks)}; {self.confidence:.0%} "
             f"intervals; {passes:.0f} member passes per input"
         )
         return "\n".join(lines)
@@ -286,7 +287,7 @@ def curve_of(
     folder: WitnessStore | str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> Curve:
-    """`curve` for what has been made to fit already."""
+    """`curve` for a prepared model, data and attacks."""
     tell = progress or silent
     store = folder if isinstance(folder, WitnessStore) or folder is None else WitnessStore(folder)
     points: list[CurvePoint] = []
@@ -330,7 +331,7 @@ def curve_of(
 
 @dataclass(frozen=True)
 class CostPoint:
-    """What an attack reaches with one budget.
+    """The result of an attack with one budget.
 
     Parameters
     ----------
@@ -339,7 +340,7 @@ class CostPoint:
     passes : float
         Member passes per input, forward and backward.
     robust : Estimate
-        Accuracy that the attack leaves.
+        The robust accuracy.
 
     Examples
     --------
@@ -362,7 +363,7 @@ class CostCurve:
     lines : mapping from str to tuple of CostPoint
         By attack.
     threat : Threat
-        What all were allowed.
+        The perturbation set of all attacks.
     n : int
         How many inputs.
 
@@ -435,9 +436,10 @@ def cost_curve(
     confidence: float = 0.95,
     progress: Progress | None = None,
 ) -> CostCurve:
-    """Robust accuracy against the cost of the attack, as cost-normalised benchmarks of attacks draw it.
+    """Measure robust accuracy against the cost of the attack, as in cost-normalised benchmarks of attacks.
 
-    Each attack runs by itself on the ensemble, from nothing, once per budget; passes are counted, not timed.
+    Each attack runs alone on the ensemble, without known witnesses, once per budget; passes are counted, not
+    timed.
 
     Parameters
     ----------
@@ -495,7 +497,7 @@ def cost_curve(
 
 @dataclass(frozen=True)
 class _Found:
-    """What one radius adds: all witnesses so far, and verdicts on the mean of all logits."""
+    """The result at one radius: all witnesses so far, and verdicts on the mean of all logits."""
 
     pool: WitnessPool
     mean_fooled: NDArray[np.bool_] | None
@@ -510,10 +512,10 @@ def _attacked(
     tell: Progress,
     store: WitnessStore | None,
 ) -> _Found:
-    """The witnesses at one radius, those of smaller radii among them."""
+    """Return the witnesses at one radius, including those of smaller radii."""
     if radius == 0:
         return _clean(case, deterministic)
-    found = evaluating.evaluate(
+    found = evaluate_ensemble(
         case.rec,
         case.data,
         _at(case.attacks, radius),
@@ -527,7 +529,7 @@ def _attacked(
 
 
 def _clean(case: Prepared, deterministic: bool) -> _Found:
-    """Nothing can be moved: the members' errors on the inputs as they are."""
+    """Return the result at radius 0: the members' errors on the unperturbed inputs."""
     x, y, members = case.inputs.x, case.inputs.y, list(case.rec.members)
     errors = case.rec.errors(x, y).cpu().numpy()
     pool = WitnessPool(len(y), len(members), np.arange(len(y)), errors, x_adv=x.numpy(), sources="clean")

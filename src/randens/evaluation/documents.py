@@ -1,4 +1,4 @@
-"""Documents of this room as models: what does not fit one is refused before it is used."""
+"""Models of this room's documents; an invalid document is refused before it is used."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class _Passes(Document):
 
 
 class ConflictNote(Document):
-    """What a witness store keeps about the members' directions."""
+    """The entry of a witness store about the members' gradients."""
 
     conflict: _Conflict
     cost: _Passes
@@ -57,9 +57,14 @@ class ConflictNote(Document):
 
 
 class _Summary(Document):
-    """Of the numbers that follow from the verdicts, what is measured and cannot be computed again."""
+    """Measured numbers that cannot be computed again from the verdicts."""
 
     conflict: _Conflict | None = None
+
+
+class _Flags(Document):
+    unstable: Annotated[float, Field(ge=0, le=1)] = 0.0
+    gradients: dict[str, dict[str, list[Annotated[float, Field(ge=0, le=1)]]]] = Field(default_factory=dict)
 
 
 class EvaluationDocument(Document):
@@ -78,7 +83,7 @@ class EvaluationDocument(Document):
     flops: list[Count]
     cost: _Cost
     confidence: Annotated[float, Field(gt=0, lt=1)]
-    flags: dict[str, Any]
+    flags: _Flags
     summary: _Summary = _Summary()
     notes: list[str] = Field(default_factory=list)
     profile: dict[str, Any]
@@ -90,6 +95,8 @@ class EvaluationDocument(Document):
         n = len(points.clean)
         if any(len(probs) != members for probs in self.also.values()):
             raise ValueError(f"also: every entry must have {members} probabilities")
+        if len(self.flops) != members:
+            raise ValueError(f"flops: there must be {members}, one for each member")
         if n < 1 or len(points.worst) != n or len(points.foolable) != n or len(points.sources) != n:
             raise ValueError("points: there must be as many inputs in every list, at least one")
         if any(
@@ -109,7 +116,7 @@ class EvaluationDocument(Document):
 
 
 class SamplingDocument(Document):
-    """What evaluations use of sampling.json."""
+    """The entries of sampling.json that evaluations use."""
 
     probs: Probabilities
     split: str = "unknown"

@@ -17,7 +17,7 @@ __all__ = ["Estimate", "bounded_mean", "difference", "estimate", "exact_binomial
 class Estimate(float):
     """A mean over inputs, and an interval that covers the mean over the distribution they come from.
 
-    It is the number itself, so that it can be compared, formatted and computed with; `low` and `high` come along.
+    It is a float with `low` and `high`, so it can be compared, formatted and computed with.
     The interval covers the choice of inputs only, not what a stronger attack might find.
 
     Parameters
@@ -64,7 +64,7 @@ def estimate(values: ArrayLike, confidence: float = 0.95) -> Estimate:
     """Mean of values in [0, 1] with Wilson's score interval.
 
     Wilson's interval is made for zeros and ones. Expected accuracies lie between them and vary less, at most
-    p(1 − p), so for those it is on the careful side.
+    p(1 − p), so for those the interval is conservative.
 
     Parameters
     ----------
@@ -137,7 +137,7 @@ def exact_binomial(successes: int, trials: int, confidence: float = 0.95) -> Est
     Parameters
     ----------
     successes, trials : int
-        How often, of how many.
+        The number of successes, and of trials.
     confidence : float
         Of the interval.
 

@@ -1,4 +1,4 @@
-"""What an evaluation found, per input, and everything that follows from it."""
+"""The result of an evaluation: verdicts per input, and everything computed from them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from randens.core.files import document_checksum, read_json, seal, write_json
 from randens.core.runs import Run
 from randens.ensemble import RandomizedEnsemble, check_probs
 from randens.evaluation.documents import EvaluationDocument
+from randens.evaluation.gradient_conflict import Conflict
 from randens.evaluation.intervals import Estimate, estimate
-from randens.evaluation.labelled import fingerprint
-from randens.evaluation.reach import Conflict
+from randens.evaluation.labelled_data import fingerprint
 from randens.risk import Bounds, RiskProfile, RuleOfThumb, bounds, rule_of_thumb
 from randens.risk.pairs import Theorem1Test, theorem1_test, two_classifiers
 from randens.threat import Threat
@@ -47,7 +47,7 @@ class Accuracy:
     Attributes
     ----------
     natural, robust : Estimate
-        On inputs as they are, and on the worst perturbations found.
+        On unperturbed inputs, and on the worst perturbations found.
     """
 
     natural: Estimate
@@ -62,9 +62,10 @@ class Accuracy:
 class Points:
     """Verdicts per input; row j belongs to input j of the data.
 
-    clean, worst, foolable: bool [n, M]: who is wrong on the input itself, on its worst perturbation at the
-    ensemble's probabilities, and on any perturbation found. sources: the attack behind each worst case ("" where
-    no member is fooled). deterministic_clean, deterministic_worst: bool [n], the same for the deterministic ensemble.
+    clean, worst, foolable: bool [n, M]: which members are wrong on the unperturbed input, on its worst
+    perturbation at the ensemble's probabilities, and on any perturbation found. sources: the attack behind
+    each worst case ("" where no member is fooled). deterministic_clean, deterministic_worst: bool [n], the
+    same for the deterministic ensemble.
     """
 
     clean: NDArray[np.bool_]
@@ -84,7 +85,7 @@ class Level:
     accuracy : float
         Σ α_i over the members that are correct.
     natural, robust : int
-        How many inputs have it as they are, and on the worst perturbation found.
+        The number of inputs with this value unperturbed, and on the worst perturbation found.
     """
 
     accuracy: float
@@ -117,7 +118,7 @@ class Pair:
 class Evaluation:
     """The verdicts on one ensemble, one set of inputs and one threat; everything else is computed from them.
 
-    Made by `randens.evaluate`; shown as a table, in a terminal and in a notebook.
+    `randens.evaluate` returns it. It prints as a table in a terminal and in a notebook.
 
     Attributes
     ----------
@@ -128,11 +129,11 @@ class Evaluation:
     profile : RiskProfile
         η as found.
     threat : Threat
-        What the perturbations may be.
+        The perturbation set.
     data, split : str
-        What was evaluated.
+        The data and their split.
     classes : int
-        How many there are.
+        The number of classes.
     ensemble : str
         The fingerprint of the members.
     attacks : tuple of mapping
@@ -140,16 +141,16 @@ class Evaluation:
     flops : tuple of int
         Of one inference of each member.
     cost, seconds : Cost, float
-        Member passes and time of everything the answer rests on.
+        Member passes and time of all work behind the result.
     confidence : float
         Of every interval.
     chosen_on : mapping
-        Which split decided what ("probs", "checkpoints").
+        The split used for each choice ("probs", "checkpoints").
     also : mapping
         Further probabilities that were attacked too, by name.
     flags : mapping
-        Shares of inputs with unusable gradients, per attack and member, and `unstable`, the share whose verdicts
-        changed when looked at again.
+        Shares of inputs with unusable gradients, per attack and member, and `unstable`, the share whose
+        verdicts changed when computed again.
     conflict : Conflict or None
         The joint reach of the members' gradients; None in files written before it was measured.
     version : str
@@ -157,12 +158,12 @@ class Evaluation:
     pool : WitnessPool or None
         Every witness found; kept beside the JSON, not in it.
     notes : tuple of str
-        What was converted or looks wrong, a sentence each.
+        Sentences about conversions and likely mistakes.
     x, case
-        The inputs and what was evaluated, in memory only.
+        The inputs and the prepared evaluation, in memory only.
     now, reread : Cost, int
-        The passes that this call made itself, and the stored witnesses that it judged again. These two are not in the
-        JSON, so that the same question gives the same document.
+        The passes of this call, and the number of stored witnesses that it checked. These two are not in the
+        JSON, so that the same evaluation gives the same document.
     """
 
     probs: NDArray[np.float64]
@@ -191,15 +192,15 @@ class Evaluation:
     reread: int = field(default=0, repr=False)
 
     def __repr__(self) -> str:
-        # Tables are made from results; this module cannot import theirs while it is being imported.
-        from randens.evaluation import tables
+        # Imported late, because the module of tables imports this one.
+        from randens.evaluation import result_tables
 
-        return tables.plain(self)
+        return result_tables.plain(self)
 
     def _repr_html_(self) -> str:
-        from randens.evaluation import tables
+        from randens.evaluation import result_tables
 
-        return tables.html(self)
+        return result_tables.html(self)
 
     @property
     def errors(self) -> NDArray[np.bool_]:
@@ -232,9 +233,9 @@ class Evaluation:
 
     def to_frame(self) -> Any:
         """A pandas data frame, one row per classifier: natural and robust accuracy with intervals, FLOPs."""
-        from randens.evaluation import tables
+        from randens.evaluation import result_tables
 
-        return tables.frame(self)
+        return result_tables.frame(self)
 
     @property
     def n(self) -> int:
@@ -258,7 +259,7 @@ class Evaluation:
 
     @property
     def natural(self) -> Estimate:
-        """Expected accuracy on the inputs as they are; a float with `low` and `high`."""
+        """Expected accuracy on the unperturbed inputs; a float with `low` and `high`."""
         return self.accuracy.natural
 
     @property
@@ -283,13 +284,14 @@ class Evaluation:
         return Accuracy(self._mean(~clean), self._mean(~worst))
 
     def at(self, probs: ArrayLike | None) -> Accuracy:
-        """Of the randomized ensemble at other probabilities (None: uniform), looked up in what was found.
+        """Accuracy of the randomized ensemble at other probabilities (None: uniform), from the witnesses
+        found.
 
-        No attack was run there unless they are `probs` or one of `also`, so the robust value may be too high.
+        Unless they are `probs` or one of `also`, they were not attacked, so the robust value may be too high.
         """
         alpha = check_probs(probs, self.members).numpy()
         robust = self.profile.risk(alpha)
-        # The profile has forgotten which input is which: spread its risks over as many inputs again.
+        # The profile does not keep the inputs' order, so its risks are spread over as many inputs again.
         counts = np.rint(self.profile.weights * self.n).astype(np.int64)
         values = np.repeat(1 - self.profile.configuration_risks(alpha), counts)
         interval = self._mean(values)
@@ -314,7 +316,7 @@ class Evaluation:
 
     @property
     def gain(self) -> float:
-        """E π = Σ α_i η_i − η(α): what drawing at random buys."""
+        """E π = Σ α_i η_i − η(α): how much drawing lowers the members' mean risk."""
         return self.profile.gain(self.probs)
 
     @cached_property
@@ -359,7 +361,7 @@ class Evaluation:
         return dict(zip(names.tolist(), counts.tolist(), strict=True))
 
     def check(self, rec: RandomizedEnsemble) -> None:
-        """Refuse to be read as an evaluation of another ensemble."""
+        """Raise an error if this is the evaluation of another ensemble."""
         if fingerprint(rec) != self.ensemble:
             raise InputError("the evaluation belongs to other members than these; evaluate them again")
 
@@ -487,7 +489,9 @@ def _conflict(value: Mapping[str, Any] | None) -> Conflict | None:
 
 
 def _keys(accuracies: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Sums of probabilities differ in their last bits by the order of adding; twelve digits tell them apart."""
+    """Round sums of probabilities to twelve digits, because their last bits depend on the order of
+    addition.
+    """
     return np.asarray(np.round(accuracies, 12) + 0.0)
 
 

@@ -1,4 +1,4 @@
-"""What a run folder offers to evaluate: its ensemble, its data, its threat."""
+"""Open a run folder for evaluation: its ensemble, its data, its threat."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from randens.core.runs import Run
 from randens.data import ImageData
 from randens.ensemble import RandomizedEnsemble, load
 from randens.evaluation.documents import SamplingDocument
-from randens.evaluation.labelled import fingerprint
+from randens.evaluation.labelled_data import fingerprint
 from randens.evaluation.results import Evaluation
 from randens.threat import Threat
 from randens.witness.store import WitnessStore
@@ -59,7 +59,7 @@ class Subject:
         choices = {str(k): str(v) for k, v in recorded.items()} if isinstance(recorded, Mapping) else {}
         for path in self.run.answers("sampling"):
             sampling = read_document(path, SamplingDocument)
-            # Probabilities that were found but not applied chose nothing.
+            # Probabilities that were found but not applied do not count.
             if sampling.probs == self.rec.probs.tolist():
                 choices["probs"] = sampling.split
                 break
@@ -73,7 +73,7 @@ def open_subject(
     norm: str | None = None,
     eps: float | None = None,
 ) -> Subject:
-    """Open a run folder. `data`, `norm` and `eps` replace what the run was made for."""
+    """Open a run folder. `data`, `norm` and `eps` replace the run's own."""
     run = Run.open(path)
     if not run.ensemble.is_dir():
         raise FileError(f"{run.path} holds no ensemble yet; the run that makes it has not finished")

@@ -1,8 +1,11 @@
-"""Choosing the probabilities of a real ensemble: cutting planes whose cuts come from attacks.
+"""Choose the probabilities of an ensemble by cutting planes whose cuts come from attacks.
 
-The pool W_j of fooled sets known for input j bounds the risk from below, η(α) ≥ mean_j max_{u ∈ W_j} u·α,
-whatever the attack. Repeat: take the α that is best against the pool, attack every input there, pool what is
-found; until the value at an attacked α is within `tol` of the pool's optimum.
+The pool W_j of known fooled sets of input j bounds the risk from below, η(α) ≥ mean_j max_{u ∈ W_j} u·α, for
+every attack. Repeat: find the best α for the pool, attack every input there, and pool the witnesses; until
+the value at an attacked α is within `tol` of the pool's optimum.
+
+A random member is fooled with a probability: u ∈ [0, 1]^M instead of {0, 1}^M. The risk is still
+η(α) = mean_j max_u u·α, convex and piecewise linear, so α solves a linear program over the witnesses.
 """
 
 from __future__ import annotations
@@ -15,13 +18,19 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import linprog
+from scipy.sparse import coo_array
+from torch import Tensor
 
 from randens.attacks import Attack, Cost
 from randens.attacks.dataset import Knowledge, as_attacks
-from randens.core.errors import InputError
+from randens.core.errors import InputError, ModelError
 from randens.core.progress import Progress, silent
 from randens.ensemble import RandomizedEnsemble
-from randens.evaluation.labelled import Data, labelled
+from randens.evaluation.draw_statistics import SCORE, score
+from randens.evaluation.intervals import Estimate
+from randens.evaluation.labelled_data import Data, Labelled, labelled
+from randens.random_model import FrozenDraw, expanded, is_random
 from randens.risk import (
     ConfidentSampling,
     CrossFit,
@@ -36,10 +45,20 @@ from randens.threat import Threat
 from randens.witness import WitnessPool
 from randens.witness.store import WitnessStore
 
-__all__ = ["AttackedSampling", "Sweep", "optimize_sampling"]
+__all__ = [
+    "AttackedSampling",
+    "StochasticSampling",
+    "Sweep",
+    "optimize_sampling",
+    "optimize_stochastic_sampling",
+    "share_fooled",
+]
 
 _ROUNDING = 1e-9
-_LEAST_CROSSED = 20  # inputs; with fewer, five folds say nothing
+_LEAST_CROSSED = 20  # inputs; fewer are not enough for five folds
+_SELECT = 1_400_000_000  # the first seed of the draws that score perturbations; attacks never use these
+_JUDGES = 64
+_SCORED = 32
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +91,7 @@ class AttackedSampling(Sampling):
     Attributes
     ----------
     pool : WitnessPool
-        Every witness found; pass it on, and the next call starts where this one ended.
+        Every witness found; pass it to the next call to start from it.
     profile : RiskProfile
         η as the pool has it, which `certificate` verifies against.
     history : tuple of Sweep
@@ -80,21 +99,21 @@ class AttackedSampling(Sampling):
     exact_oracle : bool
         Whether the attack is known to find every fooled set.
     attacks, threat : tuple of str, Threat
-        What the inputs were attacked with.
+        The attacks and the threat.
     data, split : str
-        What it was chosen on.
+        The data on which α was chosen, and their split.
     tol : float
         The gap at which to stop.
     cost, now : Cost
-        Member passes behind it; those made by this call.
+        Member passes behind the result, and those of this call.
     reused : int
-        Stored witnesses it began with.
+        The number of stored witnesses at the start.
     crossed : CrossFit or None
-        The risk of the rule that chose them, each input judged by probabilities chosen without it, from the same
+        The cross-fitted risk: each input is evaluated at probabilities chosen without it, on the same
         witnesses.
     upper, objective, confidence : float or None
-        Chosen by a confidence: `upper` bounds the true risk at `confidence`, and gap and lower bound are those of the
-        bound that was minimised, `objective`.
+        If chosen by a confidence: `upper` bounds the true risk at `confidence`; gap and lower bound are those
+        of the minimised bound, `objective`.
     """
 
     pool: WitnessPool = field(kw_only=True, repr=False)
@@ -116,13 +135,13 @@ class AttackedSampling(Sampling):
 
     @property
     def gap(self) -> float:
-        """How much better other probabilities could still be, by the measure that was minimised."""
+        """The largest possible improvement by other probabilities, in the minimised quantity."""
         value = self.risk if self.objective is None else self.objective
         return max(0.0, value - self.lower_bound)
 
     @property
     def converged(self) -> bool:
-        """Whether the gap came down to `tol`."""
+        """Whether the gap is at most `tol`."""
         return self.gap <= self.tol
 
     @property
@@ -138,7 +157,7 @@ class AttackedSampling(Sampling):
             else f"not yet optimal{against}: better by up to {self.gap:.2g} is possible, allow more sweeps"
         )
         oracle = "exact" if self.exact_oracle else "a heuristic: a stronger attack may change both"
-        return f"{reached} ({self.sweeps} sweeps of {' and '.join(self.attacks)}; the attack is {oracle})"
+        return f"{reached} ({_sweeps(self.sweeps)} of {' and '.join(self.attacks)}; the attack is {oracle})"
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary for JSON, without pool and certificate."""
@@ -176,10 +195,11 @@ def optimize_sampling(
     folder: WitnessStore | str | os.PathLike[str] | None = None,
     verify: bool = False,
 ) -> AttackedSampling:
-    """Probabilities with the smallest risk under attack, a lower bound on any others, and the pool behind both.
+    """Find the probabilities with the smallest risk under attack, with a lower bound for all others and the
+    pool.
 
-    The first sweep is at the ensemble's own probabilities, or with a pool at its optimum. Between equally good
-    probabilities, those with the lower clean risk win, then those that draw fewer members.
+    The first sweep is at the ensemble's own probabilities, or with a pool at its optimum. Of equally good
+    probabilities, those with the lower clean risk are chosen, then those that draw fewer members.
 
     Parameters
     ----------
@@ -194,18 +214,18 @@ def optimize_sampling(
     max_sweeps : int
         How often the inputs may be attacked.
     pool : WitnessPool
-        Witnesses known already for these very inputs.
+        Known witnesses of these inputs.
     progress : callable, optional
         Called as progress(task, done, total).
     confidence : float
         Choose by an upper confidence bound of the true risk above that of uniform probabilities
-        (`randens.risk.confident_sampling`) instead of the risk on these inputs, so that α leaves the uniform point only
-        where they are enough to say so.
+        (`randens.risk.confident_sampling`) instead of the risk on these inputs, so that α differs from
+        uniform only if the inputs give enough evidence.
     folder : path or WitnessStore
-        A witness store, as for `evaluate`. Probabilities that these attacks have been asked about before are not
-        attacked again, and are the answer where they are good enough.
+        A witness store, as for `evaluate`. Probabilities that these attacks have attacked before are not
+        attacked again, and are returned if they are good enough.
     verify : bool
-        Judge every stored witness again, and not a sample only.
+        Check all stored witnesses, not only a random sample.
 
     Returns
     -------
@@ -231,12 +251,7 @@ def optimize_sampling(
         raise InputError(
             "rec has members that answer at random; use randens.evaluation.optimize_stochastic_sampling for them"
         )
-    inputs = labelled(data, rec)
-    if inputs.split == "test":
-        raise InputError(
-            f"data is the test split of {inputs.name}; choose probabilities on its validation split, and "
-            "evaluate them on the test split"
-        )
+    inputs = _held_out(data, rec)
     chosen = as_attacks(attack)
     store = folder if isinstance(folder, WitnessStore) or folder is None else WitnessStore(folder)
     report = silent if progress is None else progress
@@ -296,3 +311,224 @@ def optimize_sampling(
         now=known.now,
         reused=known.reused,
     )
+
+
+@dataclass(frozen=True, eq=False)
+class StochasticSampling(Sampling):
+    """Sampling probabilities of random members.
+
+    Attributes
+    ----------
+    risk, lower_bound : float
+        On the draws that scored the perturbations.
+    accuracy, uniform : Estimate
+        Expected accuracy at the chosen and at equal probabilities, on fresh draws and the perturbations that are worst
+        there; these inputs are the population.
+    split : str
+        The data it was chosen on.
+    attacks, tol : tuple of str, float
+        The attacks on the draws, and the gap at which to stop.
+    cost : Cost
+        Member passes behind the result.
+    """
+
+    accuracy: Estimate = field(kw_only=True)
+    uniform: Estimate = field(kw_only=True)
+    split: str = field(default="unknown", kw_only=True)
+    attacks: tuple[str, ...] = field(default=(), kw_only=True)
+    tol: float = field(default=0.0, kw_only=True)
+    cost: Cost = field(default_factory=Cost, kw_only=True)
+
+    @property
+    def claim(self) -> str:
+        """What may be said about these probabilities, and no more."""
+        return (
+            f"no probabilities are better by more than {self.gap:.2g} against every perturbation found, on the draws "
+            f"that measured them ({_sweeps(self.sweeps)} of {' and '.join(self.attacks)}; a stronger attack may change "
+            "both)"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary for JSON."""
+        return {
+            **super().to_json(),
+            "claim": self.claim,
+            "accuracy": self.accuracy.to_json(),
+            "uniform": self.uniform.to_json(),
+            "attacks": list(self.attacks),
+            "split": self.split,
+            "tol": self.tol,
+            "cost": {"forwards": self.cost.forwards, "backwards": self.cost.backwards},
+        }
+
+
+def optimize_stochastic_sampling(
+    rec: RandomizedEnsemble,
+    data: Data,
+    attack: Attack | Sequence[Attack],
+    tol: float = 1e-3,
+    max_sweeps: int = 10,
+    progress: Progress | None = None,
+) -> StochasticSampling:
+    """Find the probabilities with the smallest risk under attack for an ensemble with random members.
+
+    This is a cutting-plane loop: attack frozen draws at α, score the perturbations on draws that no attack
+    uses, find the best α for all perturbations, and repeat until the gap is at most `tol`.
+
+    Parameters
+    ----------
+    rec : RandomizedEnsemble
+        Some of its members are random.
+    data : pair (x, y), ImageData or loader
+        Never test data, which are refused.
+    attack : Attack or sequence of Attack
+        Several work one after the other in each sweep.
+    tol : float
+        The gap at which to stop.
+    max_sweeps : int
+        How often the inputs may be attacked.
+    progress : callable, optional
+        Called as progress(task, done, total).
+
+    Returns
+    -------
+    StochasticSampling
+        `.probs`, `.risk`, `.lower_bound`, and `.accuracy` on fresh draws.
+
+    Examples
+    --------
+    >>> import torch, randens
+    >>> noisy = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(4, 3))
+    >>> model = randens.RandomizedModel(noisy, draws=4, active=torch.nn.Dropout)
+    >>> rec = randens.RandomizedEnsemble([model, torch.nn.Linear(4, 3)])
+    >>> pgd = randens.attacks.create("pgd", randens.Threat("linf", 0.1), steps=2)
+    >>> best = optimize_stochastic_sampling(rec, (torch.rand(6, 4), torch.arange(6) % 3), pgd, max_sweeps=2)
+    >>> best.lower_bound <= best.risk
+    True
+    """
+    if not isinstance(rec, RandomizedEnsemble) or not is_random(rec):
+        raise InputError("rec has no random members; use randens.optimize_sampling")
+    inputs = _held_out(data, expanded(rec, 2))
+    chosen = as_attacks(attack)
+    report = silent if progress is None else progress
+    judges = expanded(rec, _JUDGES, _SELECT)
+    y = inputs.y.to(judges.device)
+    points: list[Tensor] = [inputs.x]
+    shares = [share_fooled(rec, judges, inputs.x, y)]
+    cost = Cost(forwards=len(inputs) * len(judges))
+    alpha = rec.probs.cpu().numpy().copy()
+    attacked: list[NDArray[np.float64]] = []
+    while True:
+        report("sampling of random members", len(attacked), max_sweeps)
+        for one in chosen:
+            found = one(expanded(rec.with_probs(alpha)), inputs.x, inputs.y)
+            points.append(found.x_adv)
+            shares.append(share_fooled(rec, judges, found.x_adv, y))
+            cost = cost + found.cost + Cost(forwards=len(inputs) * len(judges))
+        attacked.append(alpha)
+        table = np.stack(shares)
+        best, bound = _lowest(table)
+        risks = [_risk(table, point) for point in attacked]
+        lowest = int(np.argmin(risks))
+        settled = any(np.abs(best - point).max() < 1e-9 for point in attacked)
+        if risks[lowest] - bound <= tol or settled or len(attacked) >= max_sweeps:
+            break
+        alpha = best
+    report("sampling of random members", max_sweeps, max_sweeps)
+    equal = np.full(len(rec), 1 / len(rec))
+    return StochasticSampling(
+        probs=attacked[lowest],
+        risk=risks[lowest],
+        lower_bound=min(bound, risks[lowest]),
+        method="cutting-planes",
+        iterations=len(attacked),
+        sweeps=len(attacked),
+        accuracy=_fresh(rec, attacked[lowest], table, points, inputs.y),
+        uniform=_fresh(rec, equal, table, points, inputs.y),
+        split=inputs.split,
+        attacks=tuple(a.name for a in chosen),
+        tol=float(tol),
+        cost=cost,
+    )
+
+
+def _sweeps(number: int) -> str:
+    return f"{number} sweep{'s' if number != 1 else ''}"
+
+
+def share_fooled(
+    rec: RandomizedEnsemble, judges: RandomizedEnsemble, x: Tensor, y: Tensor
+) -> NDArray[np.float64]:
+    """u [n, M]: the share of each member's draws that are wrong; 0 or 1 for members that are not random."""
+    errors = judges.errors(x.to(judges.device), y).cpu().numpy()
+    owners = {id(member): index for index, member in enumerate(rec.members)}
+    columns = [owners[id(m.model if isinstance(m, FrozenDraw) else m)] for m in judges.members]
+    shares = np.zeros((len(x), len(rec)))
+    for column, owner in enumerate(columns):
+        shares[:, owner] += errors[:, column] / columns.count(owner)
+    return shares
+
+
+def _held_out(data: Data, rec: RandomizedEnsemble) -> Labelled:
+    """The inputs to choose probabilities on; test data are refused."""
+    inputs = labelled(data, rec)
+    if inputs.split == "test":
+        raise InputError(
+            f"data is the test split of {inputs.name}; choose probabilities on its validation split, and "
+            "evaluate them on the test split"
+        )
+    return inputs
+
+
+def _risk(table: NDArray[np.float64], probs: NDArray[np.float64]) -> float:
+    """η(α) over perturbations table [W, n, M]."""
+    return float((table @ probs).max(axis=0).mean())
+
+
+def _lowest(table: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
+    """The α [M] with the lowest mean_j max_w u_wj·α, and that value: a linear program over (α, t [n])."""
+    count, n, members = table.shape
+    rows = np.arange(count * n)
+    flat = table.reshape(-1, members)
+    cuts = coo_array(
+        (
+            np.concatenate([flat.ravel(), -np.ones(count * n)]),
+            (
+                np.concatenate([np.repeat(rows, members), rows]),
+                np.concatenate(
+                    [np.tile(np.arange(members), count * n), members + np.tile(np.arange(n), count)]
+                ),
+            ),
+        ),
+        shape=(count * n, members + n),
+    )
+    result = linprog(
+        np.concatenate([np.zeros(members), np.full(n, 1 / n)]),
+        A_ub=cuts.tocsr(),
+        b_ub=np.zeros(count * n),
+        A_eq=np.concatenate([np.ones(members), np.zeros(n)])[None, :],
+        b_eq=[1.0],
+        bounds=(0, None),
+        method="highs",
+    )
+    if result.status != 0:
+        raise ModelError(f"the linear program for {members} random members failed: {result.message}")
+    probs = np.clip(result.x[:members], 0.0, None)
+    return probs / probs.sum(), float(result.fun)
+
+
+def _fresh(
+    rec: RandomizedEnsemble,
+    probs: NDArray[np.float64],
+    table: NDArray[np.float64],
+    points: Sequence[Tensor],
+    y: Tensor,
+) -> Estimate:
+    """Return the expected accuracy at α on fresh draws, each input at its worst perturbation on the scoring
+    draws.
+    """
+    worst = np.argmax(table @ probs, axis=0)
+    x_adv = points[0].clone()
+    for row, number in enumerate(worst.tolist()):
+        x_adv[row] = points[number][row]
+    return score(rec.with_probs(probs), x_adv, y, _SCORED, seed=SCORE + 90_000_000).over_draws(0.95)

@@ -1,9 +1,10 @@
 """Attacks of other packages as attacks of randens: Foolbox, torchattacks, ART, AutoAttack.
 
-Such an attack only proposes points. What it is shown is one deterministic classifier, a `View`: a member, or the
-mixture log Σ α_i softmax_i of all that can be drawn. `Search` does the rest: points are projected onto the threat,
-judged exactly on every member, pooled. The package's random numbers come from the global generators, which are
-seeded for each call and restored after it; the members' modes, gradients and devices are out of its reach.
+Such an attack only proposes points. It attacks one deterministic classifier, a `View`: a member, or the
+mixture log Σ α_i softmax_i of all members that can be drawn. `Search` projects the points onto the threat,
+computes the exact verdicts of every member and pools the witnesses. The package's random numbers come from
+the global generators, which are seeded for each call and restored after it. The package cannot change the
+members' modes, gradients or devices.
 """
 
 from __future__ import annotations
@@ -47,11 +48,12 @@ _AUTOATTACK_VERSIONS = {
 
 
 class View(nn.Module):
-    """What a foreign attack sees: logits of one member, or log-probabilities of the mixture of several, [k, C].
+    """The classifier that a foreign attack receives: logits of one member, or log-probabilities of the
+    mixture, [k, C].
 
-    Members are held where `parameters`, `train`, `zero_grad` and `to` do not find them. Every pass is counted in
-    the search's cost. Inputs are shown in the box `low`..`high`, or where `unit` scaled to 0..1 and as images
-    [k, d, 1, 1] if they are none: some packages take nothing else.
+    Members are hidden from `parameters`, `train`, `zero_grad` and `to`. Every pass is counted in the search's
+    cost. Inputs are given in the box `low`..`high`. With `unit` they are scaled to 0..1, and vectors become
+    images [k, d, 1, 1], because some packages take nothing else.
     """
 
     def __init__(self, s: Search, members: Sequence[int], *, unit: bool = False) -> None:
@@ -62,16 +64,16 @@ class View(nn.Module):
         self._offset, self._scale = (self.low, self.high - self.low) if unit else (0.0, 1.0)
         shape = tuple(s.x.shape[1:])
         self.shape = shape if not unit or len(shape) == 3 else (math.prod(shape), 1, 1)
-        # Packages look for a parameter to learn the device from.
+        # Packages read the device from a parameter.
         self.place = nn.Parameter(torch.zeros((), device=s.device), requires_grad=False)
         self.eval()
 
     def length(self, value: float) -> float:
-        """A length between inputs, as it is between shown inputs."""
+        """Convert a length between inputs to the package's units."""
         return value / self._scale
 
     def show(self, x: Tensor) -> Tensor:
-        """Inputs as the package sees them."""
+        """Convert inputs to the package's units."""
         if self._scale == 1 and self._offset == 0:
             return x.detach().clone().reshape(len(x), *self.shape)
         return ((x.detach() - self._offset) / self._scale).clamp(0, 1).reshape(len(x), *self.shape)
@@ -96,7 +98,7 @@ class View(nn.Module):
             weights = s.probs[list(self._chosen)].log().to(x.dtype).reshape(-1, 1, 1)
             z = torch.logsumexp(torch.stack(outputs).log_softmax(dim=2) + weights, dim=0)
         if x.requires_grad and not z.requires_grad:
-            # A member without gradients; the search has flagged it, and the package may go on with zeros.
+            # The member has no gradients; the search has flagged it, and the package continues with zeros.
             z = z + 0 * x.flatten(1).sum(dim=1, keepdim=True)
         return z
 
@@ -123,18 +125,18 @@ Proposal = Callable[[View, Tensor, Tensor, Threat, int], Tensor]
 
 @dataclass(frozen=True)
 class Foreign(Attack):
-    """Another package's attack on the mixture, on each member that can be drawn, or on both one after the other.
+    """Another package's attack on the mixture, on each member that can be drawn, or on both in turn.
 
-    A member is attacked on the inputs at which it is not yet known to be foolable. Gradients are float32.
+    A member is attacked on the inputs at which it has not been fooled yet. Gradients are float32.
 
     Parameters
     ----------
     threat : Threat
-        What the adversary may do.
+        The perturbation set.
     propose : callable
         (view, shown inputs, labels, threat, seed) to perturbed shown inputs; they are projected and judged afterwards.
     description : str
-        Which attack it is, with its options; it decides whether an interrupted survey is continued.
+        The attack with its options, which identifies it when an interrupted survey is continued.
     target : str
         "mixture", "members" or "both".
     label : str
@@ -191,7 +193,7 @@ class Foreign(Attack):
         except RandensError:
             raise
         except Exception as error:
-            # Whatever the package raises; its exceptions have no common base.
+            # The package's exceptions have no common base class.
             reason = " ".join(str(error).split())[:200] or "no reason given"
             raise ModelError(
                 f"{self.description} failed on {len(rows)} inputs of shape {tuple(s.x.shape[1:])}: "
@@ -207,7 +209,7 @@ class Foreign(Attack):
 
 
 def _look_for_gradients(s: Search, drawn: list[int]) -> None:
-    """One gradient of every member at the inputs, so that members without usable ones are flagged as always."""
+    """Take one gradient of every member at the inputs, to flag members without usable gradients."""
     rows = s.unfinished
     for member in drawn:
         wanted = torch.zeros(len(rows), s.members, dtype=torch.bool, device=s.device)
@@ -220,7 +222,7 @@ def _look_for_gradients(s: Search, drawn: list[int]) -> None:
 
 @contextlib.contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Global generators of torch, NumPy and Python start from `seed`; afterwards they are what they were."""
+    """Seed the global generators of torch, NumPy and Python with `seed`, and restore them afterwards."""
     legacy, plain, gradients = np.random.get_state(), random.getstate(), torch.is_grad_enabled()  # noqa: NPY002
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -287,7 +289,7 @@ def from_foolbox(
 
     def propose(view: View, x: Tensor, y: Tensor, threat: Threat, _: int) -> Tensor:
         model = foolbox.PyTorchModel(view, bounds=(view.low, view.high), device=x.device)
-        # A copy, as some attacks remember things from one call to the next.
+        # A copy, because some attacks keep state between calls.
         _, clipped, _ = copy.deepcopy(kept)(model, x, y, epsilons=threat.eps)
         found: Tensor = clipped
         return found
@@ -469,8 +471,9 @@ def from_autoattack(
 ) -> Foreign:
     """AutoAttack (the package pyautoattack): `version` "standard" or "plus", or the parts named in `attacks`.
 
-    `steps` of APGD and FAB, `queries` of Square; the defaults are AutoAttack's. Its version for randomized models is
-    not offered: it samples what the mixture has exactly. Parts whose loss needs more classes than there are refused.
+    `steps` of APGD and FAB, `queries` of Square; the defaults are AutoAttack's. Its version for randomized
+    models is not offered, because it samples an expectation that the mixture computes exactly. Parts whose
+    loss needs more classes than there are refused.
 
     Parameters
     ----------
@@ -578,7 +581,7 @@ def _shown(value: object) -> str:
 def _check_class(
     attack: Any, base: type, example: str, options: Mapping[str, Any], decided: Sequence[str]
 ) -> None:
-    """These packages bind an attack to a model when it is made, so that the class is needed here."""
+    """Check for a class, because these packages bind an attack instance to one model."""
     if isinstance(attack, base):
         raise InputError(
             f"attack is a {type(attack).__name__} made for one model; give the class, {type(attack).__name__}, and its "

@@ -16,14 +16,15 @@ class Mixture(nn.Module):
     By logsumexp, so that confident members do not underflow; softmax leaves it unchanged, and cross-entropy of it is
     the mixture's. Attacks that expect a deterministic model (AutoAttack's standard version) can work on it.
 
-    Its argmax is *not* the randomized ensemble: it is a deterministic ensemble that averages probabilities and asks
-    all members. To say how robust the randomized one is, take the perturbed inputs and ask
-    ``rec.risk(x_adv, y)``, or use `randens.attacks.from_autoattack` and its siblings, which do.
+    Its argmax is *not* the randomized ensemble: it is a deterministic ensemble that averages the
+    probabilities of all members. To measure the robustness of the randomized ensemble, compute
+    ``rec.risk(x_adv, y)`` on the perturbed inputs, or use `randens.attacks.from_autoattack` and similar
+    functions, which do so.
 
     Parameters
     ----------
     rec : RandomizedEnsemble
-        Whose mixture it is.
+        The ensemble.
 
     Examples
     --------

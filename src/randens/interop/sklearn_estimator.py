@@ -30,12 +30,13 @@ from randens.training.losses import Examples, margin_cross_entropy
 __all__ = ["RandomizedEnsembleClassifier"]
 
 _KINDS = ("linear", "mlp")
-_FEW = 32  # ways to choose a wrong class for every member, up to which linear members are judged exactly
+_FEW = 32  # ways to choose a wrong class for every member, up to which linear members are evaluated exactly
 _MOST_EXACT = 10
 
 
 class RandomizedEnsembleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """M classifiers of which one, drawn anew for every input, answers; trained and weighed against an adversary.
+    """A randomized ensemble of M classifiers, trained and weighted against an adversary; a member is drawn
+    per input.
 
     Parameters
     ----------
@@ -56,8 +57,9 @@ class RandomizedEnsembleClassifier(ClassifierMixin, BaseEstimator):  # type: ign
         The part of the training data held out to choose the probabilities on, to within `tol` of the smallest risk that
         any have against the witnesses found.
     random_state : int, RandomState or None
-        None draws from the operating system's secure generator, as one must where there is an adversary. A whole number
-        is for tests and papers: training, and a draw that depends on nothing but that number and the input.
+        None draws from the operating system's secure generator, which is necessary against an adversary. A
+        whole number is for tests and papers: it fixes training, and a draw that depends only on that number
+        and the input.
 
     Attributes
     ----------
@@ -127,7 +129,7 @@ class RandomizedEnsembleClassifier(ClassifierMixin, BaseEstimator):  # type: ign
         seed = int(random.randint(2**31 - 1))
         self.mean_ = table.mean(axis=0) if self.standardize else np.zeros(table.shape[1])
         spread = table.std(axis=0) if self.standardize else np.ones(table.shape[1])
-        # A feature that never changes has no standard deviation to measure by.
+        # A constant feature has no standard deviation.
         self.scale_ = np.where(spread > 1e-12 * np.abs(self.mean_).clip(1e-300), spread, 1.0)
         rows, held, self.chosen_on_ = self._held_out(codes, seed)
         inputs, targets = self._tensor(table), torch.from_numpy(codes.astype(np.int64))
@@ -148,7 +150,7 @@ class RandomizedEnsembleClassifier(ClassifierMixin, BaseEstimator):  # type: ign
         return self
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
-        """The answer of one member for every input, drawn with `probs_`: asked again, it may be another."""
+        """Return the answer of one member per input, drawn with `probs_`; a second call may differ."""
         check_is_fitted(self)
         verdicts = self._verdicts(X)
         drawn = np.searchsorted(np.cumsum(self.probs_), self._uniform(X), side="right")
@@ -274,7 +276,7 @@ class RandomizedEnsembleClassifier(ClassifierMixin, BaseEstimator):  # type: ign
         classes, features = len(self.classes_), x.shape[1]
         options = {"width": int(self.width)} if self.kind == "mlp" else {}
         for number in range(int(self.n_members)):
-            # Linear members would never leave the optimum that the first has found.
+            # A linear member that starts from the first would stay at its optimum.
             fresh = models.create(
                 self.kind, classes=classes, input_shape=(features,), seed=seed + number, **options
             )
@@ -311,7 +313,9 @@ class RandomizedEnsembleClassifier(ClassifierMixin, BaseEstimator):  # type: ign
 
     @staticmethod
     def _judges(rec: RandomizedEnsemble, threat: Threat, seed: int) -> list[Attack]:
-        """Proof where it is affordable; the saddle climber elsewhere, and random search for those without gradients."""
+        """Return the exact attack if it is affordable; else `saddle`, and random search for members without
+        gradients.
+        """
         linear = all(
             isinstance(m, models.Classifier) and m.architecture["name"] == "linear" for m in rec.members
         )

@@ -1,8 +1,8 @@
 """scikit-learn classifiers as members.
 
 Linear ones, with affine steps such as a StandardScaler in front, become linear networks: the `exact` attack applies,
-and they are saved, exported and served like any other. All others can only be asked for answers: attacks that need
-gradients are told that there are none, random search works.
+and they are saved, exported and served like any other. All others give answers but no gradients: attacks that
+need gradients flag them, and random search works.
 """
 
 from __future__ import annotations
@@ -150,11 +150,11 @@ def sklearn_ensemble(
 
 
 class QueriedMember(nn.Module):
-    """A classifier that can only be asked: scores without gradients, whose largest is always `predict`'s answer.
+    """A classifier without gradients: scores whose largest is always the answer of `predict`.
 
-    Scores are its decision function, or its log-probabilities, or 0 and 1. An attack that asks for gradients gets
-    none, and flags the member (`found.flags["zero_gradient"]`): that says nothing about its robustness. Judge it by
-    "random", "suite", or a decision-based attack of another package.
+    Scores are its decision function, or its log-probabilities, or 0 and 1. An attack that needs gradients
+    flags the member (`found.flags["zero_gradient"]`), which says nothing about its robustness. Evaluate it
+    with "random", "suite", or a decision-based attack of another package.
 
     Parameters
     ----------
@@ -193,7 +193,7 @@ class QueriedMember(nn.Module):
             warnings.filterwarnings("ignore", "X does not have valid feature names")
             scores = _scores(self.estimator, rows)
             said = np.searchsorted(self.estimator.classes_, self.estimator.predict(rows))
-        # Votes and ties may answer otherwise than the scores; the answer counts.
+        # With votes and ties, `predict` may differ from the scores; `predict` counts.
         scores[np.arange(len(rows)), said] = scores.max(axis=1) + _CLEAR * np.abs(scores).max(axis=1).clip(
             1.0
         )
@@ -308,7 +308,7 @@ def _linear(weight: Array, bias: Array, a: Array, c: Array) -> models.Classifier
 
 
 def _agrees(member: models.Classifier, estimator: Any) -> bool:
-    """Does the network answer as the classifier does, wherever rounding cannot decide?"""
+    """Whether the network agrees with the classifier, except where rounding decides."""
     rng = np.random.default_rng(0)
     spread = np.repeat([0.1, 1.0, 10.0, 1000.0], 32)[:, None]
     centre = 0.0 if member.mean is None else member.mean.numpy()

@@ -3,7 +3,7 @@
 from randens.core.devices import on_device, pick_device, send
 from randens.models.complexity import flops, parameters
 from randens.models.from_files import OnnxMember, onnx, torchscript
-from randens.models.outputs import Adapted, adapt, logits_of, preprocessing_of
+from randens.models.outputs import Adapted, adapt, in_precision, logits_of, preprocessing_of
 from randens.models.registry import Classifier, build, create, names, weights
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "build",
     "create",
     "flops",
+    "in_precision",
     "logits_of",
     "names",
     "on_device",

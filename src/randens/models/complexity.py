@@ -1,4 +1,4 @@
-"""What one inference costs."""
+"""The cost of one inference."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ __all__ = ["flops", "parameters"]
 
 
 class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Adds up what torch's table says of every operation.
+    """Adds up the FLOPs of every operation from torch's table.
 
-    torch's own `FlopCounterMode` does the same, but imports the compiler first, which takes as long as torch itself.
+    torch's `FlopCounterMode` does the same, but it imports the compiler, which takes as long as importing
+    torch.
     """
 
     total = 0
@@ -70,7 +71,7 @@ def flops(model: nn.Module, input_shape: Sequence[int] | None = None) -> int:
     parameter = next(model.parameters(), torch.zeros(()))
     x = torch.zeros(1, *shape, device=parameter.device, dtype=parameter.dtype)
     training = [module for module in model.modules() if module.training]
-    # Only the counting must not touch batch statistics or cost memory for gradients.
+    # Counting must not change batch statistics or use memory for gradients.
     model.eval()
     try:
         with torch.no_grad(), _Counter() as counter:  # type: ignore[no-untyped-call]
@@ -92,7 +93,7 @@ def parameters(model: nn.Module) -> int:
     Returns
     -------
     int
-        How many numbers it has learned.
+        The number of trainable weights.
 
     Examples
     --------

@@ -1,7 +1,7 @@
 """Members from files: TorchScript and ONNX.
 
-An ONNX file gives no gradients, so its module refuses to be differentiated instead of returning a
-zero gradient.
+An ONNX file gives no gradients. Its module raises an error when a gradient is requested, instead of returning
+a zero gradient.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def torchscript(path: str | os.PathLike[str], *, device: str | torch.device = "c
 
 
 class OnnxMember(nn.Module):
-    """An ONNX classifier run by ONNX Runtime on the CPU; it refuses to be asked for gradients.
+    """An ONNX classifier run by ONNX Runtime on the CPU; a request for gradients raises an error.
 
     Parameters
     ----------

@@ -160,7 +160,7 @@ class ConvNet(nn.Module):
 
 
 class StridedNet(nn.Module):
-    """Three 3×3 convolutions of stride 2 with batch normalisation, then one linear layer on what is left.
+    """Three 3×3 convolutions of stride 2 with batch normalisation, then one linear layer.
 
     The cheapest network here for 32×32 images: 1.4 MFLOPs at width 16, so that on two cores its training
     reaches the point where longer training gains nothing.  Shapes: [n, channels, h, w] → [n, classes].
@@ -211,7 +211,7 @@ class Linear(nn.Module):
 
 
 def initialise(body: nn.Module) -> None:
-    """He-normal convolutions (fan-out); linear layers of unit gain, so that logits start calm."""
+    """He-normal convolutions (fan-out); linear layers of unit gain, so that initial logits are small."""
     for module in body.modules():
         if isinstance(module, nn.Conv2d):
             fan_out = module.out_channels * math.prod(module.kernel_size) // module.groups

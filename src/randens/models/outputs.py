@@ -1,7 +1,7 @@
-"""Logits from whatever a classifier returns, and pixels as whatever it wants them.
+"""Adapt classifiers: extract logits from their outputs and normalise their inputs.
 
-A member takes inputs as the threat means them, images in [0, 1], and gives logits [n, classes]. Most classifiers
-differ from that in two ways only: they return the logits inside something, and they want normalised inputs.
+A member takes inputs in the threat's units, for example images in [0, 1], and gives logits [n, classes]. Most
+classifiers differ from that in two ways only: they wrap the logits in another object, and they need normalised inputs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from randens.core.errors import InputError, ModelError
 
-__all__ = ["Adapted", "adapt", "logits_of", "preprocessing_of"]
+__all__ = ["Adapted", "adapt", "in_precision", "logits_of", "preprocessing_of"]
 
 _WANTED = "a member returns logits [n, classes], or a tuple that starts with them, or something with .logits"
 
@@ -29,9 +29,9 @@ def logits_of(answer: Any, count: int, name: str) -> Tensor:
         A tensor; the first item of a tuple or list; the entry or attribute ``logits``. A single column, [n, 1] or
         [n], is the logit of class 1 against class 0: a model trained with a sigmoid. It becomes (0, z).
     count : int
-        n, how many inputs were asked about.
+        n, the number of inputs.
     name : str
-        Who answered, for errors.
+        The classifier's name, for errors.
 
     Returns
     -------
@@ -61,6 +61,36 @@ def logits_of(answer: Any, count: int, name: str) -> Tensor:
     return logits
 
 
+def in_precision(x: Tensor, module: nn.Module) -> Tensor:
+    """Inputs in the precision of a classifier's weights.
+
+    Parameters
+    ----------
+    x : Tensor
+        Inputs. Whole numbers other than bytes are not converted, because they may be tokens.
+    module : nn.Module
+        The module; without floating-point parameters, `x` is not converted.
+
+    Returns
+    -------
+    Tensor
+        `x` itself where nothing has to be done.
+
+    Examples
+    --------
+    >>> in_precision(torch.zeros(2, 3, dtype=torch.float64), nn.Linear(3, 2)).dtype
+    torch.float32
+    """
+    weight = next((p for p in module.parameters() if p.is_floating_point()), None)
+    if weight is None or x.dtype == weight.dtype:
+        return x
+    if x.dtype in (torch.uint8, torch.bool) or x.is_complex():
+        raise InputError(
+            f"x has dtype {x.dtype}; inputs must be floating point, e.g. x.float() / 255 for images in 0..255"
+        )
+    return x.to(weight.dtype) if x.is_floating_point() else x
+
+
 def _inside(answer: Any, name: str) -> Tensor:
     found: Any = None
     if isinstance(answer, Mapping):
@@ -78,7 +108,7 @@ def _inside(answer: Any, name: str) -> Tensor:
 
 
 class Adapted(nn.Module):
-    """Another module as a member: normalises, calls it, takes the logits from its answer.
+    """A module as a member: normalises the input, calls the module, and extracts the logits.
 
     Parameters
     ----------
@@ -102,12 +132,12 @@ class Adapted(nn.Module):
     ) -> None:
         super().__init__()
         self.module = module
-        self.training = module.training  # as it was: a new module would call itself training
+        self.training = module.training  # keeps the mode, because a new module is in training mode
         for name, values in (("mean", mean), ("std", std)):
             buffer = None if values is None else torch.tensor(values, dtype=torch.float32).view(-1, 1, 1)
             self.register_buffer(name, buffer)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, **options: Any) -> Tensor:
         given = len(x)
         for values in (self.mean, self.std):
             if values is not None and x.dim() == 4 and len(values) not in (1, x.shape[1]):
@@ -118,13 +148,13 @@ class Adapted(nn.Module):
             x = x - (self.mean if x.dim() == 4 else self.mean.flatten())
         if self.std is not None:
             x = x / (self.std if x.dim() == 4 else self.std.flatten())
-        return logits_of(self.module(x), given, type(self.module).__name__)
+        return logits_of(self.module(x, **options), given, type(self.module).__name__)
 
 
 def adapt(
     module: nn.Module, *, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
 ) -> Adapted:
-    """A member from any classifier, also one that wants normalised inputs or wraps its logits.
+    """Make a member from any classifier, even if it needs normalised inputs or wraps its logits.
 
     Parameters
     ----------
@@ -132,8 +162,8 @@ def adapt(
         A classifier whose answer `logits_of` understands: a tensor, a tuple that starts with one, a mapping or an
         object with ``logits`` (Hugging Face), or a single logit for class 1.
     mean, std : sequence of float, optional
-        What the classifier expects its input to be normalised by, per channel. The member itself takes plain pixels
-        in [0, 1], so that attacks keep to them.
+        The normalisation that the classifier expects, per channel. The member itself takes plain pixels in
+        [0, 1], so that attacks work on pixels.
 
     Returns
     -------
@@ -157,7 +187,7 @@ def adapt(
 
 
 def preprocessing_of(given: Any, module: nn.Module | None = None) -> tuple[list[float], list[float]] | None:
-    """Mean and standard deviation per channel, from how they are usually written down.
+    """Return mean and standard deviation per channel from their usual forms.
 
     Parameters
     ----------

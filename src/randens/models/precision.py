@@ -1,8 +1,8 @@
 """Whether bfloat16 works on this machine, and whether it is faster than float32.
 
-Some machines advertise instructions that they do not let a process use, and the first bfloat16 convolution
-then ends the process by a signal. So the question is put to a child process, once per CPU, torch version and
-number of threads; the answer is kept in the user's cache folder.
+Some machines advertise instructions that a process cannot use, and the first bfloat16 convolution then ends
+the process by a signal. So a child process tries it, once per CPU, torch version and number of threads. The
+result is kept in the user's cache folder.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["Probe", "bfloat16_pays", "probe"]
 
 _FORMAT = 1
 _SECONDS = 90.0
-# Below this it is noise, and float32 is the more careful choice.
+# Below this the difference is noise, and float32 is the safer choice.
 _WORTH = 1.05
 
 
@@ -46,7 +46,7 @@ class Probe:
 
     @property
     def ratio(self) -> float | None:
-        """How many times as fast bfloat16 is as float32; None where one of them does not work."""
+        """The speed of bfloat16 relative to float32; None if one of them does not work."""
         return self.float32 / self.bfloat16 if self.float32 and self.bfloat16 else None
 
     @property
@@ -63,9 +63,9 @@ def bfloat16_pays(device: str = "cpu") -> bool:
 
 
 def probe(*, folder: str | os.PathLike[str] | None = None, seconds: float = _SECONDS) -> Probe:
-    """Measure in a child process that may take `seconds`, or recall what was measured before.
+    """Measure in a child process that may take `seconds`, or read an earlier measurement.
 
-    `folder` is where the answer is kept; None is the user's cache folder.
+    `folder` keeps the result; None is the user's cache folder.
     """
     cache = Path(folder) if folder is not None else platformdirs.user_cache_path("randens") / "precision"
     return _recall(cache, torch.get_num_threads(), seconds)
@@ -82,7 +82,7 @@ def _recall(cache: Path, threads: int, seconds: float) -> Probe:
     except (FileError, KeyError, TypeError):
         pass  # not measured yet, or damaged: measure again
     found = _measure(threads, seconds)
-    # A read-only cache costs time at the next start, nothing else.
+    # A read-only cache only costs time at the next start.
     with contextlib.suppress(FileError):
         write_json(path, {"key": key, "probe": asdict(found)})
     return found
@@ -91,7 +91,7 @@ def _recall(cache: Path, threads: int, seconds: float) -> Probe:
 def _measure(threads: int, seconds: float) -> Probe:
     """Run this file as a child process; its output says how far it came."""
     command = [sys.executable, "-m", "randens.models.precision", str(threads)]
-    # The package must be found in the child exactly where this process found it.
+    # The child process must import the same package as this process.
     home = str(Path(__file__).resolve().parents[2])
     paths = os.pathsep.join([home, *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": str(threads)}
@@ -120,7 +120,7 @@ def _measure(threads: int, seconds: float) -> Probe:
 
 
 def _cpu() -> str:
-    """The processor's name, as exactly as the system tells it."""
+    """Return the processor's name."""
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
             if line.startswith("model name"):

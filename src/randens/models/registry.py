@@ -28,7 +28,7 @@ _MOST_INPUTS = 1 << 28
 
 
 class Classifier(nn.Module):
-    """A network that takes images in [0, 1] and normalises them itself, so attacks see physical pixels.
+    """A network that takes images in [0, 1] and normalises them itself, so attacks work on pixels.
 
     logits = body((x − mean) / std), with mean and std per channel.  Shapes: [n, *input_shape] → [n, classes].
 
@@ -167,7 +167,7 @@ def create(
 
     `width` is the number of channels or units of the first layer (None: the usual one).  `mean` and `std` are
     per channel, or one number for all; None leaves the pixels as they are.  With a `seed` the weights depend
-    on it alone and torch's global generator stays untouched; without one they come from that generator, as
+    only on it and torch's global generator is not used. Without one they come from that generator, as
     with any module, so two calls give two different members.  `arguments` are the network's own: `hidden` of
     convnet, `depth` of mlp.
 
@@ -235,9 +235,10 @@ def create(
 
 
 def build(architecture: Mapping[str, Any], *, seed: int = 0) -> Classifier:
-    """The network that `architecture` describes (as read from JSON), for weights to be loaded into.
+    """Build the network that `architecture` describes (as read from JSON), so that weights can be loaded into
+    it.
 
-    Its weights until then are those of `seed`; torch's global generator is not touched.
+    Its initial weights are those of `seed`; torch's global generator is not used.
 
     Parameters
     ----------
@@ -269,7 +270,7 @@ def build(architecture: Mapping[str, Any], *, seed: int = 0) -> Classifier:
 
 
 def weights(architecture: Mapping[str, Any]) -> int:
-    """How many numbers the network that `architecture` describes has, counted without memory for them.
+    """Count the weights of the network that `architecture` describes, without allocating memory for them.
 
     Parameters
     ----------

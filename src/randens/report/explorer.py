@@ -1,4 +1,4 @@
-"""The teaching page: the risk landscape of numbers typed in by hand, members' risks or configurations."""
+"""The teaching page: the risk landscape of given numbers, members' risks or configurations."""
 
 from __future__ import annotations
 

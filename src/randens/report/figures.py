@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 from randens.core.errors import FileError, InputError, unknown
 from randens.core.files import write_atomic
 from randens.evaluation import Evaluation
-from randens.evaluation.tables import count
+from randens.evaluation.result_tables import count
 from randens.report import tables
+from randens.report.from_store import read_run
 from randens.report.landscape import solve
-from randens.report.load import LoadedRun, load_run
+from randens.report.load import LoadedRun
 from randens.report.tables import Inference, Line
 from randens.risk import candidates
 
@@ -69,7 +70,7 @@ _PAPER: dict[str, Any] = {**_SETTINGS, "font.size": 9, "legend.fontsize": 7}
 _PAGE: dict[str, Any] = {**_SETTINGS, "font.size": 7, "legend.fontsize": 6.5, "axes.linewidth": 0.5}
 _SCALE = 1.9  # pixels of the page for each unit of a figure
 
-# The page's own colours, so that its figures follow the light and the dark scheme and the printer.
+# The page's own colours, so that its figures follow the light scheme, the dark scheme and the print layout.
 _VARIABLES = {
     "#000000": "var(--ink)",
     "black": "var(--ink)",
@@ -93,7 +94,7 @@ def write_figure(
     name : str
         One of `FIGURES`.
     run : path
-        A run folder that holds what the figure shows.
+        A run folder with the results that the figure shows.
     output : path, optional
         The file, whose ending is the format: .pdf, .svg or .png; by default NAME.pdf in the run folder.
 
@@ -113,7 +114,7 @@ def write_figure(
     """
     if name not in FIGURES:
         unknown("figure", name, FIGURES)
-    loaded = load_run(run)
+    loaded = read_run(run)
     target = loaded.run.path / f"{name}.pdf" if output is None else Path(output)
     kind = target.suffix.lstrip(".").lower()
     if kind not in FORMATS:
@@ -261,17 +262,21 @@ def bars(
 
 
 def matrix(values: NDArray[np.float64], colour: int = 0) -> Figure:
-    """A square table of shares as shades, in per cent, with numbers while they fit. Rows and columns are members."""
+    """A square table of shares as shades, in per cent, with numbers while they fit. Rows and columns are members.
+
+    NaN is drawn as a dash without a shade.
+    """
     count = len(values)
     side = min(3.0, 0.7 + 0.36 * count)
     figure, axes = _axes(side, side, bottom=0.05, top=0.4, right=0.05)
     shades = np.empty((count, count, 4))
     shades[..., :3] = [int(_COLOURS[colour][i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    shades[..., 3] = 0.6 * np.clip(values, 0, 1)
+    shades[..., 3] = 0.6 * np.clip(np.nan_to_num(values), 0, 1)
     axes.imshow(shades, interpolation="none")
     if count <= 10:
         for i, j in np.ndindex(count, count):
-            axes.text(j, i, f"{100 * values[i, j]:.1f}", ha="center", va="center")
+            known = values[i, j] == values[i, j]
+            axes.text(j, i, f"{100 * values[i, j]:.1f}" if known else "–", ha="center", va="center")
     places = range(0, count, 1 if count <= 24 else 8)
     axes.set_xticks(places)
     axes.set_yticks(places)
@@ -485,7 +490,7 @@ def _axes(
 
 
 def _legend(figure: Figure, axes: Any) -> None:
-    """In a row of its own below the axes, where it hides no point."""
+    """Put the legend in a row below the axes, where it hides no point."""
     handles, names = axes.get_legend_handles_labels()
     columns = 2 if max(map(len, names)) < 32 else 1
     width, height = figure.get_size_inches()

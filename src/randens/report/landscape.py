@@ -1,7 +1,7 @@
-"""The risk landscape η(α): what the page needs to compute it, the optimum, and each member's share.
+"""The risk landscape η(α): the data for the page, the optimum, and each member's share.
 
-The page evaluates η itself, in float64, from the grouped configurations, so its size depends on how many
-different configurations there are and not on how many inputs.
+The page evaluates η in float64 from the grouped configurations, so its size depends on the number of
+different configurations and not on the number of inputs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from randens.risk.sets import unpack, weigh
 
 __all__ = ["MOST_SOLVED", "Reading", "landscape_data", "optimum_data", "read_landscape", "shares", "solve"]
 
-# Sets whose values differ by less are equally damaging; rounding must not decide between them.
+# Sets whose values differ by less count as equally damaging, so that rounding does not decide.
 _TIE = 1e-12
 MOST_SOLVED = 16
 """Up to so many members a report finds the optimum itself."""
@@ -38,7 +38,7 @@ _MOST_CANDIDATES = 4  # with five members there are thousands, too many to mark
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """What the landscape shows at α.
+    """The values of the landscape at α.
 
     risk: η(α). floor: h(α), the least risk of any members with these risks at α; never below lowest_floor, the
     floor at any α (Theorem 3). gain: Σ α_i η_i − η(α). shares: [M], the part of the risk that comes from drawing
@@ -85,7 +85,7 @@ def read_landscape(profile: RiskProfile, probs: ArrayLike) -> Reading:
 def shares(profile: RiskProfile, probs: ArrayLike) -> NDArray[np.float64]:
     """α_i g_i [M] with g a subgradient of η at α: how much of the risk comes from drawing member i.
 
-    Where several sets are equally damaging the adversary is taken to choose each of them alike.
+    Where several sets are equally damaging, each counts equally.
 
     Parameters
     ----------
@@ -140,7 +140,9 @@ def landscape_data(
 
 
 def optimum_data(profile: RiskProfile, optimum: Sampling) -> dict[str, Any]:
-    """The optimum and its certificate: q for rows of the profile's sets, which the page adds up again."""
+    """The optimum and its certificate: q for rows of the profile's sets, which the page checks by
+    additions.
+    """
     proof = optimum.certificate
     data: dict[str, Any] = {
         "probs": optimum.probs.tolist(),

@@ -1,7 +1,7 @@
-"""What a run folder holds for the report: its documents, compared with a model, and the run they make together.
+"""Read a run folder for the report: its documents, validated against models, and the run as a whole.
 
-What does not fit a model is named, not guessed at. Entries that a model does not name are left alone, so that files
-written before or after this version are read.
+An invalid entry is named in an error. Unknown entries are ignored, so that files of earlier and later
+versions can be read.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from randens.core.documents import Document, ThreatDocument, read_document
 from randens.core.errors import FileError, InputError
 from randens.core.runs import Run
 from randens.evaluation import Estimate, Evaluation
+from randens.training.methods import METHOD_NAMES
 
 __all__ = [
     "AdviceNote",
@@ -96,7 +97,7 @@ class Radii(_Measured):
 
 
 class AttackLine(Document):
-    """One attack alone on the ensemble: what is left of the accuracy, and what the attack cost."""
+    """One attack alone on the ensemble: the robust accuracy and the attack's cost."""
 
     name: str
     robust: Interval
@@ -112,12 +113,12 @@ class AttackTable(_Measured):
     n: int = Field(ge=1)
     norm: str
     eps: Real
-    attacks: list[AttackLine]
+    attacks: list[AttackLine] = Field(min_length=1)
     together: Interval
 
 
 class Example(Document):
-    """One input: the pictures, and what every member said before and after."""
+    """One input: the pictures, and every member's prediction before and after."""
 
     index: int
     label: int = Field(ge=0)
@@ -142,7 +143,7 @@ class Gallery(_Measured):
 
 
 class MethodNote(Document):
-    """What one method of choosing probabilities found; without a risk it was not applied."""
+    """The result of one method of choosing probabilities; without a risk it was not applied."""
 
     name: str = ""
     risk: Real | None = None
@@ -171,12 +172,14 @@ class SamplingNote(Document):
     threat: ThreatDocument | None = None
     attacks: list[str] = Field(default_factory=list)
     sweeps: int = 0
+    upper: Real | None = None
+    confidence: Real | None = None
     methods: list[MethodNote] = Field(default_factory=list)
     contributions: list[Contribution] = Field(default_factory=list)
 
 
 class DrawStage(Document):
-    """Accuracies after attacking so many draws."""
+    """Accuracies after attacking a number of draws."""
 
     draws: int
     in_sample: Real
@@ -201,7 +204,7 @@ class DrawSpread(Document):
 
 
 class DrawNoise(Document):
-    """How noisy gradients are, and what is left to one perturbation for all draws."""
+    """The noise of gradients, and the reach of one perturbation over all draws."""
 
     draws: int
     variance: Real
@@ -294,14 +297,13 @@ class AuditNote(Document):
     checks: list[AuditCheck]
 
 
-_METHODS = {"mrboost": "MRBoost", **{name: name.upper() for name in ("at", "iat", "barre", "bat", "osp")}}
 Kind = TypeVar("Kind", bound=Document)
 Part = TypeVar("Part")
 
 
 @dataclass(frozen=True)
 class Curve:
-    """How training went: the validation accuracies and losses after every epoch, over all members in a row."""
+    """Training curves: the validation accuracies and losses after every epoch, over all members in a row."""
 
     name: str
     epochs: Sequence[Mapping[str, Any]]
@@ -309,9 +311,9 @@ class Curve:
 
 @dataclass(frozen=True, eq=False)
 class LoadedRun:
-    """A run as the report sees it. Parts that are missing are None; `problems` says which could not be read.
+    """A run for the report. Missing parts are None; `problems` lists files that could not be read.
 
-    passes: member passes to train it, 0 where they are not recorded.
+    passes: member passes to train it, 0 if they are not recorded.
     """
 
     run: Run
@@ -331,9 +333,9 @@ class LoadedRun:
 
     @property
     def method(self) -> str:
-        """How the run was trained, spelled as in the paper; "" if it does not say."""
+        """The training method, spelled for sentences and tables; "" if it is unknown."""
         method = _recipe(self.run).get("method")
-        return _METHODS.get(str(method), str(method)) if method else ""
+        return METHOD_NAMES.get(str(method), str(method)) if method else ""
 
 
 def load_runs(paths: Sequence[str | os.PathLike[str]]) -> tuple[LoadedRun, ...]:
@@ -403,7 +405,7 @@ def _trainings(run: Run) -> tuple[tuple[str, TrainingNote], ...]:
 
 
 def _passes(run: Run) -> float:
-    """Member passes to train the run: of the training by its own method, and of the runs that this began with.
+    """Member passes to train the run: those of its own method, and those of the runs that it started from.
 
     Another network in the folder, such as a baseline that it is compared with, does not count.
     """
@@ -434,7 +436,7 @@ def _inside(run: Run) -> list[Run]:
         try:
             found.append(Run.open(folder))
         except FileError:
-            continue  # a folder of something else is not part of this run's story
+            continue  # other folders do not belong to the run
     return found
 
 

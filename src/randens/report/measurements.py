@@ -1,6 +1,7 @@
-"""What a report shows beyond an evaluation, measured: accuracy over ε, attacks side by side, pictures.
+"""Measure what a report shows beyond an evaluation: accuracy over ε, attacks compared, pictures.
 
-The results stay in the run folder, under report/, so that the page can be made again without attacking again.
+The results are kept in the run folder, under report/, so that the page can be written again without new
+attacks.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from randens.core.runs import Run
 from randens.data import ImageData
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation import estimate, evaluate
-from randens.evaluation.labelled import Data, as_image_data, fingerprint
+from randens.evaluation.labelled_data import Data, as_image_data, fingerprint
 from randens.report.load import AttackLine, AttackTable, Gallery, Interval, Radii, Radius
 from randens.report.pictures import make_gallery
 from randens.threat import Threat
@@ -37,7 +37,7 @@ COMPARED = ("afgsm", "adaptive-pgd-l", "adaptive-pgd-s", "arc", "arc-r", "lattic
 
 @dataclass(frozen=True)
 class Measurements:
-    """What a page shows beyond an evaluation.
+    """The measurements that a page shows beyond an evaluation.
 
     Attributes
     ----------
@@ -54,7 +54,7 @@ class Measurements:
     gallery: Gallery | None
 
     def save(self, run: Run) -> None:
-        """Put them where the report looks for them."""
+        """Save them in the run folder for the report."""
         run.write("report/radii", self.radii.model_dump())
         run.write("report/attacks", self.attacks.model_dump())
         if self.gallery is not None:
@@ -80,11 +80,11 @@ def measure(
     Parameters
     ----------
     rec : RandomizedEnsemble
-        What the page is about.
+        The ensemble of the page.
     data : ImageData, pair (x, y) or loader
         Inputs and labels.
     threat : Threat
-        What the perturbations may be.
+        The perturbation set.
     attack : sequence of str
         Names; the worst of all counts at every radius.
     compared : sequence of str
@@ -92,13 +92,13 @@ def measure(
     factors : sequence of float
         The radii, in units of the threat's.
     pool : WitnessPool, optional
-        Witnesses already known for these very inputs at the threat's radius; pictures are taken from it, and otherwise
-        from what is found here.
+        Known witnesses of the same inputs at the threat's radius, for the pictures; without it they come from
+        the witnesses found here.
     folder : path or WitnessStore, optional
-        A witness store, read and extended; a witness counts at every radius that is at least its distance, so that
-        nothing shown here disagrees with an evaluation from the same store.
+        A witness store, read and extended; a witness counts at every radius that is at least its distance. A report
+        reads the curve from the store again, so that it agrees with every evaluation.
     seed : int
-        Decides every random choice of the attacks.
+        Determines every random choice of the attacks.
     confidence : float
         Of every interval.
     progress : callable, optional
@@ -107,7 +107,7 @@ def measure(
     Returns
     -------
     Measurements
-        For `Measurements.save`, which puts them where the report looks for them.
+        For `Measurements.save`.
 
     Examples
     --------
@@ -124,12 +124,10 @@ def measure(
     sizes = sorted(set(factors))
     if not sizes or not all(0 < f < float("inf") for f in sizes):
         raise InputError(f"factors is {tuple(factors)}; give numbers > 0, in units of eps")
+    if not compared:
+        raise InputError(f"compared is {compared!r}; name at least one attack")
     lines = _compare(rec, data, threat, compared, seed, confidence, report, store)
-    measured = partial(_radii, rec, data, threat, attack, sizes, seed, confidence, pool, store)
-    radii, at_threat = measured(report)
-    if store is not None:
-        # A point found in a larger ball may lie in a smaller one: read again, every number comes from the whole store.
-        radii, at_threat = measured(silent)
+    radii, at_threat = _radii(rec, data, threat, attack, sizes, seed, confidence, pool, store, report)
     curve = Radii(
         ensemble=fingerprint(rec),
         probs=rec.probs.tolist(),
@@ -176,7 +174,7 @@ def _radii(
             confidence=confidence,
             folder=store,
         )
-        # Smaller balls lie inside larger ones: what fools a member there fools it here.
+        # Smaller balls lie inside larger ones, so their witnesses count here.
         found = result.pool
         if factor == 1.0 or (factor < 1.0 and pool is None):
             at_threat = found

@@ -1,4 +1,4 @@
-"""One self-contained HTML file: no network, no script but its own, everything from data escaped by the templates."""
+"""Write one self-contained HTML file: no network, no foreign script; the templates escape all data."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from markupsafe import Markup
 from randens._version import __version__
 from randens.core.errors import InputError
 from randens.core.files import write_atomic
-from randens.evaluation import tables as evaluation_tables
+from randens.evaluation import result_tables
 from randens.evaluation.results import THREAT_MODEL
 from randens.report import figures, tables
+from randens.report.from_store import read_runs
 from randens.report.landscape import MOST_SOLVED, landscape_data, read_landscape, solve
-from randens.report.load import AttackTable, LoadedRun, StochasticNote, load_runs
+from randens.report.load import AttackTable, LoadedRun, StochasticNote
 from randens.report.tables import Line
 from randens.report.verdicts import drawing, headline, labels, verdicts
 
@@ -56,7 +57,7 @@ def write_report(
     >>> write_report(["mine"]).name
     'report.html'
     """
-    loaded = load_runs(runs)
+    loaded = read_runs(runs)
     target = loaded[0].run.path / "report.html" if output is None else Path(output)
     content = render(loaded).encode("utf-8", "replace")
     if len(content) > MOST_BYTES:
@@ -97,7 +98,9 @@ def render(runs: Sequence[LoadedRun]) -> str:
 
 
 def fill(template: str, *, scripts: Sequence[str], data: Mapping[str, Any], **values: Any) -> str:
-    """A page from its template: style and scripts inline, allowed by their hashes and nothing else allowed."""
+    """Fill a page's template; style and scripts are inline, and the policy allows only them, by their
+    hashes.
+    """
     style, *code = (Markup(_source(name)) for name in ("page.css", *scripts))
     policy = (
         f"default-src 'none'; style-src {_hash(style)}; script-src {' '.join(_hash(c) for c in code)}; "
@@ -126,7 +129,7 @@ def _templates() -> jinja2.Environment:
         "interval": tables.interval,
         "probs": tables.probs,
         "fooled": tables.fooled,
-        "count": evaluation_tables.count,
+        "count": result_tables.count,
         "threat": tables.threat,
     }
     for name in ("command", "disagreement", "stale", "where"):
@@ -135,7 +138,7 @@ def _templates() -> jinja2.Environment:
 
 
 def _source(name: str) -> str:
-    """A file among the templates as it is."""
+    """Return the text of a file among the templates."""
     loader = _templates().loader
     assert loader is not None
     return loader.get_source(_templates(), name)[0]
@@ -190,7 +193,7 @@ def _run(one: LoadedRun, number: int) -> dict[str, Any]:
             "reading": read_landscape(result.profile, result.probs),
             "together": _together(one, f"f{number}") if result.members > 1 else None,
             "found_by": _found_by(one, f"f{number}"),
-            "warnings": [line for line in evaluation_tables.statements(result) if line.startswith("Warning")],
+            "warnings": [line for line in result_tables.statements(result) if line.startswith("Warning")],
             "flops": (result.expected_flops, float(sum(result.flops))),
         }
     return shown
@@ -201,7 +204,7 @@ def _efficiency(runs: Sequence[LoadedRun]) -> Markup | None:
     if not found:
         return None
     words = "; ".join(
-        f"{point.name} {point.accuracy.robust.value:.1%} at {evaluation_tables.count(point.flops)} FLOPs"
+        f"{point.name} {point.accuracy.robust.value:.1%} at {result_tables.count(point.flops)} FLOPs"
         for point in found
         if point.kind != "member"
     )
@@ -215,7 +218,7 @@ def _front(one: LoadedRun, key: str) -> Markup | None:
     if len(front) < 2:
         return None
     words = "; ".join(
-        f"k = {o.k} {o.robust.value:.1%} at {evaluation_tables.count(o.flops)} FLOPs" for o in front
+        f"k = {o.k} {o.robust.value:.1%} at {result_tables.count(o.flops)} FLOPs" for o in front
     )
     points = [(o.flops, o.robust.value) for o in front]
     line = Line("k of M averaged", points, [(o.robust.low, o.robust.high) for o in front])
@@ -253,6 +256,7 @@ def _together(one: LoadedRun, key: str) -> dict[str, Any]:
             "Conflict matrix: per cent of inputs at which each can be fooled but never both",
             f"{key}-conflict",
         ),
+        "apart": tables.apart(result),
         "reach": None,
     }
     if reach is not None and not (reach.pairs != reach.pairs).any():

@@ -1,4 +1,4 @@
-"""Inputs as pictures: clean, perturbed, and the difference where the eye can see it."""
+"""Inputs as pictures: clean, perturbed, and their amplified difference."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from randens.core.errors import InputError
 from randens.data import ImageData
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation import worst_inputs
-from randens.evaluation.labelled import fingerprint
+from randens.evaluation.labelled_data import fingerprint
 from randens.report.load import Example, Gallery
 from randens.threat import Threat
 from randens.witness import WitnessPool
@@ -29,10 +29,11 @@ _LARGEST_SIDE = 96
 def make_gallery(
     rec: RandomizedEnsemble, data: ImageData, pool: WitnessPool, threat: Threat, count: int = 12
 ) -> Gallery:
-    """Worst perturbations of `count` inputs on which every member was right, of as many kinds as there are.
+    """Choose worst perturbations of `count` inputs on which every member was correct, of as many kinds as
+    possible.
 
-    pool: witnesses of these very inputs, with the perturbed inputs. A kind is a set of fooled members;
-    the kinds take turns, the most frequent first.
+    pool: witnesses of the same inputs, with the perturbed inputs. A kind is a set of fooled members; the
+    kinds alternate, the most frequent first.
     """
     if len(data.shape) != 3:
         raise InputError(

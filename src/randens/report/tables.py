@@ -1,4 +1,4 @@
-"""The numbers behind the page's tables and figures, and how numbers are written."""
+"""The numbers of the page's tables and figures, and their formats."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from randens.core.documents import ThreatDocument
-from randens.evaluation import Accuracy, Estimate, Evaluation, tables
+from randens.data import called
+from randens.evaluation import Accuracy, Estimate, Evaluation, result_tables
 from randens.report.load import AttackTable, Curve, Gallery, Interval, LoadedRun, Radii
 from randens.report.verdicts import compare, labels
 from randens.threat import Threat
@@ -22,6 +23,7 @@ __all__ = [
     "Difference",
     "Inference",
     "Line",
+    "apart",
     "cofooling",
     "command",
     "comparison",
@@ -87,7 +89,7 @@ def results(runs: Sequence[LoadedRun]) -> list[dict[str, Any]]:
         if result is None:
             found.append({"name": name, "missing": one})
             continue
-        for row in tables.rows(result, name if len(runs) > 1 else one.method):
+        for row in result_tables.rows(result, name if len(runs) > 1 else one.method):
             label, drawn, _ = row.name.partition("randomized, α = ")
             shown = f"{label}{drawn}{probs(result.probs)}" if drawn else row.name
             found.append({"name": shown, "row": row, "main": bool(drawn) or result.members == 1})
@@ -100,7 +102,7 @@ def comparison(runs: Sequence[LoadedRun]) -> tuple[list[tuple[Any, ...]], list[s
     rows: list[tuple[Any, ...]] = []
     for title, cell in (
         ("members", lambda e: e.members),
-        ("evaluated on", lambda e: f"{e.data} {e.split}, {e.n} inputs"),
+        ("evaluated on", lambda e: f"{called(e.data, e.split)}, {e.n} inputs"),
         ("threat", lambda e: threat(e.threat)),
         ("attacks", lambda e: attacks(e.attacks)),
         ("floor of the risk", lambda e: f"{e.bounds.floor:.4f}"),
@@ -170,13 +172,20 @@ def cofooling(evaluation: Evaluation) -> NDArray[np.float64]:
 
 
 def conflicts(evaluation: Evaluation) -> NDArray[np.float64]:
-    """[M, M]: how often each of two can be fooled but never both at once, P(R₁) of Theorem 1."""
-    members, profile = evaluation.members, evaluation.profile
-    table = np.zeros((members, members))
-    for i in range(members):
-        for j in range(i):
-            table[i, j] = table[j, i] = profile.conflict(i, j)
+    """[M, M]: how often each of two can be fooled but never both at once, P(R₁) of Theorem 1.
+
+    NaN for two members that no attack drew together: what fools both of them was never looked for.
+    """
+    table = np.zeros((evaluation.members, evaluation.members))
+    for pair in evaluation.pairs:
+        table[pair.i, pair.j] = table[pair.j, pair.i] = pair.conflict if pair.together else np.nan
     return table
+
+
+def apart(evaluation: Evaluation) -> str:
+    """The pairs for which `conflicts` has no number, as a sentence; empty if there are none."""
+    pairs = [f"{pair.i}+{pair.j}" for pair in evaluation.pairs if not pair.together]
+    return f"Not attacked together (–): {', '.join(pairs)}." if pairs else ""
 
 
 def fooled_sets(evaluation: Evaluation, most: int = 20) -> tuple[list[tuple[tuple[int, ...], int]], int]:
@@ -247,7 +256,7 @@ def stale(one: LoadedRun, measured: Radii | AttackTable | Gallery) -> str:
 
 
 def disagreement(one: LoadedRun) -> str:
-    """Where the curve over ε and the evaluation answer one question differently; "" where they agree.
+    """Return a sentence if the curve over ε and the evaluation differ at the same ε; "" if they agree.
 
     Both read the run's witness store, so they differ only if one of them is older than the other.
     """
@@ -277,7 +286,7 @@ def where(
     names: Sequence[str | Mapping[str, Any]] = (),
     within: Threat | ThreatDocument | None = None,
 ) -> str:
-    """What a number is about: data and split, number of inputs, attacks, norm and ε."""
+    """Describe a number: data and split, number of inputs, attacks, norm and ε."""
     parts = [f"{data} {split}".strip()]
     parts += [] if n is None else [f"{n} inputs"]
     parts += [f"attacked with {attacks(names)}"] if names else []

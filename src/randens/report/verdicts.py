@@ -1,4 +1,6 @@
-"""What came out, in sentences that the numbers decide, and differences between runs with intervals."""
+"""The verdict on a run in sentences computed from its numbers, and differences between runs with
+intervals.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from randens.data import called
 from randens.evaluation import Estimate, Evaluation, difference
 from randens.report.load import LoadedRun
 
@@ -48,7 +51,10 @@ def compare(first: Evaluation, other: Evaluation) -> Comparison:
         return Comparison(None, None, False, f"another threat: {_threat(other)} instead of {_threat(first)}")
     if (first.data, first.split) != (other.data, other.split):
         return Comparison(
-            None, None, False, f"other data: {other.data} {other.split} instead of {first.data} {first.split}"
+            None,
+            None,
+            False,
+            f"other data: {called(other.data, other.split)} instead of {called(first.data, first.split)}",
         )
     if _budgets(first) != _budgets(other):
         names = [", ".join(str(a["name"]) for a in e.attacks) for e in (other, first)]
@@ -67,13 +73,15 @@ def compare(first: Evaluation, other: Evaluation) -> Comparison:
 
 
 def _budgets(evaluation: Evaluation) -> list[dict[str, Any]]:
-    """The attacks with what decides their strength; seeds and batch sizes do not."""
+    """Return the attacks with the options that determine their strength, without seeds and batch sizes."""
     idle = ("seed", "batch_size", "precision", "drop_finished")
     return [{k: v for k, v in attack.items() if k not in idle} for attack in evaluation.attacks]
 
 
 def labels(runs: Sequence[LoadedRun]) -> list[str]:
-    """What to call the runs in sentences and tables: their methods where these tell them apart, else their names."""
+    """Return the runs' names for sentences and tables: their methods if these differ, else their folder
+    names.
+    """
     methods = [one.method for one in runs]
     return methods if all(methods) and len(set(methods)) == len(runs) > 1 else [one.name for one in runs]
 
@@ -112,7 +120,7 @@ def headline(one: LoadedRun) -> str:
     attacks = " + ".join(str(attack.get("name", "?")) for attack in result.attacks)
     return (
         f"Robust accuracy {_percent(robust.value)} ({result.confidence:.0%} interval {_percent(robust.low)} to "
-        f"{_percent(robust.high)}): {result.data} {result.split}, {result.n} inputs, attacked with {attacks}, "
+        f"{_percent(robust.high)}): {called(result.data, result.split)}, {result.n} inputs, attacked with {attacks}, "
         f"{_threat(result)}."
     )
 
@@ -125,22 +133,20 @@ def drawing(result: Evaluation) -> str:
     best = int(np.argmin(result.member_risks))
     gained = difference(result.points.foolable[:, best].astype(np.float64), result.risk, result.confidence)
     interval = _interval(gained, result.confidence)
-    alone = f"its best member alone, member {best}"
+    said, alone = f"the ensemble is {_points(gained)}", f"its best member alone, member {best}"
     if len(drawn) == 1:
-        said = f"α selects member {drawn[0]}: nothing is drawn."
-        return (
-            said if gained.value >= 0 else f"{said} It has {_points(gained)} less than {alone} ({interval})."
+        selected = f"α selects member {drawn[0]}: nothing is drawn."
+        worse = (
+            f" It is {_points(gained)} less robust than the best member alone, member {best} ({interval})."
         )
+        return selected if gained.value >= 0 else selected + worse
     if gained.low > 0:
-        return f"Drawing pays: {_points(gained)} more than {alone} ({interval}), at the cost of one member."
+        return f"Drawing pays: {said} more robust than {alone} ({interval}), at the compute of one member."
     if gained.high < 0:
-        return f"Drawing does not pay: {_points(gained)} LESS than {alone} ({interval})."
+        return f"Drawing does not pay: {said} LESS robust than {alone} ({interval})."
     if gained.value > 0:
-        return (
-            f"Drawing may pay: {_points(gained)} more than {alone}, which {result.n} inputs do not settle "
-            f"({interval})."
-        )
-    return f"Drawing gains nothing: no more than {alone} ({interval})."
+        return f"Drawing may pay: {said} more robust than {alone}, but {result.n} inputs do not settle it ({interval})."
+    return f"Drawing gains nothing: the ensemble is not more robust than {alone} ({interval})."
 
 
 def against(result: Evaluation, other: Evaluation, name: str, other_name: str) -> str:
@@ -155,20 +161,23 @@ def against(result: Evaluation, other: Evaluation, name: str, other_name: str) -
     said = f"{name} is {_points(gained)} {'more' if gained.value > 0 else 'less'} robust than {other_name}"
     if gained.low > 0 or gained.high < 0:
         return f"{said} ({interval})."
-    return f"{said}; these inputs do not settle it ({interval})."
+    return f"{said}, but these inputs do not settle it ({interval})."
 
 
 def budget(name: str, passes: float, baselines: dict[str, float]) -> str:
-    """What the training budgets say about a comparison with single networks.
+    """Say whether a comparison with single networks is at equal training budgets.
 
     baselines: member passes to train each of them. Networks trained with equal passes are named; without one, part of
     a difference may be longer training.
     """
     equal = [other for other, spent in baselines.items() if abs(passes / spent - 1) <= _EQUAL]
     if equal:
-        return (
-            f"{' and '.join(equal)}: the equal-budget baseline, trained with as many member passes as {name}."
+        what = (
+            "is the equal-budget baseline: it was"
+            if len(equal) == 1
+            else "are equal-budget baselines: they were"
         )
+        return f"{' and '.join(equal)} {what} trained with as many member passes as {name}."
     other, spent = max(baselines.items(), key=lambda item: item[1])
     return (
         f"{other} is not an equal-budget baseline: training {name} took {passes / spent:.1f} times its member passes. "

@@ -1,8 +1,8 @@
-"""A finite set of probabilities that always holds an optimum: Theorems 1 and 2, and their continuation.
+"""A finite set of probabilities that always contains an optimum: Theorems 1 and 2, and their extension.
 
-η is linear wherever no two sets u, v change places, that is on the cells of the hyperplanes (u − v)·α = 0. So
-some vertex of this arrangement on the simplex is optimal, whatever the profile: 3 vectors for M = 2, the ten
-of Theorem 2 for M = 3, 101 for M = 4 and 8806 for M = 5.
+η is linear on the cells of the hyperplanes (u − v)·α = 0, on which two sets u, v tie. So some vertex of this
+arrangement on the simplex is optimal for every profile: 3 vectors for M = 2, the ten of Theorem 2 for M = 3,
+101 for M = 4 and 8806 for M = 5.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _BLOCK = 256
 def candidates(M: int) -> tuple[tuple[Fraction, ...], ...]:
     """All vertices of the arrangement on the simplex, as exact fractions, for 1 ≤ M ≤ 5.
 
-    Sorted by number of members used, then from the first member down.
+    They are sorted by the number of members used, then by the first members' probabilities.
 
     Parameters
     ----------
@@ -52,10 +52,10 @@ def candidates(M: int) -> tuple[tuple[Fraction, ...], ...]:
 
 
 def candidate_sampling(profile: RiskProfile, *, clean_risks: ArrayLike | None = None) -> Sampling:
-    """The best candidate (Theorem 2 for M = 3): optimal because some candidate always is.
+    """Return the best candidate (Theorem 2 for M = 3), which is optimal because some candidate always is.
 
-    On equal risk the one with the lower clean risk wins (clean_risks [M], if given), then the one with fewer
-    members.
+    Of candidates with equal risk, the one with the lower clean risk is chosen (clean_risks [M], if given),
+    then the one with fewer members.
 
     Parameters
     ----------

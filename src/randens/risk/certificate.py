@@ -1,4 +1,4 @@
-"""A proof that no probabilities can do better, checkable without a solver."""
+"""A proof that no probabilities have a lower risk, which can be checked without a solver."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ class Certificate:
 
         η(α) = Σ_k p_k max_u u·α  ≥  Σ q_{k,u} u·α  ≥  min_i Σ q_{k,u} u_i.
 
-    The last number is the bound: it needs no solver, only additions (linear programming duality).
+    The last number is the bound. It follows from linear programming duality and is checked by additions
+    alone.
 
     members: M. configuration: int [r], k of each entry, as numbered in the profile. masks: its set u [r].
     mass: q [r]. bound: the lower bound on η that is claimed.
@@ -58,8 +59,8 @@ class Certificate:
     def verify(self, profile: RiskProfile) -> bool:
         """Whether this proves η(α) ≥ bound for every α of that profile, up to rounding (1e-12).
 
-        Checks that the strategy uses only sets the configurations hold, with non-negative mass summing to
-        p_k, and that it fools every member at least `bound` often.
+        Checks that the strategy uses only sets of the configurations, that its masses are non-negative and
+        sum to p_k, and that it fools every member with a frequency of at least `bound`.
         """
         count = len(profile.weights)
         if self.members != profile.members or not np.isfinite(self.bound) or not np.isfinite(self.mass).all():
@@ -92,7 +93,7 @@ class Certificate:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any] | str) -> Certificate:
-        """The inverse of `to_json`, from the dictionary or its text. Only `verify` says what it proves."""
+        """The inverse of `to_json`, from the dictionary or its text. Call `verify` to check it."""
         if isinstance(value, str):
             try:
                 value = parse_json(value.encode())

@@ -1,4 +1,4 @@
-"""Arguments of the theory, checked once: each error names the argument, its value and what would be valid."""
+"""Checks of arguments: each error names the argument, its value and what is valid."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROUNDING = 1e-9
 
 
 def frozen(array: NDArray[Any]) -> NDArray[Any]:
-    """The array itself, made read-only: a value object must not change under its owner."""
+    """Make the array read-only and return it, because value objects must not change."""
     array.setflags(write=False)
     return array
 
@@ -37,7 +37,9 @@ def as_vector(name: str, value: ArrayLike) -> NDArray[np.float64]:
 
 
 def as_risks(name: str, value: ArrayLike, members: int | None = None) -> NDArray[np.float64]:
-    """Risks, one per member, each in [0, 1]; what rounding puts outside by less than 1e-9 is put back."""
+    """Return risks, one per member, each in [0, 1]; values outside by less than 1e-9 (rounding) are
+    clipped.
+    """
     risks = as_vector(name, value)
     for i, risk in enumerate(risks):
         if not -ROUNDING <= risk <= 1.0 + ROUNDING:
@@ -49,7 +51,7 @@ def as_risks(name: str, value: ArrayLike, members: int | None = None) -> NDArray
 
 
 def as_probs(value: ArrayLike, members: int | None = None, name: str = "probs") -> NDArray[np.float64]:
-    """A point of the probability simplex: non-negative, summing to 1 within 1e-6, then made to sum to 1."""
+    """Return a point of the simplex: non-negative, summing to 1 within 1e-6, then scaled to sum to 1."""
     probs = as_vector(name, value)
     if members is not None and len(probs) != members:
         raise InputError(f"{name} has {len(probs)} values; expected one for each of the {members} members")

@@ -1,4 +1,5 @@
-"""Sampling probabilities by an upper confidence bound of the true risk, instead of the risk on the inputs at hand.
+"""Choose sampling probabilities by an upper confidence bound of the true risk, not by the risk on the given
+inputs.
 
 With r_k(α) = max_{u ∈ U_k} u·α the risk at inputs of configuration k and p_k their frequency among n inputs, the
 bound is the worst mean over all weights q of the inputs near p (distributionally robust, χ² ball):
@@ -9,10 +10,10 @@ Where the worst q is positive, U is exactly mean + z·sd/√n of r − c over th
 form it is convex in α and grows with every r_k, so cutting planes minimise it and prove the minimum: a cut is a weight
 q of the ball together with one fooled set per configuration, and mixtures of cuts are of the same kind.
 
-c = 0 bounds the risk itself, which mixtures of members keep small because it varies less over the inputs.
-c_k = r_k(β) bounds the risk above that of a reference β, for example uniform: paired over the inputs, so that what all
-α have in common does not count as noise. U(β) is then 0, and α leaves β only where the inputs say, at the confidence
-asked for, that it is better.
+c = 0 bounds the risk itself. The bound is smaller for mixtures of members, whose risk varies less over the inputs.
+c_k = r_k(β) bounds the excess of the risk over that of a reference β, for example uniform. The difference is paired
+over the inputs, so that variation common to all α does not count as noise. U(β) is then 0, and the chosen α
+differs from β only if the inputs show, at the given confidence, that it is better.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ __all__ = [
 
 _STEP = 0.3
 _FEASIBLE = 1e-9
-_TINY = 1e-4  # probabilities below this are left out where the bound allows it
+_TINY = 1e-4  # smaller probabilities are set to 0 if the bound allows it
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -90,9 +91,9 @@ class ConfidenceCertificate(Certificate):
 class ConfidentSampling(Sampling):
     """Probabilities with the smallest upper confidence bound.
 
-    upper: the bound of the true risk η(α), one-sided at `confidence`; it speaks of these probabilities as if they had
-    been fixed before (see `cross_fit` for the risk of choosing them). objective: what was minimised, U(α) with the
-    reference's c; lower_bound: no probabilities have a smaller objective.
+    upper: the bound of the true risk η(α), one-sided at `confidence`. It treats the probabilities as if they
+    had been fixed before (see `cross_fit` for the risk including the choice). objective: what was minimised,
+    U(α) with the reference's c; lower_bound: no probabilities have a smaller objective.
     """
 
     upper: float = field(default=math.nan, kw_only=True)
@@ -125,14 +126,14 @@ def confident_sampling(
     profile : RiskProfile
         η on n inputs; its `size` must be known.
     confidence : float
-        One-sided, between ½ and 1; the larger, the more α is a mixture.
+        One-sided, between ½ and 1; a larger confidence favours mixtures.
     reference : array [M], str or None
-        None: bound the risk itself. β [M] or "uniform": bound the risk above that of β, so that α leaves β only where
-        the inputs are enough to say so.
+        None: bound the risk itself. β [M] or "uniform": bound the excess over the risk of β, so that α
+        differs from β only if the inputs give enough evidence.
     tol : float
-        The gap at which to stop. Where the reference is within `tol` of the best, it is returned.
+        The gap at which to stop. If the reference is within `tol` of the best, it is returned.
     max_iterations : int
-        Cutting planes at most.
+        The largest number of cutting planes.
 
     Returns
     -------
@@ -159,7 +160,8 @@ def confident_sampling(
         chosen = profile.best_rows(point)
         fooled = unpack(profile.masks[chosen], members)
         q = worst_weights(profile.weights, fooled @ point - offsets, radius)
-        # The probabilities sum to 1, so a constant may be spread over the members: cuts stay linear in α.
+        # The probabilities sum to 1, so a constant can be added to all coefficients and cuts stay linear in
+        # α.
         cut = q @ fooled - float(q @ offsets)
         rows.append(chosen)
         weights.append(q)
@@ -202,7 +204,7 @@ def upper_bound(
     confidence: float = 0.95,
     reference: ArrayLike | str | None = None,
 ) -> float:
-    """U(α): a one-sided upper confidence bound of the true risk at α, or of what it exceeds the reference's by.
+    """U(α): a one-sided upper confidence bound of the true risk at α, or of its excess over the reference's.
 
     Parameters
     ----------
@@ -256,7 +258,7 @@ def worst_weights(
             break
     lifted = weights * np.maximum(0.0, values - threshold)
     if not lifted.any():
-        # The ball holds all the weight there is on the largest value.
+        # The ball contains the q with all weight on the largest value.
         lifted = np.where(values == above[0], weights, 0.0)
     return np.asarray(lifted / lifted.sum(), dtype=np.float64)
 
@@ -301,7 +303,7 @@ def _rounded(
     radius: float,
     tol: float,
 ) -> tuple[NDArray[np.float64], float]:
-    """The same probabilities without the solver's dust, where that costs nothing."""
+    """Return the probabilities without tiny values of the solver, if the bound does not grow."""
     clean = np.where(probs < _TINY, 0.0, probs)
     clean /= clean.sum()
     values = profile.configuration_risks(clean) - offsets

@@ -1,4 +1,4 @@
-"""What a rule for choosing α is worth on inputs that it has not seen."""
+"""Estimate the risk of a rule for choosing α on inputs that it has not seen."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Rule = Callable[[RiskProfile], Sampling]
 
 @dataclass(frozen=True, eq=False)
 class CrossFit:
-    """The risk of a rule, each input judged by probabilities that were chosen without it.
+    """The risk of a rule; each input is evaluated at probabilities that were chosen without it.
 
     risk: the mean over the inputs. deviation: its standard error. probs: α chosen without each fold, [folds, M].
     """
@@ -38,9 +38,10 @@ class CrossFit:
 
 
 def cross_fit(profile: RiskProfile, rule: Rule, *, folds: int = 5, seed: int = 0) -> CrossFit:
-    """Split the inputs into folds, choose α without each fold, and judge it there.
+    """Split the inputs into folds, choose α without each fold, and evaluate it on the fold.
 
-    The estimate has no optimism from choosing: it is that of the rule applied to (folds − 1)/folds of the inputs.
+    The estimate has no optimism from the choice. It is the risk of the rule with (folds − 1)/folds of the
+    inputs.
 
     Parameters
     ----------
@@ -49,7 +50,7 @@ def cross_fit(profile: RiskProfile, rule: Rule, *, folds: int = 5, seed: int = 0
     rule : callable
         Chooses probabilities, e.g. ``optimal_sampling`` or a ``partial`` of it.
     folds, seed : int
-        How many parts, and which.
+        The number of folds, and the seed of the split.
 
     Returns
     -------

@@ -1,7 +1,7 @@
-"""Optimal sampling probabilities when η is only known where it has been attacked.
+"""Optimal sampling probabilities when η is known only at attacked α.
 
-Witnesses are real perturbations, so the risk over a pool of them is never above the true one: minimising it
-gives a lower bound, whatever the attack. Attacking at the minimiser finds what the pool still lacks there.
+Witnesses are real perturbations, so the risk over a pool is never above the true one, and its minimum is a
+lower bound for every attack. An attack at the minimiser finds the witnesses that the pool still lacks there.
 """
 
 from __future__ import annotations
@@ -67,21 +67,21 @@ def cutting_planes(
     tol : float
         The gap at which to stop.
     max_sweeps : int
-        How often the oracle may be asked.
+        The largest number of calls of the oracle.
     clean_risks : array [M], optional
-        Between equally good probabilities, those with the lower clean risk win.
+        Of equally good probabilities, those with the lower clean risk are chosen.
     confidence : float
-        Minimise, in place of the risk, the upper confidence bound of what it exceeds that of uniform probabilities by
+        Minimise the upper confidence bound of the risk's excess over that of uniform probabilities instead
         (`confident_sampling`).
     progress : callable, optional
         Called as progress(task, done, total).
     watch : callable
-        Told of every sweep.
+        Called after every sweep.
     solver : callable
-        How the risk over the pool is minimised; exactly by default, which alone proves a lower bound.
+        Minimises the risk over the pool. The default is exact; only an exact solver proves a lower bound.
     tried, profile : sequence of probabilities, RiskProfile
-        Probabilities attacked before, and the profile of the pool from that; with them the first sweep is at the
-        pool's minimiser, if one is needed at all, and not at `start`.
+        Probabilities attacked before, and the profile of the resulting pool. With them the first sweep, if
+        one is needed, is at the pool's minimiser and not at `start`.
 
     Returns
     -------

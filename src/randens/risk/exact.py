@@ -1,8 +1,8 @@
 """Optimal sampling probabilities of a profile, with proof: cutting planes in M + 1 variables.
 
 η is the largest of finitely many linear functions g·α, and a subgradient at any point is one of them. So the
-master program min s, s ≥ g·α for the g found so far, bounds η from below, costs the same however many inputs
-there are, and becomes exact after a few dozen rounds. Its multipliers average the attacks behind the cuts
+master program min s, s ≥ g·α for the g found so far, bounds η from below, does not grow with the number of
+inputs, and becomes exact after a few dozen rounds. Its multipliers average the attacks behind the cuts
 into the certificate.
 """
 
@@ -29,7 +29,7 @@ __all__ = ["exact_sampling"]
 _STEP = 0.3
 # Below this gap, cutting at the master's own optimum ends the search at a vertex of η.
 _LAST_STEPS = 1e-7
-# A preferred minimiser may be worse by rounding, and no more.
+# A preferred minimiser may be worse by rounding only.
 _EQUAL = 1e-12
 
 
@@ -42,7 +42,7 @@ def exact_sampling(
 ) -> Sampling:
     """α minimising η over the simplex, its value, and a certificate that nothing lower exists.
 
-    Among equally good α the one with the lowest clean risk wins (clean_risks [M], if given), then the one
+    Among equally good α, the one with the lowest clean risk is chosen (clean_risks [M], if given), then the one
     with the fewest members. Where the optimum is a vertex with known rational coordinates that is provably as
     good, it is returned exactly (`exact_probs`). tol: the gap at which to stop.
 
@@ -87,9 +87,9 @@ def exact_sampling(
         lowest_point, multipliers = program.lowest()
         gap = risk - float((multipliers @ program.cuts).min())
         if gap <= tol or (np.array(points) == lowest_point).all(axis=1).any():
-            # A lowest point that has been cut already cannot move: what is left of the gap is rounding.
+            # If the lowest point was cut before, it cannot move, and the remaining gap is rounding.
             break
-        # A lowest point that stays where it was has probably found the optimum.
+        # If the lowest point did not move, it is probably the optimum.
         settled = gap <= _LAST_STEPS or np.array_equal(lowest_point, before)
         point = lowest_point if settled else (1.0 - _STEP) * best + _STEP * lowest_point
     else:
@@ -116,7 +116,7 @@ def exact_sampling(
 def _finish(
     profile: RiskProfile, probs: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], tuple[Fraction, ...] | None]:
-    """The exact vertex that probabilities stand for, if there is one, and the floats nearest to it."""
+    """Return the exact vertex near the probabilities, if there is one, and the floats nearest to it."""
     vertex = snap(profile, probs)
     if vertex is None:
         return probs.copy(), None

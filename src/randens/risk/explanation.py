@@ -1,4 +1,4 @@
-"""Member risks in, advice out: what Theorem 3 says about an ensemble, in sentences."""
+"""Bounds and advice from the members' risks (Theorem 3), in sentences."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Explanation:
     """Bounds and advice for an ensemble of which only the members' risks are known.
 
     bounds: Theorem 3. next_member: the risk a further member should have. best_member: index of the most
-    robust one. possible_gain: its risk − floor, the most that drawing can ever buy over using it alone.
+    robust one. possible_gain: its risk − floor, the largest possible gain of drawing over using it alone.
     needed_size: ⌈1/η₁⌉ where all members but one are broken, else None: with fewer members the ensemble is worse
     than that one, with 1/η₁ of them no better (Equation 16). sentences: all of it in words.
     """
@@ -51,17 +51,17 @@ class Explanation:
 
 
 def explain(member_risks: ArrayLike, *, classes: int | None = None) -> Explanation:
-    """What can be expected of a randomized ensemble whose members have these adversarial risks.
+    """Say which risks a randomized ensemble can have if its members have these adversarial risks.
 
-    member_risks: η_i [M], in the caller's order. classes: the number of classes, if known; with two, some
-    deterministic vote is at least as robust, and that is said.
+    member_risks: η_i [M], in the caller's order. classes: the number of classes, if known; with two, a
+    sentence says that some deterministic vote is at least as robust.
 
     Parameters
     ----------
     member_risks : array
         η_i [M].
     classes : int, optional
-        How many classes.
+        The number of classes.
 
     Returns
     -------
@@ -142,14 +142,18 @@ def _left_out(limits: Bounds) -> str:
 def _next(thumb: RuleOfThumb, m: int, best: int) -> str:
     if thumb.low == 0:
         return "A member that is never fooled needs no other member."
+    if thumb.necessary and 2 * thumb.low > 1:
+        return f"A second member can lower the floor of member {best} whatever its risk."
     if thumb.necessary:
         return (
-            f"A second member next to member {best} must have a risk of at most {thumb.high:.2%}: above that, "
-            f"the two together are never better than member {best} alone."
+            f"A second member next to member {best} must have a risk below {thumb.high:.2%}: from there on, the "
+            f"two together are never better than member {best} alone."
         )
+    if (1 + 1 / m) * thumb.low > 1:
+        return "A further member lowers the floor whatever its risk."
     return (
-        f"A further member should have a risk of at most {thumb.high:.2%} to lower the floor, 1 + 1/{m} times "
-        "the largest risk among those that count (rule of thumb)."
+        f"A further member must have a risk below {thumb.high:.2%} to lower the floor, 1 + 1/{m} times the largest "
+        "risk among those that count (rule of thumb)."
     )
 
 

@@ -1,4 +1,4 @@
-"""What member risks alone say about every randomized ensemble made of them (Theorem 3)."""
+"""Bounds on the risk of every randomized ensemble from its members' risks alone (Theorem 3)."""
 
 from __future__ import annotations
 
@@ -23,14 +23,16 @@ __all__ = [
     "tight_profile",
 ]
 
+_TIE = 1e-12  # ratios this close to each other are equal up to rounding
+
 
 @dataclass(frozen=True, eq=False)
 class Bounds:
     """floor ≤ η(α) ≤ ceiling for every α (Theorem 3), given the member risks and nothing else.
 
     member_risks: η_i [M], in the caller's order. floor: min_k η_(k)/k over the sorted risks. ceiling: the
-    largest. m: the smallest k that attains the floor. probs: [M], 1/m on the m most robust members; if the
-    floor can be reached at all, this reaches it.
+    largest. m: the smallest k that attains the floor. probs: [M], 1/m on the m most robust members; they
+    reach the floor if it can be reached.
     """
 
     member_risks: NDArray[np.float64]
@@ -52,7 +54,7 @@ class Bounds:
 
 @dataclass(frozen=True)
 class RuleOfThumb:
-    """low ≤ η_{m+1} ≤ high for the next member to be worth having (rule of thumb after Theorem 3).
+    """low ≤ η_{m+1} ≤ high for the next member to be useful (rule of thumb after Theorem 3).
 
     necessary: whether it is more than a rule of thumb, namely for the second member: above `high` the first
     member alone is better than any mixture.
@@ -85,10 +87,11 @@ def bounds(member_risks: ArrayLike) -> Bounds:
     risks = as_risks("member_risks", member_risks)
     order = np.argsort(risks, kind="stable")
     ratios = risks[order] / np.arange(1, len(risks) + 1)
-    m = int(np.argmin(ratios)) + 1
+    # The smallest k: 0.3/3 is a little less than 0.1, which is no reason to draw three members.
+    m = int(np.argmax(ratios <= ratios.min() * (1 + _TIE))) + 1
     probs = np.zeros(len(risks))
     probs[order[:m]] = 1.0 / m
-    return Bounds(frozen(risks), float(ratios[m - 1]), float(risks.max()), m, frozen(probs))
+    return Bounds(frozen(risks), float(ratios.min()), float(risks.max()), m, frozen(probs))
 
 
 def rule_of_thumb(member_risks: ArrayLike) -> RuleOfThumb:
@@ -139,7 +142,7 @@ def necessary_size(eta1: float) -> int:
     (risk,) = as_risks("eta1", [eta1])
     if risk == 0:
         raise InputError("eta1 is 0; a member that is never fooled cannot be improved on")
-    # 1/3 as a float is a little less than a third, which must not cost a member.
+    # 1/3 as a float is a little less than a third, which must not add a member.
     return max(1, math.ceil(1.0 / float(risk) - 1e-9))
 
 

@@ -1,7 +1,7 @@
 """The linear program of the theory, over probabilities α and cuts g·α that bound η(α) from below, by HiGHS.
 
 The program stays in the solver between two solves, so that each starts from the last optimum: adding a cut costs a
-few dual simplex steps. A solver that does not reach an optimum is an error (`ModelError`), never a second choice.
+few dual simplex steps. If the solver does not reach an optimum, a `ModelError` is raised.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class CutProgram:
         limit: (cost [M], budget), for cost·α ≤ budget. None if no α of the simplex does that.
         """
         cost, budget = limit
-        # From scratch: which of several optima is found must not depend on what was asked before.
+        # Solve from scratch, so that the choice among several optima does not depend on earlier calls.
         self._h.clearSolver()
         self._h.changeColsCost(self.members, self._columns[:-1], tilt)
         upper = np.where(allowed, self._inf, 0.0)

@@ -24,7 +24,7 @@ __all__ = ["RiskProfile"]
 _FORMAT = "randens.risk-profile"
 _VERSION = 1
 _WEIGHT_SUM_TOLERANCE = 1e-6
-# Sums this close to 1 are left alone, so that weights survive a round trip through JSON bit by bit.
+# Sums this close to 1 are not rescaled, so that weights survive a round trip through JSON bit by bit.
 _ROUNDING = 1e-11
 
 
@@ -33,8 +33,8 @@ class RiskProfile:
     """η(α) = Σ_k p_k max_{u ∈ U_k} u·α: convex and piecewise linear in the probabilities (Proposition 1).
 
     A configuration U_k holds the sets of members that one perturbation can fool together at an input; p_k is
-    how often inputs have that configuration. Only maximal sets are kept and equal configurations are one, so
-    the profile stays small however many inputs it describes. Build it with `from_configurations`,
+    how often inputs have that configuration. Only maximal sets are kept and equal configurations are merged,
+    so the profile stays small for any number of inputs. Build it with `from_configurations`,
     `from_witnesses` or `from_json`.
 
     members: M. weights: p [K], summing to 1. masks: all sets, as bits, configuration after configuration.
@@ -166,7 +166,7 @@ class RiskProfile:
         return _unit(float(self.weights @ self.configuration_risks(probs)))
 
     def exact_risk(self, probs: Sequence[Fraction]) -> Fraction:
-        """η(α) in rational arithmetic, taking the weights as the binary fractions that they are."""
+        """η(α) in rational arithmetic, with the weights as exact binary fractions."""
         if len(probs) != self.members or sum(probs) != 1 or min(probs) < 0:
             raise InputError(
                 f"probs must be {self.members} non-negative fractions summing to 1, got {tuple(probs)}"
@@ -200,7 +200,9 @@ class RiskProfile:
         return np.asarray(self.weights @ chosen, dtype=np.float64)
 
     def gain(self, probs: ArrayLike) -> float:
-        """E π = Σ_i α_i η_i − η(α) ≥ 0: what drawing at random buys over announcing the draw beforehand."""
+        """E π = Σ_i α_i η_i − η(α) ≥ 0: how much a secret draw lowers the risk, compared with an announced
+        one.
+        """
         alpha = as_probs(probs, self.members)
         return max(0.0, float(alpha @ self.member_risks) - self.risk(alpha))
 

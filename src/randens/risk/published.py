@@ -1,4 +1,4 @@
-"""An auditor for published tables: what reported accuracies imply, and what they cannot be.
+"""Audit of published tables: what reported accuracies imply, and which contradictions they contain.
 
 From the risks of the members and of the randomized ensemble alone follow the share of inputs at which one
 perturbation does not fool all members, which probabilities can have been meant, and whether the numbers contradict
@@ -59,7 +59,7 @@ class Audited:
     inputs at which no perturbation fools all members that can be fooled, from Σ α_i η_i − η (at the probabilities
     given, or uniform ones). probs_range: for every member the smallest and largest probability with which the
     reported risk is possible, None if there is none. uniform_possible: whether equal probabilities are among them.
-    violations: what cannot be; notes: what is worth knowing.
+    violations: contradictions; notes: further remarks.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What choosing the sampling probabilities returns, whatever the method."""
+"""The result of choosing sampling probabilities, for all methods."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Sampling"]
 
 @dataclass(frozen=True, eq=False)
 class Sampling:
-    """Sampling probabilities and how far from optimal they can be.
+    """Sampling probabilities, with a bound on their distance from the optimum.
 
     probs: α [M]. risk: η(α). lower_bound: no probabilities reach less than this on the same profile.
     certificate: the proof of the lower bound, where the method gives one. method: "exact", "subgradient",
@@ -42,7 +42,7 @@ class Sampling:
 
     @property
     def support(self) -> tuple[int, ...]:
-        """The members that are drawn at all; the others can be dropped."""
+        """The members with positive probability; the others can be dropped."""
         return tuple(int(i) for i in np.flatnonzero(self.probs))
 
     def to_json(self) -> dict[str, Any]:

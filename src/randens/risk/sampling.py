@@ -1,4 +1,4 @@
-"""Choosing the sampling probabilities of a profile: one name for all methods."""
+"""Choose the sampling probabilities of a profile: one function for all methods."""
 
 from __future__ import annotations
 
@@ -49,13 +49,14 @@ def optimal_sampling(
     confidence: float | None = None,
     **options: Any,
 ) -> Sampling:
-    """Probabilities that make η(α) small, and how close to the smallest they are.
+    """Minimise η(α); return the probabilities with a bound on their distance from the optimum.
 
     method: "exact" (cutting planes with a certificate; any M), "subgradient" (Algorithm 1) or "candidates"
     (M ≤ 5, Theorem 2), or "confidence": the smallest upper confidence bound of the true risk, at `confidence` (0.95),
     which the inputs at hand only estimate. None: "confidence" where a confidence is given, else "exact".
-    clean_risks: [M], decides between equally good probabilities; the subgradient method has no use for it, as it
-    returns the one point it found, and between equal bounds the reference (uniform) wins. options: those of
+    clean_risks: [M], decides between equally good probabilities. The subgradient method ignores it, because
+    it returns the one point it found. Between equal confidence bounds the reference (uniform) is chosen.
+    options: those of
     `exact_sampling`, `subgradient_sampling`, `candidate_sampling` or `confident_sampling`.
 
     Parameters

@@ -74,9 +74,9 @@ def maximal_rows(
 ) -> NDArray[np.int64]:
     """Rows of the sets that no other set of their point contains, ascending; of equal sets the first one.
 
-    bits [k, W] are the sets, eight members to a byte. Every round takes the largest remaining set of each point, which
-    nothing left can contain, and strikes out its subsets: as many rounds as the largest antichain has sets. The
-    empty set says nothing and is never kept. `first` [k] ranks equal sets (default: by row).
+    bits [k, W] are the sets, eight members to a byte. Every round takes the largest remaining set of each
+    point, which no remaining set can contain, and removes its subsets: as many rounds as the largest
+    antichain has sets. The empty set is never kept. `first` [k] ranks equal sets (default: by row).
     """
     rank = np.arange(len(points)) if first is None else first
     sizes = _BYTE_BITS.sum(axis=1)[bits].sum(axis=1)

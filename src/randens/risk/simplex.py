@@ -39,7 +39,7 @@ def project_simplex(vector: ArrayLike) -> NDArray[np.float64]:
     for i, value in enumerate(v):
         if not np.isfinite(value):
             raise InputError(f"vector[{i}] is {value:g}; only finite values can be projected")
-    # Shifting all entries alike does not move the projection, and keeps huge inputs from losing digits.
+    # Adding a constant to all entries does not change the projection, and avoids lost digits for huge inputs.
     v -= v.max()
     falling = np.sort(v)[::-1]
     excess = (np.cumsum(falling) - 1.0) / np.arange(1, len(v) + 1)

@@ -1,4 +1,4 @@
-"""Algorithm 1 (OSP) on a profile: the projected subgradient method, and what Theorem 4 promises about it."""
+"""Algorithm 1 (OSP) on a profile: the projected subgradient method, and the bound of Theorem 4."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def theorem4_bound(start: ArrayLike, step: float, iterations: int, optimum: Arra
     """(‖α⁽¹⁾ − α*‖² + M a² Σ t⁻²) / (2a Σ t⁻¹): how far above the optimum OSP can end (Theorem 4).
 
     start: α⁽¹⁾ [M]; step: a; iterations: T. Without `optimum` α* is taken as the corner of the simplex
-    farthest from the start, so that the bound holds whatever the optimum is.
+    farthest from the start, so that the bound holds for every optimum.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ def best_step(start: ArrayLike, iterations: int) -> float:
     Returns
     -------
     float
-        The step that Theorem 4 favours.
+        The step with the smallest bound.
 
     Examples
     --------
@@ -84,9 +84,9 @@ def subgradient_sampling(
 ) -> Sampling:
     """The best of T projected subgradient steps with step sizes a/t (Algorithm 1, without the attacks).
 
-    iterations: T. step: a; how close the method comes depends on it, and `best_step`, for which Theorem 4
-    promises most, is smaller than what works well. start: α⁽¹⁾, by default uniform. The lower bound averages
-    the attacks met on the way, weighted by their step sizes, into a certificate.
+    iterations: T. step: a; the result depends on it. `best_step` minimises the bound of Theorem 4, but
+    larger steps work better in practice. start: α⁽¹⁾, by default uniform. The lower bound's certificate
+    is the average of the attacks at all steps, weighted by their step sizes.
 
     Parameters
     ----------

@@ -18,9 +18,9 @@ _ZERO = 1e-8
 _EQUAL = 1e-11
 # Clean risks this close count as equal, and probabilities below it as unused.
 _COARSE = 1e-6
-# How much a preference is added to the risk; the first is enough unless inputs count less than 1e-5.
+# Factors by which a preference is added to the risk; the first is enough unless inputs weigh less than 1e-5.
 _TILTS = (1e-5, 1e-7)
-# Far more programs than 16 members take; beyond it the fewest members found so far have to do.
+# Far more programs than 16 members need; beyond it the smallest support found so far is used.
 _MOST_NODES = 1000
 
 
@@ -63,7 +63,7 @@ class _Minimisers:
     """The α with η(α) ≤ level, searched by minimising η plus a small multiple of what is preferred.
 
     That set may be a segment or a single point, which a solver's tolerances do not respect as constraints;
-    as an objective it is well posed. Cuts that the search still lacks are added as it goes.
+    as an objective it is well posed. Missing cuts are added during the search.
     """
 
     def __init__(self, profile: RiskProfile, program: CutProgram, level: float) -> None:

@@ -1,4 +1,4 @@
-"""From floating-point probabilities to the exact vertex of η they stand for."""
+"""From floating-point probabilities to the exact vertex of η that they approximate."""
 
 from __future__ import annotations
 

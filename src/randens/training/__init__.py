@@ -6,7 +6,7 @@ from randens.training.journal import Diverged
 from randens.training.launch import train
 from randens.training.recipe import Recipe, find_recipe, load_recipe, shipped_recipes
 
-Estimate = CostEstimate  # its first name
+Estimate = CostEstimate  # an earlier name
 
 __all__ = [
     "CostEstimate",

@@ -1,8 +1,8 @@
 """Adversaries that make the training examples: PGD, FGSM-RS, N-FGSM and, for the paper's overfitting figure, ARC.
 
-Unlike the attacks of `randens.attacks`, which keep the worst of all points they met, these return their last
-point: that is what the methods train on, and it costs no pass beyond the gradients. Victims are in eval mode
-and their parameters take no gradients; only the input does.
+The attacks of `randens.attacks` keep the worst of all points. These adversaries return their last point,
+which is what the methods train on; this needs no passes beyond the gradients. The attacked members are in
+eval mode, and only the input has a gradient.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _LEVELS: dict[tuple[str, str], Loss] = {
     ("mce", "loss"): expected_mce,
     ("mce", "softmax"): mixture_mce,
     ("mce", "logits"): mean_logit_mce,
-    # The bounded risk is a loss of its own; the recipe's choice of loss does not apply to it.
+    # The bounded risk is its own loss; the recipe's choice of loss does not apply to it.
     ("cross-entropy", "bounded"): expected_bounded_risk,
     ("mce", "bounded"): expected_bounded_risk,
 }
@@ -74,11 +74,11 @@ class Victims:
         return Victims(tuple(members[i] for i in drawn), tuple(runs[i] for i in drawn), probs[drawn])
 
     def only(self, index: int) -> Victims:
-        """One of them alone."""
+        """Return one of the members alone."""
         return self.some([index])
 
     def some(self, indices: Sequence[int]) -> Victims:
-        """A few of them, drawn evenly."""
+        """Return some of the members, with equal probabilities."""
         members, forwards = [self.members[i] for i in indices], [self.forwards[i] for i in indices]
         even = torch.full_like(self.probs[: len(indices)], 1 / len(indices))
         return Victims(tuple(members), tuple(forwards), even)
@@ -90,8 +90,8 @@ class Victims:
 
 @dataclass(frozen=True)
 class Start:
-    """A batch, where the search begins for each input, a seed for whatever is random later on, and which training
-    images these are, for methods that know something about each."""
+    """A batch, the starting point of the search for each input, a seed for later random choices, and the
+    positions of the images in the training data, for methods that store something per image."""
 
     x: Tensor
     y: Tensor
@@ -107,9 +107,9 @@ class Start:
 
 @dataclass(frozen=True)
 class Adversary(ABC):
-    """`begin` draws the random beginning for a whole batch; `craft` goes on from there, for any part of it.
+    """`begin` draws the random start for a whole batch; `craft` continues from there, for any part of it.
 
-    The two are apart so that several processes can share one batch and still see the same random numbers.
+    They are separate so that several processes can share one batch and still use the same random numbers.
     """
 
     threat: Threat
@@ -118,7 +118,7 @@ class Adversary(ABC):
 
     @property
     def radius(self) -> float:
-        """Radius of the random beginning, in units of ε; 0 is the clean input."""
+        """Radius of the random start, in units of ε; 0 is the clean input."""
         return 1.0
 
     @property
@@ -127,7 +127,7 @@ class Adversary(ABC):
         return 1
 
     def begin(self, x: Tensor, generator: torch.Generator) -> Tensor:
-        """Where the search begins, for every input."""
+        """Return the starting point of the search for every input."""
         return self.threat.scaled(self.radius).random(x, generator) if self.radius else x
 
     @abstractmethod
@@ -151,7 +151,9 @@ class Adversary(ABC):
         return moved
 
     def _objective(self, victims: Victims, start: Start) -> Objective:
-        """What is climbed, as a function of the members' logits; "kl" is TRADES's Σ α_i KL(f_i(x) ‖ f_i(x'))."""
+        """Return the objective as a function of the members' logits; "kl" is TRADES's Σ α_i KL(f_i(x) ‖
+        f_i(x')).
+        """
         if self.level == "kl":
             with torch.no_grad():
                 clean = victims.logits(start.x).log_softmax(dim=-1)
@@ -196,9 +198,9 @@ class FGSMRS(Adversary):
 
 @dataclass(frozen=True)
 class NFGSM(Adversary):
-    """One step from a noisier point, cut to the box but not to the ball (de Jorge et al.).
+    """One step from a noisier point, clipped to the box but not to the ball (de Jorge et al.).
 
-    The larger noise is what keeps single-step training from overfitting catastrophically.
+    The larger noise prevents catastrophic overfitting of single-step training.
     """
 
     step: float
@@ -243,10 +245,10 @@ class Arc(Adversary):
 
 
 def projection(threat: Threat, x: Tensor) -> Callable[[Tensor], Tensor]:
-    """`threat.project` onto the set around x, cheaper: no pass in float64 for every step.
+    """Return a cheaper `threat.project` onto the set around x, without float64 arithmetic at every step.
 
-    linf: its interval is worked out once for all steps. l2: in the numbers' own precision, a millionth of ε inside, so
-    that rounding leaves nothing outside.
+    linf: the interval is computed once for all steps. l2: in the precision of the inputs, with a radius
+    smaller by a millionth of ε, so that rounding leaves no point outside.
     """
     if threat.norm == "linf":
         low, high = threat.interval(x)
@@ -265,7 +267,7 @@ def projection(threat: Threat, x: Tensor) -> Callable[[Tensor], Tensor]:
 
 
 def adversary(part: AdversaryPart, threat: Threat, level: str) -> Adversary:
-    """The adversary that a recipe names; `level` is the method's own, used where the recipe says "auto"."""
+    """Return the adversary that a recipe names; `level` is the method's default, for "auto" in the recipe."""
     chosen = level if part.level == "auto" else part.level
     if part.name == "pgd":
         step = part.step or threat.eps / 4

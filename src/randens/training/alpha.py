@@ -1,4 +1,4 @@
-"""The rule for α: where it starts, when and how it moves while a member is trained, and what it is at the end."""
+"""The rule for α: its start, when and how it changes during the training of a member, and its final value."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class AlphaRule:
         return floored(probs, self.part.floor) if self.method.reweighs else probs
 
     def descended(self, probs: Weights, losses: Weights) -> Weights:
-        """After an epoch: one step of mirror descent, for the methods that take one."""
+        """Make one step of mirror descent after an epoch, for the methods that use it."""
         return mirror_descent(probs, losses, self.part.rate) if self.method.descends else probs
 
     def due(self, members: int, done: int, epochs: int) -> bool:
@@ -52,7 +52,7 @@ class AlphaRule:
         return self.method.reweighs and members > 1 and due(self.part, members, done, epochs)
 
     def reweighed(self, rec: RandomizedEnsemble, rate: float) -> Validated:
-        """α for the members as they are now, with the floor of the one in training (Algorithm 2, line 12).
+        """Choose α for the current members, with the floor of the member in training (Algorithm 2, line 12).
 
         The released rule steps by ten times the learning rate `rate`.
         """
@@ -63,7 +63,7 @@ class AlphaRule:
         return dataclasses.replace(choice, probs=floored(choice.probs, part.floor))
 
     def final(self, rec: RandomizedEnsemble, store: WitnessStore) -> Validated:
-        """α for the finished ensemble, and its risk on validation data, wherever it was chosen."""
+        """Choose α for the finished ensemble; return it with its risk on validation data."""
         part = self.part
         if part.method == "exact" and self.method.choice is not None:
             part = part.model_copy(update={"method": self.method.choice})
@@ -76,7 +76,7 @@ class AlphaRule:
     def _choice(
         self, rec: RandomizedEnsemble, part: SamplingPart, store: WitnessStore | None = None
     ) -> Validated:
-        """α by the method of `part` on the split of `part`, and what was found there."""
+        """Choose α by the method of `part` on the split of `part`; return it with the witnesses."""
         x, y = self._data(part)
         if part.method == "osp":
             return optimal_sampling_probability(rec, x, y, self.oracle, part)
@@ -103,7 +103,7 @@ def due(part: SamplingPart, members: int, done: int, epochs: int) -> bool:
 
 
 def floored(probs: Weights, floor: float) -> Weights:
-    """α with at least floor/m for the last member (all of it at most), taken from the others in proportion."""
+    """Return α with at least min(floor/m, 1) for the last member; the others are reduced in proportion."""
     least = min(1.0, floor / len(probs))
     if probs[-1] >= least:
         return probs

@@ -18,7 +18,9 @@ __all__ = ["arithmetic"]
 def arithmetic(
     precision: str, device: torch.device, model: nn.Module
 ) -> Callable[[], AbstractContextManager[Any]]:
-    """A context for passes of `model`: "float32", "bfloat16", or "auto" for whichever pays on this device."""
+    """Return a context for passes of `model`: "float32", "bfloat16", or "auto" for the faster one on this
+    device.
+    """
     convolutional = any(isinstance(m, nn.Conv2d) for m in model.modules())
     low = precision == "bfloat16" or (precision == "auto" and convolutional and bfloat16_pays(device.type))
     if not low:

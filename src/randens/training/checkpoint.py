@@ -1,7 +1,7 @@
-"""Checkpoints: one checksummed safetensors file each, written whole or not at all, the previous one kept.
+"""Checkpoints: one safetensors file each, written completely or not at all; the previous one is kept.
 
-A file's metadata holds the position as JSON and a SHA-256 over the position and every tensor, so a file proves
-itself; nothing else has to be in step with it.
+A file's metadata holds the position as JSON and a SHA-256 over the position and every tensor, so each file
+can be checked without any other file.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ class Checkpoints:
         return path
 
     def load(self) -> tuple[Checkpoint | None, list[str]]:
-        """The newest file that is whole, and one sentence for each that was not.
+        """Return the newest undamaged file, and one sentence for each damaged one.
 
-        A folder without files gives None; a folder in which every file is damaged is an error, because starting
-        anew would silently throw work away.
+        A folder without files gives None. A folder in which every file is damaged is an error, because a new
+        start would silently discard work.
         """
         faults: list[str] = []
         files = self.files()

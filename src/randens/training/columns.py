@@ -1,9 +1,9 @@
-"""Column generation: the attacker's mixed strategy against the members so far, which the next member is trained on.
+"""Column generation: train the next member on the attacker's mixed strategy against the earlier members.
 
-The weights α and the attacker play a game whose columns are the members. Over stored witnesses its value is a linear
-program, and the multipliers of the program's cuts are how often the attacker plays which witness of each input. A
-member with a lower risk against that mixed strategy than the value of the game has a negative reduced cost: with it the
-value falls. A member that leaves the value where it is brings nothing, and no more members are added.
+α and the attacker play a zero-sum game whose columns are the members. Over stored witnesses the value of the
+game is that of a linear program, and the multipliers of its cuts say how often the attacker plays each
+witness of an input. If a new member's risk against that mixed strategy is below the value of the game, its
+reduced cost is negative and the value decreases. If the value does not decrease, no more members are added.
 """
 
 from __future__ import annotations
@@ -28,11 +28,13 @@ _MOST_CUTS = 200
 
 @dataclass(frozen=True)
 class Strategy:
-    """How an attacker plays against members whose α is optimal: at every input, `chosen[t]` with probability
+    """The attacker's mixed strategy against members with optimal α: at every input, `chosen[t]` with
+    probability
     `mass[t]`.
 
     pool: the witnesses, with their perturbed inputs. chosen: rows of the pool [t, n], -1 where no member is fooled.
-    value: the risk of the optimal α `probs` over the pool, which is what the attacker gets against any α at least.
+    value: the risk of the optimal α `probs` over the pool; the attacker's strategy has at least this risk for
+    any α.
     """
 
     pool: WitnessPool
@@ -42,8 +44,8 @@ class Strategy:
     value: float
 
     def draw(self, points: Tensor, inputs: NDArray[np.int64], seed: int) -> Tensor:
-        """`points` with the attacker's perturbed inputs in their place, where `inputs` names one of the pool's
-        (-1: none) and the witness drawn for it is known."""
+        """Return `points` with some rows replaced by the attacker's perturbed inputs: those whose `inputs` is
+        an input of the pool (-1: none) and whose drawn witness is stored."""
         played = np.random.default_rng(seed).choice(len(self.mass), size=len(inputs), p=self.mass)
         rows = np.where(inputs >= 0, self.chosen[played, inputs], -1)
         known = np.flatnonzero(rows >= 0)
@@ -55,7 +57,9 @@ class Strategy:
         return drawn
 
     def against(self, fooled: NDArray[np.bool_]) -> float:
-        """Risk of a member under the strategy; `fooled` says for every witness of the pool whether it fools it."""
+        """Return the risk of a member under the strategy; `fooled` says which witnesses of the pool fool
+        it.
+        """
         known = self.chosen >= 0
         hits = np.where(known, fooled[np.where(known, self.chosen, 0)], False)
         return float(self.mass @ hits.mean(axis=1))
@@ -84,7 +88,9 @@ def attackers_strategy(craft: Adversary, victims: Victims, start: Start) -> Stra
 
 
 def _solved(pool: WitnessPool) -> Strategy:
-    """Cutting planes: every cut is the attacker's best answer to one α, its multiplier how often it is played."""
+    """Solve by cutting planes: a cut is the attacker's best response to one α, its multiplier the probability
+    of it.
+    """
     program = CutProgram(pool.members)
     alpha = np.full(pool.members, 1 / pool.members)
     answers: list[NDArray[np.int64]] = []
@@ -104,7 +110,7 @@ def _solved(pool: WitnessPool) -> Strategy:
 
 
 def improves(strategy: Strategy) -> bool:
-    """Whether the last member lowers the value of the game over the pool: its reduced cost was negative."""
+    """Whether the last member lowers the value of the game over the pool (its reduced cost was negative)."""
     members = strategy.pool.members
     if members == 1:
         return True

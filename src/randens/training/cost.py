@@ -1,7 +1,7 @@
-"""What a recipe costs before it is run: member passes, which do not depend on the machine, and time here.
+"""Estimate the cost of a recipe: member passes, which do not depend on the machine, and time on this machine.
 
-A pass is one member on one image, forward and backward. Validation is counted as if no image were ever finished
-early and no choice of α settled early: an upper bound.
+A pass is one member on one image, forward and backward. The count for validation is an upper bound: it
+assumes that no image is finished early and no choice of α converges early.
 """
 
 from __future__ import annotations
@@ -68,11 +68,13 @@ class CostEstimate:
 
     @property
     def total_flops(self) -> int:
-        """Forward once; backward once more to the input, twice to the weights."""
+        """FLOPs of all passes: a backward pass to the input costs one forward pass, one to the weights costs
+        two.
+        """
         return self.flops * (2 * (self.crafting + self.validation) + 3 * self.training)
 
     def sentence(self) -> str:
-        """For a person to read before the run starts."""
+        """Return a sentence for the user before the run starts."""
         said = (
             f"{_big(self.passes)} member passes: {_big(self.crafting)} to craft, {_big(self.training)} to "
             f"train, at most {_big(self.validation)} to validate; {_big(self.total_flops)} FLOP"
@@ -81,7 +83,7 @@ class CostEstimate:
 
 
 def plan(recipe: Recipe) -> list[StagePlan]:
-    """The stages of a recipe; members given by earlier runs cost nothing."""
+    """Return the stages of a recipe; members from earlier runs cost nothing."""
     method = METHODS[recipe.method](recipe.weight)
     level = "kl" if recipe.loss.name == "trades" else method.level
     craft = adversary(recipe.adversary, recipe.threat.build(), level)
@@ -120,7 +122,7 @@ def estimate(recipe: Recipe, *, measure: bool = True) -> CostEstimate:
     recipe : Recipe
         What would be trained.
     measure : bool
-        Time a few passes on this machine; without, the seconds stay unknown.
+        Time a few passes on this machine; without it the seconds are unknown.
 
     Returns
     -------

@@ -1,7 +1,8 @@
-"""What makes members differ: tied paths, distilled features, the linearised game, a bounded risk, teachers.
+"""Functions that make members differ: tied paths, distilled features, the linearised game, a bounded risk,
+teachers.
 
-The methods of `randens.training.methods` that are meant to make drawing pay are built from these functions. An
-adversary who must fool several members with one perturbation loses only if their gradients conflict; see
+The methods of `randens.training.methods` that are designed to make drawing pay use these functions. Drawing
+lowers the risk only if the members' gradients conflict, so that one perturbation cannot fool all members; see
 `randens.conflict`.
 """
 
@@ -31,11 +32,12 @@ __all__ = [
 
 
 def tied_paths(members: Sequence[nn.Module]) -> list[nn.Module]:
-    """Members that share every tensor but the weights of one middle layer, which are orthogonal to each other.
+    """Return members that share every tensor except the weights of one middle layer, which are mutually
+    orthogonal.
 
-    The members' first tensors are the shared ones. The layer is the middle one of all convolutions and linear
-    layers. Filter by filter, the members' copies are orthogonal and have the norm that the first member's has, as
-    far as the filter has dimensions for it.
+    The shared tensors are those of the first member. The layer is the middle one of all convolutions and
+    linear layers. Filter by filter, the members' copies are orthogonal and have the norm of the first
+    member's filter, up to the number of dimensions of the filter.
     """
     trunk = members[0]
     layer = _middle(trunk)
@@ -77,7 +79,7 @@ def _middle(member: nn.Module) -> str:
 
 @dataclass(frozen=True)
 class RandomPath(Victims):
-    """Members under attack of which one, drawn anew, is used at every step: one pass per step for any M."""
+    """Members under attack; every step draws one of them and uses it alone: one pass per step for any M."""
 
     generator: torch.Generator = field(default_factory=torch.Generator)
 
@@ -110,7 +112,8 @@ def distilled(craft: Adversary, victim: Forward, start: Start, order: Tensor) ->
 
 
 def game_value(forwards: Sequence[Forward], x: Tensor, y: Tensor, threat: Threat) -> tuple[Tensor, Tensor]:
-    """What the linearised members keep against one perturbation of size ε, per input and in units of ε, [n].
+    """Return the value of the linearised game with one perturbation of size ε, per input and in units of ε,
+    [n].
 
     With margins m_i and their gradients w_i at x: J = mean_i m_i/(ε‖w_i‖_q) − ‖mean_i w_i/‖w_i‖_q‖_q, the value at
     λ uniform of the game between a perturbation and the members. Where J > 0 one perturbation cannot fool all
@@ -135,7 +138,9 @@ def game_value(forwards: Sequence[Forward], x: Tensor, y: Tensor, threat: Threat
 
 
 def bounded_risk(z: Tensor, y: Tensor) -> Tensor:
-    """σ(−m) of the margin m: between 0 and 1 as the error is, so a lost input costs no more than one. [n]."""
+    """Return σ(−m) of the margin m, [n]: between 0 and 1 like the error, so a misclassified input costs at
+    most 1.
+    """
     return torch.sigmoid(-margins(z[None], y)[0])
 
 

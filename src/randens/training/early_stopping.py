@@ -1,4 +1,4 @@
-"""When the training of a member should end early: catastrophic overfitting, and the rule of thumb (Equation 15)."""
+"""Early stopping of a member's training: catastrophic overfitting, and the rule of thumb (Equation 15)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ _NOISE = 0.1
 
 @dataclass(frozen=True)
 class Watch:
-    """What has been seen so far: the best accuracy under attack, the training accuracy then, faults in a row.
+    """The validations so far: the best accuracy under attack, the training accuracy then, failures in a row.
 
-    `was_within` and `strays`: whether the member was ever within the rule of thumb, and validations in a row
-    outside of it since then. A member that starts fresh is outside at first and is given time.
+    `was_within` and `strays`: whether the member ever satisfied the rule of thumb, and the number of
+    validations in a row since then that violate it. A fresh member violates it at first, which does not
+    count.
     """
 
     best: float = 0.0
@@ -29,9 +30,11 @@ class Watch:
         return max(self.faults, self.strays)
 
     def seen(self, robust: float, training: float, collapse: float) -> Watch:
-        """After a validation with accuracy `robust` under attack, and accuracy `training` on the training
-        adversary's examples. A fault: `robust` is below collapse × best, training has not fallen, and the loss
-        is too large to be noise around chance level."""
+        """Update after a validation with accuracy `robust` under attack and accuracy `training` on the
+        training adversary's examples. It counts as a failure if `robust` is below collapse × best, the
+        training accuracy has not dropped, and the loss of accuracy is too large to be noise around chance
+        level.
+        """
         if robust >= self.best:
             return replace(self, best=robust, training=training, faults=0)
         lost = robust < collapse * self.best and self.best - robust >= _NOISE
@@ -39,7 +42,7 @@ class Watch:
         return replace(self, faults=self.faults + 1 if fault else 0)
 
     def within(self, holds: bool) -> Watch:
-        """After a validation in which the rule of thumb `holds` or not."""
+        """Update after a validation in which the rule of thumb `holds` or not."""
         if holds:
             return replace(self, was_within=True, strays=0)
         return replace(self, strays=self.strays + 1 if self.was_within else 0)

@@ -1,8 +1,8 @@
-"""The one engine under every method: stages, epochs, batches, adversarial examples, steps.
+"""The training engine of all methods: stages, epochs, batches, adversarial examples, steps.
 
-The rule for α is `randens.training.alpha`, the rule for checkpoints `randens.training.selection`. Everything random is
-drawn from generators seeded by what it is for and where in the run it happens, never from torch's own: a run that was
-killed and continued draws exactly what an uninterrupted one draws.
+The rule for α is `randens.training.alpha`, the rule for checkpoints `randens.training.selection`. All random
+numbers come from generators that are seeded by their purpose and their place in the run, never from torch's
+global generator. So a run that was killed and continued uses the same random numbers as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from randens.callbacks import Callback, TensorBoardTracker
+from randens.core.devices import widest
 from randens.core.distributed import Workers
 from randens.core.errors import InputError, RandensError
 from randens.core.progress import Progress
@@ -57,7 +58,7 @@ class Engine:
         self,
         blueprint: Blueprint,
         run: Run,
-        crew: Workers,
+        processes: Workers,
         train_data: ImageData,
         held: ImageData,
         given: list[nn.Module],
@@ -67,9 +68,9 @@ class Engine:
         callbacks: Sequence[Callback],
     ) -> None:
         recipe = blueprint.recipe
-        self.recipe, self.run, self.crew, self.train_data = recipe, run, crew, train_data
+        self.recipe, self.run, self.processes, self.train_data = recipe, run, processes, train_data
         self.say, self.stop = say, stop
-        self.place = Placement(blueprint, crew)
+        self.place = Placement(blueprint, processes)
         self.given = [self.place.still(member) for member in given]
         self.finished: list[nn.Module] = []
         self.threat = recipe.threat.build()
@@ -81,13 +82,15 @@ class Engine:
         self.held = held[: recipe.validation.size or len(held)]
         self.checkpoints = CheckpointRule(recipe, self.method, self.held)
         self.alpha = AlphaRule(recipe, self.method, train_data, self.held)
-        board = [TensorBoardTracker(run.path / "tensorboard")] if recipe.tensorboard and crew.writes else []
-        told = [*(callbacks if crew.writes else ()), *board]
+        board = (
+            [TensorBoardTracker(run.path / "tensorboard")] if recipe.tensorboard and processes.writes else []
+        )
+        told = [*(callbacks if processes.writes else ()), *board]
         work = [stage.work for stage in plan(recipe)]
-        self.journal = Journal(run, crew, recipe.checkpoint.seconds, self.batches, work, progress, told)
+        self.journal = Journal(run, processes, recipe.checkpoint.seconds, self.batches, work, progress, told)
 
     def run_all(self) -> RandomizedEnsemble:
-        """Every stage that is not done, then α, then the ensemble on disk."""
+        """Run every unfinished stage, choose α, and save the ensemble."""
         stage = self._resume()
         if len(self.finished) > self.recipe.members:
             raise InputError(
@@ -106,7 +109,7 @@ class Engine:
         return self._finish()
 
     def _begin(self) -> Stage:
-        """The next stage, with its members as the method wants them."""
+        """Create the next stage, with its members initialised by the method."""
         before = len(self.finished)
         number = next(n for n in range(len(self.sizes) + 1) if sum(self.sizes[:n]) >= before)
         trained = []
@@ -119,20 +122,22 @@ class Engine:
             trained.append(self.place.new(index, None if source is None else source.state_dict()))
         trained = self.method.begun(trained)
         for member in trained:
-            self.crew.prepare(member, self.recipe.batch_norm == "synced").train()
+            self.processes.prepare(member, self.recipe.batch_norm == "synced").train()
         averaged = [self.place.new(state=m.state_dict()) for m in trained] if self.recipe.ema else trained
         probs = self.alpha.start(before + len(trained))
         return Stage(number, before, trained, averaged, sgd(trained, self.recipe.optimizer), probs)
 
     def _studied(self) -> bool:
-        """What the method learns from the finished members before the next one, on training images drawn once."""
+        """Let the method examine the finished members before the next stage, on training images drawn
+        once.
+        """
         images = torch.randperm(len(self.train_data), generator=self._generator("study"))
         images = images[: self.recipe.sampling.size].sort().values
         x, y = self.train_data[images]
         craft = adversary(self.recipe.adversary, self.threat, self.method.level)
         point = craft.begin(x, self._generator("study", len(self.finished)))
-        x, y, point = (values.to(self.crew.device) for values in (to_layout(x), y, to_layout(point)))
-        weights = torch.from_numpy(uniform(len(self.finished))).to(self.crew.device)
+        x, y, point = (values.to(self.processes.device) for values in (to_layout(x), y, to_layout(point)))
+        weights = widest(torch.from_numpy(uniform(len(self.finished))), self.processes.device)
         forwards = [self.place.forward(member) for member in self.finished]
         finished = Victims.of(self.finished, weights, forwards)
         spent = len(x) * craft.passes(len(finished.members))
@@ -140,7 +145,7 @@ class Engine:
         return self.method.study(craft, finished, Start(x, y, point, images=images))
 
     def _run_stage(self, stage: Stage) -> None:
-        """Epochs until the end, or until the checkpoint rule ends it early."""
+        """Run the epochs of a stage until the end, or until the checkpoint rule stops it early."""
         if self.journal.work[stage.number] == 0:
             return  # given by an earlier run
         epochs = self.recipe.epochs_of(stage.number)
@@ -164,7 +169,7 @@ class Engine:
             rows = order[bounds[stage.step] : bounds[stage.step + 1]]
             self._run_step(stage, rows, craft, victims, wrapped, self._rate(stage, epochs))
             stage.step += 1
-            if self.stop is not None and self.crew.agreed(self.stop()):
+            if self.stop is not None and self.processes.agreed(self.stop()):
                 self.journal.save(self.finished, stage)
                 raise Stopped(
                     f"stopped after {stage.where}; the state is saved in {self.run.path}, "
@@ -182,7 +187,9 @@ class Engine:
         wrapped: list[Forward],
         rate: float,
     ) -> None:
-        """One batch: adversarial examples of the victims, one step of every trained member on them."""
+        """Process one batch: craft adversarial examples, then make one step of every trained member on
+        them.
+        """
         where = (stage.number, stage.epoch, stage.step)
         generator = self._generator("batch", *where)
         x, y = self.train_data[rows]
@@ -190,34 +197,34 @@ class Engine:
             x = self.augment(x, generator)
         # Drawn for the whole batch by every rank; each keeps its part.
         point = craft.begin(x, generator)
-        own, device = self.crew.part(len(x)), self.crew.device
+        own, device = self.processes.part(len(x)), self.processes.device
         x, y, point = to_layout(x[own]).to(device), y[own].to(device), to_layout(point[own]).to(device)
         learners = self.method.learners(len(wrapped), seed_for(self.recipe.seed, "learners", *where))
         with contextlib.ExitStack() as crafting:
             for member in stage.trained:
                 crafting.enter_context(frozen(member))
-            seed = seed_for(self.recipe.seed, "arc", *where, self.crew.rank)
+            seed = seed_for(self.recipe.seed, "arc", *where, self.processes.rank)
             start = Start(x, y, point, seed, rows[own])
             made = self.method.examples(craft, victims, start, learners)
         x_adv = [to_layout(points.detach()) for points in made]
         forwards = [wrapped[index] for index in learners]
         lesson = Lesson(x, y, x_adv, forwards, stage.trained, self.given, self.threat)
         total = torch.zeros((), device=device)
-        sums = torch.zeros(len(wrapped) + 1, dtype=torch.float64, device=device)
-        # A member that learns from every tenth batch counts ten times there.
+        sums = widest(torch.zeros(len(wrapped) + 1), device)
+        # If a member learns from every tenth batch, its loss there counts ten times.
         share = len(wrapped) / len(learners)
         for index, (losses, z) in zip(learners, self.method.losses(self.loss, lesson), strict=True):
             total = total + losses.sum()
             sums[index] = losses.detach().sum() * share
             sums[-1] += (z.detach().argmax(dim=1) == y).sum() / len(learners)
-        sums = self.crew.total(sums)
+        sums = self.processes.total(sums)
         if not bool(torch.isfinite(sums).all()):
             raise self.journal.diverged(stage, "the loss is not finite")
         for group in stage.optimizer.param_groups:
             group["lr"] = rate
         stage.optimizer.zero_grad(set_to_none=True)
         # Ranks average their gradients, so each contributes its share of the whole batch's mean.
-        self.crew.backward(total * (self.crew.world / len(rows)))
+        self.processes.backward(total * (self.processes.world / len(rows)))
         stage.optimizer.step()
         if self.recipe.ema:
             for target, member in zip(stage.averaged, stage.trained, strict=True):
@@ -234,7 +241,9 @@ class Engine:
             self.journal.log("step", stage, step=stage.step + 1, lr=rate, loss=means[:-1], accuracy=means[-1])
 
     def _judge(self, stage: Stage, epochs: int, begun: float) -> None:
-        """The end of an epoch: α, validation under attack, the best checkpoint, reasons to end early."""
+        """End an epoch: update α, validate under attack, keep the best checkpoint, check for early
+        stopping.
+        """
         done, spend = stage.epoch + 1, self.journal.spend
         losses, accuracy = stage.tally.losses / stage.tally.images, stage.tally.correct / stage.tally.images
         stage.probs = self.alpha.descended(stage.probs, losses)
@@ -258,7 +267,7 @@ class Engine:
         self.journal.log("epoch", stage, **line, probs=stage.probs.tolist(), seconds=seconds)
 
     def _conclude(self, stage: Stage) -> None:
-        """The members of a stage as they will stay: best weights, frozen, in eval mode."""
+        """Finish the members of a stage: best weights, frozen, in eval mode."""
         best = stage.best
         states = best.states if best is not None else [m.state_dict() for m in stage.averaged]
         self.place.forget()
@@ -269,13 +278,13 @@ class Engine:
         self.journal.save(self.finished, None)
 
     def _finish(self) -> RandomizedEnsemble:
-        """α for the whole ensemble, then the ensemble on disk."""
+        """Choose α for the whole ensemble and save the ensemble."""
         classes = self.train_data.classes
         rec = RandomizedEnsemble(self.finished, classes=classes, threat=self.threat)
-        # The members are final here: what is found about them is worth keeping.
+        # The members are final here, so the witnesses are stored.
         choice = self.journal.spend(self.alpha.final(rec, WitnessStore(self.run.path / "witnesses")))
         rec = RandomizedEnsemble(self.finished, choice.probs, classes=classes, threat=self.threat).cpu()
-        if self.crew.writes:
+        if self.processes.writes:
             rec.save(self.run.ensemble, overwrite=True)
             self.run.log(event="finished", probs=choice.probs.tolist(), robust=1 - choice.risk)
             reach = directions(list(rec.members), *self.held, self.threat)
@@ -283,11 +292,11 @@ class Engine:
             write_summary(self.run, self.recipe.method, choice.probs, measured, self.journal.cost())
         for callback in self.journal.callbacks:
             callback.finished("training", {"natural": 1 - choice.natural, "robust": 1 - choice.risk})
-        self.crew.barrier()
+        self.processes.barrier()
         return rec
 
     def _resume(self) -> Stage | None:
-        """The state of the newest whole checkpoint; None where a stage is to be begun."""
+        """Return the state of the newest undamaged checkpoint; None if a new stage begins."""
         checkpoints = self.journal.checkpoints
         checkpoint, faults = checkpoints.load()
         for fault in faults:
@@ -297,7 +306,8 @@ class Engine:
             try:
                 indices = range(checkpoint.position["finished"])
                 self._add_finished([part(checkpoint.tensors, f"finished.{index}") for index in indices])
-                # With fewer members than it was begun with, a run ends with those it has.
+                # If the recipe now has fewer members than are finished, the run ends with the finished
+                # ones.
                 if checkpoint.position["stage"] is not None and len(self.finished) < self.recipe.members:
                     stage = self._begin()
                     restore(stage, checkpoint, self.batches)
@@ -316,7 +326,7 @@ class Engine:
     def _adversary(self, stage: Stage) -> Adversary:
         level = "kl" if self.recipe.loss.name == "trades" else self.method.level
         if len(stage.probs) == 1 and level != "kl":
-            level = "loss"  # every level is the same for one member, and then f_1 is the same by every method
+            level = "loss"  # with one member all levels are the same, so f_1 is the same for every method
         warmup = 0 if self.inherits and self.finished else self.recipe.adversary.warmup
         radius = min(1.0, (stage.epoch + 1) / (warmup + 1))
         return adversary(self.recipe.adversary, self.threat.scaled(radius), level)

@@ -1,4 +1,4 @@
-"""The members of a recipe, and the seeds that everything random in a run comes from."""
+"""The members of a recipe, and the seeds of all random numbers in a run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Blueprint", "given_member", "seed_for"]
 
 @dataclass(frozen=True)
 class Blueprint:
-    """What every member of a run has in common; called with a number it makes that member."""
+    """The common settings of a run's members; called with a number it makes that member."""
 
     recipe: Recipe
     classes: int
@@ -29,7 +29,7 @@ class Blueprint:
 
     @staticmethod
     def of(recipe: Recipe, data: ImageData) -> Blueprint:
-        """The blueprint for members that are trained on `data`; it alone decides the normalisation."""
+        """Return the blueprint for members that are trained on `data`, which also sets the normalisation."""
         mean, std = data.mean_std() if recipe.model.normalise else (None, None)
         return Blueprint(recipe, len(data.classes), data.shape, mean, std)
 
@@ -64,5 +64,5 @@ def given_member(path: str, blueprint: Blueprint) -> nn.Module:
 
 
 def seed_for(*purpose: object) -> int:
-    """A seed that depends on what it is for and on where in the run it is used, and on nothing else."""
+    """Return a seed that depends only on its purpose and its place in the run."""
     return int.from_bytes(hashlib.sha256(repr(purpose).encode()).digest()[:7], "big")

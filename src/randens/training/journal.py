@@ -1,4 +1,4 @@
-"""What a run writes down while it goes on: metrics, checkpoints, progress, and what it has spent."""
+"""The records of a run during training: metrics, checkpoints, progress and cost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from randens.core.distributed import Workers
 from randens.core.errors import ModelError
 from randens.core.progress import Progress
 from randens.core.runs import Run
-from randens.evaluation.reach import Conflict
+from randens.evaluation.gradient_conflict import Conflict
 from randens.training.checkpoint import Checkpoint, Checkpoints
 from randens.training.run_files import rewind_metrics
 from randens.training.state import Spent, Stage, pack
@@ -31,13 +31,13 @@ class Diverged(ModelError):
 
 
 class Journal:
-    """The files of one run and all who follow it.
+    """Writes the files of one run and calls its trackers.
 
     Parameters
     ----------
     run : Run
         Its folder.
-    crew : Workers
+    processes : Workers
         Only one of its processes writes.
     every : float
         Seconds between checkpoints.
@@ -45,27 +45,27 @@ class Journal:
         Per epoch.
     work : sequence of int
         Planned work of each stage, for progress.
-    progress, callbacks : those who follow.
+    progress, callbacks : are called with progress and metrics.
     """
 
     def __init__(
         self,
         run: Run,
-        crew: Workers,
+        processes: Workers,
         every: float,
         batches: int,
         work: Sequence[int],
         progress: Progress,
         callbacks: Sequence[Callback],
     ) -> None:
-        self.run, self.crew, self.every, self.batches, self.work = run, crew, every, batches, work
+        self.run, self.processes, self.every, self.batches, self.work = run, processes, every, batches, work
         self.progress, self.callbacks = progress, callbacks
         self.checkpoints = Checkpoints(run.path / "checkpoints")
         self.spent = Spent()
         self._saved_at = time.monotonic()
 
     def spend(self, found: Found) -> Found:
-        """Count what it took to find something, and hand it on."""
+        """Add the cost of a result to the total, and return the result."""
         self.spent.spend(found.cost.forwards, found.cost.backwards)
         return found
 
@@ -76,12 +76,12 @@ class Journal:
 
     def save_if_due(self, finished: Sequence[nn.Module], stage: Stage) -> None:
         """Write a checkpoint if the last one is old enough."""
-        if self.crew.writes and time.monotonic() - self._saved_at >= self.every:
+        if self.processes.writes and time.monotonic() - self._saved_at >= self.every:
             self.save(finished, stage)
 
     def save(self, finished: Sequence[nn.Module], stage: Stage | None) -> None:
-        """Write a checkpoint; a state with NaN in it never replaces a good one."""
-        if not self.crew.writes:
+        """Write a checkpoint; a state that contains NaN never replaces a good one."""
+        if not self.processes.writes:
             return
         now = time.monotonic()
         self.spent.seconds += now - self._saved_at
@@ -93,15 +93,15 @@ class Journal:
         self.checkpoints.save(checkpoint)
 
     def rewind(self, checkpoint: Checkpoint | None) -> None:
-        """Go on from a checkpoint, or from nothing: what was logged after it will be logged again."""
+        """Continue from a checkpoint or from the start: drop metrics that will be logged again."""
         if checkpoint is not None:
             self.spent = Spent(**checkpoint.position["ledger"])
-        if self.crew.writes:
+        if self.processes.writes:
             rewind_metrics(self.run, self.spent.lines)
 
     def log(self, event: str, stage: Stage, **values: Any) -> None:
         """A line of metrics.jsonl; members and epochs are counted from 1."""
-        if not self.crew.writes:
+        if not self.processes.writes:
             return
         member, epoch = stage.before + 1, stage.epoch + 1
         self.run.log(event=event, member=member, epoch=epoch, **values)
@@ -114,7 +114,7 @@ class Journal:
                 callback.epoch(f"member-{member}", epoch, scalars)
 
     def batch(self, stage: Stage, shown: Mapping[str, float]) -> None:
-        """Tell those who follow about a step."""
+        """Call the trackers after a step."""
         for callback in self.callbacks:
             callback.batch(f"member-{stage.before + 1}", stage.step + 1, self.batches, shown)
 

@@ -1,4 +1,4 @@
-"""`train`: what is checked before a run, its folder, and the engine in every process."""
+"""`train`: checks before a run, the run folder, and the engine in every process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from randens import data as datasets
-from randens.callbacks import Callback
+from randens.callbacks import Callback, check_callbacks
 from randens.core.distributed import Workers, workers
 from randens.core.locks import only_writer
 from randens.core.progress import Progress, silent
@@ -35,26 +35,26 @@ def train(
     force: bool = False,
     callbacks: Sequence[Callback] = (),
 ) -> RandomizedEnsemble:
-    """Train an ensemble, or continue what is there; under ``torchrun`` or ``srun`` every process calls this alike.
+    """Train an ensemble, or continue a run; under ``torchrun`` or ``srun`` every process makes the same call.
 
     Parameters
     ----------
     recipe : Recipe, str or path
-        What to train, or the TOML file that says it.
+        The recipe, or its TOML file.
     run_folder : str or path
-        Holds the metrics while the run goes on and the ensemble at its end.
+        Receives the metrics during the run and the ensemble at its end.
     progress : callable, optional
         ``progress(task, done, total)``.
     say : callable, optional
-        Receives sentences for a person.
+        Receives messages for the user.
     stop : callable, optional
-        Asked after every step; once it says yes, the state is saved and `Stopped` is raised.
+        Called after every step; when it returns true, the state is saved and `Stopped` is raised.
     data : (ImageData, ImageData), optional
-        Training and validation data where they are not a named data set.
+        Training and validation data, if they are not a named data set.
     force : bool
         Continue although the recipe has changed.
     callbacks : sequence of Callback
-        Told about batches, epochs and the end, by the process that writes files.
+        Called for batches, epochs and the end of the run, by the process that writes files.
 
     Returns
     -------
@@ -70,16 +70,17 @@ def train(
     >>> len(rec)
     1
     """
+    check_callbacks(callbacks)
     chosen = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
     told, speak = progress or silent, say or (lambda _: None)
-    with workers(chosen.device) as crew:
-        return _train(chosen, Path(run_folder), crew, told, speak, stop, data, force, callbacks)
+    with workers(chosen.device) as processes:
+        return _train(chosen, Path(run_folder), processes, told, speak, stop, data, force, callbacks)
 
 
 def _train(
     recipe: Recipe,
     folder: Path,
-    crew: Workers,
+    processes: Workers,
     progress: Progress,
     say: Say,
     stop: Callable[[], bool] | None,
@@ -87,20 +88,20 @@ def _train(
     force: bool,
     callbacks: Sequence[Callback],
 ) -> RandomizedEnsemble:
-    """`train` in one process of the crew; everything that holds the process group ends with this function."""
+    """`train` in one of the processes; objects that use the process group do not outlive this function."""
     name = recipe.data.name
     train_data, held = data or (datasets.load(name, "train"), datasets.load(name, "validation"))
-    check(recipe, train_data, held, crew.world)
+    check(recipe, train_data, held, processes.world)
     blueprint = Blueprint.of(recipe, train_data)
     given = [given_member(path, blueprint) for path in recipe.given]
     blueprint()
-    with only_writer(folder) if crew.writes else contextlib.nullcontext():
-        if crew.writes:
+    with only_writer(folder) if processes.writes else contextlib.nullcontext():
+        if processes.writes:
             open_folder(recipe, folder, say, force)
-        crew.barrier()
+        processes.barrier()
         run = Run.open(folder)
         if is_finished(run):
             say(f"{folder} is finished already; its ensemble is returned")
             return load(run.ensemble)
-        engine = Engine(blueprint, run, crew, train_data, held, given, progress, say, stop, callbacks)
+        engine = Engine(blueprint, run, processes, train_data, held, given, progress, say, stop, callbacks)
         return engine.run_all()

@@ -1,4 +1,4 @@
-"""The methods: how a member starts, what the training adversary attacks, what happens to α.
+"""The methods: how a member starts, what the training adversary attacks, how α changes.
 
 | method  | member m starts from | training adversary on            | α                                |
 |---------|----------------------|----------------------------------|----------------------------------|
@@ -10,19 +10,21 @@
 | joint   | fresh, all at once   | mixture Σα_i softmax_i of all    | mirror descent after every epoch |
 | columns | f_{m−1}              | f_m; a share is the attacker's   | optimised at the end             |
 
-Methods that are meant to make members differ train all of them at once, with α uniform, and start from the members
-of earlier runs where the recipe gives them (`first`):
+Methods that are designed to make members differ train all of them at once, with α uniform. They start from
+the members of earlier runs if the recipe names them (`first`):
 
 | method   | training adversary on                       | what differs                                               |
 |----------|---------------------------------------------|------------------------------------------------------------|
 | shared   | f_i alone; for a share of the batch the mixture | between IAT (share 0) and joint training (share 1) |
-| paths    | a path drawn anew at every step             | one network; orthogonal copies of one middle layer         |
-| features | f_i alone, or another member's features     | f_i learns to ignore what another member alone looks at    |
+| paths    | a path drawn at every step                  | one network; orthogonal copies of one middle layer
+       |
+| features | f_i alone, or another member's features     | f_i learns to ignore features that only another one
+uses   |
 | conflict | f_i alone                                   | reward for the value of the linearised game                |
 | bounded  | f_i alone; for a share Σα_i σ(−margin_i)    | the share descends the bounded risk of the mixture         |
 | distil   | f_i alone                                   | f_i learns the mean logits of the members it started from  |
 
-Nothing else differs between them: data, batches, budget, checkpoints and the first member are the engine's.
+Everything else is the same for all methods: data, batches, budget, checkpoints and the first member.
 """
 
 from __future__ import annotations
@@ -63,7 +65,8 @@ class Roster:
 
 @dataclass(frozen=True)
 class Lesson:
-    """A batch for the members that learn from it: adversarial inputs of each, and how to run each.
+    """A batch for the members that are trained on it: adversarial inputs of each, and the function that runs
+    each.
 
     `members` are the modules behind `forwards`, `teachers` the frozen members that the stage started from.
     """
@@ -78,13 +81,13 @@ class Lesson:
 
 
 class Method:
-    """Adversarial training; the other methods say only what they do differently.
+    """Adversarial training; the other methods override what they do differently.
 
     level: where the training adversary takes the expectation over the members. inherits: whether member m
-    starts from f_{m−1}. reweighs: whether α is optimised while a member is trained; descends: whether it moves
-    by mirror descent. choice, attack: how α is chosen at the end, if not as the recipe says. watched: whether
-    training stops if the new member's own robust accuracy drops. parallel: whether several processes may share a batch.
-    studies: whether it looks at the finished members before each stage (`study`).
+    starts from f_{m−1}. reweighs: whether α is optimised while a member is trained; descends: whether α
+    changes by mirror descent. choice, attack: how α is chosen at the end, if not by the recipe. watched:
+    whether training stops if the new member's own robust accuracy drops. parallel: whether several processes
+    may share a batch. studies: whether it examines the finished members before each stage (`study`).
     """
 
     name: ClassVar[str] = "at"
@@ -105,7 +108,7 @@ class Method:
             self.weight = weight  # type: ignore[misc]
 
     def stages(self, members: int) -> list[int]:
-        """How many members each stage trains at once."""
+        """Return the number of members that each stage trains at once."""
         return [1] * members
 
     def victims(self, roster: Roster) -> tuple[Members, Weights]:
@@ -113,19 +116,21 @@ class Method:
         return roster.trained, uniform(len(roster.trained))
 
     def judged(self, roster: Roster) -> RandomizedEnsemble:
-        """What the checkpoints of a stage are compared by: its risk under attack on validation data."""
+        """Return the value by which checkpoints of a stage are compared: its risk under attack on validation
+        data.
+        """
         return RandomizedEnsemble(list(roster.trained))
 
     def begun(self, members: list[nn.Module]) -> list[nn.Module]:
-        """The members of a stage as training begins."""
+        """Return the members of a stage at the start of training."""
         return members
 
     def study(self, craft: Adversary, finished: Victims, start: Start) -> bool:  # noqa: ARG002
-        """Look at the finished members on training images before the next stage; False ends the run here."""
+        """Examine the finished members on training images before the next stage; False ends the run."""
         return True
 
     def learners(self, members: int, seed: int) -> list[int]:  # noqa: ARG002
-        """Which of the members in training learn from this batch; `seed` is for those who draw."""
+        """Return the members that are trained on this batch; `seed` is for methods that choose at random."""
         return list(range(members))
 
     def examples(
@@ -135,7 +140,7 @@ class Method:
         return [craft.craft(victims, start)] * len(learners)
 
     def losses(self, loss: TrainingLoss, lesson: Lesson) -> list[tuple[Tensor, Tensor]]:
-        """Per learner the loss of every image [n], and its logits there [n, C]."""
+        """Return, per learner, the loss of every image [n] and its logits [n, C]."""
         pairs = zip(lesson.forwards, lesson.x_adv, strict=True)
         return [loss(forward, Examples(lesson.x, x_adv, lesson.y)) for forward, x_adv in pairs]
 
@@ -184,9 +189,11 @@ class BARRE(_OnTheMixture):
 
 
 class Columns(Method):
-    """Column generation: a share of a member's examples is drawn from the attacker's mixed strategy against the
-    members before it (`randens.training.columns`), the rest are its own adversarial examples, so that it does not
-    trade one weakness for another. Training ends early when the last member did not lower the value of the game."""
+    """Column generation: a share of a member's examples is drawn from the attacker's mixed strategy against
+    the earlier members (`randens.training.columns`). The other examples are its own adversarial examples, so
+    that the member itself stays robust. Training ends early if the last member did not lower the value of the
+    game.
+    """
 
     name = "columns"
     level = "softmax"
@@ -218,7 +225,9 @@ class Columns(Method):
 
 
 class Joint(_OnTheMixture):
-    """All members at once: one attack on the mixture per batch, on which every member steps."""
+    """Train all members at once: one attack on the mixture per batch, and a step of every member on its
+    examples.
+    """
 
     name = "joint"
     descends = True
@@ -228,12 +237,12 @@ class Joint(_OnTheMixture):
 
 
 class BAT(Method):
-    """Boosted adversarial training (Pinot et al.): later members learn f_1's adversarial examples and nothing
-    else. They stay as fragile as natural training leaves them, and weak attacks do not notice."""
+    """Boosted adversarial training (Pinot et al.): later members are trained only on f_1's adversarial
+    examples. They are as fragile as naturally trained networks, which weak attacks do not show."""
 
     name = "bat"
     choice = "sweep"
-    # The attack of its authors; a stronger one would put all the weight back on f_1.
+    # The attack of its authors. Under a stronger attack, all weight would be on f_1.
     attack = "adaptive-pgd-l"
     watched = False
 
@@ -245,7 +254,9 @@ class BAT(Method):
 
 
 class _Together(Method):
-    """All members at once, each on adversarial examples of its own: IAT in one stage, for methods that add to it."""
+    """Train all members at once, each on its own adversarial examples: IAT in one stage, the base of other
+    methods.
+    """
 
     def stages(self, members: int) -> list[int]:
         return [members]
@@ -260,15 +271,17 @@ class _Together(Method):
 
 
 class Shared(_Together):
-    """AT of every member, but a share of its examples are those of the mixture, the same for all members: each
-    stays robust by itself and learns what the adversary of the ensemble does. 0 is IAT, 1 joint training."""
+    """AT of every member, but a share of the examples are those of the mixture, the same for all members. So
+    each member stays robust and is also trained against the ensemble's adversary. 0 is IAT, 1 joint
+    training.
+    """
 
     name = "shared"
     level = "softmax"
     weight = 0.5
 
     def common(self, images: int) -> int:
-        """How many images of a batch, its first ones, are attacked for all members at once."""
+        """Return how many images at the start of a batch are attacked for all members at once."""
         return round((self.weight or 0.0) * images)
 
     def examples(
@@ -284,7 +297,7 @@ class Shared(_Together):
 
 class Paths(_Together):
     """One network with M orthogonal copies of a middle layer; one copy, drawn at random, per batch and per step of
-    the attack. A batch costs what one network costs, whatever M is."""
+    the attack. A batch costs as much as with one network, for any M."""
 
     name = "paths"
     parallel = False
@@ -310,8 +323,8 @@ class Paths(_Together):
 
 
 class Features(_Together):
-    """Half of a member's examples are its own adversarial ones; the other half look like another image to the next
-    member, which therefore do not share what they are fooled by (DVERGE on top of AT)."""
+    """Half of a member's examples are its own adversarial ones. The other half have the features of another
+    image for the next member, so that the two members rely on different features (DVERGE on top of AT)."""
 
     name = "features"
 
@@ -344,7 +357,7 @@ class ConflictReward(_Together):
 
     def losses(self, loss: TrainingLoss, lesson: Lesson) -> list[tuple[Tensor, Tensor]]:
         value, counts = diversity.game_value(lesson.forwards, lesson.x, lesson.y, lesson.threat)
-        # What is safe already by half of ε earns nothing more.
+        # Beyond a value of half of ε there is no further reward.
         penalty = self.weight * torch.where(counts, (0.5 - value).clamp_min(0.0), 0.0) / len(lesson.forwards)
         return [(losses + penalty, z) for losses, z in super().losses(loss, lesson)]
 
@@ -353,9 +366,11 @@ class ConflictReward(_Together):
 
 
 class Bounded(Shared):
-    """AT on a member's own examples, and for a share of the batch σ(−margin) at the examples of the attack that
-    climbs the members' mean of it: a smooth form of the ensemble's risk. A bounded loss gives up what is lost, so
-    members may differ in what they defend; under convex losses the average member is at least as good."""
+    """AT on a member's own examples. For a share of the batch the loss is σ(−margin), a smooth form of the
+    ensemble's risk, at the examples of an attack that maximises the members' mean of it. A bounded loss gives
+    little weight to examples that are far from correct, so members may differ in the inputs they classify
+    correctly.
+    """
 
     name = "bounded"
     level = "bounded"
@@ -373,7 +388,7 @@ class Bounded(Shared):
 
 class Distil(_Together):
     """Every member learns the mean logits of the members that the stage started from, at its own adversarial
-    examples: what the deterministic ensemble knows, at one member's compute."""
+    examples. This distils the deterministic ensemble into one member's compute."""
 
     name = "distil"
 
@@ -396,7 +411,17 @@ METHOD_NAMES = {
     "mrboost": "MRBoost",
     "mrboost-r": "MRBoost-R",
     "barre": "BARRE",
-}  # in print
+    "bat": "BAT",
+    "joint": "Joint training",
+    "columns": "Column generation",
+    "shared": "Training on shared examples",
+    "bounded": "Bounded-risk training",
+    "conflict": "Conflict training",
+    "features": "Feature distillation",
+    "distil": "Distillation",
+    "paths": "Orthogonal paths",
+}
+"""The methods' names in sentences and tables."""
 
 METHODS: dict[str, type[Method]] = {
     method.name: method

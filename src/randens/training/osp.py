@@ -1,7 +1,7 @@
-"""Algorithm 1 (OSP) as it is printed, under attack; `randens.training.alpha` says when BARRE calls it.
+"""Algorithm 1 (OSP) as printed in the paper, under attack; `randens.training.alpha` says when BARRE calls it.
 
-Here every α that is tried meets a fresh attack, and is judged by that attack alone. `choose` in
-`randens.training.validation` makes the same choice from all witnesses found so far, with fewer attacks.
+Every α that is tried is evaluated by a fresh attack alone. `choose` in `randens.training.validation` makes
+the same choice from all witnesses found so far, with fewer attacks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MOST_CANDIDATES = 3
 
 
 def attacks_per_choice(part: SamplingPart, members: int) -> int:
-    """How many attacks one choice of α takes, at most."""
+    """Return the largest number of attacks for one choice of α."""
     if members == 1 or part.method == "uniform":
         return 1
     if part.method == "sweep":
@@ -39,7 +39,7 @@ def attacks_per_choice(part: SamplingPart, members: int) -> int:
 def optimal_sampling_probability(
     rec: RandomizedEnsemble, x: Tensor, y: Tensor, attack: Attack, part: SamplingPart
 ) -> Validated:
-    """α* by Algorithm 1: from uniform, T_o projected subgradient steps of size a/t, the best α met is returned.
+    """α* by Algorithm 1: from uniform, T_o projected subgradient steps of size a/t, the best α is returned.
 
     Up to three members the candidates of Theorems 1 and 2 are attacked instead, as the paper does. The witnesses
     are those of the attack at the α returned; the cost is that of all attacks.
@@ -66,7 +66,7 @@ def optimal_sampling_probability(
         for t in range(1, part.iterations + 1):
             gradient = _subgradient(judge(alpha))
             alpha = project_simplex(alpha - part.step / t * gradient)
-    # A later one wins ties (line 13).
+    # Ties go to the later α (line 13).
     best = min(reversed(tried), key=lambda choice: choice.risk)
     return dataclasses.replace(best, cost=sum((choice.cost for choice in tried), Cost()))
 

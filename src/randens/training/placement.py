@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from randens.attacks.members import folded
+from randens.core.devices import widest
 from randens.core.distributed import Workers
 from randens.training.adversaries import Victims
 from randens.training.autocast import arithmetic
@@ -27,19 +28,19 @@ class Placement:
     ----------
     blueprint : Blueprint
         Of the members.
-    crew : Workers
+    processes : Workers
         The processes that share the batches.
     """
 
-    def __init__(self, blueprint: Blueprint, crew: Workers) -> None:
-        self.blueprint, self.crew = blueprint, crew
-        self.arithmetic = arithmetic(blueprint.recipe.precision, crew.device, blueprint())
+    def __init__(self, blueprint: Blueprint, processes: Workers) -> None:
+        self.blueprint, self.processes = blueprint, processes
+        self.arithmetic = arithmetic(blueprint.recipe.precision, processes.device, blueprint())
         self._forwards: dict[nn.Module, Forward] = {}
 
     def place(self, member: nn.Module) -> nn.Module:
         """The same member on the device, with its channels last."""
         member.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        return member.to(self.crew.device)
+        return member.to(self.processes.device)
 
     def new(self, index: int = 0, state: Mapping[str, Any] | None = None) -> nn.Module:
         """Member number `index`, with the weights of `state` where that is given."""
@@ -49,36 +50,36 @@ class Placement:
         return member
 
     def still(self, member: nn.Module) -> nn.Module:
-        """A member that is trained no more: on the device, frozen, in eval mode."""
+        """Return a finished member: on the device, frozen, in eval mode."""
         return self.place(member).requires_grad_(False).eval()
 
     def wrapped(self, trained: Sequence[nn.Module]) -> list[Forward]:
         """How members in training are run for a step of their weights."""
-        return [self.forward(self.crew.wrap(self._compiled(member))) for member in trained]
+        return [self.forward(self.processes.wrap(self._compiled(member))) for member in trained]
 
     def victims(self, method: Method, roster: Roster) -> Victims:
-        """Those that the training adversary attacks."""
+        """Return the members that the training adversary attacks."""
         members, probs = method.victims(roster)
-        weights = torch.from_numpy(np.array(probs)).to(self.crew.device)
+        weights = widest(torch.from_numpy(np.array(probs)), self.processes.device)
         for member in members:
             if member not in self._forwards:
-                # Finished members never change: their BatchNorm is folded into the convolutions once.
+                # Finished members do not change, so their BatchNorm is folded into the convolutions once.
                 fast = folded(member) if member in roster.finished else member
                 self._forwards[member] = self.forward(self._compiled(fast))
         return Victims.of(members, weights, [self._forwards[member] for member in members])
 
     def forget(self) -> None:
-        """Let go of the members of a stage that ended."""
+        """Release the members of a finished stage."""
         self._forwards.clear()
 
     def average_buffers(self, members: Sequence[nn.Module]) -> None:
-        """BatchNorm statistics that ranks gathered on their own parts become one."""
-        if self.crew.world == 1:
+        """Average the BatchNorm statistics that the ranks gathered on their own parts."""
+        if self.processes.world == 1:
             return
         for member in dict.fromkeys(members):
             for buffer in member.buffers():
                 if buffer.is_floating_point():
-                    buffer.copy_(self.crew.total(buffer.clone()) / self.crew.world)
+                    buffer.copy_(self.processes.total(buffer.clone()) / self.processes.world)
 
     def _compiled(self, member: nn.Module) -> Any:
         return torch.compile(member) if self.blueprint.recipe.compile else member

@@ -1,4 +1,4 @@
-"""What can be wrong with a recipe, its data and its processes, found before a run folder is made."""
+"""Checks of a recipe, its data and its processes before a run folder is made."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["check"]
 
 
 def check(recipe: Recipe, train: ImageData, held: ImageData, processes: int) -> None:
-    """Refuse what could not be trained; `held` is the validation data.
+    """Refuse a run that could not be trained; `held` is the validation data.
 
     α and checkpoints are never chosen on test data.
     """

@@ -1,4 +1,4 @@
-"""Recipes: everything that decides a training run, as TOML, checked before anything starts.
+"""Recipes: all settings of a training run, as TOML, checked before the run starts.
 
     method = "barre"
     members = 3
@@ -14,6 +14,7 @@ from __future__ import annotations
 import difflib
 import math
 import os
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
@@ -44,13 +45,20 @@ __all__ = ["Recipe", "difference", "find_recipe", "load_recipe", "shipped_recipe
 
 
 def _fraction(value: object) -> object:
-    """Read "8/255" as a number; everything else is left to the field's own check."""
+    """Read "8/255" as a number; other values are checked by the field itself."""
     if not isinstance(value, str):
         return value
     try:
         return float(Fraction(value.replace(" ", "")))
     except (ValueError, ZeroDivisionError):
         return value
+
+
+def _device(value: str) -> str:
+    """The name of a device; whether it is there shows when training begins."""
+    if not re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?|mps", value):
+        raise ValueError(f"{value!r} is no device; valid: auto, cpu, cuda, cuda:N, mps")
+    return value
 
 
 Number = Annotated[float, BeforeValidator(_fraction), Field(allow_inf_nan=False)]
@@ -114,10 +122,12 @@ class ThreatPart(_Part):
 class AdversaryPart(_Part):
     """How training examples are made. `level` is where the expectation over members is taken.
 
-    `loss` is what the adversary climbs; "mce" is what the releases of MRBoost and BARRE climb. `step` is in units
+    `loss` is what the adversary maximises; the releases of MRBoost and BARRE use "mce". `step` is in units
     of the inputs (None: ε/4 for pgd, ε for n-fgsm, 1.25 ε for fgsm-rs); `start` is the radius of pgd's random
-    start and `noise` of n-fgsm's, both in units of ε. "auto" takes the method's own level. A fresh member meets
-    the full ε only after `warmup` epochs: some networks learn nothing from the strongest examples at first.
+    start and `noise` of n-fgsm's, both in units of ε. "auto" is the method's own level. ε grows over the
+    first
+    `warmup` epochs of a fresh member, because some networks learn nothing from the strongest examples at
+    first.
     """
 
     name: Literal["pgd", "fgsm-rs", "n-fgsm", "arc", "arc-r"] = "pgd"
@@ -167,18 +177,20 @@ class SchedulePart(_Part):
 class SamplingPart(_Part):
     """How α is chosen under attack.
 
-    `exact` is the certified optimum, `paper` the candidate search for up to 3 members and the subgradient OSP
-    with `iterations` (T_o) steps beyond, `subgradient` and `candidates` those alone, all on the pool of witnesses
-    found; `osp` is what `paper` is, as Algorithm 1 prints it: a fresh attack at every α that is tried, first step
-    `step` (a). `sweep` is a grid over the first member's probability, `uniform` 1/M.
-    `rule` says when α moves while a member is trained: "printed" every `every` epochs (E_o) from the second member
-    on (Algorithm 2), "released" as the authors' program does: not at all for m ≤ 3, and from the fourth member on
-    every `every` epochs in the second half of its training, with a = 10 times the learning rate.
-    The member in training keeps at least `floor` times 1/m, so that it never drops out of its own training attack;
-    above 1 the attack leans towards it.
-    `attack` is the attack that α is chosen under (None: validation's own; the method's own comes first), `data` the
-    split it is chosen on ("train": `size` of its images, drawn once), `rate` the step of joint training's mirror
-    descent.
+    `exact` is the certified optimum. `paper` is the candidate search for up to 3 members and the subgradient
+    OSP with `iterations` (T_o) steps for more. `subgradient` and `candidates` are one of these for any number
+    of members. All four use the pool of witnesses. `osp` is like `paper`, but as Algorithm 1 prints it: with
+    a fresh attack at every α that is tried and the first step `step` (a). `sweep` is a grid over the first
+    member's probability,
+    `uniform` is 1/M.
+    `rule` says when α changes while a member is trained. "printed": every `every` epochs (E_o) from the
+    second member on (Algorithm 2). "released", as in the authors' program: never for m ≤ 3, and from the
+    fourth member on every `every` epochs in the second half of its training, with a = 10 times the learning
+    rate. The member in training has a probability of at least `floor` times 1/m, so that its training attack
+    never ignores it. A floor above 1 gives it more than the others.
+    `attack` is the attack under which α is chosen (None: that of the validation; the method's own comes
+    first), `data` the split it is chosen on ("train": `size` of its images, drawn once), `rate` the step of
+    joint training's mirror descent.
     """
 
     method: Literal["exact", "paper", "osp", "subgradient", "candidates", "sweep", "uniform"] = "exact"
@@ -199,7 +211,7 @@ class ValidationPart(_Part):
 
     `attack` may name any attack of `randens.attacks`; `size` limits the number of images. Training of a member
     stops after `patience` validations in a row whose accuracy under attack is below `collapse` times the best
-    while the accuracy on training examples is higher than it was then. `keep` is the checkpoint that counts.
+    while the accuracy on training examples is higher than it was then. `keep` says which checkpoint is kept.
     With `rule_of_thumb`, training of member m+1 also stops after `patience` validations in a row whose risk is above
     (1 + 1/m) times that of the members before it, once it was below (Equation 15).
     """
@@ -222,7 +234,7 @@ class CheckpointPart(_Part):
 
 
 class Recipe(_Part):
-    """Everything that decides a training run, as a TOML file gives it.
+    """All settings of a training run, as in a TOML file.
 
     Parameters
     ----------
@@ -230,18 +242,18 @@ class Recipe(_Part):
         "at", "iat", "mrboost", "barre", "bat", "joint", "columns", "shared", "paths", "features", "conflict",
         "bounded", "distil".
     members, epochs, later_epochs : int
-        How many members, the epochs of each, and of those after the first where they differ.
+        The number of members, the epochs of each, and those of later members if they differ.
     batch_size, seed : int
-        Of training; what decides all random numbers.
+        The size of training batches; the seed of all random numbers.
     weight : float, optional
-        The share of common examples of "shared" and "bounded" and of the attacker's of "columns", or how much the own
-        term of "paths" and "conflict" counts.
+        The share of common examples for "shared" and "bounded", the share of the attacker's examples for
+        "columns", or the weight of the additional term of "paths" and "conflict".
     start : str
-        Later members start "fresh" or from the "previous" one; "auto" takes the method's own way.
+        Later members start "fresh" or from the "previous" one; "auto" is the method's default.
     first : str or tuple of str, optional
-        Takes the first member, or the first few, from earlier runs; method "at" trains it on.
+        Takes the first member, or the first few, from earlier runs; method "at" continues its training.
     ema : float
-        Decay of the weights' moving average; 0 keeps none.
+        Decay of the weights' moving average; 0: no average.
     precision, device, compile, batch_norm : str, str, bool, str
         How passes are computed.
     log_every, tensorboard : int, bool
@@ -269,7 +281,7 @@ class Recipe(_Part):
     first: str | tuple[str, ...] | None = None
     ema: Share = 0.0
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Annotated[str, AfterValidator(_device)] = "auto"
     compile: bool = False
     batch_norm: Literal["local", "synced"] = "synced"
     log_every: Count = 50
@@ -339,7 +351,7 @@ class Recipe(_Part):
 
     @property
     def given(self) -> tuple[str, ...]:
-        """Where the members that are not trained here come from, in order."""
+        """The runs from which the first members are taken, in order."""
         if self.first is None:
             return ()
         return (self.first,) if isinstance(self.first, str) else self.first
@@ -392,8 +404,8 @@ def find_recipe(source: str | os.PathLike[str]) -> Path:
     Parameters
     ----------
     source : path or str
-        A file; else the name of a recipe that ships with randens ("digits-mlp-barre", with its folder where two
-        share it, "paper/cifar10-resnet20-barre"), or the path of such a recipe in a clone
+        A file; else the name of a recipe that ships with randens ("digits-mlp-barre", with its folder if two
+        folders have it, "paper/cifar10-resnet20-barre"), or the path of such a recipe in a clone
         ("recipes/cpu/digits-mlp-barre.toml").
 
     Returns
@@ -422,7 +434,7 @@ def find_recipe(source: str | os.PathLike[str]) -> Path:
 
 
 def load_recipe(path: str | os.PathLike[str], settings: Iterable[str] = ()) -> Recipe:
-    """Read a recipe from a TOML file, or one of randens' own by its name, and apply ``key=value`` settings.
+    """Read a recipe from a TOML file, or a shipped recipe by its name, and apply ``key=value`` settings.
 
     Parameters
     ----------
@@ -481,14 +493,14 @@ def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         if isinstance(value, Mapping):
             flat.update(_flat(value, f"{prefix}{key}."))
         elif key == "attack" and isinstance(value, str):
-            flat[f"{prefix}{key}"] = current_name(value)  # another name is no other recipe
+            flat[f"{prefix}{key}"] = current_name(value)  # a renamed attack is the same recipe
         else:
             flat[f"{prefix}{key}"] = list(value) if isinstance(value, tuple) else value
     return flat
 
 
 def _setting(text: str) -> tuple[str, Any]:
-    """Split ``key=value``; the value is read as TOML, and as text where it is not."""
+    """Split ``key=value``; the value is read as TOML, or as text if it is not valid TOML."""
     key, sign, value = text.partition("=")
     if not sign or not key.strip():
         raise InputError(f"--set {text!r} is not of the form key=value, e.g. optimizer.lr=0.05")
@@ -509,7 +521,7 @@ def _put(content: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _sentence(error: Mapping[str, Any], model: type[BaseModel]) -> str:
-    """One readable sentence for one of pydantic's findings."""
+    """Return one readable sentence for an error of pydantic."""
     where = [str(part) for part in error["loc"]]
     name = ".".join(where)
     if error["type"] == "extra_forbidden":

@@ -1,4 +1,4 @@
-"""The run folder of a training run: begun, continued, cleaned of what a killed process left, and rewound."""
+"""The run folder of a training run: create, continue, clean up after a killed process, and rewind."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Summary(Document):
 
 
 def open_folder(recipe: Recipe, folder: Path, say: Callable[[str], None], force: bool) -> None:
-    """Create the run folder, or check that what is there was started with this recipe."""
+    """Create the run folder, or check that an existing one was started with this recipe."""
     _clean(folder)
     if not folder.exists():
         chosen_on = {"checkpoints": "validation", "probs": recipe.sampling.data}
@@ -69,7 +69,7 @@ def open_folder(recipe: Recipe, folder: Path, say: Callable[[str], None], force:
 
 
 def _completed(recipe: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A recipe as it was written, with the defaults of fields that have been added since."""
+    """Return a stored recipe with the defaults of fields that were added later."""
     try:
         return recipe_from(recipe).to_json()
     except InputError:
@@ -77,7 +77,7 @@ def _completed(recipe: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def is_finished(run: Run) -> bool:
-    """Whether the ensemble is there and complete."""
+    """Whether the ensemble exists and is complete."""
     path = run.path / "training.json"
     return path.exists() and run.ensemble.is_dir() and read_document(path, Summary).finished
 
@@ -102,7 +102,7 @@ def rewind_metrics(run: Run, lines: int) -> None:
 
 
 def _clean(folder: Path) -> None:
-    """Remove temporary files of a killed process, and a folder that never got its manifest."""
+    """Remove temporary files of a killed process, and a folder without a manifest."""
     if not folder.is_dir():
         return
     for place in (folder, folder / "checkpoints"):

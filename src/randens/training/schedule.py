@@ -11,7 +11,7 @@ def learning_rate(part: SchedulePart, base: float, step: int, steps_per_epoch: i
     """The rate of step number `step` (0 is the first) out of epochs × steps_per_epoch.
 
     cyclic: from 0 up to `base` over the share `peak` of all steps, then down to 0; both ends are left out, so
-    no step is wasted on a rate of 0.
+    no step has a rate of 0.
     """
     if part.name == "constant":
         return base

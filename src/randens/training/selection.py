@@ -1,7 +1,7 @@
 """The checkpoint rule: which epoch of a member is kept, and when its training ends early.
 
-All epochs of a member are judged by one attack at the α in force. What a search for α found beside it would make the
-epochs with a new α look worse than the others.
+All epochs of a member are evaluated by one attack at the current α. Witnesses from a search for α are not
+used: they would make epochs with a new α look worse than the others.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ENDS = "training of this member stops, its best checkpoint is kept"
 
 @dataclass(frozen=True)
 class Remark:
-    """A sign that training of a member should end: the event in metrics.jsonl, and the sentence for a person."""
+    """A reason to stop the training of a member: the event in metrics.jsonl, and a sentence for the user."""
 
     event: str
     sentence: str
@@ -33,7 +33,7 @@ class Remark:
 
 
 class CheckpointRule:
-    """Judges the epochs of a run's members by the recipe's `validation`.
+    """Evaluates the epochs of a run's members by the recipe's `validation`.
 
     Parameters
     ----------
@@ -47,15 +47,15 @@ class CheckpointRule:
         self.attack = validation_attack(recipe, method.attack or recipe.validation.attack)
 
     def due(self, done: int, epochs: int) -> bool:
-        """Is epoch `done` of `epochs` judged?"""
+        """Is epoch `done` of `epochs` evaluated?"""
         return done == epochs or done % self.part.every == 0
 
     def judged(self, roster: Roster) -> Validated:
-        """The verdict on an epoch."""
+        """Evaluate an epoch."""
         return attacked(self.method.judged(roster), *self.held, self.attack)
 
     def kept(self, stage: Stage, verdict: Validated) -> Best:
-        """The better of the best epoch so far and this one; the later one where they are equal."""
+        """Return the better of the best epoch so far and this one; the later one if they are equal."""
         best, now = stage.best, (verdict.risk, verdict.natural)
         if self.part.keep == "best" and best is not None and now > (best.risk, best.natural):
             return best
@@ -63,11 +63,13 @@ class CheckpointRule:
         return Best(verdict.risk, verdict.natural, stage.epoch, np.array(stage.probs), states)
 
     def goes_on(self, stage: Stage) -> bool:
-        """Is there still no reason to end the training of this member early?"""
+        """Whether the training of this member continues."""
         return stage.watch.worst < self.part.patience
 
     def remarks(self, stage: Stage, verdict: Validated, accuracy: float) -> Iterator[Remark]:
-        """Look for overfitting and at the rule of thumb after an epoch; `accuracy` is that on training examples."""
+        """Check for overfitting and the rule of thumb after an epoch; `accuracy` is that on training
+        examples.
+        """
         risks = verdict.pool.profile().member_risks
         if self.method.watched:
             # Only the members in training can lose robustness; they are the last of those attacked.

@@ -20,7 +20,7 @@ __all__ = ["Best", "Spent", "Stage", "Tally", "pack", "parameters", "part", "res
 
 @dataclass(frozen=True)
 class Best:
-    """The checkpoint that counts so far in a stage: its risk and natural error on validation data, and α."""
+    """The best checkpoint of a stage so far: its risk and natural error on validation data, and α."""
 
     risk: float
     natural: float
@@ -43,8 +43,10 @@ class Tally:
 
 @dataclass
 class Stage:
-    """A stage in progress. `before` is the number of members finished earlier, `trained` are the members that learn
-    now, `averaged` what is validated and kept: their moving averages, or they themselves."""
+    """A stage in progress. `before` is the number of members finished earlier, `trained` are the members in
+    training, `averaged` are the members that are validated and kept: their moving averages, or the same
+    members.
+    """
 
     number: int
     before: int
@@ -62,7 +64,7 @@ class Stage:
         self.tally = Tally(np.zeros(len(self.trained)))
 
     def next_epoch(self) -> None:
-        """To the first step of the next epoch."""
+        """Go to the first step of the next epoch."""
         self.epoch, self.step, self.tally = self.epoch + 1, 0, Tally(np.zeros(len(self.trained)))
 
     @property
@@ -77,7 +79,7 @@ class Stage:
 
 @dataclass
 class Spent:
-    """What has been spent over all sessions of the run: member passes, seconds, lines of metrics."""
+    """The cost over all sessions of the run: member passes, seconds, lines of metrics."""
 
     forwards: int = 0
     backwards: int = 0
@@ -90,7 +92,7 @@ class Spent:
 
 
 def parameters(members: Sequence[nn.Module]) -> list[nn.Parameter]:
-    """The weights of all members, those that several of them share only once."""
+    """Return the weights of all members; shared weights appear once."""
     return list(dict.fromkeys(p for member in members for p in member.parameters()))
 
 
@@ -107,7 +109,7 @@ def sgd(members: Sequence[nn.Module], part: OptimizerPart) -> torch.optim.SGD:
 
 
 def pack(finished: Sequence[nn.Module], stage: Stage | None, ledger: Spent, batches: int) -> Checkpoint:
-    """Everything that decides how the run goes on; random numbers follow from the position alone."""
+    """Return the state that a continued run needs; random numbers depend only on the position."""
     tensors: dict[str, Tensor] = {}
     _put(tensors, "finished", [m.state_dict() for m in finished])
     position: dict[str, Any] = {"finished": len(finished), "ledger": asdict(ledger), "stage": None}
@@ -145,7 +147,7 @@ def pack(finished: Sequence[nn.Module], stage: Stage | None, ledger: Spent, batc
 def restore(stage: Stage, checkpoint: Checkpoint, batches: int) -> None:
     """Bring a stage that was just begun to the checkpoint's position.
 
-    With another number of batches per epoch (a changed recipe) the epoch is begun again.
+    If the number of batches per epoch has changed (another recipe), the epoch starts again.
     """
     tensors, position = checkpoint.tensors, checkpoint.position["stage"]
     for name, members in (("trained", stage.trained), ("averaged", stage.averaged)):
@@ -175,7 +177,7 @@ def part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def _put(tensors: dict[str, Tensor], name: str, states: Sequence[Mapping[str, Tensor]]) -> None:
-    """Tensors that members share are written for each of them: safetensors refuses memory that is named twice."""
+    """Write shared tensors once per member, because safetensors refuses memory with two names."""
     seen: set[int] = set()
     for index, state in enumerate(states):
         for key, value in state.items():

@@ -1,4 +1,4 @@
-"""Validation under attack: what chooses checkpoints and α."""
+"""Attacks while training: the verdicts that compare checkpoints, and α from the witnesses found."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from randens.attacks.base import Attack
 from randens.attacks.dataset import Knowledge, attack_data
 from randens.attacks.found import Cost
 from randens.ensemble import RandomizedEnsemble
-from randens.evaluation.labelled import Labelled
-from randens.evaluation.reach import Conflict, conflict_of
+from randens.evaluation.gradient_conflict import Conflict, conflict_of
+from randens.evaluation.labelled_data import Labelled
 from randens.risk import RiskProfile, cutting_planes, optimal_sampling
 from randens.threat import Threat
 from randens.training.methods import Weights, uniform
@@ -32,7 +32,9 @@ Batch = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Validated:
-    """α on validation data: every witness found, the clean errors of every member, and the member passes spent."""
+    """The result of a validation at α: all witnesses, the clean errors of every member, and the member
+    passes.
+    """
 
     probs: Weights
     pool: WitnessPool
@@ -41,7 +43,7 @@ class Validated:
 
     @property
     def natural(self) -> float:
-        """Expected error on the inputs as they are."""
+        """Expected error on the unperturbed inputs."""
         return float(self.clean_risks @ self.probs)
 
     @property
@@ -65,9 +67,10 @@ class Validated:
 
 
 def attacked(rec: RandomizedEnsemble, x: Tensor, y: Tensor, attack: Attack) -> Validated:
-    """Attack `rec` at its α on (x, y); ranks share the batches out, and every rank gets the whole result.
+    """Attack `rec` at its α on (x, y); the batches are divided among the ranks, and every rank gets the whole
+    result.
 
-    A batch's random numbers depend on its number alone, so the number of ranks changes nothing.
+    A batch's random numbers depend only on its number, so the number of ranks does not change the result.
     """
     found = attack_data(attack, rec, (x, y), inputs=False)
     clean = found.clean_errors.numpy().mean(axis=0)
@@ -75,7 +78,9 @@ def attacked(rec: RandomizedEnsemble, x: Tensor, y: Tensor, attack: Attack) -> V
 
 
 def validation_attack(recipe: Recipe, name: str) -> Attack:
-    """The attack `name` with the recipe's threat, seed, precision and, where it has any, number of steps."""
+    """Return the attack `name` with the recipe's threat, seed, precision and, if it has one, number of
+    steps.
+    """
     threat = recipe.threat.build()
     options: dict[str, Any] = {"seed": recipe.seed, "precision": recipe.precision}
     if hasattr(attacks.create(name, threat), "steps"):
@@ -84,7 +89,9 @@ def validation_attack(recipe: Recipe, name: str) -> Attack:
 
 
 def directions(members: Sequence[nn.Module], x: Tensor, y: Tensor, threat: Threat) -> Conflict | None:
-    """Joint reach of the members on validation data; None for a single one, and for a threat without a dual norm."""
+    """Return the joint reach of the members on validation data; None for one member or a threat without a
+    dual norm.
+    """
     if len(members) == 1 or not threat.is_ball:
         return None
     return conflict_of(RandomizedEnsemble(members), Labelled(x, y, "held", "validation"), threat)
@@ -98,10 +105,11 @@ def choose(
     part: SamplingPart,
     store: WitnessStore | None = None,
 ) -> Validated:
-    """α for `rec`, chosen among the probabilities that were really attacked: the one with the lowest risk.
+    """Choose α for `rec`: the attacked probabilities with the lowest risk.
 
-    Cutting planes: optimise on the witnesses known, attack what comes out, and repeat while that brings new ones. The
-    recipe's method is how the optimum on the witnesses is found. store: where the witnesses go.
+    This is a cutting-plane loop: optimise over the known witnesses, attack at the result, and repeat while
+    there are new witnesses. The recipe's method finds the optimum over the witnesses. store: keeps the
+    witnesses.
     """
     members = len(rec.members)
     if part.method == "sweep" and members > 1:
@@ -137,8 +145,8 @@ def _solver(part: SamplingPart, members: int) -> tuple[str, dict[str, int]]:
 
 
 def _sweep(rec: RandomizedEnsemble, x: Tensor, y: Tensor, attack: Attack) -> Validated:
-    """The first member's probability over a grid, the rest shared equally, each judged by the attack at that α
-    alone: how randomized ensembles were tuned before their risk function was understood."""
+    """Try the first member's probability on a grid, with equal probabilities for the others. Each α is
+    evaluated by the attack at that α alone, as in work before the paper."""
     members = len(rec.members)
     choices = []
     for share in np.linspace(0.1, 1.0, 10):

@@ -1,4 +1,4 @@
-"""Exponential moving average of weights: smooths the last epochs and curbs robust overfitting."""
+"""Exponential moving average of weights: smooths the last epochs and reduces robust overfitting."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["average"]
 def average(target: nn.Module, source: nn.Module, decay: float, step: int) -> None:
     """target ← d·target + (1 − d)·source for weights and BatchNorm statistics, in place.
 
-    d = min(decay, (1 + step)/(10 + step)): early on the average forgets its random start quickly.
+    d = min(decay, (1 + step)/(10 + step)): in early steps the average forgets its random start quickly.
     """
     rate = 1.0 - min(decay, (1 + step) / (10 + step))
     old = target.state_dict()

@@ -1,4 +1,4 @@
-"""Witnesses: the pool in memory, and the store on disk that remembers every pool."""
+"""Witnesses: the pool in memory, and the store on disk."""
 
 from randens.witness.pool import WitnessPool
 from randens.witness.store import WitnessStore

@@ -1,6 +1,6 @@
-"""What a witness store reads back from disk, as models: metadata of segments, and the shapes of their arrays.
+"""Models of the files of a witness store: metadata of segments, and the shapes of their arrays.
 
-A checksum tells that a file was damaged. These tell that a file with a fitting checksum is a segment.
+A checksum detects a damaged file. These models check that a file with a valid checksum is a segment.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class StoreDocument(Document):
 
 
 class _Question(Document):
-    """A question as `Question.text` writes it, as far as it is read back."""
+    """The fields of a question, as `Question.text` writes it, that are read back."""
 
     members: _Names
     probs: Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(max_length=_MEMBERS)]
@@ -80,7 +80,7 @@ class PoolDocument(Document):
 def pool_document(
     tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str], source: Path
 ) -> PoolDocument:
-    """The metadata of a pool, compared with its arrays; a `FileError` names the file."""
+    """Return the metadata of a pool after comparing it with its arrays; a `FileError` names the file."""
     try:
         names = [metadata[f"source.{i}"] for i in range(sum(k.startswith("source.") for k in metadata))]
         counts = {key: _parsed(metadata[key]) for key in ("n", "members")}
@@ -113,7 +113,9 @@ def question_text(text: str) -> _Question:
 
 
 def segment_document(tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> SegmentDocument:
-    """The metadata of a segment, compared with its arrays; a `FileError` says what does not fit."""
+    """Return the metadata of a segment after comparing it with its arrays; a `FileError` says what is
+    wrong.
+    """
     plain: dict[str, Any] = {key: metadata[key] for key in ("question", "asked") if key in metadata}
     plain |= {key: _parsed(metadata[key]) for key in ("members", "sources", "work") if key in metadata}
     plain |= {key: _parsed(metadata[key]) for key in ("made", "eps") if key in metadata}
@@ -128,6 +130,10 @@ def segment_document(tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str,
     _places(tensors, "source", rows, names)
     if any(name in tensors for name in _POINTS):
         _points(tensors, rows)
+    if any(name in tensors for name in ("proof.inputs", "proof.safe")):
+        proofs = _rows(tensors, "proof.inputs")
+        _expect(tensors, "proof.inputs", np.uint8, (proofs, KEY_BYTES))
+        _expect(tensors, "proof.safe", np.uint8, (proofs, width))
     if found.work is not None:
         if found.asked is None or found.question is None:
             raise FileError("a segment tells what was spent, but not on which question")

@@ -1,8 +1,8 @@
-"""Witnesses: perturbations together with the members they fool. A pool of them is the risk function.
+"""Witnesses: perturbations together with the members they fool. A pool of witnesses determines the risk.
 
 For input j and perturbation δ the fooled set is u ∈ {0,1}^M with u_i = 1 iff f_i(x_j + δ) ≠ y_j.
-If u is known for an input, every subset of u is implied, so a pool keeps the maximal sets only, and
-η(α) = mean_j max_u u·α (Proposition 1) is a look-up.
+A known set u of an input makes all subsets of u redundant, so a pool keeps the maximal sets only.
+The risk is η(α) = mean_j max_u u·α (Proposition 1).
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class WitnessPool:
     Rows are witnesses: `points[r]` is the input, `fooled[r]` the set u, `sources[r]` the name of the
     attack that found it and `x_adv[r]` the perturbed input, where `located[r]` is true (``None`` for a pool of sets
     only). `checked[r]` says that the set was confirmed by the ensemble's own call on x_adv.
-    Pools are values: `merge`, `select`, `take`, `concat` and `without_inputs` return new ones.
+    Pools are immutable: `merge`, `select`, `take`, `concat` and `without_inputs` return new ones.
 
     Parameters
     ----------
     n : int
-        How many inputs.
+        Number of inputs.
     members : int
         M.
     points : array
@@ -50,7 +50,7 @@ class WitnessPool:
     x_adv : array, optional
         Perturbed inputs [r, ...].
     sources : sequence of str
-        Who found each.
+        The attack that found each witness.
     located, checked
         Bookkeeping of a witness store.
 
@@ -88,7 +88,7 @@ class WitnessPool:
             raise InputError(f"sources has {len(names)} names; there are {len(rows)} witnesses")
         has = np.broadcast_to(np.asarray(located, dtype=bool), rows.shape) & (x_adv is not None)
         sure = np.broadcast_to(np.asarray(checked, dtype=bool), rows.shape)
-        # Of equal sets the first found one is kept, but one with its perturbed input before one without.
+        # Of equal sets the first one is kept, and one with its perturbed input is preferred.
         first = np.arange(len(rows)) + len(rows) * ~has
         keep = maximal_rows(rows, np.packbits(sets, axis=1), first)
         self.n = n
@@ -107,7 +107,7 @@ class WitnessPool:
         return f"WitnessPool({len(self)} witnesses, n={self.n}, members={self.members})"
 
     def merge(self, *others: WitnessPool) -> WitnessPool:
-        """Everything known about the same inputs; never less than before. First found wins ties."""
+        """Return the union with a pool of the same inputs. Of equal sets the first one is kept."""
         pools = (self, *others)
         for pool in pools:
             if (pool.n, pool.members) != (self.n, self.members):
@@ -133,7 +133,9 @@ class WitnessPool:
         return self.take(np.arange(start, stop))
 
     def take(self, inputs: ArrayLike, members: ArrayLike | None = None) -> WitnessPool:
-        """The witnesses of some inputs [k], each named once, renumbered in that order; of some members only."""
+        """Return the witnesses of some distinct inputs [k], renumbered in that order; optionally of some
+        members only.
+        """
         chosen = np.asarray(inputs, dtype=np.int64)
         place = np.full(max(self.n, int(chosen.max(initial=-1)) + 1), -1, dtype=np.int64)
         place[chosen] = np.arange(len(chosen))
@@ -151,7 +153,9 @@ class WitnessPool:
         )
 
     def without_inputs(self) -> WitnessPool:
-        """The sets only: all that risks, bounds and sampling need, at a few bytes per witness."""
+        """Return the sets without perturbed inputs: enough for risks, bounds and sampling, in a few bytes per
+        witness.
+        """
         return WitnessPool(
             self.n, self.members, self.points, self.fooled, sources=self.sources, checked=self.checked
         )
@@ -225,7 +229,7 @@ class WitnessPool:
 
 
 def read_tensors(path: Path, what: str) -> tuple[dict[str, NDArray[np.generic]], dict[str, str]]:
-    """Arrays and metadata of a safetensors file, which holds numbers and names only: reading it runs nothing."""
+    """Return arrays and metadata of a safetensors file, which holds numbers and names and no code."""
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
             return {key: file.get_tensor(key) for key in file.keys()}, file.metadata() or {}  # noqa: SIM118
@@ -248,7 +252,7 @@ def _stack(pools: Sequence[WitnessPool], n: int, members: int, offsets: Sequence
         members,
         np.concatenate([p.points + o for p, o in zip(pools, offsets, strict=True)]),
         np.concatenate([p.fooled for p in pools]),
-        # A set whose perturbed input is not known stays a set; it takes nothing from the others.
+        # A set without a perturbed input does not replace sets with one.
         x_adv=np.concatenate([_inputs_like(p, shapes[0]) for p in pools]) if shapes else None,
         sources=[s for p in pools for s in p.sources],
         located=np.concatenate([p.located for p in pools]),

@@ -1,10 +1,13 @@
-"""The witness store: a folder that remembers every witness, so that nothing is attacked twice.
+"""The witness store: a folder that keeps all witnesses, so that no search is made twice.
 
-A store is made of segments, files that are written once and never changed. A segment holds perturbed inputs with the
-verdicts of some members, or later verdicts on perturbed inputs of other segments, and what was spent to find them.
-Everything is addressed by content: an input by its values and label, a member by its weights and structure, a point
-by its input and values; norm, box and shape have a folder of their own. So a store answers for any subset of its
-members and inputs and for every radius at least as large as a witness's distance, and cannot mix up two of them.
+A store consists of segments, files that are written once and never changed. A segment holds perturbed inputs
+with the verdicts of some members, or later verdicts on perturbed inputs of other segments, and the searches
+that were made.
+
+Everything is addressed by content: an input by its values and label, a member by its weights and structure, a
+point by its input and values. Each combination of norm, box and shape has its own folder. So a store can be
+used for any subset of its members and inputs and for every radius that is at least a witness's distance, and
+cannot mix them up.
 
 A segment's name is the digest of its content, and it appears whole or not at all. Two processes may write at once:
 neither changes what the other has written.
@@ -58,7 +61,7 @@ Keys = NDArray[np.uint8]
 
 
 def input_keys(x: Tensor, y: Tensor) -> Keys:
-    """Content addresses [n, 16] of inputs with their labels: values, precision, shape and label, no name."""
+    """Return content addresses [n, 16] of inputs: values, precision, shape and label, but no name."""
     rows = x.detach().cpu().contiguous()
     kind = f"{rows.dtype} {tuple(rows.shape[1:])} ".encode()
     words = [
@@ -88,10 +91,11 @@ def _is_plain(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class Question:
-    """What an attack was asked: its name and options, the radius, the members under attack and their probabilities.
+    """The key of a search: the attack's name and options, the radius, the members under attack and their
+    probabilities.
 
-    alone: whether it began from the inputs only, or from what was known about them. The version is part of it,
-    because an attack may find more in another one.
+    alone: whether it started from the unperturbed inputs only, or from known witnesses. The version is part
+    of the key, because an attack may find more in another version.
     """
 
     attack: str
@@ -115,7 +119,9 @@ class Question:
 
 @dataclass(frozen=True)
 class Work:
-    """What one question has taken on some inputs: verdicts [k, m] at the worst point, who found it, passes, flags."""
+    """The record of one search on some inputs: verdicts [k, m] at the worst point, its source, passes,
+    flags.
+    """
 
     question: Question
     inputs: Keys
@@ -129,10 +135,10 @@ class Work:
 
 @dataclass(frozen=True)
 class KeptAnswer:
-    """What a store knows about a question on n inputs.
+    """The stored result of a search on n inputs.
 
-    done: bool [n], where the attack was spent. outcome: bool [n, m], its verdicts there. sources [n]. The passes and
-    seconds are those of the inputs done; flags are sums over them.
+    done: bool [n], the inputs that were attacked. outcome: bool [n, m], the verdicts there. sources [n].
+    Passes and seconds are those of these inputs; flags are sums over them.
     """
 
     done: NDArray[np.bool_]
@@ -148,8 +154,9 @@ class KeptAnswer:
 class Recalled:
     """Stored points of n inputs within a radius: row r is a perturbed input of `points[r]`.
 
-    verdicts: int8 [k, M], 1 fooled, 0 not, −1 unknown (a member that joined later). clean: rows that are the inputs
-    themselves. checked: confirmed by the ensemble's own call.
+    verdicts: int8 [k, M], 1 fooled, 0 not, −1 unknown (a member that was added later). clean: rows that are
+    unperturbed inputs. checked: confirmed by `rec.errors`. distance [k]: from the input, in the threat's
+    norm.
     """
 
     points: NDArray[np.int64]
@@ -158,6 +165,7 @@ class Recalled:
     checked: NDArray[np.bool_]
     clean: NDArray[np.bool_]
     sources: tuple[str, ...]
+    distance: NDArray[np.float64]
 
     def __len__(self) -> int:
         return len(self.points)
@@ -165,7 +173,7 @@ class Recalled:
 
 @dataclass(frozen=True, eq=False)
 class _Segment:
-    """A segment without its points, which stay on disk until they are asked for."""
+    """A segment without its points, which stay on disk until they are needed."""
 
     path: Path
     made: int
@@ -183,6 +191,8 @@ class _Segment:
     work_inputs: Keys
     outcome: NDArray[np.bool_]
     work_sources: tuple[str, ...]
+    proof_inputs: Keys
+    proof: NDArray[np.bool_]
 
 
 class WitnessStore:
@@ -191,14 +201,14 @@ class WitnessStore:
     Parameters
     ----------
     folder : path
-        Where the segments are; made when something is first written.
+        The folder of the segments; it is created by the first write.
     limit : int
-        Bytes that the store may take. Beyond, the segments written first are dropped first, whole: their witnesses
-        together with the note of what was spent on them, so that it is spent again when it is asked for again.
+        The largest size of the store in bytes. Beyond it the oldest segments are deleted completely: their
+        witnesses and the record of their searches, so that these searches are made again when needed.
     fresh : bool
-        Ignore what is there now; what is found is added all the same.
+        Ignore the existing segments; new witnesses are still added.
     verify : bool
-        Whatever reads the store judges every stored witness again, and not a random sample only.
+        Check the verdicts of all stored witnesses when the store is read, not only of a random sample.
 
     Examples
     --------
@@ -238,7 +248,7 @@ class WitnessStore:
                 )
 
     def __len__(self) -> int:
-        """How many segments this process has read or written."""
+        """Return the number of segments that this process has read or written."""
         return len(self._segments)
 
     @property
@@ -247,7 +257,7 @@ class WitnessStore:
         return sum(bytes_ for _, bytes_, _ in self._files())
 
     def refresh(self, threat: Threat, x: Tensor) -> None:
-        """Read the segments that were written since, by this process or another one."""
+        """Read the segments that were written since the last call, by this process or another one."""
         space = self._space(threat, x)
         for path in sorted(space.glob("*.safetensors")) if space.is_dir() else ():
             if path.name not in self._segments and path.name not in self._ignored:
@@ -263,16 +273,17 @@ class WitnessStore:
         threat: Threat,
         *,
         question: Question | None = None,
+        inputs: bool = True,
     ) -> Recalled:
         """The stored points of inputs x with addresses `keys` that lie within the threat.
 
-        Points on which none of `members` has a verdict are left out. question: only points found for it.
+        Points without a verdict of any of `members` are left out. question: only points found by this search.
+        Without
+        `inputs` the verdicts are read and the perturbed inputs stay on disk.
         """
-        places: dict[bytes, list[int]] = {}
-        for position, key in enumerate(keys):
-            places.setdefault(key.tobytes(), []).append(position)
+        places = _places(keys)
         verdicts, sure = self._verdicts(tuple(members))
-        rows: list[tuple[int, NDArray[np.int8], bool, bool, str]] = []
+        rows: list[tuple[int, NDArray[np.int8], bool, bool, str, float]] = []
         parts: list[Tensor] = []
         seen: set[tuple[int, bytes]] = set()
         for segment in self._ordered(threat, x):
@@ -290,8 +301,9 @@ class WitnessStore:
                     seen.add((place, name))
                     chosen.append((row, place))
                     source = segment.sources[row]
-                    rows.append((place, known, sure[name], source == "clean", source))
-            if chosen:
+                    distance = float(segment.distance[row])
+                    rows.append((place, known, sure[name], source == "clean", source, distance))
+            if chosen and inputs:
                 parts.append(self._points(segment, [r for r, _ in chosen], x[[p for _, p in chosen]], threat))
         return Recalled(
             np.array([r[0] for r in rows], dtype=np.int64),
@@ -300,18 +312,17 @@ class WitnessStore:
             np.array([r[2] for r in rows], dtype=bool),
             np.array([r[3] for r in rows], dtype=bool),
             tuple(r[4] for r in rows),
+            np.array([r[5] for r in rows], dtype=np.float64),
         )
 
     def answer(self, question: Question, keys: Keys, threat: Threat, x: Tensor) -> KeptAnswer:
-        """Where the question has been asked already, and what came out."""
+        """Return the stored result of a search, and the inputs on which it was made."""
         width = len(question.members)
         done, outcome = np.zeros(len(keys), dtype=bool), np.zeros((len(keys), width), dtype=bool)
         sources = [""] * len(keys)
         spent = np.zeros(3)
         flags: dict[str, NDArray[np.float64]] = {}
-        places: dict[bytes, list[int]] = {}
-        for position, key in enumerate(keys):
-            places.setdefault(key.tobytes(), []).append(position)
+        places = _places(keys)
         for segment in self._ordered(threat, x):
             if segment.question != question.key or segment.work is None:
                 continue
@@ -331,7 +342,7 @@ class WitnessStore:
         )
 
     def asked(self, threat: Threat, x: Tensor) -> list[tuple[tuple[str, ...], tuple[float, ...]]]:
-        """Members and probabilities of every question put so far, in order."""
+        """Return the members and probabilities of all stored searches, in order."""
         texts = dict.fromkeys(s.asked for s in self._ordered(threat, x) if s.asked is not None)
         questions = [question_text(text) for text in texts]
         return [(tuple(q.members), tuple(q.probs)) for q in questions]
@@ -347,9 +358,10 @@ class WitnessStore:
         clean: NDArray[np.bool_] | None = None,
         work: Work | None = None,
     ) -> None:
-        """Add what was found on inputs x with addresses `keys`: a pool of these members, and what it took.
+        """Add the result of a search on inputs x with addresses `keys`: a pool of these members, and the
+        work.
 
-        clean: bool [n, M], verdicts on the inputs themselves, which are kept even where no member is wrong.
+        clean: bool [n, M], verdicts on the unperturbed inputs, which are kept even if no member is wrong.
         """
         rows = np.flatnonzero(pool.located)
         points, fooled = pool.points[rows], pool.fooled[rows]
@@ -388,6 +400,40 @@ class WitnessStore:
             threat, x, keys, members, points, fooled, [source] * len(x), np.ones(len(x), dtype=bool), None
         )
 
+    def prove(
+        self, threat: Threat, x: Tensor, keys: Keys, members: Sequence[str], safe: NDArray[np.bool_]
+    ) -> None:
+        """Add certificates: `safe` [n, m] says which members no perturbation within the threat fools, by proof.
+
+        An attack that failed proves nothing and does not belong here.
+        """
+        rows = np.flatnonzero(safe.any(axis=1) & (safe & ~self.proved(members, keys, x, threat)).any(axis=1))
+        if not len(rows):
+            return
+        none = np.zeros((0, _BYTES), dtype=np.uint8)
+        tensors: dict[str, NDArray[Any]] = {
+            "ids": none,
+            "inputs": none,
+            "fooled": np.zeros((0, len(members)), dtype=np.uint8),
+            "checked": np.zeros(0, dtype=np.uint8),
+            "proof.inputs": keys[rows],
+            "proof.safe": safe[rows].astype(np.uint8),
+        }
+        self._write(threat, x, members, tensors, (), None)
+
+    def proved(self, members: Sequence[str], keys: Keys, x: Tensor, threat: Threat) -> NDArray[np.bool_]:
+        """Bool [n, m]: members that a certificate for this radius or a larger one says cannot be fooled."""
+        safe = np.zeros((len(keys), len(members)), dtype=bool)
+        places = _places(keys)
+        for segment in self._ordered(threat, x):
+            if segment.eps < threat.eps:
+                continue
+            theirs, ours = _columns(segment.members, members)
+            for row, key in enumerate(segment.proof_inputs):
+                for place in places.get(key.tobytes(), ()):
+                    safe[place, ours] |= segment.proof[row, theirs]
+        return safe
+
     def _put(
         self,
         threat: Threat,
@@ -409,8 +455,7 @@ class WitnessStore:
             "checked": checked.astype(np.uint8),
         }
         if work is not None or not self._located.issuperset(map(bytes, ids)):
-            moved = (stored.double() - around.double()).flatten(1)
-            tensors["distance"] = torch.linalg.vector_norm(moved, threat.p, dim=1).numpy()
+            tensors["distance"] = threat.distance(stored, around).numpy()
             tensors |= _encode(stored, around, threat)
         self._write(threat, x, members, tensors, sources, work)
 
@@ -422,7 +467,9 @@ class WitnessStore:
         return np.array(found, dtype=np.int8).reshape(-1, len(members))
 
     def note(self, asked: Mapping[str, Any], kind: type[Kind]) -> Kind | None:
-        """What was kept about a question that is not an attack's; None if nothing was, or it does not fit `kind`."""
+        """Return the values kept under a question that is not an attack; None if there are none or they do
+        not fit `kind`.
+        """
         path = self._note(asked)
         if self._fresh or not path.exists():
             return None
@@ -450,11 +497,13 @@ class WitnessStore:
 
     @property
     def _located(self) -> set[bytes]:
-        """Addresses of the points that some segment holds."""
+        """Return the addresses of all points in segments."""
         return {name for s in self._segments.values() if s.distance is not None for name in map(bytes, s.ids)}
 
     def _verdicts(self, members: tuple[str, ...]) -> tuple[dict[bytes, NDArray[np.int8]], dict[bytes, bool]]:
-        """By point: the last verdict of every member, −1 where there is none, and whether all were confirmed."""
+        """Return, by point, the last verdict of every member, −1 if there is none, and whether all were
+        confirmed.
+        """
         state = (members, tuple(self._segments))
         if self._cached is None or self._cached[0] != state:
             self._cached = (state, *self._collected(members))
@@ -464,10 +513,9 @@ class WitnessStore:
         found: dict[bytes, NDArray[np.int8]] = {}
         sure: dict[bytes, bool] = {}
         for segment in sorted(self._segments.values(), key=lambda s: (s.made, s.path.name)):
-            columns = [(segment.members.index(m), i) for i, m in enumerate(members) if m in segment.members]
-            if not columns:
+            theirs, ours = _columns(segment.members, members)
+            if not ours:
                 continue
-            theirs, ours = [list(c) for c in zip(*columns, strict=True)]
             for row, name in enumerate(map(bytes, segment.ids)):
                 if name not in found:
                     found[name] = np.full(len(members), -1, dtype=np.int8)
@@ -480,7 +528,7 @@ class WitnessStore:
         return found, sure
 
     def _space(self, threat: Threat, x: Tensor) -> Path:
-        described = json.dumps([threat.norm, threat.bounds, list(x.shape[1:]), str(x.dtype)])
+        described = json.dumps([_set_of(threat), threat.bounds, list(x.shape[1:]), str(x.dtype)])
         return self.folder / f"{threat.norm}-{hashlib.blake2b(described.encode(), digest_size=6).hexdigest()}"
 
     def _write(
@@ -521,7 +569,7 @@ class WitnessStore:
         self._drop_oldest(path)
 
     def _read(self, path: Path) -> _Segment | None:
-        """A segment whose checksum matches; a damaged one is set aside under another name, and that is noted."""
+        """Read a segment and check it; a damaged one is renamed, and a message is kept."""
         try:
             tensors, metadata = read_tensors(path, "witnesses")
         except FileError:
@@ -543,7 +591,7 @@ class WitnessStore:
 
     def _points(self, segment: _Segment, rows: list[int], x: Tensor, threat: Threat) -> Tensor:
         tensors, _ = read_tensors(segment.path, "witnesses")
-        return _decode(tensors, rows, x.detach().cpu(), Threat(threat.norm, segment.eps, threat.bounds))
+        return _decode(tensors, rows, x.detach().cpu(), threat.with_radius(segment.eps))
 
     def _files(self) -> list[tuple[float, int, Path]]:
         """(time written, bytes, path) of every segment on disk."""
@@ -588,7 +636,23 @@ def _segment(path: Path, tensors: Mapping[str, NDArray[Any]], metadata: Mapping[
         tensors.get("work.inputs", none),
         tensors.get("work.outcome", np.zeros((0, 0), dtype=np.uint8)).astype(bool),
         () if work is None else tuple(about.sources[i] for i in tensors["work.source"].tolist()),
+        tensors.get("proof.inputs", none),
+        tensors.get("proof.safe", np.zeros((0, len(about.members)), dtype=np.uint8)).astype(bool),
     )
+
+
+def _columns(theirs: Sequence[str], ours: Sequence[str]) -> tuple[list[int], list[int]]:
+    """The columns of members that both know: theirs, and ours in the same order."""
+    common = [(theirs.index(name), index) for index, name in enumerate(ours) if name in theirs]
+    return [one for one, _ in common], [other for _, other in common]
+
+
+def _places(keys: Keys) -> dict[bytes, list[int]]:
+    """By address: where it is among `keys`; an input may be there several times."""
+    places: dict[bytes, list[int]] = {}
+    for position, key in enumerate(keys):
+        places.setdefault(key.tobytes(), []).append(position)
+    return places
 
 
 def _ids(inputs: Keys, points: Tensor) -> Keys:
@@ -605,9 +669,11 @@ def _ids(inputs: Keys, points: Tensor) -> Keys:
 
 
 def _encode(points: Tensor, x: Tensor, threat: Threat) -> dict[str, NDArray[Any]]:
-    """Perturbed inputs [k, ...] as codes: a coordinate is the input's, the lowest or highest legal one, or another.
+    """Encode perturbed inputs [k, ...]: a coordinate is the input's value, its lowest or highest legal value,
+    or another.
 
-    The others are kept as differences of their bits from the input's, byte by byte; both are compressed.
+    Other values are stored as differences of their bits from the input's, byte by byte. Both parts are
+    compressed.
     """
     values = points.flatten(1).contiguous().numpy()
     base, low, high = _corners(x, points.dtype, threat)
@@ -653,7 +719,7 @@ def _decode(tensors: Mapping[str, NDArray[Any]], rows: Sequence[int], x: Tensor,
 
 
 def _inflated(packed: NDArray[Any], size: int) -> NDArray[np.uint8]:
-    """Exactly `size` bytes; memory is spent on no more, whatever a forged file unpacks to."""
+    """Unpack exactly `size` bytes; a forged file that unpacks to more does not use more memory."""
     stream = zlib.decompressobj()
     try:
         found = stream.decompress(packed.tobytes(), size + 1)
@@ -666,8 +732,20 @@ def _inflated(packed: NDArray[Any], size: int) -> NDArray[np.uint8]:
     return np.frombuffer(found, dtype=np.uint8)
 
 
+def _set_of(threat: Threat) -> str | list[Any]:
+    """What sets of one space have in common: the norm, and for a union the radii, too.
+
+    Points of one ball answer for every radius that holds them; scaling a union's radii would round them.
+    """
+    if len(threat.parts) == 1:
+        return threat.norm
+    return [[part.norm, repr(part.eps)] for part in threat.parts]
+
+
 def rounded(x: Tensor, dtype: torch.dtype, threat: Threat) -> Tensor:
-    """Inputs in another precision, still inside the box: rounding may step over it by half a float."""
+    """Return inputs in another precision, clipped to the box, which rounding may leave by half a unit in the
+    last place.
+    """
     moved = x.detach().cpu().to(dtype)
     return moved if threat.bounds is None or dtype == x.dtype else moved.clamp(*threat.bounds)
 
@@ -677,7 +755,8 @@ def _corners(
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     """The bits of the inputs in the points' precision, and of their smallest and largest legal neighbours."""
     base = rounded(x, dtype, threat)
-    low, high = threat.interval(base)
+    # The corners must come out bit for bit when they are read; those of a union scaled to its old radius would not.
+    low, high = threat.interval(base) if len(threat.parts) == 1 else (base, base)
     flat = [t.flatten(1).contiguous().numpy() for t in (base, low, high)]
     return tuple(f.view(_integers(f)) for f in flat)  # type: ignore[return-value]
 

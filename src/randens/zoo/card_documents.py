@@ -1,4 +1,4 @@
-"""What a card of the zoo is made from, as models: an entry whose files do not fit is refused when it is opened."""
+"""Models of the files behind a card of the zoo; an entry with invalid files is refused when it is opened."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The card of a zoo entry: everything on it is read from the entry's own files."""
+"""The card of a zoo entry, made from the entry's own files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from randens.core.files import sha256
-from randens.evaluation import Evaluation, tables
+from randens.evaluation import Evaluation, result_tables
 from randens.evaluation.results import THREAT_MODEL
 from randens.training.methods import METHOD_NAMES
 from randens.zoo.entries import Entry
@@ -49,8 +49,8 @@ def card(entry: Entry) -> str:
         "",
     ]
     for name, evaluation in entry.evaluations.items():
-        text += [_heading(name, evaluation), "", tables.markdown(tables.rows(evaluation)), ""]
-        text += [f"- {line}" for line in tables.statements(evaluation)] + [""]
+        text += [_heading(name, evaluation), "", result_tables.markdown(result_tables.rows(evaluation)), ""]
+        text += [f"- {line}" for line in result_tables.statements(evaluation)] + [""]
     if not entry.evaluations:
         text += ["Not evaluated on test data.", ""]
     cost = entry.training["cost"]
@@ -96,14 +96,14 @@ def _how_to_get(entry: Entry) -> list[str]:
 
 
 def _evaluated_probs(entry: Entry) -> list[float]:
-    """α as it was evaluated; as training left it where nothing was."""
+    """Return the evaluated α; without an evaluation, the α of training."""
     evaluation = entry.evaluations.get("evaluation")
     found: list[float] = entry.training["probs"] if evaluation is None else evaluation.probs.tolist()
     return found
 
 
 def given_names(recipe: Mapping[str, Any]) -> Sequence[str]:
-    """The runs that its first members come from; with AT, the run that it trains on from."""
+    """Return the runs that its first members come from; for AT, the run that it continues."""
     first = recipe.get("first") or []
     return [first] if isinstance(first, str) else first
 

@@ -1,7 +1,7 @@
-"""What the zoo holds: run folders without checkpoints, found by name, copied in and out.
+"""The entries of the zoo: run folders without checkpoints, found by name, copied in and out.
 
-Being run folders, they are taken by every command that takes one. The members' checksums are verified whenever
-an ensemble is loaded, those of evaluations whenever one is read.
+Every command that takes a run folder also takes an entry. The members' checksums are verified whenever an
+ensemble is loaded, those of evaluations whenever one is read.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Entry:
 
     @property
     def ships(self) -> bool:
-        """Whether the members are here; some entries are kept for their numbers alone."""
+        """Whether the entry includes the members; some entries have numbers only."""
         return self.run.ensemble.is_dir()
 
     def load(self) -> RandomizedEnsemble:
@@ -148,7 +148,7 @@ def entry(name: str, zoo: Path | None = None) -> Entry:
     if name not in known:
         unknown("zoo entry", name, known)
     run = Run.open(folder / name)
-    # Everything that the card says is checked here; what reads an entry may rely on it.
+    # All content of the card is checked here, so code that reads an entry can rely on it.
     fitted(EntryManifest, run.manifest, run.path / "manifest.json")
     read_document(run.path / "training.json", EntryTraining)
     files = sorted(run.path.glob("evaluation*.json"))
@@ -219,10 +219,10 @@ def add(
     commit: str | None = None,
     members: bool = True,
 ) -> Entry:
-    """Put a finished run into the zoo under `name`, in place of what was there by that name.
+    """Put a finished run into the zoo under `name`; an existing entry of that name is replaced.
 
-    Only what a reader needs is taken: manifest, ensemble, training summary, metrics, evaluations. Of the command
-    that made the run, paths keep their last part only: the folders of another machine are of no use.
+    The entry keeps the manifest, ensemble, training summary, metrics and evaluations. In the command that
+    made the run, paths are shortened to their last part, because folders of another machine are useless.
 
     Parameters
     ----------
@@ -235,7 +235,7 @@ def add(
     commit : str, optional
         The sources that trained it, where the manifest does not say.
     members : bool
-        Keep the members, and not the numbers alone.
+        Keep the members, not only the numbers.
 
     Returns
     -------
@@ -258,9 +258,9 @@ def add(
 def keep_trial(
     run_folder: str | os.PathLike[str], name: str, zoo: Path | None = None, *, commit: str | None = None
 ) -> Entry:
-    """Keep what a run found that was made to compare settings: all but its members.
+    """Keep the results of a run that compares settings: everything except its members.
 
-    It must have been evaluated, and on validation data: settings are not compared on anything else.
+    It must have been evaluated on validation data, because settings are compared on validation data only.
 
     Parameters
     ----------
@@ -310,7 +310,7 @@ def keep_trial(
 
 
 def trials(zoo: Path | None = None) -> tuple[Entry, ...]:
-    """What was kept of runs that compared settings, by name.
+    """Return the kept results of runs that compare settings, by name.
 
     Parameters
     ----------
@@ -340,7 +340,7 @@ def _finished(run_folder: str | os.PathLike[str]) -> Run:
 
 
 def _put(run: Run, folder: Path, name: str, commit: str | None, *, members: bool) -> None:
-    """Copy a run to `folder`/`name`, whole or not at all."""
+    """Copy a run to `folder`/`name`, completely or not at all."""
     if not _NAME.fullmatch(name) or name == _TRIALS:
         raise InputError(
             f"name is {name!r}; use small letters, digits and single hyphens, e.g. cifar10-resnet20-at"

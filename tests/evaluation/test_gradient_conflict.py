@@ -15,7 +15,7 @@ from randens import RandomizedEnsemble, Threat, attacks, conflict, evaluate
 from randens.core.errors import InputError
 from randens.core.files import document_checksum
 from randens.evaluation import Conflict, Evaluation
-from randens.evaluation.reach import joint_reach
+from randens.evaluation.gradient_conflict import joint_reach
 
 
 def with_rows(*rows: list[float], bias: float = 0.0) -> RandomizedEnsemble:

@@ -1,8 +1,9 @@
-"""What to deploy: one member, a drawn member, k of M averaged, or all; in one table, judged by the same perturbations.
+"""What to deploy: one member, a drawn member, k of M averaged, or all; in one table, evaluated on the same
+perturbations.
 
-Every way to answer is a randomized ensemble over the same networks: the members (k = 1), all averages of k of them, and
-the average of all (k = M). Each is attacked itself, and then judged by every perturbation that was found for any other,
-so that none looks robust because its own attack was unlucky.
+Every option is a randomized ensemble over the same networks: the members (k = 1), all averages of k of them,
+and the average of all (k = M). Each is attacked itself and then also tested with the perturbations found for
+all others, so that none looks robust because its own attack was weak.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from randens.attacks.dataset import as_attacks
 from randens.core.errors import InputError
 from randens.core.progress import Progress, silent
 from randens.ensemble import RandomizedEnsemble
-from randens.evaluation.evaluating import evaluate, transferred
+from randens.evaluation.gradient_conflict import Conflict
 from randens.evaluation.intervals import Estimate, difference, estimate
-from randens.evaluation.labelled import Data, Labelled, fingerprint, labelled
-from randens.evaluation.reach import Conflict
+from randens.evaluation.labelled_data import Data, Labelled, fingerprint, labelled
 from randens.evaluation.results import Accuracy
+from randens.evaluation.worst_case import evaluate_ensemble, transferred
 from randens.threat import Threat
 from randens.witness import WitnessPool
 from randens.witness.store import WitnessStore
@@ -42,10 +43,11 @@ _SLACK = 1e-9
 
 @dataclass(frozen=True, eq=False)
 class Option:
-    """One way to answer.
+    """One option for deployment.
 
-    kind: "member", "drawn", "subset", "deterministic" or "network". k: how many networks answer one input. flops: of
-    one inference, on average over the draw. risks, clean: expected error of every input under attack and without, [n].
+    kind: "member", "drawn", "subset", "deterministic" or "network". k: the number of networks per input.
+    flops: of one inference, on average over the draw. risks, clean: expected error of every input under
+    attack and without, [n].
     """
 
     name: str
@@ -89,9 +91,9 @@ class Advice:
     """The options, the choice at 1×, 2× and M× a member's compute, and the reasons behind them.
 
     gain: Σ α_i η_i − η(α) with its interval. conflict: the joint reach. pair, apart: the two members that are most
-    often fooled one at a time only, and how often, P(R₁) of Theorem 1. choices is empty on test data, which choose
-    nothing. probs: α [M]. data, split, n: the inputs. threat, attacks: what they were attacked with. ensemble: the
-    members' fingerprint. confidence: of the intervals. cost: member passes.
+    often fooled one at a time only, and how often, P(R₁) of Theorem 1. choices is empty on test data, on
+    which nothing is chosen. probs: α [M]. data, split, n: the inputs. threat, attacks: what they were
+    attacked with. ensemble: the members' fingerprint. confidence: of the intervals. cost: member passes.
     """
 
     options: tuple[Option, ...]
@@ -112,7 +114,7 @@ class Advice:
 
     @property
     def drawn(self) -> tuple[int, ...]:
-        """The members that are drawn at all."""
+        """The members with positive probability."""
         return tuple(int(i) for i in np.flatnonzero(self.probs))
 
     @property
@@ -139,7 +141,9 @@ class Advice:
             )
         said += [f"At {choice.compute}× compute: {choice.option}. {choice.reason}" for choice in self.choices]
         if not self.choices:
-            said.append("Test data choose nothing: run it on the validation split to decide what to deploy.")
+            said.append(
+                "Nothing is recommended on test data: use the validation split to decide what to deploy."
+            )
         return tuple(said)
 
     def to_json(self) -> dict[str, Any]:
@@ -177,14 +181,14 @@ def advise(
     folder: str | os.PathLike[str] | WitnessStore | None = None,
     progress: Progress | None = None,
 ) -> Advice:
-    """Compare the ways to answer with these members, and say what to deploy.
+    """Compare the options for deploying these members, and recommend one.
 
     Parameters
     ----------
     rec
         The ensemble, at the probabilities that would be used.
     data
-        Validation data. On test data the table is made, but nothing is chosen.
+        Validation data. On test data the table is computed, but nothing is recommended.
     attack
         One, or several that work one after the other.
     networks
@@ -217,7 +221,7 @@ def advise(
     report = silent if progress is None else progress
     plain = (inputs.x, inputs.y)
     store = folder if isinstance(folder, WitnessStore) or folder is None else WitnessStore(folder)
-    whole = evaluate(
+    whole = evaluate_ensemble(
         rec,
         plain,
         chosen,
@@ -242,7 +246,7 @@ def advise(
     for name, other in others.items():
         pools[name], spent = _attacked(other, inputs, chosen, list(pools.values()), name, store, report)
         cost = cost + spent
-    # Each was compared with what was found before it; now with what was found after it, too.
+    # Each option was tested with perturbations found before it; now also with those found after it.
     everyone, found = {"": rec, **others}, dict(pools)
     for earlier, later in itertools.combinations(everyone, 2):
         pools[earlier] = pools[earlier].merge(transferred(found[later], everyone[earlier], plain))
@@ -284,7 +288,7 @@ def _attacked(
     store: WitnessStore | None,
     progress: Progress,
 ) -> tuple[WitnessPool, Cost]:
-    """What fools `rec`: the perturbations known from others, then its own attacks."""
+    """Return the witnesses of `rec`: perturbations found for other options, then its own attacks."""
     data = (inputs.x, inputs.y)
     cost = Cost()
     pool = WitnessPool(len(inputs), len(rec), x_adv=inputs.x[:0].contiguous().numpy())
@@ -355,7 +359,7 @@ def _apart(pool: WitnessPool, confidence: float) -> tuple[tuple[int, int] | None
 
 
 def _choices(options: Sequence[Option], members: int, confidence: float) -> tuple[Choice, ...]:
-    """The most robust option that each budget pays for, unless the best member is not clearly worse."""
+    """Return the most robust option within each budget, or the best member if it is not clearly worse."""
     single = options[0]
     made = []
     for compute in sorted({1, min(2, members), members}):
@@ -366,15 +370,15 @@ def _choices(options: Sequence[Option], members: int, confidence: float) -> tupl
         interval = f"{confidence:.0%} interval {100 * ahead.low:+.1f} to {100 * ahead.high:+.1f}"
         robust = f"{top.accuracy.robust.value:.1%}"
         if top is single:
-            reason = f"Nothing that this budget pays for is more robust ({robust})."
+            reason = f"No option within this budget is more robust ({robust})."
         elif ahead.low > 0:
             reason = (
                 f"{robust} robust, {100 * ahead.value:.1f} points more than the best member ({interval})."
             )
         else:
             reason = (
-                f"{top.name} has {robust}, {100 * ahead.value:.1f} points more, which {len(top.risks)} inputs do not "
-                f"settle ({interval}): the best member alone is the simpler choice."
+                f"{top.name} has {robust}, {100 * ahead.value:.1f} points more, but {len(top.risks)} inputs do not "
+                f"settle it ({interval}): the best member alone is the simpler choice."
             )
             top, ahead = single, difference(single.risks, single.risks, confidence)
         made.append(Choice(compute, top.name, ahead, reason))

@@ -1,51 +1,192 @@
-"""Evaluating a randomized ensemble: exact expectations on the worst perturbations that the attacks find."""
+"""Evaluate a randomized ensemble: exact expectations on the worst perturbations found."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 import safetensors.torch
 import torch
 from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
 
 from randens import models
-from randens.attacks import Attack, Cost, create, names
+from randens.attacks import Attack, Cost
 from randens.attacks.dataset import Knowledge, as_attacks, worst_inputs
+from randens.callbacks import Callback, as_progress
 from randens.core.errors import InputError
 from randens.core.files import sha256, write_atomic
 from randens.core.progress import Progress, silent
 from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble, check_probs, networks_of
 from randens.evaluation.documents import ConflictNote
-from randens.evaluation.fresh_draws import StochasticEvaluation, evaluate_stochastic
-from randens.evaluation.labelled import Data, Labelled, fingerprint, labelled
-from randens.evaluation.reach import Conflict, conflict_of
+from randens.evaluation.gradient_conflict import Conflict, conflict_of
+from randens.evaluation.labelled_data import Data, Labelled, fingerprint, labelled
+from randens.evaluation.preparation import BOX, AttackLike, doubts, prepare
+from randens.evaluation.random_model_evaluation import evaluate_stochastic
 from randens.evaluation.results import Evaluation, Points
-from randens.evaluation.run_folder import Subject
-from randens.random_model import RandomizedModel, is_random
-from randens.threat import Threat
+from randens.models import on_device
+from randens.random_model import is_random
 from randens.witness import WitnessPool
 from randens.witness.store import WitnessStore
 
-__all__ = ["again", "evaluate", "save_worst_inputs", "transferred", "worst_inputs"]
+__all__ = [
+    "average_of",
+    "evaluate",
+    "evaluate_ensemble",
+    "save_worst_inputs",
+    "transferred",
+    "worst_inputs",
+]
 
 
-@overload
 def evaluate(
-    rec: RandomizedModel,
-    data: Data,
-    attack: Attack | Sequence[Attack] | Threat | None = None,
+    model: Any,
+    data: Any = None,
+    attack: AttackLike = None,
     *,
+    eps: float | str | None = None,
+    norm: str | float | None = None,
+    bounds: tuple[float, float] | None = BOX,
+    device: str | torch.device | None = None,
+    preprocessing: Any = None,
+    probs: ArrayLike | Tensor | None = None,
+    split: str = "test",
+    limit: int | None = None,
+    seed: int = 0,
+    also: Mapping[str, ArrayLike | None] | None = None,
+    deterministic: bool = True,
+    pool: WitnessPool | None = None,
+    chosen_on: Mapping[str, str] | None = None,
     confidence: float = 0.95,
+    folder: WitnessStore | str | os.PathLike[str] | None = None,
+    verify: bool = False,
     progress: Progress | None = None,
-) -> StochasticEvaluation: ...
+    callbacks: Sequence[Callback] = (),
+) -> Evaluation:
+    """Measure natural and robust accuracy of any classifier or ensemble, as exact expectations over the draw.
+
+    The attacks are run on the ensemble at its probabilities and at those in `also`, on each member alone,
+    and, unless
+    `deterministic` is false, on the mean of all logits. Every perturbation found is tested on all of them.
+    Inputs whose risk cannot increase are not attacked again.
+
+    Parameters
+    ----------
+    model : nn.Module, sequence of nn.Module, RandomizedEnsemble, DeterministicEnsemble, str or path
+        One classifier or several; also a run folder, a TorchScript or ONNX file, or a name of the zoo.
+    data : tuple, Dataset, DataLoader, datasets.Dataset, ImageData, str or path
+        Inputs with labels, as `randens.data.as_inputs` takes them. None: the test data of a run folder.
+    attack : Attack, str, sequence of these, optional
+        An attack, its name, several that work one after the other, or a preset (``"fast"``, ``"standard"``,
+        ``"thorough"``) of the portfolio. Default: the portfolio ``standard``.
+    eps : float or str, optional
+        Radius of the perturbations, e.g. ``8/255`` or ``"8/255"``. Default: the attack's, else the ensemble's own,
+        else 8/255.
+    norm : str or float, optional
+        ``"linf"`` or ``"l2"`` in any usual spelling. Default as for `eps`, else linf.
+    bounds : (float, float) or None
+        Smallest and largest valid input; None for tables.
+    device : str or torch.device, optional
+        ``"auto"``, ``"cpu"``, ``"cuda:0"``. Members are moved there and back; results are on the CPU. Default: where
+        the members are if that is a GPU, else ``"auto"``.
+    preprocessing : optional
+        ``(mean, std)`` for the normalisation that the classifiers expect; a configuration of timm or an image
+        processor of transformers; or ``"auto"`` for timm's models. Perturbations stay in pixels.
+    probs : array, optional
+        α of several modules; uniform by default.
+    split, limit : str, int, optional
+        Which split of a named data set, and how many of the first inputs.
+    seed : int
+        Determines every random choice of attacks given by name.
+    also : mapping, optional
+        Further probabilities to attack, by name; None stands for uniform.
+    deterministic : bool
+        Also attack the mean of all logits.
+    pool : WitnessPool, optional
+        Known witnesses of the same inputs and members.
+    chosen_on : mapping, optional
+        Which split chose what, e.g. ``{"probs": "validation"}``; choices made on test data are refused.
+    confidence : float
+        Of the intervals.
+    folder : path or WitnessStore, optional
+        A witness store: its searches are not repeated, and every finished batch is added. The same call
+        continues an interrupted one and makes no attack twice.
+    verify : bool
+        Judge every stored witness again, and not a random sample only.
+    progress : callable, optional
+        ``progress(task, done, total)``.
+    callbacks : sequence of Callback
+        Called for batches and, at the end, with the accuracies.
+
+    Returns
+    -------
+    Evaluation
+        ``float(result.natural)``, ``float(result.robust)``, ``result.robust.low``, ``.high``, and other
+        results.
+
+    Examples
+    --------
+    >>> import randens
+    >>> nets = [randens.models.create("linear", classes=10, input_shape=(1, 8, 8), seed=s) for s in (0, 1)]
+    >>> result = randens.evaluate(nets, "digits", "pgd", eps="8/255", limit=8)
+    >>> 0 <= float(result.robust) <= float(result.natural) <= 1
+    True
+    """
+    case = prepare(
+        model,
+        data,
+        attack,
+        eps=eps,
+        norm=norm,
+        bounds=bounds,
+        preprocessing=preprocessing,
+        probs=probs,
+        split=split,
+        limit=limit,
+        seed=seed,
+    )
+    with on_device(case.rec, device):
+        notes = doubts(case)
+        tell = as_progress(callbacks, progress)
+        if is_random(case.rec):
+            given = {"also": also or None, "pool": pool, "chosen_on": chosen_on or None, "folder": folder}
+            if extra := [name for name, value in given.items() if value is not None]:
+                raise InputError(f"{', '.join(extra)} cannot be given for a random model; leave it out")
+            result: Any = evaluate_stochastic(
+                case.rec, case.data, case.attacks, confidence=confidence, progress=tell
+            )
+        else:
+            result = evaluate_ensemble(
+                case.rec,
+                case.data,
+                case.attacks,
+                also=also,
+                deterministic=deterministic,
+                pool=pool,
+                chosen_on=chosen_on,
+                confidence=confidence,
+                folder=folder,
+                verify=verify,
+                progress=tell,
+            )
+    if isinstance(result, Evaluation):
+        result = dataclasses.replace(
+            result,
+            data=case.inputs.name,
+            split=case.inputs.split,
+            notes=(*case.inputs.notes, *notes),
+            x=case.inputs.x.numpy(),
+            case=case,
+        )
+    for callback in callbacks:
+        callback.finished("evaluation", {"natural": float(result.natural), "robust": float(result.robust)})
+    return result
 
 
-@overload
-def evaluate(
+def evaluate_ensemble(
     rec: RandomizedEnsemble,
     data: Data,
     attack: Attack | Sequence[Attack],
@@ -58,52 +199,16 @@ def evaluate(
     folder: WitnessStore | str | os.PathLike[str] | None = None,
     verify: bool = False,
     progress: Progress | None = None,
-) -> Evaluation: ...
-
-
-def evaluate(
-    rec: RandomizedEnsemble | RandomizedModel,
-    data: Data,
-    attack: Attack | Sequence[Attack] | Threat | None = None,
-    *,
-    also: Mapping[str, ArrayLike | None] | None = None,
-    deterministic: bool = True,
-    pool: WitnessPool | None = None,
-    chosen_on: Mapping[str, str] | None = None,
-    confidence: float = 0.95,
-    folder: WitnessStore | str | os.PathLike[str] | None = None,
-    verify: bool = False,
-    progress: Progress | None = None,
-) -> Evaluation | StochasticEvaluation:
-    """Natural and robust accuracy of the ensemble, of each member and of the deterministic ensemble.
-
-    Attacked are: the ensemble at its probabilities, at those in `also` (None: uniform), each member alone, and
-    unless `deterministic` is false the mean of all logits. Every perturbation found is shown to all of them, and
-    inputs that cannot get worse are not attacked again. Several attacks in a list work one after the other.
-
-    Parameters
-    ----------
-    pool : WitnessPool
-        Witnesses known already for these very inputs and members.
-    chosen_on : mapping
-        Which split chose what, e.g. {"probs": "validation"}; choices made on test data are refused.
-    folder : path or WitnessStore
-        A witness store: what it knows is not attacked again, and what is found goes there batch by batch, so that an
-        interrupted call is continued by the same call, and the same call makes no pass a second time.
-    verify : bool
-        Judge every stored witness again, and not a sample only.
-
-    A `RandomizedModel`, or an ensemble with such a member, is judged on fresh draws: see `evaluate_stochastic`.
-    """
-    if isinstance(rec, RandomizedModel) or is_random(rec):
-        given = {"also": also or None, "pool": pool, "chosen_on": chosen_on or None, "folder": folder}
-        if extra_options := [name for name, value in given.items() if value is not None]:
-            raise InputError(f"{', '.join(extra_options)} cannot be given for a random model; leave it out")
-        return evaluate_stochastic(rec, data, attack, confidence=confidence, progress=progress)
+) -> Evaluation:
+    """`evaluate` for an ensemble, with inputs and attacks that fit it; the parameters are those of `evaluate`."""
+    if is_random(rec):
+        raise InputError(
+            "rec has members that answer at random; randens.evaluate takes it, curves and advice do not"
+        )
     report = silent if progress is None else progress
     choices = _choices(chosen_on)
     inputs = labelled(data, rec)
-    chosen = as_attacks(attack)  # type: ignore[arg-type]  # which refuses what is no attack
+    chosen = as_attacks(attack)
     probs = rec.probs.cpu().numpy().copy()
     extra = {name: check_probs(value, len(rec)).numpy() for name, value in (also or {}).items()}
     store = folder if isinstance(folder, WitnessStore) or folder is None else WitnessStore(folder)
@@ -148,53 +253,19 @@ def evaluate(
     )
 
 
-def again(known: Evaluation, subject: Subject, store: WitnessStore, progress: Progress | None = None) -> None:
-    """Ask a run's evaluation again, from a store that has learnt more since, and keep the answer.
-
-    Nothing is attacked that was attacked before. An evaluation by attacks that have no name here is left as it is.
-
-    Parameters
-    ----------
-    known : Evaluation
-        The answer so far.
-    subject : Subject
-        The run it is about.
-    store : WitnessStore
-        The run's store.
-    progress : callable, optional
-        ``progress(task, done, total)``.
-    """
-    options = [dict(a) for a in known.attacks]
-    if subject.data != known.data or any(o["name"] not in names() for o in options):
-        return
-    made = [create(o.pop("name"), known.threat, **o) for o in options]
-    result = evaluate(
-        subject.rec,
-        subject.load(known.split, known.n),
-        made,
-        also=known.also,
-        deterministic=known.deterministic is not None,
-        chosen_on=known.chosen_on,
-        confidence=known.confidence,
-        folder=store,
-        progress=progress,
-    )
-    result.keep(subject.run)
-
-
 def transferred(
     pool: WitnessPool, rec: RandomizedEnsemble, data: Data, source: str = "transfer"
 ) -> WitnessPool:
-    """The perturbed inputs of a pool, found on other members, as `rec` judges them.
+    """Return a pool of `rec` from the perturbed inputs that were found for other members.
 
-    Pass the result on as `pool=`, and classifiers are compared on the same perturbations.
+    Pass the result as `pool=` to compare classifiers on the same perturbations.
 
     Parameters
     ----------
     pool : WitnessPool
         With perturbed inputs.
     rec : RandomizedEnsemble
-        Who is shown them.
+        The members whose verdicts are computed.
     data : pair, loader or ImageData
         The inputs they are perturbations of.
     source : str
@@ -270,14 +341,15 @@ def save_worst_inputs(
 def _deterministic(
     known: Knowledge, attacks: tuple[Attack, ...], probs: NDArray[np.float64]
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Verdicts [n] on the mean of all logits: clean, and after its own attacks and the ensemble's worst cases.
+    """Return the verdicts [n] on the mean of all logits: clean, and under its own attacks and the ensemble's
+    worst cases.
 
-    What fools it is shown to the members in turn.
+    Its witnesses are also tested on the members.
     """
     rec = known.rec
     if len(rec) == 1:
         return known.clean[:, 0], known.pool.foolable[:, 0]
-    whole = RandomizedEnsemble([_average(rec)])
+    whole = RandomizedEnsemble([average_of(rec)])
     mean = Knowledge(whole, known.x, known.y, known.threat, store=known.store, progress=known.progress)
     everyone = np.arange(len(known.x))
     mean.show(everyone, worst_inputs(known.pool, probs, known.x), "transfer")
@@ -305,7 +377,7 @@ def _directions(known: Knowledge, data: Labelled) -> Conflict | None:
     return found
 
 
-def _average(rec: RandomizedEnsemble) -> DeterministicEnsemble:
+def average_of(rec: RandomizedEnsemble) -> DeterministicEnsemble:
     """The mean of all members' logits; of members that are averages themselves, over the networks behind them."""
     networks, parts = networks_of(rec.members)
     weights = np.zeros(len(networks))

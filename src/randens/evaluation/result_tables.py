@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from randens.core.errors import InputError
+from randens.data import called
 from randens.evaluation.results import Accuracy, Evaluation
 
 __all__ = ["Row", "frame", "html", "latex", "markdown", "percent", "plain", "rows", "statements", "terminal"]
@@ -22,7 +23,7 @@ _FOUND = {"": "(no member fooled)", "clean": "no attack needed"}
 
 @dataclass(frozen=True)
 class Row:
-    """One classifier: its accuracies and what one inference costs."""
+    """One classifier: its accuracies and the FLOPs of one inference."""
 
     name: str
     accuracy: Accuracy
@@ -32,7 +33,7 @@ class Row:
 def rows(evaluation: Evaluation, name: str = "", probs_are: str = "α =") -> list[Row]:
     """Members, the randomized ensemble at each of its probabilities, the deterministic ensemble.
 
-    probs_are: what to call the ensemble's own probabilities, where more is known about them.
+    probs_are: a name for the ensemble's own probabilities.
     """
     flops = np.array(evaluation.flops, dtype=np.float64)
     title = f"{name} " if name else ""
@@ -97,9 +98,9 @@ def about(evaluation: Evaluation) -> list[tuple[str, str]]:
     names = " + ".join(_attack(a) for a in evaluation.attacks)
     found = [
         ("α", _probs(evaluation.probs)),
-        ("ε", f"{_radius(evaluation.threat.eps)} in {evaluation.threat.norm}"),
+        ("ε", " or ".join(f"{_radius(part.eps)} in {part.norm}" for part in evaluation.threat.parts)),
         ("attack", names),
-        ("n", f"{evaluation.n} inputs of {evaluation.data} {evaluation.split}"),
+        ("n", f"{evaluation.n} inputs of {called(evaluation.data, evaluation.split)}"),
         ("gain", f"{evaluation.gain:.4f}"),
     ]
     return found + [("note", note) for note in (*evaluation.notes, *_warnings(evaluation))]
@@ -172,7 +173,9 @@ def _radius(eps: float) -> str:
 
 
 def statements(evaluation: Evaluation) -> list[str]:
-    """What the numbers mean: limits, gain, Theorem 1, who found what, what it cost, which split chose what."""
+    """Return sentences about the result: limits, gain, Theorem 1, attacks, cost, and the splits of all
+    choices.
+    """
     limits = evaluation.bounds
     said = []
     if evaluation.members > 1:
@@ -199,7 +202,7 @@ def statements(evaluation: Evaluation) -> list[str]:
     )
     choices = "; ".join(f"{what} chosen on {split}" for what, split in evaluation.chosen_on.items())
     said.append(
-        f"Evaluated on {evaluation.data} {evaluation.split}, {evaluation.n} inputs"
+        f"Evaluated on {called(evaluation.data, evaluation.split)}, {evaluation.n} inputs"
         + (f"; {choices}." if choices else ".")
     )
     said += [f"Note: {note}." for note in evaluation.notes]
@@ -227,7 +230,7 @@ def _warnings(evaluation: Evaluation) -> list[str]:
     said = []
     if evaluation.flags.get("unstable"):
         said.append(
-            f"Warning: at {evaluation.flags['unstable']:.1%} of the inputs verdicts changed when looked at again; "
+            f"Warning: at {evaluation.flags['unstable']:.1%} of the inputs verdicts changed when computed again; "
             "some member is not deterministic, or its logits are tied there."
         )
     for attack, flags in evaluation.flags.get("gradients", {}).items():
@@ -235,7 +238,7 @@ def _warnings(evaluation: Evaluation) -> list[str]:
             hit = [f"member {i} {share:.1%}" for i, share in enumerate(shares) if share > 0]
             if hit:
                 said.append(
-                    f"Warning: {attack} met {kind.replace('_', ' ')}s: {', '.join(hit)} of the inputs."
+                    f"Warning: {attack} found {kind.replace('_', ' ')}s: {', '.join(hit)} of the inputs."
                 )
     return said
 

@@ -1,9 +1,9 @@
-"""Do the members' gradients pull one perturbation in different directions? Joint reach measures it.
+"""Joint reach: how far the members' gradients conflict for one perturbation.
 
 Linearise the margin of member i at x: m_i + w_i·δ. One perturbation fools every member of a set T iff
 Σ_i λ_i m_i ≤ ε ‖Σ_i λ_i w_i‖_q for all λ in the simplex over T. With rows normalised to ‖w_i‖_q = 1 the right side
-is ε·reach(λ), and reach(λ) = ‖Σ_i λ_i w_i/‖w_i‖_q‖_q ≤ 1 is the share of ε that is left to one perturbation which
-has to serve all members. 1: no conflict. About 1/√M: independent dense gradients. In linf members with disjoint
+is ε·reach(λ), and reach(λ) = ‖Σ_i λ_i w_i/‖w_i‖_q‖_q ≤ 1 is the share of ε left to one perturbation that must
+fool all members. 1: no conflict. About 1/√M: independent dense gradients. In linf members with disjoint
 supports do not conflict at all, whatever their cosine.
 """
 
@@ -22,7 +22,7 @@ from randens.attacks import Cost
 from randens.attacks.losses import margins
 from randens.core.errors import InputError
 from randens.ensemble import RandomizedEnsemble, frozen, to_layout
-from randens.evaluation.labelled import Data, Labelled, labelled
+from randens.evaluation.labelled_data import Data, Labelled, labelled
 from randens.threat import Threat
 
 __all__ = ["Conflict", "conflict", "conflict_of", "joint_reach"]
@@ -34,11 +34,11 @@ _CHUNK = 256  # inputs per pass: M gradients of each are in memory at once
 class Conflict:
     """How far the members' gradients disagree, at λ uniform, without the box of valid inputs.
 
-    reach: the mean over inputs of ‖Σ_i w_i/‖w_i‖_q‖_q / M, in [0, 1]; 1 means that one perturbation serves all
-    members as well as each alone. pairs: the same for every two members, float64 [M, M], with ones on the diagonal.
-    unusable: float64 [M], the share of inputs at which a member's gradient is zero or not finite; these inputs are
-    left out of every mean in which the member takes part. A mean over no input is NaN. points: float64 [n], the
-    reach at each input, NaN where it was left out. cost: member passes.
+    reach: the mean over inputs of ‖Σ_i w_i/‖w_i‖_q‖_q / M, in [0, 1]; 1 means that one perturbation moves all
+    margins as much as each alone. pairs: the same for every two members, float64 [M, M], with ones on the
+    diagonal. unusable: float64 [M], the share of inputs at which a member's gradient is zero or not finite;
+    these inputs are left out of every mean in which the member takes part. A mean over no input is NaN.
+    points: float64 [n], the reach at each input, NaN where it was left out. cost: member passes.
     """
 
     reach: float
@@ -54,13 +54,15 @@ class Conflict:
 
     @property
     def sentence(self) -> str:
-        """One line for a person."""
+        """Return one line for the user."""
         members = len(self.unusable)
         if members == 1:
             return "One member: there is no other member to conflict with (reach 1)."
         if np.isnan(self.reach):
             return "The members' reach is unknown: at no input are all gradients usable."
-        said = f"One perturbation that has to serve all {members} members keeps {self.reach:.1%} of ε (joint reach"
+        said = (
+            f"One perturbation that must fool all {members} members keeps {self.reach:.1%} of ε (joint reach"
+        )
         if members > 2:
             table = self.pairs[np.triu_indices(members, 1)]
             said += f"; pairs {np.nanmin(table):.3f} to {np.nanmax(table):.3f}"
@@ -87,16 +89,17 @@ class Conflict:
 
 
 def conflict(rec: RandomizedEnsemble, data: Data, threat: Threat | None = None) -> Conflict:
-    """Joint reach of the members' margin gradients: how much one perturbation loses by serving all of them.
+    """Measure the joint reach of the members' margin gradients: the share of ε left to one perturbation for
+    all of them.
 
     Parameters
     ----------
     rec
-        The ensemble, M members. Its probabilities play no part.
+        The ensemble of M members. Its probabilities do not matter.
     data
         Inputs with labels: images, a pair (x, y) or a loader.
     threat
-        Decides the norm; the radius does not matter. None: the ensemble's own.
+        Sets the norm; the radius does not matter. None: the ensemble's own.
 
     Returns
     -------
@@ -152,7 +155,8 @@ def conflict_of(rec: RandomizedEnsemble, data: Labelled, threat: Threat) -> Conf
 def joint_reach(gradients: Tensor, threat: Threat) -> Tensor:
     """‖Σ_i w_i/‖w_i‖_q‖_q / M at every input, [n]; gradients [M, n, ...]. Differentiable.
 
-    A zero gradient counts as it is, a vector of length 0: leave such inputs out, or dead members look diverse.
+    A zero gradient counts as a vector of length 0. Leave such inputs out, because constant members would look
+    diverse.
     """
     flat = gradients.flatten(2)
     norms = torch.linalg.vector_norm(flat, threat.q, dim=2, keepdim=True)
@@ -170,7 +174,7 @@ def _gradients(rec: RandomizedEnsemble, x: Tensor, y: Tensor) -> tuple[Tensor, T
             value = margins(member(inputs).unsqueeze(0), y).sum()
             found = torch.autograd.grad(value, inputs, allow_unused=True)[0] if value.requires_grad else None
             rows.append(torch.zeros_like(inputs) if found is None else found)
-    flat = torch.stack([row.detach().flatten(1) for row in rows]).double()
+    flat = torch.stack([row.detach().flatten(1).cpu() for row in rows]).double()
     usable = torch.isfinite(flat).all(dim=2) & (flat != 0).any(dim=2)
     return torch.where(usable.unsqueeze(2), flat, torch.zeros_like(flat)), usable
 

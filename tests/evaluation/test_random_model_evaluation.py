@@ -20,14 +20,14 @@ from randens.evaluation import (
     StochasticEvaluation,
     audit,
     bounded_mean,
-    draw_scores,
+    draw_statistics,
     evaluate_stochastic,
     exact_binomial,
     optimize_stochastic_sampling,
     score,
     single_draw,
 )
-from randens.evaluation.draw_scores import Scores, gradient_noise, randomness
+from randens.evaluation.draw_statistics import Scores, gradient_noise, randomness
 from randens.evaluation.intervals import widened
 
 THREAT = Threat("linf", 0.1, bounds=None)
@@ -98,7 +98,7 @@ def test_intervals_cover_the_closed_form_in_at_least_93_of_100_repetitions(
 
     Over draws for fixed inputs, and over inputs and draws for their distribution, whose truth is a mean over many.
     """
-    monkeypatch.setattr(draw_scores, "_BUILDS", 40)
+    monkeypatch.setattr(draw_statistics, "_BUILDS", 40)
     many_model, (many_x, many_y) = noisy_linear(200_000, seed=99)
     population = float(many_model.truth(many_x, many_y, EPS).mean())
     model, (x, y) = noisy_linear(40)
@@ -223,11 +223,11 @@ def test_random_defences_on_the_digits(case: str, tmp_path: Path) -> None:
     assert found.noise.agreement > found.noise.single
     assert found.x_adv is not None
     assert float((found.x_adv - images.x).abs().max()) <= 0.1 + 1e-6
-    # Whoever scores the perturbed inputs again, with other draws, finds the same.
+    # Scoring the perturbed inputs again with other draws gives the same result.
     again = score(model, found.x_adv, images.y, 60, seed=77).over_draws(0.999)
     assert again.low <= found.robust_over_draws.high
     assert again.high >= found.robust_over_draws.low
-    # Nobody of the adversaries does better than the choice between all of them, but for chance.
+    # No single attack is better than the choice between all of them, except by chance.
     assert found.robust.value <= min(a.accuracy for a in found.adversaries) + 0.03
     document = json.loads(found.save(tmp_path / "found.json").read_text(encoding="utf-8"))
     assert document["robust"]["value"] == pytest.approx(np.mean(document["points"]["robust"]))

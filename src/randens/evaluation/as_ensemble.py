@@ -31,7 +31,7 @@ _TORCHSCRIPT = (".pt", ".pts", ".ts", ".torchscript")
 def as_rec(
     model: Any, *, probs: ArrayLike | Tensor | None = None, preprocessing: Any = None
 ) -> RandomizedEnsemble:
-    """A randomized ensemble from any classifier or classifiers.
+    """Make a randomized ensemble from one classifier or several.
 
     Parameters
     ----------
@@ -67,15 +67,19 @@ def as_rec(
         raise InputError(f"model is a {type(model).__name__}{f' of {inner}' if inner else ''}; give {_TAKEN}")
     if preprocessing is None:
         return rec
-    members = []
-    for member in rec.members:
-        pair = preprocessing_of(preprocessing, member)
-        members.append(member if pair is None else adapt(member, mean=pair[0], std=pair[1]))
+    members = [_normalised(member, preprocessing) for member in rec.members]
     return RandomizedEnsemble(members, rec.probs, classes=rec.classes, threat=rec.threat)
 
 
+def _normalised(member: nn.Module, preprocessing: Any) -> nn.Module:
+    if isinstance(member, RandomizedModel):
+        return member.normalised(preprocessing)
+    pair = preprocessing_of(preprocessing, member)
+    return member if pair is None else adapt(member, mean=pair[0], std=pair[1])
+
+
 def fitted(rec: RandomizedEnsemble, x: Tensor) -> RandomizedEnsemble:
-    """The ensemble with members wrapped where they do not return logits [n, classes] themselves.
+    """Return the ensemble, with wrapped members where they do not return logits [n, classes] themselves.
 
     Parameters
     ----------
@@ -87,7 +91,7 @@ def fitted(rec: RandomizedEnsemble, x: Tensor) -> RandomizedEnsemble:
     Returns
     -------
     RandomizedEnsemble
-        `rec` itself where nothing needs wrapping.
+        `rec` itself if no member needs wrapping.
 
     Examples
     --------
@@ -123,7 +127,7 @@ def fitted(rec: RandomizedEnsemble, x: Tensor) -> RandomizedEnsemble:
 
 
 def from_factory(spec: str, *, run_code: bool = False) -> Any:
-    """What a function of a module returns: a classifier or several, made by code that is not randens's.
+    """Call a function of a module that returns one classifier or several; its code is not part of randens.
 
     Parameters
     ----------
@@ -149,7 +153,7 @@ def from_factory(spec: str, *, run_code: bool = False) -> Any:
 def random_from_factory(
     spec: str, draws: int, *, run_code: bool = False
 ) -> RandomizedModel | RandomizedEnsemble:
-    """A classifier with random answers, made by code that is not randens's.
+    """Call a function of a module that returns a random classifier; its code is not part of randens.
 
     Parameters
     ----------
@@ -200,7 +204,7 @@ def _takes_seed(factory: Any) -> bool:
 
 @contextlib.contextmanager
 def _imported(spec: str, run_code: bool) -> Iterator[Any]:
-    """What ``"package.module:name"`` names, with the current folder importable as long as it is used."""
+    """Import ``"package.module:name"``, with the current folder on the import path during use."""
     module_name, sign, name = spec.partition(":")
     if not sign or not module_name or not name.isidentifier():
         raise InputError(f"model is {spec!r}; it must be package.module:factory, e.g. mynets:ensemble")
@@ -222,7 +226,7 @@ def _imported(spec: str, run_code: bool) -> Iterator[Any]:
     except RandensError:
         raise
     except Exception as error:
-        # The code is the user's own: any error may come out of it.
+        # This is the user's code, which may raise any error.
         raise ModelError(
             f"model is {spec!r}; its code failed with {type(error).__name__}: {error}"
         ) from error

@@ -1,5 +1,5 @@
-"""What draws of a random classifier say: fresh answers with sound intervals, whether there is any randomness, how noisy
-its gradients are, and what an evaluation prints that asks only once."""
+"""Statistics of a random classifier's draws: fresh answers with sound intervals, whether it is random, the
+noise of its gradients, and the number that a single-draw evaluation reports."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ _LOUD = 1e6  # noise to signal beyond which more digits say nothing
 
 @dataclass(frozen=True)
 class Randomness:
-    """What a few draws show: whether they differ at all, by how much (logits, relative), and on which share of the
-    inputs the class changes. `seeded` is false if the same seed gave two answers."""
+    """The comparison of a few draws: whether they differ, by how much (logits, relative), and the share of
+    inputs on which the class changes. `seeded` is false if the same seed gave two answers."""
 
     random: bool
     seeded: bool
@@ -52,11 +52,12 @@ class Randomness:
 
 @dataclass(frozen=True)
 class GradientNoise:
-    """How noisy a gradient of the expected margin is that averages `draws` draws.
+    """The noise of a gradient of the expected margin that averages `draws` draws.
 
     variance: of the mean's noise, relative to the squared gradient (0: none; 1: as much noise as signal). agreement:
-    mean cosine between two independent gradients. single: the same between gradients of one draw. reach: share of ε
-    that is left to one perturbation which must serve all draws, ‖mean of w_s/‖w_s‖_q‖_q (1: draws do not conflict).
+    mean cosine between two independent gradients. single: the same between gradients of one draw. reach:
+    share of ε left to one perturbation that must fool all draws, ‖mean of w_s/‖w_s‖_q‖_q (1: draws do not
+    conflict).
     """
 
     draws: int
@@ -80,11 +81,11 @@ class Scores:
 
     @property
     def shared(self) -> int:
-        """How many inputs had a draw in common, at most."""
+        """The largest number of inputs that shared a draw."""
         return int(np.bincount(self.group).max())
 
     def over_draws(self, confidence: float, *, exact: bool = False) -> Estimate:
-        """Mean over these very inputs, which are the population; the draws are the sample.
+        """Mean over these inputs, which are the population; the draws are the sample.
 
         With draws of their own, n·m answers are independent: Clopper and Pearson's interval for zeros and ones, else
         `bounded_mean`. Where inputs share draws, the calls are independent, not the answers.
@@ -107,7 +108,7 @@ class Scores:
         """Mean over the distribution of the inputs: inputs and draws are samples.
 
         With draws of their own, the inputs' mean answers are independent and identically distributed, whatever m is.
-        Where inputs share draws, the interval over draws is widened by what n inputs leave open.
+        Where inputs share draws, the interval over draws is widened by the uncertainty from n inputs.
         """
         if self.shared > 1:
             half = (1 + confidence) / 2
@@ -121,7 +122,7 @@ class Scores:
 def score(
     model: RandomizedModel | RandomizedEnsemble, x: Tensor, y: Tensor, draws: int, *, seed: int = SCORE
 ) -> Scores:
-    """Fresh answers to every input, `draws` of them.
+    """Return `draws` fresh answers to every input.
 
     Each input has draws of its own, unless a factory would have to make too many modules; then groups of inputs share
     them.
@@ -199,7 +200,7 @@ def _right(member: nn.Module, x: Tensor, y: Tensor, rows: list[Tensor], seed: in
 
 
 def randomness(model: RandomizedModel | RandomizedEnsemble, x: Tensor) -> Randomness:
-    """Is the model random, and does its seed decide the draw? Asked on a few inputs with a few seeds."""
+    """Check on a few inputs with a few seeds whether the model is random and its seed determines the draw."""
     few = x[:_LOOKED]
     random, seeded, difference, changed = False, True, 0.0, 0.0
     for member in members_of(model):
@@ -230,7 +231,7 @@ def gradient_noise(
     draws: int = NOISE,
     seed: int = OTHER,
 ) -> GradientNoise:
-    """How much of an averaged gradient is noise, at the points x; see `GradientNoise`."""
+    """Measure the noise of averaged gradients at the points x; see `GradientNoise`."""
     slopes = []
     with frozen(model), torch.enable_grad():
         for number in (0, 1):
@@ -274,10 +275,10 @@ def single_draw(
     steps: int = 40,
     seed: int = OTHER,
 ) -> tuple[float, Tensor, int]:
-    """What an evaluation prints that asks a random model once. Shown for comparison only.
+    """Return the accuracy that a single-draw evaluation reports, for comparison only.
 
-    As AutoAttack does for models that it takes for deterministic: each step's gradient comes from one draw, and an
-    input counts as fooled for good as soon as one answer on the way is wrong.
+    This is what AutoAttack does with models that it assumes to be deterministic: each step's gradient comes
+    from one draw, and an input counts as fooled as soon as one answer during the attack is wrong.
 
     Parameters
     ----------
@@ -286,7 +287,7 @@ def single_draw(
     x, y : Tensor [n, ...] and [n]
         Inputs and labels.
     threat : Threat
-        What the perturbations may be.
+        The perturbation set.
     steps : int
         Gradient steps.
     seed : int

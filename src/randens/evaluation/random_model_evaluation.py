@@ -1,17 +1,21 @@
-"""Evaluating a random classifier: attack some draws, choose on others, score on draws that no attack has seen.
+"""Evaluate a random classifier: attack some draws, choose on others, score on draws that no attack has used.
 
-What is estimated is the expected robust accuracy E_x P_s(f_s(x + δ(x)) = y) against an adversary who knows the model
-and the law of its randomness, but not the draw that answers. Three sets of draws keep it honest:
+The estimate is of the expected robust accuracy E_x P_s(f_s(x + δ(x)) = y) against an adversary who knows the
+model and the distribution of its randomness, but not the draw that answers. Three sets of draws avoid bias:
 
-- K *attack draws*, frozen: perturbations are looked for on them. The error on them is optimistic for the adversary
-  (he has fitted their noise), so the accuracy on them is biased downwards;
-- *selection draws*, frozen: they choose for every input between the perturbations found, say whether K is large
-  enough, and fix how many scoring draws there are;
-- *scoring draws*: used once, after everything has been decided. So no choice depends on them, and their mean is
-  unbiased for the perturbations chosen.
+- K *attack draws*, frozen: perturbations are searched on them. The perturbations fit the noise of these
+draws, so the
+  accuracy on them is biased downwards;
+- *selection draws*, frozen: they choose a perturbation for every input, decide whether K is large enough, and
+set the
+  number of scoring draws;
+- *scoring draws*: used once, after all choices. So no choice depends on them, and their mean is unbiased for
+the
+  chosen perturbations.
 
-With an optimal attack the two sides bracket the truth: in expectation the accuracy on the attack draws is at most
-the robust accuracy, and the accuracy on the scoring draws is at least that (sample average approximation).
+With an optimal attack the two accuracies enclose the true value: in expectation the accuracy on the attack
+draws is at most the robust accuracy, and the accuracy on the scoring draws is at least that (sample average
+approximation).
 """
 
 from __future__ import annotations
@@ -39,7 +43,7 @@ from randens.core.errors import InputError
 from randens.core.files import write_json
 from randens.core.progress import Progress, silent
 from randens.ensemble import RandomizedEnsemble, frozen
-from randens.evaluation.draw_scores import (
+from randens.evaluation.draw_statistics import (
     NOISE,
     OTHER,
     SCORE,
@@ -53,7 +57,7 @@ from randens.evaluation.draw_scores import (
     single_draw,
 )
 from randens.evaluation.intervals import Estimate
-from randens.evaluation.labelled import Data, Labelled, labelled
+from randens.evaluation.labelled_data import Data, Labelled, labelled
 from randens.random_model import FrozenDraw, RandomizedModel, expanded, is_random
 from randens.threat import Threat
 
@@ -69,7 +73,7 @@ _SELECT = 1_500_000_000  # the first seed of the selection draws; the attack dra
 
 @dataclass(frozen=True)
 class DrawsStage:
-    """Attacks on K draws: accuracy on these draws, and of the same perturbations on draws that they never saw."""
+    """Attacks on K draws: accuracy on these draws, and of the same perturbations on fresh draws."""
 
     draws: int
     in_sample: float
@@ -77,13 +81,15 @@ class DrawsStage:
 
     @property
     def bias(self) -> float:
-        """By how much the accuracy on the attacked draws is too low: fresh minus in-sample."""
+        """The accuracy on fresh draws minus that on the attacked draws, which is too low."""
         return self.fresh - self.in_sample
 
 
 @dataclass(frozen=True)
 class ChosenAttack:
-    """One attack's perturbations: expected accuracy on fresh draws, and on how many inputs they were chosen."""
+    """One attack's perturbations: expected accuracy on fresh draws, and the number of inputs for which they
+    were chosen.
+    """
 
     name: str
     draws: int
@@ -93,7 +99,7 @@ class ChosenAttack:
 
 @dataclass(frozen=True)
 class Spread:
-    """Accuracies of single frozen draws, each over all inputs: what an evaluation by one draw could print."""
+    """Accuracies of single frozen draws, each over all inputs."""
 
     natural: tuple[float, ...]
     robust: tuple[float, ...]
@@ -106,7 +112,7 @@ class Spread:
 
 @dataclass(frozen=True, eq=False)
 class StochasticEvaluation:
-    """Expected accuracies of a random classifier, on fresh draws, with what is known about them.
+    """Expected accuracies of a random classifier on fresh draws, with intervals and diagnostics.
 
     Attributes
     ----------
@@ -122,7 +128,7 @@ class StochasticEvaluation:
     adversaries : tuple of ChosenAttack
         How often each of them gave the perturbation that counts.
     single_draw : float
-        What an evaluation prints that takes one draw's answer as the model's.
+        The accuracy that a single-draw evaluation reports.
     spread, noise : Spread, GradientNoise
         How single draws differ, and how noisy averaged gradients are.
     members, probs : tuple of (natural, robust), tuple of float
@@ -130,13 +136,13 @@ class StochasticEvaluation:
     draws, selection_draws, scoring_draws : int
         Frozen draws attacked, draws that chose between perturbations, and fresh draws per input.
     shared : int
-        How many inputs had each fresh draw in common.
+        The number of inputs that shared each fresh draw.
     n, data, split : int, str, str
-        What was evaluated.
+        The number of inputs, the data and their split.
     threat, attacks, kind : Threat, tuple of str, str
-        What it was attacked with, and where the randomness enters.
+        The threat and the attacks, and where the randomness enters.
     cost, seconds, seed, confidence, version
-        Passes, time, what decides all draws, of every interval, and of randens.
+        Passes, time, the seed of all draws, the confidence of every interval, and the version of randens.
     natural_points, robust_points : float64 [n]
         Expected accuracy of each input on fresh draws.
     x_adv : Tensor [n, ...] or None
@@ -192,7 +198,7 @@ class StochasticEvaluation:
 
     @property
     def knowledge(self) -> str:
-        """What the adversary knew, in words."""
+        """The adversary's knowledge, in words."""
         if not self.randomness.random:
             return "The adversary knew the model, which is deterministic: there is no draw to be unknown."
         return (
@@ -309,7 +315,7 @@ def evaluate_stochastic(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> StochasticEvaluation:
-    """Natural and robust accuracy of a random classifier, on draws that no attack has seen.
+    """Measure natural and robust accuracy of a random classifier on draws that no attack has used.
 
     Parameters
     ----------
@@ -326,7 +332,7 @@ def evaluate_stochastic(
     confidence : float
         Of every interval.
     seed : int
-        Decides all draws: same seed, same result.
+        Determines all draws: the same seed gives the same result.
     progress : callable, optional
         Called as progress(task, done, total).
 
@@ -369,7 +375,7 @@ def evaluate_stochastic(
     stages = []
     for draws in _schedule(most):
         stages.append(run.attack([a for a, cap in plan if cap is None], draws))
-        # Well below zero the difference is luck of few draws, and says as little about K.
+        # A difference well below zero is chance of few draws, and says little about K.
         if abs(stages[-1].bias) <= tolerance:
             break
     for other, cap in plan:
@@ -431,9 +437,10 @@ def evaluate_stochastic(
 def _scoring_draws(
     natural: NDArray[np.float64], robust: NDArray[np.float64], half: float, confidence: float
 ) -> int:
-    """Draws per input that bring the interval over draws to ± `half`, as far as the selection draws can tell.
+    """Return the draws per input that make the interval over draws ± `half`, estimated from the selection
+    draws.
 
-    Fixed before the first scoring draw is taken, so that stopping cannot favour lucky draws.
+    The number is fixed before the first scoring draw, so that stopping cannot favour lucky draws.
     """
     z = NormalDist().inv_cdf((1 + confidence) / 2)
     worst = max(float(m.mean()) * (1 - float(m.mean())) for m in (natural, robust))
@@ -445,7 +452,7 @@ def _scoring_draws(
 
 
 class _Run:
-    """One evaluation while it goes on: perturbations found so far, and their risks on the selection draws."""
+    """The state of an evaluation: perturbations found so far, and their risks on the selection draws."""
 
     def __init__(
         self,
@@ -471,7 +478,7 @@ class _Run:
         self.cost = self.cost + Cost(forwards=forwards)
 
     def attack(self, attacks: Sequence[Attack], draws: int) -> DrawsStage:
-        """Attack `draws` draws with each attack, and see what its perturbations do to others."""
+        """Attack `draws` draws with each attack, and test its perturbations on other draws."""
         target = expanded(self.model, draws, 1000 * self.seed)
         inside, outside = [], []
         for attack in attacks:
@@ -488,7 +495,7 @@ class _Run:
         )
 
     def find(self, attack: Attack, draws: int, name: str = "") -> Tensor:
-        """Perturbed inputs that an attack on `draws` draws finds; they compete with the others from now on."""
+        """Attack `draws` draws; add the perturbed inputs to the candidates."""
         label = name or attack.name
         task = f"{label} on {draws} draws"
         x, y = self.inputs.x, self.inputs.y
@@ -524,7 +531,7 @@ class _Run:
         return points[risks.argmax(dim=0).cpu(), torch.arange(len(x))]
 
     def naive(self, threat: Threat) -> float:
-        """The single-draw evaluation; its perturbations compete with the others."""
+        """Make the single-draw evaluation; add its perturbations to the candidates."""
         x, y = self.inputs.x.to(self.device), self.inputs.y.to(self.device)
         accuracy, x_adv, passes = single_draw(self.model, x, y, threat, seed=OTHER + self.seed)
         self.cost = self.cost + Cost(forwards=passes, backwards=passes)
@@ -551,7 +558,7 @@ class _Run:
         return 1 - self._on_selection(x)
 
     def spread(self, x_adv: Tensor) -> Spread:
-        """Accuracies of single draws that took no part in anything before."""
+        """Return accuracies of single draws that were not used before."""
         draws = expanded(self.model, min(_BETWEEN, self.selected), OTHER + 1000 * (1 + self.seed))
         random = [index for index, member in enumerate(draws.members) if isinstance(member, FrozenDraw)]
         natural = ~self._errors(draws, self.inputs.x)[:, random]
@@ -559,7 +566,7 @@ class _Run:
         return Spread(tuple(natural.mean(axis=0).tolist()), tuple(robust.mean(axis=0).tolist()))
 
     def noise(self, x_adv: Tensor, threat: Threat) -> GradientNoise:
-        """Of gradients halfway to the perturbations chosen: where the attacks were at work."""
+        """Measure the noise of gradients halfway to the chosen perturbations."""
         few = slice(0, 64)
         middle = (self.inputs.x[few] + x_adv[few]) / 2
         y = self.inputs.y[few]
@@ -597,7 +604,7 @@ def _schedule(most: int) -> list[int]:
 def _plan(
     attack: Attack | Sequence[Attack] | Threat | None, model: RandomizedModel | RandomizedEnsemble, seed: int
 ) -> list[tuple[Attack, int | None]]:
-    """The attacks, each with the most draws it should look at (None: K)."""
+    """Return the attacks, each with its largest number of draws (None: K)."""
     threat = model.threat if attack is None else attack
     if threat is None:
         raise InputError(
@@ -614,7 +621,7 @@ def _plan(
         raise InputError("the attacks have different threats; they must share one")
     plan: list[tuple[Attack, int | None]] = []
     for one in chosen:
-        # The suite's attacks are meant for a few members; a random model has a portfolio of its own.
+        # The suite's attacks are designed for a few members; random models have their own portfolio.
         plan += _portfolio(one.threat, one.seed) if isinstance(one, Suite) else [(one, None)]
     return plan
 

@@ -1,4 +1,4 @@
-"""What is evaluated, checked before hours are spent on it: inputs with labels, and the ensemble's fingerprint."""
+"""Checks before an evaluation: inputs with labels, and the ensemble's fingerprint."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class Labelled:
 
 
 def labelled(data: Data, rec: RandomizedEnsemble) -> Labelled:
-    """`data` as tensors that fit `rec`; another shape or class count, or missing labels, are refused.
+    """Convert `data` to tensors that fit `rec`; other shapes or class counts, or missing labels, are refused.
 
-    A loader is read once, so that every sweep over the inputs meets them in the same order.
+    A loader is read once, so that every sweep over the inputs has the same order.
     """
     if not isinstance(rec, RandomizedEnsemble):
         raise InputError(f"rec is a {type(rec).__name__}; give a RandomizedEnsemble")

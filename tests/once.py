@@ -1,0 +1,27 @@
+"""What is expensive to make is made once for all processes of the tests."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import filelock
+import pytest
+
+
+def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
+    """The folder of this name that all processes of the tests share; the first that needs it calls `make` on it.
+
+    `make` finds an empty folder, which has its final place already: environments do not move.
+    """
+    base = factory.getbasetemp()
+    shared = base.parent if base.name.startswith("popen-") else base
+    folder, finished = shared / name, shared / f"{name}.finished"
+    with filelock.FileLock(shared / f"{name}.lock"):
+        if not finished.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            make(folder)
+            finished.touch()
+    return folder
