@@ -159,7 +159,7 @@ def named(who: int) -> str:
 
 
 def logits(case: Case, member: int, x: Tensor) -> Tensor:
-    """One member's logits [n, C] in eval mode, as it is given, without gradients."""
+    """Return one member's logits [n, C] in eval mode, without gradients."""
     module = case.members[member]
     with evaluating(module), torch.no_grad():
         z: Tensor = module(to_layout(x.to(case.rec.device))).cpu()

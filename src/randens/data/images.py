@@ -68,7 +68,7 @@ class ImageData:
 
     @property
     def x(self) -> torch.Tensor:
-        """All images as float32 in [0, 1].  Made anew at every access when stored as uint8: for large sets
+        """All images as float32 in [0, 1].  Converted at every access if stored as uint8: for large data sets
         take parts, by `data[indices]` or `data.batches(...)`."""
         return _float(self.stored)
 

@@ -252,7 +252,7 @@ class _Mapped:
 
 
 def _mean(outputs: Sequence[NDArray[np.float32]], weights: Sequence[float]) -> NDArray[np.float32]:
-    """The weighted mean of logits [n, C]; a single one as it is."""
+    """Return the weighted mean of logits [n, C]; a single one unchanged."""
     if len(outputs) == 1 and weights[0] == 1.0:
         return outputs[0]
     total = np.float32(weights[0]) * outputs[0]

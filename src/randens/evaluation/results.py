@@ -260,7 +260,7 @@ class Evaluation:
 
     @property
     def natural(self) -> Estimate:
-        """Expected accuracy on the inputs as they are; a float with `low` and `high`."""
+        """Expected accuracy on the unperturbed inputs; a float with `low` and `high`."""
         return self.accuracy.natural
 
     @property

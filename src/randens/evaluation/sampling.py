@@ -57,7 +57,7 @@ __all__ = [
 
 _ROUNDING = 1e-9
 _LEAST_CROSSED = 20  # inputs; fewer are not enough for five folds
-_SELECT = 1_400_000_000  # the first seed of the draws that measure what was found; attacks never see these
+_SELECT = 1_400_000_000  # the first seed of the draws that score perturbations; attacks never use these
 _JUDGES = 64
 _SCORED = 32
 
@@ -206,7 +206,7 @@ def optimize_sampling(
     max_sweeps : int
         How often the inputs may be attacked.
     pool : WitnessPool
-        Witnesses known already for these very inputs.
+        Known witnesses of these inputs.
     progress : callable, optional
         Called as progress(task, done, total).
     confidence : float
@@ -507,7 +507,9 @@ def _fresh(
     points: Sequence[Tensor],
     y: Tensor,
 ) -> Estimate:
-    """Expected accuracy at α on fresh draws, each input at the perturbation that the judges find worst there."""
+    """Return the expected accuracy at α on fresh draws, each input at its worst perturbation on the scoring
+    draws.
+    """
     worst = np.argmax(table @ probs, axis=0)
     x_adv = points[0].clone()
     for row, number in enumerate(worst.tolist()):

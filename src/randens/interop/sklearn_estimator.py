@@ -30,7 +30,7 @@ from randens.training.losses import Examples, margin_cross_entropy
 __all__ = ["RandomizedEnsembleClassifier"]
 
 _KINDS = ("linear", "mlp")
-_FEW = 32  # ways to choose a wrong class for every member, up to which linear members are judged exactly
+_FEW = 32  # ways to choose a wrong class for every member, up to which linear members are evaluated exactly
 _MOST_EXACT = 10
 
 

@@ -67,9 +67,9 @@ def in_precision(x: Tensor, module: nn.Module) -> Tensor:
     Parameters
     ----------
     x : Tensor
-        Inputs. Whole numbers other than bytes pass as they are: they may be tokens.
+        Inputs. Whole numbers other than bytes are not converted, because they may be tokens.
     module : nn.Module
-        Who is asked; without floating-point parameters it gets `x` as it is.
+        The module; without floating-point parameters, `x` is not converted.
 
     Returns
     -------

@@ -138,7 +138,7 @@ def _templates() -> jinja2.Environment:
 
 
 def _source(name: str) -> str:
-    """A file among the templates as it is."""
+    """Return the text of a file among the templates."""
     loader = _templates().loader
     assert loader is not None
     return loader.get_source(_templates(), name)[0]

@@ -1,4 +1,4 @@
-"""Algorithm 1 (OSP) as it is printed, under attack; `randens.training.alpha` says when BARRE calls it.
+"""Algorithm 1 (OSP) as printed in the paper, under attack; `randens.training.alpha` says when BARRE calls it.
 
 Every α that is tried is evaluated by a fresh attack alone. `choose` in `randens.training.validation` makes
 the same choice from all witnesses found so far, with fewer attacks.
