@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from paper.when_does_drawing_pay.figures import write_figures
-from paper.when_does_drawing_pay.final import compare, compare_small, finalist
+from paper.when_does_drawing_pay.final import compare, finals
 from paper.when_does_drawing_pay.page import write_page
-from paper.when_does_drawing_pay.plan import CELLS, CIFAR, ZOO
+from paper.when_does_drawing_pay.plan import CELLS, CIFAR, FINALS, SMALL_FINAL, STRIDED, ZOO
 from paper.when_does_drawing_pay.trained import prepare
 from paper.when_does_drawing_pay.work import compute, result_of, shipped
 
@@ -41,13 +41,10 @@ def main() -> None:
             prepare(alike, arguments.folder)
             compute(cell, arguments.folder)
     if arguments.what in ("all", "cifar10"):
-        compare_small(arguments.folder)
+        compare([SMALL_FINAL, STRIDED], arguments.folder)
     if arguments.what in ("all", "final"):
-        chosen = finalist()
-        if chosen is None:
-            print("no method has all seeds on validation data yet: nothing to compare on test data")
-        else:
-            compare(chosen, arguments.folder)
+        for cell in FINALS:
+            compare(finals(cell), arguments.folder)
     names = write_figures(arguments.docs / "figures")
     write_page(arguments.docs / "when-does-drawing-pay.md", {k: f"figures/{v}" for k, v in names.items()})
 

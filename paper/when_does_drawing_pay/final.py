@@ -1,110 +1,76 @@
 """The final comparison on test data: the ensemble and the single network that validation data chose, five seeds.
 
-Equal FLOPs per prediction: the ensemble is drawn evenly, the single network is the best of all networks of its size
-that AT trained here with this seed, for as long as its members and for twice as long. Both choices are made on
-validation data under the saddle climber; test images are attacked once, by the portfolio.
+Equal FLOPs per prediction: the ensemble (`FINAL`, the best on validation data) is drawn evenly, the single network is
+the best on validation data, under the saddle climber, of all that `singles` names. The longest were trained for more
+epochs than any member. Test images are attacked once, by the portfolio. Ensemble and single network are kept apart, so
+that another choice of single networks needs no new attack on the ensemble.
 """
 
 from __future__ import annotations
 
 import json
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 import randens
-from paper.when_does_drawing_pay.plan import BASE, CELLS, CIFAR, FINAL_SEEDS, SEEDS, Cell, Member, singles
-from paper.when_does_drawing_pay.trained import ensemble_of, member_of, prepare, train_members
-from paper.when_does_drawing_pay.work import compute, images_of, judged, result_of, write_result
+from paper.when_does_drawing_pay.plan import FINAL, FINAL_SEEDS, Cell, singles
+from paper.when_does_drawing_pay.trained import member_of, prepare, train_members
+from paper.when_does_drawing_pay.work import PORTFOLIO, compute, images_of, result_of, write_result
 
-__all__ = ["compare", "compare_small", "finalist", "result_of_final", "result_of_small"]
+__all__ = ["compare", "compared", "finals", "result_of_single"]
 
-PORTFOLIO = "suite"
 Say = Callable[[str], None]
 
 
-def finalist() -> Cell | None:
-    """The ensemble of the base's networks that validation data like best, drawn evenly; its seed is 0."""
-    scores: dict[Hashable, list[float]] = defaultdict(list)
-    for cell in CELLS:
-        base = replace(cell.member, epochs=BASE, seed=0) == Cell().member and cell.member.epochs == BASE
-        if base and cell.k == 1 and not cell.attacks and result_of(cell).is_file():
-            found = json.loads(result_of(cell).read_text(encoding="utf-8"))
-            scores[replace(cell, seed=0)].append(found["pooled"]["drawn"])
-    complete = {cell: float(np.mean(values)) for cell, values in scores.items() if len(values) == len(SEEDS)}
-    best = max(complete, key=lambda cell: complete[cell], default=None)
-    assert best is None or isinstance(best, Cell)
-    return best
+def result_of_single(cell: Cell) -> Path:
+    """Where the single network that an ensemble is compared with is kept."""
+    return result_of(cell, "single")
 
 
-def result_of_final(seed: int) -> Path:
-    """Where the comparison of a seed is kept."""
-    return result_of(Cell()).with_name(f"digits-final-s{seed}.json")
+def compared(cell: Cell) -> dict[str, Any] | None:
+    """The ensemble on test data with its single network; None where one of them is missing."""
+    paths = (result_of(cell, "test"), result_of_single(cell))
+    if not all(path.is_file() for path in paths):
+        return None
+    ensemble, single = (json.loads(path.read_text(encoding="utf-8")) for path in paths)
+    return {**ensemble, **single}
 
 
-def compare(cell: Cell, folder: Path, say: Say = print) -> None:
-    """Every seed's comparison that is not there yet."""
-    cells = [replace(cell, seed=seed) for seed in FINAL_SEEDS if not result_of_final(seed).is_file()]
+def finals(cell: Cell = FINAL) -> list[Cell]:
+    """An ensemble of the final comparison on digits, with every seed."""
+    return [replace(cell, seed=seed) for seed in FINAL_SEEDS]
+
+
+def compare(wanted: Iterable[Cell], folder: Path, say: Say = print) -> None:
+    """Every comparison that is not there yet."""
+    cells = [cell for cell in wanted if compared(cell) is None]
     prepare(cells, folder, say)
-    for one in cells:
-        alone = singles(one.seed)
-        train_members(alone, folder, say)
-        write_result(result_of_final(one.seed), _compared(one, alone, folder, say))
+    train_members([one for cell in cells for one in singles(cell) if one.data != "cifar10"], folder, say)
+    for cell in cells:
+        compute(cell, folder, "test", say)
+        if not result_of_single(cell).is_file():
+            write_result(result_of_single(cell), _best(cell, folder, say))
 
 
-def compare_small(folder: Path, say: Say = print) -> None:
-    """The same for CIFAR-10, for every cell of it: against the networks by AT of as many epochs."""
-    for cell in CIFAR:
-        kept = result_of_small(cell)
-        if not kept.is_file():
-            ensemble_of(cell, folder)  # trains what is missing
-            # What a method added to its members counts for the single networks as well.
-            further = CIFAR[1].base() if cell.method != "iat" else []
-            if further:
-                ensemble_of(CIFAR[1], folder)
-            alone = [*cell.base(), *(member.on for member in further)]
-            write_result(kept, _compared(cell, alone, folder, say))
-
-
-def result_of_small(cell: Cell) -> Path:
-    """Where the comparison of a cell of CIFAR-10 on test data is kept."""
-    return result_of(cell, "test")
-
-
-def _compared(cell: Cell, alone: Sequence[Member], folder: Path, say: Say) -> dict[str, Any]:
-    """The ensemble of `cell` and the best of the networks `alone`, chosen on validation data, on test data."""
+def _best(cell: Cell, folder: Path, say: Say) -> dict[str, Any]:
+    """The single network that validation data choose, on test data."""
     threat = randens.Threat(cell.member.norm, cell.member.eps)
-    portfolio = randens.attacks.create(PORTFOLIO, threat)
-    saddle = randens.attacks.create("saddle", threat)
+    portfolio, saddle = (randens.attacks.create(name, threat) for name in (PORTFOLIO, "saddle"))
     x, y = images_of(cell.member.data, "validation")
-    networks = {member.name: member_of(folder / member.name) for member in alone}
+    networks = {member.name: member_of(folder / member.name) for member in singles(cell)}
     scores = {
         name: saddle(randens.RandomizedEnsemble([network]), x, y).robust_accuracy
         for name, network in networks.items()
     }
     best = max(scores, key=lambda name: scores[name])
-    validated = compute(cell, folder, say=say)
-    say(f"{cell.name} and {best}: judging on test data")
+    say(f"{best}: judging on test data")
     x, y = images_of(cell.member.data, "test")
-    rec, passes = ensemble_of(cell, folder)
     single = portfolio(randens.RandomizedEnsemble([networks[best]]), x, y)
     return {
-        "cell": cell.name,
-        "method": cell.label,
-        "members": len(rec),
-        "seed": cell.seed,
-        "inputs": len(y),
-        "attack": PORTFOLIO,
-        "passes": passes,
-        "flops": randens.models.flops(rec.members[0]),
         "single": best,
         "singles": scores,
-        "drawn_validation": validated["pooled"]["drawn"],
         "single_robust": single.robust_accuracy,
         "single_fooled": "".join("01"[int(bit)] for bit in single.pool.foolable[:, 0]),
-        **judged(rec, x, y, threat, (PORTFOLIO,), alone_by="saddle"),
     }

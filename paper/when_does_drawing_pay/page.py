@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from string import Template
@@ -13,27 +13,36 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paper.when_does_drawing_pay.final import result_of_final, result_of_small
+from paper.when_does_drawing_pay.final import compared, finals
 from paper.when_does_drawing_pay.plan import (
+    AVERAGES,
     BASE,
     BOOSTED,
     CELLS,
     CIFAR,
     COUNTS,
+    FINAL,
     FINAL_SEEDS,
+    FINALS,
     FURTHER,
     IDEAS,
     LENGTHS,
     MANY,
     MEMBERS,
+    NARROW,
+    NARROW_BOUNDED,
+    NARROW_LENGTHS,
     NORMS,
     RADII,
     SEEDS,
+    SMALL_FINAL,
+    STRIDED,
     WIDTHS,
     ZOO,
     Cell,
     Member,
     Shipped,
+    singles,
 )
 from paper.when_does_drawing_pay.work import result_of
 
@@ -55,6 +64,7 @@ WORDS = {
     "features": "features of other members",
     "distil": "distilled from the mean logits",
     "paths": "orthogonal paths, one trunk",
+    "mixed": "AT, members of 16, 16, 32 and 52 units",
     "mrboost": "MRBoost, uniform α",
     "barre": "BARRE, uniform α",
 }
@@ -140,6 +150,10 @@ def axes_of_the_map() -> list[tuple[str, list[tuple[str, Group]]]]:
     """The axes with those of their values that have results."""
     axes = [
         ("epochs", [(str(e), _like(epochs=e)) for e in LENGTHS]),
+        (
+            f"epochs, width {NARROW}",
+            [(str(e), _like(epochs=e, width=NARROW)) for e in NARROW_LENGTHS],
+        ),
         ("width", [(str(w), _like(width=w)) for w in WIDTHS]),
         ("ε", [(f"{e:g}", _like(eps=e)) for e in RADII]),
         ("M", [(str(m), _like(members=m)) for m in COUNTS]),
@@ -248,10 +262,10 @@ class Final:
         return _bootstrap(np.array(rows).mean(axis=0))
 
 
-def final() -> Final:
+def final(cell: Cell = FINAL) -> Final:
     """Of the seeds that have a result."""
-    paths = [result_of_final(seed) for seed in FINAL_SEEDS]
-    return Final(tuple(json.loads(p.read_text(encoding="utf-8")) for p in paths if p.is_file()))
+    found = [compared(one) for one in finals(cell)]
+    return Final(tuple(one for one in found if one is not None))
 
 
 def _bootstrap(per_image: Numbers) -> tuple[float, float]:
@@ -271,8 +285,15 @@ def _by_count() -> list[str]:
     return lines or ["Not computed yet."]
 
 
+def _shown() -> Cell:
+    """The ensemble that the verdict is about: the first that has every seed."""
+    complete = [cell for cell in FINALS if len(final(cell).results) == len(FINAL_SEEDS)]
+    return (complete or [FINAL])[0]
+
+
 def _verdict() -> str:
-    found = final()
+    shown = _shown()
+    found = final(shown)
     if not found.results:
         return "The comparison with the best single network on test data is not computed yet."
     one, count = found.results[0], len(found.results)
@@ -291,27 +312,20 @@ def _verdict() -> str:
     goal = f"{100 * TARGET:.0f} points in {len(FINAL_SEEDS) - 1} of {len(FINAL_SEEDS)} seeds"
     met = found.seeds >= len(FINAL_SEEDS) - 1
     said += f"The target, {goal}, is {'met' if met else 'missed'}."
-    if (plateau() or max(LENGTHS)) > 2 * BASE:
+    longest, total = max(LENGTHS), shown.member.epochs + shown.member.further
+    before, after = (_like(epochs=epochs) for epochs in (longest // 2, longest))
+    if before and after:
+        change = after.members - before.members
         said += (
-            f" The single networks of this comparison were trained for at most {2 * BASE} epochs, where doubling the "
-            "epochs still raised robust accuracy: a network at its plateau may do better."
+            f" The longest single networks were trained for {longest} epochs, the members for {total} in all. "
+            f"Doubling the epochs of AT from {longest // 2} to {longest} changes single networks by {_points(change)} "
+            f"points on validation data: {'their plateau' if abs(change) < PLATEAU else 'not their plateau'}."
         )
-    longest, ensembles = _like(epochs=max(LENGTHS)), methods(one["members"])
-    if longest and ensembles:
-        drawn, epochs = max(group.drawn for group in ensembles), max(LENGTHS)
-        more = "at least as much as" if longest.members >= drawn else "less than"
-        said += (
-            f" On validation data, where the ensemble reaches {_percent(drawn)} %, networks trained by AT for {epochs} "
-            f"epochs reach {_percent(longest.members)} %: {epochs // BASE} times the epochs for one network gain "
-            f"{more} drawing among members of {BASE + FURTHER} epochs."
-        )
-        if longest.members >= drawn:
-            said += " By the definition above, drawing is not shown to pay."
     return said
 
 
-def _final() -> str:
-    found = final()
+def _final(cell: Cell = FINAL) -> str:
+    found = final(cell)
     if not found.results:
         return "Not computed yet: `python -m paper.when_does_drawing_pay final`."
     rows = [
@@ -337,12 +351,18 @@ def _final() -> str:
         "deterministic",
         "reach",
     )
-    return "\n".join(_table(head, rows))
+    mean = float((found.drawn - found.single).mean())
+    low, high = found.interval()
+    said = (
+        f"Mean difference {_points(mean)} points (95 % interval over images {_points(low)} to {_points(high)}); "
+        f"{found.seeds} of {len(found.results)} seeds at {100 * TARGET:.0f} points or more."
+    )
+    return "\n".join([*_table(head, rows), said])
 
 
-def plateau() -> int | None:
+def plateau(lengths: Sequence[int] = LENGTHS, width: int = Member().width) -> int | None:
     """From which length on every doubling changes the members by less than half a point; None where none does."""
-    steps = [(epochs, _like(epochs=epochs)) for epochs in LENGTHS]
+    steps = [(epochs, _like(epochs=epochs, width=width)) for epochs in lengths]
     there = [(epochs, one) for epochs, one in steps if one]
     start = None
     for (short, before), (long, after) in reversed(list(pairwise(there))):
@@ -352,12 +372,27 @@ def plateau() -> int | None:
     return start
 
 
-def _plateau() -> str:
-    start = plateau()
+def _plateau(lengths: Sequence[int] = LENGTHS, width: int = Member().width) -> str:
+    start = plateau(lengths, width)
     if start is None:
         return "The last doubling of the epochs still changes the members by half a point or more: no plateau yet."
     return (
         f"From {start} epochs on, doubling them changes the members by less than half a point: the plateau."
+    )
+
+
+def _narrow() -> str:
+    """What `bounded` makes of the smaller networks at the longest training."""
+    one = group(replace(NARROW_BOUNDED, seed=seed) for seed in SEEDS)
+    if not one:
+        return ""
+    said = "" if one.drawn > one.best else "not "
+    return (
+        f"{MANY} members by `{one.label}`, from those of {NARROW_LENGTHS[-1]} epochs, {len(one.results)} seeds: "
+        f"members {_percent(one.members)} % in the mean and {_percent(one.best)} % at best, drawn evenly "
+        f"{_percent(one.drawn)} %, deterministic {_percent(one.deterministic)} %. Drawing is {said}better than the "
+        "best member here: the smaller the networks and the longer their training, the more unequal they are, and an "
+        "even draw has to use the weak ones as well."
     )
 
 
@@ -402,6 +437,10 @@ def write_page(target: Path, figures: Mapping[str, str]) -> None:
     """Fill in `page.md` and write it; `figures` are paths relative to the page by what they show."""
     said = (
         ("Training length", _plateau()),
+        (
+            f"Training length, {NARROW} units",
+            f"{_plateau(NARROW_LENGTHS, NARROW)} {_narrow()}",
+        ),
         ("Width", "Units of each hidden layer."),
         ("Radius", "Members are trained and attacked at ε."),
         (
@@ -419,11 +458,21 @@ def write_page(target: Path, figures: Mapping[str, str]) -> None:
     page = Template((Path(__file__).parent / "page.md").read_text(encoding="utf-8")).substitute(
         verdict=_verdict(),
         final=_final(),
+        shorter=_final(FINALS[1]),
+        shorter_epochs=FINALS[1].member.epochs,
+        shorter_total=FINALS[1].member.epochs + FINALS[1].member.further,
         seeds=len(SEEDS),
         many=MANY,
         members=MEMBERS,
         base=BASE,
         further=FURTHER,
+        epochs=FINAL.member.epochs,
+        total=FINAL.member.epochs + FINAL.member.further,
+        longest=max(LENGTHS),
+        small_width=SMALL_FINAL.member.width,
+        small_epochs=SMALL_FINAL.member.epochs,
+        small_further=SMALL_FINAL.member.further,
+        candidates=len(singles(FINAL)),
         images=images,
         image=f"{100 / images:.1f}",
         done=sum(result_of(cell).is_file() for cell in CELLS),
@@ -478,38 +527,49 @@ def _zoo() -> str:
 
 
 def _cifar() -> str:
-    """The table of CIFAR-10, or that there is none yet."""
-    found = [one for one in (group([cell]) for cell in CIFAR) if one]
-    member = CIFAR[0].member
-    if not found:
-        return (
-            "Not computed yet: `python -m paper.when_does_drawing_pay cifar10` trains the small network of "
-            f"`recipes/study/cifar10-strided-at.toml`, {CIFAR[0].members} members, and goes on by each method."
+    """The tables of CIFAR-10, or that there are none yet."""
+    small = [(cell, group([cell])) for cell in CIFAR if cell.member.data == AVERAGES]
+    rows = [
+        [f"{WORDS[cell.label]}, {cell.member.epochs} epochs{_twice(cell)}", *_row("", one)[1:-1]]
+        for cell, one in small
+        if one
+    ]
+    said = ["Not computed yet: `python -m paper.when_does_drawing_pay cifar10`."]
+    if rows:
+        said = _table(("method", *_HEAD[:-1]), rows)
+    before, after = (one for cell, one in small if cell.method == "iat")
+    if before and after:
+        change = after.members - before.members
+        said.append(
+            f"Doubling the epochs of AT changes the members by {_points(change)} points: "
+            f"{'the plateau' if abs(change) < PLATEAU else 'no plateau yet'}."
         )
-    single = next((one for one in found if one.label == "continued"), Group("continued", ()))
-    first = found[0].results[0]
-    said = (
-        f"The strided network of width {member.width} ({first['flops'] / 1e6:.1f} MFLOPs), {member.norm} "
-        f"ε = {member.eps:g}, {first['members']} members of {member.epochs} epochs by AT and {member.further} more by "
-        f"each method, {first['inputs']} {first['split']} images."
-    )
-    return "\n".join([said, "", *_methods(found, single), _small()])
+    return "\n".join([*said, "", _small()])
+
+
+def _twice(cell: Cell) -> str:
+    return f", {cell.k} of {cell.members} averaged" if cell.k > 1 else ""
+
+
+def _network(one: Result) -> str:
+    kind = "the network on averages" if AVERAGES in one["cell"] else "the strided network"
+    return f"{kind} ({one['flops'] / 1e6:.1f} MFLOPs)"
 
 
 def _small() -> str:
-    """CIFAR-10 on test data: a sentence for every cell that has a result."""
-    kept = [result_of_small(cell) for cell in CIFAR if result_of_small(cell).is_file()]
+    """CIFAR-10 on test data: a sentence for every ensemble that has a result."""
+    kept = [one for one in map(compared, (SMALL_FINAL, STRIDED)) if one is not None]
     if not kept:
         return "The comparison on test data is not computed yet."
     said = []
-    for path in kept:
-        found = Final((json.loads(path.read_text(encoding="utf-8")),))
-        (one,) = found.results
+    for one in kept:
+        found = Final((one,))
         low, high = found.interval()
         gained = one["pooled"]["drawn"] - one["single_robust"]
         met = gained >= SMALL_TARGET and low > 0
         said.append(
-            f"- `{one['method']}`, the first {one['inputs']:,} test images, under the portfolio: drawn evenly "
+            f"- {one['members']} members by `{one['method']}`, {_network(one)}, the first "
+            f"{one['inputs']:,} test images, under the portfolio: drawn evenly "
             f"{_percent(one['pooled']['drawn'])} %, the best single network of the same FLOPs (`{one['single']}`, "
             f"chosen on validation images of {len(one['singles'])}) {_percent(one['single_robust'])} %, difference "
             f"{_points(gained)} points (95 % interval {_points(low)} to {_points(high)}); the logits averaged "

@@ -7,18 +7,38 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from paper.when_does_drawing_pay.averages import SIDE
 from randens.training import load_recipe
 from randens.training.recipe import Recipe, recipe_from
 
-__all__ = ["CELLS", "CIFAR", "FINAL_SEEDS", "STACKED", "ZOO", "Cell", "Member", "Shipped", "singles"]
+__all__ = [
+    "AS_THEY_ARE",
+    "AVERAGES",
+    "CELLS",
+    "CIFAR",
+    "FINAL",
+    "FINALS",
+    "FINAL_SEEDS",
+    "SMALL_FINAL",
+    "STACKED",
+    "STRIDED",
+    "ZOO",
+    "Cell",
+    "Member",
+    "Shipped",
+    "singles",
+]
 
 SEEDS = (0, 1, 2)
 FINAL_SEEDS = (0, 1, 2, 3, 4)
 LENGTHS = (50, 100, 200, 400, 800)
 WIDTHS = (16, 32, 52)  # 52: twice the FLOPs of 32, as 2 of M have
+MIXED = (16, 16, 32, 52)  # widths of members that differ in it; their mean FLOPs are 0.95 of those of 32
 RADII = (0.1, 0.2, 0.3)
 COUNTS = (2, 4, 8)
 NORMS = (("linf", 0.2), ("l2", 0.6))
+NARROW = 16  # units; smaller networks than the map's, to see what longer training does to them
+NARROW_LENGTHS = (200, 400, 800)
 BASE = 200
 FURTHER = BASE // 2
 MEMBERS = 4
@@ -34,7 +54,9 @@ IDEAS: tuple[tuple[str, float | None], ...] = (
     ("columns", None),
     ("features", None),
     ("paths", None),
+    ("mixed", None),
 )
+AS_THEY_ARE = ("iat", "mixed")  # members by AT that are not trained further
 BOOSTED = ("mrboost", "barre", "columns")
 STACKED = (
     "shared",
@@ -42,6 +64,7 @@ STACKED = (
     "conflict",
     "distil",
 )  # methods of the stacked trainer; the engine trains the others
+AVERAGES = "cifar10-averages"
 RECIPE = Path(__file__).parents[2] / "recipes" / "study" / "cifar10-strided-at.toml"
 ATTACKS = ("adaptive-pgd-s", "arc", "arc-r-20", "arc-r-100", "lattice", "saddle", "suite")
 
@@ -57,6 +80,7 @@ class Member:
     seed: int = 0
     norm: str = "linf"
     more: int = 0
+    by: str = "at"
 
     @property
     def settings(self) -> str:
@@ -66,18 +90,23 @@ class Member:
 
     @property
     def name(self) -> str:
-        more = f"-and-{self.more}" if self.more else ""
+        more = f"-and-{self.more}{'' if self.by == 'at' else '-' + self.by}" if self.more else ""
         return f"{self.data}-at-{self.settings}-s{self.seed}{more}"
 
     @property
     def further(self) -> int:
         """Epochs by which the methods go on from members like this."""
-        return self.epochs // (2 if self.data == "digits" else 3)
+        return self.epochs // {"digits": 2, "cifar10": 3, AVERAGES: 1}[self.data]
 
     @property
     def on(self) -> Member:
         """The same network trained on by AT for as many epochs as the methods add."""
         return replace(self, more=self.further)
+
+    @property
+    def bounded(self) -> Member:
+        """The same network trained on alone by `bounded`, so that its loss is open to single networks too."""
+        return replace(self, more=self.further, by="bounded")
 
     def recipe(self) -> Recipe:
         """How it is trained."""
@@ -88,9 +117,10 @@ class Member:
 class Cell:
     """One ensemble: `method` on members like `member`, whose seeds are 20·seed, 20·seed + 1, …
 
-    "iat": these members themselves. "continued": each of them trained on by AT for half as many epochs again, which is
-    what the other methods are compared with at equal passes. attacks: by which attacks it is judged beside the saddle
-    climber. k: k of the members are drawn and their logits averaged; the subsets of k are what is judged.
+    "iat": these members themselves. "mixed": the same with the widths `MIXED`. "continued": each of them trained on by
+    AT for half as many epochs again, which is what the other methods are compared with at equal passes. attacks: by
+    which attacks it is judged beside the saddle climber. k: k of the members are drawn and their logits averaged; the
+    subsets of k are what is judged.
     """
 
     method: str = "iat"
@@ -118,7 +148,10 @@ class Cell:
 
     def base(self) -> list[Member]:
         """The members it is made of or starts from."""
-        return [replace(self.member, seed=20 * self.seed + index) for index in range(self.members)]
+        alike = [replace(self.member, seed=20 * self.seed + index) for index in range(self.members)]
+        if self.method != "mixed":
+            return alike
+        return [replace(one, width=width) for one, width in zip(alike, MIXED, strict=True)]
 
     def recipe(self, first: list[str]) -> Recipe:
         """How the method goes on from the runs `first`."""
@@ -161,17 +194,26 @@ def _settings(member: Member) -> dict[str, Any]:
         content["validation"]["every"] = member.epochs
         content["model"]["width"] = member.width
         return content
+    averages = member.data == AVERAGES
+    # Averages of 4×4 pixels move by at most ε / 4; see `averages`.
+    eps = member.eps / SIDE if averages else member.eps
     return {
         "method": "at",
         "epochs": member.epochs,
         "batch_size": 128,
         "seed": member.seed,
-        "ema": 0.99,
+        "ema": 0.998 if averages else 0.99,
         "precision": "float32",
-        "model": {"name": "mlp", "width": member.width, "depth": 2},
-        "data": {"name": member.data},
-        "threat": {"norm": member.norm, "eps": member.eps},
-        "adversary": {"name": "pgd", "steps": 3, "step": member.eps / 2, "warmup": member.epochs // 5},
+        "model": {"name": "mlp", "width": member.width, "depth": 1 if averages else 2},
+        "data": {"name": "cifar10" if averages else member.data},
+        "threat": {"norm": member.norm, "eps": eps},
+        "adversary": {
+            "name": "pgd",
+            "steps": 2 if averages else 3,
+            "step": 0.8 * eps if averages else eps / 2,
+            "start": 0 if averages else 1,
+            "warmup": member.epochs // 5,
+        },
         "loss": {"name": "mce"},
         "optimizer": {"lr": 0.1, "weight_decay": 1e-4},
         "schedule": {"name": "cyclic", "peak": 0.3},
@@ -201,25 +243,44 @@ def _cells() -> Iterable[Cell]:
         *(Cell(method, weight=weight) for method, weight in fast),
         *(Cell(method, weight=weight) for method, weight in slow),
         *(Cell(method) for method in BOOSTED),
+        FINAL,
+        *(Cell(member=Member(width=NARROW, epochs=epochs)) for epochs in NARROW_LENGTHS),
+        NARROW_BOUNDED,
     ]
     for group in groups:
         yield from (replace(group, seed=seed) for seed in SEEDS)
 
 
+# Of the final comparison, with `singles`; first the one that validation data like best.
+FINALS = tuple(Cell("bounded", Member(epochs=e), members=MANY, weight=0.5) for e in (2 * BASE, BASE))
+FINAL = FINALS[0]
+NARROW_BOUNDED = Cell("bounded", Member(width=NARROW, epochs=NARROW_LENGTHS[-1]), members=MANY, weight=0.5)
+
 CELLS: tuple[Cell, ...] = tuple(dict.fromkeys(_cells()))
 
 
-def singles(seed: int) -> list[Member]:
-    """Single networks of the base's size by AT: the ensemble's own, and two trained twice as long."""
-    longer = Cell(member=Member(epochs=2 * BASE), members=2, seed=seed)
-    return [*Cell(members=MANY, seed=seed).base(), *longer.base()]
+def singles(cell: Cell) -> list[Member]:
+    """Single networks of the members' size to compare with: those that the members are or started from, some of them
+    trained on by AT and by the ensemble's own loss for as many epochs as the ensemble was, and some of every greater
+    length that AT was run for."""
+    base = cell.base()
+    if cell.method in AS_THEY_ARE:
+        return base
+    some = base[:MEMBERS]
+    lengths = LENGTHS if cell.member.data == "digits" else (2 * cell.member.epochs,)
+    longer = [replace(one, epochs=e) for e in lengths if e > cell.member.epochs for one in some]
+    return [*base, *(one.on for one in some), *(one.bounded for one in some), *longer]
 
 
-_SMALL = Member("cifar10", width=8, epochs=12, eps=0.5, norm="l2")
+STRIDED = Cell("iat", Member("cifar10", width=8, epochs=12, eps=0.5, norm="l2"), members=2)
+_AVERAGES = Member(AVERAGES, width=32, epochs=4, eps=0.5, norm="l2")
+SMALL_FINAL = Cell("bounded", _AVERAGES, weight=0.5)
 CIFAR: tuple[Cell, ...] = (
-    Cell("iat", _SMALL, members=2),
-    Cell("continued", _SMALL, members=2),
-    Cell("bounded", _SMALL, members=2, weight=0.5),
+    Cell("iat", _AVERAGES),
+    Cell("iat", replace(_AVERAGES, epochs=2 * _AVERAGES.epochs)),
+    SMALL_FINAL,
+    replace(SMALL_FINAL, k=2),
+    STRIDED,
 )
 
 _KINDS = (

@@ -3,7 +3,8 @@
 A network of a few thousand weights spends its time between operations, not in them. Here S runs of one recipe, which
 differ only in their seeds, are trained side by side: every operation works on all of them. Row r of a batch belongs to
 network r mod S. The adversaries, losses, methods and the order of images are the engine's own, drawn from the same
-seeds, so that the weights are those of the engine up to rounding (tested).
+seeds, so that the weights are those of the engine up to rounding (tested). Gradients come
+from `by_hand` where it has them, and from autograd elsewhere.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from paper.when_does_drawing_pay import by_hand
 from randens import data as datasets
+from randens.data import ImageData
 from randens.training.adversaries import Start, Victims, adversary
 from randens.training.initial_members import Blueprint, seed_for
 from randens.training.losses import passes, training_loss
@@ -67,8 +70,13 @@ class Trained:
     passes: int
 
 
-def train(recipes: Sequence[Recipe], first: Sequence[Sequence[nn.Module]] | None = None) -> list[Trained]:
+def train(
+    recipes: Sequence[Recipe],
+    first: Sequence[Sequence[nn.Module]] | None = None,
+    train_data: ImageData | None = None,
+) -> list[Trained]:
     """The members of every recipe; the recipes differ in their seeds only. first: the members each starts from.
+    train_data: other images than those that the recipe names.
 
     For methods that train all members in one stage with α uniform, and networks without batch normalisation.
     The weights of the last epoch count.
@@ -79,7 +87,7 @@ def train(recipes: Sequence[Recipe], first: Sequence[Sequence[nn.Module]] | None
     method = METHODS[recipe.method](recipe.weight)
     if method.stages(recipe.members) != [recipe.members] or method.descends:
         raise ValueError(f"method {recipe.method!r} has stages or moves α; the engine trains it")
-    train_data = datasets.load(recipe.data.name, "train")
+    train_data = train_data or datasets.load(recipe.data.name, "train")
     blueprints = [Blueprint.of(one, train_data) for one in recipes]
     given = first or [[] for _ in recipes]
     stacks = []
@@ -104,6 +112,8 @@ def train(recipes: Sequence[Recipe], first: Sequence[Sequence[nn.Module]] | None
     victims = Victims.of(members, torch.from_numpy(probs))
     level = method.level if recipe.members > 1 else "loss"
     loss, threat = training_loss(recipe.loss), recipe.threat.build()
+    quick, network = by_hand.fits(recipe), blueprints[0]()
+    images, labels = train_data[: len(train_data)]
     batches = ceil(len(train_data) / recipe.batch_size)
     bounds = np.linspace(0, len(train_data), batches + 1).round().astype(int).tolist()
     spent = 0
@@ -113,25 +123,33 @@ def train(recipes: Sequence[Recipe], first: Sequence[Sequence[nn.Module]] | None
         orders = [
             torch.randperm(len(train_data), generator=_generator(one, "order", 0, epoch)) for one in recipes
         ]
+        known = by_hand.Images.of(images, labels, craft) if quick else None
         for step in range(batches):
             count = bounds[step + 1] - bounds[step]
-            if recipe.members > 1:
-                count -= count % 4  # shares of a batch hold as many images of every run
-            drawn = []
-            for one, order in zip(recipes, orders, strict=True):
-                x, y = train_data[order[bounds[step] : bounds[step] + count]]
-                drawn.append((x, y, craft.begin(x, _generator(one, "batch", 0, epoch, step))))
-            x, y, point = (torch.stack(values, dim=1).flatten(0, 1) for values in zip(*drawn, strict=True))
-            seed = seed_for(recipe.seed, "arc", 0, epoch, step, 0)
-            learners = list(range(len(stacks)))
-            x_adv = method.examples(craft, victims, Start(x, y, point, seed), learners)
-            lesson = Lesson(x, y, [made.detach() for made in x_adv], stacks, stacks, teachers, threat)
-            total = torch.stack([value.sum() for value, _ in method.losses(loss, lesson)]).sum()
+            optimizer.zero_grad(set_to_none=True)
+            generators = [_generator(one, "batch", 0, epoch, step) for one in recipes]
+            if known is not None:
+                rows = torch.stack([order[bounds[step] : bounds[step + 1]] for order in orders])
+                by_hand.learn(method, stacks, network, craft, known.batch(rows, craft, generators))
+            else:
+                if recipe.members > 1:
+                    count -= count % 4  # shares of a batch hold as many images of every run
+                drawn = []
+                for order, generator in zip(orders, generators, strict=True):
+                    rows = order[bounds[step] : bounds[step] + count]
+                    drawn.append((images[rows], labels[rows], craft.begin(images[rows], generator)))
+                x, y, point = (
+                    torch.stack(values, dim=1).flatten(0, 1) for values in zip(*drawn, strict=True)
+                )
+                seed = seed_for(recipe.seed, "arc", 0, epoch, step, 0)
+                learners = list(range(len(stacks)))
+                x_adv = method.examples(craft, victims, Start(x, y, point, seed), learners)
+                lesson = Lesson(x, y, [made.detach() for made in x_adv], stacks, stacks, teachers, threat)
+                total = torch.stack([value.sum() for value, _ in method.losses(loss, lesson)]).sum()
+                (total / count).backward()
             rate = learning_rate(recipe.schedule, part.lr, epoch * batches + step, batches, recipe.epochs)
             for settings in optimizer.param_groups:
                 settings["lr"] = rate
-            optimizer.zero_grad(set_to_none=True)
-            (total / count).backward()
             optimizer.step()
             for target, stack in zip(averaged, stacks, strict=True):
                 average(target, stack, recipe.ema, epoch * batches + step)

@@ -11,9 +11,10 @@ from pathlib import Path
 from torch import nn
 
 import randens
-from paper.when_does_drawing_pay import stacked
-from paper.when_does_drawing_pay.plan import STACKED, Cell, Member
+from paper.when_does_drawing_pay import averages, stacked
+from paper.when_does_drawing_pay.plan import AS_THEY_ARE, AVERAGES, FINAL, STACKED, Cell, Member
 from randens.core.files import write_atomic
+from randens.models import Classifier
 from randens.training.recipe import Recipe, recipe_from
 
 __all__ = ["ensemble_of", "member_of", "passes_of", "prepare", "train_members"]
@@ -26,10 +27,10 @@ _AT_ONCE = 24
 
 def prepare(cells: Iterable[Cell], folder: Path, say: Say = print) -> None:
     """Train what these cells are made of and is not there yet, as many runs at once as differ in their seeds only."""
-    wanted = [cell for cell in cells if cell.member.data == "digits"]
+    wanted = [cell for cell in cells if cell.member.data != "cifar10"]
     train_members([member for cell in wanted for member in cell.base()], folder, say)
-    on = [member for cell in wanted if cell.method == "continued" for member in cell.base()]
-    _at([(m.on, _further(m), m) for m in on], folder, say)
+    on = [member.on for cell in wanted if cell.method == "continued" for member in cell.base()]
+    train_members(on, folder, say)
     groups: dict[Hashable, list[Cell]] = defaultdict(list)
     for cell in dict.fromkeys(replace(cell, k=1, attacks=()) for cell in wanted if cell.method in STACKED):
         if not _there(folder / cell.run):
@@ -38,29 +39,46 @@ def prepare(cells: Iterable[Cell], folder: Path, say: Say = print) -> None:
         say(f"{group[0].run}: training {len(group)} seeds at once")
         first = [[member_of(folder / member.name) for member in cell.base()] for cell in group]
         recipes = [cell.recipe(["given"] * cell.members) for cell in group]
-        for cell, made in zip(group, stacked.train(recipes, first), strict=True):
+        for cell, made in zip(group, _trained(group[0].member, recipes, first), strict=True):
             _keep(folder / cell.run, made.members, made.passes)
 
 
 def train_members(members: Iterable[Member], folder: Path, say: Say = print) -> None:
-    """AT of every member of digits that is missing."""
-    _at([(member, member.recipe(), None) for member in members], folder, say)
+    """Train every network that is missing, and before it the one that it goes on from."""
+    wanted = list(dict.fromkeys(members))
+    first = [replace(member, more=0, by="at") for member in wanted if member.more]
+    if first:
+        train_members(first, folder, say)
+    groups: dict[Hashable, list[Member]] = defaultdict(list)
+    for member in wanted:
+        if not _there(folder / member.name):
+            groups[replace(member, seed=0)].append(member)
+    for missing in groups.values():
+        for start in range(0, len(missing), _AT_ONCE):
+            group = missing[start : start + _AT_ONCE]
+            say(f"{group[0].name}: training {len(group)} networks at once")
+            before = None
+            if group[0].more:
+                before = [[member_of(folder / replace(one, more=0, by="at").name)] for one in group]
+            recipes = [_further(one) if one.more else one.recipe() for one in group]
+            for member, found in zip(group, _trained(group[0], recipes, before), strict=True):
+                _keep(folder / member.name, found.members, found.passes)
 
 
 def ensemble_of(cell: Cell, folder: Path) -> tuple[Ensemble, int]:
     """The members of a cell, drawn evenly, and the member passes that training them took in all."""
     base = [folder / member.name for member in cell.base()]
-    if cell.member.data == "digits":
+    if cell.member.data != "cifar10":
         prepare([cell], folder, say=lambda _: None)
     else:
         for member in cell.base():
             randens.training.train(member.recipe(), folder / member.name)
     passes = sum(passes_of(run) for run in base)
-    if cell.method == "iat":
+    if cell.method in AS_THEY_ARE:
         return Ensemble([member_of(run) for run in base]), passes
     if cell.method == "continued":
         runs = [folder / member.on.name for member in cell.base()]
-        if cell.member.data != "digits":
+        if cell.member.data == "cifar10":
             for member, run in zip(cell.base(), runs, strict=True):
                 randens.training.train(_further(member, str(folder / member.name)), run)
         return Ensemble([member_of(run) for run in runs]), passes + sum(passes_of(run) for run in runs)
@@ -70,26 +88,30 @@ def ensemble_of(cell: Cell, folder: Path) -> tuple[Ensemble, int]:
     return randens.load(run / "ensemble").with_probs(None), passes + passes_of(run)
 
 
-def _at(wanted: Sequence[tuple[Member, Recipe, Member | None]], folder: Path, say: Say) -> None:
-    """AT of every member that is missing, from the member it goes on from, if there is one."""
-    groups: dict[Hashable, list[tuple[Member, Recipe, Member | None]]] = defaultdict(list)
-    for item in {one[0]: one for one in wanted}.values():
-        if not _there(folder / item[0].name):
-            groups[replace(item[0], seed=0)].append(item)
-    for missing in groups.values():
-        for start in range(0, len(missing), _AT_ONCE):
-            group = missing[start : start + _AT_ONCE]
-            say(f"{group[0][0].name}: training {len(group)} networks at once")
-            first = [[] if before is None else [member_of(folder / before.name)] for _, _, before in group]
-            made = stacked.train([recipe for _, recipe, _ in group], first if first[0] else None)
-            for (member, _, _), found in zip(group, made, strict=True):
-                _keep(folder / member.name, found.members, found.passes)
+def _trained(
+    member: Member, recipes: Sequence[Recipe], first: Sequence[Sequence[nn.Module]] | None
+) -> list[stacked.Trained]:
+    """Side by side; for networks on averages, on averages, and back on pixels afterwards."""
+    if member.data != AVERAGES:
+        return stacked.train(recipes, first)
+    data = averages.averaged(randens.data.load("cifar10", "train"))
+    given = None if first is None else [[averages.gathered(_classifier(one)) for one in run] for run in first]
+    made = stacked.train(recipes, given, data)
+    return [
+        replace(one, members=[averages.spread(_classifier(member)) for member in one.members]) for one in made
+    ]
+
+
+def _classifier(member: nn.Module) -> Classifier:
+    assert isinstance(member, Classifier)
+    return member
 
 
 def _further(member: Member, run: str = "given") -> Recipe:
-    """The same network trained on by AT, with the settings by which the other methods go on from it."""
+    """One network trained on alone, with the settings by which the methods go on from several."""
+    weight = None if member.by == "at" else FINAL.weight
     content = Cell("shared", member, members=1).recipe([run]).to_json()
-    return recipe_from(content | {"method": "at", "weight": None, "seed": 1000 + member.seed})
+    return recipe_from(content | {"method": member.by, "weight": weight, "seed": 1000 + member.seed})
 
 
 def _keep(run: Path, members: Sequence[nn.Module], passes: int) -> None:

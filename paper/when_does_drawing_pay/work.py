@@ -19,9 +19,10 @@ from randens.core.files import write_atomic
 from randens.evaluation import transferred
 from randens.witness import WitnessPool
 
-__all__ = ["RESULTS", "compute", "images_of", "judged", "result_of", "shipped", "write_result"]
+__all__ = ["PORTFOLIO", "RESULTS", "compute", "images_of", "judged", "result_of", "shipped", "write_result"]
 
 RESULTS = Path(__file__).parent / "results"
+PORTFOLIO = "suite"
 
 Say = Callable[[str], None]
 Ensemble = randens.RandomizedEnsemble
@@ -40,12 +41,17 @@ def compute(cell: Cell, folder: Path, split: str = "validation", say: Say = prin
         return result
     say(f"{cell.name}: training")
     rec, passes = ensemble_of(cell, folder)
-    flops = cell.k * randens.models.flops(rec.members[0])
+    flops = cell.k * sum(map(randens.models.flops, rec.members)) // len(rec)
     if cell.k > 1:
         rec = rec.subsets(cell.k)
     say(f"{cell.name}: judging on {split} data")
     x, y = images_of(cell.member.data, split)
     threat = randens.Threat(cell.member.norm, cell.member.eps)
+    names = ("saddle", *(name for name in cell.attacks if name != "saddle"))
+    if split == "test":
+        found = judged(rec, x, y, threat, (PORTFOLIO,), alone_by="saddle")
+    else:
+        found = judged(rec, x, y, threat, names)
     result = {
         "cell": cell.name,
         "method": cell.label,
@@ -58,7 +64,7 @@ def compute(cell: Cell, folder: Path, split: str = "validation", say: Say = prin
         "inputs": len(y),
         "passes": passes,
         "flops": flops,
-        **judged(rec, x, y, threat, ("saddle", *(name for name in cell.attacks if name != "saddle"))),
+        **found,
     }
     write_result(kept, result)
     return result
@@ -100,7 +106,7 @@ def shipped(cell: Shipped, say: Say = print) -> dict[str, Any]:
 
 def images_of(name: str, split: str) -> tuple[torch.Tensor, torch.Tensor]:
     """All images of digits; of CIFAR-10 the first 2,000 test images, or a thousand validation images."""
-    data = randens.data.load(name, split)
+    data = randens.data.load("digits" if name == "digits" else "cifar10", split)
     if name == "digits":
         return data[: len(data)]
     return data[:2000] if split == "test" else data[500:1500]

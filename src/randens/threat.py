@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -149,7 +149,7 @@ def _in_float64(method: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
         here: Any = method
         found = here(*map(_on_cpu, args), **{name: _on_cpu(value) for name, value in named.items()})
         back: Any = tuple(part.to(device) for part in found) if isinstance(found, tuple) else found.to(device)
-        return back  # type: ignore[no-any-return]
+        return cast(_Result, back)
 
     return exact
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from paper.when_does_drawing_pay import final, page, plan, trained, work
+from paper.when_does_drawing_pay import averages, final, page, plan, trained, work
 from paper.when_does_drawing_pay.figures import write_figures
 from torch import nn
 
@@ -43,6 +44,14 @@ def _result(seed: int, alone: list[str], at_once: list[int], members: int = 2) -
     }
 
 
+def _keep(cell: plan.Cell, result: dict[str, Any]) -> None:
+    """As the final comparison does: the ensemble and the single network apart."""
+    single = {name: value for name, value in result.items() if name.startswith("single")}
+    rest = {name: value for name, value in result.items() if name not in single}
+    work.result_of(cell, "test").write_text(json.dumps(rest), encoding="utf-8")
+    final.result_of_single(cell).write_text(json.dumps(single), encoding="utf-8")
+
+
 def test_every_cell_has_a_name_of_its_own_and_a_recipe() -> None:
     names = [cell.name for cell in (*plan.CELLS, *plan.CIFAR)]
     assert len(set(names)) == len(names)
@@ -50,20 +59,31 @@ def test_every_cell_has_a_name_of_its_own_and_a_recipe() -> None:
         seeds = [member.seed for member in cell.base()]
         assert seeds == [20 * cell.seed + index for index in range(cell.members)]
         assert cell.member.recipe().method == "at"
-        if cell.method not in ("iat", "continued"):
+        if cell.method not in (*plan.AS_THEY_ARE, "continued"):
             recipe = cell.recipe(["run"] * cell.members)
             assert recipe.method == cell.method
             assert recipe.weight == cell.weight
             assert recipe.sampling.method == "uniform"
 
 
+def test_mixed_members_cost_in_the_mean_what_the_others_cost() -> None:
+    def flops(width: int) -> int:
+        network = randens.models.create("mlp", classes=10, input_shape=(1, 8, 8), width=width, depth=2)
+        return randens.models.flops(network)
+
+    (cell,) = [cell for cell in plan.CELLS if cell.method == "mixed" and cell.seed == 1]
+    widths = [member.width for member in cell.base()]
+    assert len(set(widths)) == 3
+    assert sum(map(flops, widths)) / len(widths) == pytest.approx(flops(plan.Member().width), rel=0.06)
+
+
 def test_methods_and_their_control_have_the_same_epochs_and_rate() -> None:
     for cell in plan.CELLS:
-        if cell.method in ("iat", "continued"):
+        if cell.method in (*plan.AS_THEY_ARE, "continued"):
             continue
         recipe = cell.recipe(["run"] * cell.members)
         boosted = cell.method in plan.BOOSTED
-        assert recipe.epochs_of(1 if boosted else 0) == plan.FURTHER
+        assert recipe.epochs_of(1 if boosted else 0) == cell.member.further
         assert recipe.lr_of(1) == recipe.lr_of(0) == cell.member.recipe().lr_of(0) / 2
 
 
@@ -167,39 +187,30 @@ def test_the_verdict_is_that_of_the_test_data(tmp_path: Path, monkeypatch: pytes
             "single_robust": 1 - fooled.count("1") / 4,
             "single_fooled": fooled,
         }
-        final.result_of_final(seed).write_text(json.dumps(result), encoding="utf-8")
+        _keep(final.finals()[seed], result)
     page.write_page(tmp_path / "page.md", {})
     text = (tmp_path / "page.md").read_text(encoding="utf-8")
     assert "reach 75.0 %; the best single network of the same FLOPs reaches 60.0 %" in text
     assert "The difference is +15.0 points" in text
     assert "3 of 5 seeds at 3 points or more. The target, 3 points in 4 of 5 seeds, is missed." in text
-    final.result_of_final(4).unlink()
+    final.result_of_single(final.finals()[4]).unlink()
     page.write_page(tmp_path / "page.md", {})
     assert "Only 4 of 5 seeds are computed so far" in (tmp_path / "page.md").read_text(encoding="utf-8")
 
 
-def test_the_finalist_is_the_best_on_validation_data_with_all_seeds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(work, "RESULTS", tmp_path)
-    assert final.finalist() is None
-    for cell in plan.CELLS:
-        drawn = {"iat": 0.5, "bounded-0.5": 0.6, "continued": 0.9}.get(cell.label, 0.1)
-        if cell.label == "continued" and cell.seed == 2:
-            continue  # not complete
-        if cell.member.width == 16:
-            drawn = 1.0  # another network
-        work.result_of(cell).write_text(json.dumps({"pooled": {"drawn": drawn}}), encoding="utf-8")
-    chosen = final.finalist()
-    assert chosen is not None
-    assert (chosen.label, chosen.seed, chosen.member) == ("bounded-0.5", 0, plan.Member())
-
-
-def test_best_single_networks_include_those_trained_longer() -> None:
-    names = [member.name for member in plan.singles(3)]
-    assert len(set(names)) == len(names)
-    assert {member.epochs for member in plan.singles(3)} == {200, 400}
-    assert {member.width for member in plan.singles(3)} == {32}
+def test_no_member_is_trained_for_longer_than_the_single_networks() -> None:
+    for cell in (final.finals()[3], plan.SMALL_FINAL):
+        alone = plan.singles(cell)
+        names = [member.name for member in alone]
+        assert len(set(names)) == len(names)
+        assert {replace(member, seed=0, epochs=0, more=0, by="at") for member in alone} == {
+            replace(cell.member, epochs=0)
+        }
+        total = cell.member.epochs + cell.member.further
+        ways = {(member.epochs + member.more, member.by) for member in alone}
+        assert {(total, "at"), (total, "bounded")} < ways
+        assert max(epochs for epochs, _ in ways) >= total
+        assert {member.seed // 20 for member in alone} == {cell.seed}
 
 
 def test_a_cell_with_a_result_is_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,8 +263,8 @@ def test_the_page_says_what_the_test_images_of_cifar10_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(work, "RESULTS", tmp_path)
-    cell = plan.CIFAR[0]
-    result = _result(0, ["0110", "0111"], [0, 1, 1, 0]) | {"flops": 415_744, "split": "validation"}
+    cell = plan.SMALL_FINAL
+    result = _result(0, ["0110", "0111"], [0, 1, 1, 0]) | {"flops": 415_744, "cell": cell.name}
     work.result_of(cell).write_text(json.dumps(result), encoding="utf-8")
     page.write_page(tmp_path / "page.md", {})
     assert "test data is not computed yet" in (tmp_path / "page.md").read_text(encoding="utf-8")
@@ -264,12 +275,33 @@ def test_the_page_says_what_the_test_images_of_cifar10_say(
         "single_fooled": "1100",
         "singles": {"a": 1},
     }
-    final.result_of_small(cell).write_text(json.dumps(judged), encoding="utf-8")
+    _keep(cell, judged)
     page.write_page(tmp_path / "page.md", {})
     text = (tmp_path / "page.md").read_text(encoding="utf-8")
+    assert "2 members by `x`, the network on averages (0.4 MFLOPs)" in text
     assert "drawn evenly 75.0 %" in text
     assert "difference +25.0 points" in text
     assert "the interval above 0 is missed" in text  # four images say nothing: the interval holds 0
+
+
+def test_a_network_on_averages_is_one_on_pixels() -> None:
+    network = randens.models.create(
+        "mlp", classes=3, input_shape=(2, 2, 3), width=4, depth=1, mean=0.4, std=0.3
+    )
+    wide = averages.spread(network)
+    x = torch.rand(5, 2, 8, 12)
+    means = torch.nn.functional.avg_pool2d(x, 4)
+    assert wide.input_shape == (2, 8, 12)
+    assert torch.allclose(wide(x), network(means), atol=1e-5)
+    back = averages.gathered(wide)
+    assert torch.allclose(back(means), network(means), atol=1e-5)
+    # A change of l2 norm ε that moves the averages furthest: the same within each square. They move by ε / 4.
+    data = randens.data.from_arrays(x.numpy(), [0, 1, 2, 0, 1])
+    step = torch.full_like(x, 0.01)
+    moved = averages.averaged(replace(data, stored=x + step)).stored - averages.averaged(data).stored
+    assert torch.allclose(
+        moved.flatten(1).norm(dim=1), step.flatten(1).norm(dim=1) / averages.SIDE, atol=1e-5
+    )
 
 
 def test_members_are_trained_once_and_found_again(tmp_path: Path) -> None:
@@ -278,6 +310,7 @@ def test_members_are_trained_once_and_found_again(tmp_path: Path) -> None:
         plan.Cell(name, member, members=2, seed=seed) for name in ("iat", "continued") for seed in (0, 1)
     ]
     cells += [plan.Cell("shared", member, members=2, seed=seed, weight=0.5) for seed in (0, 1)]
+    alone = replace(member, seed=5).bounded
     said: list[str] = []
     trained.prepare(cells, tmp_path, say=said.append)
     # Four members, the same trained on, and two seeds of the method: each of them side by side.
@@ -292,3 +325,7 @@ def test_members_are_trained_once_and_found_again(tmp_path: Path) -> None:
     first = torch.rand(3, 1, 8, 8)
     base, on = (trained.ensemble_of(cell, tmp_path)[0].members[0] for cell in (cells[0], cells[2]))
     assert not torch.equal(base(first), on(first))
+    # One network trained on alone brings the network that it starts from.
+    trained.train_members([alone], tmp_path, say=said.append)
+    before, after = (trained.member_of(tmp_path / one.name) for one in (replace(member, seed=5), alone))
+    assert not torch.equal(before(first), after(first))

@@ -30,7 +30,17 @@ from randens.threat import Threat
 from randens.training.losses import Forward, divergence
 from randens.training.recipe import AdversaryPart
 
-__all__ = ["Adversary", "Arc", "FGSMRS", "NFGSM", "TrainingPGD", "Start", "Victims", "adversary"]
+__all__ = [
+    "Adversary",
+    "Arc",
+    "FGSMRS",
+    "NFGSM",
+    "TrainingPGD",
+    "Start",
+    "Victims",
+    "adversary",
+    "projection",
+]
 
 _LEVELS: dict[tuple[str, str], Loss] = {
     ("cross-entropy", "loss"): expected_cross_entropy,
@@ -169,7 +179,7 @@ class TrainingPGD(Adversary):
         return self.steps
 
     def craft(self, victims: Victims, start: Start) -> Tensor:
-        moved, onto = self.climb(victims, start), _projection(self.threat, start.x)
+        moved, onto = self.climb(victims, start), projection(self.threat, start.x)
         point = start.point
         for _ in range(self.steps):
             point = onto(moved(point, self.step))
@@ -234,7 +244,7 @@ class Arc(Adversary):
         return self.steps * victims * (2 + victims)
 
 
-def _projection(threat: Threat, x: Tensor) -> Callable[[Tensor], Tensor]:
+def projection(threat: Threat, x: Tensor) -> Callable[[Tensor], Tensor]:
     """Return a cheaper `threat.project` onto the set around x, without float64 arithmetic at every step.
 
     linf: the interval is computed once for all steps. l2: in the precision of the inputs, with a radius
