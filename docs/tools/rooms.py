@@ -44,6 +44,11 @@ def lines(modules: Mapping[PurePosixPath, str]) -> dict[str, tuple[int, int]]:
     return {room: (files[room], counted[room]) for room in sorted(counted)}
 
 
+def code(text: str) -> int:
+    """How many lines are neither blank nor a comment nor part of a docstring."""
+    return sum(bool(line.strip()) and not line.strip().startswith("#") for line in _without_docstrings(text))
+
+
 def repeated(texts: Iterable[str]) -> int:
     """How many runs of six lines of code occur more than once, apart from blank lines, brackets and imports."""
     seen: Counter[tuple[str, ...]] = Counter()
@@ -64,7 +69,7 @@ def _without_docstrings(text: str) -> list[str]:
 
 
 def table(revisions: Iterable[str | None]) -> str:
-    """One column per revision: files and lines of each room, their sums, repeated runs, names that occur twice."""
+    """One column per revision: lines and files of each room, their sums, lines of code, repeated runs, shared names."""
     names = list(revisions)
     trees = [sources(name) for name in names]
     counts = [lines(tree) for tree in trees]
@@ -73,6 +78,7 @@ def table(revisions: Iterable[str | None]) -> str:
     rows += [[f"`{room}`", *(_cell(count.get(room)) for count in counts)] for room in rooms]
     total = [(sum(f for f, _ in c.values()), sum(n for _, n in c.values())) for c in counts]
     rows.append(["all", *(_cell(one) for one in total)])
+    rows.append(["of these code", *(f"{sum(map(code, tree.values())):,}" for tree in trees)])
     rows.append(["repeated runs of six lines of code", *(str(repeated(tree.values())) for tree in trees)])
     rows.append(["file names that occur twice", *(str(_shared_names(tree)) for tree in trees)])
     rows.insert(1, ["---", *["---:" for _ in names]])

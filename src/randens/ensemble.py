@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from randens import models
 from randens.core import documents
 from randens.core.devices import has_float64
-from randens.core.errors import FileError, InputError, ModelError, RandensError
+from randens.core.errors import FileError, InputError, ModelError, RandensError, whole
 from randens.core.files import document_checksum, read_json, seal, sha256, write_atomic, write_json
 from randens.threat import Threat
 
@@ -281,10 +281,7 @@ class RandomizedEnsemble(_Ensemble):
         (6, 2)
         """
         count = len(self)
-        if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= count:
-            raise InputError(
-                f"k is {k!r}; it must be a whole number from 1 to {count}, the number of members"
-            )
+        whole("k", k, 1, count, ", the number of members")
         if math.comb(count, k) > _MOST_SUBSETS:
             raise InputError(
                 f"k is {k}: {count} members have {math.comb(count, k)} subsets of that size; "

@@ -20,8 +20,9 @@ import torch
 from randens import attacks
 from randens import data as datasets
 from randens.core.devices import pick_device
-from randens.core.errors import InputError
-from randens.core.progress import Progress, silent
+from randens.core.errors import whole
+from randens.core.files import picked
+from randens.core.progress import Progress, silent, within
 from randens.core.runs import Run
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation import (
@@ -60,7 +61,7 @@ class Verdict:
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary for JSON."""
-        return {"difference": self.difference.to_json(), "sentence": self.sentence}
+        return picked(self, "difference sentence")
 
 
 @dataclass(frozen=True)
@@ -82,16 +83,8 @@ class Quickstart:
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary for JSON."""
-        return {
-            "run": str(self.run.path),
-            "report": str(self.report),
-            "seconds": self.seconds,
-            "verdict": self.verdict.to_json(),
-            "sampling": self.sampling.to_json(),
-            "advice": self.advice.to_json(),
-            "at": self.at.to_json(),
-            "ensemble": self.ensemble.to_json(),
-        }
+        names = "report seconds verdict sampling advice at ensemble"
+        return {"run": str(self.run.path), **picked(self, names)}
 
 
 def recipes(seed: int = 0, device: str = "auto") -> tuple[Recipe, Recipe]:
@@ -134,8 +127,7 @@ def quickstart(
 ) -> Quickstart:
     """Train AT and an ensemble (M = 4), choose the probabilities, attack, and compare. Makes parent/quickstart-N."""
     pick_device(device)  # refused before anything is written
-    if not 0 <= seed < 2**31:
-        raise InputError(f"seed is {seed}; it must be a whole number from 0 to 2147483647")
+    whole("seed", seed, 0, 2**31 - 1)
     # Networks this small gain nothing from several threads, and lose much where others use the cores.
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -157,8 +149,8 @@ def _quickstart(parent: str | os.PathLike[str], seed: int, device: str, report: 
         chosen_on={"checkpoints": "validation", "probs": "validation"},
     )
     place = pick_device(device)
-    at = train(alone, run.path / "at", progress=_named("AT", report)).to(place)
-    trained = train(together, run.path / "members", progress=_named("ensemble", report)).to(place)
+    at = train(alone, run.path / "at", progress=within(report, "AT")).to(place)
+    trained = train(together, run.path / "members", progress=within(report, "ensemble")).to(place)
     threat = together.threat.build()
     chosen = [attacks.create(name, threat, seed=seed) for name in _ATTACKS]
 
@@ -168,7 +160,7 @@ def _quickstart(parent: str | os.PathLike[str], seed: int, device: str, report: 
         validation,
         chosen,
         confidence=_CONFIDENCE,
-        progress=_named("choosing α", report),
+        progress=within(report, "choosing α"),
         folder=store,
     )
     rec = RandomizedEnsemble(
@@ -186,7 +178,7 @@ def _quickstart(parent: str | os.PathLike[str], seed: int, device: str, report: 
         deterministic=False,
         chosen_on={"checkpoints": "validation"},
         folder=store_at,
-        progress=_named("AT", report),
+        progress=within(report, "AT"),
     )
     known = alone_on().pool
     assert known is not None
@@ -198,7 +190,7 @@ def _quickstart(parent: str | os.PathLike[str], seed: int, device: str, report: 
         also={"uniform": None},
         chosen_on={"checkpoints": "validation", "probs": "validation"},
         folder=store,
-        progress=_named("ensemble", report),
+        progress=within(report, "ensemble"),
     )
     drawn = drawn_on(pool=transferred(known, rec, test)).pool
     assert drawn is not None
@@ -214,7 +206,7 @@ def _quickstart(parent: str | os.PathLike[str], seed: int, device: str, report: 
             factors=_FACTORS,
             folder=kept,
             seed=seed,
-            progress=_named(name, report),
+            progress=within(report, name),
         ).save(folder)
     advice = advise(
         rec,
@@ -223,7 +215,7 @@ def _quickstart(parent: str | os.PathLike[str], seed: int, device: str, report: 
         [attacks.create("saddle", threat, seed=seed), attacks.create("pgd", threat, seed=seed, restarts=5)],
         networks={"AT, one network": at.members[0]},
         folder=store,
-        progress=_named("advice", report),
+        progress=within(report, "advice"),
     )
     run.write("advice", advice.to_json())
     # Both evaluations are read from the stores at the end, so that all sections of the report use the same witnesses.
@@ -251,7 +243,3 @@ def judge(at: Evaluation, rec: Evaluation, passes: tuple[float, float] | None = 
     names = " + ".join(str(attack["name"]) for attack in rec.attacks)
     said.append(f"Measured on {about}, attacked with {names}, {rec.threat.norm} ε = {rec.threat.eps:.4g}.")
     return Verdict(difference(at.risk, rec.risk, _CONFIDENCE), " ".join(said))
-
-
-def _named(name: str, progress: Progress) -> Progress:
-    return lambda task, done, total: progress(f"{name}: {task}", done, total)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from randens.core.errors import InputError
+from randens.core.errors import InputError, whole
 from randens.ensemble import RandomizedEnsemble
 from randens.models import Adapted, adapt, in_precision, logits_of, preprocessing_of
 from randens.threat import Threat
@@ -76,10 +76,7 @@ class RandomizedModel(nn.Module):
         seed: int | None = None,
     ) -> None:
         super().__init__()
-        if isinstance(draws, bool) or not isinstance(draws, int) or draws < 2:
-            raise InputError(
-                f"draws is {draws!r}; it must be a whole number ≥ 2, as one draw says nothing about a random model"
-            )
+        whole("draws", draws, 2, why=", as one draw says nothing about a random model")
         if not isinstance(model, nn.Module) and not callable(model):
             raise InputError(
                 f"model is {type(model).__name__}; give a torch.nn.Module or a function that makes one from a seed"
@@ -278,8 +275,7 @@ class FrozenDraw(nn.Module):
 
     def __init__(self, model: RandomizedModel, seed: int) -> None:
         super().__init__()
-        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < _SEEDS:
-            raise InputError(f"seed is {seed!r}; it must be a whole number from 0 to {_SEEDS - 1}")
+        whole("seed", seed, 0, _SEEDS - 1)
         self.model = model
         self.built = None if model.factory is None else model.build(seed)
         # A buffer, so that fingerprints tell draws of the same weights apart.
@@ -323,9 +319,7 @@ def expanded(
             parts.append(member)
             probs.append(weight)
             continue
-        count = member.draws if draws is None else draws
-        if count < 1:
-            raise InputError(f"draws is {count!r}; it must be a whole number ≥ 1")
+        count = whole("draws", member.draws if draws is None else draws)
         parts += [_numbered(member, first + draw, draw, count) for draw in range(count)]
         probs += [weight / count] * count
     return RandomizedEnsemble(parts, np.array(probs) / sum(probs), threat=model.threat)

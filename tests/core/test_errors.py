@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
+import numpy as np
 import pytest
 
 import randens
-from randens.core.errors import FileError, InputError, ModelError, RandensError, unknown
+from randens.core.errors import FileError, InputError, ModelError, RandensError, unknown, whole
 
 
 def test_unknown_names_list_the_valid_ones_closest_first() -> None:
@@ -30,3 +33,17 @@ def test_names_of_the_package_load_on_first_use() -> None:
         assert getattr(randens, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         randens.nothing  # noqa: B018
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.0, True, "2", None, 9])
+def test_what_is_no_whole_number_in_range_is_refused(value: object) -> None:
+    with pytest.raises(
+        InputError, match=rf"^steps is {re.escape(repr(value))}; it must be a whole number from 1 to 8, or"
+    ):
+        whole("steps", value, 1, 8, ", or so")
+
+
+def test_whole_numbers_of_numpy_count() -> None:
+    assert whole("steps", np.int64(3)) == 3
+    with pytest.raises(InputError, match=r"steps is -1; it must be a whole number ≥ 0$"):
+        whole("steps", -1, 0)

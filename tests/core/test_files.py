@@ -7,16 +7,20 @@ import hashlib
 import json
 import os
 import stat
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from randens.core.errors import FileError, InputError
 from randens.core.files import (
     document_checksum,
     new_folder,
+    picked,
+    plain,
     read_json,
     sha256,
     tensor_checksum,
@@ -164,3 +168,33 @@ def test_arrays_and_tensors_with_equal_content_have_equal_checksums() -> None:
     assert tensor_checksum({"t": table.T.astype(">f4")}) == expected
     half = torch.tensor([1.0, 2.0], dtype=torch.bfloat16, requires_grad=True)
     assert tensor_checksum({"t": half}) != tensor_checksum({"t": half.detach().view(torch.float16)})
+
+
+def test_value_objects_become_plain_values() -> None:
+    @dataclass(frozen=True)
+    class Inner:
+        probs: NDArray[np.float64]
+        names: tuple[str, ...]
+
+    @dataclass(frozen=True)
+    class Outer:
+        inner: Inner
+        path: Path
+        missing: None
+        own: Counted
+        hidden: int = 7
+
+    outer = Outer(Inner(np.array([0.25, 0.75]), ("a", "b")), Path("here"), None, Counted())
+    expected = {"inner": {"probs": [0.25, 0.75], "names": ["a", "b"]}, "own": {"counted": 3}}
+    assert picked(outer, "inner own") == expected
+    assert plain({"x": (outer.path, outer.missing)}) == {"x": ["here", None]}
+    assert type(plain(np.float64(0.5))) is float
+    with pytest.raises(AttributeError, match="nothing"):
+        picked(outer, "inner nothing")
+
+
+class Counted:
+    """Says itself how it is written."""
+
+    def to_json(self) -> dict[str, int]:
+        return {"counted": 3}

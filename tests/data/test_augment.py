@@ -86,7 +86,7 @@ def test_result_is_channels_last() -> None:
 
 def test_bad_input() -> None:
     for wrong in (-1, 1.5, True):
-        with pytest.raises(InputError, match="crop_padding="):
+        with pytest.raises(InputError, match="crop_padding is"):
             Augment(crop_padding=wrong)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"x has shape \(3, 8, 8\)"):
         Augment()(torch.rand(3, 8, 8), torch.Generator())

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from randens.core.errors import InputError
-from randens.evaluation import difference, estimate
+from randens.evaluation import bounded_mean, difference, estimate
 
 
 def test_wilson_interval_of_a_textbook_case() -> None:
@@ -55,3 +55,10 @@ def test_bad_arguments_are_named() -> None:
         estimate([1.0], 1)
     with pytest.raises(InputError, match="shapes"):
         difference([1.0], [1.0, 0.0])
+
+
+@pytest.mark.parametrize("values", [[63 / 64], [1 / 64], [1 - 1e-9], [0.99, 1.0, 1.0]])
+def test_a_mean_next_to_the_end_of_few_values_has_an_interval(values: list[float]) -> None:
+    found = bounded_mean(values)
+    assert 0 <= found.low <= found.value <= found.high <= 1
+    assert found.low < 0.5 if np.mean(values) > 0.5 else found.high > 0.5

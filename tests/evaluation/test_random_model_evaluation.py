@@ -252,6 +252,16 @@ def test_an_ensemble_with_random_members_is_exact_over_members() -> None:
     assert isinstance(randens.evaluate(rec, (x, y), quick(THREAT)), StochasticEvaluation)
 
 
+def test_curves_and_advice_refuse_random_members() -> None:
+    linear, data = noisy_linear(8)
+    rec = RandomizedEnsemble([RandomizedModel(linear, 4), linear], threat=THREAT)
+    attack = attacks.create("pgd", THREAT, steps=2)
+    with pytest.raises(InputError, match="members that answer at random"):
+        randens.curve(rec, data, [0.1], attack, bounds=None)
+    with pytest.raises(InputError, match="members that answer at random"):
+        randens.evaluation.advise(rec, data, attack)
+
+
 def test_probabilities_of_random_members_are_chosen_under_attack() -> None:
     """A strong and a useless noisy model: all probability goes to the strong one, on fresh draws too."""
     linear, (x, y) = noisy_linear(40)

@@ -16,7 +16,7 @@ from randens.attacks.dataset import attack_data
 from randens.attacks.found import Cost, Found, pooled
 from randens.attacks.members import GradientMembers
 from randens.attacks.search import Search
-from randens.core.errors import InputError, unknown
+from randens.core.errors import InputError, unknown, whole
 from randens.core.progress import Progress, silent
 from randens.ensemble import RandomizedEnsemble
 from randens.random_model import RandomizedModel, expanded
@@ -101,9 +101,7 @@ class Attack:
             "hyperplanes",
             "queries",
         ):
-            value = getattr(self, option, 1)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InputError(f"{option} is {value!r}; it must be a whole number ≥ 1")
+            whole(option, getattr(self, option, 1))
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise InputError(f"seed is {self.seed!r}; it must be a whole number")
         step = getattr(self, "step", None)

@@ -22,7 +22,7 @@ from randens.attacks import Cost
 from randens.audit import attack_checks, member_checks
 from randens.audit.case import Case, Check
 from randens.core.errors import InputError
-from randens.core.files import write_json
+from randens.core.files import picked, write_json
 from randens.core.progress import Progress, silent
 from randens.core.runs import Run
 from randens.ensemble import RandomizedEnsemble
@@ -114,26 +114,9 @@ class Audit:
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary for JSON."""
-        return {
-            "format": _FORMAT,
-            "version": self.version,
-            "passed": self.passed,
-            "complete": self.complete,
-            "conclusive": self.conclusive,
-            "verdict": self.verdict,
-            "checks": [check.to_json() for check in self.checks],
-            "ensemble": self.ensemble,
-            "data": self.data,
-            "split": self.split,
-            "n": self.n,
-            "threat": self.threat.to_dict(),
-            "seed": self.seed,
-            "cost": {
-                "forwards": self.cost.forwards,
-                "backwards": self.cost.backwards,
-                "seconds": self.seconds,
-            },
-        }
+        names = "version passed complete conclusive verdict checks ensemble data split n threat seed"
+        cost = {**vars(self.cost), "seconds": self.seconds}
+        return {"format": _FORMAT, **picked(self, names), "cost": cost}
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the JSON, atomically."""

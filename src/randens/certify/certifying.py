@@ -30,13 +30,14 @@ from randens._version import __version__
 from randens.attacks import exact
 from randens.certify.interval_bounds import propagate
 from randens.certify.linear_bounds import crown
-from randens.core.errors import InputError, ModelError
-from randens.core.files import write_json
+from randens.core.errors import InputError, ModelError, whole
+from randens.core.files import picked, write_json
 from randens.core.progress import Progress, silent
 from randens.core.runs import Run
 from randens.ensemble import RandomizedEnsemble, evaluating
 from randens.evaluation.labelled_data import Data, fingerprint, labelled
 from randens.risk import RiskProfile, Sampling, optimal_sampling
+from randens.risk.sets import to_words
 from randens.threat import Region, Threat
 from randens.witness import WitnessPool
 from randens.witness.store import WitnessStore, input_keys, member_key
@@ -134,25 +135,15 @@ class Certification:
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary for JSON."""
+        names = "version ensemble data split n threat probs member_upper best refuted seconds profile"
         return {
             "format": _FORMAT,
-            "version": self.version,
-            "ensemble": self.ensemble,
-            "data": self.data,
-            "split": self.split,
-            "n": self.n,
-            "threat": self.threat.to_dict(),
-            "probs": self.probs.tolist(),
+            **picked(self, names),
             "upper": self.upper(),
             "upper_members_separately": self.separate(),
             "lower": self.lower(),
             "lower_from": "natural errors" if self.witnesses is None else "witnesses",
-            "member_upper": self.member_upper.tolist(),
-            "best": self.best.to_json(),
-            "refuted": self.refuted,
-            "seconds": self.seconds,
-            "certified": ["".join("1" if c else "0" for c in row) for row in self.certified.tolist()],
-            "profile": self.profile.to_json(),
+            "certified": to_words(self.certified),
         }
 
     def save(self, path: str | os.PathLike[str]) -> Path:
@@ -235,8 +226,7 @@ def certify(
     chosen = rec.threat if threat is None else threat
     if chosen is None:
         raise InputError("threat is None and the ensemble names none; give one, e.g. Threat('linf', 8/255)")
-    if isinstance(refine, bool) or not isinstance(refine, int) or refine < 0:
-        raise InputError(f"refine is {refine!r}; it must be a whole number ≥ 0")
+    whole("refine", refine, 0)
     chosen.check(inputs.x)
     members = len(rec)
     if pool is not None and (pool.n, pool.members) != (len(inputs), members):

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from randens.cli import choices
 from randens.cli.output import console, print_json
-from randens.cli.progress import bars
+from randens.cli.progress_bars import bars
 
 if TYPE_CHECKING:
     from randens.evaluation import Certification

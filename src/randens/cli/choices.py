@@ -16,7 +16,7 @@ import typer
 
 from randens.cli import names as known
 from randens.cli.output import Json
-from randens.cli.progress import bars
+from randens.cli.progress_bars import bars
 from randens.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ __all__ = [
     "Attacks",
     "Device",
     "Evaluating",
-    "Inputs",
+    "InputOptions",
     "Limit",
     "Opened",
     "OnRun",
@@ -160,7 +160,7 @@ def number(name: str, text: str | None) -> float | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inputs:
+class InputOptions:
     """Options of every command that runs members on data."""
 
     split: Split = "test"
@@ -191,7 +191,7 @@ class Inputs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnRun(Inputs):
+class OnRun(InputOptions):
     """Options of a command about one run folder."""
 
     run: RunFolder
@@ -216,7 +216,7 @@ class Attacking(OnRun):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluating(Inputs):
+class Evaluating(InputOptions):
     """Options of a command that takes a run folder or the user's own networks."""
 
     run: OptionalRun = None
@@ -279,7 +279,7 @@ class Opened:
 
 
 def asked(
-    kind: type[Inputs], *, without: tuple[str, ...] = (), **defaults: Any
+    kind: type[InputOptions], *, without: tuple[str, ...] = (), **defaults: Any
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorator: the first parameter of a command is a `kind`, whose fields become the command's options.
 
@@ -299,7 +299,7 @@ def asked(
                 ),
             )
             # A command's own options come first in its help.
-            for field in sorted(dataclasses.fields(kind), key=lambda field: hasattr(Inputs, field.name))
+            for field in sorted(dataclasses.fields(kind), key=lambda field: hasattr(InputOptions, field.name))
             if field.name not in without
         ]
         own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]

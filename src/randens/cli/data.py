@@ -10,7 +10,7 @@ from rich.table import Table
 
 from randens.cli import names as known
 from randens.cli.output import Json, console, print_json
-from randens.cli.progress import bars
+from randens.cli.progress_bars import bars
 from randens.core.errors import unknown
 
 __all__ = ["app"]

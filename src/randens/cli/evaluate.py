@@ -10,7 +10,7 @@ import typer
 
 from randens.cli import choices
 from randens.cli.output import console, print_json
-from randens.cli.progress import bars
+from randens.cli.progress_bars import bars
 from randens.core.errors import InputError
 
 if TYPE_CHECKING:

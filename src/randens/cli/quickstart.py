@@ -9,7 +9,7 @@ import typer
 
 from randens.cli.choices import Device
 from randens.cli.output import Json, console, print_json
-from randens.cli.progress import bars
+from randens.cli.progress_bars import bars
 
 if TYPE_CHECKING:
     from randens.quickstart import Quickstart

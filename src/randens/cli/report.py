@@ -9,14 +9,14 @@ import typer
 
 from randens.cli import choices
 from randens.cli.output import console, print_json
-from randens.cli.progress import bars
+from randens.cli.progress_bars import bars
 
 __all__ = ["report"]
 
 
-@choices.asked(choices.Inputs)
+@choices.asked(choices.InputOptions)
 def report(
-    case: choices.Inputs,
+    case: choices.InputOptions,
     runs: Annotated[
         list[Path],
         typer.Argument(

@@ -10,7 +10,7 @@ import typer
 from randens.cli import choices, names
 from randens.cli.clone import from_paper
 from randens.cli.output import Json, console, print_json
-from randens.cli.progress import bars
+from randens.cli.progress_bars import bars
 from randens.core.errors import unknown
 from randens.core.files import write_atomic
 

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from randens.cli.output import Json, console, print_json
-from randens.cli.progress import bars
+from randens.cli.progress_bars import bars
 from randens.core.errors import FileError
 from randens.core.progress import silent
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import numbers
 from collections.abc import Iterable
-from typing import NoReturn
+from typing import Any, NoReturn
 
-__all__ = ["FileError", "InputError", "ModelError", "RandensError", "RandensWarning", "unknown"]
+__all__ = ["FileError", "InputError", "ModelError", "RandensError", "RandensWarning", "unknown", "whole"]
 
 
 class RandensError(Exception):
@@ -51,3 +52,19 @@ def unknown(kind: str, name: object, valid: Iterable[str]) -> NoReturn:
     close = difflib.get_close_matches(str(name), names, n=3, cutoff=0.5)
     ordered = close + [v for v in names if v not in close]
     raise InputError(f"unknown {kind} {name!r}; valid: {', '.join(ordered) or '(none)'}")
+
+
+def whole(name: str, value: Any, least: int = 1, most: int | None = None, why: str = "") -> int:
+    """`value` if it is a whole number from `least` to `most`; else `InputError`, ending with `why`.
+
+    Examples
+    --------
+    >>> whole("steps", 0)
+    Traceback (most recent call last):
+    randens.core.errors.InputError: steps is 0; it must be a whole number ≥ 1
+    """
+    kind = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not kind or value < least or (most is not None and value > most):
+        valid = f"≥ {least}" if most is None else f"from {least} to {most}"
+        raise InputError(f"{name} is {value!r}; it must be a whole number {valid}{why}")
+    return int(value)

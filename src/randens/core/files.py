@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import math
@@ -21,6 +22,8 @@ __all__ = [
     "document_checksum",
     "new_folder",
     "parse_json",
+    "picked",
+    "plain",
     "read_json",
     "seal",
     "sha256",
@@ -96,6 +99,36 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
     except (TypeError, ValueError) as error:
         raise InputError(f"cannot write {path}: its content is not JSON ({error})") from error
     write_atomic(path, (text + "\n").encode())
+
+
+def plain(value: Any) -> Any:
+    """`value` as JSON has it: by its own `to_json` or `to_dict` if it has one, else by its parts.
+
+    Parameters
+    ----------
+    value : object
+        A value object, a dataclass, an array, a mapping, a sequence, a path or a plain value.
+
+    Examples
+    --------
+    >>> plain({"probs": (0.5, 0.5), "path": Path("here")})
+    {'probs': [0.5, 0.5], 'path': 'here'}
+    """
+    for method in ("to_json", "to_dict", "tolist"):
+        if hasattr(value, method):
+            return getattr(value, method)()
+    if dataclasses.is_dataclass(value):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {key: plain(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(part) for part in value]
+    return str(value) if isinstance(value, os.PathLike) else value
+
+
+def picked(owner: Any, names: str) -> dict[str, Any]:
+    """The attributes of `owner` with these names, separated by blanks, as JSON has them."""
+    return {name: plain(getattr(owner, name)) for name in names.split()}
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:

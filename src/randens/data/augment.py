@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from randens.core.errors import InputError
+from randens.core.errors import InputError, whole
 
 __all__ = ["Augment"]
 
@@ -36,12 +36,7 @@ class Augment:
     flip: bool = True
 
     def __post_init__(self) -> None:
-        if (
-            isinstance(self.crop_padding, bool)
-            or not isinstance(self.crop_padding, int)
-            or self.crop_padding < 0
-        ):
-            raise InputError(f"crop_padding={self.crop_padding!r} must be an integer of at least 0")
+        whole("crop_padding", self.crop_padding, 0)
 
     def __call__(self, x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         """An augmented copy of the batch `x`."""

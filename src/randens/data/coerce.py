@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from randens.core.errors import FileError, InputError, unknown
+from randens.core.errors import FileError, InputError, unknown, whole
 from randens.data.cache import load, names
 from randens.data.image_folders import image_folder
 from randens.data.images import SPLITS, ImageData
@@ -88,8 +88,8 @@ def as_inputs(data: Any, *, split: str = "test", limit: int | None = None) -> In
     >>> as_inputs((np.zeros((3, 4), dtype=np.float32), [0, 1, 0])).y.tolist()
     [0, 1, 0]
     """
-    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
-        raise InputError(f"limit is {limit!r}; it must be a whole number ≥ 1")
+    if limit is not None:
+        whole("limit", limit)
     file = Path(data).name if isinstance(data, (str, os.PathLike)) and Path(data).suffix == ".npz" else None
     if isinstance(data, (str, os.PathLike)):
         data = _named(data, split)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 
-from randens.core.errors import InputError, unknown
+from randens.core.errors import InputError, unknown, whole
 from randens.core.progress import Progress, silent
 
 __all__ = ["SPLITS", "ImageData", "from_arrays", "from_dataset"]
@@ -95,8 +95,7 @@ class ImageData:
         self, batch_size: int, *, generator: torch.Generator | None = None
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Pairs (x, y) of at most `batch_size` images, in order, or shuffled by `generator` if given."""
-        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-            raise InputError(f"batch_size={batch_size!r} must be an integer of at least 1")
+        whole("batch_size", batch_size)
         order = None if generator is None else torch.randperm(len(self), generator=generator)
         for start in range(0, len(self), batch_size):
             yield self[

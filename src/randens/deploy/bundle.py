@@ -24,7 +24,7 @@ from pydantic import Field
 
 from randens.core.documents import Digest, Document, Probabilities, ThreatDocument, fitted
 from randens.core.errors import FileError
-from randens.core.files import document_checksum, read_json, write_json
+from randens.core.files import document_checksum, picked, read_json, write_json
 from randens.deploy.onnx_file import Content, initializers
 
 __all__ = ["MANIFEST", "Average", "Bundle", "MemberFile", "Sample", "Weight"]
@@ -268,33 +268,9 @@ class Bundle:
 
     def to_json(self) -> dict[str, Any]:
         """The manifest without its checksum."""
-        averages = [{"of": list(a.of), "weights": list(a.weights)} for a in self.averages]
-        return {
-            **({"averages": averages} if averages else {}),
-            **({"samples": [vars(sample) for sample in self.samples]} if self.samples else {}),
-            "format": _FORMAT,
-            "probs": list(self.probs),
-            "classes": list(self.classes),
-            "input_shape": list(self.input_shape),
-            "threat": None if self.threat is None else dict(self.threat),
-            "precision": self.precision,
-            "opset": self.opset,
-            "members": [
-                {
-                    "file": member.file,
-                    "sha256": member.sha256,
-                    "size": member.size,
-                    "weights": [
-                        {"name": w.name, "offset": w.offset, "dtype": w.dtype, "shape": list(w.shape)}
-                        for w in member.weights
-                    ],
-                }
-                for member in self.members
-            ],
-            "ensemble": self.ensemble,
-            "sign_off": dict(self.sign_off),
-            "versions": dict(self.versions),
-        }
+        names = "probs classes input_shape threat precision opset members ensemble sign_off versions"
+        optional = " ".join(name for name in ("averages", "samples") if getattr(self, name))
+        return {"format": _FORMAT, **picked(self, f"{names} {optional}")}
 
 
 def _from_document(folder: Path, value: _BundleManifest) -> Bundle:

@@ -22,7 +22,7 @@ import onnx
 import torch
 from torch import nn
 
-from randens.core.errors import FileError, InputError, ModelError
+from randens.core.errors import FileError, ModelError, whole
 from randens.core.files import new_folder
 from randens.core.progress import Progress, silent
 from randens.data import ImageData
@@ -80,8 +80,7 @@ def export(
     >>> bundle.precision, bundle.input_shape
     ('float32', (4,))
     """
-    if isinstance(samples, bool) or not isinstance(samples, int) or not 0 <= samples <= _MOST_SAMPLES:
-        raise InputError(f"samples is {samples!r}; it must be a whole number from 0 to {_MOST_SAMPLES}")
+    whole("samples", samples, 0, _MOST_SAMPLES)
     report = silent if progress is None else progress
     inputs = labelled(data, rec)
     shape = tuple(inputs.x.shape[1:])

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from randens.core.errors import FileError, InputError, ModelError
+from randens.core.errors import FileError, InputError, ModelError, whole
 from randens.deploy.bundle import Average, Bundle
 
 __all__ = ["Prediction", "Predictor"]
@@ -80,8 +80,7 @@ class Predictor:
         threads: int = 1,
         expect: str | None = None,
     ) -> None:
-        if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
-            raise InputError(f"threads is {threads!r}; it must be a whole number ≥ 1")
+        whole("threads", threads)
         self.bundle = Bundle.open(bundle.path if isinstance(bundle, Bundle) else bundle, expect)
         make = _Mapped if lean else _Loaded
         self._members: list[_Session] = [

@@ -19,7 +19,7 @@ from randens import attacks, models
 from randens.attacks import Attack
 from randens.attacks.dataset import as_attacks
 from randens.core.errors import InputError
-from randens.core.progress import Progress, silent
+from randens.core.progress import Progress, silent, within
 from randens.deploy import layout
 from randens.deploy.bundle import Bundle
 from randens.deploy.exporting import appearing, quiet
@@ -154,7 +154,7 @@ class StraightThrough(nn.Module):
 def _measure(
     draft: Bundle, rec: RandomizedEnsemble, test: Data, chosen: tuple[Attack, ...], report: Progress
 ) -> tuple[Evaluation, Evaluation]:
-    whole = evaluate(rec, test, chosen, deterministic=False, progress=_named("float32", report))
+    whole = evaluate(rec, test, chosen, deterministic=False, progress=within(report, "float32"))
     assert whole.pool is not None
     networks, parts = networks_of(rec.members)
     pairs = zip(draft.members, networks, strict=True)
@@ -173,7 +173,7 @@ def _measure(
     known = transferred(whole.pool, coarse, test, "transfer from float32")
     random = attacks.create("random", chosen[0].threat, seed=chosen[0].seed)
     measured = evaluate(
-        coarse, test, (*chosen, random), pool=known, deterministic=False, progress=_named("int8", report)
+        coarse, test, (*chosen, random), pool=known, deterministic=False, progress=within(report, "int8")
     )
     return whole, measured
 
@@ -207,7 +207,3 @@ def _quantized(content: bytes, inputs: NDArray[np.float32]) -> onnx.ModelProto:
             weight_type=QuantType.QInt8,
         )
         return onnx.load(target)
-
-
-def _named(name: str, progress: Progress) -> Progress:
-    return lambda task, done, total: progress(f"{name}: {task}", done, total)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from randens.attacks import Attack, Found
 from randens.core.errors import InputError
-from randens.core.files import write_atomic
+from randens.core.files import picked, write_atomic
 from randens.core.progress import Progress
 from randens.data import ImageData
 from randens.ensemble import RandomizedEnsemble
@@ -48,17 +48,8 @@ class Attacked:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        return {
-            "attack": self.name,
-            "inputs": self.inputs,
-            "natural": self.natural,
-            "robust": self.robust,
-            "member_risks": list(self.member_risks),
-            "forwards": self.forwards,
-            "backwards": self.backwards,
-            "found_by": self.sources,
-            "warnings": list(self.warnings),
-        }
+        names = "inputs natural robust member_risks forwards backwards warnings"
+        return {"attack": self.name, "found_by": self.sources, **picked(self, names)}
 
 
 def attack_all(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,11 +21,13 @@ from torch import Tensor
 
 from randens.attacks import Attack, Cost
 from randens.core.errors import InputError
-from randens.core.progress import Progress, silent
+from randens.core.files import picked, write_json
+from randens.core.progress import Progress, renamed, silent, within
 from randens.data import called
 from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble
 from randens.evaluation.intervals import Estimate, estimate
 from randens.evaluation.preparation import AttackLike, Prepared, choose_attacks, prepare
+from randens.evaluation.result_tables import data_frame, percent
 from randens.evaluation.worst_case import evaluate_ensemble
 from randens.models import on_device
 from randens.threat import Threat, grid
@@ -68,12 +69,7 @@ class CurvePoint:
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary for JSON."""
-        return {
-            "eps": self.eps,
-            "ensemble": self.ensemble.to_json(),
-            "members": [m.to_json() for m in self.members],
-            "deterministic": None if self.deterministic is None else self.deterministic.to_json(),
-        }
+        return picked(self, "eps ensemble members deterministic")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -152,17 +148,8 @@ class Curve:
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary for JSON."""
-        return {
-            "format": "randens-curve-1",
-            "norm": self.norm,
-            "data": self.data,
-            "split": self.split,
-            "n": self.n,
-            "attacks": list(self.attacks),
-            "confidence": self.confidence,
-            "cost": {"forwards": self.cost.forwards, "backwards": self.cost.backwards},
-            "points": [p.to_json() for p in self.points],
-        }
+        names = "norm data split n attacks confidence cost points"
+        return {"format": "randens-curve-1", **picked(self, names)}
 
     def to_frame(self) -> Any:
         """A pandas data frame, one row per radius and classifier."""
@@ -175,7 +162,7 @@ class Curve:
                 {"eps": p.eps, "classifier": who, "robust": float(v), "low": v.low, "high": v.high}
                 for who, v in named.items()
             ]
-        return _frame(rows)
+        return data_frame(rows)
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
         """Draw the curves with their intervals; with `path`, into that file.
@@ -200,8 +187,8 @@ class Curve:
         return _finish(figure, axes, path)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the JSON."""
-        Path(path).write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
+        """Write the JSON, atomically."""
+        write_json(path, self.to_json())
         return Path(path)
 
 
@@ -388,20 +375,11 @@ class CostCurve:
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary for JSON."""
-        lines = {
-            name: [{"budget": p.budget, "passes": p.passes, "robust": p.robust.to_json()} for p in points]
-            for name, points in self.lines.items()
-        }
-        return {
-            "format": "randens-cost-curve-1",
-            "threat": self.threat.to_dict(),
-            "n": self.n,
-            "lines": lines,
-        }
+        return {"format": "randens-cost-curve-1", **picked(self, "threat n lines")}
 
     def to_frame(self) -> Any:
         """A pandas data frame, one row per attack and budget."""
-        return _frame(
+        return data_frame(
             [
                 {"attack": name, "budget": p.budget, "passes": p.passes, "robust": float(p.robust)}
                 for name, points in self.lines.items()
@@ -482,7 +460,7 @@ def cost_curve(
                 task = f"{attack.name}, {option} = {budget}"
                 effort_of: dict[str, Any] = {option: budget}
                 survey = dataclasses.replace(attack, **effort_of).survey(
-                    case.rec, (case.inputs.x, case.inputs.y), progress=_renamed(tell, task)
+                    case.rec, (case.inputs.x, case.inputs.y), progress=renamed(tell, task)
                 )
                 passes = (survey.cost.forwards + survey.cost.backwards) / len(case.inputs)
                 found.append((budget, passes, survey.risk.numpy()))
@@ -522,7 +500,7 @@ def _attacked(
         deterministic=deterministic,
         pool=pool,
         folder=store,
-        progress=lambda task, done, total: tell(f"ε = {radius:.4g}: {task}", done, total),
+        progress=within(tell, f"ε = {radius:.4g}"),
     )
     assert found.pool is not None
     return _Found(found.pool, found.points.deterministic_worst, found.cost)
@@ -546,22 +524,8 @@ def _at(attacks: Sequence[Attack], radius: float) -> tuple[Attack, ...]:
     return tuple(dataclasses.replace(a, threat=threat.scaled(radius / threat.eps)) for a in attacks)
 
 
-def _renamed(tell: Progress, name: str) -> Progress:
-    return lambda _, done, total: tell(name, done, total)
-
-
 def _shown(value: Estimate | None) -> str:
-    return "" if value is None else f"{100 * value:.1f} %"
-
-
-def _frame(rows: list[dict[str, Any]]) -> Any:
-    try:
-        import pandas
-    except ImportError:
-        raise InputError(
-            "to_frame needs pandas, which is not installed; use to_json, or pip install pandas"
-        ) from None
-    return pandas.DataFrame(rows)
+    return "" if value is None else percent(value)
 
 
 def _axes(x: str, y: str) -> tuple[Any, Any]:

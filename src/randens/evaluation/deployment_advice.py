@@ -23,7 +23,8 @@ from randens import models
 from randens.attacks import Attack, Cost
 from randens.attacks.dataset import as_attacks
 from randens.core.errors import InputError
-from randens.core.progress import Progress, silent
+from randens.core.files import picked
+from randens.core.progress import Progress, renamed, silent
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation.gradient_conflict import Conflict
 from randens.evaluation.intervals import Estimate, difference, estimate
@@ -60,13 +61,7 @@ class Option:
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary for JSON, without the single inputs."""
-        return {
-            "name": self.name,
-            "kind": self.kind,
-            "k": self.k,
-            "flops": self.flops,
-            **self.accuracy.to_json(),
-        }
+        return {**picked(self, "name kind k flops"), **self.accuracy.to_json()}
 
 
 @dataclass(frozen=True)
@@ -148,26 +143,11 @@ class Advice:
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary for JSON."""
-        return {
-            "format": _FORMAT,
-            "options": [option.to_json() for option in self.options],
-            "choices": [choice.to_json() for choice in self.choices],
-            "sentences": list(self.sentences),
-            "probs": self.probs.tolist(),
-            "drawn": list(self.drawn),
-            "gain": self.gain.to_json(),
-            "conflict": self.conflict.to_json(),
-            "pair": None if self.pair is None else list(self.pair),
-            "apart": None if self.apart is None else self.apart.to_json(),
-            "data": self.data,
-            "split": self.split,
-            "n": self.n,
-            "threat": self.threat.to_dict(),
-            "attacks": list(self.attacks),
-            "ensemble": self.ensemble,
-            "confidence": self.confidence,
-            "cost": {"forwards": self.cost.forwards, "backwards": self.cost.backwards},
-        }
+        names = (
+            "options choices sentences probs drawn gain conflict pair apart data split n threat attacks "
+            "ensemble confidence cost"
+        )
+        return {"format": _FORMAT, **picked(self, names)}
 
 
 def advise(
@@ -297,15 +277,11 @@ def _attacked(
         cost = cost + Cost(forwards=len(other) * len(rec.networks))
     for attack in attacks:
         found = attack.survey(
-            rec, data, folder=store, inputs=True, progress=_named(f"{attack.name} on {name}", progress)
+            rec, data, folder=store, inputs=True, progress=renamed(progress, f"{attack.name} on {name}")
         )
         pool = pool.merge(found.pool)
         cost = cost + found.cost
     return pool, cost
-
-
-def _named(task: str, progress: Progress) -> Progress:
-    return lambda _, done, total: progress(task, done, total)
 
 
 def _options(

@@ -6,7 +6,7 @@ import math
 from statistics import NormalDist
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from scipy.special import bdtr, betaincinv, xlogy
 
 from randens.core.errors import InputError
@@ -84,12 +84,8 @@ def estimate(values: ArrayLike, confidence: float = 0.95) -> Estimate:
     >>> float(found), found.low < 0.75 < found.high
     (0.75, True)
     """
-    sample = np.asarray(values, dtype=np.float64)
-    if sample.ndim != 1 or not len(sample):
-        raise InputError(f"values has shape {sample.shape}; give a list of numbers, at least one")
-    if not np.isfinite(sample).all() or sample.min() < -1e-9 or sample.max() > 1 + 1e-9:
-        raise InputError(f"values range over [{sample.min():g}, {sample.max():g}]; they must lie in [0, 1]")
-    n, mean = len(sample), min(1.0, max(0.0, math.fsum(sample.tolist()) / len(sample)))
+    sample, mean = _checked(values)
+    n = len(sample)
     z = _quantile(confidence)
     centre = (mean + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(mean * (1 - mean) / n + z * z / (4 * n * n))
@@ -186,12 +182,8 @@ def bounded_mean(values: ArrayLike, confidence: float = 0.95) -> Estimate:
     >>> found.low < 0.75 < found.high
     True
     """
-    sample = np.asarray(values, dtype=np.float64)
-    if sample.ndim != 1 or not len(sample):
-        raise InputError(f"values has shape {sample.shape}; give a list of numbers, at least one")
-    if not np.isfinite(sample).all() or sample.min() < -1e-9 or sample.max() > 1 + 1e-9:
-        raise InputError(f"values range over [{sample.min():g}, {sample.max():g}]; they must lie in [0, 1]")
-    n, mean = len(sample), min(1.0, max(0.0, math.fsum(sample.tolist()) / len(sample)))
+    sample, mean = _checked(values)
+    n = len(sample)
     tail = _error(confidence) / 4
     low, high = 1 - _bentkus(1 - mean, n, tail), _bentkus(mean, n, tail)
     if n > 1:
@@ -211,6 +203,16 @@ def widened(inner: Estimate, n: int, confidence: float = 0.95) -> Estimate:
     return Estimate(inner.value, min(low, inner.low), max(high, inner.high))
 
 
+def _checked(values: ArrayLike) -> tuple[NDArray[np.float64], float]:
+    """Values in [0, 1] as an array [n], and their mean."""
+    sample = np.asarray(values, dtype=np.float64)
+    if sample.ndim != 1 or not len(sample):
+        raise InputError(f"values has shape {sample.shape}; give a list of numbers, at least one")
+    if not np.isfinite(sample).all() or sample.min() < -1e-9 or sample.max() > 1 + 1e-9:
+        raise InputError(f"values range over [{sample.min():g}, {sample.max():g}]; they must lie in [0, 1]")
+    return sample, min(1.0, max(0.0, math.fsum(sample.tolist()) / len(sample)))
+
+
 def _bentkus(mean: float, n: int, tail: float) -> float:
     """The largest p at which a mean of n values in [0, 1] as low as `mean` has a bound above `tail` on its chance."""
 
@@ -224,6 +226,8 @@ def _bentkus(mean: float, n: int, tail: float) -> float:
     low, high = mean, 1.0
     for _ in range(50):
         middle = (low + high) / 2
+        if middle == 1:  # every p below has a bound above `tail`, as far as numbers can tell
+            break
         low, high = (middle, high) if chance(middle) > tail else (low, middle)
     return high
 

@@ -39,8 +39,8 @@ from randens.attacks import Attack, Cost, create
 from randens.attacks.dataset import batches
 from randens.attacks.eot import EOT
 from randens.attacks.suite import Suite
-from randens.core.errors import InputError
-from randens.core.files import write_json
+from randens.core.errors import InputError, whole
+from randens.core.files import picked, plain, write_json
 from randens.core.progress import Progress, silent
 from randens.ensemble import RandomizedEnsemble, frozen
 from randens.evaluation.draw_statistics import (
@@ -254,48 +254,19 @@ class StochasticEvaluation:
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary for JSON."""
+        names = (
+            "version n data split threat kind confidence natural robust natural_over_draws robust_over_draws "
+            "in_sample bias tolerance converged single_draw randomness adversaries noise probs draws "
+            "selection_draws scoring_draws shared attacks knowledge seed"
+        )
         return {
             "format": _FORMAT,
-            "version": self.version,
-            "n": self.n,
-            "data": self.data,
-            "split": self.split,
-            "threat": self.threat.to_dict(),
-            "kind": self.kind,
-            "confidence": self.confidence,
-            "natural": self.natural.to_json(),
-            "robust": self.robust.to_json(),
-            "natural_over_draws": self.natural_over_draws.to_json(),
-            "robust_over_draws": self.robust_over_draws.to_json(),
-            "in_sample": self.in_sample,
-            "bias": self.bias,
-            "tolerance": self.tolerance,
-            "converged": self.converged,
-            "single_draw": self.single_draw,
-            "randomness": vars(self.randomness),
+            **picked(self, names),
             "stages": [{**vars(stage), "bias": stage.bias} for stage in self.stages],
-            "adversaries": [vars(adversary) for adversary in self.adversaries],
-            "spread": {
-                "natural": list(self.spread.natural),
-                "robust": list(self.spread.robust),
-                "deviation": self.spread.deviation,
-            },
-            "noise": vars(self.noise),
-            "probs": list(self.probs),
+            "spread": {**plain(self.spread), "deviation": self.spread.deviation},
             "members": [{"natural": natural, "robust": robust} for natural, robust in self.members],
-            "draws": self.draws,
-            "selection_draws": self.selection_draws,
-            "scoring_draws": self.scoring_draws,
-            "shared": self.shared,
-            "attacks": list(self.attacks),
-            "knowledge": self.knowledge,
             "statements": self.statements(),
-            "cost": {
-                "forwards": self.cost.forwards,
-                "backwards": self.cost.backwards,
-                "seconds": self.seconds,
-            },
-            "seed": self.seed,
+            "cost": {**vars(self.cost), "seconds": self.seconds},
             "points": {"natural": self.natural_points.tolist(), "robust": self.robust_points.tolist()},
         }
 
@@ -356,8 +327,7 @@ def evaluate_stochastic(
         raise InputError(f"model is a {type(model).__name__} without random members; use randens.evaluate")
     if isinstance(tolerance, bool) or not isinstance(tolerance, (int, float)) or not 0 < tolerance < 1:
         raise InputError(f"tolerance is {tolerance!r}; it must be a number between 0 and 1, e.g. 0.02")
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1000:
-        raise InputError(f"seed is {seed!r}; it must be a whole number from 0 to 999")
+    whole("seed", seed, 0, 999)
     report = silent if progress is None else progress
     most = max(m.draws for m in members_of(model) if isinstance(m, RandomizedModel))
     plan = _plan(attack, model, seed)

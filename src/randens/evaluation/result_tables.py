@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html as markup
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,13 +132,7 @@ def html(evaluation: Evaluation) -> str:
 
 def frame(evaluation: Evaluation) -> Any:
     """The table as a pandas data frame, with numbers instead of per cents."""
-    try:
-        import pandas
-    except ImportError:
-        raise InputError(
-            "to_frame needs pandas, which is not installed; use to_json, or pip install pandas"
-        ) from None
-    return pandas.DataFrame(
+    return data_frame(
         [
             {
                 "classifier": row.name,
@@ -155,6 +149,17 @@ def frame(evaluation: Evaluation) -> Any:
             for row in rows(evaluation)
         ]
     )
+
+
+def data_frame(table: Sequence[Mapping[str, Any]]) -> Any:
+    """The rows as a pandas data frame; pandas need not be installed."""
+    try:
+        import pandas
+    except ImportError:
+        raise InputError(
+            "to_frame needs pandas, which is not installed; use to_json, or pip install pandas"
+        ) from None
+    return pandas.DataFrame(table)
 
 
 def _attack(options: Any) -> str:

@@ -17,7 +17,7 @@ from randens._version import __version__
 from randens.attacks import Cost
 from randens.core.documents import fitted
 from randens.core.errors import FileError, InputError, RandensError
-from randens.core.files import document_checksum, read_json, seal, write_json
+from randens.core.files import document_checksum, picked, read_json, seal, write_json
 from randens.core.runs import Run
 from randens.ensemble import RandomizedEnsemble, check_probs
 from randens.evaluation.documents import EvaluationDocument
@@ -26,6 +26,7 @@ from randens.evaluation.intervals import Estimate, estimate
 from randens.evaluation.labelled_data import fingerprint
 from randens.risk import Bounds, RiskProfile, RuleOfThumb, bounds, rule_of_thumb
 from randens.risk.pairs import Theorem1Test, theorem1_test, two_classifiers
+from randens.risk.sets import from_words, to_words
 from randens.threat import Threat
 from randens.witness import WitnessPool
 
@@ -55,7 +56,7 @@ class Accuracy:
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary for JSON."""
-        return {"natural": self.natural.to_json(), "robust": self.robust.to_json()}
+        return picked(self, "natural robust")
 
 
 @dataclass(frozen=True, eq=False)
@@ -370,30 +371,14 @@ class Evaluation:
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary for JSON, with a checksum over all of it; `from_json` reads it back."""
+        names = "version ensemble probs also data split classes chosen_on threat attacks flops confidence flags profile"
         document = {
             "format": _FORMAT,
-            "version": self.version,
-            "ensemble": self.ensemble,
-            "probs": self.probs.tolist(),
-            "also": {name: probs.tolist() for name, probs in self.also.items()},
-            "data": self.data,
-            "split": self.split,
-            "classes": self.classes,
-            "chosen_on": dict(self.chosen_on),
-            "threat": self.threat.to_dict(),
+            **picked(self, names),
             "threat_model": THREAT_MODEL,
-            "attacks": [dict(a) for a in self.attacks],
-            "flops": list(self.flops),
-            "cost": {
-                "forwards": self.cost.forwards,
-                "backwards": self.cost.backwards,
-                "seconds": self.seconds,
-            },
-            "confidence": self.confidence,
-            "flags": dict(self.flags),
+            "cost": {**vars(self.cost), "seconds": self.seconds},
             **({"notes": list(self.notes)} if self.notes else {}),
             "summary": self.summary(),
-            "profile": self.profile.to_json(),
             "points": _points_to_json(self.points),
         }
         return seal(document)
@@ -498,41 +483,21 @@ def _keys(accuracies: NDArray[np.float64]) -> NDArray[np.float64]:
 def _points_to_json(points: Points) -> dict[str, Any]:
     names = sorted(set(points.sources))
     position = {name: index for index, name in enumerate(names)}
+    tables = {name: to_words(getattr(points, name)) for name in ("clean", "worst", "foolable")}
+    columns = {name: getattr(points, name) for name in ("deterministic_clean", "deterministic_worst")}
     return {
-        "clean": _to_words(points.clean),
-        "worst": _to_words(points.worst),
-        "foolable": _to_words(points.foolable),
+        **tables,
+        **{name: None if column is None else to_words(column[None])[0] for name, column in columns.items()},
         "source_names": names,
         "sources": [position[name] for name in points.sources],
-        "deterministic_clean": _to_word(points.deterministic_clean),
-        "deterministic_worst": _to_word(points.deterministic_worst),
     }
 
 
 def _points_from_json(value: Mapping[str, Any], members: int) -> Points:
     names = value["source_names"]
-    return Points(
-        _from_words(value["clean"], members),
-        _from_words(value["worst"], members),
-        _from_words(value["foolable"], members),
-        tuple(names[i] for i in value["sources"]),
-        _from_word(value["deterministic_clean"]),
-        _from_word(value["deterministic_worst"]),
+    clean, worst, foolable = (
+        from_words("the evaluation", value[name], members) for name in ("clean", "worst", "foolable")
     )
-
-
-def _to_words(table: NDArray[np.bool_]) -> list[str]:
-    """One string of zeros and ones per input, member 0 first."""
-    return ["".join("1" if bit else "0" for bit in row) for row in table.tolist()]
-
-
-def _from_words(words: list[str], members: int) -> NDArray[np.bool_]:
-    return np.array([[c == "1" for c in word] for word in words], dtype=np.bool_).reshape(len(words), members)
-
-
-def _to_word(column: NDArray[np.bool_] | None) -> str | None:
-    return None if column is None else "".join("1" if bit else "0" for bit in column.tolist())
-
-
-def _from_word(word: str | None) -> NDArray[np.bool_] | None:
-    return None if word is None else np.array([c == "1" for c in word], dtype=np.bool_)
+    columns = (value["deterministic_clean"], value["deterministic_worst"])
+    alone = (None if word is None else from_words("the evaluation", [word], len(word))[0] for word in columns)
+    return Points(clean, worst, foolable, tuple(names[i] for i in value["sources"]), *alone)

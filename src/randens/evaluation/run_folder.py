@@ -11,7 +11,7 @@ import numpy as np
 
 from randens import data as datasets
 from randens.core.documents import read_document
-from randens.core.errors import FileError, InputError
+from randens.core.errors import FileError, InputError, whole
 from randens.core.runs import Run
 from randens.data import ImageData
 from randens.ensemble import RandomizedEnsemble, load
@@ -35,10 +35,10 @@ class Subject:
 
     def load(self, split: str, limit: int | None = None) -> ImageData:
         """The run's data of one split; with `limit` its first images only."""
-        if limit is not None and limit < 1:
-            raise InputError(f"limit is {limit}; it must be a whole number ≥ 1")
-        whole = datasets.load(self.data, split)
-        return whole if limit is None or limit >= len(whole) else whole.subset(slice(0, limit))
+        if limit is not None:
+            whole("limit", limit)
+        images = datasets.load(self.data, split)
+        return images if limit is None or limit >= len(images) else images.subset(slice(0, limit))
 
     def evaluation(self) -> Evaluation | None:
         """The run's evaluation.json, if there is one and it is of these members at these probabilities."""

@@ -24,7 +24,8 @@ from torch import Tensor
 
 from randens.attacks import Attack, Cost
 from randens.attacks.dataset import Knowledge, as_attacks
-from randens.core.errors import InputError, ModelError
+from randens.core.errors import InputError, ModelError, whole
+from randens.core.files import picked
 from randens.core.progress import Progress, silent
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation.draw_statistics import SCORE, score
@@ -161,24 +162,15 @@ class AttackedSampling(Sampling):
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary for JSON, without pool and certificate."""
+        names = (
+            "claim converged exact_oracle attacks data split threat tol upper objective confidence crossed "
+            "cost history"
+        )
         return {
             **super().to_json(),
-            "claim": self.claim,
-            "converged": self.converged,
-            "exact_oracle": self.exact_oracle,
-            "attacks": list(self.attacks),
-            "data": self.data,
-            "split": self.split,
-            "threat": None if self.threat is None else self.threat.to_dict(),
-            "tol": self.tol,
-            "upper": self.upper,
-            "objective": self.objective,
-            "confidence": self.confidence,
-            "crossed": None if self.crossed is None else self.crossed.to_json(),
+            **picked(self, names),
             "n": self.pool.n,
             "member_risks": self.profile.member_risks.tolist(),
-            "cost": {"forwards": self.cost.forwards, "backwards": self.cost.backwards},
-            "history": [{**vars(sweep), "probs": sweep.probs.tolist()} for sweep in self.history],
         }
 
 
@@ -245,8 +237,7 @@ def optimize_sampling(
         as_confidence(confidence)
     if isinstance(tol, bool) or not isinstance(tol, (int, float)) or not 0 <= tol < 1:
         raise InputError(f"tol is {tol!r}; it must be a number from 0 to 1, e.g. 1e-3")
-    if isinstance(max_sweeps, bool) or not isinstance(max_sweeps, int) or max_sweeps < 1:
-        raise InputError(f"max_sweeps is {max_sweeps!r}; it must be a whole number ≥ 1")
+    whole("max_sweeps", max_sweeps)
     if isinstance(rec, RandomizedEnsemble) and rec.stochastic:
         raise InputError(
             "rec has members that answer at random; use randens.evaluation.optimize_stochastic_sampling for them"
@@ -350,16 +341,8 @@ class StochasticSampling(Sampling):
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary for JSON."""
-        return {
-            **super().to_json(),
-            "claim": self.claim,
-            "accuracy": self.accuracy.to_json(),
-            "uniform": self.uniform.to_json(),
-            "attacks": list(self.attacks),
-            "split": self.split,
-            "tol": self.tol,
-            "cost": {"forwards": self.cost.forwards, "backwards": self.cost.backwards},
-        }
+        names = "claim accuracy uniform attacks split tol cost"
+        return {**super().to_json(), **picked(self, names)}
 
 
 def optimize_stochastic_sampling(

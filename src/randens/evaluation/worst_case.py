@@ -28,7 +28,6 @@ from randens.evaluation.preparation import BOX, AttackLike, doubts, prepare
 from randens.evaluation.random_model_evaluation import evaluate_stochastic
 from randens.evaluation.results import Evaluation, Points
 from randens.models import on_device
-from randens.random_model import is_random
 from randens.witness import WitnessPool
 from randens.witness.store import WitnessStore
 
@@ -151,7 +150,7 @@ def evaluate(
     with on_device(case.rec, device):
         notes = doubts(case)
         tell = as_progress(callbacks, progress)
-        if is_random(case.rec):
+        if case.rec.stochastic:
             given = {"also": also or None, "pool": pool, "chosen_on": chosen_on or None, "folder": folder}
             if extra := [name for name, value in given.items() if value is not None]:
                 raise InputError(f"{', '.join(extra)} cannot be given for a random model; leave it out")
@@ -201,13 +200,13 @@ def evaluate_ensemble(
     progress: Progress | None = None,
 ) -> Evaluation:
     """`evaluate` for an ensemble, with inputs and attacks that fit it; the parameters are those of `evaluate`."""
-    if is_random(rec):
-        raise InputError(
-            "rec has members that answer at random; randens.evaluate takes it, curves and advice do not"
-        )
     report = silent if progress is None else progress
     choices = _choices(chosen_on)
     inputs = labelled(data, rec)
+    if rec.stochastic:
+        raise InputError(
+            "rec has members that answer at random; randens.evaluate takes it, curves and advice do not"
+        )
     chosen = as_attacks(attack)
     probs = rec.probs.cpu().numpy().copy()
     extra = {name: check_probs(value, len(rec)).numpy() for name, value in (also or {}).items()}

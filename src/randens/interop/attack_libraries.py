@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from randens.attacks.base import Attack
 from randens.attacks.search import Search
-from randens.core.errors import InputError, ModelError, RandensError, unknown
+from randens.core.errors import InputError, ModelError, RandensError, unknown, whole
 from randens.threat import Threat
 
 __all__ = ["Foreign", "View", "from_art", "from_autoattack", "from_foolbox", "from_torchattacks"]
@@ -508,8 +508,7 @@ def from_autoattack(
         if part not in _AUTOATTACK_PARTS:
             unknown("part of AutoAttack", part, _AUTOATTACK_PARTS)
     for option, value in (("steps", steps), ("queries", queries)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise InputError(f"{option} is {value!r}; it must be a whole number ≥ 1")
+        whole(option, value)
 
     def propose(view: View, x: Tensor, y: Tensor, threat: Threat, seed: int) -> Tensor:
         short = [part for part in parts if _AUTOATTACK_PARTS[part] > view.classes]

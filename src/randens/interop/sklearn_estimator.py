@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from randens import attacks, models
 from randens.attacks import Attack
-from randens.core.errors import InputError, unknown
+from randens.core.errors import InputError, unknown, whole
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation import AttackedSampling, optimize_sampling
 from randens.interop.sklearn_members import QueriedMember, classifies, sklearn_member
@@ -226,9 +226,7 @@ class RandomizedEnsembleClassifier(ClassifierMixin, BaseEstimator):  # type: ign
         if self.kind not in _KINDS:
             unknown("kind", self.kind, _KINDS)
         for option in ("n_members", "width", "epochs", "batch_size", "steps"):
-            value = getattr(self, option)
-            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-                raise InputError(f"{option} is {value!r}; it must be a whole number ≥ 1")
+            whole(option, getattr(self, option))
         if not isinstance(self.learning_rate, (int, float)) or not 0 < self.learning_rate < float("inf"):
             raise InputError(f"learning_rate is {self.learning_rate!r}; it must be a number > 0")
         share = self.validation_fraction

@@ -14,8 +14,8 @@ from randens.core.errors import InputError
 from randens.core.files import write_atomic
 from randens.report.page import fill
 from randens.risk import FIGURE_3, RiskProfile, candidates, tight_profile
-from randens.risk.bitstrings import from_words
 from randens.risk.checks import as_risks
+from randens.risk.sets import from_words
 
 __all__ = ["EXAMPLES", "conflicting_profile", "parse_configurations", "render_explorer", "write_explorer"]
 

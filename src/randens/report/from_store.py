@@ -24,7 +24,7 @@ from randens.evaluation.intervals import estimate
 from randens.evaluation.results import Points
 from randens.evaluation.run_folder import Subject, open_subject
 from randens.evaluation.worst_case import average_of
-from randens.report.load import Interval, LoadedRun, Radii, Radius, load_run, load_runs
+from randens.report.load import LoadedRun, Radii, Radius, StoredInterval, load_run, load_runs
 from randens.threat import Threat
 from randens.witness import WitnessPool
 from randens.witness.store import WitnessStore, input_keys, member_key
@@ -129,9 +129,9 @@ def _radii(radii: Radii, known: Evaluation, subject: Subject) -> Radii:
     largest = max(radius.eps for radius in radii.radii)
     witnesses = _Witnesses(subject, radii.split, radii.n, known.threat.scaled(largest / known.threat.eps))
 
-    def lower(one: Interval, values: NDArray[np.floating[Any]]) -> Interval:
+    def lower(one: StoredInterval, values: NDArray[np.floating[Any]]) -> StoredInterval:
         found: Estimate = estimate(values, radii.confidence)
-        return Interval.of(found) if found.value < one.value else one
+        return StoredInterval.of(found) if found.value < one.value else one
 
     lines = []
     for radius in radii.radii:

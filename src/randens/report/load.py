@@ -27,10 +27,10 @@ __all__ = [
     "AttackTable",
     "AuditCheck",
     "AuditNote",
-    "Curve",
+    "TrainingCurve",
     "Example",
     "Gallery",
-    "Interval",
+    "StoredInterval",
     "LoadedRun",
     "Radii",
     "Radius",
@@ -54,7 +54,7 @@ Real = float  # finite, as every number of a document
 Picture = Annotated[str, AfterValidator(_picture)]
 
 
-class Interval(Document):
+class StoredInterval(Document):
     """A mean with its confidence interval."""
 
     value: Real
@@ -62,18 +62,18 @@ class Interval(Document):
     high: Real
 
     @staticmethod
-    def of(estimate: Estimate) -> Interval:
+    def of(estimate: Estimate) -> StoredInterval:
         """The same numbers as a document."""
-        return Interval(value=estimate.value, low=estimate.low, high=estimate.high)
+        return StoredInterval(value=estimate.value, low=estimate.low, high=estimate.high)
 
 
 class Radius(Document):
     """Accuracies at one radius: of the randomized ensemble, of each member, of the deterministic ensemble."""
 
     eps: Real
-    robust: Interval
-    members: list[Interval]
-    deterministic: Interval | None = None
+    robust: StoredInterval
+    members: list[StoredInterval]
+    deterministic: StoredInterval | None = None
 
 
 class _Measured(Document):
@@ -100,7 +100,7 @@ class AttackLine(Document):
     """One attack alone on the ensemble: the robust accuracy and the attack's cost."""
 
     name: str
-    robust: Interval
+    robust: StoredInterval
     forwards: int
     backwards: int
     seconds: Real
@@ -114,7 +114,7 @@ class AttackTable(_Measured):
     norm: str
     eps: Real
     attacks: list[AttackLine] = Field(min_length=1)
-    together: Interval
+    together: StoredInterval
 
 
 class Example(Document):
@@ -149,7 +149,7 @@ class MethodNote(Document):
     risk: Real | None = None
 
 
-class Contribution(Document):
+class StoredContribution(Document):
     """What a member adds to the ensemble."""
 
     prob: Real | None = None
@@ -175,7 +175,7 @@ class SamplingNote(Document):
     upper: Real | None = None
     confidence: Real | None = None
     methods: list[MethodNote] = Field(default_factory=list)
-    contributions: list[Contribution] = Field(default_factory=list)
+    contributions: list[StoredContribution] = Field(default_factory=list)
 
 
 class DrawStage(Document):
@@ -221,9 +221,9 @@ class StochasticNote(Document):
     split: str
     threat: ThreatDocument | None = None
     confidence: Real
-    natural: Interval
-    robust: Interval
-    robust_over_draws: Interval
+    natural: StoredInterval
+    robust: StoredInterval
+    robust_over_draws: StoredInterval
     single_draw: Real
     stages: list[DrawStage] = Field(min_length=1)
     adversaries: list[DrawAdversary]
@@ -256,8 +256,8 @@ class OptionLine(Document):
     kind: str
     k: int = Field(ge=1)
     flops: Real
-    natural: Interval
-    robust: Interval
+    natural: StoredInterval
+    robust: StoredInterval
 
 
 class AdviceNote(Document):
@@ -302,7 +302,7 @@ Part = TypeVar("Part")
 
 
 @dataclass(frozen=True)
-class Curve:
+class TrainingCurve:
     """Training curves: the validation accuracies and losses after every epoch, over all members in a row."""
 
     name: str
@@ -327,7 +327,7 @@ class LoadedRun:
     stochastic: StochasticNote | None = None
     advice: AdviceNote | None = None
     trainings: tuple[tuple[str, TrainingNote], ...] = ()
-    curves: tuple[Curve, ...] = ()
+    curves: tuple[TrainingCurve, ...] = ()
     passes: float = 0.0
     problems: Mapping[str, str] = field(default_factory=dict)
 
@@ -390,12 +390,12 @@ def _evaluation(source: Path) -> Evaluation:
         raise FileError(f"{error}; run randens evaluate {source.parent} again") from error
 
 
-def _curves(run: Run) -> tuple[Curve, ...]:
+def _curves(run: Run) -> tuple[TrainingCurve, ...]:
     found = []
     for one in _inside(run):
         lines = [line for line in one.metrics() if isinstance(line, dict) and line.get("event") == "epoch"]
         if lines:
-            found.append(Curve(one.path.name, lines))
+            found.append(TrainingCurve(one.path.name, lines))
     return tuple(found)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from randens.data import ImageData
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation import estimate, evaluate
 from randens.evaluation.labelled_data import Data, as_image_data, fingerprint
-from randens.report.load import AttackLine, AttackTable, Gallery, Interval, Radii, Radius
+from randens.report.load import AttackLine, AttackTable, Gallery, Radii, Radius, StoredInterval
 from randens.report.pictures import make_gallery
 from randens.threat import Threat
 from randens.witness import WitnessPool
@@ -129,12 +130,7 @@ def measure(
     lines = _compare(rec, data, threat, compared, seed, confidence, report, store)
     radii, at_threat = _radii(rec, data, threat, attack, sizes, seed, confidence, pool, store, report)
     curve = Radii(
-        ensemble=fingerprint(rec),
-        probs=rec.probs.tolist(),
-        data=data.name,
-        split=data.split,
-        n=len(data),
-        norm=threat.norm,
+        **_about(rec, data, threat),
         attacks=list(attack),
         confidence=confidence,
         radii=radii,
@@ -143,6 +139,18 @@ def measure(
     if len(data.shape) == 3 and at_threat is not None:
         pictures = make_gallery(rec, data, at_threat, threat)
     return Measurements(curve, lines, pictures)
+
+
+def _about(rec: RandomizedEnsemble, data: ImageData, threat: Threat) -> dict[str, Any]:
+    """What a document was measured on."""
+    return {
+        "ensemble": fingerprint(rec),
+        "probs": rec.probs.tolist(),
+        "data": data.name,
+        "split": data.split,
+        "n": len(data),
+        "norm": threat.norm,
+    }
 
 
 def _radii(
@@ -181,11 +189,11 @@ def _radii(
         radii.append(
             Radius(
                 eps=scaled.eps,
-                robust=Interval.of(result.accuracy.robust),
-                members=[Interval.of(a.robust) for a in result.member_accuracies],
+                robust=StoredInterval.of(result.accuracy.robust),
+                members=[StoredInterval.of(a.robust) for a in result.member_accuracies],
                 deterministic=None
                 if result.deterministic is None or len(rec) == 1
-                else Interval.of(result.deterministic.robust),
+                else StoredInterval.of(result.deterministic.robust),
             )
         )
     report("accuracy over ε", len(sizes), len(sizes))
@@ -212,7 +220,7 @@ def _compare(
         lines.append(
             AttackLine(
                 name=name,
-                robust=Interval.of(estimate(1 - risks, confidence)),
+                robust=StoredInterval.of(estimate(1 - risks, confidence)),
                 forwards=found.cost.forwards,
                 backwards=found.cost.backwards,
                 seconds=found.seconds,
@@ -220,13 +228,8 @@ def _compare(
         )
     progress("comparing attacks", len(names), len(names))
     return AttackTable(
-        ensemble=fingerprint(rec),
-        probs=rec.probs.tolist(),
-        data=data.name,
-        split=data.split,
-        n=len(data),
-        norm=threat.norm,
+        **_about(rec, data, threat),
         eps=threat.eps,
         attacks=lines,
-        together=Interval.of(estimate(1 - together, confidence)),
+        together=StoredInterval.of(estimate(1 - together, confidence)),
     )

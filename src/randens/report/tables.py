@@ -15,7 +15,8 @@ from numpy.typing import ArrayLike, NDArray
 from randens.core.documents import ThreatDocument
 from randens.data import called
 from randens.evaluation import Accuracy, Estimate, Evaluation, result_tables
-from randens.report.load import AttackTable, Curve, Gallery, Interval, LoadedRun, Radii
+from randens.evaluation.result_tables import percent
+from randens.report.load import AttackTable, Gallery, LoadedRun, Radii, StoredInterval, TrainingCurve
 from randens.report.verdicts import compare, labels
 from randens.threat import Threat
 
@@ -199,7 +200,7 @@ def fooled_sets(evaluation: Evaluation, most: int = 20) -> tuple[list[tuple[tupl
 def over_radius(radii: Radii) -> list[Line]:
     """Robust accuracy over ε: the randomized ensemble, its best member, the deterministic ensemble."""
 
-    def line(name: str, values: Sequence[Interval]) -> Line:
+    def line(name: str, values: Sequence[StoredInterval]) -> Line:
         points = [(r.eps, v.value) for r, v in zip(radii.radii, values, strict=True)]
         return Line(name, points, [(v.low, v.high) for v in values])
 
@@ -216,7 +217,7 @@ def over_radius(radii: Radii) -> list[Line]:
     return found
 
 
-def training_lines(curve: Curve) -> tuple[list[Line], list[Line], list[tuple[float, str]]]:
+def training_lines(curve: TrainingCurve) -> tuple[list[Line], list[Line], list[tuple[float, str]]]:
     """(accuracies, losses, where each member begins) over epochs counted through all members."""
     names = {
         "natural": "natural, validation",
@@ -320,14 +321,9 @@ def probs(values: ArrayLike) -> str:
     return "(" + ", ".join(f"{p:.3g}" for p in numbers) + ")"
 
 
-def interval(estimate: Estimate | Interval) -> str:
+def interval(estimate: Estimate | StoredInterval) -> str:
     """From low to high, in per cent."""
     return f"{percent(estimate.low)} – {percent(estimate.high)}"
-
-
-def percent(share: float) -> str:
-    """A share as per cent with one digit."""
-    return f"{100 * share:.1f} %"
 
 
 def command(one: LoadedRun, verb: str) -> str:

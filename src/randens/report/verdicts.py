@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from randens.data import called
 from randens.evaluation import Estimate, Evaluation, difference
+from randens.evaluation.result_tables import percent
 from randens.report.load import LoadedRun
 
 __all__ = [
@@ -119,8 +120,8 @@ def headline(one: LoadedRun) -> str:
     robust = result.accuracy.robust
     attacks = " + ".join(str(attack.get("name", "?")) for attack in result.attacks)
     return (
-        f"Robust accuracy {_percent(robust.value)} ({result.confidence:.0%} interval {_percent(robust.low)} to "
-        f"{_percent(robust.high)}): {called(result.data, result.split)}, {result.n} inputs, attacked with {attacks}, "
+        f"Robust accuracy {percent(robust.value)} ({result.confidence:.0%} interval {percent(robust.low)} to "
+        f"{percent(robust.high)}): {called(result.data, result.split)}, {result.n} inputs, attacked with {attacks}, "
         f"{_threat(result)}."
     )
 
@@ -203,7 +204,3 @@ def _unpaired(values: list[NDArray[np.float64]], confidence: float) -> Estimate:
 
 def _threat(result: Evaluation) -> str:
     return f"{result.threat.norm} ε = {result.threat.eps:.4g}"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"

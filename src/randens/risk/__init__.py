@@ -5,7 +5,7 @@ from randens.risk.certificate import Certificate
 from randens.risk.confidence import ConfidenceCertificate, ConfidentSampling, confident_sampling, upper_bound
 from randens.risk.crossfit import CrossFit, cross_fit
 from randens.risk.cutting import Oracle, cutting_planes
-from randens.risk.exact import exact_sampling
+from randens.risk.exact_lp import exact_sampling
 from randens.risk.explanation import Explanation, explain
 from randens.risk.floor_ceiling import (
     Bounds,

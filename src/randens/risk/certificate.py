@@ -10,11 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from randens.core.errors import InputError
-from randens.core.files import parse_json
-from randens.risk.bitstrings import from_words, to_words
-from randens.risk.checks import as_count, as_vector, frozen
+from randens.risk.checks import as_count, as_document, as_vector, frozen
 from randens.risk.profile import RiskProfile
-from randens.risk.sets import Masks, pack, unpack
+from randens.risk.sets import Masks, from_words, pack, to_words, unpack
 
 __all__ = ["Certificate"]
 
@@ -87,24 +85,14 @@ class Certificate:
             "members": self.members,
             "bound": self.bound,
             "configuration": self.configuration.tolist(),
-            "sets": to_words(self.masks, self.members),
+            "sets": to_words(unpack(self.masks, self.members)),
             "mass": self.mass.tolist(),
         }
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any] | str) -> Certificate:
         """The inverse of `to_json`, from the dictionary or its text. Call `verify` to check it."""
-        if isinstance(value, str):
-            try:
-                value = parse_json(value.encode())
-            except ValueError as error:
-                raise InputError(f"the certificate is not valid JSON ({error})") from error
-        if not isinstance(value, Mapping) or value.get("format") != _FORMAT:
-            raise InputError(f"the certificate is not a {_FORMAT} document")
-        if value.get("version") != _VERSION:
-            raise InputError(
-                f"the certificate's version is {value.get('version')!r}; this release reads {_VERSION}"
-            )
+        value = as_document("the certificate", value, _FORMAT, _VERSION)
         members = as_count("the certificate's members", value.get("members"))
         columns = [value.get(name) for name in ("configuration", "sets", "mass")]
         if not all(isinstance(column, list) for column in columns):

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from randens.core.errors import InputError
+from randens.core.files import parse_json
 
-__all__ = ["as_count", "as_member", "as_positive", "as_probs", "as_risks", "as_share", "as_vector", "frozen"]
+__all__ = [
+    "as_count",
+    "as_document",
+    "as_member",
+    "as_positive",
+    "as_probs",
+    "as_risks",
+    "as_share",
+    "as_vector",
+    "frozen",
+]
 
 SUM_TOLERANCE = 1e-6
 """Probabilities typed by hand or stored as float32 rarely sum to exactly 1."""
@@ -69,6 +81,20 @@ def as_count(name: str, value: object, minimum: int = 1) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < minimum:
         raise InputError(f"{name} must be a whole number of at least {minimum}, got {value!r}")
     return int(value)
+
+
+def as_document(what: str, value: Mapping[str, Any] | str, kind: str, version: int) -> Mapping[str, Any]:
+    """A dictionary, or the JSON text of one, that says it is of this format and version."""
+    if isinstance(value, str):
+        try:
+            value = parse_json(value.encode())
+        except ValueError as error:
+            raise InputError(f"{what} is not valid JSON ({error})") from error
+    if not isinstance(value, Mapping) or value.get("format") != kind:
+        raise InputError(f"{what} is not a {kind} document")
+    if value.get("version") != version:
+        raise InputError(f"{what}'s version is {value.get('version')!r}; this release reads {version}")
+    return value
 
 
 def as_member(name: str, value: object, members: int) -> int:

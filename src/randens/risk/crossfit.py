@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from randens.core.errors import InputError
+from randens.core.files import picked
 from randens.risk.checks import as_count, frozen
 from randens.risk.profile import RiskProfile
 from randens.risk.result import Sampling
@@ -34,7 +35,7 @@ class CrossFit:
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary for JSON."""
-        return {"risk": self.risk, "deviation": self.deviation, "probs": self.probs.tolist()}
+        return picked(self, "risk deviation probs")
 
 
 def cross_fit(profile: RiskProfile, rule: Rule, *, folds: int = 5, seed: int = 0) -> CrossFit:

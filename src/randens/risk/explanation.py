@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from randens.core.errors import InputError
+from randens.core.files import picked
 from randens.risk.checks import as_count, as_risks
 from randens.risk.floor_ceiling import Bounds, RuleOfThumb, bounds, necessary_size, rule_of_thumb
 
@@ -36,18 +37,9 @@ class Explanation:
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary for JSON."""
-        return {
-            **self.bounds.to_json(),
-            "next_member": {
-                "low": self.next_member.low,
-                "high": self.next_member.high,
-                "necessary": self.next_member.necessary,
-            },
-            "best_member": self.best_member,
-            "possible_gain": self.possible_gain,
-            "needed_size": self.needed_size,
-            "sentences": list(self.sentences),
-        }
+        names = "best_member possible_gain needed_size sentences"
+        following = picked(self.next_member, "low high necessary")
+        return {**self.bounds.to_json(), "next_member": following, **picked(self, names)}
 
 
 def explain(member_risks: ArrayLike, *, classes: int | None = None) -> Explanation:

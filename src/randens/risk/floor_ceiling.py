@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from randens.core.errors import InputError
+from randens.core.files import picked
 from randens.risk.checks import as_probs, as_risks, frozen
 from randens.risk.profile import RiskProfile
 
@@ -43,13 +44,7 @@ class Bounds:
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary for JSON."""
-        return {
-            "member_risks": self.member_risks.tolist(),
-            "floor": self.floor,
-            "ceiling": self.ceiling,
-            "m": self.m,
-            "probs": self.probs.tolist(),
-        }
+        return picked(self, "member_risks floor ceiling m probs")
 
 
 @dataclass(frozen=True)

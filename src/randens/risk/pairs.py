@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from scipy.special import betainc, betaincinv
 
 from randens.core.errors import InputError
+from randens.core.files import picked
 from randens.risk.checks import as_count, as_share, frozen
 from randens.risk.profile import RiskProfile
 
@@ -57,16 +58,8 @@ class TwoClassifiers:
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary for JSON."""
-        return {
-            "frequencies": dict(self.frequencies),
-            "member_risks": list(self.member_risks),
-            "conflict": self.conflict,
-            "helps": self.helps,
-            "probs": self.probs.tolist(),
-            "risk": self.risk,
-            "limit": self.limit,
-            "explanation": self.explanation,
-        }
+        names = "frequencies member_risks conflict helps probs risk limit explanation"
+        return picked(self, names)
 
 
 def two_classifiers(profile: RiskProfile) -> TwoClassifiers:

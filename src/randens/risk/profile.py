@@ -14,10 +14,19 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from randens.core.errors import InputError
-from randens.core.files import parse_json
-from randens.risk.bitstrings import from_words, to_words
-from randens.risk.checks import as_count, as_member, as_probs, as_share, as_vector, frozen
-from randens.risk.sets import MAX_MEMBERS, Masks, group, maximal, pack, segment_argmax, unpack, weigh
+from randens.risk.checks import as_count, as_document, as_member, as_probs, as_share, as_vector, frozen
+from randens.risk.sets import (
+    MAX_MEMBERS,
+    Masks,
+    from_words,
+    group,
+    maximal,
+    pack,
+    segment_argmax,
+    to_words,
+    unpack,
+    weigh,
+)
 
 __all__ = ["RiskProfile"]
 
@@ -259,7 +268,7 @@ class RiskProfile:
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary for JSON; every set is a string of zeros and ones, member 0 first."""
-        names = to_words(self.masks, self.members)
+        names = to_words(unpack(self.masks, self.members))
         edges = self.starts.tolist()
         return {
             "format": _FORMAT,
@@ -273,17 +282,7 @@ class RiskProfile:
     @classmethod
     def from_json(cls, value: Mapping[str, Any] | str) -> RiskProfile:
         """The inverse of `to_json`, from the dictionary or its text; anything else is refused by name."""
-        if isinstance(value, str):
-            try:
-                value = parse_json(value.encode())
-            except ValueError as error:
-                raise InputError(f"the profile is not valid JSON ({error})") from error
-        if not isinstance(value, Mapping) or value.get("format") != _FORMAT:
-            raise InputError(f"the profile is not a {_FORMAT} document")
-        if value.get("version") != _VERSION:
-            raise InputError(
-                f"the profile's version is {value.get('version')!r}; this release reads {_VERSION}"
-            )
+        value = as_document("the profile", value, _FORMAT, _VERSION)
         members = as_count("the profile's members", value.get("members"))
         size = value.get("size")
         sets, weights = value.get("configurations"), value.get("weights")

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from scipy.optimize import linprog
 
 from randens.core.errors import InputError
+from randens.core.files import plain
 from randens.risk.checks import as_probs, as_risks
 from randens.risk.floor_ceiling import auxiliary_risk, bounds
 
@@ -72,13 +73,7 @@ class Audited:
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary for JSON."""
-        ranges = None if self.probs_range is None else [list(pair) for pair in self.probs_range]
-        return {
-            **vars(self),
-            "probs_range": ranges,
-            "violations": list(self.violations),
-            "notes": list(self.notes),
-        }
+        return {name: plain(value) for name, value in vars(self).items()}
 
 
 def audit_published(reported: Reported) -> Audited:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from randens.core.files import picked
 from randens.risk.certificate import Certificate
 
 __all__ = ["Sampling"]
@@ -47,16 +48,6 @@ class Sampling:
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary for JSON, without the certificate, which is large and has its own `to_json`."""
+        names = "method probs risk lower_bound gap support iterations sweeps theorem4_bound"
         exact = None if self.exact_probs is None else [str(p) for p in self.exact_probs]
-        return {
-            "method": self.method,
-            "probs": self.probs.tolist(),
-            "exact_probs": exact,
-            "risk": self.risk,
-            "lower_bound": self.lower_bound,
-            "gap": self.gap,
-            "support": list(self.support),
-            "iterations": self.iterations,
-            "sweeps": self.sweeps,
-            "theorem4_bound": self.theorem4_bound,
-        }
+        return {**picked(self, names), "exact_probs": exact}

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 from randens.core.errors import InputError, unknown
 from randens.risk.candidate_sets import candidate_sampling
 from randens.risk.confidence import ConfidentSampling, confident_sampling
-from randens.risk.exact import exact_sampling
+from randens.risk.exact_lp import exact_sampling
 from randens.risk.profile import RiskProfile
 from randens.risk.result import Sampling
 from randens.risk.subgradient import subgradient_sampling

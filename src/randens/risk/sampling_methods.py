@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from randens.core.files import picked
 from randens.risk import RiskProfile, Sampling, optimal_sampling
 
 __all__ = ["Contribution", "MethodValue", "compare_methods", "contributions"]
@@ -27,7 +28,7 @@ class MethodValue:
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary for JSON."""
-        return {"name": self.name, "probs": self.probs.tolist(), "risk": self.risk, "excess": self.excess}
+        return picked(self, "name probs risk excess")
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ Masks let millions of witnesses be compared, grouped and weighed without a Pytho
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,13 @@ from randens.core.errors import InputError
 __all__ = [
     "MAX_MEMBERS",
     "Masks",
+    "from_words",
     "group",
     "maximal",
     "maximal_rows",
     "pack",
     "segment_argmax",
+    "to_words",
     "unpack",
     "weigh",
 ]
@@ -129,3 +132,19 @@ def group(
         all_weights.append(np.bincount(np.cumsum(new) - 1, weights=weights[mine][order]))
     starts = np.concatenate([[0], np.cumsum(np.concatenate(all_lengths))]).astype(np.int64)
     return np.concatenate(all_masks), starts, np.concatenate(all_weights)
+
+
+def to_words(fooled: NDArray[np.bool_]) -> list[str]:
+    """One string of zeros and ones per row of [k, M], member 0 first: sets as text for JSON."""
+    text, members = (fooled.astype(np.uint8) + ord("0")).tobytes().decode("ascii"), fooled.shape[1]
+    return [text[i : i + members] for i in range(0, len(text), members)]
+
+
+def from_words(document: str, words: Sequence[object], members: int) -> NDArray[np.bool_]:
+    """Boolean matrix [k, M] of the strings; `document` is named if one of them is not a set."""
+    for word in words:
+        if not isinstance(word, str) or len(word) != members or not set(word) <= {"0", "1"}:
+            raise InputError(f"{document} holds the set {word!r}; a set is {members} characters, each 0 or 1")
+    text = "".join(str(word) for word in words).encode("ascii")
+    bits: NDArray[np.bool_] = np.frombuffer(text, dtype=np.uint8) == ord("1")
+    return bits.reshape(len(words), members)

@@ -17,10 +17,10 @@ from randens.core.files import write_atomic
 from randens.core.runs import Run
 from randens.training.recipe import Recipe, difference, recipe_from
 
-__all__ = ["Summary", "Validated", "is_finished", "open_folder", "rewind_metrics", "write_summary"]
+__all__ = ["Summary", "ValidationSummary", "is_finished", "open_folder", "rewind_metrics", "write_summary"]
 
 
-class Validated(Document):
+class ValidationSummary(Document):
     """What a finished run measured on validation data."""
 
     natural_accuracy: float
@@ -36,7 +36,7 @@ class Summary(Document):
     method: str = ""
     members: int = 0
     probs: list[float] = Field(default_factory=list)
-    validation: Validated | None = None
+    validation: ValidationSummary | None = None
 
 
 def open_folder(recipe: Recipe, folder: Path, say: Callable[[str], None], force: bool) -> None:

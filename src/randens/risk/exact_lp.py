@@ -12,6 +12,7 @@ from fractions import Fraction
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.linalg import qr
 
 from randens.core.errors import ModelError
 from randens.risk.certificate import Certificate
@@ -19,8 +20,9 @@ from randens.risk.checks import as_count, as_positive, as_risks, frozen
 from randens.risk.lp import CutProgram
 from randens.risk.profile import RiskProfile
 from randens.risk.result import Sampling
+from randens.risk.sets import segment_argmax, unpack, weigh
+from randens.risk.simplex import dyadic
 from randens.risk.ties import prefer
-from randens.risk.vertex import snap
 
 __all__ = ["exact_sampling"]
 
@@ -31,6 +33,8 @@ _STEP = 0.3
 _LAST_STEPS = 1e-7
 # A preferred minimiser may be worse by rounding only.
 _EQUAL = 1e-12
+# Sets whose probabilities differ by less than this are taken to tie at the vertex; the proof follows.
+_TIE = 1e-6
 
 
 def exact_sampling(
@@ -117,7 +121,7 @@ def _finish(
     profile: RiskProfile, probs: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], tuple[Fraction, ...] | None]:
     """Return the exact vertex near the probabilities, if there is one, and the floats nearest to it."""
-    vertex = snap(profile, probs)
+    vertex = _vertex(profile, probs)
     if vertex is None:
         return probs.copy(), None
     return np.array([float(p) for p in vertex]), vertex
@@ -132,3 +136,70 @@ def _certificate(
         if multiplier > 0:
             mass[profile.best_rows(point)] += multiplier * profile.weights
     return Certificate.from_rows(profile, mass)
+
+
+def _vertex(profile: RiskProfile, probs: NDArray[np.float64]) -> tuple[Fraction, ...] | None:
+    """The vertex of η near `probs` in rational numbers if it is at least as good, exactly; else None.
+
+    A vertex is where the ties (u − v)·α = 0 between sets of the same configuration, together with Σα = 1 and
+    the members left out, leave no freedom; the ties have coefficients −1, 0 and 1, so solving them is exact.
+    """
+    support = np.flatnonzero(probs > _TIE)
+    ties = _ties(profile, probs)[:, support]
+    solution = _null_vector(ties, len(support))
+    if solution is None or min(solution) <= 0:
+        return None
+    total = sum(solution)
+    vertex = [Fraction(0)] * profile.members
+    for i, value in zip(support.tolist(), solution, strict=True):
+        vertex[i] = value / total
+    if max(abs(float(v) - p) for v, p in zip(vertex, probs.tolist(), strict=True)) > _TIE * profile.members:
+        return None
+    if profile.exact_risk(vertex) > profile.exact_risk(dyadic(probs)):
+        return None
+    return tuple(vertex)
+
+
+def _ties(profile: RiskProfile, probs: NDArray[np.float64]) -> NDArray[np.int64]:
+    """The distinct differences u − v [t, M] of sets that tie for the worst of their configuration."""
+    values = weigh(profile.masks, probs)
+    best, rows = segment_argmax(values, profile.starts)
+    lengths = np.diff(profile.starts)
+    tied = np.flatnonzero(values >= np.repeat(best, lengths) - _TIE)
+    first = np.repeat(rows, lengths)[tied]
+    ours, theirs = profile.masks[tied], profile.masks[first]
+    used = np.bitwise_or.reduce(np.uint64(1) << np.flatnonzero(probs > _TIE).astype(np.uint64))
+    pairs = np.unique(np.column_stack([ours & ~theirs & used, theirs & ~ours & used]), axis=0)
+    pairs = pairs[(pairs != 0).any(axis=1)]
+    m = profile.members
+    return unpack(pairs[:, 0], m).astype(np.int64) - unpack(pairs[:, 1], m).astype(np.int64)
+
+
+def _null_vector(ties: NDArray[np.int64], size: int) -> list[Fraction] | None:
+    """The x with ties · x = 0, if it is unique up to scale, by elimination in whole numbers (Bareiss)."""
+    if len(ties) < size - 1:
+        return None
+    # There can be thousands of ties; pivoting in floating point finds size − 1 that are independent.
+    _, chosen = qr(ties.T.astype(np.float64), mode="r", pivoting=True) if size > 1 else (None, [])
+    rows = [ties[t].tolist() for t in chosen[: size - 1]]
+    columns: list[int] = []
+    last = 1
+    for k, row in enumerate(rows):
+        lead = next((column for column, value in enumerate(row) if value), None)
+        if lead is None:
+            return None
+        pivot = row[lead]
+        for other, values in enumerate(rows):
+            if other != k:
+                # The division by the pivot before leaves no remainder, so numbers stay small.
+                rows[other] = [
+                    (pivot * a - values[lead] * b) // last for a, b in zip(values, row, strict=True)
+                ]
+        columns.append(lead)
+        last = pivot
+    # Every row now has the same number, the last pivot, in its own column.
+    (free,) = set(range(size)) - set(columns)
+    solution = [Fraction(1)] * size
+    for column, row in zip(columns, rows, strict=True):
+        solution[column] = Fraction(-row[free], last)
+    return solution
