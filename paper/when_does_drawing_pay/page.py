@@ -327,8 +327,8 @@ def _verdict() -> str:
         said += (
             f" Members of {FINAL.member.epochs + FINAL.member.further} epochs, {len(partly.results)} of "
             f"{len(FINAL_SEEDS)} seeds so far: drawn evenly {_percent(float(partly.drawn.mean()))} %, "
-            f"{_points(float((partly.drawn - partly.single).mean()))} points ({_points(low)} to {_points(high)}) against "
-            "the best single network."
+            f"{_points(float((partly.drawn - partly.single).mean()))} points ({_points(low)} to {_points(high)}) "
+            "against the best single network."
         )
     return said
 
