@@ -321,6 +321,15 @@ def _verdict() -> str:
             f"Doubling the epochs of AT from {longest // 2} to {longest} changes single networks by {_points(change)} "
             f"points on validation data: {'their plateau' if abs(change) < PLATEAU else 'not their plateau'}."
         )
+    partly = final()
+    if shown != FINAL and partly.results:
+        low, high = partly.interval()
+        said += (
+            f" Members of {FINAL.member.epochs + FINAL.member.further} epochs, {len(partly.results)} of "
+            f"{len(FINAL_SEEDS)} seeds so far: drawn evenly {_percent(float(partly.drawn.mean()))} %, "
+            f"{_points(float((partly.drawn - partly.single).mean()))} points ({_points(low)} to {_points(high)}) "
+            "against the best single network."
+        )
     return said
 
 
