@@ -72,7 +72,7 @@ def test_batches_cover_everything_once_in_order() -> None:
     assert torch.equal(torch.cat([x for x, _ in batches]), images.x)
     assert torch.cat([y for _, y in batches]).tolist() == LABELS.tolist()
     for wrong in (0, -1, 2.5, True):
-        with pytest.raises(InputError, match="batch_size="):
+        with pytest.raises(InputError, match="batch_size is"):
             next(images.batches(wrong))  # type: ignore[arg-type]
 
 
