@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from benchmarks.small_networks import Apart
 from torch import Tensor, nn
 
 from randens import RandomizedEnsemble, Threat, attacks, models
@@ -16,18 +17,6 @@ from randens.attacks.stacked import stack_of
 from randens.core.errors import ModelError
 
 SHAPE = (1, 4, 4)
-
-
-class Apart(nn.Module):
-    """The same network, not recognised as a chain of layers."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.network(x)
-        return logits
 
 
 def networks(count: int = 3, width: int = 12, depth: int = 2) -> list[nn.Module]:

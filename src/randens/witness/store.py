@@ -278,8 +278,7 @@ class WitnessStore:
         """The stored points of inputs x with addresses `keys` that lie within the threat.
 
         Points without a verdict of any of `members` are left out. question: only points found by this search.
-        Without
-        `inputs` the verdicts are read and the perturbed inputs stay on disk.
+        Without `inputs` the verdicts are read and the perturbed inputs stay on disk.
         """
         places = _places(keys)
         verdicts, sure = self._verdicts(tuple(members))
