@@ -55,7 +55,7 @@ def test_members_in_conflict_are_drawn_or_averaged() -> None:
     assert "members 0 and 1" in text
 
 
-def test_equal_members_are_not_worth_drawing() -> None:
+def test_equal_members_gain_nothing_by_drawing() -> None:
     rec, x, y = on_a_line([(1, 0.5)] * 3, [0.1, 0.4, 0.2, 0.6])
     found = advise(rec, (x, y), exact())
     assert {option.name for option in found.options} == {
@@ -92,7 +92,7 @@ def test_a_given_network_takes_part() -> None:
         advise(rec, data, attack, networks={"deterministic, all 2": constant})
 
 
-def test_every_option_is_judged_by_all_perturbations() -> None:
+def test_every_option_is_tested_with_all_perturbations() -> None:
     """An attack that finds little for the average cannot make it look better than what others' witnesses show."""
     rec, x, y = on_a_line([(1, 0.5), (1, 0.55), (1, 0.6)], [0.35, 0.45, 0.2, 0.1])
     weak = attacks.create("fgsm", THREAT)
