@@ -369,6 +369,13 @@ def _final(cell: Cell = FINAL) -> str:
     return "\n".join([*_table(head, rows), said])
 
 
+def _earlier(cell: Cell) -> str:
+    """A comparison with other ensembles, by the same rule for the single networks."""
+    total = cell.member.epochs + cell.member.further
+    said = f"{cell.members} members of {cell.member.epochs} epochs, trained together up to epoch {total}:"
+    return f"{said}\n\n{_final(cell)}"
+
+
 def plateau(lengths: Sequence[int] = LENGTHS, width: int = Member().width) -> int | None:
     """From which length on every doubling changes the members by less than half a point; None where none does."""
     steps = [(epochs, _like(epochs=epochs, width=width)) for epochs in lengths]
@@ -467,11 +474,8 @@ def write_page(target: Path, figures: Mapping[str, str]) -> None:
     page = Template((Path(__file__).parent / "page.md").read_text(encoding="utf-8")).substitute(
         verdict=_verdict(),
         final=_final(),
-        shorter=_final(FINALS[1]),
-        shorter_epochs=FINALS[1].member.epochs,
-        shorter_total=FINALS[1].member.epochs + FINALS[1].member.further,
-        seeds=len(SEEDS),
-        many=MANY,
+        earlier="\n\n".join(map(_earlier, FINALS[1:])),
+        many=FINAL.members,
         members=MEMBERS,
         base=BASE,
         further=FURTHER,
@@ -546,11 +550,12 @@ def _cifar() -> str:
     said = ["Not computed yet: `python -m paper.when_does_drawing_pay cifar10`."]
     if rows:
         said = _table(("method", *_HEAD[:-1]), rows)
-    before, after = (one for cell, one in small if cell.method == "iat")
-    if before and after:
+    lengths = [(cell.member.epochs, one) for cell, one in small if cell.method == "iat" and one]
+    if len(lengths) > 1:
+        (short, before), (long, after) = lengths[-2:]
         change = after.members - before.members
         said.append(
-            f"Doubling the epochs of AT changes the members by {_points(change)} points: "
+            f"Training by AT for {long} instead of {short} epochs changes the members by {_points(change)} points: "
             f"{'the plateau' if abs(change) < PLATEAU else 'no plateau yet'}."
         )
     return "\n".join([*said, "", _small()])

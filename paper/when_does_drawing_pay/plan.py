@@ -31,18 +31,21 @@ __all__ = [
 
 SEEDS = (0, 1, 2)
 FINAL_SEEDS = (0, 1, 2, 3, 4)
-LENGTHS = (50, 100, 200, 400, 800)
+LENGTHS = (50, 100, 200, 400, 800, 1600, 3200, 6400)
 WIDTHS = (16, 32, 52)  # 52: twice the FLOPs of 32, as 2 of M have
 MIXED = (16, 16, 32, 52)  # widths of members that differ in it; their mean FLOPs are 0.95 of those of 32
 RADII = (0.1, 0.2, 0.3)
-COUNTS = (2, 4, 8)
+COUNTS = (2, 4, 8, 16)
 NORMS = (("linf", 0.2), ("l2", 0.6))
 NARROW = 16  # units; smaller networks than the map's, to see what longer training does to them
 NARROW_LENGTHS = (200, 400, 800)
+AVERAGES_LENGTHS = (4, 8, 16)
 BASE = 200
 FURTHER = BASE // 2
 MEMBERS = 4
 MANY = 8
+MOST = 16
+LONG = 1600  # epochs of the members that the final comparison starts from
 IDEAS: tuple[tuple[str, float | None], ...] = (
     ("bounded", 0.5),
     ("shared", 0.5),
@@ -251,8 +254,11 @@ def _cells() -> Iterable[Cell]:
         yield from (replace(group, seed=seed) for seed in SEEDS)
 
 
-# Of the final comparison, with `singles`; first the one that validation data like best.
-FINALS = tuple(Cell("bounded", Member(epochs=e), members=MANY, weight=0.5) for e in (2 * BASE, BASE))
+# Of the final comparison, with `singles`; first the one that is best on validation data.
+FINALS = tuple(
+    Cell("bounded", Member(epochs=epochs), members=members, weight=0.5)
+    for epochs, members in ((LONG, MOST), (2 * BASE, MANY), (BASE, MANY))
+)
 FINAL = FINALS[0]
 NARROW_BOUNDED = Cell("bounded", Member(width=NARROW, epochs=NARROW_LENGTHS[-1]), members=MANY, weight=0.5)
 
@@ -267,17 +273,16 @@ def singles(cell: Cell) -> list[Member]:
     if cell.method in AS_THEY_ARE:
         return base
     some = base[:MEMBERS]
-    lengths = LENGTHS if cell.member.data == "digits" else (2 * cell.member.epochs,)
+    lengths = LENGTHS if cell.member.data == "digits" else AVERAGES_LENGTHS
     longer = [replace(one, epochs=e) for e in lengths if e > cell.member.epochs for one in some]
     return [*base, *(one.on for one in some), *(one.bounded for one in some), *longer]
 
 
 STRIDED = Cell("iat", Member("cifar10", width=8, epochs=12, eps=0.5, norm="l2"), members=2)
-_AVERAGES = Member(AVERAGES, width=32, epochs=4, eps=0.5, norm="l2")
+_AVERAGES = Member(AVERAGES, width=32, epochs=AVERAGES_LENGTHS[0], eps=0.5, norm="l2")
 SMALL_FINAL = Cell("bounded", _AVERAGES, weight=0.5)
 CIFAR: tuple[Cell, ...] = (
-    Cell("iat", _AVERAGES),
-    Cell("iat", replace(_AVERAGES, epochs=2 * _AVERAGES.epochs)),
+    *(Cell("iat", replace(_AVERAGES, epochs=epochs)) for epochs in AVERAGES_LENGTHS),
     SMALL_FINAL,
     replace(SMALL_FINAL, k=2),
     STRIDED,
