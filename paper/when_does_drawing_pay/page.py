@@ -389,12 +389,15 @@ def plateau(lengths: Sequence[int] = LENGTHS, width: int = Member().width) -> in
 
 
 def _plateau(lengths: Sequence[int] = LENGTHS, width: int = Member().width) -> str:
+    there = [one for epochs in lengths if (one := _like(epochs=epochs, width=width))]
+    changes = [_points(after.members - before.members) for before, after in pairwise(there)][-3:]
+    listed = f" The last lengths differ by {', '.join(changes)} points." if len(changes) > 1 else ""
     start = plateau(lengths, width)
     if start is None:
-        return "The last doubling of the epochs still changes the members by half a point or more: no plateau yet."
-    return (
-        f"From {start} epochs on, doubling them changes the members by less than half a point: the plateau."
-    )
+        said = "The last doubling of the epochs still changes the members by half a point or more: no plateau yet."
+    else:
+        said = f"From {start} epochs on, doubling them changes the members by less than half a point: the plateau."
+    return said + listed
 
 
 def _narrow() -> str:
