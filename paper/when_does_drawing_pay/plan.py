@@ -45,7 +45,7 @@ FURTHER = BASE // 2
 MEMBERS = 4
 MANY = 8
 MOST = 16
-LONG = 1600  # epochs of the members that the final comparison starts from
+LONG = 3200  # epochs of the members that the final comparison starts from
 IDEAS: tuple[tuple[str, float | None], ...] = (
     ("bounded", 0.5),
     ("shared", 0.5),
