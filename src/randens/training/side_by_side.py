@@ -191,7 +191,7 @@ class SideBySide:
                 for child in _heard(running):
                     try:
                         kind, values = child.line.recv()
-                    except EOFError:
+                    except (EOFError, ConnectionResetError):
                         running.remove(child)
                         child.process.join()
                         failure = failure or _lost(child)
