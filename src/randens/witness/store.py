@@ -346,6 +346,17 @@ class WitnessStore:
         questions = [question_text(text) for text in texts]
         return [(tuple(q.members), tuple(q.probs)) for q in questions]
 
+    def passes(self, members: Sequence[str], keys: Keys, threat: Threat, x: Tensor) -> float:
+        """The passes of all stored searches on these inputs that attacked some of these members and no others."""
+        places, total = _places(keys), 0.0
+        for segment in self._ordered(threat, x):
+            if segment.work is None or segment.asked is None:
+                continue
+            if set(question_text(segment.asked).members) <= set(members):
+                shared = np.mean([key.tobytes() in places for key in segment.work_inputs] or [False])
+                total += float(shared) * (segment.work["forwards"] + segment.work["backwards"])
+        return total
+
     def extend(
         self,
         threat: Threat,
