@@ -240,7 +240,7 @@ def test_other_errors_and_lost_processes_are_named(tmp_path: Path, monkeypatch: 
         with pytest.raises(RuntimeError, match=r"member [12]: Traceback[\s\S]*KeyError: 'broken [01]'"):
             train(_iat(), tmp_path / "run", jobs=2)
     monkeypatch.setattr(side_by_side, "_train_member", lambda _, line: line.close())
-    with pytest.raises(ModelError, match="the process that trained member [12] ended with exit code 0"):
+    with pytest.raises(ModelError, match=r"the process that trained member [12] ended with exit code 0"):
         train(_iat(), tmp_path / "run", jobs=2)
 
 
