@@ -197,7 +197,7 @@ class Seeded:
 
 
 def side(name: str, measured: Timed[Any], subject: Subject) -> Side:
-    """Our attacks know their accuracy and passes; of others' points they are worked out. Means over seeds."""
+    """Accuracy and passes, as means over seeds: our attacks report them, those of others are computed here."""
     value = measured.value
     found = value if isinstance(value, list) else [value]
     accuracy = sum(_accuracy(each, subject) for each in found) / len(found)

@@ -1,7 +1,7 @@
 """Choosing probabilities under real attack: cutting planes against Algorithm 1, on three networks for digits.
 
 A sweep attacks every validation input once. Cutting planes stop at a gap of 1e-3; Algorithm 1 runs for 10 and
-for 40 sweeps. All answers are then judged by the same pool, which holds every witness that either of them found, so
+for 40 sweeps. All answers are then scored on the same pool, which holds every witness that either of them found, so
 accuracies compare like with like, and with the best that any probabilities could reach against that pool.
 
     python -m benchmarks.cutting_planes
@@ -70,12 +70,12 @@ def rows(settings: Settings) -> Iterator[Row]:
     cut = optimize_sampling(rec, images, attack, tol=1e-3)
     seconds = time.perf_counter() - start
     stepped, pool = algorithm_1(rec, images, attack, sweeps)
-    judge = pool.merge(cut.pool.without_inputs())
-    reachable = 1 - optimal_sampling(judge.profile()).lower_bound
+    known = pool.merge(cut.pool.without_inputs())
+    reachable = 1 - optimal_sampling(known.profile()).lower_bound
     ours = Side(
         "cutting planes",
         Timing(seconds, seconds, 1),
-        1 - judge.risk(cut.probs),
+        1 - known.risk(cut.probs),
         f"{cut.sweeps} sweeps",
     )
     for number, (probs, took) in stepped.items():
@@ -85,7 +85,7 @@ def rows(settings: Settings) -> Iterator[Row]:
             Side(
                 f"Algorithm 1, {number} sweeps",
                 Timing(took, took, 1),
-                1 - judge.risk(probs),
+                1 - known.risk(probs),
                 f"{number} sweeps",
             ),
             note=f"gap {cut.gap:.1e}; at most {reachable:.2%} is possible; one run each",

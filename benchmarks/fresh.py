@@ -68,7 +68,7 @@ def rows(settings: Settings) -> Iterator[Row]:
 
 
 def _textbook(rec: RandomizedEnsemble, x: Tensor, y: Tensor, threat: Threat) -> Side:
-    """The textbook's robust accuracy, batch by batch; batches judged before are read."""
+    """The textbook's robust accuracy, batch by batch; finished batches are read."""
     plain = [channels_first(member) for member in rec.members]
     kept = KEPT / f"textbook-{fingerprint(rec)[:12]}-{threat.eps:.4g}"
     risk = 0.0

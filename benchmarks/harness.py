@@ -45,7 +45,7 @@ T = TypeVar("T")
 Fact = float | str | list[float]
 
 NOISE = 0.15
-"""A median this much above the best time says that the machine did something else, too."""
+"""A median this much above the best time means that other processes used the machine."""
 
 
 @dataclass(frozen=True)

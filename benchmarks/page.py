@@ -69,7 +69,7 @@ _TEXTS = {
     "method ends with a certificate, which is verified here; the subgradient method is Algorithm 1 with the "
     "step that is best for Theorem 4.",
     "cutting_planes": "The same question with real attacks: three small networks on digits, every sweep attacks all "
-    "inputs with the saddle climber. All answers are judged by the pool of all perturbations found.",
+    "inputs with the saddle climber. All answers are scored on the pool of all perturbations found.",
     "training": "ResNet-20, three crafting gradients per step.",
     "augmentation": "Against the cheapest training step there is, a natural one.",
     "inference": "ResNet-20, one thread. *Lean* keeps only drawn members in memory.",
@@ -144,7 +144,7 @@ def _machine(document: Mapping[str, Any]) -> str:
 
 
 def _verdicts(document: Mapping[str, Any]) -> str:
-    """The rows with goals, first: what was promised and what came out."""
+    """The rows with goals, first: the goal and the measured figure."""
     rows = [
         row
         for benchmark in BENCHMARKS

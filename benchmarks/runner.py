@@ -110,7 +110,7 @@ def run(
 
 
 def summary(document: dict[str, Any], known: Sequence[Benchmark] = BENCHMARKS) -> str:
-    """The one table, what was left out or failed, and what to make of the machine."""
+    """The one table, what was left out or failed, and how busy the machine was."""
     entries = [(b.name, document["benchmarks"][b.name]) for b in known if b.name in document["benchmarks"]]
     lines = [
         (name if first else "", *table.cells(row))

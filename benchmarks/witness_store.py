@@ -77,7 +77,7 @@ def _twice(
         again.now.backwards / again.cost.backwards,
         "of the first",
         goal=Goal(at_most=0.0),
-        note=f"{which}; {n} inputs; {again.now.forwards} forward passes judge a sample again",
+        note=f"{which}; {n} inputs; {again.now.forwards} forward passes check a sample",
     )
     for name, spent, goal in (
         ("evaluate, sample, report, certify: passes", together, Goal(at_most=1.1)),

@@ -1,4 +1,4 @@
-"""Attack an ensemble of your own: a module that answers as Hugging Face does, a plain one, a TorchScript and an ONNX
+"""Attack an ensemble of your own: a module whose output is that of Hugging Face, a plain one, a TorchScript and an ONNX
 file.
 
 Trains four small classifiers of the digits in a few seconds and makes a randomized ensemble of three of them.
@@ -33,7 +33,7 @@ class Output:
 
 
 class LikeHuggingFace(nn.Module):
-    """Stands for `AutoModelForImageClassification.from_pretrained(...)`; a timm model is adapted likewise.
+    """Replaces `AutoModelForImageClassification.from_pretrained(...)` here; a timm model is adapted likewise.
 
     It expects normalised images, so `adapt` is told the mean and standard deviation of its preprocessing.
     """
@@ -104,7 +104,7 @@ def attacked(
 
 
 def report(rec: randens.RandomizedEnsemble, pool: randens.WitnessPool) -> None:
-    """What the pool says about every way of drawing the members."""
+    """What the pool says about the sampling probabilities."""
     profile = pool.profile()
     best = randens.risk.optimal_sampling(profile)
     alone = ", ".join(f"{1 - risk:.3f}" for risk in profile.member_risks)
@@ -120,7 +120,7 @@ def report(rec: randens.RandomizedEnsemble, pool: randens.WitnessPool) -> None:
 def main() -> None:
     torch.manual_seed(0)
     digits = randens.data.load("digits", "train")
-    # The best way of drawing is read off these, so they are not test images.
+    # The sampling probabilities are chosen on these, so they are not test images.
     x, y = randens.data.load("digits", "validation")[:100]
 
     adapted = train(randens.models.adapt(LikeHuggingFace(), mean=MEAN, std=STD), digits)

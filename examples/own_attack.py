@@ -37,7 +37,7 @@ class Momentum(attacks.Attack):
 
 
 def main() -> None:
-    """Train two small networks on the digits, attack them, and compare with what comes along."""
+    """Train two small networks on the digits, attack them, and compare with the attacks of randens."""
     train, test = (
         randens.data.load("digits", "train"),
         randens.data.load("digits", "test").subset(slice(0, 100)),

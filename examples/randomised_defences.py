@@ -57,7 +57,7 @@ def noisy_linear(n: int, seed: int = 0, dimension: int = 8) -> tuple[NoisyLinear
 
 
 class ResizeAndPad(nn.Module):
-    """Shrinks the image to a random size, puts it at a random place (Xie et al. 2018), and asks a network."""
+    """Shrinks the image to a random size, puts it at a random place (Xie et al. 2018), and runs a network."""
 
     def __init__(self, network: nn.Module, smallest: int = 6) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ def trained(network: nn.Module, epochs: int = 30) -> nn.Module:
 
 
 def dropout(draws: int) -> randens.RandomizedModel:
-    """Dropout that stays on when the network answers."""
+    """Dropout that stays on at test time."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Dropout(0.5), nn.Linear(64, 10))
     return randens.RandomizedModel(trained(net), draws, active=nn.Dropout)

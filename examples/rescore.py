@@ -1,9 +1,9 @@
-"""Score an evaluation again with nothing but torch and safetensors.
+"""Score an evaluation again with torch and safetensors only.
 
     randens evaluate RUN --adversarial worst.safetensors
     python rescore.py RUN/ensemble worst.safetensors
 
-The networks are written out here once more (convnet, mlp and linear of randens), so that no line of randens is used.
+The networks are defined here again (convnet, mlp and linear of randens), so that no line of randens is used.
 """
 
 import json

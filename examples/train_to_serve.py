@@ -48,7 +48,7 @@ def trained(run: Run, recipe: Recipe) -> randens.RandomizedEnsemble:
     return best
 
 
-def judged(run: Run, rec: randens.RandomizedEnsemble) -> Path:
+def evaluated(run: Run, rec: randens.RandomizedEnsemble) -> Path:
     """Evaluate on test images and write the report."""
     assert rec.threat is not None
     chosen = [randens.attacks.create(name, rec.threat) for name in ("pgd", "arc-r", "saddle")]
@@ -106,7 +106,7 @@ def whole(folder: Path, epochs: int) -> None:
     splits = {"probs": "validation", "checkpoints": "validation"}
     run = Run.create_next(folder, "train-to-serve", recipe=recipe.to_json(), seed=0, chosen_on=splits)
     rec = trained(run, recipe)
-    report = judged(run, rec)
+    report = evaluated(run, rec)
     print(f"report           {report}")
     bundle = export(rec, randens.data.load("digits", "validation"), run.path / "bundle")
     print(f"bundle           {run.path / 'bundle'} with checksum {bundle.checksum[:16]}…")

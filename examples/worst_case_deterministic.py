@@ -2,7 +2,7 @@
 
 Two linear classifiers of the plane, class 1 where w·x ≥ 0, with w₁ = (1, 1) and w₂ = (1, −1); two inputs of class 1,
 x₁ = (−1, 2) with probability p and x₂ = (−1, −2) otherwise; perturbations of l2 norm at most ε < 1/√2. Each member
-withstands the attacker at one of the inputs. Their average is the sign of the first coordinate, and errs at both.
+is robust at one of the inputs. Their average is the sign of the first coordinate, and errs at both.
 
     python examples/worst_case_deterministic.py
     python examples/worst_case_deterministic.py --p 0.3 --eps 0.5
@@ -42,7 +42,7 @@ def main() -> None:
         parser.error(f"--eps is {options.eps}; it must lie between 0 and 1/√2")
 
     weights = [options.p, 1 - options.p]
-    # One member withstands the attacker at each input, so no perturbation fools both and the set is complete.
+    # One member is robust at each input, so no perturbation fools both and the set is complete.
     sets = [[[foolable(w, x, options.eps) for w in MEMBERS]] for x in INPUTS]
     profile = RiskProfile.from_configurations(sets, weights)
     limits, best = bounds(profile.member_risks), exact_sampling(profile)

@@ -4,7 +4,7 @@
 
 Every ensemble is trained on the training split alone: no checkpoint is chosen and α plays no part. Its members are
 then attacked on the 540 held-out images (the validation and the test split of digits), and the witnesses are kept. A
-split takes 180 of these images at random; every rule chooses α from their witnesses, and the other 360 judge it.
+split takes 180 of these images at random; every rule chooses α from their witnesses, and is scored on the other 360.
 The folder keeps what is finished, so an interrupted call is continued by the same call; with --finished the page is
 made from the ensembles that are there. Their order is that of their cost, and no result decides it.
 """
@@ -29,7 +29,7 @@ CHOSEN_ON = 180
 EPS = 0.2
 
 Rule = Callable[[RiskProfile], NDArray[np.float64]]
-"""Chooses probabilities from what is known about the images to choose on."""
+"""Chooses probabilities from the witnesses of the images to choose on."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Plan:
                 "adversary": {"name": "pgd", "steps": 4},
                 "loss": {"name": "cross-entropy"},
                 "sampling": {"method": "uniform"},
-                # One look at a few images, which decides nothing.
+                # Validation on a few images; no choice depends on it.
                 "validation": {"every": epochs, "size": 16, "steps": 1, "keep": "last"},
             }
         )
@@ -78,7 +78,7 @@ def plans() -> Iterator[Plan]:
 
 
 def held_out() -> tuple[torch.Tensor, torch.Tensor]:
-    """The images that no training saw, with their labels."""
+    """The images that were not trained on, with their labels."""
     parts = [randens.data.load("digits", split) for split in ("validation", "test")]
     return torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts])
 
@@ -109,7 +109,7 @@ SAMPLE = "upper bound of the excess over uniform"
 
 
 @dataclass(frozen=True)
-class Judged:
+class Scored:
     """Robust accuracy on fresh images, in per cent, of each rule (columns) on each split (rows); and how often a rule
     chose a single member."""
 
@@ -118,7 +118,7 @@ class Judged:
     single: NDArray[np.bool_]
 
 
-def judge(name: str, pool: randens.WitnessPool) -> Judged:
+def score(name: str, pool: randens.WitnessPool) -> Scored:
     """Every rule on every split of one ensemble."""
     accuracy, single = np.zeros((SPLITS, len(RULES))), np.zeros((SPLITS, len(RULES)), dtype=bool)
     for split in range(SPLITS):
@@ -132,10 +132,10 @@ def judge(name: str, pool: randens.WitnessPool) -> Judged:
             probs = rule(profile)
             accuracy[split, column] = 100 * (1 - pool.best(probs)[0][~chosen_on].mean())
             single[split, column] = np.count_nonzero(probs) == 1
-    return Judged(name, accuracy, single)
+    return Scored(name, accuracy, single)
 
 
-def page(found: Sequence[Judged]) -> str:
+def page(found: Sequence[Scored]) -> str:
     """The Markdown page."""
     means = np.array([one.accuracy.mean(axis=0) for one in found])
     single = np.array([one.single.mean(axis=0) for one in found]).mean(axis=0)
@@ -148,7 +148,7 @@ def page(found: Sequence[Judged]) -> str:
         "",
         f"{len(found)} of {len(list(plans()))} planned ensembles on digits, {SPLITS} random splits each: α is",
         f"chosen on {CHOSEN_ON} held-out images",
-        "and judged on the other 360, under attack (linf, ε = 0.2). The table is made by",
+        "and scored on the other 360, under attack (linf, ε = 0.2). The table is made by",
         "`python -m paper.choosing_alpha --page docs/choosing-alpha.md` (`--finished`: of those trained so far).",
         "",
         "| rule | robust accuracy on fresh images | minus uniform | minus best validation member | one member alone |",
@@ -188,13 +188,13 @@ def _ahead(differences: NDArray[np.float64]) -> str:
 
 
 def main() -> None:
-    """Train, attack, choose, judge, write the page."""
+    """Train, attack, choose, score, write the page."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--folder", type=Path, default=Path("runs/choosing-alpha"))
     parser.add_argument(
-        "--finished", action="store_true", help="judge the ensembles that are there, train none"
+        "--finished", action="store_true", help="score the ensembles that are there, train none"
     )
     parser.add_argument("--page", type=Path, default=None, help="where the Markdown page goes")
     args = parser.parse_args()
@@ -204,7 +204,7 @@ def main() -> None:
         plan for plan in plans() if not args.finished or (args.folder / f"{plan.name}.safetensors").exists()
     ]
     for number, plan in enumerate(planned, start=1):
-        found.append(judge(plan.name, witnesses(plan, args.folder)))
+        found.append(score(plan.name, witnesses(plan, args.folder)))
         print(f"{number} {plan.name}: {found[-1].accuracy.mean(axis=0).round(2)}", flush=True)
     if args.page is not None:
         args.page.write_text(page(found))

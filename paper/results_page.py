@@ -23,7 +23,7 @@ __all__ = ["results"]
 _MAIN = "evaluation"
 # The paper's budget: PGD-10 for a hundred epochs on 50,000 images, members 1 to m attacked while m is trained.
 _PAPER_IMAGES, _PAPER_EPOCHS, _PAPER_STEPS = 50_000, 100, 10
-_MARGIN, _ROBUST, _NATURAL = 0.03, 0.36, 0.65  # what this budget was hoped to reach
+_MARGIN, _ROBUST, _NATURAL = 0.03, 0.36, 0.65  # goals set for this budget
 
 _ALIKE = 0.05  # training budgets that differ by less count as the same
 
@@ -97,7 +97,7 @@ def _rows(found: Sequence[Entry]) -> list[_Row]:
 
 
 def _unless_shared(titles: Sequence[str], others: Sequence[str]) -> list[str]:
-    """Each title if it is the only one of its kind, or else the other that stands for it."""
+    """Each title if it is the only one of its kind, or else the other name."""
     return [a if titles.count(a) == 1 else b for a, b in zip(titles, others, strict=True)]
 
 
@@ -172,7 +172,7 @@ def _comparisons(shown: Sequence[_Row]) -> list[str]:
 
 
 def _gain(one: _Row, two: _Row, name: str) -> str:
-    """How much more robust `one` is than `two`; empty if they were not attacked alike on the same images."""
+    """How much more robust `one` is than `two`; empty if the attacks or the images differ."""
     mine, theirs = one.item.evaluations.get(name), two.item.evaluations.get(name)
     if mine is None or theirs is None:
         return ""
@@ -185,7 +185,7 @@ def _gain(one: _Row, two: _Row, name: str) -> str:
 
 
 def _members(shown: Sequence[_Row]) -> list[str]:
-    """Each ensemble's members alone, and which way training went from the first to the last."""
+    """Each ensemble's members alone, and how accuracies change from the first to the last."""
     lines = []
     for row in shown:
         main = row.main
@@ -203,8 +203,8 @@ def _members(shown: Sequence[_Row]) -> list[str]:
             uniform = main.at(None)
             lines += [
                 "",
-                f"Drawn evenly they have at most {percent(uniform.robust.value)} robust accuracy (judged by the "
-                f"perturbations found; none was made against that), {percent(uniform.natural.value)} natural.",
+                f"Drawn evenly they have at most {percent(uniform.robust.value)} robust accuracy (on the "
+                f"perturbations found; no attack had equal probabilities), {percent(uniform.natural.value)} natural.",
             ]
         lines += [
             "",
@@ -249,7 +249,7 @@ def _papers_members(recipe: Mapping[str, Any]) -> tuple[float, float] | None:
 
 
 def _budgets(shown: Sequence[_Row]) -> list[str]:
-    """What else the passes of each BARRE buy: the entries whose training took about as many."""
+    """The entries whose training took about as many passes as each BARRE."""
     lines = []
     for row in shown:
         alike = [r for r in shown if abs(r.spent - row.spent) <= _ALIKE * row.spent]
@@ -262,7 +262,7 @@ def _budgets(shown: Sequence[_Row]) -> list[str]:
 
 
 def _seeds(shown: Sequence[_Row]) -> list[str]:
-    """Single networks that differ in nothing but the seed: the members of independent adversarial training."""
+    """Single networks that differ in the seed only: the members of independent adversarial training."""
     lines = []
     for row in shown:
         if row.recipe["method"] != "iat" or row.recipe["start"] == "previous" or row.main.members == 1:

@@ -1,8 +1,8 @@
 """What an SVG drawn by matplotlib says: its texts, its parts, and where their lines run.
 
 Coordinates differ in their last digits, and contours in the corners they pass through, from one processor to the
-next; what is seen does not. So drawings are compared by sight: every text the same, every part there, and no line
-or marker further than a fraction of a point from its counterpart.
+next; what is seen does not. So drawings are compared by what is visible: every text is the
+same, every part is there, and no line or marker is further than a fraction of a point from its counterpart.
 """
 
 from __future__ import annotations

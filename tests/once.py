@@ -1,4 +1,4 @@
-"""What is expensive to make is made once for all processes of the tests."""
+"""Folders that take long to make are made once for all processes of the tests."""
 
 from __future__ import annotations
 

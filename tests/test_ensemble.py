@@ -1,4 +1,4 @@
-"""Randomized ensembles: exact expectations, honest draws, files that survive everything."""
+"""Randomized ensembles: exact expectations, draws that follow α, files that are checked."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ def test_verdicts_are_made_in_eval_mode_and_modes_are_restored() -> None:
     assert members[0].training
 
 
-def test_a_dropout_member_in_train_mode_is_judged_without_dropout() -> None:
+def test_a_dropout_member_in_train_mode_is_evaluated_without_dropout() -> None:
     torch.manual_seed(0)
     member = nn.Sequential(nn.Linear(FEATURES, 50), nn.Dropout(0.9), nn.Linear(50, CLASSES)).train()
     rec = RandomizedEnsemble([member])

@@ -99,7 +99,7 @@ def test_random_points_fill_the_ball(norm: str) -> None:
     assert float(delta.mean().abs()) < 0.02
 
 
-def test_contains_judges_without_tolerance() -> None:
+def test_contains_has_no_tolerance() -> None:
     threat = Threat("linf", 0.25)
     x = torch.tensor([[0.5], [0.5], [0.9]])
     outside = np.nextafter(np.float32(0.75), np.float32(1.0)).item()

@@ -1,4 +1,4 @@
-"""Attack the software itself, bounded in time and count, on loopback only, and print what came of it.
+"""Attack the software itself, bounded in time and count, on loopback only, and print the findings.
 
 python -m benchmarks.assault                  everything; about ten minutes
 python -m benchmarks.assault --quick          fewer of each; about two minutes

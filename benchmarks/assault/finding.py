@@ -1,4 +1,4 @@
-"""One line of the result: what was tried, what came of it, and the bound it is held to."""
+"""One line of the result: what was tried, what was measured, and its bound."""
 
 from __future__ import annotations
 

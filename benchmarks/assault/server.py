@@ -174,7 +174,7 @@ def freezing(folder: Path, senders: int, size: int) -> Iterator[Finding]:
     }
     contents["body in crumbs"] = PREDICT + b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\n0\r\n" * (size // 6)
     with served(folder) as server:
-        # What the machine's other work does to a server that has nothing to do.
+        # The delay of an idle server on this machine.
         with Probe(server.port) as quiet:
             time.sleep(3)
         for name, content in contents.items():

@@ -1,4 +1,4 @@
-"""Everything the paper's tables ask of one trained ensemble, measured once and kept in its run folder.
+"""All numbers that the paper's tables need of one trained ensemble, measured once and kept in its run folder.
 
 The probabilities of every ensemble, of the first m members as of all, are chosen in the same way: cutting planes on
 validation data under the attack of the settings. Numbers come from test data. What was measured for other members,

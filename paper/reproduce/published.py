@@ -1,4 +1,4 @@
-"""The rows of the paper's own Tables 1 to 6, for the auditor of published tables."""
+"""The rows of the paper's own Tables 1 to 6, for the check of published tables."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class Missing:
 
 @dataclass(frozen=True)
 class Reproduction:
-    """Tables and figures, what is missing, and what it took."""
+    """Tables and figures, the missing runs, and the cost."""
 
     scale: str
     stand_ins: str
@@ -117,7 +117,7 @@ class Reproduction:
         return "\n".join([*lines, *self._budget_lines(), *self._missing_lines()])
 
     def page(self) -> str:
-        """The page of the documentation: how to call the command, then what it gave at this scale."""
+        """The page of the documentation: how to call the command, then its results at this scale."""
         return "\n".join(
             [_PAGE, *self._body(), *self._curve_lines(), *self._budget_lines(), *self._missing_lines()]
         )
@@ -193,7 +193,7 @@ class Reproduction:
         ]
 
     def _curve_lines(self) -> list[str]:
-        """Figure 4 as a table: both runs have the same first member and are judged alike after every epoch."""
+        """Figure 4 as a table: both runs have the same first member and the same validation after every epoch."""
         if len(self.curves) < 2:
             return []
         names = list(self.curves)
@@ -243,7 +243,7 @@ class Reproduction:
 
 @dataclass(frozen=True)
 class _Scale:
-    """What stands for the paper's data and networks, and where runs come from."""
+    """What replaces the paper's data and networks, and where runs come from."""
 
     networks: tuple[str, ...]
     data: tuple[str, ...]
@@ -487,7 +487,7 @@ SCALES: dict[str, _Scale] = {
         data=DATA,
         trains=True,
         stand_ins=(
-            "Small networks and images stand for large ones: convolutional networks of 8 and 16 channels for ResNet-20 "
+            "Small networks and images replace large ones: convolutional networks of 8 and 16 channels for ResNet-20 "
             "and ResNet-18, a perceptron for MobileNetV1; 8×8 digits at ε = 0.1 for CIFAR-10 at 8/255, and at ε = 0.15 "
             "for CIFAR-100; eight epochs for a hundred. Ensembles are as large as the paper's. What can be compared is "
             "the order of the methods and the effect of size and attack, not the level of the numbers."

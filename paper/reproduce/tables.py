@@ -1,6 +1,6 @@
 """The paper's tables, filled with what was measured, next to the paper's own numbers and in the paper's layout.
 
-A table knows which run answers each of its cells; runs that are not there leave cells empty. Numbers are accuracies
+A table says which run fills each of its cells; missing runs leave cells empty. Numbers are accuracies
 in per cent. The paper's are in `paper.json`, transcribed once.
 """
 
@@ -39,7 +39,7 @@ _MOST_SIZES, _MOST_MEMBERS = 4, 5
 
 @dataclass(frozen=True)
 class Wanted:
-    """A run in the paper's terms: data set, network, method; at smaller scales something smaller stands for it."""
+    """A run in the paper's terms: data set, network, method; smaller scales replace it by something smaller."""
 
     data: str
     network: str
@@ -48,7 +48,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Cell:
-    """One number of ours and one of the paper's, in per cent (or, with unit "M", in MFLOPs); None where none is."""
+    """One number of ours and one of the paper's, in per cent (with unit "M": in MFLOPs); None where there is none."""
 
     ours: float | None
     paper: float | None
@@ -78,7 +78,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """One line: who, the cells, and the runs that filled it."""
+    """One line: its labels, its cells, and the runs that filled it."""
 
     labels: tuple[str, ...]
     cells: tuple[Cell, ...]
@@ -172,7 +172,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Names:
-    """What stands for the paper's networks and data at a scale, for labels."""
+    """What replaces the paper's networks and data at a scale, for labels."""
 
     networks: Mapping[str, str]
     data: Mapping[str, str]

@@ -211,8 +211,7 @@ def _quickstart(parent: str | os.PathLike[str], seed: int, device: str, report: 
     advice = advise(
         rec,
         validation,
-        # AT is attacked alone, the members also in pairs and triples; restarts of PGD make up for that.
-        [attacks.create("saddle", threat, seed=seed), attacks.create("pgd", threat, seed=seed, restarts=5)],
+        chosen,
         networks={"AT, one network": at.members[0]},
         folder=store,
         progress=within(report, "advice"),

@@ -81,7 +81,7 @@ def _trained(net: nn.Module, x: Tensor, y: Tensor, seed: int, epochs: int) -> nn
 
 
 def case(kind: str, norm: str, n: int = 8) -> Case:
-    """`n` inputs for the ensemble of this kind; ε is chosen so that neither side wins everywhere."""
+    """`n` inputs for the ensemble of this kind; ε is chosen so that some members are fooled and some are not."""
     if kind == "planted":
         made = planted(norm, n=n, members=4, d=12, probs=[0.4, 0.3, 0.2, 0.1])
         return Case(made.rec, made.x, made.y, made.threat)
@@ -100,7 +100,7 @@ def case(kind: str, norm: str, n: int = 8) -> Case:
 
 
 def attack(name: str, threat: Threat, **options: object) -> Attack:
-    """The attack with few steps where it has them: laws must hold at any budget."""
+    """The attack with few steps where it has them: the properties must hold at any budget."""
     made = attacks.create(name, threat, precision="float32")
     small = {k: v for k, v in _SMALL.items() if k in made.__dataclass_fields__}
     small |= {"restarts": min(2, made.restarts)}
@@ -112,7 +112,7 @@ _SMALL = {"steps": 3, "queries": 8, "preset": "fast", "relinearisations": 2, "it
 
 @functools.cache
 def found(name: str, norm: str, kind: str) -> Found:
-    """What the attack finds in the case, once for all tests that look at it."""
+    """What the attack finds in the case, computed once for all tests."""
     given = case(kind, norm)
     return attack(name, given.threat)(given.rec, given.x, given.y)
 

@@ -1,6 +1,6 @@
 """Planted cases: linear members in conflict, with ground truth from the exact solver.
 
-Members that agree are no test: one perturbation fools them all. Here each class difference w_i has the share
+Members that agree test nothing: one perturbation fools them all. Here each class difference w_i has the share
 `CONFLICT` of the members' mean taken away, so that what moves the input towards one boundary moves it away from
 others. A member's margin is between 0.2 and 1.2 of what ε can do to it, so that four in five can be fooled alone.
 At this level ARC as its algorithm box reads solves 54 % (l2) and 16 % (linf) of the inputs. Nothing is chosen per
@@ -95,7 +95,7 @@ def planted(
 def unequal(norm: str, *, n: int, seed: int = 0) -> Planted:
     """Every member can be fooled alone (margins of .2 to .9 of ε), and α is drawn from a Dirichlet distribution.
 
-    Here a maximal set need not be a heavy one. The lattice climber's last steps were chosen on two of these
+    Here a maximal set need not have a large probability. The lattice climber's last steps were chosen on two of these
     ensembles (linf).
     """
     probs = np.random.default_rng(seed).dirichlet(np.ones(5))

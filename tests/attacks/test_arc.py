@@ -1,4 +1,4 @@
-"""What ARC leaves out: passes that its members' own linear models make needless, never a verdict."""
+"""ARC skips passes that its members' linear models make unnecessary, and changes no verdict by that."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_inputs_out_of_reach_are_given_up(distance: float, steps: int) -> None:
     assert found.risk.tolist() == [0.0] * n
     # One plane per member and step: a forward and, with two classes, one backward pass.
     assert found.cost.backwards == n * 3 * steps
-    # Besides, the clean pass; no pull came near enough to be asked, and nothing was found to look at again.
+    # Besides, the clean pass: no step came near enough to a boundary for a verdict, and nothing was found.
     assert found.cost.forwards == n * 3 * (steps + 1)
 
 
@@ -79,7 +79,7 @@ def test_planes_are_kept_where_pulls_are_refused(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(Search, "hyperplanes", hyperplanes)
     monkeypatch.setattr(Search, "judge", judged)
-    # The members want opposite things; one is wrong from the start, so nothing below one fooled is accepted.
+    # The members' gradients are opposite; one is wrong from the start, so a step must fool at least one.
     weight = torch.tensor([[1.0, 0.0], [0.0, 0.0]])
     members = [linear(weight, torch.tensor([-0.5, 0.0])), linear(-weight, torch.tensor([2.0, 0.0]))]
     found = attacks.create("arc", Threat("linf", 1.0, None), steps=5)(

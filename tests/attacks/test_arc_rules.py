@@ -1,4 +1,4 @@
-"""What the paper says about ARC and ARC-R, seen from outside: the order of the members and the local ball."""
+"""The paper's rules for ARC and ARC-R, by their results: the order of the members and the local ball."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _ASKED: list[int] = []
 
 
 class Noting(nn.Module):
-    """A member that writes down when it is asked for gradients."""
+    """A member that records when its gradients are computed."""
 
     def __init__(self, inner: nn.Module, number: int) -> None:
         super().__init__()

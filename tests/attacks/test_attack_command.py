@@ -75,7 +75,9 @@ def test_the_command_continues_and_does_not_repeat(shell: Shell, run_folder: Pat
         before = stamps()
 
 
-def test_the_command_for_people_with_pictures(shell: Shell, run_folder: Path, tmp_path: Path) -> None:
+def test_the_command_prints_a_table_and_draws_pictures(
+    shell: Shell, run_folder: Path, tmp_path: Path
+) -> None:
     path = tmp_path / "worst.png"
     code, out, err = shell("attack", run_folder, "--attack", "saddle", "--limit", "12", "--save-images", path)
     assert code == 0, err

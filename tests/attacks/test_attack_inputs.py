@@ -143,7 +143,7 @@ GRADIENT_ATTACKS = tuple(n for n in EVERY if n not in ("random", "sparse"))
 
 
 @pytest.mark.parametrize("name", GRADIENT_ATTACKS)
-def test_members_without_usable_gradients_are_flagged_and_stop_nobody_else(name: str) -> None:
+def test_members_without_usable_gradients_are_flagged_and_the_others_are_still_attacked(name: str) -> None:
     x, y = quadrants(24)
     threat = Threat("linf", 0.4, None)
     wrong = RandomizedEnsemble([mlp(0), mlp(1)]).errors(x, y).any(dim=1)
@@ -293,7 +293,7 @@ def test_exact_refuses_what_is_not_linear() -> None:
 
 
 def test_a_search_is_usable_on_its_own() -> None:
-    """What an attack is given: proposals outside the ball are moved inside before they are judged."""
+    """What an attack is given: proposals outside the ball are moved inside before the members are run on them."""
     given = case("mlp", "linf")
     s = Search(given.rec.eval(), given.x, given.y, given.threat)
     rows = torch.arange(s.n)

@@ -1,4 +1,4 @@
-"""Laws that every attack obeys on every kind of ensemble and under both norms, at any budget."""
+"""Properties of every attack on every kind of ensemble and under both norms, at any budget."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_what_is_reported_is_what_re_evaluates(name: str, norm: str, kind: str) 
     assert torch.equal(given.rec.risk(result.x_adv, given.y), result.risk)
     assert torch.equal(result.risk, result.errors.double() @ given.rec.probs)
     assert result.robust_accuracy == 1 - float(result.risk.mean())
-    # Every witness fools whom it claims to fool; none is better than what is reported.
+    # Every witness fools the members that it names; none is better than what is reported.
     assert result.pool.x_adv is not None
     claimed = torch.from_numpy(result.pool.fooled)
     seen = given.rec.errors(torch.from_numpy(result.pool.x_adv), given.y[result.pool.points])
@@ -103,7 +103,7 @@ def test_dropping_changes_nothing_in_larger_batches(name: str, kind: str, norm: 
 @pytest.mark.parametrize("name", attacks_for("convnet"))
 def test_identical_members_are_the_single_model(name: str, norm: str) -> None:
     given, several = case("identical", norm), found(name, norm, "identical")
-    # ARC takes a smaller local ball for a single model; the law is about the same one.
+    # ARC takes a smaller local ball for a single model; the property is about the same ball.
     options = {"step": 1.0} if name in ("arc", "arc-r") else {}
     alone = attack(name, given.threat, **options)(given.rec.members[0], given.x, given.y)
     assert torch.equal(several.risk, alone.risk)
@@ -220,7 +220,7 @@ def test_bfloat16_gradients_still_give_float32_verdicts(name: str, norm: str) ->
     assert given.threat.contains(result.x_adv, given.x).all()
     assert torch.equal(given.rec.errors(result.x_adv, given.y), result.errors)
     assert bool((result.risk >= given.rec.risk(given.x, given.y)).all())
-    # Coarser gradients find about as much.
+    # bfloat16 gradients find about as much.
     assert abs(result.robust_accuracy - found(name, norm, "convnet").robust_accuracy) <= 2 / len(given.x)
 
 

@@ -1,4 +1,4 @@
-"""Laws that relate attacks to each other, on small trained networks."""
+"""Properties that relate attacks to each other, on small trained networks."""
 
 from __future__ import annotations
 
@@ -100,15 +100,15 @@ def test_signs_of_masking_are_absent(norm: str) -> None:
 
 
 @pytest.mark.parametrize("norm", NORMS)
-def test_randomising_gains_what_the_members_disagree_on(norm: str) -> None:
+def test_randomising_gains_where_members_cannot_be_fooled_together(norm: str) -> None:
     """η(α) ≤ Σ α_i η_i: no perturbation fools more than all that can be fooled."""
     pool = found("suite", norm).pool
     mixed = float(np.asarray(PROBS) @ pool.profile().member_risks)
     assert float(found("suite", norm).risk.mean()) <= mixed + 1e-12
 
 
-def test_the_climbers_beat_expectations_at_equal_budget() -> None:
-    """What the room is for: members in a randomized ensemble must be fooled together."""
+def test_the_climbers_are_stronger_than_attacks_on_expectations_at_equal_budget() -> None:
+    """Members of a randomized ensemble must be fooled together, which these attacks search for."""
     for norm in NORMS:
         strongest = min(
             found(n, norm).robust_accuracy

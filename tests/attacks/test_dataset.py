@@ -95,7 +95,7 @@ def test_the_loaders_batch_size_does_not_matter(size: int) -> None:
     assert same(arc_r().survey(ensemble(), iter(pairs)), expected)
 
 
-def test_data_of_the_data_room() -> None:
+def test_image_data_can_be_attacked() -> None:
     images = data.load("digits", "test").subset(slice(0, 20))
     given = case("convnet", "linf")
     whole = attack("pgd", given.threat, batch_size=8).survey(given.rec, images)
@@ -104,7 +104,7 @@ def test_data_of_the_data_room() -> None:
 
 
 class Interrupted(Exception):
-    """Stands for whatever ends a process in the middle."""
+    """Raised in place of a signal that ends the process in the middle."""
 
 
 def broken(x: Tensor, y: Tensor, after: int) -> Iterator[tuple[Tensor, Tensor]]:

@@ -1,4 +1,4 @@
-"""The exact optimum: against brute force, and its proofs, which must fail when tampered with."""
+"""The exact optimum: against brute force, and its proofs, which must not verify once they are altered."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def solve(case_: object) -> list[tuple[exact.LinearProblem, exact.Optimum]]:
 
 @settings(max_examples=10)
 @given(st.integers(0, 1000), st.sampled_from(["linf", "l2"]), st.booleans(), st.sampled_from([2, 3]))
-def test_the_optimum_is_brute_forces(seed: int, norm: str, boxed: bool, classes: int) -> None:
+def test_the_optimum_equals_that_of_brute_force(seed: int, norm: str, boxed: bool, classes: int) -> None:
     """Two dimensions, three members: every δ of a fine grid is tried."""
     case = planted(norm, n=2, members=3, d=2, classes=classes, boxed=boxed, probs=[0.5, 0.3, 0.2], seed=seed)
     line = np.linspace(-case.threat.eps, case.threat.eps, 241)
@@ -52,7 +52,7 @@ def test_the_optimum_is_brute_forces(seed: int, norm: str, boxed: bool, classes:
 @pytest.mark.parametrize("boxed", [False, True])
 @pytest.mark.parametrize("classes", [2, 3])
 @pytest.mark.parametrize("norm", ["linf", "l2"])
-def test_proofs_hold_and_tampered_ones_fail(norm: str, classes: int, boxed: bool) -> None:
+def test_proofs_verify_and_altered_ones_do_not(norm: str, classes: int, boxed: bool) -> None:
     case = planted(norm, n=6, members=3, d=12, classes=classes, boxed=boxed, probs=[0.5, 0.3, 0.2])
     probs = case.rec.probs.numpy()
     refuted = moved = 0
@@ -169,7 +169,7 @@ def test_one_pass_arc_is_consistent(seed: int, norm: str, members: int) -> None:
 @pytest.mark.parametrize("norm", ["linf", "l2"])
 @pytest.mark.parametrize("name", ["arc", "arc-r", "lattice", "saddle"])
 def test_attacks_on_linear_members_are_consistent(name: str, norm: str) -> None:
-    """Someone is fooled wherever someone can be."""
+    """Some member is fooled wherever some member can be."""
     case = planted(norm, n=30, members=3, d=10)
     alone = [attacks.create("exact", case.threat)(m, case.x, case.y).risk > 0 for m in case.rec.members]
     foolable = torch.stack(alone).any(dim=0)

@@ -41,7 +41,7 @@ def test_every_row_goes_through_its_own_network(depth: int) -> None:
     members, (x, _) = networks(depth=depth), batch()
     stack = stack_of(members)
     assert stack is not None
-    # Unequal shares, and a network that nothing is asked of.
+    # Unequal shares, and a network without inputs.
     member = torch.tensor([0] * 25 + [2] * 15)
     found = stack.at(x, member)
     with torch.no_grad():

@@ -42,7 +42,7 @@ def with_second(bad: nn.Module) -> RandomizedEnsemble:
 
 @pytest.fixture
 def members_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Audits without their attacks, for tests that look at the other half."""
+    """Audits without their attacks, for tests of the checks that need none."""
     monkeypatch.setattr(attack_checks, "checks", lambda *_: [])
 
 
@@ -91,7 +91,7 @@ def test_huge_logits_are_caught(seeds: tuple[int, int]) -> None:
     assert not found.passed
     names = {c.name for c in found.failed}
     assert {"loss-gradients", "cross-entropy-as-good-as-margin"} <= names
-    # Attacks that stall on it may show in these as well; what does not go through its loss is sound.
+    # These checks may fail too, as attacks stall on it; those that do not use its loss pass.
     assert names <= {
         "loss-gradients",
         "cross-entropy-as-good-as-margin",

@@ -274,7 +274,7 @@ def test_bad_input_is_said_in_one_line(tmp_path: Path, capsys: pytest.CaptureFix
         runner.chosen(["nothing"])
 
 
-def test_others_are_told_from_ourselves() -> None:
+def test_other_processes_time_is_told_from_our_own() -> None:
     meter = machine.Meter.start()
     if meter.busy is None:
         pytest.skip("this system does not say how busy it is")
@@ -303,7 +303,7 @@ def _randens(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_outside_a_clone_one_sentence_says_where_benchmarks_live(tmp_path: Path) -> None:
+def test_outside_a_clone_one_sentence_says_where_benchmarks_are(tmp_path: Path) -> None:
     done = _randens(tmp_path, "--list")
     assert done.returncode == 2
     assert len(done.stderr.strip().splitlines()) == 1

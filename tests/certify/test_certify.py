@@ -155,7 +155,7 @@ def test_bounds_meet_for_linear_members(norm: str, boxed: bool, members: int, cl
     rows = torch.from_numpy(np.flatnonzero(decided))
     clear = certify(case.rec, (case.x[rows], case.y[rows]), case.threat)
     assert clear.upper() == pytest.approx(float(found.risk[rows].mean()), abs=1e-12)
-    # Members alone can be fooled, but rarely all of them together: that is what λ proves.
+    # Members alone can be fooled, but rarely all of them together: λ proves that.
     assert whole.refuted > 0
     assert whole.upper() < whole.separate() - 0.05
 
@@ -201,7 +201,7 @@ def test_one_relu_by_hand() -> None:
 def test_going_backward_is_tighter_than_intervals() -> None:
     rec = ensemble("mlp", "convnet")
     few = digits("test").subset(slice(0, 24))
-    # A radius at which intervals prove little: the gain is many inputs, not one that a digit decides.
+    # A radius at which intervals prove little: the difference is many inputs, not one that rounding decides.
     threat = Threat("linf", 0.07)
     loose = certify(rec, few, threat, refine=0)
     tight = certify(rec, few, threat)
@@ -334,7 +334,7 @@ def test_what_a_network_does_in_place_is_certified_like_the_same_out_of_place(ho
         torch.testing.assert_close(lines[0].slopes, lines[1].slopes)
 
 
-def test_witnesses_against_a_certificate_are_not_swallowed() -> None:
+def test_witnesses_against_a_certificate_are_reported() -> None:
     rec = RandomizedEnsemble([linear(torch.tensor([[1.0], [-1.0]]), torch.zeros(2))]).eval()
     x, y = torch.tensor([[0.9]]), torch.tensor([0])
     threat = Threat("linf", 0.1)

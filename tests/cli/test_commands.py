@@ -39,7 +39,7 @@ def test_evaluate_writes_what_it_prints(shell: Shell, run_folder: Path) -> None:
     assert not (run_folder / "evaluating").exists()
 
 
-def test_evaluate_for_people(shell: Shell, run_folder: Path) -> None:
+def test_evaluate_prints_a_table(shell: Shell, run_folder: Path) -> None:
     code, out, err = shell("evaluate", run_folder, *FAST)
     assert code == 0
     for expected in (
@@ -137,7 +137,7 @@ def test_sample_finds_writes_and_reuses(shell: Shell, run_folder: Path) -> None:
         "optimal by the upper bound at 95% confidence against every witness found"
     )
     assert careful["upper"] > careful["risk"]
-    # Three members as good as each other: forty inputs are no reason to prefer one of them.
+    # Three members of equal robustness: forty inputs do not show that one is better.
     assert careful["probs"] == pytest.approx([1 / 3] * 3, abs=0.1)
     assert careful["crossed"]["risk"] >= first["lower_bound"] - 0.05
     fresh = shell.json("sample", run_folder, *FAST, "--method", "exact", "--fresh")
@@ -162,7 +162,7 @@ def test_few_inputs_never_replace_more(shell: Shell, run_folder: Path) -> None:
     assert shell.json("evaluate", run_folder, *FAST) == whole
 
 
-def test_sample_for_people_and_apply(shell: Shell, run_folder: Path) -> None:
+def test_sample_prints_a_table_and_applies_alpha(shell: Shell, run_folder: Path) -> None:
     code, out, _ = shell("sample", run_folder, *FAST, "--apply")
     assert code == 0
     for expected in (
@@ -311,7 +311,7 @@ def test_quickstart(shell: Shell, tmp_path: Path) -> None:
         assert expected in out
     assert str(tmp_path / "quickstart-1") in out
     assert "What to try next" in out
-    # Validation weighs more in a run this short, so its budgets need not be equal.
+    # Validation is a larger share of a run this short, so its budgets need not be equal.
     assert "equal-budget baseline" in " ".join(out.split())
     document = shell.json("quickstart", "--runs", tmp_path)
     assert document["run"] == str(tmp_path / "quickstart-2")

@@ -36,7 +36,7 @@ def after_signal(number: int, then: Callable[[], None]) -> Callable[..., None]:
 
 
 def nothing() -> None:
-    """A command that cleans up without trouble."""
+    """A command that ends without an error of its own."""
 
 
 def breaks() -> None:

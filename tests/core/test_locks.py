@@ -1,4 +1,4 @@
-"""One writer per folder: a second one is told who the first is, and what a dead one left is no obstacle."""
+"""One writer per folder: a second one is told which process writes; the lock of an ended process is taken over."""
 
 from __future__ import annotations
 

@@ -378,7 +378,7 @@ def test_overlong_part_starts_over(tmp_path: Path, server: Server) -> None:
     assert stored(small(), folder)
 
 
-def test_part_of_something_else_does_not_pose_as_the_file(tmp_path: Path, server: Server) -> None:
+def test_a_part_of_another_file_is_not_taken_for_the_file(tmp_path: Path, server: Server) -> None:
     folder = tmp_path / "cache"
     part = folder / "cifar10" / "download" / "cifar-10-binary.tar.gz.part"
     part.parent.mkdir(parents=True)

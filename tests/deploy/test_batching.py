@@ -1,4 +1,4 @@
-"""Requests that wait together share a call, and nothing else."""
+"""Requests that wait at the same time share one call and no draw."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_what_waits_together_goes_together_and_comes_back_in_place() -> None:
     asyncio.run(scenario())
 
 
-def test_one_bad_request_does_not_spoil_its_neighbours() -> None:
+def test_one_bad_request_does_not_affect_the_others_of_its_call() -> None:
     async def scenario() -> None:
         predict = Gated()
         batcher = Batcher(predict, 10)
@@ -135,6 +135,6 @@ def test_inputs_of_one_call_have_draws_of_their_own(tmp_path: Path) -> None:
     labels, sizes = asyncio.run(scenario())
     assert sizes == [64] * 32
     assert chi_squared(np.bincount(labels, minlength=2).tolist(), probs) > 1e-7
-    # Were a draw shared within a call, each call would be all zeros or all ones.
+    # If a draw were shared within a call, each call would be all zeros or all ones.
     per_call = np.array(labels).reshape(32, 64).sum(axis=1)
     assert ((per_call > 10) & (per_call < 54)).all()

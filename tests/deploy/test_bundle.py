@@ -21,7 +21,7 @@ from randens.deploy.bundle import MANIFEST
 
 
 def rewritten(folder: Path, **changes: Any) -> None:
-    """Alter a manifest and make its checksum fit again: what a careful vandal would do."""
+    """Alter a manifest and make its checksum fit again: a forged file whose checksum is right."""
     manifest = json.loads((folder / MANIFEST).read_text())
     manifest.pop("checksum")
     manifest.update(changes)

@@ -1,4 +1,4 @@
-"""Malformed requests by the hundred: refused with a reason, never a server error, and the service stays right."""
+"""Hundreds of malformed requests: refused with a reason, without a server error, and later answers are right."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many slow, silent and greedy clients: those who behave are served, and memory stays within its limits."""
+"""Many slow, silent and sending clients: good requests are answered, and memory stays within its limits."""
 
 from __future__ import annotations
 
@@ -305,7 +305,7 @@ def test_a_young_connection_may_finish_its_request_when_the_server_stops(tmp_pat
         stopping.join()
 
 
-def test_under_load_every_request_is_answered_or_never_taken(tmp_path: Path) -> None:
+def test_under_load_every_request_is_answered_or_refused(tmp_path: Path) -> None:
     body = json.dumps({"inputs": X.tolist()}).encode()
     request = PREDICT + b"Content-Length: %d\r\n\r\n" % len(body) + body
     seen: list[int] = []

@@ -57,7 +57,7 @@ def test_accuracies_are_those_of_the_quantised_members(exported: Exported, coars
     assert "upper bounds" in accuracy["how"]
 
 
-def test_int8_is_judged_at_least_as_hard_as_by_transfer(exported: Exported, coarse: Bundle) -> None:
+def test_int8_is_attacked_at_least_as_hard_as_by_transfer(exported: Exported, coarse: Bundle) -> None:
     part = data.load("digits", "test").subset(slice(0, 60))
     rec8 = RandomizedEnsemble([models.onnx(coarse.path / m.file) for m in coarse.members], coarse.probs)
     found = attacks.create("pgd", THREAT, steps=10)(exported.rec, part.x, part.y)
@@ -65,7 +65,7 @@ def test_int8_is_judged_at_least_as_hard_as_by_transfer(exported: Exported, coar
     assert coarse.sign_off["accuracy"]["int8"]["robust"]["value"] <= transfer_only + 1e-9
 
 
-def test_straight_through_answers_for_one_and_differentiates_the_other(
+def test_straight_through_answers_by_int8_and_differentiates_float32(
     exported: Exported, coarse: Bundle
 ) -> None:
     twin = exported.rec.members[0]

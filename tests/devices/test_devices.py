@@ -185,7 +185,7 @@ def test_mps_is_taken_where_torch_sees_it(monkeypatch: pytest.MonkeyPatch) -> No
         pass
 
 
-def test_a_member_left_behind_is_noticed() -> None:
+def test_a_member_on_another_device_is_noticed() -> None:
     x, y = (t[:4] for t in digits("test"))
     with Elsewhere():
         rec = RandomizedEnsemble([copy.deepcopy(convnet(0)).to(AWAY), convnet(1)])

@@ -1,4 +1,4 @@
-"""The code of the documentation: every fenced block and every command in the text, with where it stands."""
+"""The code of the documentation: every fenced block and every command in the text, with its place."""
 
 from __future__ import annotations
 
@@ -94,4 +94,4 @@ def check_arguments(words: list[str]) -> None:
 
 
 def _nothing(**_: object) -> None:
-    """Stands in for a command."""
+    """Replaces a command."""

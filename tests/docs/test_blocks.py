@@ -1,4 +1,4 @@
-"""Every code block of README and docs runs as it stands, or says why not; every command's arguments exist."""
+"""Every code block of README and docs runs unchanged, or says why not; every command's arguments exist."""
 
 from __future__ import annotations
 

@@ -405,7 +405,7 @@ def test_asking_twice_costs_nothing_and_gives_the_same_document(tmp_path: Path) 
     again = randens.evaluate(rec, (x, y), both, also={"uniform": None}, folder=tmp_path)
     assert first.to_json() == again.to_json()
     assert again.now.backwards == 0
-    # A sample of what is stored is judged again by the members and by their mean, and nothing else.
+    # The members and their mean are run on a sample of what is stored, and on nothing else.
     assert 0 < again.now.forwards <= 2 * 32 * 3
     assert first.risk.tolist() == alone.risk.tolist()
     assert again.pool is not None
@@ -445,7 +445,7 @@ def test_a_larger_radius_starts_from_the_smaller_ones_witnesses(tmp_path: Path) 
     assert bool(inside.all())
 
 
-def test_a_member_that_joins_is_judged_on_the_stored_points_only(tmp_path: Path) -> None:
+def test_a_new_member_is_run_on_the_stored_points_only(tmp_path: Path) -> None:
     rec, x, y = random_linear(3, 6)
     two = RandomizedEnsemble(list(rec.members)[:2])
     attack = attacks.create("saddle", THREAT)

@@ -34,7 +34,7 @@ def inputs(n: int, d: int) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize(
     ("norm", "rows", "reach"),
     [
-        # Scales do not count, directions do.
+        # The reach depends on directions alone, not on scales.
         ("l2", ([1.0, 0.0], [5.0, 0.0]), 1.0),
         ("l2", ([1.0, 0.0], [0.0, 3.0]), math.sqrt(0.5)),
         # Disjoint supports do not conflict in linf: one perturbation serves both.

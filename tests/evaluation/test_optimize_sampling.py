@@ -1,4 +1,4 @@
-"""Probabilities chosen under attack: the optimum with an exact oracle, honest words with any other."""
+"""Probabilities chosen under attack: the optimum with an exact attack, and no claim of one with any other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random defences judged on fresh draws: intervals that cover the truth, worked cases, bad models in one sentence."""
+"""Random defences evaluated on fresh draws: intervals that cover the truth, known cases, bad models."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_answers_that_share_a_draw_are_not_counted_as_independent() -> None:
 # ---- the linear case -----------------------------------------------------------------------------------------------
 
 
-def test_the_noisy_linear_model_is_judged_right() -> None:
+def test_the_noisy_linear_model_has_its_closed_form_accuracy() -> None:
     linear, (x, y) = noisy_linear(60)
     truth = float(linear.truth(x, y, EPS).mean())
     found = randens.evaluate(RandomizedModel(linear, 16), (x, y), quick(THREAT))
@@ -171,7 +171,7 @@ def test_the_noisy_linear_model_is_judged_right() -> None:
     # The attack that was found is the optimal one, to within what the choice between draws leaves open.
     assert found.x_adv is not None
     assert float(linear.truth(x, y, EPS).mean()) >= float(linear.truth(found.x_adv, y, 0.0).mean()) - 0.01
-    # One draw prints something else altogether.
+    # A single draw gives another number.
     assert found.single_draw < truth - 0.2
     # All draws have the same gradient: no noise, no conflict.
     assert found.noise.variance < 1e-6
@@ -216,7 +216,7 @@ def test_random_defences_on_the_digits(case: str, tmp_path: Path) -> None:
     found = evaluate_stochastic(model, images, quick(threat), tolerance=0.1)
     assert found.natural.value > 0.75
     assert found.robust.value < found.natural.value - 0.1
-    # One draw as the accuracy is far off, to the side that flatters the attack.
+    # A single draw's accuracy is far off: too low, as it counts chance as attack success.
     assert found.single_draw < found.robust_over_draws.low - 0.03
     assert found.spread.deviation > 0.005
     assert 0 < found.noise.reach <= 1 + 1e-6
@@ -342,7 +342,7 @@ def test_gradient_noise_is_what_the_model_makes_it() -> None:
     assert found.reach == pytest.approx((0.1 + 0.9 / 2) ** 0.5, abs=0.03)
 
 
-def test_one_draw_takes_luck_for_success() -> None:
+def test_one_draw_counts_chance_as_attack_success() -> None:
     """Answers are a coin flip that no attack can change: the accuracy is one half, and one draw prints nearly none."""
 
     class Coin(nn.Module):
@@ -354,14 +354,14 @@ def test_one_draw_takes_luck_for_success() -> None:
     printed, _, passes = single_draw(model, x, y, Threat("linf", 0.1))
     assert printed == 0.0
     assert 100 < passes < 400
-    honest = score(model, x, y, 50).over_draws(0.99)
-    assert honest.low <= 0.5 <= honest.high
+    fresh = score(model, x, y, 50).over_draws(0.99)
+    assert fresh.low <= 0.5 <= fresh.high
 
 
-# ---- models that are not what they seem ------------------------------------------------------------------------------
+# ---- models that are no usable random models ----------------------------------------------------------------------
 
 
-def test_a_deterministic_model_is_said_to_be_one_and_judged_exactly() -> None:
+def test_a_deterministic_model_is_recognised_and_evaluated_exactly() -> None:
     torch.manual_seed(0)
     net = nn.Linear(8, 2)
     x, y = torch.rand(30, 8), torch.randint(0, 2, (30,))
@@ -407,7 +407,7 @@ class Unequal(nn.Module):
         (lambda: RandomizedModel(nn.Linear(8, 2), 4), {"attack": [3]}, "attack is"),
     ],
 )
-def test_what_cannot_be_judged_is_refused_in_one_sentence(
+def test_models_that_cannot_be_evaluated_are_refused_in_one_sentence(
     model: object, options: dict[str, object], said: str
 ) -> None:
     x, y = torch.rand(10, 8), torch.randint(0, 2, (10,))

@@ -110,7 +110,7 @@ def test_the_command_saves_what_the_script_reads(tmp_path: Path) -> None:
     assert said["robust_accuracy"] == pytest.approx(Evaluation.load(run.path / "evaluation.json").robust)
 
 
-# Attacks of other libraries on single members. Theirs judge by the sign of a float32 margin, ours want it clear of
+# Attacks of other libraries on single members. Theirs use the sign of a float32 margin, ours want it clear of
 # rounding: a point may count there and not here, so one input is allowed.
 _ALLOWED = 1
 _FEW, _MANY = 40, 100
@@ -136,7 +136,7 @@ def test_foolbox_finds_no_more_than_the_thorough_preset(name: str, norm: str, ep
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         _, clipped, _ = attack(model, x, y, epsilons=eps)
-    # Judged by our own rules: the point must be legal, and the member must answer another class.
+    # By our own rules: the point must be legal, and the member must answer another class.
     legal = Threat(norm, eps * (1 + 1e-5)).contains(clipped, x)
     theirs = legal & (member(name)(clipped).argmax(dim=1) != y)
     assert float(theirs.double().mean()) > 0.1

@@ -1,4 +1,4 @@
-"""Small members that have learnt something, trained in a second, and ways to spoil them."""
+"""Small members, trained in a second, and wrappers that mask their gradients."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Scaled(nn.Module):
 
 
 class Quantised(nn.Module):
-    """Inputs rounded to a few levels: hardly another classifier, without gradients."""
+    """Inputs rounded to a few levels: nearly the same classifier, without gradients."""
 
     def __init__(self, inner: nn.Module, levels: int = 15) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The examples run as they stand, and show what they say."""
+"""The examples run unchanged and print what they promise."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Attacks of other packages, against the packages themselves.
 
-Laws: they find the optimum where one member leaves no doubt about it, never leave the threat, never return worse
+Laws: they find the optimum for one linear member, where it is known, never leave the threat, never return worse
 than the clean point, give the same bits for the same seed, and leave everything outside as they found it.
 """
 
@@ -67,7 +67,7 @@ def made(name: str, threat: Threat, **options: Any) -> attacks.Foreign:
 def test_one_linear_member_is_attacked_to_the_proven_optimum(name: str, boxed: bool, norm: str) -> None:
     given = planted(norm, n=30, members=1, d=12, boxed=boxed, seed=3)
     best = truth(given)
-    assert 0.2 < best.mean() < 1  # neither side wins everywhere
+    assert 0.2 < best.mean() < 1  # some inputs can be fooled and some cannot
     found = made(name, given.threat)(given.rec, given.x, given.y)
     # In the l2 ball cut with the box, PGD's projections are not exact: no packages reach every last input there.
     missed = 2 if boxed and norm == "l2" else 0

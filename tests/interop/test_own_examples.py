@@ -1,4 +1,4 @@
-"""The five short examples of evaluating what one has: each fits on a screen, runs, and says a number."""
+"""The five short examples of evaluating one's own model: each is short, runs, and prints a number."""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ def test_the_robust_score_of_linear_members_is_the_exact_one() -> None:
     assert weak >= estimator.robust_score(x, y)
 
 
-def test_adversarial_training_is_worth_its_name() -> None:
+def test_adversarial_training_raises_the_robust_score() -> None:
     x, y = make_moons(300, noise=0.15, random_state=1)
     plain = Estimator(n_members=2, eps=1e-6, epochs=15, random_state=0).fit(
         *make_moons(300, noise=0.15, random_state=0)
@@ -195,7 +195,7 @@ def test_adversarial_training_is_worth_its_name() -> None:
     assert robust.robust_score(x, y, 0.25) > plain.robust_score(x, y, 0.25) + 0.03
 
 
-def test_linear_networks_are_trained_and_judged_exactly() -> None:
+def test_linear_networks_are_trained_and_evaluated_exactly() -> None:
     x, x_test, y, y_test = cancer()
     estimator = Estimator(kind="linear", n_members=2, eps=0.2, epochs=10, random_state=0).fit(x, y)
     assert estimator.sampling_.exact_oracle
@@ -203,7 +203,7 @@ def test_linear_networks_are_trained_and_judged_exactly() -> None:
     assert estimator.robust_score(x_test, y_test) > 0.8
 
 
-def test_forests_are_judged_by_random_search_too() -> None:
+def test_forests_are_also_attacked_by_random_search() -> None:
     x, y = make_moons(120, noise=0.2, random_state=0)
     kinds = [RandomForestClassifier(5, random_state=0), LogisticRegression()]
     estimator = Estimator(kinds, eps=0.2, random_state=0).fit(x, y)

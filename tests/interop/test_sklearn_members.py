@@ -1,4 +1,4 @@
-"""scikit-learn classifiers as members: same answers, exact attacks, honest flags."""
+"""scikit-learn classifiers as members: same answers, exact attacks, flags of missing gradients."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_the_exact_attack_agrees_with_brute_force(norm: str, classes: int) -> No
     # The grid misses slivers of the ball, and no more than that.
     assert (risk > expected + 1e-9).mean() <= 0.08
     assert 0.05 < risk.mean() < 1
-    # What is found is real to scikit-learn as well.
+    # scikit-learn's own classifier is fooled by what is found.
     worst = found.x_adv.double().numpy()
     wrong = np.stack([e.predict(worst) != y[rows] for e in estimators], axis=1)
     assert np.array_equal(wrong, found.errors.numpy())

@@ -219,7 +219,7 @@ def test_parameter_free_shortcut_keeps_every_second_pixel() -> None:
 
 
 @pytest.mark.parametrize("name", PAPER)
-def test_signal_neither_dies_nor_explodes_at_the_start(name: str) -> None:
+def test_activations_neither_vanish_nor_explode_at_the_start(name: str) -> None:
     model = models.create(name, classes=10, input_shape=(3, 32, 32), seed=0).train()
     with torch.no_grad():
         spread = float(model(torch.rand(32, 3, 32, 32)).std())

@@ -291,7 +291,7 @@ def test_every_ensemble_gets_its_alpha_by_the_same_rule(tmp_path: Path) -> None:
     best = randens.optimize_sampling(
         rec, digits("validation").subset(slice(0, 30)), FEW.build(THREAT), max_sweeps=4
     )
-    # Whatever training had left there.
+    # It replaces the probabilities that training left.
     assert found.probs == pytest.approx(best.probs.tolist())
 
 

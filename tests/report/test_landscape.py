@@ -1,4 +1,4 @@
-"""The numbers beside the landscape, and what the page gets to compute them itself."""
+"""The numbers beside the landscape, and the data from which the page computes them."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def test_pictures_show_what_the_members_saw(trained_run: Path) -> None:
         assert float(fooled @ rec.probs.numpy()) == pytest.approx(example.risk)
 
 
-def test_kinds_take_turns() -> None:
+def test_pictures_of_every_kind_are_shown() -> None:
     """Ten inputs fooled in one way do not crowd out the one that is fooled in another."""
     rec, data = trained_ensemble(members=2, steps=20)
     result = evaluate(rec, data, randens.attacks.create("saddle", THREAT))

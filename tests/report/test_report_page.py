@@ -1,4 +1,4 @@
-"""The page: every section, what is missing, what is wrong, and nothing that could run or call out."""
+"""The page: every section, missing and wrong data, and nothing that could run or load something."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def test_probabilities_follow_the_callers_order() -> None:
     assert limits.to_json()["probs"] == [0.0, 0.5, 0.5]
 
 
-def test_a_member_that_is_never_fooled_is_all_one_needs() -> None:
+def test_a_member_that_is_never_fooled_is_used_alone() -> None:
     limits = bounds([0.5, 0.0])
     assert (limits.floor, limits.m, limits.probs.tolist()) == (0.0, 1, [0.0, 1.0])
 

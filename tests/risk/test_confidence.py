@@ -1,4 +1,4 @@
-"""α by an upper confidence bound: the bound's value, its minimum against another solver, its proof, its honesty."""
+"""α by an upper confidence bound: the bound's value, its minimum against another solver, its proof, its coverage."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_no_other_solver_finds_a_smaller_bound(members: int, reference: str | No
     assert found.objective <= best + 1e-6
 
 
-def test_a_certificate_that_was_tampered_with_is_refused() -> None:
+def test_an_altered_certificate_is_refused() -> None:
     profile = random_profile(1, 3)
     proof = confident_sampling(profile, reference=None).certificate
     assert isinstance(proof, ConfidenceCertificate)
@@ -155,14 +155,14 @@ def test_one_name_for_all_methods() -> None:
         confident_sampling(profile, reference="best")
 
 
-def test_cross_fitting_judges_every_input_by_probabilities_chosen_without_it() -> None:
+def test_cross_fitting_scores_every_input_with_probabilities_chosen_without_it() -> None:
     """Two equal members, each fooled at its own half: the exact rule picks the one that looks better, wrongly."""
     profile = RiskProfile.from_configurations([[(1, 0)]] * 25 + [[(0, 1)]] * 25)
     exact = cross_fit(profile, optimal_sampling, folds=5)
     careful = cross_fit(profile, partial(optimal_sampling, confidence=0.95, reference="uniform"), folds=5)
     assert careful.risk == pytest.approx(0.5)
     assert careful.probs == pytest.approx(np.full((5, 2), 0.5))
-    # What a fold lacks, the rest has too much of: choosing on the rest is worse than a coin.
+    # Inputs that a fold lacks are too many in the rest: the choice on the rest is wrong for the fold.
     assert exact.risk > 0.5
     assert exact.probs.shape == (5, 2)
     again = cross_fit(profile, optimal_sampling, folds=5)

@@ -75,7 +75,7 @@ def test_a_blind_attack_still_gives_a_true_lower_bound(seed: int) -> None:
 
 
 def test_the_risk_is_that_of_the_final_pool() -> None:
-    """A point attacked early is judged by the witnesses found later, too."""
+    """The risk of a point attacked early includes the witnesses found later."""
     early = RiskProfile.from_configurations([[(1, 0)], [], [], []])
     late = RiskProfile.from_configurations([[(1, 0)], [(1, 0)], [(0, 1)], [(0, 1)]])
     pools = iter([early, late])

@@ -155,7 +155,7 @@ def test_witnesses_and_configurations_tell_the_same(data: st.DataObject, members
     assert found.size == len(sets)
 
 
-def test_an_input_without_a_witness_fools_nobody() -> None:
+def test_an_input_without_a_witness_has_no_fooled_member() -> None:
     profile = RiskProfile.from_witnesses([2], [[True, True]], n=4)
     assert profile.risk([0.5, 0.5]) == 0.25
     assert profile.member_risks.tolist() == [0.25, 0.25]

@@ -1,4 +1,4 @@
-"""The auditor of published tables: what numbers imply, what they cannot be."""
+"""The check of published tables: what numbers imply, and which are impossible."""
 
 from __future__ import annotations
 

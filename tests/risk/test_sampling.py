@@ -1,4 +1,4 @@
-"""Sampling probabilities: exact with proof, Algorithm 1 with Theorem 4, and what decides between equals."""
+"""Sampling probabilities: exact with proof, Algorithm 1 with Theorem 4, and how ties are resolved."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_duplicate_members_share_one_place() -> None:
     assert all(i % 2 for i in preferred.support)
 
 
-def test_one_member_and_inputs_at_which_nobody_is_fooled() -> None:
+def test_one_member_and_inputs_at_which_no_member_is_fooled() -> None:
     alone = exact_sampling(RiskProfile.from_configurations([[(1,)], [(0,)]], [0.3, 0.7]))
     assert (alone.probs.tolist(), alone.risk, alone.gap) == ([1.0], 0.3, 0.0)
     safe = RiskProfile.from_configurations([[(0, 0, 0)]], [1.0])
@@ -126,7 +126,7 @@ def test_a_certificate_bounds_the_risk_everywhere(profile: RiskProfile, data: st
     assert exact_sampling(profile).lower_bound <= profile.risk(alpha) + 1e-12
 
 
-def test_a_tampered_certificate_does_not_verify() -> None:
+def test_an_altered_certificate_does_not_verify() -> None:
     profile = random_profile(300, 4, seed=2)
     certificate = exact_sampling(profile).certificate
     assert certificate is not None
@@ -315,7 +315,7 @@ def test_bad_options_are_named(method: str, options: dict[str, Any], message: st
         optimal_sampling(profile, method, **options)
 
 
-def test_only_profiles_are_sampled() -> None:
+def test_only_profiles_are_accepted() -> None:
     with pytest.raises(InputError, match="profile must be a RiskProfile, got list"):
         optimal_sampling([0.1])  # type: ignore[call-overload]
 

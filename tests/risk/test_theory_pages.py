@@ -1,4 +1,4 @@
-"""The theory's examples and benchmark run as they stand."""
+"""The theory's examples and benchmark run unchanged."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def test_the_attacker_of_two_opposed_members_plays_both_sides_evenly() -> None:
     strategy = attackers_strategy(*_opposed())
     assert strategy.value == pytest.approx(0.5)
     assert strategy.probs == pytest.approx([0.5, 0.5], abs=1e-6)
-    # Against the strategy either member alone is wrong half of the time.
+    # Against this strategy each member alone is wrong half of the time.
     for member in (0, 1):
         assert strategy.against(strategy.pool.fooled[:, member]) == pytest.approx(0.5, abs=1e-6)
     drawn = strategy.draw(torch.full((4000, 1, 1, 2), 0.5), np.arange(4000) % 40, seed=1)[:, 0, 0, 0]
@@ -77,7 +77,7 @@ def test_a_member_improves_the_game_if_its_reduced_cost_is_negative(third: nn.Mo
     assert (strategy.value < without.value - 1e-6) is (improves(strategy))
 
 
-def test_one_member_is_always_worth_its_place() -> None:
+def test_one_member_always_improves_the_game() -> None:
     pool = WitnessPool(2, 1, [0], [[True]])
     strategy = Strategy(pool, np.ones(1), np.array([[0, -1]]), np.ones(1), 0.5)
     assert improves(strategy)

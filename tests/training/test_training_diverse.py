@@ -1,4 +1,4 @@
-"""Methods that make members differ: each part on a planted case, each method by what it must leave behind."""
+"""Methods that make members differ: each part on a planted case, each method by the members it must give."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_game_value_of_planted_linear_members() -> None:
     assert counts.tolist() == [True]
     in_linf, _ = game_value([first, second], x, y, Threat("linf", 0.5))
     assert float(in_linf) == pytest.approx(0.35 / 0.5 - 1.0, abs=1e-6)
-    # One perturbation against w and −w serves neither.
+    # No perturbation lowers the margins of both w and −w.
     opposed = _linear([[-1.0, 0.0], [-0.5, 0.0]])
     value, _ = game_value([first, opposed], x, torch.zeros(1, dtype=torch.long), Threat("linf", 0.5))
     assert float(value) == pytest.approx((0.3 - 0.3) / 2 / 0.5 - 0.0, abs=1e-6)
@@ -195,16 +195,16 @@ def test_the_common_examples_descend_the_bounded_risk_and_the_others_the_loss() 
     assert losses[2:].tolist() == [7.0, 7.0]
 
 
-def test_a_lost_input_pulls_less_than_an_open_one() -> None:
+def test_a_misclassified_input_has_a_smaller_gradient_than_an_undecided_one() -> None:
     z = torch.tensor([[0.0, 0.5], [0.0, 12.0]], requires_grad=True)
     torch.autograd.backward(bounded_risk(z, torch.tensor([0, 0])).sum())
     assert z.grad is not None
     assert z.grad[0].norm() > 1000 * z.grad[1].norm()
 
 
-def test_taught_is_zero_exactly_where_the_teachers_agree() -> None:
-    wisdom = torch.tensor([[1.0, 0.0], [0.0, 3.0]])
-    assert taught(wisdom + 5.0, wisdom).tolist() == pytest.approx([0.0, 0.0], abs=1e-6)
+def test_the_distillation_loss_is_zero_exactly_where_the_teachers_agree() -> None:
+    mean = torch.tensor([[1.0, 0.0], [0.0, 3.0]])
+    assert taught(mean + 5.0, mean).tolist() == pytest.approx([0.0, 0.0], abs=1e-6)
     assert float(taught(torch.zeros(1, 2), torch.tensor([[math.log(3.0), 0.0]]))) == pytest.approx(
         0.75 * math.log(1.5) + 0.25 * math.log(0.5), abs=1e-6
     )
@@ -268,9 +268,9 @@ def test_distillation_brings_members_closer_to_their_teachers(runs: list[str], t
     x, _ = load_data("digits", "train")[:400]
     teachers = [load(Path(run) / "ensemble").members[0].eval() for run in runs]
     with torch.no_grad():
-        wisdom = torch.stack([teacher(x) for teacher in teachers]).mean(dim=0)
-        before = sum(float(taught(teacher(x), wisdom).mean()) for teacher in teachers)
-        after = sum(float(taught(member.eval()(x), wisdom).mean()) for member in rec.members)
+        mean = torch.stack([teacher(x) for teacher in teachers]).mean(dim=0)
+        before = sum(float(taught(teacher(x), mean).mean()) for teacher in teachers)
+        after = sum(float(taught(member.eval()(x), mean).mean()) for member in rec.members)
     assert after < before
 
 

@@ -1,4 +1,4 @@
-"""The engine: stopping, continuing, refusing, diverging, watching."""
+"""The engine: stopped and continued runs, refused recipes, divergence, overfitting."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_another_network_does_not_fit_a_checkpoint(tmp_path: Path) -> None:
         train(small(model={"width": 20}), tmp_path / "run", force=True)
 
 
-def test_a_damaged_checkpoint_costs_a_little_work_and_nothing_else(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_costs_only_the_work_since_the_previous_one(tmp_path: Path) -> None:
     recipe = small(method="barre", members=2, checkpoint={"seconds": 0})
     train(recipe, tmp_path / "whole")
     with pytest.raises(Stopped):
@@ -159,7 +159,7 @@ def test_a_damaged_checkpoint_costs_a_little_work_and_nothing_else(tmp_path: Pat
         ({"validation": {"attack": "adaptivepgds"}}, "unknown attack 'adaptivepgds'; valid: adaptive-pgd-s"),
     ],
 )
-def test_impossible_wishes_are_refused_before_a_folder_is_made(
+def test_impossible_options_are_refused_before_a_folder_is_made(
     tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(InputError, match=message):

@@ -1,4 +1,4 @@
-"""Methods: who starts where, who is attacked, what happens to α; and that they share their first member."""
+"""Methods: where members start, which are attacked, how α moves; and that methods share their first member."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return all(torch.equal(a[key], b[key]) for key in a)
 
 
-def test_who_is_attacked() -> None:
+def test_which_members_are_attacked() -> None:
     roster = _roster(2, 1)
     everyone = roster.everyone
     expected = {
@@ -53,7 +53,7 @@ def test_who_is_attacked() -> None:
         assert weights.tolist() == pytest.approx(probs), name
 
 
-def test_what_checkpoints_are_judged_by() -> None:
+def test_what_checkpoints_are_compared_by() -> None:
     roster = _roster(2, 1)
     assert list(METHODS["iat"]().judged(roster).members) == list(roster.trained)
     boosted = METHODS["mrboost"]().judged(roster).members
@@ -143,7 +143,7 @@ def test_bat_trains_its_second_member_on_the_first_ones_examples(tmp_path: Path)
     recipe = small(method="bat", members=2, epochs=4, threat={"eps": 0.2})
     rec = train(recipe, tmp_path / "bat")
     lines = [line for line in Run.open(tmp_path / "bat").metrics() if line["event"] == "epoch"]
-    # Examples of a fixed network are far easier than one's own.
+    # Adversarial examples of a fixed network are easier than the member's own.
     second = [line["accuracy"] for line in lines if line["member"] == 2]
     first = [line["accuracy"] for line in lines if line["member"] == 1]
     assert second[-1] > first[-1] + 0.1
@@ -233,7 +233,7 @@ def test_the_member_in_training_keeps_its_share(
     assert floored(np.array(probs), floor).tolist() == pytest.approx(expected)
 
 
-def test_who_is_run_how_by_the_training_attack() -> None:
+def test_how_the_training_attack_runs_each_member() -> None:
     """A finished member is run as it was when its stage ended; the member in training as it is at every step."""
     recipe = small(model={"name": "resnet8", "width": 4, "depth": None})
     place = Placement(Blueprint(recipe, 10, (1, 8, 8)), Workers(torch.device("cpu")))

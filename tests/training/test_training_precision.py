@@ -1,4 +1,4 @@
-"""bfloat16 is used only where a child process has shown that it works and pays."""
+"""bfloat16 is used only where a child process has shown that it works and is faster."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ __all__ = ["installed", "wheel"]
 
 
 def test_from_the_wheel_to_a_number(installed: Installed) -> None:
-    # A person types the command's name and reads what it offers.
+    # The command's name alone prints what it offers.
     first = installed()
     for way in ("I have a model", "I have a randomised defence", "I want to train one", "randens doctor"):
         assert way in first, first

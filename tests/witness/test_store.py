@@ -305,14 +305,14 @@ def test_notes_are_kept_and_damaged_ones_forgotten(tmp_path: Path) -> None:
     assert store.note(asked, Reached) is None
 
 
-def test_verify_judges_every_stored_witness(tmp_path: Path) -> None:
+def test_verify_computes_every_stored_verdict_again(tmp_path: Path) -> None:
     torch.manual_seed(0)
     member = nn.Sequential(nn.Flatten(), nn.Linear(16, 3)).eval()
     x, y = inputs(200)
     attack = attacks.create("pgd", THREAT, steps=2)
     first = evaluate(RandomizedEnsemble([member]), (x, y), attack, folder=WitnessStore(tmp_path))
     stored = int(first.errors.sum())
-    assert stored > 100  # many more than the sample that is judged otherwise
+    assert stored > 100  # many more than the sample that is run otherwise
     spent = {
         verify: evaluate(
             RandomizedEnsemble([member]), (x, y), attack, folder=WitnessStore(tmp_path, verify=verify)

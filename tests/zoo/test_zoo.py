@@ -314,7 +314,7 @@ def test_the_card_is_reproduced_image_by_image(name: str) -> None:
     rec, options = entry.load(), dict(kept.attacks[0])
     name_of_attack = options.pop("name")
 
-    def judged(factor: float) -> Evaluation:
+    def evaluated(factor: float) -> Evaluation:
         attack = attacks.create(name_of_attack, kept.threat.scaled(factor), **options)
         return evaluation.evaluate(rec, images, attack, deterministic=False)
 
@@ -325,7 +325,7 @@ def test_the_card_is_reproduced_image_by_image(name: str) -> None:
     # On the machine that made the card, every verdict is the same. Elsewhere logits differ in their last digits, and
     # a verdict may change where they decide it: on a clean image whose logits are tied, and under attack where a
     # thousandth of the radius decides it, too. These near ties are counted, and nothing else may change.
-    again, other_radii = judged(1.0), [judged(0.999), judged(1.001)]
+    again, other_radii = evaluated(1.0), [evaluated(0.999), evaluated(1.001)]
     with torch.no_grad():
         first, second = rec.logits(images[:][0]).topk(2, dim=2).values.unbind(dim=2)
     tied = (first - second <= 1e-4 * first.abs()).any(dim=0).numpy()

@@ -364,6 +364,17 @@ class WitnessStore:
         texts = {s.question: s.asked for s in self._ordered(threat, x) if s.question and s.asked}
         return [Asked(key, question_text(text)) for key, text in texts.items()]
 
+    def passes(self, members: Sequence[str], keys: Keys, threat: Threat, x: Tensor) -> float:
+        """The passes of all stored searches on these inputs that attacked some of these members and no others."""
+        places, total = _places(keys), 0.0
+        for segment in self._ordered(threat, x):
+            if segment.work is None or segment.asked is None:
+                continue
+            if set(question_text(segment.asked).members) <= set(members):
+                shared = np.mean([key.tobytes() in places for key in segment.work_inputs] or [False])
+                total += float(shared) * (segment.work["forwards"] + segment.work["backwards"])
+        return total
+
     def extend(
         self,
         threat: Threat,
