@@ -108,7 +108,9 @@ def test_it_pays_from_a_multiple_of_the_time_to_compile_on() -> None:
             assert choice.compiled is pays
             assert choice.ratio == pytest.approx(1.25)
             assert choice.seconds == pytest.approx(seconds)
-    assert _trial(_Pretended(compiled=1.1), 1e9).compiled is False
+    # However much training is left, a difference within the noise of the measurement does not count.
+    for compiled, pays in ((1.1, False), (0.96, False), (0.94, True)):
+        assert _trial(_Pretended(compiled=compiled), 1e9).compiled is pays
 
 
 def test_a_compiler_that_fails_leaves_members_as_they_are(

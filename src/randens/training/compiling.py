@@ -49,12 +49,15 @@ class CompileTrial:
         Seconds of training that must be left.
     margin : float
         The expected saving must be this many times the time to compile.
+    least_ratio : float
+        Compiled passes must be this many times as fast; less is within the noise of the measurement.
     clock, compiler : callable
         Measure seconds, and compile a member.
     """
 
     least: float = 1200.0
     margin: float = 2.0
+    least_ratio: float = 1.05
     clock: Callable[[], float] = time.perf_counter
     compiler: Callable[..., Any] = torch.compile
 
@@ -97,7 +100,7 @@ class CompileTrial:
             return CompileChoice(False, reason)
         ratio = eager / compiled
         saved = left * (1 - compiled / eager)
-        pays = saved > self.margin * seconds * members
+        pays = ratio >= self.least_ratio and saved > self.margin * seconds * members
         return CompileChoice(
             pays,
             f"compiled passes are {ratio:.2f} times as fast and compiling takes {seconds:.0f} s per member; "
