@@ -37,6 +37,10 @@ class Document(BaseModel):
 
     model_config = ConfigDict(strict=True, frozen=True, extra="ignore", allow_inf_nan=False)
 
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary for JSON."""
+        return self.model_dump(mode="json")
+
 
 class ThreatDocument(Document):
     """A threat as `randens.Threat.to_dict` writes it."""
