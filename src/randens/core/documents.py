@@ -97,8 +97,8 @@ def read_document(path: str | os.PathLike[str], kind: type[Kind]) -> Kind:
     return fitted(kind, value, path)
 
 
-def first_fault(error: Exception) -> str:
-    """Return the first error, as ``entry: reason``."""
+def first_fault(error: Exception, whole: str = "the document") -> str:
+    """Return the first error, as ``entry: reason``, without the values; `whole` is the name of the whole."""
     if not isinstance(error, ValidationError):
         return "it is nested too deep"
     found: Iterable[Mapping[str, Any]] = error.errors(
@@ -106,5 +106,5 @@ def first_fault(error: Exception) -> str:
     )
     # Another format explains all other errors.
     first = min(found, key=lambda fault: fault["loc"] != ("format",))
-    where = ".".join(str(part)[:40] for part in first["loc"]) or "the document"
+    where = ".".join(str(part)[:40] for part in first["loc"]) or whole
     return f"{where}: {first['msg'][:200]}"
