@@ -431,9 +431,12 @@ def _choices(options: Sequence[Option], members: int, confidence: float) -> tupl
                 f"{robust} robust, {100 * ahead.value:.1f} points more than the best member ({interval})."
             )
         else:
+            simpler = (
+                "both are single networks" if top.kind == "network" else "the member is the simpler choice"
+            )
             reason = (
                 f"{top.name} has {robust}, {100 * ahead.value:.1f} points more, but {len(top.risks)} inputs do not "
-                f"settle it ({interval}): the best member alone is the simpler choice."
+                f"settle it ({interval}); {simpler}."
             )
             top, ahead = single, difference(single.risks, single.risks, confidence)
         made.append(Choice(compute, top.name, ahead, reason))
