@@ -49,6 +49,7 @@ def test_attacks_compared_score_again(trained_run: Path) -> None:
         found = randens.attacks.create(line.name, THREAT)(rec, data.x, data.y)
         assert 1 - float(rec.risk(found.x_adv, data.y).mean()) == pytest.approx(line.robust.value)
         assert (found.cost.forwards, found.cost.backwards) == (line.forwards, line.backwards)
+    assert table.together is not None
     assert table.together.value <= min(line.robust.value for line in table.attacks)
 
 

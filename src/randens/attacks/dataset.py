@@ -313,10 +313,10 @@ class Knowledge:
             return []
         found: dict[tuple[float, ...], NDArray[np.float64]] = {}
         place = {key: index for index, key in enumerate(self.keys)}
-        for names, values in self.store.asked(self.threat, self.x):
-            if len(place) == len(self.keys) and set(names) <= set(place):
+        for search in self.store.asked(self.threat, self.x):
+            if len(place) == len(self.keys) and set(search.members) <= set(place):
                 alpha = np.zeros(len(self.rec))
-                alpha[[place[name] for name in names]] = values
+                alpha[[place[name] for name in search.members]] = search.probs
                 found.setdefault(tuple(alpha.tolist()), alpha)
         return [alpha for alpha in found.values() if all(self._settled(a, alpha) for a in attacks)]
 

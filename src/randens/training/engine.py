@@ -73,6 +73,7 @@ class Engine:
         self.place = Placement(blueprint, processes)
         self.given = [self.place.still(member) for member in given]
         self.finished: list[nn.Module] = []
+        self.before = 0  # members that other engines train
         self.threat = recipe.threat.build()
         self.method = METHODS[recipe.method](recipe.weight)
         self.inherits = recipe.start == "previous" or (recipe.start == "auto" and self.method.inherits)
@@ -89,8 +90,11 @@ class Engine:
         work = [stage.work for stage in plan(recipe)]
         self.journal = Journal(run, processes, recipe.checkpoint.seconds, self.batches, work, progress, told)
 
-    def run_all(self) -> RandomizedEnsemble:
-        """Run every unfinished stage, choose α, and save the ensemble."""
+    def run_all(self, at_once: Callable[[Stage | None], None] | None = None) -> RandomizedEnsemble:
+        """Run every unfinished stage, choose α, and save the ensemble.
+
+        at_once: trains all members that are not finished; without it they are trained one after the other.
+        """
         stage = self._resume()
         if len(self.finished) > self.recipe.members:
             raise InputError(
@@ -102,15 +106,27 @@ class Engine:
                     f"member {len(self.finished)} did not lower the value of the game: no more are added"
                 )
                 break
-            stage = stage or self._begin()
-            self._run_stage(stage)
-            self._conclude(stage)
+            if at_once is not None and self.journal.work[len(self.finished)]:
+                at_once(stage)
+            else:
+                self._train(stage or self._begin())
             stage = None
         return self._finish()
 
+    def run_member(self, number: int) -> None:
+        """Train member `number` alone; the last checkpoint then holds it as the only finished member."""
+        self.before = number
+        stage = self._resume()
+        if not self.finished:
+            self._train(stage or self._begin())
+
+    def _train(self, stage: Stage) -> None:
+        self._run_stage(stage)
+        self._conclude(stage)
+
     def _begin(self) -> Stage:
         """Create the next stage, with its members initialised by the method."""
-        before = len(self.finished)
+        before = self.before + len(self.finished)
         number = next(n for n in range(len(self.sizes) + 1) if sum(self.sizes[:n]) >= before)
         trained = []
         for index in range(before, before + self.sizes[number]):
@@ -271,7 +287,7 @@ class Engine:
         best = stage.best
         states = best.states if best is not None else [m.state_dict() for m in stage.averaged]
         self.place.forget()
-        self._add_finished(states)
+        self.add_finished(states)
         if best is not None:
             kept = {"best_epoch": best.epoch + 1, "robust": 1 - best.risk, "natural": 1 - best.natural}
             self.journal.log("member", stage, **kept, probs=best.probs.tolist())
@@ -305,7 +321,7 @@ class Engine:
         if checkpoint is not None:
             try:
                 indices = range(checkpoint.position["finished"])
-                self._add_finished([part(checkpoint.tensors, f"finished.{index}") for index in indices])
+                self.add_finished([part(checkpoint.tensors, f"finished.{index}") for index in indices])
                 # If the recipe now has fewer members than are finished, the run ends with the finished
                 # ones.
                 if checkpoint.position["stage"] is not None and len(self.finished) < self.recipe.members:
@@ -316,11 +332,14 @@ class Engine:
                 raise InputError(
                     f"the checkpoints in {checkpoints.folder} do not fit this recipe: {reason}"
                 ) from error
-            self.say(f"continuing after {stage.where if stage else f'member {len(self.finished)}'}")
+            if stage is not None or self.finished:
+                last = f"member {self.before + len(self.finished)}"
+                self.say(f"continuing after {last if stage is None else stage.where}")
         self.journal.rewind(checkpoint)
         return stage
 
-    def _add_finished(self, states: Sequence[Mapping[str, Tensor]]) -> None:
+    def add_finished(self, states: Sequence[Mapping[str, Tensor]]) -> None:
+        """Add members with these weights to the finished ones."""
         self.finished += [self.place.still(self.place.new(state=state)) for state in states]
 
     def _adversary(self, stage: Stage) -> Adversary:

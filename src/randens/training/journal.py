@@ -74,7 +74,7 @@ class Journal:
         seconds = self.spent.seconds + time.monotonic() - self._saved_at
         return {"forwards": self.spent.forwards, "backwards": self.spent.backwards, "seconds": seconds}
 
-    def save_if_due(self, finished: Sequence[nn.Module], stage: Stage) -> None:
+    def save_if_due(self, finished: Sequence[nn.Module], stage: Stage | None) -> None:
         """Write a checkpoint if the last one is old enough."""
         if self.processes.writes and time.monotonic() - self._saved_at >= self.every:
             self.save(finished, stage)
