@@ -26,7 +26,7 @@ from randens import models
 from randens.attacks import Attack, Cost
 from randens.attacks.dataset import as_attacks
 from randens.core.errors import InputError
-from randens.core.files import picked
+from randens.core.files import Plain, picked
 from randens.core.progress import Progress, renamed, silent
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation.gradient_conflict import Conflict
@@ -70,7 +70,7 @@ class Option:
 
 
 @dataclass(frozen=True)
-class Choice:
+class Choice(Plain):
     """What to deploy at a budget of `compute` members per inference, and why.
 
     ahead: robust accuracy of the chosen option minus that of the best member, over the same inputs.
@@ -80,10 +80,6 @@ class Choice:
     option: str
     ahead: Estimate
     reason: str
-
-    def to_json(self) -> dict[str, Any]:
-        """A plain dictionary for JSON."""
-        return {**vars(self), "ahead": self.ahead.to_json()}
 
 
 @dataclass(frozen=True, eq=False)
