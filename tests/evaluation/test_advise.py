@@ -74,6 +74,17 @@ def test_equal_members_gain_nothing_by_drawing() -> None:
     assert "drawing gains nothing over its members" in " ".join(found.sentences)
 
 
+def test_what_few_inputs_do_not_settle_is_said() -> None:
+    rec, x, y = on_a_line([(1, 0.5)] * 2, [0.1, 0.4, 0.2, 0.6])
+    network = on_a_line([(1, 0.7)], [0.0])[0].members[0]
+    found = advise(rec, (x, y), exact(), networks={"one network": network})
+    assert found.choices[0].option == "best member, number 0"
+    assert found.choices[0].reason.startswith(
+        "one network has 75.0%, 25.0 points more, but 4 inputs do not settle it"
+    )
+    assert found.choices[0].reason.endswith("; both are single networks.")
+
+
 def test_a_one_hot_alpha_draws_nothing_and_says_so() -> None:
     rec, x, y = on_a_line([(1, 0.5), (1, 0.7)], [0.1, 0.4, 0.2, 0.6], [0.0, 1.0])
     found = advise(rec, (x, y), exact())

@@ -26,7 +26,7 @@ from randens import models
 from randens.attacks import Attack, Cost
 from randens.attacks.dataset import as_attacks
 from randens.core.errors import InputError
-from randens.core.files import picked
+from randens.core.files import Plain, picked
 from randens.core.progress import Progress, renamed, silent
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation.gradient_conflict import Conflict
@@ -70,7 +70,7 @@ class Option:
 
 
 @dataclass(frozen=True)
-class Choice:
+class Choice(Plain):
     """What to deploy at a budget of `compute` members per inference, and why.
 
     ahead: robust accuracy of the chosen option minus that of the best member, over the same inputs.
@@ -80,10 +80,6 @@ class Choice:
     option: str
     ahead: Estimate
     reason: str
-
-    def to_json(self) -> dict[str, Any]:
-        """A plain dictionary for JSON."""
-        return {**vars(self), "ahead": self.ahead.to_json()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -431,9 +427,12 @@ def _choices(options: Sequence[Option], members: int, confidence: float) -> tupl
                 f"{robust} robust, {100 * ahead.value:.1f} points more than the best member ({interval})."
             )
         else:
+            simpler = (
+                "both are single networks" if top.kind == "network" else "the member is the simpler choice"
+            )
             reason = (
                 f"{top.name} has {robust}, {100 * ahead.value:.1f} points more, but {len(top.risks)} inputs do not "
-                f"settle it ({interval}): the best member alone is the simpler choice."
+                f"settle it ({interval}); {simpler}."
             )
             top, ahead = single, difference(single.risks, single.risks, confidence)
         made.append(Choice(compute, top.name, ahead, reason))
