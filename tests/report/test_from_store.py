@@ -113,10 +113,39 @@ def test_a_store_of_other_members_changes_nothing(learnt: Path, tmp_path: Path) 
     rec.threat = THREAT
     rec.save(other / "ensemble")
     written = load_run(other)
-    assert from_store(written) is written
-    shutil.rmtree(other / "ensemble")  # nor does an ensemble that is not there
-    assert from_store(written) is written
+    for reason in ("the evaluation is of other members or probabilities", "holds no ensemble yet"):
+        one = from_store(written)
+        assert one.evaluation is written.evaluation
+        assert (one.radii, one.attacks, one.gallery) == (written.radii, written.attacks, written.gallery)
+        assert not one.stored
+        assert len(one.notes) == 1
+        assert one.notes[0].startswith("The documents are shown, not the witness store: ")
+        assert reason in one.notes[0]
+        assert "The documents are shown, not the witness store" in write_report([other]).read_text()
+        shutil.rmtree(other / "ensemble", ignore_errors=True)  # nor does an ensemble that is not there
     assert isinstance(written.evaluation, Evaluation)
+
+
+def test_a_damaged_or_newer_store_is_named(learnt: Path, tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged"
+    shutil.copytree(learnt, damaged)
+    segment = max(damaged.glob("witnesses/*/*.safetensors"), key=lambda path: path.stat().st_size)
+    content = bytearray(segment.read_bytes())
+    content[-1] ^= 255
+    segment.write_bytes(content)
+    one, written = read_run(damaged), load_run(damaged)
+    assert [note for note in one.notes if "was damaged and is set aside" in note] == list(one.notes) != []
+    assert "evaluation" in one.stored  # from the other segments, and never above the document
+    assert one.evaluation is not None
+    assert written.evaluation is not None
+    assert float(one.evaluation.robust) <= float(written.evaluation.robust)
+    newer = tmp_path / "newer"
+    shutil.copytree(learnt, newer)
+    write_json(newer / "witnesses" / "store.json", {"format": "randens-witness-store-9"})
+    one = read_run(newer)
+    assert not one.stored
+    assert "randens-witness-store-9" in one.notes[0]
+    assert "randens-witness-store-9" in write_report([newer]).read_text()
 
 
 # ---- one store behind all sections -------------------------------------------------------------------------------

@@ -69,8 +69,10 @@ def from_store(one: LoadedRun) -> LoadedRun:
         return one
     try:
         subject = open_subject(one.run.path, data=None if known is None else known.data)
-        if subject.rec.stochastic or (known is not None and subject.evaluation() is None):
+        if subject.rec.stochastic:
             return one
+        if known is not None and subject.evaluation() is None:
+            return _noted(one, "the evaluation is of other members or probabilities than the run has now")
         split, n, threat = (
             ("test", None, subject.threat) if known is None else (known.split, known.n, known.threat)
         )
@@ -83,14 +85,21 @@ def from_store(one: LoadedRun) -> LoadedRun:
             "gallery": _gallery(one.gallery, evaluation, witnesses),
             "audit": _audit(one.audit, evaluation, subject),
         }
-    except RandensError:
-        return one  # the data, or code that the members need, are missing
+    except RandensError as error:
+        return _noted(
+            one, str(error)
+        )  # the data, or code that the members need, are missing, or the store is newer
+    one = dataclasses.replace(one, notes=tuple(dict.fromkeys(witnesses.store.notes)))
     read = {part: value for part, value in found.items() if value is not None}
     if evaluation is None or known is None:
         return dataclasses.replace(one, **read, stored=frozenset(read))
     new = np.flatnonzero(evaluation.risk > known.risk + _ROUNDING)
     others = tuple(sorted({evaluation.points.sources[j] for j in new}))
     return dataclasses.replace(one, **read, stored=frozenset(read), others=others)
+
+
+def _noted(one: LoadedRun, reason: str) -> LoadedRun:
+    return dataclasses.replace(one, notes=(f"The documents are shown, not the witness store: {reason}.",))
 
 
 class _Witnesses:

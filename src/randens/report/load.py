@@ -341,6 +341,7 @@ class LoadedRun:
 
     stored: the parts that were read from the witness store, and not from their documents. others: the attacks of
     other commands whose witnesses in the store are worse than those of the evaluation's own attacks.
+    notes: what went wrong with the store.
     passes: member passes to train it, 0 if they are not recorded.
     """
 
@@ -360,6 +361,7 @@ class LoadedRun:
     problems: Mapping[str, str] = field(default_factory=dict)
     stored: frozenset[str] = frozenset()
     others: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def method(self) -> str:

@@ -57,12 +57,20 @@ class Measurements:
     attacks: AttackTable
     gallery: Gallery | None
 
-    def save(self, run: Run) -> None:
-        """Save them in the run folder for the report."""
-        run.write("report/radii", self.radii.model_dump())
-        run.write("report/attacks", self.attacks.model_dump())
-        if self.gallery is not None:
-            run.write("report/gallery", self.gallery.model_dump())
+    def save(self, run: Run) -> bool:
+        """Save them in the run folder for the report; see `Run.keep`.
+
+        Returns whether the report uses all of them: measurements on fewer inputs do not replace those on more.
+        """
+        parts = {"radii": self.radii, "attacks": self.attacks, "gallery": self.gallery}
+        used = True
+        for name, part in parts.items():
+            if part is not None:
+                document = part.model_dump()
+                asked = ("ensemble", "probs", "data", "split", "n", "norm", "eps")
+                question = {key: document.get(key) for key in asked}
+                used &= run.keep(f"report/{name}", document, question)[1]
+        return used
 
 
 def measure(

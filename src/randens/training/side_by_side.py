@@ -139,7 +139,7 @@ class SideBySide:
             # A changed recipe was refused or accepted with the folder of the run.
             open_folder(recipe, self._of(number), say=lambda _: None, force=True)
         if stage is not None:
-            self._checkpoints(stage.number).save(pack([], stage, Spent(), engine.batches))
+            self._checkpoints(stage.number).save(pack([], stage, Spent(), engine.batches, journal.choice))
             journal.save(engine.finished, None)
         open_numbers = [number for number in numbers if not self._finished(number)]
         self.shares = {number: float(number not in open_numbers) for number in numbers}
