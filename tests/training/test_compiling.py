@@ -20,6 +20,7 @@ from randens.training import engine as engine_module
 from randens.training.compiling import CompileChoice, CompileTrial
 from randens.training.cost import StagePlan
 from randens.training.recipe import Recipe
+from randens.training.run_files import open_folder
 
 
 class _Pretended:
@@ -170,3 +171,11 @@ def test_the_settings_of_compile() -> None:
     assert small().with_settings(["compile=true"]).compile is True
     with pytest.raises(InputError, match="compile: 'maybe' is not valid; valid: auto, true, false"):
         small(compile="maybe")
+
+
+def test_a_run_from_before_the_default_changed_continues(tmp_path: Path) -> None:
+    recipe = small(epochs=1)
+    open_folder(recipe.model_copy(update={"compile": False}), tmp_path / "old", print, force=False)
+    open_folder(recipe, tmp_path / "old", print, force=False)
+    with pytest.raises(InputError, match=r"compile: False → True"):
+        open_folder(recipe.model_copy(update={"compile": True}), tmp_path / "old", print, force=False)
