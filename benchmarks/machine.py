@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from randens.core.runs import processor
+
 __all__ = ["Meter", "commit", "cores", "facts", "installed", "load"]
 
 _PACKAGES = (
@@ -29,7 +31,7 @@ _PACKAGES = (
 def facts() -> dict[str, Any]:
     """Processor, cores, memory, system, Python and the versions of what is measured."""
     return {
-        "cpu": _cpu(),
+        "cpu": processor(),
         "cores": cores(),
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
         "system": f"{platform.system()} {platform.machine()}",
@@ -107,16 +109,6 @@ def _busy() -> float | None:
         return None
     idle = ticks[3] + ticks[4]
     return float(sum(ticks) - idle) / os.sysconf("SC_CLK_TCK")
-
-
-def _cpu() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 def _git(root: Path, *arguments: str) -> str:

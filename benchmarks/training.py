@@ -5,7 +5,8 @@ The engine's step (batch, augmentation, random start, adversary, loss, optimiser
 timed from outside, by its progress reports, against the same passes in a bare loop; both on one thread and in
 processor time, so that other processes on the machine matter little. Precisions that end the process are measured in
 a child process; where one does not work, that is said. Two processes are compared with one by the clock on the wall,
-one thread each, by the same recipe.
+one thread each, by the same recipe. Members of IAT trained side by side are compared with members trained one after the
+other, whole runs with all cores.
 
     python -m benchmarks.training
 """
@@ -207,6 +208,33 @@ def compile_row(size: Size) -> Row:
     )
 
 
+def side_by_side_row(size: Size, epochs: int) -> Row:
+    """Whole runs of IAT with as many members as cores: all at once in processes, or one after the other."""
+    name, other = "IAT, members side by side", "one after the other"
+    cores = machine.cores()
+    if cores < 2:
+        return left_out(name, other, "there is only one core")
+    chosen = recipe(size.batch, "iat", min(cores, 4), epochs=epochs)
+    pair = (images(size.batch * size.steps, "train"), images(8, "validation"))
+
+    def run(jobs: int) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            train(chosen, Path(folder) / "run", data=pair, jobs=jobs)
+
+    torch.set_num_threads(cores)
+    try:
+        measured = interleaved({name: lambda: run(chosen.members), other: lambda: run(1)}, repeats=2)
+    finally:
+        torch.set_num_threads(1)
+    return as_fast(
+        name,
+        Side(f"{chosen.members} processes", measured[name].timing),
+        Side(other, measured[other].timing),
+        note=f"M = {chosen.members}, {epochs * size.steps} steps each, whole runs by the wall clock with the start "
+        f"of the processes, {cores} threads in all",
+    )
+
+
 def in_processes(count: int, size: Size) -> list[float]:
     """Wall seconds of the engine's steps in `count` processes, as the first of them sees them."""
     with tempfile.TemporaryDirectory() as folder:
@@ -257,6 +285,7 @@ def rows(settings: Settings) -> Iterator[Row]:
         except Exception as error:  # Compiling needs a C++ compiler and fails in many ways.
             yield left_out(compiled, "eager", f"torch.compile does not work here ({type(error).__name__})")
     yield from process_rows(size, 1 if settings.quick else 2)
+    yield side_by_side_row(size, epochs=1 if settings.quick else 4)
 
 
 if __name__ == "__main__":

@@ -101,7 +101,14 @@ class CSVTracker:
             raise FileError(f"cannot write {self.path}: {error.strerror or error}") from error
 
 
-class TensorBoardTracker:
+class _PerEpoch:
+    """A tracker of epochs."""
+
+    def batch(self, task: str, done: float, total: float, values: Values) -> None:
+        """Does nothing: there are too many batches to plot."""
+
+
+class TensorBoardTracker(_PerEpoch):
     """Scalars `task`/name in a TensorBoard folder, one step per epoch.
 
     Parameters
@@ -129,16 +136,13 @@ class TensorBoardTracker:
         for name, value in values.items():
             self.writer.add_scalar(f"{task}/{name}", value, number)
 
-    def batch(self, task: str, done: float, total: float, values: Values) -> None:
-        """Does nothing: there are too many batches to plot."""
-
     def finished(self, task: str, values: Values) -> None:
         self.epoch(task, 0, values)
         # Later values open a new file.
         self.writer.close()
 
 
-class WandbTracker:
+class WandbTracker(_PerEpoch):
     """Logs to a run of Weights & Biases.
 
     Parameters
@@ -163,14 +167,11 @@ class WandbTracker:
     def epoch(self, task: str, number: int, values: Values) -> None:
         self.run.log({**_under(task, values), f"{task}/epoch": number})
 
-    def batch(self, task: str, done: float, total: float, values: Values) -> None:
-        """Batches are left to the progress."""
-
     def finished(self, task: str, values: Values) -> None:
         self.run.summary.update(_under(task, values))
 
 
-class MLflowTracker:
+class MLflowTracker(_PerEpoch):
     """Logs to the active run of MLflow.
 
     Parameters
@@ -193,9 +194,6 @@ class MLflowTracker:
 
     def epoch(self, task: str, number: int, values: Values) -> None:
         self.mlflow.log_metrics(_under(task, values), step=number)
-
-    def batch(self, task: str, done: float, total: float, values: Values) -> None:
-        """Batches are left to the progress."""
 
     def finished(self, task: str, values: Values) -> None:
         self.mlflow.log_metrics(_under(task, values), step=0)

@@ -21,7 +21,7 @@ from randens import attacks
 from randens import data as datasets
 from randens.core.devices import pick_device
 from randens.core.errors import whole
-from randens.core.files import picked
+from randens.core.files import Plain, picked
 from randens.core.progress import Progress, silent, within
 from randens.core.runs import Run
 from randens.ensemble import RandomizedEnsemble
@@ -53,15 +53,11 @@ _FACTORS = (0.5, 1.0, 1.5, 2.0)
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Verdict(Plain):
     """Robust accuracy of the randomized ensemble minus that of AT on the same inputs, and the verdict in words."""
 
     difference: Estimate
     sentence: str
-
-    def to_json(self) -> dict[str, Any]:
-        """A plain dictionary for JSON."""
-        return picked(self, "difference sentence")
 
 
 @dataclass(frozen=True)
@@ -211,8 +207,7 @@ def _quickstart(parent: str | os.PathLike[str], seed: int, device: str, report: 
     advice = advise(
         rec,
         validation,
-        # AT is attacked alone, the members also in pairs and triples; restarts of PGD make up for that.
-        [attacks.create("saddle", threat, seed=seed), attacks.create("pgd", threat, seed=seed, restarts=5)],
+        chosen,
         networks={"AT, one network": at.members[0]},
         folder=store,
         progress=within(report, "advice"),

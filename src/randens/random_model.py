@@ -237,17 +237,11 @@ class RandomizedModel(nn.Module):
         return RandomizedModel(inner, self.draws, active=self.active, threat=self.threat, seed=self._next)
 
     def _call(self, module: nn.Module, x: Tensor, seed: int) -> Tensor:
-        with _seeded(seed, x.device), self._in_mode():
-            options: dict[str, Any] = {}
-            if self._takes_generator:
-                options["generator"] = torch.Generator(x.device).manual_seed(seed)
+        with self._drawing(seed, x.device) as options:
             return logits_of(module(in_precision(x, module), **options), len(x), type(module).__name__)
 
     def _mapped(self, module: nn.Module, x: Tensor, seed: int, randomness: str) -> Tensor:
-        with _seeded(seed, x.device), self._in_mode():
-            options: dict[str, Any] = {}
-            if self._takes_generator:
-                options["generator"] = torch.Generator(x.device).manual_seed(seed)
+        with self._drawing(seed, x.device) as options:
 
             def alone(row: Tensor) -> Tensor:
                 return logits_of(module(row.unsqueeze(0), **options), 1, type(module).__name__).squeeze(0)
@@ -256,12 +250,17 @@ class RandomizedModel(nn.Module):
         return z
 
     @contextlib.contextmanager
-    def _in_mode(self) -> Iterator[None]:
+    def _drawing(self, seed: int, device: torch.device) -> Iterator[dict[str, Any]]:
+        """Seeded generators and the layers' modes; yields the arguments for the module."""
         changed = [(layer, mode) for layer, mode in self._modes if layer.training != mode]
         for layer, mode in changed:
             layer.training = mode
         try:
-            yield
+            with _seeded(seed, device):
+                own = (
+                    {"generator": torch.Generator(device).manual_seed(seed)} if self._takes_generator else {}
+                )
+                yield own
         finally:
             for layer, mode in changed:
                 layer.training = not mode

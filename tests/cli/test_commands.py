@@ -226,6 +226,11 @@ def test_advise_says_what_to_deploy(shell: Shell, run_folder: Path, ensemble: Ra
         "network": 1,
     }
     assert "3 members" in shell.refused("advise", run_folder, "--against", run_folder)
+    few = ("--attack", "fgsm", "--limit", 3, "--no-subsets")
+    assert "advice.json keeps the advice on more inputs" in " ".join(
+        shell("advise", run_folder, *few)[1].split()
+    )
+    assert json.loads((run_folder / "advice.json").read_text()) == found
     quick = shell.json("advise", run_folder, *FAST, "--split", "test", "--no-subsets")
     assert quick["choices"] == []
     assert "Nothing is recommended on test data" in quick["sentences"][-1]

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from tests.attacks.planted import linear
 from tests.evaluation.planted import THREAT, exact, on_a_line
+from torch import nn
 
 from randens import RandomizedEnsemble, Threat, attacks, quickstart
 from randens.core.errors import InputError
-from randens.evaluation import Advice, Evaluation, advise, evaluate
+from randens.evaluation import Advice, Evaluation, advise, deployment_advice, evaluate
 from randens.report.load import AdviceNote
 
 
@@ -72,6 +74,17 @@ def test_equal_members_gain_nothing_by_drawing() -> None:
     assert "drawing gains nothing over its members" in " ".join(found.sentences)
 
 
+def test_what_few_inputs_do_not_settle_is_said() -> None:
+    rec, x, y = on_a_line([(1, 0.5)] * 2, [0.1, 0.4, 0.2, 0.6])
+    network = on_a_line([(1, 0.7)], [0.0])[0].members[0]
+    found = advise(rec, (x, y), exact(), networks={"one network": network})
+    assert found.choices[0].option == "best member, number 0"
+    assert found.choices[0].reason.startswith(
+        "one network has 75.0%, 25.0 points more, but 4 inputs do not settle it"
+    )
+    assert found.choices[0].reason.endswith("; both are single networks.")
+
+
 def test_a_one_hot_alpha_draws_nothing_and_says_so() -> None:
     rec, x, y = on_a_line([(1, 0.5), (1, 0.7)], [0.1, 0.4, 0.2, 0.6], [0.0, 1.0])
     found = advise(rec, (x, y), exact())
@@ -90,6 +103,72 @@ def test_a_given_network_takes_part() -> None:
     assert found.choices[0].option == "one network"
     with pytest.raises(InputError, match="option already"):
         advise(rec, data, attack, networks={"deterministic, all 2": constant})
+
+
+class Hollow(nn.Module):
+    """Says class 0 except where the second feature is near 0.4; its gradient at 0 is zero."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        margin = 1 - 2 * (1 - (x[:, 1] - 0.4).abs() / 0.38).clamp_min(0)
+        return torch.stack([margin, torch.zeros_like(margin)], dim=1)
+
+
+def beside_members(network: nn.Module, folder: Path | None = None) -> Advice:
+    """Two opposite members that look at the first feature, and a single network, under PGD from the clean input."""
+    rows = torch.zeros(2, 2, 3)
+    rows[:, 0, 0] = torch.tensor([1.0, -1.0])
+    rec = RandomizedEnsemble([linear(row, torch.tensor([0.5, 0.0])) for row in rows]).eval()
+    x = torch.zeros(40, 3)
+    x[:, 2] = torch.linspace(0, 1, 40)  # only to tell the inputs apart
+    data = (x, torch.zeros(40, dtype=torch.int64))
+    attack = attacks.create("pgd", Threat("linf", 0.8, None))
+    return advise(rec, data, attack, networks={"one network": network.eval()}, folder=folder)
+
+
+def test_a_single_network_is_attacked_until_it_has_had_a_members_passes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """PGD from the clean input has no gradient there: only the further rounds, from random points, fool it."""
+    found = beside_members(Hollow(), tmp_path / "store")
+    assert found.options[-1].name == "one network"
+    assert found.options[-1].accuracy.robust.value < 0.4
+    assert found.choices[0].option == "drawn evenly"
+    again = beside_members(Hollow(), tmp_path / "store")
+    assert again.passes == found.passes
+    assert again.options[-1].accuracy == found.options[-1].accuracy
+    monkeypatch.setattr(deployment_advice, "_ROUNDS", 0)
+    once = beside_members(Hollow())
+    assert once.options[-1].accuracy.robust.value == 1.0
+    assert once.choices[0].option == "one network"
+    assert once.passes["one network"] < once.passes["each member"]
+
+
+def test_the_passes_of_members_and_single_networks_are_counted_and_said() -> None:
+    robust = linear(torch.tensor([[0.01, 0.0, 0.0], [0.0, 0.0, 0.0]]), torch.tensor([0.5, 0.0]))
+    found = beside_members(robust)
+    assert found.options[-1].accuracy.robust.value == 1.0
+    # Every pass through a member counts: alone, together with the other, and in the average.
+    networks = found.cost.passes - found.passes["one network"] * found.n
+    assert 2 * found.passes["each member"] * found.n <= networks
+    assert found.passes["one network"] >= found.passes["each member"] > 40
+    counts = ", ".join(f"{name} {count:.0f}" for name, count in found.passes.items())
+    assert found.sentences[-1] == f"Attack passes per input: {counts}."
+    assert found.to_json()["passes"] == found.passes
+    assert list(decided().passes) == ["each member"]
+    assert not any("Attack passes" in sentence for sentence in decided().sentences)
+
+
+def test_passes_of_earlier_commands_count(tmp_path: Path) -> None:
+    """Witnesses in the store come from passes on the members, so the single network is given as many."""
+    rec, x, y = on_a_line([(1, 0.5), (-1, 0.3)], [0.35, 0.45, 0.4, 0.42])
+    rec.eval()
+    network = on_a_line([(1, 9.0)], [0.0])[0].members[0]
+    attack = attacks.create("pgd", THREAT, steps=3)
+    before = advise(rec, (x, y), attack, networks={"one": network})
+    evaluate(rec, (x, y), attacks.create("apgd", THREAT, steps=20), folder=tmp_path)
+    after = advise(rec, (x, y), attack, networks={"one": network}, folder=tmp_path)
+    assert after.passes["each member"] > before.passes["each member"]
+    assert after.passes["one"] >= after.passes["each member"]
 
 
 def test_every_option_is_tested_with_all_perturbations() -> None:

@@ -492,6 +492,15 @@ def test_curves_fall_and_agree_with_evaluations() -> None:
     assert float(own.points[1].ensemble) == float(alone.robust)
 
 
+def test_a_curve_repeats_no_search_of_an_evaluation(tmp_path: Path) -> None:
+    """Radii are taken as they are given: 0.19 * (0.05 / 0.19) is not 0.05, and would be another search."""
+    randens.evaluate(nets(), (X[:8], Y[:8]), "fgsm", eps=0.05, folder=tmp_path)
+    randens.curve(nets(), (X[:8], Y[:8]), [0.05, 0.19], "fgsm", folder=tmp_path)
+    store, threat = randens.WitnessStore(tmp_path), Threat("linf", 0.19)
+    store.refresh(threat, X[:8])
+    assert {search.about.eps for search in store.asked(threat, X[:8])} == {0.05, 0.19}
+
+
 def test_a_curve_cannot_rise_even_if_an_attack_is_weaker_at_a_larger_radius() -> None:
     @dataclasses.dataclass(frozen=True)
     class OnlySmall(attacks.Attack):

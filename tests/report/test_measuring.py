@@ -14,10 +14,11 @@ from tests.report.made_runs import THREAT, trained_ensemble
 
 import randens
 from randens.core.errors import InputError
+from randens.core.runs import Run
 from randens.data import from_arrays
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation import Evaluation, evaluate, worst_inputs
-from randens.report import measure
+from randens.report import Measurements, measure
 from randens.report.load import load_run
 from randens.report.pictures import make_gallery, to_png
 
@@ -49,6 +50,7 @@ def test_attacks_compared_score_again(trained_run: Path) -> None:
         found = randens.attacks.create(line.name, THREAT)(rec, data.x, data.y)
         assert 1 - float(rec.risk(found.x_adv, data.y).mean()) == pytest.approx(line.robust.value)
         assert (found.cost.forwards, found.cost.backwards) == (line.forwards, line.backwards)
+    assert table.together is not None
     assert table.together.value <= min(line.robust.value for line in table.attacks)
 
 
@@ -119,6 +121,21 @@ def test_bad_input(trained_run: Path) -> None:
     assert result.pool is not None
     with pytest.raises(InputError, match="pool describes 4 inputs; data has 2"):
         make_gallery(rec, data.subset(slice(0, 2)), result.pool, THREAT)
+
+
+def test_measurements_on_fewer_inputs_replace_none_on_more(trained_run: Path, tmp_path: Path) -> None:
+    one, run = load_run(trained_run), Run.create(tmp_path / "r")
+    assert one.radii is not None
+    assert one.attacks is not None
+    assert one.gallery is not None
+    assert Measurements(one.radii, one.attacks, one.gallery).save(run)
+    few = [part.model_copy(update={"n": 5}) for part in (one.radii, one.attacks, one.gallery)]
+    assert not Measurements(*few).save(run)  # type: ignore[arg-type]
+    kept = load_run(run.path)
+    assert (kept.radii, kept.attacks, kept.gallery) == (one.radii, one.attacks, one.gallery)
+    assert len(list(run.path.glob("answers/report/*.json"))) == 6  # both are kept as answers
+    others = [part.model_copy(update={"ensemble": "f" * 64}) for part in few]
+    assert Measurements(*others).save(run)  # type: ignore[arg-type]
 
 
 def test_files_stay_in_the_run_folder(trained_run: Path) -> None:

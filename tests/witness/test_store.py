@@ -188,7 +188,10 @@ def test_spent_work_is_shared_out_by_input(tmp_path: Path) -> None:
         assert not again.answer(other, keys, THREAT, x).done.any()
     more, labels = inputs(9)
     assert again.answer(question(steps=5), input_keys(more, labels), THREAT, more).done.sum() == 6
-    assert again.asked(THREAT, x) == [(("a", "b"), (0.5, 0.5))]
+    assert [(q.members, q.probs) for q in again.asked(THREAT, x)] == [(("a", "b"), (0.5, 0.5))]
+    # All passes on these members: a third of the inputs, and none for an ensemble without one of them.
+    assert again.passes(["a", "b", "c"], keys[[4, 2]], THREAT, x) == pytest.approx(300)
+    assert again.passes(["a"], keys, THREAT, x) == 0
 
 
 def test_the_oldest_segments_are_dropped_first_with_what_was_spent_on_them(tmp_path: Path) -> None:

@@ -313,10 +313,10 @@ class Knowledge:
             return []
         found: dict[tuple[float, ...], NDArray[np.float64]] = {}
         place = {key: index for index, key in enumerate(self.keys)}
-        for names, values in self.store.asked(self.threat, self.x):
-            if len(place) == len(self.keys) and set(names) <= set(place):
+        for search in self.store.asked(self.threat, self.x):
+            if len(place) == len(self.keys) and set(search.members) <= set(place):
                 alpha = np.zeros(len(self.rec))
-                alpha[[place[name] for name in names]] = values
+                alpha[[place[name] for name in search.members]] = search.probs
                 found.setdefault(tuple(alpha.tolist()), alpha)
         return [alpha for alpha in found.values() if all(self._settled(a, alpha) for a in attacks)]
 
@@ -346,17 +346,7 @@ class Knowledge:
 
     def learn(self, rows: NDArray[np.int64], pool: WitnessPool) -> None:
         """Merge a pool whose input j is `rows[j]` here."""
-        whole = WitnessPool(
-            len(self.x),
-            len(self.rec),
-            rows[pool.points],
-            pool.fooled,
-            x_adv=pool.x_adv,
-            sources=pool.sources,
-            located=pool.located,
-            checked=pool.checked,
-        )
-        self.pool = self.pool.merge(whole)
+        self.pool = self.pool.merge(pool.replace(n=len(self.x), points=rows[pool.points]))
 
     def accept(self, pool: WitnessPool) -> None:
         """Merge a pool of the same inputs and members, and add its new witnesses to the store."""
@@ -369,16 +359,7 @@ class Knowledge:
         )
         new = rows[(known < 0).any(axis=1)]
         if len(new) and _writes():
-            fresh = WitnessPool(
-                pool.n,
-                pool.members,
-                pool.points[new],
-                pool.fooled[new],
-                x_adv=pool.x_adv[new],
-                sources=[pool.sources[r] for r in new],
-                checked=pool.checked[new],
-            )
-            self.store.extend(self.threat, self.x, self.inputs, self.keys, fresh)
+            self.store.extend(self.threat, self.x, self.inputs, self.keys, pool.rows(new))
 
     def show(self, rows: NDArray[np.int64], x_adv: Tensor, source: str) -> NDArray[np.bool_]:
         """Return the verdicts [k, M] of all members on perturbed inputs x_adv [k, ...] of `rows`; known ones
@@ -576,16 +557,7 @@ def _replaced(pool: WitnessPool, rows: NDArray[np.int64], fooled: NDArray[np.boo
     """The pool with confirmed sets in place of those of `rows`."""
     sets, checked = pool.fooled.copy(), pool.checked.copy()
     sets[rows], checked[rows] = fooled, True
-    return WitnessPool(
-        pool.n,
-        pool.members,
-        pool.points,
-        sets,
-        x_adv=pool.x_adv,
-        sources=pool.sources,
-        located=pool.located,
-        checked=checked,
-    )
+    return pool.replace(fooled=sets, checked=checked)
 
 
 def as_attacks(attack: Attack | Sequence[Attack]) -> tuple[Attack, ...]:

@@ -114,14 +114,8 @@ class Found:
             labels = y.cpu()[torch.from_numpy(pool.points)].to(others.device)
             verdicts = others.errors(torch.from_numpy(pool.x_adv).to(others.device), labels).cpu().numpy()
         passes = sum(int(getattr(m, "passes", 1)) for m in audience)
-        wider = WitnessPool(
-            pool.n,
-            pool.members + len(audience),
-            pool.points,
-            np.concatenate([pool.fooled, verdicts], axis=1),
-            x_adv=pool.x_adv,
-            sources=pool.sources,
-            checked=pool.checked,
+        wider = pool.replace(
+            members=pool.members + len(audience), fooled=np.concatenate([pool.fooled, verdicts], axis=1)
         )
         return replace(self, pool=wider, cost=self.cost + Cost(forwards=len(pool) * passes))
 

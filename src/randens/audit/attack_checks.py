@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from randens.audit.case import ENSEMBLE, Case, Check, Risks, named
+from randens.audit.case import ENSEMBLE, Case, Check, NotStored, Risks, StoredCase, named
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation.results import Evaluation
 from randens.risk import bounds
 from randens.witness import WitnessPool
 
-__all__ = ["checks"]
+__all__ = ["checks", "stored_checks"]
 
 _STEPS = (10, 20, 40)
 _QUERIES = 200
@@ -26,20 +28,22 @@ _ROUNDING = 1e-9
 
 def checks(case: Case, evaluation: Evaluation | None) -> list[Check]:
     """Run all checks; each names the members that it concerns."""
-    found = [
-        _iterative(case),
-        _losses(case),
-        _random(case),
-        _transfer(case),
-        _plateau(case),
-        _radius(case),
-        _alone(case),
-        _identical(case),
-        _laws(case),
-    ]
-    if evaluation is not None:
-        found.append(_evaluation(case, evaluation))
+    return [make() for make in _makers(case, evaluation)]
+
+
+def stored_checks(case: StoredCase, evaluation: Evaluation | None) -> list[Check]:
+    """Run the checks whose attacks and verdicts are all in the store of `case`, without passes."""
+    found = []
+    for make in _makers(case, evaluation):
+        with contextlib.suppress(NotStored):
+            found.append(make())
     return found
+
+
+def _makers(case: Case, evaluation: Evaluation | None) -> list[Callable[[], Check]]:
+    plain = (_iterative, _losses, _random, _transfer, _plateau, _radius, _alone, _identical, _laws)
+    found: list[Callable[[], Check]] = [partial(make, case) for make in plain]
+    return found if evaluation is None else [*found, partial(_evaluation, case, evaluation)]
 
 
 def _white_box(case: Case, who: int) -> Risks:
@@ -140,8 +144,7 @@ def _judged(case: Case, source: int) -> NDArray[np.bool_]:
     """Return the verdicts [n, M] of all members on the perturbations that margin PGD found for member
     `source` alone.
     """
-    x_adv = case.attack(source, "adaptive-pgd-margin", steps=_STEPS[-1]).x_adv
-    return np.stack([case.judge(member, x_adv) for member in range(len(case.members))], axis=1)
+    return case.transferred(source, "adaptive-pgd-margin", steps=_STEPS[-1])
 
 
 def _plateau(case: Case) -> Check:
@@ -240,7 +243,7 @@ def _alone(case: Case) -> Check:
 def _identical(case: Case) -> Check:
     """Copies of one member must give that member's risk, because drawing among copies gains nothing."""
     member = case.members[0]
-    copies = Case(
+    copies = type(case)(
         RandomizedEnsemble([member] * 3),
         case.x,
         case.y,
@@ -274,10 +277,9 @@ def _laws(case: Case) -> Check:
     members = len(case.members)
     who = ENSEMBLE if members > 1 else 0
     found = case.attack(who, "saddle")
-    rec = case.rec if members > 1 else RandomizedEnsemble(list(case.members))
-    again = rec.errors(found.x_adv.to(rec.device), case.y.to(rec.device)).cpu()
+    again = case.errors(found.x_adv)
     outside = int((~case.threat.contains(found.x_adv, case.x)).sum())
-    unstable = float((again != found.errors).any(dim=1).double().mean())
+    unstable = float((again != found.errors.numpy()).any(axis=1).mean())
     own = np.stack([_white_box(case, i) for i in range(members)], axis=1) > 0
     likeliest = np.asarray((own * case.probs).max(axis=1))
     best = np.maximum(found.risk.numpy(), _white_box(case, who))

@@ -10,6 +10,7 @@ do if they do not.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from collections.abc import Mapping
@@ -20,18 +21,19 @@ from typing import Any
 from randens._version import __version__
 from randens.attacks import Cost
 from randens.audit import attack_checks, member_checks
-from randens.audit.case import Case, Check
+from randens.audit.case import Case, Check, StoredCase
 from randens.core.errors import InputError
 from randens.core.files import picked, write_json
 from randens.core.progress import Progress, silent
 from randens.core.runs import Run
+from randens.data import ImageData
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation.labelled_data import Data, fingerprint, labelled
 from randens.evaluation.results import Evaluation
 from randens.threat import Threat
 from randens.witness.store import WitnessStore
 
-__all__ = ["ENOUGH", "Audit", "Check", "audit"]
+__all__ = ["ENOUGH", "Audit", "Check", "audit", "stored_audit"]
 
 _FORMAT = "randens-audit-1"
 
@@ -55,6 +57,8 @@ class Audit:
         The data, their split, and the number of inputs.
     threat, seed : Threat, int
         The threat and the seed of the attacks.
+    probs : tuple of float
+        α, at which the ensemble was attacked.
     cost, now, seconds : Cost, Cost, float
         Member passes and time behind the result; `now` are the passes of this call.
     version : str
@@ -72,6 +76,7 @@ class Audit:
     cost: Cost
     seconds: float
     version: str = __version__
+    probs: tuple[float, ...] = ()
     now: Cost = field(default_factory=Cost, repr=False)
 
     @property
@@ -114,7 +119,7 @@ class Audit:
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary for JSON."""
-        names = "version passed complete conclusive verdict checks ensemble data split n threat seed"
+        names = "version passed complete conclusive verdict checks ensemble probs data split n threat seed"
         cost = {**vars(self.cost), "seconds": self.seconds}
         return {"format": _FORMAT, **picked(self, names), "cost": cost}
 
@@ -126,8 +131,36 @@ class Audit:
     def keep(self, run: Run) -> tuple[Path, bool]:
         """Keep the JSON in a run folder, by its question; see `Run.keep`."""
         document = self.to_json()
-        asked = ("ensemble", "data", "split", "n", "threat", "seed")
+        asked = ("ensemble", "probs", "data", "split", "n", "threat", "seed")
         return run.keep("audit", document, {key: document[key] for key in asked})
+
+
+def stored_audit(
+    rec: RandomizedEnsemble,
+    data: ImageData,
+    known: Audit,
+    store: WitnessStore,
+    *,
+    evaluation: Evaluation | None = None,
+    chosen_on: Mapping[str, str] | None = None,
+) -> tuple[Audit, tuple[str, ...]]:
+    """Read an earlier audit again from a store, without passes, and compare it with `evaluation`.
+
+    Returns the audit, and the names of the checks that are still those of `known`: checks of outputs and gradients,
+    and checks whose attacks are not in the store.
+    """
+    store.refresh(known.threat, data.x)
+    found = [member_checks.splits(evaluation, chosen_on)]
+    if evaluation is not None:
+        found.append(member_checks.belongs(evaluation, rec))
+    if known.complete:
+        case = StoredCase(rec, data.x, data.y, known.threat, known.seed, store=store)
+        compared = evaluation if evaluation and data.split == evaluation.split else None
+        found += attack_checks.stored_checks(case, compared)
+    new = {check.name: check for check in found}
+    kept = tuple(check.name for check in known.checks if check.name not in new)
+    checks = [new.pop(check.name, check) for check in known.checks]
+    return dataclasses.replace(known, checks=(*checks, *new.values())), kept
 
 
 def audit(
@@ -214,5 +247,6 @@ def audit(
         seed,
         case.cost,
         time.perf_counter() - start,
+        probs=tuple(rec.probs.tolist()),
         now=case.now,
     )

@@ -13,14 +13,27 @@ from scipy import stats
 from torch import Tensor, nn
 
 from randens import attacks
-from randens.attacks import Cost, Found
-from randens.attacks.dataset import attack_data
+from randens.attacks import Attack, Cost, Found
+from randens.attacks.dataset import ask, attack_data
+from randens.core.errors import RandensError
 from randens.core.progress import Progress, silent
 from randens.ensemble import RandomizedEnsemble, evaluating, to_layout
 from randens.threat import Threat
-from randens.witness.store import WitnessStore
+from randens.witness.store import WitnessStore, input_keys, member_key
 
-__all__ = ["ENSEMBLE", "LUCK", "Case", "Check", "Fooled", "Risks", "TOLERANCE", "logits", "named"]
+__all__ = [
+    "ENSEMBLE",
+    "LUCK",
+    "TOLERANCE",
+    "Case",
+    "Check",
+    "Fooled",
+    "NotStored",
+    "Risks",
+    "StoredCase",
+    "logits",
+    "named",
+]
 
 Fooled = NDArray[np.bool_]
 Risks = NDArray[np.float64]
@@ -84,6 +97,7 @@ class Case:
     store: WitnessStore | None = None
     now: Cost = field(default_factory=Cost)
     _known: dict[tuple[Any, ...], Found] = field(default_factory=dict, repr=False)
+    _judged: dict[int, Fooled] = field(default_factory=dict, repr=False)
 
     @property
     def members(self) -> Sequence[nn.Module]:
@@ -132,9 +146,7 @@ class Case:
             made = attacks.create(name, threat, seed=self.seed, precision="float32", **options)
             task = f"{name} on {named(who)}" + ("" if scale == 1.0 else f", {scale:g} ε")
             self.progress(task, 0, self.n)
-            found = attack_data(
-                made, target, (self.x, self.y), store=self.store, progress=self.progress, task=task
-            )
+            found = self._met(made, target, task)
             self.now = self.now + (found.cost - found.reused)
             self.cost = self.cost + found.cost
             self._known[key] = found
@@ -151,6 +163,64 @@ class Case:
         self.cost = self.cost + Cost(forwards=len(x))
         fooled: Fooled = alone.errors(x.to(alone.device), self.y.to(alone.device)).cpu().numpy()[:, 0]
         return fooled
+
+    def errors(self, x: Tensor, rows: NDArray[np.int64] | None = None) -> Fooled:
+        """Verdicts [n, M] of all members on perturbed inputs, computed now; rows: on perturbed inputs of these only."""
+        labels = self.y if rows is None else self.y[torch.from_numpy(rows)]
+        self.now = self.now + Cost(forwards=len(x) * len(self.members))
+        fooled: Fooled = self.rec.errors(x.to(self.rec.device), labels.to(self.rec.device)).cpu().numpy()
+        return fooled
+
+    def transferred(self, source: int, name: str, **options: Any) -> Fooled:
+        """Verdicts [n, M] of all members on the perturbations that an attack found for member `source` alone.
+
+        Verdicts in the store are read, and new ones are added to it.
+        """
+        if source not in self._judged:
+            x_adv = self.attack(source, name, **options).x_adv
+            fooled = np.full((self.n, len(self.members)), -1, dtype=np.int8)
+            names = [member_key(member) for member in self.members] if self.store is not None else []
+            keys = input_keys(self.x, self.y)
+            if self.store is not None:
+                fooled = self.store.lookup(names, keys, x_adv)
+            left = np.flatnonzero((fooled < 0).any(axis=1))
+            if len(left):
+                chosen = torch.from_numpy(left)
+                fooled[left] = self.errors(x_adv[chosen], left)
+                if self.store is not None:
+                    new = fooled[left] == 1
+                    self.store.judged(
+                        self.threat, self.x[chosen], keys[left], names, x_adv[chosen], new, "transfer"
+                    )
+            self.cost = self.cost + Cost(forwards=fooled.size)
+            self._judged[source] = fooled == 1
+        return self._judged[source]
+
+    def _met(self, attack: Attack, target: RandomizedEnsemble, task: str) -> Found:
+        return attack_data(
+            attack, target, (self.x, self.y), store=self.store, progress=self.progress, task=task
+        )
+
+
+class NotStored(RandensError):
+    """A check needs an attack or verdicts that are not in the store."""
+
+
+@dataclass
+class StoredCase(Case):
+    """A case that only reads its store: what is not there is `NotStored`, and no member is run."""
+
+    def errors(self, x: Tensor, rows: NDArray[np.int64] | None = None) -> Fooled:  # noqa: ARG002
+        """Not in a store."""
+        raise NotStored(f"verdicts on {len(x)} inputs are not in the store")
+
+    def _met(self, attack: Attack, target: RandomizedEnsemble, task: str) -> Found:
+        assert self.store is not None
+        question = ask(attack, [member_key(m) for m in target.members], target.probs.tolist(), alone=True)
+        keys = input_keys(self.x, self.y)
+        if not self.store.answer(question, keys, attack.threat, self.x).done.all():
+            raise NotStored(f"{task} is not in the store")
+        return super()._met(attack, target, task)
 
 
 def named(who: int) -> str:

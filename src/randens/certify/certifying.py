@@ -181,11 +181,6 @@ def certify(
 ) -> Certification:
     """Certify `rec` on `data` under `threat` (None: the ensemble's own).
 
-    pool: witnesses of the same inputs and members, for the lower bound; sets that they fool cannot be
-    refuted. joint: also refute sets of members (λ-certificates). refine: ReLU layers with at most this many
-    units get their bounds by going backward from each unit; larger ones keep interval bounds, which are cheap
-    and loose.
-
     Parameters
     ----------
     rec : RandomizedEnsemble
@@ -195,11 +190,11 @@ def certify(
     threat : Threat
         linf or l2.
     pool : WitnessPool, optional
-        Known witnesses, for the lower bound.
+        Known witnesses, for the lower bound; sets that they fool cannot be refuted.
     joint : bool
-        Refute sets of members, not only single ones.
+        Refute sets of members (λ-certificates), not only single ones.
     refine : int
-        ReLU layers up to this many units get tighter bounds.
+        ReLU layers up to this many units get bounds backward from each unit; larger ones keep interval bounds.
     folder : path or WitnessStore, optional
         A witness store, which keeps which members are certified at which inputs: later attacks with this radius or a
         smaller one spend nothing on them.

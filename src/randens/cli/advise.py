@@ -57,9 +57,11 @@ def advise(
             folder=opened.store,
             progress=progress,
         )
-    path = subject.run.write("advice", found.to_json())
+    document = found.to_json()
+    asked = {key: document.get(key) for key in ("ensemble", "data", "split", "n", "threat", "attacks")}
+    path, main = subject.run.keep("advice", document, asked)
     if case.as_json:
-        print_json(found.to_json())
+        print_json(document)
         return
     out = console()
     title = f"{subject.run.path} on {found.data} {found.split}, {found.n} inputs"
@@ -67,7 +69,8 @@ def advise(
     out.print(result_tables.terminal(rows, title, found.confidence))
     for line in found.sentences:
         out.print(line)
-    out.print(f"Written to {path}.")
+    kept = "" if main else " advice.json keeps the advice on more inputs."
+    out.print(f"Written to {path}.{kept}")
 
 
 def _network(path: Path) -> nn.Module:

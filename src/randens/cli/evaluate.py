@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -27,33 +28,35 @@ class Format(str, Enum):
     latex = "latex"
 
 
-@choices.asked(choices.Evaluating)
-def evaluate(
-    case: choices.Evaluating,
+@dataclass(frozen=True, kw_only=True)
+class _Options(choices.Evaluating):
     draws: Annotated[
         int | None,
         typer.Option(
             help="With --model: the model is random; attack this many frozen draws and score it on fresh ones.",
             show_default=False,
         ),
-    ] = None,
+    ] = None
     tolerance: Annotated[
         float,
         typer.Option(
             help="With --draws: the allowed difference in accuracy between attacked and fresh draws."
         ),
-    ] = 0.02,
-    deterministic: Annotated[bool, typer.Option(help="Also attack the mean of all logits.")] = True,
-    uniform: Annotated[bool, typer.Option(help="Also attack equal probabilities.")] = True,
+    ] = 0.02
+    deterministic: Annotated[bool, typer.Option(help="Also attack the mean of all logits.")] = True
+    uniform: Annotated[bool, typer.Option(help="Also attack equal probabilities.")] = True
     output: Annotated[
         Path | None, typer.Option(help="Where the JSON goes; evaluation.json of the run by default.")
-    ] = None,
+    ] = None
     adversarial: Annotated[
         Path | None,
         typer.Option(help="Also write the worst perturbed inputs there, as safetensors.", show_default=False),
-    ] = None,
-    style: Annotated[Format, typer.Option("--format", help="Table, Markdown or LaTeX rows.")] = Format.table,
-) -> None:
+    ] = None
+    style: Annotated[Format, typer.Option("--format", help="Table, Markdown or LaTeX rows.")] = Format.table
+
+
+@choices.asked(_Options)
+def evaluate(case: _Options) -> None:
     """Evaluate the ensemble of RUN, or networks of your own: expected accuracies on the worst perturbations found.
 
     The default attack is the portfolio `suite`, preset standard. The result
@@ -73,26 +76,17 @@ def evaluate(
     --limit 100
     """
     case.check()
-    if draws is not None:
+    if case.draws is not None:
         if case.model is None:
             raise InputError("--draws needs --model: the members of a run folder are not random")
-        _random(case, draws, tolerance, output)
+        _random(case, case.draws)
     elif case.run is None:
-        _own(case, style, output, adversarial, deterministic=deterministic, uniform=uniform)
+        _own(case)
     else:
-        _of_run(case, case.run, style, output, adversarial, deterministic=deterministic, uniform=uniform)
+        _of_run(case, case.run)
 
 
-def _of_run(
-    case: choices.Evaluating,
-    run: Path,
-    style: Format,
-    output: Path | None,
-    adversarial: Path | None,
-    *,
-    deterministic: bool,
-    uniform: bool,
-) -> None:
+def _of_run(case: _Options, run: Path) -> None:
     """Evaluate the ensemble of a run folder; the result is kept there."""
     from randens import evaluation
 
@@ -105,8 +99,8 @@ def _of_run(
             subject.rec,
             images,
             chosen,
-            also={"uniform": None} if uniform and len(subject.rec) > 1 else {},
-            deterministic=deterministic,
+            also={"uniform": None} if case.uniform and len(subject.rec) > 1 else {},
+            deterministic=case.deterministic,
             chosen_on=subject.chosen_on,
             device=processes.device,
             folder=store,
@@ -114,23 +108,15 @@ def _of_run(
         )
     if not processes.writes:
         return
-    path, main = (result.save(output), True) if output is not None else result.keep(subject.run)
-    if adversarial is not None:
-        evaluation.save_worst_inputs(adversarial, result, subject.rec, images)
+    path, main = (result.save(case.output), True) if case.output is not None else result.keep(subject.run)
+    if case.adversarial is not None:
+        evaluation.save_worst_inputs(case.adversarial, result, subject.rec, images)
     kept = "" if main else " evaluation.json keeps its numbers on more inputs."
     told = choices.said(store, result.now, f"{result.reread} stored witnesses judged again")
-    _print(result, str(subject.run.path), style, [*told, f"Written to {path}.{kept}"], case.as_json)
+    _print(case, result, str(subject.run.path), [*told, f"Written to {path}.{kept}"])
 
 
-def _own(
-    case: choices.Evaluating,
-    style: Format,
-    output: Path | None,
-    adversarial: Path | None,
-    *,
-    deterministic: bool,
-    uniform: bool,
-) -> None:
+def _own(case: _Options) -> None:
     """Evaluate the user's own networks and print the result."""
     from randens import evaluation
 
@@ -148,19 +134,19 @@ def _own(
             preprocessing=pair,
             split=case.split,
             limit=case.limit,
-            deterministic=deterministic,
-            also={"uniform": None} if uniform else {},
+            deterministic=case.deterministic,
+            also={"uniform": None} if case.uniform else {},
             progress=progress,
         )
     if not processes.writes:
         return
-    path = None if output is None else result.save(output)
-    if adversarial is not None and result.case is not None:
-        evaluation.save_worst_inputs(adversarial, result, result.case.rec, result.case.data)
-    _print(result, case.model, style, [] if path is None else [f"Written to {path}."], case.as_json)
+    path = None if case.output is None else result.save(case.output)
+    if case.adversarial is not None and result.case is not None:
+        evaluation.save_worst_inputs(case.adversarial, result, result.case.rec, result.case.data)
+    _print(case, result, case.model, [] if path is None else [f"Written to {path}."])
 
 
-def _random(case: choices.Evaluating, draws: int, tolerance: float, output: Path | None) -> None:
+def _random(case: _Options, draws: int) -> None:
     """Evaluate a random model."""
     from randens import evaluation
     from randens.core.devices import on_device
@@ -168,6 +154,7 @@ def _random(case: choices.Evaluating, draws: int, tolerance: float, output: Path
     from randens.evaluation.preparation import prepare
 
     assert case.model is not None
+    output = case.output
     chosen = choices.make_attacks(case.attack, ("suite",), case.threat(), case.settings, case.seed)
     if output is not None and output.exists() and output.suffix != ".json":
         raise InputError(f"--output is {output}, which exists already; choose another folder")
@@ -180,7 +167,7 @@ def _random(case: choices.Evaluating, draws: int, tolerance: float, output: Path
             prepared.data,
             prepared.attacks,
             seed=case.seed,
-            tolerance=tolerance,
+            tolerance=case.tolerance,
             progress=progress,
         )
     told = []
@@ -198,17 +185,17 @@ def _random(case: choices.Evaluating, draws: int, tolerance: float, output: Path
         out.print(line, markup=False)
 
 
-def _print(result: Evaluation, name: str, style: Format, told: list[str], as_json: bool) -> None:
+def _print(case: _Options, result: Evaluation, name: str, told: list[str]) -> None:
     from randens.data import called
     from randens.evaluation import result_tables
 
-    if as_json:
+    if case.as_json:
         print_json(result.to_json())
         return
     rows = result_tables.rows(result)
-    if style is Format.markdown:
+    if case.style is Format.markdown:
         typer.echo(result_tables.markdown(rows))
-    elif style is Format.latex:
+    elif case.style is Format.latex:
         typer.echo(result_tables.latex(rows))
     else:
         title = (

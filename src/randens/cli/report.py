@@ -64,7 +64,8 @@ def report(
                 found = run_measure(
                     subject.rec, inputs, subject.threat, folder=store, seed=case.seed, progress=progress
                 )
-            found.save(subject.run)
+            if not found.save(subject.run) and not case.as_json:
+                console().print(f"{run} keeps its measurements on more inputs.", markup=False)
     path = write_report(runs, output)
     said = verdicts(read_runs(runs))
     if case.as_json:

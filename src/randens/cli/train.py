@@ -52,6 +52,14 @@ def train(
             show_default=False,
         ),
     ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            help="Members of method iat trained at a time, each in its own process; chosen by the length of "
+            "the training and the cores by default.",
+            show_default=False,
+        ),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Continue although the recipe has changed.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -73,7 +81,8 @@ def train(
     say(f"{recipe.stem} in {folder}: {estimate(chosen).sentence()}")
     with _stop_on_signal(say) as stop, bars() as progress:
         try:
-            run_training(chosen, folder, progress if leads else silent, say=say, stop=stop, force=force)
+            shown = progress if leads else silent
+            run_training(chosen, folder, shown, say=say, stop=stop, force=force, jobs=jobs)
         except Stopped as stopped:
             say(str(stopped))
             raise typer.Exit(128 + stop.number) from None

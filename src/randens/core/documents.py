@@ -37,6 +37,10 @@ class Document(BaseModel):
 
     model_config = ConfigDict(strict=True, frozen=True, extra="ignore", allow_inf_nan=False)
 
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary for JSON."""
+        return self.model_dump(mode="json")
+
 
 class ThreatDocument(Document):
     """A threat as `randens.Threat.to_dict` writes it."""
@@ -93,8 +97,8 @@ def read_document(path: str | os.PathLike[str], kind: type[Kind]) -> Kind:
     return fitted(kind, value, path)
 
 
-def first_fault(error: Exception) -> str:
-    """Return the first error, as ``entry: reason``."""
+def first_fault(error: Exception, whole: str = "the document") -> str:
+    """Return the first error, as ``entry: reason``, without the values; `whole` is the name of the whole."""
     if not isinstance(error, ValidationError):
         return "it is nested too deep"
     found: Iterable[Mapping[str, Any]] = error.errors(
@@ -102,5 +106,5 @@ def first_fault(error: Exception) -> str:
     )
     # Another format explains all other errors.
     first = min(found, key=lambda fault: fault["loc"] != ("format",))
-    where = ".".join(str(part)[:40] for part in first["loc"]) or "the document"
+    where = ".".join(str(part)[:40] for part in first["loc"]) or whole
     return f"{where}: {first['msg'][:200]}"

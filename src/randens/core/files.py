@@ -17,6 +17,7 @@ from typing import Any
 from randens.core.errors import FileError, InputError
 
 __all__ = [
+    "Plain",
     "check_seal",
     "data_folder",
     "document_checksum",
@@ -124,6 +125,14 @@ def plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [plain(part) for part in value]
     return str(value) if isinstance(value, os.PathLike) else value
+
+
+class Plain:
+    """Base of value objects whose JSON holds all of their fields."""
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary for JSON."""
+        return {name: plain(value) for name, value in vars(self).items()}
 
 
 def picked(owner: Any, names: str) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from randens._version import __version__
 from randens.core.errors import FileError, InputError
 from randens.core.files import check_seal, new_folder, parse_json, read_json, seal, sha256, write_json
 
-__all__ = ["Run", "versions"]
+__all__ = ["Run", "processor", "versions"]
 
 _FORMAT = "randens-run-1"
 
@@ -204,6 +204,17 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
+
+
+def processor() -> str:
+    """The processor's name."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
 
 
 def _cut_partial_line(file: BinaryIO) -> None:

@@ -15,7 +15,8 @@ import struct
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -66,17 +67,22 @@ def digest(x: Bytes, y: Bytes) -> str:
 
 def cifar_binary(train: tuple[str, ...], test: str, labels: int) -> FileFormat:
     """Records of `labels` label bytes (the last is the fine label), then 3072 pixel bytes by channel."""
+    return _in_files("CIFAR binary", (*train, test), partial(_cifar_records, labels))
+
+
+def _in_files(
+    title: str, names: tuple[str, ...], read: Callable[[str, bytes], tuple[Bytes, Bytes]]
+) -> FileFormat:
+    """Images with their labels in each file; the last file is the test part."""
 
     def decode(files: Mapping[str, bytes]) -> Arrays:
-        parts = [_cifar_records(name, files[name], labels) for name in (*train, test)]
-        train_x = np.concatenate([x for x, _ in parts[:-1]])
-        train_y = np.concatenate([y for _, y in parts[:-1]])
-        return Arrays(train_x, train_y, *parts[-1])
+        *train, test = (read(name, files[name]) for name in names)
+        return Arrays(np.concatenate([x for x, _ in train]), np.concatenate([y for _, y in train]), *test)
 
-    return FileFormat("CIFAR binary", (*train, test), decode)
+    return FileFormat(title, names, decode)
 
 
-def _cifar_records(name: str, content: bytes, labels: int) -> tuple[Bytes, Bytes]:
+def _cifar_records(labels: int, name: str, content: bytes) -> tuple[Bytes, Bytes]:
     record = labels + _PIXELS
     if not content or len(content) % record:
         _refuse_page(name, content)
@@ -92,14 +98,7 @@ def _cifar_records(name: str, content: bytes, labels: int) -> tuple[Bytes, Bytes
 
 def cifar_python(train: tuple[str, ...], test: str, labels: str) -> FileFormat:
     """Pickled dictionaries with the pixels under "data" and a list of integers under `labels`."""
-
-    def decode(files: Mapping[str, bytes]) -> Arrays:
-        parts = [_cifar_pickle(name, files[name], labels) for name in (*train, test)]
-        train_x = np.concatenate([x for x, _ in parts[:-1]])
-        train_y = np.concatenate([y for _, y in parts[:-1]])
-        return Arrays(train_x, train_y, *parts[-1])
-
-    return FileFormat("CIFAR Python", (*train, test), decode)
+    return _in_files("CIFAR Python", (*train, test), partial(_cifar_pickle, labels))
 
 
 class _Dtype:
@@ -152,7 +151,7 @@ class _CifarUnpickler(pickle.Unpickler):
             ) from None
 
 
-def _cifar_pickle(name: str, content: bytes, labels: str) -> tuple[Bytes, Bytes]:
+def _cifar_pickle(labels: str, name: str, content: bytes) -> tuple[Bytes, Bytes]:
     _refuse_page(name, content)
     try:
         loaded = _CifarUnpickler(io.BytesIO(content), encoding="bytes").load()
@@ -274,14 +273,10 @@ def _gunzip(name: str, content: bytes) -> bytes:
 
 def _refuse_page(name: str, content: bytes) -> None:
     if looks_like_page(content):
-        _page(name)
+        raise FileError(f"{name} is a web page, not data; delete it and fetch again")
 
 
 def looks_like_page(content: bytes) -> bool:
     """Whether some bytes begin as an HTML page does (a login or error page saved in place of data)."""
     start = content[:256].lstrip().lower()
     return start.startswith((b"<!doctype", b"<html", b"<head", b"<?xml"))
-
-
-def _page(name: str) -> NoReturn:
-    raise FileError(f"{name} is a web page, not data; delete it and fetch again")

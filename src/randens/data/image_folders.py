@@ -30,10 +30,6 @@ def image_folder(
 ) -> ImageData:
     """Data from `path/<class>/<image>`; classes and images in alphabetical order.
 
-    All images must have one size, unless `size` (height, width) is given to scale them to.  `channels` is 1
-    (grey) or 3 (colour); None takes the first image's.  An image of another kind is an error that names it,
-    unless `convert` is set.
-
     Parameters
     ----------
     path : str or path
@@ -41,9 +37,9 @@ def image_folder(
     split : str
         Which split these are.
     size : (int, int), optional
-        Height and width to scale to.
+        Height and width to scale to; without it all images must have one size.
     channels : int, optional
-        1 or 3.
+        1 (grey) or 3 (colour); the first image's by default.
     convert : bool
         Convert images of another kind instead of refusing them.
     progress : callable, optional

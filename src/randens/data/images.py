@@ -26,20 +26,18 @@ SPLITS = ("train", "validation", "test")
 class ImageData:
     """n labelled images in [0, 1].
 
-    `stored` holds them as uint8 (0 to 255) or float32 (0 to 1), [n, channels, height, width] or
-    [n, features]; `y` the labels, int64 [n]; `classes` their names; `split` one of `SPLITS`.
-    Indexing converts only the selected images:
+    Indexing converts only the selected images to float32.
 
     Parameters
     ----------
     stored : Tensor
-        uint8 or float32 [n, ...].
+        uint8 (0 to 255) or float32 (0 to 1), [n, channels, height, width] or [n, features].
     y : Tensor
-        int64 [n].
+        Labels, int64 [n].
     classes : tuple of str
-        Names.
+        Their names.
     name, split : str
-        Where the images come from.
+        Where the images come from; `split` is one of `SPLITS`.
 
     Examples
     --------
@@ -165,20 +163,17 @@ def from_arrays(
 ) -> ImageData:
     """Data from NumPy arrays or tensors.
 
-    `x` is uint8 (0 to 255) or floating point (0 to 1), of shape [n, channels, height, width],
-    [n, height, width] (one channel) or [n, features]; `y` integer labels [n].  `classes` is their number or
-    their names; None takes the labels present.
-
     Parameters
     ----------
     x : array or Tensor
-        Images or features.
+        uint8 (0 to 255) or floating point (0 to 1), of shape [n, channels, height, width], [n, height, width] (one
+        channel) or [n, features].
     y : array or Tensor
         Integer labels [n].
     split : str
         Which split these are.
     classes : int or sequence of str, optional
-        Their number or names.
+        Their number or names; those of the labels present by default.
     name : str
         What to call the data.
 

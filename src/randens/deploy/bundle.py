@@ -13,14 +13,13 @@ import hashlib
 import hmac
 import math
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, Strict
 
 from randens.core.documents import Digest, Document, Probabilities, ThreatDocument, fitted
 from randens.core.errors import FileError
@@ -31,61 +30,19 @@ __all__ = ["MANIFEST", "Average", "Bundle", "MemberFile", "Sample", "Weight"]
 
 MANIFEST = "bundle.json"
 _FORMAT = "randens-bundle-1"
-_FILE = re.compile(r"^member-[0-9]{2,4}\.onnx$")
-_DIGEST = re.compile(r"[0-9a-f]{64}")
-_PRECISIONS = ("float32", "int8")
 _Count = Annotated[int, Field(ge=0, lt=1 << 48)]
 
 
-class _Weight(Document):
-    name: str
-    offset: _Count
-    dtype: Annotated[str, Field(pattern=r"^(bool|float(16|32|64)|u?int(8|16|32|64))$")]
-    shape: Annotated[list[_Count], Field(max_length=16)]
+_Counts = Annotated[tuple[_Count, ...], Strict(False)]  # JSON has lists only
 
 
-class _BundleMember(Document):
-    file: Annotated[str, Field(pattern=_FILE.pattern)]
-    sha256: Digest
-    size: _Count
-    weights: list[_Weight]
-
-
-class _BundleAverage(Document):
-    of: Annotated[list[_Count], Field(min_length=1, max_length=10_000)]
-    weights: Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(min_length=1, max_length=10_000)]
-
-
-class _BundleSample(Document):
-    label: _Count
-    png: Annotated[str, Field(pattern=r"^iVBORw0KGgo[A-Za-z0-9+/]*={0,2}$", max_length=1 << 20)]
-
-
-class _BundleManifest(Document):
-    """bundle.json."""
-
-    probs: Probabilities
-    classes: list[str]
-    input_shape: Annotated[list[Annotated[int, Field(ge=1, lt=1 << 31)]], Field(max_length=8)]
-    threat: ThreatDocument | None
-    precision: str
-    opset: int
-    members: list[_BundleMember]
-    ensemble: str
-    sign_off: dict[str, Any]
-    versions: dict[str, str]
-    averages: Annotated[list[_BundleAverage], Field(max_length=100_000)] = Field(default_factory=list)
-    samples: Annotated[list[_BundleSample], Field(max_length=64)] = Field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Weight:
+class Weight(Document):
     """Where a large weight lies in its ONNX file: `shape` numbers of type `dtype` from byte `offset` on."""
 
     name: str
-    offset: int
-    dtype: str
-    shape: tuple[int, ...]
+    offset: _Count
+    dtype: Annotated[str, Field(pattern=r"^(bool|float(16|32|64)|u?int(8|16|32|64))$")]
+    shape: Annotated[_Counts, Field(max_length=16)]
 
     @property
     def size(self) -> int:
@@ -93,30 +50,48 @@ class Weight:
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
-@dataclass(frozen=True)
-class MemberFile:
+class MemberFile(Document):
     """One member on disk. `weights` lists the weights that can be mapped into memory instead of read."""
 
-    file: str
-    sha256: str
-    size: int
-    weights: tuple[Weight, ...] = ()
+    file: Annotated[str, Field(pattern=r"^member-[0-9]{2,4}\.onnx$")]
+    sha256: Digest
+    size: _Count
+    weights: Annotated[tuple[Weight, ...], Strict(False)]
 
 
-@dataclass(frozen=True)
-class Average:
+class Average(Document):
     """A member that averages: the weighted mean of the logits of some files, by their numbers."""
 
-    of: tuple[int, ...]
-    weights: tuple[float, ...]
+    of: Annotated[_Counts, Field(min_length=1, max_length=10_000)]
+    weights: Annotated[
+        tuple[Annotated[float, Field(ge=0, le=1)], ...],
+        Strict(False),
+        Field(min_length=1, max_length=10_000),
+    ]
 
 
-@dataclass(frozen=True)
-class Sample:
+class Sample(Document):
     """A picture to try the bundle on, with its label: a PNG file in base64."""
 
-    label: int
-    png: str
+    label: _Count
+    png: Annotated[str, Field(pattern=r"^iVBORw0KGgo[A-Za-z0-9+/]*={0,2}$", max_length=1 << 20)]
+
+
+class _Manifest(Document):
+    """bundle.json."""
+
+    probs: Probabilities
+    classes: list[str]
+    input_shape: Annotated[list[Annotated[int, Field(ge=1, lt=1 << 31)]], Field(max_length=8)]
+    threat: ThreatDocument | None
+    precision: Literal["float32", "int8"]
+    opset: int
+    members: list[MemberFile]
+    ensemble: str
+    sign_off: dict[str, Any]
+    versions: dict[str, str]
+    averages: Annotated[list[Average], Field(max_length=100_000)] = Field(default_factory=list)
+    samples: Annotated[list[Sample], Field(max_length=64)] = Field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -171,15 +146,10 @@ class Bundle:
     def __post_init__(self) -> None:
         total = sum(self.probs)
         for average in self.averages:
-            if (
-                not average.of
-                or len(average.of) != len(average.weights)
-                or not all(0 <= i < len(self.members) for i in average.of)
-                or not all(math.isfinite(w) and w >= 0 for w in average.weights)
-            ):
+            if len(average.of) != len(average.weights) or max(average.of) >= len(self.members):
                 raise FileError(
                     f"{self.path}: averages holds {average.of} with weights {average.weights}; both must be as long, "
-                    f"numbers of the {len(self.members)} files and numbers ≥ 0"
+                    f"and the first must be numbers of the {len(self.members)} files"
                 )
         if (
             not self.members
@@ -197,11 +167,12 @@ class Bundle:
             )
         if any(sample.label >= len(self.classes) for sample in self.samples):
             raise FileError(f"{self.path}: samples have labels beyond the {len(self.classes)} classes")
-        if self.precision not in _PRECISIONS:
-            raise FileError(f"{self.path}: precision is {self.precision!r}; it must be float32 or int8")
         for member in self.members:
-            if not _FILE.fullmatch(member.file) or not _DIGEST.fullmatch(member.sha256):
-                raise FileError(f"{self.path}: {member.file!r} is not a member file with a checksum")
+            for weight in member.weights:
+                if weight.offset + weight.size > member.size:
+                    raise FileError(
+                        f"{self.path / MANIFEST}: the weight {weight.name[:80]!r} lies outside its file {member.file}"
+                    )
 
     @staticmethod
     def open(path: str | os.PathLike[str], expect: str | None = None) -> Bundle:
@@ -217,7 +188,12 @@ class Bundle:
             raise FileError(f"{folder / MANIFEST} does not match its checksum; it was altered or damaged")
         if expect is not None and not hmac.compare_digest(stated.encode(), expect.strip().lower().encode()):
             raise FileError(f"{folder} has the checksum {stated}; expected is {expect.strip()}")
-        return _from_document(folder, fitted(_BundleManifest, manifest, folder / MANIFEST))
+        read = dict(fitted(_Manifest, manifest, folder / MANIFEST))
+        threat = read.pop("threat")
+        entries: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in read.items()
+        }
+        return Bundle(path=folder, threat=threat and threat.plain(), **entries)
 
     @property
     def bounds(self) -> tuple[float, float] | None:
@@ -271,31 +247,3 @@ class Bundle:
         names = "probs classes input_shape threat precision opset members ensemble sign_off versions"
         optional = " ".join(name for name in ("averages", "samples") if getattr(self, name))
         return {"format": _FORMAT, **picked(self, f"{names} {optional}")}
-
-
-def _from_document(folder: Path, value: _BundleManifest) -> Bundle:
-    return Bundle(
-        path=folder,
-        probs=tuple(value.probs),
-        classes=tuple(value.classes),
-        input_shape=tuple(value.input_shape),
-        threat=None if value.threat is None else value.threat.plain(),
-        precision=value.precision,
-        opset=value.opset,
-        members=tuple(_member(folder, entry) for entry in value.members),
-        ensemble=value.ensemble,
-        sign_off=value.sign_off,
-        versions=value.versions,
-        averages=tuple(Average(tuple(a.of), tuple(a.weights)) for a in value.averages),
-        samples=tuple(Sample(sample.label, sample.png) for sample in value.samples),
-    )
-
-
-def _member(folder: Path, entry: _BundleMember) -> MemberFile:
-    weights = tuple(Weight(w.name, w.offset, w.dtype, tuple(w.shape)) for w in entry.weights)
-    for weight in weights:
-        if weight.offset + weight.size > entry.size:
-            raise FileError(
-                f"{folder / MANIFEST}: the weight {weight.name[:80]!r} lies outside its file {entry.file}"
-            )
-    return MemberFile(entry.file, entry.sha256, entry.size, weights)

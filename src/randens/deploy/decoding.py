@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
+from randens.core.documents import first_fault
 from randens.core.errors import InputError
 from randens.deploy.bundle import Bundle
 
@@ -153,7 +154,7 @@ class Decoder:
             try:
                 self.schema.model_validate_json(body)
             except ValidationError as error:
-                return _first(error)
+                return first_fault(error, "the body")
         return f'the body must be {{"inputs": …}}, numbers of shape {wanted}, and nothing else'
 
     def _npy(self, body: Body, resize: bool) -> Inputs:
@@ -264,10 +265,3 @@ def _one(shape: tuple[int, ...], bounds: tuple[float, float] | None) -> msgspec.
     for size in reversed(shape):
         nested = Annotated[list[nested], msgspec.Meta(min_length=size, max_length=size)]
     return msgspec.json.Decoder(nested)
-
-
-def _first(error: ValidationError) -> str:
-    """Return the first error as a sentence, without the sent values."""
-    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    place = ".".join(str(part)[:40] for part in first["loc"])
-    return f"{place or 'the body'}: {first['msg'][:160]}"

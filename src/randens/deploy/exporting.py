@@ -173,7 +173,8 @@ def _samples(inputs: Labelled, count: int, bounds: tuple[float, float] | None) -
         pixels = (inputs.x[place] * 255).round().to(torch.uint8).permute(1, 2, 0).squeeze(2).numpy()
         file = io.BytesIO()
         Image.fromarray(pixels).save(file, "PNG", optimize=True)
-        found.append(Sample(labels[place], base64.b64encode(file.getvalue()).decode("ascii")))
+        png = base64.b64encode(file.getvalue()).decode("ascii")
+        found.append(Sample(label=labels[place], png=png))
     return tuple(found)
 
 
@@ -182,9 +183,10 @@ def _averages(rec: RandomizedEnsemble, parts: list[list[int]]) -> tuple[Average,
     if not any(isinstance(member, DeterministicEnsemble) for member in rec.members):
         return ()
     return tuple(
-        Average(tuple(part), tuple(member.weights.tolist()))
-        if isinstance(member, DeterministicEnsemble)
-        else Average(tuple(part), (1.0,))
+        Average(
+            of=tuple(part),
+            weights=tuple(member.weights.tolist()) if isinstance(member, DeterministicEnsemble) else (1.0,),
+        )
         for member, part in zip(rec.members, parts, strict=True)
     )
 

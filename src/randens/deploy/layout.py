@@ -59,7 +59,7 @@ def store(
             content, weights = encode(model)
             name = f"member-{index:02d}.onnx"
             write_atomic(folder / name, content)
-            files.append(MemberFile(name, sha256(content), len(content), weights))
+            files.append(MemberFile(file=name, sha256=sha256(content), size=len(content), weights=weights))
         bundle = Bundle(
             path=folder,
             probs=tuple(float(p) for p in probs),
@@ -100,7 +100,8 @@ def encode(model: onnx.ModelProto) -> tuple[bytes, tuple[Weight, ...]]:
             field, start = _field(tensor, position)
             if len(tensor.raw_data) >= _MAPPED:
                 dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).name
-                weights.append(Weight(tensor.name, position + start, dtype, tuple(tensor.dims)))
+                place, shape = position + start, tuple(tensor.dims)
+                weights.append(Weight(name=tensor.name, offset=place, dtype=dtype, shape=shape))
             parts.append(field)
             position += len(field)
         whole = b"".join(parts)

@@ -86,7 +86,9 @@ class Predictor:
         self._members: list[_Session] = [
             make(self.bundle, i, threads) for i in range(len(self.bundle.members))
         ]
-        self._averages = self.bundle.averages or tuple(Average((i,), (1.0,)) for i in range(len(self)))
+        self._averages = self.bundle.averages or tuple(
+            Average(of=(i,), weights=(1.0,)) for i in range(len(self))
+        )
         if lean:
             _return_freed_memory()
         self._lean = lean

@@ -39,6 +39,7 @@ from starlette.requests import ClientDisconnect
 
 from randens._version import __version__
 from randens.core.errors import InputError, RandensError
+from randens.core.files import picked
 from randens.deploy.batching import Batcher
 from randens.deploy.connections import UNREAD_BYTES, protocol
 from randens.deploy.decoding import Decoder, Refused
@@ -299,17 +300,10 @@ def create_app(predictor: Predictor, settings: Settings | None = None) -> FastAP
     @app.get("/v1/model", responses=refusals, dependencies=guarded)
     async def model() -> Model:
         """What is served, and within which limits."""
+        public = picked(bundle, "input_shape bounds classes probs threat precision opset checksum sign_off")
         return Model(
-            input_shape=list(bundle.input_shape),
-            bounds=None if bundle.bounds is None else list(bundle.bounds),
-            classes=list(bundle.classes),
+            **public,
             members=len(bundle.probs),
-            probs=list(bundle.probs),
-            threat=None if bundle.threat is None else dict(bundle.threat),
-            precision=bundle.precision,
-            opset=bundle.opset,
-            checksum=bundle.checksum,
-            sign_off=dict(bundle.sign_off),
             content_types=list(decoder.types),
             limits={name: float(value) for name, value in vars(limits).items()},
             debug=chosen.debug,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,17 @@ from randens.threat import Threat, grid
 from randens.witness import WitnessPool
 from randens.witness.store import WitnessStore
 
-__all__ = ["CostCurve", "CostPoint", "Curve", "CurvePoint", "cost_curve", "curve", "curve_of"]
+__all__ = [
+    "CostCurve",
+    "CostPoint",
+    "Curve",
+    "CurvePoint",
+    "Swept",
+    "cost_curve",
+    "curve",
+    "curve_of",
+    "sweep",
+]
 
 _STEPS = (1, 2, 5, 10, 20, 50)
 _BUDGETS = ("steps", "queries", "orders", "restarts")
@@ -275,33 +285,21 @@ def curve_of(
     progress: Progress | None = None,
 ) -> Curve:
     """`curve` for a prepared model, data and attacks."""
-    tell = progress or silent
     store = folder if isinstance(folder, WitnessStore) or folder is None else WitnessStore(folder)
     points: list[CurvePoint] = []
     cost = Cost()
     pool: WitnessPool | None = None
-    mean_fooled: NDArray[np.bool_] | None = None
-    worst: NDArray[np.float64] | None = None
-    several = deterministic and len(case.rec) > 1
     with on_device(case.rec, device):
-        probs = case.rec.probs.cpu().numpy()
-        for radius in grid("eps", eps):
-            found = _attacked(case, radius, pool, several, tell, store)
+        for found in sweep(
+            case,
+            grid("eps", eps),
+            deterministic=deterministic,
+            confidence=confidence,
+            store=store,
+            progress=progress or silent,
+        ):
+            points.append(found.point)
             cost, pool = cost + found.cost, found.pool
-            # What fooled at a smaller radius fools here: the pool carries it for members and ensemble, these lines
-            # for the mean of all logits and for verdicts that rounding changed.
-            risks = pool.best(probs)[0]
-            worst = risks if worst is None else np.maximum(worst, risks)
-            if found.mean_fooled is not None:
-                mean_fooled = found.mean_fooled if mean_fooled is None else mean_fooled | found.mean_fooled
-            points.append(
-                CurvePoint(
-                    radius,
-                    estimate(1 - worst, confidence),
-                    tuple(estimate(~column, confidence) for column in pool.foolable.T),
-                    estimate(~mean_fooled, confidence) if several and mean_fooled is not None else None,
-                )
-            )
     assert pool is not None
     return Curve(
         tuple(points),
@@ -474,54 +472,80 @@ def cost_curve(
 
 
 @dataclass(frozen=True)
-class _Found:
-    """The result at one radius: all witnesses so far, and verdicts on the mean of all logits."""
+class Swept:
+    """The result at one radius, and all witnesses so far."""
 
+    point: CurvePoint
     pool: WitnessPool
-    mean_fooled: NDArray[np.bool_] | None
     cost: Cost
 
 
-def _attacked(
+def sweep(
     case: Prepared,
-    radius: float,
-    pool: WitnessPool | None,
+    radii: Sequence[float],
+    *,
     deterministic: bool,
-    tell: Progress,
+    confidence: float,
     store: WitnessStore | None,
-) -> _Found:
-    """Return the witnesses at one radius, including those of smaller radii."""
-    if radius == 0:
-        return _clean(case, deterministic)
-    found = evaluate_ensemble(
-        case.rec,
-        case.data,
-        _at(case.attacks, radius),
-        deterministic=deterministic,
-        pool=pool,
-        folder=store,
-        progress=within(tell, f"ε = {radius:.4g}"),
-    )
-    assert found.pool is not None
-    return _Found(found.pool, found.points.deterministic_worst, found.cost)
+    progress: Progress,
+    known: WitnessPool | None = None,
+) -> Iterator[Swept]:
+    """Attack at increasing radii with one pool of witnesses.
+
+    known: witnesses within the radius of the case's own threat; they count from there on.
+    """
+    several = deterministic and len(case.rec) > 1
+    probs = case.rec.probs.cpu().numpy()
+    pool: WitnessPool | None = None
+    mean_fooled: NDArray[np.bool_] = np.zeros(len(case.inputs), dtype=bool)
+    worst = np.zeros(len(case.inputs))
+    for radius in radii:
+        if known is not None and radius >= case.threat.eps:
+            pool, known = known if pool is None else pool.merge(known), None
+        if radius == 0:
+            pool, mean, cost = _clean(case, several)
+        else:
+            found = evaluate_ensemble(
+                case.rec,
+                case.data,
+                _at(case.attacks, radius),
+                deterministic=several,
+                pool=pool,
+                folder=store,
+                progress=within(progress, f"ε = {radius:.4g}"),
+            )
+            assert found.pool is not None
+            pool, mean, cost = found.pool, found.points.deterministic_worst, found.cost
+        # What fooled at a smaller radius fools here: the pool carries it for members and ensemble, these lines
+        # for the mean of all logits and for verdicts that rounding changed.
+        worst = np.maximum(worst, pool.best(probs)[0])
+        if mean is not None:
+            mean_fooled = mean_fooled | mean
+        point = CurvePoint(
+            radius,
+            estimate(1 - worst, confidence),
+            tuple(estimate(~column, confidence) for column in pool.foolable.T),
+            estimate(~mean_fooled, confidence) if several else None,
+        )
+        yield Swept(point, pool, cost)
 
 
-def _clean(case: Prepared, deterministic: bool) -> _Found:
+def _clean(case: Prepared, deterministic: bool) -> tuple[WitnessPool, NDArray[np.bool_] | None, Cost]:
     """Return the result at radius 0: the members' errors on the unperturbed inputs."""
     x, y, members = case.inputs.x, case.inputs.y, list(case.rec.members)
     errors = case.rec.errors(x, y).cpu().numpy()
     pool = WitnessPool(len(y), len(members), np.arange(len(y)), errors, x_adv=x.numpy(), sources="clean")
     cost = Cost(forwards=len(y) * len(members) * (2 if deterministic else 1))
     if not deterministic:
-        return _Found(pool, None, cost)
+        return pool, None, cost
     whole = RandomizedEnsemble([DeterministicEnsemble(members)])
-    return _Found(pool, whole.errors(x, y)[:, 0].cpu().numpy(), cost)
+    return pool, whole.errors(x, y)[:, 0].cpu().numpy(), cost
 
 
 def _at(attacks: Sequence[Attack], radius: float) -> tuple[Attack, ...]:
     """The same attacks with another radius."""
-    threat = attacks[0].threat
-    return tuple(dataclasses.replace(a, threat=threat.scaled(radius / threat.eps)) for a in attacks)
+    threat = attacks[0].threat.with_radius(radius)
+    return tuple(dataclasses.replace(a, threat=threat) for a in attacks)
 
 
 def _shown(value: Estimate | None) -> str:

@@ -3,11 +3,13 @@ perturbations.
 
 Every option is a randomized ensemble over the same networks: the members (k = 1), all averages of k of them,
 and the average of all (k = M). Each is attacked itself and then also tested with the perturbations found for
-all others, so that none looks robust because its own attack was weak.
+all others, so that none looks robust because its own attack was weak. A member is attacked alone, with other
+members and in averages. A single network to compare with is attacked repeatedly, until it has had as many passes.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import os
@@ -16,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import nn
 
@@ -23,7 +26,7 @@ from randens import models
 from randens.attacks import Attack, Cost
 from randens.attacks.dataset import as_attacks
 from randens.core.errors import InputError
-from randens.core.files import picked
+from randens.core.files import Plain, picked
 from randens.core.progress import Progress, renamed, silent
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation.gradient_conflict import Conflict
@@ -33,13 +36,15 @@ from randens.evaluation.results import Accuracy
 from randens.evaluation.worst_case import evaluate_ensemble, transferred
 from randens.threat import Threat
 from randens.witness import WitnessPool
-from randens.witness.store import WitnessStore
+from randens.witness.store import WitnessStore, input_keys, member_key
 
 __all__ = ["Advice", "Choice", "Option", "advise"]
 
 _FORMAT = "randens-advice-1"
 _MOST_SUBSETS = 64
 _SLACK = 1e-9
+_RESTARTS = 4  # at least, in each further round of attacks on a single network
+_ROUNDS = 25  # of them at most
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +70,7 @@ class Option:
 
 
 @dataclass(frozen=True)
-class Choice:
+class Choice(Plain):
     """What to deploy at a budget of `compute` members per inference, and why.
 
     ahead: robust accuracy of the chosen option minus that of the best member, over the same inputs.
@@ -76,10 +81,6 @@ class Choice:
     ahead: Estimate
     reason: str
 
-    def to_json(self) -> dict[str, Any]:
-        """A plain dictionary for JSON."""
-        return {**vars(self), "ahead": self.ahead.to_json()}
-
 
 @dataclass(frozen=True, eq=False)
 class Advice:
@@ -89,6 +90,7 @@ class Advice:
     often fooled one at a time only, and how often, P(R₁) of Theorem 1. choices is empty on test data, on
     which nothing is chosen. probs: α [M]. data, split, n: the inputs. threat, attacks: what they were
     attacked with. ensemble: the members' fingerprint. confidence: of the intervals. cost: member passes.
+    passes: attack passes per input, of each member in all attacks on it ("each member") and of the single networks.
     """
 
     options: tuple[Option, ...]
@@ -106,6 +108,7 @@ class Advice:
     ensemble: str
     confidence: float
     cost: Cost
+    passes: Mapping[str, float]
 
     @property
     def drawn(self) -> tuple[int, ...]:
@@ -139,13 +142,16 @@ class Advice:
             said.append(
                 "Nothing is recommended on test data: use the validation split to decide what to deploy."
             )
+        if len(self.passes) > 1:
+            counts = ", ".join(f"{name} {count:.0f}" for name, count in self.passes.items())
+            said.append(f"Attack passes per input: {counts}.")
         return tuple(said)
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary for JSON."""
         names = (
             "options choices sentences probs drawn gain conflict pair apart data split n threat attacks "
-            "ensemble confidence cost"
+            "ensemble confidence cost passes"
         )
         return {"format": _FORMAT, **picked(self, names)}
 
@@ -173,6 +179,7 @@ def advise(
         One, or several that work one after the other.
     networks
         Single networks to compare with, by name: one trained with the same passes, or one of the FLOPs of k members.
+        Each is attacked until it has had as many attack passes per input as each member.
     subsets
         Whether to measure k of M for 1 < k < M, where there are at most 64 subsets.
     confidence
@@ -223,9 +230,20 @@ def advise(
             raise InputError(f"networks names {name!r}, which is an option already; choose another name")
         others[name] = RandomizedEnsemble([network]).eval()
     pools = {"": whole.pool}
+    # With a store, members also start from the witnesses of earlier commands; their passes count, too.
+    passes = {"each member": max(cost.passes, _stored(rec, inputs, chosen[0].threat, store))}
     for name, other in others.items():
-        pools[name], spent = _attacked(other, inputs, chosen, list(pools.values()), name, store, report)
-        cost = cost + spent
+        pools[name], tested = _transferred(other, inputs, list(pools.values()))
+        asked = _Asked(other, inputs, chosen, name, store, report)
+        if name in (networks or {}):
+            wanted = passes["each member"] / len(rec.networks)
+            pools[name], spent = asked.until(pools[name], wanted)
+            passes[name] = spent.passes
+        else:
+            pools[name], spent = asked.once(pools[name])
+            passes["each member"] += spent.passes
+        cost = cost + tested + spent
+    passes["each member"] /= len(rec.networks)
     # Each option was tested with perturbations found before it; now also with those found after it.
     everyone, found = {"": rec, **others}, dict(pools)
     for earlier, later in itertools.combinations(everyone, 2):
@@ -252,6 +270,7 @@ def advise(
         ensemble=fingerprint(rec),
         confidence=confidence,
         cost=cost,
+        passes={name: count / len(inputs) for name, count in passes.items()},
     )
 
 
@@ -259,29 +278,85 @@ def _title(k: int, members: int) -> str:
     return f"deterministic, all {members}" if k == members else f"{k} of {members} averaged"
 
 
-def _attacked(
-    rec: RandomizedEnsemble,
-    inputs: Labelled,
-    attacks: Sequence[Attack],
-    known: Sequence[WitnessPool],
-    name: str,
-    store: WitnessStore | None,
-    progress: Progress,
+def _stored(rec: RandomizedEnsemble, inputs: Labelled, threat: Threat, store: WitnessStore | None) -> float:
+    """The passes of all searches in the store that attacked these members on these inputs."""
+    if store is None:
+        return 0.0
+    keys = [member_key(member) for member in rec.members]
+    return store.passes(keys, input_keys(inputs.x, inputs.y), threat, inputs.x)
+
+
+def _transferred(
+    rec: RandomizedEnsemble, inputs: Labelled, known: Sequence[WitnessPool]
 ) -> tuple[WitnessPool, Cost]:
-    """Return the witnesses of `rec`: perturbations found for other options, then its own attacks."""
-    data = (inputs.x, inputs.y)
-    cost = Cost()
+    """Return the witnesses of `rec` among the perturbations found for other options."""
     pool = WitnessPool(len(inputs), len(rec), x_adv=inputs.x[:0].contiguous().numpy())
     for other in known:
-        pool = pool.merge(transferred(other, rec, data))
-        cost = cost + Cost(forwards=len(other) * len(rec.networks))
-    for attack in attacks:
-        found = attack.survey(
-            rec, data, folder=store, inputs=True, progress=renamed(progress, f"{attack.name} on {name}")
-        )
-        pool = pool.merge(found.pool)
-        cost = cost + found.cost
-    return pool, cost
+        pool = pool.merge(transferred(other, rec, (inputs.x, inputs.y)))
+    return pool, Cost(forwards=sum(map(len, known)) * len(rec.networks))
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """An option that is attacked on its own."""
+
+    rec: RandomizedEnsemble
+    inputs: Labelled
+    attacks: Sequence[Attack]
+    name: str
+    store: WitnessStore | None
+    progress: Progress
+
+    def once(self, pool: WitnessPool) -> tuple[WitnessPool, Cost]:
+        """Add the witnesses that the attacks find."""
+        return self._more(pool, self.attacks, np.arange(len(self.inputs)))
+
+    def until(self, pool: WitnessPool, passes: float) -> tuple[WitnessPool, Cost]:
+        """Attack a single network once, then the inputs that are not fooled yet until `passes` passes are spent.
+
+        Later rounds have restarts from random points and seeds of their own. A proven optimum is not attacked again.
+        """
+        pool, cost = self.once(pool)
+        for number in range(1, _ROUNDS + 1):
+            rows = np.flatnonzero(~pool.foolable[:, 0])
+            if cost.passes >= passes or not len(rows) or any(attack.exact for attack in self.attacks):
+                break
+            again = [
+                dataclasses.replace(
+                    attack, seed=attack.seed + number, restarts=max(attack.restarts, _RESTARTS)
+                )
+                for attack in self.attacks
+            ]
+            pool, spent = self._more(pool, again, rows)
+            cost = cost + spent
+        return pool, cost
+
+    def _more(
+        self, pool: WitnessPool, attacks: Sequence[Attack], rows: NDArray[np.int64]
+    ) -> tuple[WitnessPool, Cost]:
+        chosen, cost = torch.from_numpy(rows), Cost()
+        for attack in attacks:
+            found = attack.survey(
+                self.rec,
+                (self.inputs.x[chosen], self.inputs.y[chosen]),
+                folder=self.store,
+                inputs=True,
+                progress=renamed(self.progress, f"{attack.name} on {self.name}"),
+            )
+            new = found.pool
+            pool = pool.merge(
+                WitnessPool(
+                    pool.n,
+                    pool.members,
+                    rows[new.points],
+                    new.fooled,
+                    x_adv=new.x_adv,
+                    sources=new.sources,
+                    checked=new.checked,
+                )
+            )
+            cost = cost + found.cost
+        return pool, cost
 
 
 def _options(
@@ -352,9 +427,12 @@ def _choices(options: Sequence[Option], members: int, confidence: float) -> tupl
                 f"{robust} robust, {100 * ahead.value:.1f} points more than the best member ({interval})."
             )
         else:
+            simpler = (
+                "both are single networks" if top.kind == "network" else "the member is the simpler choice"
+            )
             reason = (
                 f"{top.name} has {robust}, {100 * ahead.value:.1f} points more, but {len(top.risks)} inputs do not "
-                f"settle it ({interval}): the best member alone is the simpler choice."
+                f"settle it ({interval}); {simpler}."
             )
             top, ahead = single, difference(single.risks, single.risks, confidence)
         made.append(Choice(compute, top.name, ahead, reason))

@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import numpy as np
 import torch
@@ -29,6 +29,9 @@ from randens.attacks.base import Attack
 from randens.attacks.search import Search
 from randens.core.errors import InputError, ModelError, RandensError, unknown, whole
 from randens.threat import Threat
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["Foreign", "View", "from_art", "from_autoattack", "from_foolbox", "from_torchattacks"]
 
@@ -240,15 +243,26 @@ def _seeded(seed: int) -> Iterator[None]:
 # ---- the packages ------------------------------------------------------------------------------------------------
 
 
+class Common(TypedDict, total=False):
+    """Options of every attack."""
+
+    restarts: int
+    seed: int
+    batch_size: int
+    drop_finished: bool
+
+
+def _common(options: dict[str, Any]) -> Common:
+    """Take the options of every attack out of `options`; the others belong to the package's class."""
+    return cast("Common", {name: options.pop(name) for name in Common.__annotations__ if name in options})
+
+
 def from_foolbox(
     attack: Any,
     threat: Threat,
     *,
     target: str = "both",
-    restarts: int = 1,
-    seed: int = 0,
-    batch_size: int = 128,
-    drop_finished: bool = True,
+    **common: Unpack[Common],
 ) -> Foreign:
     """A Foolbox attack, e.g. ``from_foolbox(foolbox.attacks.LinfPGD(steps=20), threat)``.
 
@@ -262,8 +276,8 @@ def from_foolbox(
         Its norm must be the attack's.
     target : str
         What it is shown: ``"mixture"``, ``"members"`` or ``"both"``.
-    restarts, seed, batch_size, drop_finished
-        As for every attack.
+    **common
+        restarts, seed, batch_size and drop_finished, as for every attack.
 
     Returns
     -------
@@ -300,10 +314,7 @@ def from_foolbox(
         f"foolbox {re.sub(r' at 0x[0-9a-f]+', '', repr(attack))}",
         target,
         f"foolbox-{type(attack).__name__}",
-        restarts=restarts,
-        seed=seed,
-        batch_size=batch_size,
-        drop_finished=drop_finished,
+        **common,
     )
 
 
@@ -312,10 +323,6 @@ def from_torchattacks(
     threat: Threat,
     *,
     target: str = "both",
-    restarts: int = 1,
-    seed: int = 0,
-    batch_size: int = 128,
-    drop_finished: bool = True,
     **options: Any,
 ) -> Foreign:
     """A class of torchattacks and its options, e.g. ``from_torchattacks(torchattacks.PGD, threat, steps=20)``.
@@ -332,10 +339,8 @@ def from_torchattacks(
         Decides eps.
     target : str
         What it is shown: ``"mixture"``, ``"members"`` or ``"both"``.
-    restarts, seed, batch_size, drop_finished
-        As for every attack.
     **options
-        Of the class.
+        Of the class, and restarts, seed, batch_size and drop_finished, as for every attack.
 
     Returns
     -------
@@ -343,6 +348,7 @@ def from_torchattacks(
         An attack like those of randens.
     """
     package = _package("torchattacks.attack", "torchattacks", "from_torchattacks")
+    common = _common(options)
     _check_class(
         attack, package.Attack, "torchattacks.PGD", options, ("eps", "max_epsilon", "norm", "n_classes")
     )
@@ -376,10 +382,7 @@ def from_torchattacks(
         target,
         f"torchattacks-{attack.__name__}",
         unit=True,
-        restarts=restarts,
-        seed=seed,
-        batch_size=batch_size,
-        drop_finished=drop_finished,
+        **common,
     )
 
 
@@ -388,10 +391,6 @@ def from_art(
     threat: Threat,
     *,
     target: str = "both",
-    restarts: int = 1,
-    seed: int = 0,
-    batch_size: int = 128,
-    drop_finished: bool = True,
     **options: Any,
 ) -> Foreign:
     """An evasion attack of the Adversarial Robustness Toolbox and its options.
@@ -407,10 +406,8 @@ def from_art(
         Decides eps and norm.
     target : str
         What it is shown: ``"mixture"``, ``"members"`` or ``"both"``.
-    restarts, seed, batch_size, drop_finished
-        As for every attack.
     **options
-        Of the class.
+        Of the class, and restarts, seed, batch_size and drop_finished, as for every attack.
 
     Returns
     -------
@@ -418,6 +415,7 @@ def from_art(
         An attack like those of randens.
     """
     evasion = _package("art.attacks.attack", "adversarial-robustness-toolbox", "from_art")
+    common = _common(options)
     example = "art.attacks.evasion.ProjectedGradientDescent"
     _check_class(attack, evasion.EvasionAttack, example, options, ("eps", "norm", "targeted"))
     _threat(threat)
@@ -449,10 +447,7 @@ def from_art(
         _described("art", attack, options),
         target,
         f"art-{attack.__name__}",
-        restarts=restarts,
-        seed=seed,
-        batch_size=batch_size,
-        drop_finished=drop_finished,
+        **common,
     )
 
 
@@ -464,16 +459,12 @@ def from_autoattack(
     steps: int = 100,
     queries: int = 5000,
     target: str = "both",
-    restarts: int = 1,
-    seed: int = 0,
-    batch_size: int = 128,
-    drop_finished: bool = True,
+    **common: Unpack[Common],
 ) -> Foreign:
     """AutoAttack (the package pyautoattack): `version` "standard" or "plus", or the parts named in `attacks`.
 
-    `steps` of APGD and FAB, `queries` of Square; the defaults are AutoAttack's. Its version for randomized
-    models is not offered, because it samples an expectation that the mixture computes exactly. Parts whose
-    loss needs more classes than there are refused.
+    Its version for randomized models is not offered, because it samples an expectation that the mixture computes
+    exactly. Parts whose loss needs more classes than there are refused.
 
     Parameters
     ----------
@@ -487,8 +478,8 @@ def from_autoattack(
         Of APGD and FAB, and of Square.
     target : str
         What it is shown: ``"mixture"``, ``"members"`` or ``"both"``.
-    restarts, seed, batch_size, drop_finished
-        As for every attack.
+    **common
+        restarts, seed, batch_size and drop_finished, as for every attack.
 
     Returns
     -------
@@ -548,10 +539,7 @@ def from_autoattack(
         target,
         "autoattack",
         unit=True,
-        restarts=restarts,
-        seed=seed,
-        batch_size=batch_size,
-        drop_finished=drop_finished,
+        **common,
     )
 
 

@@ -44,14 +44,12 @@ def flops(model: nn.Module, input_shape: Sequence[int] | None = None) -> int:
     """Floating-point operations of one inference, counted by torch: two for each multiply-accumulate of
     convolutions and linear layers; batch normalisation, ReLU and additions count nothing.
 
-    `input_shape` is one image's, without the batch; None takes the model's own `input_shape`.
-
     Parameters
     ----------
     model : nn.Module
         A network.
-    input_shape : sequence of int
-        Of one input.
+    input_shape : sequence of int, optional
+        Of one input, without the batch; the model's own `input_shape` by default.
 
     Returns
     -------

@@ -11,7 +11,6 @@ import contextlib
 import functools
 import json
 import os
-import platform
 import subprocess
 import sys
 import time
@@ -24,6 +23,7 @@ from torch import nn
 
 from randens.core.errors import FileError
 from randens.core.files import read_json, sha256, write_json
+from randens.core.runs import processor
 
 __all__ = ["Probe", "bfloat16_pays", "probe"]
 
@@ -73,7 +73,7 @@ def probe(*, folder: str | os.PathLike[str] | None = None, seconds: float = _SEC
 
 @functools.lru_cache(maxsize=8)
 def _recall(cache: Path, threads: int, seconds: float) -> Probe:
-    key = {"format": _FORMAT, "cpu": _cpu(), "torch": torch.__version__, "threads": threads}
+    key = {"format": _FORMAT, "cpu": processor(), "torch": torch.__version__, "threads": threads}
     path = cache / f"{sha256(json.dumps(key, sort_keys=True).encode())[:16]}.json"
     try:
         stored = read_json(path)
@@ -117,17 +117,6 @@ def _measure(threads: int, seconds: float) -> Probe:
         else:
             reason = f"bfloat16 ended the process by signal {-code}" if code < 0 else "bfloat16 failed"
     return Probe(times.get("float32"), times.get("bfloat16"), reason)
-
-
-def _cpu() -> str:
-    """Return the processor's name."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 def _child(threads: int) -> None:

@@ -165,12 +165,6 @@ def create(
 ) -> Classifier:
     """A network with fresh weights.
 
-    `width` is the number of channels or units of the first layer (None: the usual one).  `mean` and `std` are
-    per channel, or one number for all; None leaves the pixels as they are.  With a `seed` the weights depend
-    only on it and torch's global generator is not used. Without one they come from that generator, as
-    with any module, so two calls give two different members.  `arguments` are the network's own: `hidden` of
-    convnet, `depth` of mlp.
-
     Parameters
     ----------
     name : str
@@ -180,13 +174,13 @@ def create(
     input_shape : sequence of int
         Of one input.
     width : int, optional
-        Channels or units of the first layer.
+        Channels or units of the first layer; None: the usual number.
     mean, std : float or sequence of float, optional
-        Per channel, to normalise by.
+        To normalise by, per channel or one number for all.
     seed : int, optional
-        Decides the weights.
+        Decides the weights. None: they come from torch's global generator, so two calls give different members.
     **arguments
-        The network's own.
+        The network's own: `hidden` of convnet, `depth` of mlp.
 
     Returns
     -------
@@ -287,22 +281,14 @@ def weights(architecture: Mapping[str, Any]) -> int:
     >>> weights({"name": "linear", "classes": 3, "input_shape": [1, 2, 2]})
     15
     """
-    plain = dict(architecture)
-    make = _BODIES.get(str(plain.get("name")))
-    if make is None:
-        unknown("model", str(plain.get("name")), _BODIES)
-    valid = inspect.signature(make).parameters
+    if str(architecture.get("name")) not in _BODIES:
+        unknown("model", str(architecture.get("name")), _BODIES)
     try:
-        arguments = {key: value for key, value in plain.items() if key in valid}
-        for key in ("width", "hidden", "depth"):
-            if arguments.get(key) is not None:
-                _positive(key, arguments[key])
-        arguments["input_shape"] = _input_shape(arguments["input_shape"])
-        _positive("classes", arguments["classes"], minimum=2)
         with torch.device("meta"):
-            body = make(**arguments)
-    except (KeyError, TypeError, ValueError, OverflowError, RuntimeError) as error:
-        raise ModelError(f"architecture {str(plain)[:200]} does not describe a model ({error})") from error
+            body = build(architecture).body
+    except (ValueError, OverflowError, RuntimeError) as error:
+        said = f"architecture {str(dict(architecture))[:200]} does not describe a model ({str(error)[:200]})"
+        raise ModelError(said) from error
     return sum(value.numel() for value in body.state_dict().values())
 
 

@@ -190,6 +190,8 @@ def lines(
             color=_QUIET,
         )
     axes.set_xlabel(x_title)
+    if max(at for line in series for at, _ in line.points) >= 5000:
+        axes.xaxis.set_major_formatter(lambda value, _: count(value))
     axes.set_ylabel(f"{y_title} (%)" if percent else y_title)
     axes.grid(axis="y", color=_GRID, linewidth=0.6)
     axes.set_axisbelow(True)
@@ -237,7 +239,7 @@ def bars(
 ) -> Figure:
     """Horizontal bars: (name, value, interval), the first at the top, each with its value."""
     names = [_NOT_XML.sub("", name) for name, _, _ in rows]
-    names = [name if len(name) < 30 else name[:29] + "…" for name in names]
+    names = [name if len(name) < 41 else name[:39] + "…" for name in names]
     left = 0.2 + 0.055 * max(map(len, names))
     figure, axes = _axes(max(3.6, left + 2), 0.6 + 0.2 * len(rows), left=left, top=0.05)
     values = [value for _, value, _ in rows]
@@ -407,8 +409,11 @@ def _training(one: LoadedRun) -> Figure:
 def _attacks(one: LoadedRun) -> Figure:
     if one.attacks is None:
         raise _absent(one, "attacks", "the comparison of attacks")
-    ordered = sorted(one.attacks.attacks, key=lambda a: a.robust.value)
-    rows = [(a.name, 100 * a.robust.value, (100 * a.robust.low, 100 * a.robust.high)) for a in ordered]
+    table = one.attacks
+    ordered = [
+        a for a in tables.compared(table) if a.n in (None, table.n)
+    ]  # comparable on the same inputs only
+    rows = [(a.label, 100 * a.robust.value, (100 * a.robust.low, 100 * a.robust.high)) for a in ordered]
     return bars(rows, x_title="robust accuracy left (%)")
 
 

@@ -97,28 +97,43 @@ class Radii(_Measured):
 
 
 class AttackLine(Document):
-    """One attack alone on the ensemble: the robust accuracy and the attack's cost."""
+    """One attack alone on the ensemble: the robust accuracy and the attack's cost.
+
+    options: those that are not the attack's defaults. n: the number of inputs, if it is not that of the table. kept:
+    whether the line comes from a document, although other lines come from the witness store.
+    """
 
     name: str
     robust: StoredInterval
     forwards: int
     backwards: int
     seconds: Real
+    options: str = ""
+    n: int | None = Field(default=None, ge=1)
+    kept: bool = False
+
+    @property
+    def label(self) -> str:
+        """The name with the options."""
+        return f"{self.name} ({self.options})" if self.options else self.name
 
 
 class AttackTable(_Measured):
-    """Attacks compared on the same inputs; `together` is the worst case of all of them."""
+    """Attacks compared; `together` is the worst case of all of them, which a store gives to the evaluation instead."""
 
     format: Literal["randens-attack-table-1"] = "randens-attack-table-1"
     n: int = Field(ge=1)
     norm: str
     eps: Real
     attacks: list[AttackLine] = Field(min_length=1)
-    together: StoredInterval
+    together: StoredInterval | None
 
 
 class Example(Document):
-    """One input: the pictures, and every member's prediction before and after."""
+    """One input: the pictures, and the members that are fooled.
+
+    before, after: every member's prediction; empty if only its verdict is known.
+    """
 
     index: int
     label: int = Field(ge=0)
@@ -127,14 +142,21 @@ class Example(Document):
     clean: Picture
     perturbed: Picture
     difference: Picture
-    before: list[int]
-    after: list[int]
+    before: list[int] = Field(default_factory=list)
+    after: list[int] = Field(default_factory=list)
+    fooled: list[int] = Field(default_factory=list)
+
+    @property
+    def wrong(self) -> list[int]:
+        """The fooled members."""
+        return [i for i, said in enumerate(self.after) if said != self.label] or self.fooled
 
 
 class Gallery(_Measured):
     """Worst perturbations found, with differences shown `amplified` times as large around grey."""
 
     format: Literal["randens-gallery-1"] = "randens-gallery-1"
+    n: int | None = Field(default=None, ge=1)
     norm: str
     eps: Real
     amplified: Real
@@ -285,9 +307,13 @@ class AuditCheck(Document):
 
 
 class AuditNote(Document):
-    """What the report shows of audit.json."""
+    """What the report shows of audit.json. kept: the checks that are not read again from the witness store."""
 
     passed: bool
+    complete: bool = True
+    seed: int = 0
+    probs: list[Real] = Field(default_factory=list)
+    kept: list[str] = Field(default_factory=list)
     verdict: str = ""
     ensemble: str = ""
     data: str = ""
@@ -313,6 +339,9 @@ class TrainingCurve:
 class LoadedRun:
     """A run for the report. Missing parts are None; `problems` lists files that could not be read.
 
+    stored: the parts that were read from the witness store, and not from their documents. others: the attacks of
+    other commands whose witnesses in the store are worse than those of the evaluation's own attacks.
+    notes: what went wrong with the store.
     passes: member passes to train it, 0 if they are not recorded.
     """
 
@@ -330,12 +359,23 @@ class LoadedRun:
     curves: tuple[TrainingCurve, ...] = ()
     passes: float = 0.0
     problems: Mapping[str, str] = field(default_factory=dict)
+    stored: frozenset[str] = frozenset()
+    others: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def method(self) -> str:
         """The training method, spelled for sentences and tables; "" if it is unknown."""
         method = _recipe(self.run).get("method")
         return METHOD_NAMES.get(str(method), str(method)) if method else ""
+
+    @property
+    def attacked_with(self) -> str:
+        """The attacks behind the evaluation's numbers; "" without an evaluation."""
+        if self.evaluation is None:
+            return ""
+        own = " + ".join(str(attack.get("name", "?")) for attack in self.evaluation.attacks)
+        return f"{own} and, by other commands, {' + '.join(self.others)}" if self.others else own
 
 
 def load_runs(paths: Sequence[str | os.PathLike[str]]) -> tuple[LoadedRun, ...]:

@@ -19,8 +19,11 @@ from randens.core.progress import Progress, silent
 from randens.core.runs import Run
 from randens.data import ImageData
 from randens.ensemble import RandomizedEnsemble
-from randens.evaluation import estimate, evaluate
+from randens.evaluation import estimate
+from randens.evaluation.curves import CurvePoint, sweep
 from randens.evaluation.labelled_data import Data, as_image_data, fingerprint
+from randens.evaluation.preparation import prepare
+from randens.models import on_device
 from randens.report.load import AttackLine, AttackTable, Gallery, Radii, Radius, StoredInterval
 from randens.report.pictures import make_gallery
 from randens.threat import Threat
@@ -54,12 +57,20 @@ class Measurements:
     attacks: AttackTable
     gallery: Gallery | None
 
-    def save(self, run: Run) -> None:
-        """Save them in the run folder for the report."""
-        run.write("report/radii", self.radii.model_dump())
-        run.write("report/attacks", self.attacks.model_dump())
-        if self.gallery is not None:
-            run.write("report/gallery", self.gallery.model_dump())
+    def save(self, run: Run) -> bool:
+        """Save them in the run folder for the report; see `Run.keep`.
+
+        Returns whether the report uses all of them: measurements on fewer inputs do not replace those on more.
+        """
+        parts = {"radii": self.radii, "attacks": self.attacks, "gallery": self.gallery}
+        used = True
+        for name, part in parts.items():
+            if part is not None:
+                document = part.model_dump()
+                asked = ("ensemble", "probs", "data", "split", "n", "norm", "eps")
+                question = {key: document.get(key) for key in asked}
+                used &= run.keep(f"report/{name}", document, question)[1]
+        return used
 
 
 def measure(
@@ -128,13 +139,24 @@ def measure(
     if not compared:
         raise InputError(f"compared is {compared!r}; name at least one attack")
     lines = _compare(rec, data, threat, compared, seed, confidence, report, store)
-    radii, at_threat = _radii(rec, data, threat, attack, sizes, seed, confidence, pool, store, report)
-    curve = Radii(
-        **_about(rec, data, threat),
-        attacks=list(attack),
-        confidence=confidence,
-        radii=radii,
-    )
+    case = prepare(rec, data, [attacks.create(name, threat, seed=seed) for name in attack])
+    radii, at_threat = [], pool
+    with on_device(case.rec, None):
+        for found in sweep(
+            case,
+            [threat.scaled(factor).eps for factor in sizes],
+            deterministic=True,
+            confidence=confidence,
+            store=store,
+            progress=silent,
+            known=pool,
+        ):
+            radii.append(_radius(found.point))
+            report("accuracy over ε", len(radii), len(sizes))
+            if found.point.eps == threat.eps or (found.point.eps < threat.eps and pool is None):
+                at_threat = found.pool
+    about = _about(rec, data, threat)
+    curve = Radii(**about, attacks=list(attack), confidence=confidence, radii=radii)
     pictures = None
     if len(data.shape) == 3 and at_threat is not None:
         pictures = make_gallery(rec, data, at_threat, threat)
@@ -153,51 +175,15 @@ def _about(rec: RandomizedEnsemble, data: ImageData, threat: Threat) -> dict[str
     }
 
 
-def _radii(
-    rec: RandomizedEnsemble,
-    data: ImageData,
-    threat: Threat,
-    attack: Sequence[str],
-    sizes: Sequence[float],
-    seed: int,
-    confidence: float,
-    pool: WitnessPool | None,
-    store: WitnessStore | None,
-    report: Progress,
-) -> tuple[list[Radius], WitnessPool | None]:
-    """Accuracies at every radius, and the witnesses at the threat's own."""
-    found: WitnessPool | None = None
-    at_threat = pool
-    radii = []
-    for place, factor in enumerate(sizes):
-        report("accuracy over ε", place, len(sizes))
-        scaled = threat.scaled(factor)
-        if factor == 1.0 and pool is not None:
-            found = pool if found is None else found.merge(pool)
-        result = evaluate(
-            rec,
-            data,
-            [attacks.create(name, scaled, seed=seed) for name in attack],
-            pool=found,
-            confidence=confidence,
-            folder=store,
-        )
-        # Smaller balls lie inside larger ones, so their witnesses count here.
-        found = result.pool
-        if factor == 1.0 or (factor < 1.0 and pool is None):
-            at_threat = found
-        radii.append(
-            Radius(
-                eps=scaled.eps,
-                robust=StoredInterval.of(result.accuracy.robust),
-                members=[StoredInterval.of(a.robust) for a in result.member_accuracies],
-                deterministic=None
-                if result.deterministic is None or len(rec) == 1
-                else StoredInterval.of(result.deterministic.robust),
-            )
-        )
-    report("accuracy over ε", len(sizes), len(sizes))
-    return radii, at_threat
+def _radius(point: CurvePoint) -> Radius:
+    """A point of a curve as a document."""
+    whole = point.deterministic
+    return Radius(
+        eps=point.eps,
+        robust=StoredInterval.of(point.ensemble),
+        members=[StoredInterval.of(member) for member in point.members],
+        deterministic=None if whole is None else StoredInterval.of(whole),
+    )
 
 
 def _compare(

@@ -132,7 +132,7 @@ def _templates() -> jinja2.Environment:
         "count": result_tables.count,
         "threat": tables.threat,
     }
-    for name in ("command", "disagreement", "stale", "where"):
+    for name in ("command", "disagreement", "origin", "stale", "where"):
         made.globals[name] = getattr(tables, name)
     return made
 
@@ -159,9 +159,9 @@ def _header(runs: Sequence[LoadedRun]) -> list[str]:
 def _about(runs: Sequence[LoadedRun]) -> str:
     """What the numbers of all runs are about; run by run where they differ."""
     found = {
-        name: tables.where(e.data, e.split, e.n, e.attacks, e.threat)
-        for name, e in zip(labels(runs), (one.evaluation for one in runs), strict=True)
-        if e is not None
+        name: tables.evaluated(one)
+        for name, one in zip(labels(runs), runs, strict=True)
+        if one.evaluation is not None
     }
     if len(set(found.values())) == 1:
         return next(iter(found.values()))
@@ -189,7 +189,7 @@ def _run(one: LoadedRun, number: int) -> dict[str, Any]:
         shown["title"] = f"{one.name} ({one.method})"
     if result is not None:
         shown |= {
-            "about": tables.where(result.data, result.split, result.n, result.attacks, result.threat),
+            "about": tables.evaluated(one),
             "reading": read_landscape(result.profile, result.probs),
             "together": _together(one, f"f{number}") if result.members > 1 else None,
             "found_by": _found_by(one, f"f{number}"),
@@ -298,17 +298,21 @@ def _attacks(one: LoadedRun, key: str) -> dict[str, Any] | None:
     compared, result = one.attacks, one.evaluation
     if compared is None:
         return None
-    ordered = sorted(compared.attacks, key=lambda a: a.robust.value)
-    words = "; ".join(f"{a.name} {a.robust.value:.1%}" for a in ordered)
+    ordered = tables.compared(compared)
+    words = "; ".join(f"{a.label} {a.robust.value:.1%}" for a in ordered)
     picture = figures.inline(
         lambda: figures.FIGURES["attacks"](one),
         f"Robust accuracy left by each attack: {words}",
         f"{key}-attacks",
     )
     stronger = (
-        result is not None and _same_case(one, compared) and compared.together.value < result.robust - 1e-9
+        result is not None
+        and compared.together is not None
+        and _same_case(one, compared)
+        and compared.together.value < result.robust - 1e-9
     )
-    return {"picture": picture, "ordered": ordered, "stronger": stronger}
+    kept = [a.label for a in ordered if a.kept]
+    return {"picture": picture, "ordered": ordered, "stronger": stronger, "kept": kept}
 
 
 def _same_case(one: LoadedRun, compared: AttackTable) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 from collections import defaultdict
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from randens.report.load import Example, Gallery
 from randens.threat import Threat
 from randens.witness import WitnessPool
 
-__all__ = ["make_gallery", "to_png"]
+__all__ = ["choose", "draw", "make_gallery", "to_png"]
 
 _LARGEST_SIDE = 96
 
@@ -30,10 +31,9 @@ def make_gallery(
     rec: RandomizedEnsemble, data: ImageData, pool: WitnessPool, threat: Threat, count: int = 12
 ) -> Gallery:
     """Choose worst perturbations of `count` inputs on which every member was correct, of as many kinds as
-    possible.
+    possible, and run the members on them.
 
-    pool: witnesses of the same inputs, with the perturbed inputs. A kind is a set of fooled members; the
-    kinds alternate, the most frequent first.
+    pool: witnesses of the same inputs, with the perturbed inputs.
     """
     if len(data.shape) != 3:
         raise InputError(
@@ -41,27 +41,43 @@ def make_gallery(
         )
     if pool.n != len(data):
         raise InputError(f"pool describes {pool.n} inputs; data has {len(data)}")
+    right = ~rec.errors(data.x.to(rec.device), data.y.to(rec.device)).cpu().any(dim=1)
+    chosen = choose(pool, rec.probs.cpu().numpy(), right.numpy(), count)
+    drawn = draw(rec, data, chosen, pool.take(chosen), threat)
+    worst = worst_inputs(pool, rec.probs, data.x)[chosen]
+    before, after = (rec.verdicts(x.to(rec.device)).tolist() for x in (data.x[chosen], worst))
+    examples = [
+        example.model_copy(update={"before": before[j], "after": after[j]})
+        for j, example in enumerate(drawn.examples)
+    ]
+    return drawn.model_copy(update={"examples": examples})
+
+
+def draw(
+    rec: RandomizedEnsemble, data: ImageData, chosen: Sequence[int], pool: WitnessPool, threat: Threat
+) -> Gallery:
+    """Draw the worst perturbations of the inputs `chosen`; no member is run.
+
+    pool: witnesses of the chosen inputs, renumbered in their order, with the perturbed inputs.
+    """
     probs = rec.probs.cpu().numpy()
     risks, rows = pool.best(probs)
-    chosen = _choose(rec, data, pool, np.where(risks > 0, rows, -1), count)
-    x, y = data[chosen]
-    worst = worst_inputs(pool, probs, data.x)[chosen]
+    x, y = data[list(chosen)]
+    worst = worst_inputs(pool, probs, x)
     change = worst - x
     largest = float(change.abs().max()) if len(chosen) else 0.0
     amplified = 0.5 / largest if largest > 0 else 1.0
-    before, after = rec.verdicts(x.to(rec.device)), rec.verdicts(worst.to(rec.device))
     low, high = threat.bounds or (float(data.x.min()), float(data.x.max()))
     examples = [
         Example(
             index=index,
             label=int(y[j]),
-            risk=float(risks[index]),
-            source=pool.sources[int(rows[index])],
+            risk=float(risks[j]),
+            source=pool.sources[int(rows[j])],
             clean=to_png((x[j] - low) / (high - low)),
             perturbed=to_png((worst[j] - low) / (high - low)),
             difference=to_png(0.5 + amplified * change[j]),
-            before=before[j].tolist(),
-            after=after[j].tolist(),
+            fooled=np.flatnonzero(pool.fooled[rows[j]]).tolist(),
         )
         for j, index in enumerate(chosen)
     ]
@@ -69,6 +85,7 @@ def make_gallery(
         ensemble=fingerprint(rec),
         data=data.name,
         split=data.split,
+        n=len(data),
         norm=threat.norm,
         eps=threat.eps,
         amplified=amplified,
@@ -76,6 +93,26 @@ def make_gallery(
         probs=probs.tolist(),
         examples=examples,
     )
+
+
+def choose(
+    pool: WitnessPool, probs: NDArray[np.float64], able: NDArray[np.bool_], count: int = 12
+) -> list[int]:
+    """Choose `count` inputs among those that are `able` [n] and fooled.
+
+    A kind is a set of fooled members; the kinds alternate, the most frequent first.
+    """
+    risks, rows = pool.best(probs)
+    kinds: dict[bytes, list[int]] = defaultdict(list)
+    for index in np.flatnonzero((risks > 0) & able).tolist():
+        kinds[pool.fooled[rows[index]].tobytes()].append(index)
+    queues = sorted(kinds.values(), key=len, reverse=True)
+    chosen: list[int] = []
+    turn = 0
+    while len(chosen) < count and any(turn < len(queue) for queue in queues):
+        chosen += [queue[turn] for queue in queues if turn < len(queue)]
+        turn += 1
+    return sorted(chosen[:count])
 
 
 def to_png(image: Tensor) -> str:
@@ -90,19 +127,3 @@ def to_png(image: Tensor) -> str:
     target = io.BytesIO()
     picture.save(target, format="PNG", optimize=True)
     return "data:image/png;base64," + base64.b64encode(target.getvalue()).decode("ascii")
-
-
-def _choose(
-    rec: RandomizedEnsemble, data: ImageData, pool: WitnessPool, rows: NDArray[np.int64], count: int
-) -> list[int]:
-    clean = rec.errors(data.x.to(rec.device), data.y.to(rec.device)).cpu().numpy().any(axis=1)
-    kinds: dict[bytes, list[int]] = defaultdict(list)
-    for index in np.flatnonzero((rows >= 0) & ~clean).tolist():
-        kinds[pool.fooled[rows[index]].tobytes()].append(index)
-    queues = sorted(kinds.values(), key=len, reverse=True)
-    chosen: list[int] = []
-    turn = 0
-    while len(chosen) < count and any(turn < len(queue) for queue in queues):
-        chosen += [queue[turn] for queue in queues if turn < len(queue)]
-        turn += 1
-    return sorted(chosen[:count])

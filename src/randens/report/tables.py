@@ -16,7 +16,15 @@ from randens.core.documents import ThreatDocument
 from randens.data import called
 from randens.evaluation import Accuracy, Estimate, Evaluation, result_tables
 from randens.evaluation.result_tables import percent
-from randens.report.load import AttackTable, Gallery, LoadedRun, Radii, StoredInterval, TrainingCurve
+from randens.report.load import (
+    AttackLine,
+    AttackTable,
+    Gallery,
+    LoadedRun,
+    Radii,
+    StoredInterval,
+    TrainingCurve,
+)
 from randens.report.verdicts import compare, labels
 from randens.threat import Threat
 
@@ -27,14 +35,17 @@ __all__ = [
     "apart",
     "cofooling",
     "command",
+    "compared",
     "comparison",
     "conflicts",
     "disagreement",
+    "evaluated",
     "flat",
     "fooled",
     "fooled_sets",
     "inferences",
     "interval",
+    "origin",
     "over_radius",
     "percent",
     "probs",
@@ -105,13 +116,13 @@ def comparison(runs: Sequence[LoadedRun]) -> tuple[list[tuple[Any, ...]], list[s
         ("members", lambda e: e.members),
         ("evaluated on", lambda e: f"{called(e.data, e.split)}, {e.n} inputs"),
         ("threat", lambda e: threat(e.threat)),
-        ("attacks", lambda e: attacks(e.attacks)),
         ("floor of the risk", lambda e: f"{e.bounds.floor:.4f}"),
         ("gain", lambda e: f"{e.gain:.4f}"),
         ("joint reach", lambda e: "not measured" if e.conflict is None else f"{e.conflict.reach:.3f}"),
     ):
         cells = ("not evaluated" if one.evaluation is None else cell(one.evaluation) for one in runs)
         rows.append((title, *cells))
+    rows.insert(3, ("attacks", *(one.attacked_with or "not evaluated" for one in runs)))
     budgets = (f"{one.passes:,.0f}" if one.passes else "not recorded" for one in runs)
     rows.append(("member passes to train", *budgets))
     first, notes = runs[0].evaluation, []
@@ -126,6 +137,8 @@ def comparison(runs: Sequence[LoadedRun]) -> tuple[list[tuple[Any, ...]], list[s
             found = compare(first, one.evaluation)
             natural.append(Difference.of(found.natural))
             robust.append(Difference.of(found.robust))
+            if found.robust is not None and one.others != runs[0].others:
+                notes.append(f"{name} and {names[0]} did not meet the same attacks: see the row of attacks.")
             if found.reason:
                 notes.append(f"{name} has no difference to {names[0]}: {found.reason}.")
             elif not found.paired:
@@ -245,6 +258,18 @@ def training_lines(curve: TrainingCurve) -> tuple[list[Line], list[Line], list[t
     return lines, [Line("loss", losses)] if losses else [], begins
 
 
+def compared(table: AttackTable) -> list[AttackLine]:
+    """The attacks in their order: those on most inputs first, and of these the strongest."""
+    return sorted(table.attacks, key=lambda line: (-(line.n or table.n), line.robust.value))
+
+
+def origin(one: LoadedRun, part: str) -> str:
+    """Say where the numbers of a section come from."""
+    if part in one.stored:
+        return "read from the witness store"
+    return f"from {'audit' if part == 'audit' else f'report/{part}'}.json"
+
+
 def stale(one: LoadedRun, measured: Radii | AttackTable | Gallery) -> str:
     """What differs between a measurement and the evaluation: "members", "probabilities" or nothing."""
     result = one.evaluation
@@ -293,6 +318,13 @@ def where(
     parts += [f"attacked with {attacks(names)}"] if names else []
     parts += [] if within is None else [threat(within)]
     return ", ".join(parts)
+
+
+def evaluated(one: LoadedRun) -> str:
+    """What the evaluation of a run is about."""
+    result = one.evaluation
+    assert result is not None
+    return where(result.data, result.split, result.n, [one.attacked_with], result.threat)
 
 
 def threat(one: Threat | ThreatDocument) -> str:

@@ -118,11 +118,10 @@ def headline(one: LoadedRun) -> str:
     if result is None:
         return f"{one.name} has not been evaluated: there are no numbers to judge yet."
     robust = result.accuracy.robust
-    attacks = " + ".join(str(attack.get("name", "?")) for attack in result.attacks)
     return (
         f"Robust accuracy {percent(robust.value)} ({result.confidence:.0%} interval {percent(robust.low)} to "
-        f"{percent(robust.high)}): {called(result.data, result.split)}, {result.n} inputs, attacked with {attacks}, "
-        f"{_threat(result)}."
+        f"{percent(robust.high)}): {called(result.data, result.split)}, {result.n} inputs, "
+        f"attacked with {one.attacked_with}, {_threat(result)}."
     )
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from randens.core.errors import InputError
-from randens.core.files import picked
+from randens.core.files import Plain
 from randens.risk.checks import as_count, frozen
 from randens.risk.profile import RiskProfile
 from randens.risk.result import Sampling
@@ -23,7 +22,7 @@ Rule = Callable[[RiskProfile], Sampling]
 
 
 @dataclass(frozen=True, eq=False)
-class CrossFit:
+class CrossFit(Plain):
     """The risk of a rule; each input is evaluated at probabilities that were chosen without it.
 
     risk: the mean over the inputs. deviation: its standard error. probs: α chosen without each fold, [folds, M].
@@ -32,10 +31,6 @@ class CrossFit:
     risk: float
     deviation: float
     probs: NDArray[np.float64]
-
-    def to_json(self) -> dict[str, Any]:
-        """A plain dictionary for JSON."""
-        return picked(self, "risk deviation probs")
 
 
 def cross_fit(profile: RiskProfile, rule: Rule, *, folds: int = 5, seed: int = 0) -> CrossFit:

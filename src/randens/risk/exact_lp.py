@@ -46,9 +46,8 @@ def exact_sampling(
 ) -> Sampling:
     """α minimising η over the simplex, its value, and a certificate that nothing lower exists.
 
-    Among equally good α, the one with the lowest clean risk is chosen (clean_risks [M], if given), then the one
-    with the fewest members. Where the optimum is a vertex with known rational coordinates that is provably as
-    good, it is returned exactly (`exact_probs`). tol: the gap at which to stop.
+    Among equally good α, the one with the lowest clean risk is chosen, then the one with the fewest members. Where
+    the optimum is a vertex with known rational coordinates that is provably as good, it is returned exactly.
 
     Parameters
     ----------

@@ -45,15 +45,12 @@ class Explanation:
 def explain(member_risks: ArrayLike, *, classes: int | None = None) -> Explanation:
     """Say which risks a randomized ensemble can have if its members have these adversarial risks.
 
-    member_risks: η_i [M], in the caller's order. classes: the number of classes, if known; with two, a
-    sentence says that some deterministic vote is at least as robust.
-
     Parameters
     ----------
     member_risks : array
         η_i [M].
     classes : int, optional
-        The number of classes.
+        The number of classes; with two, a sentence says that some deterministic vote is at least as robust.
 
     Returns
     -------

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from randens.core.errors import InputError
-from randens.core.files import picked
+from randens.core.files import Plain
 from randens.risk.checks import as_probs, as_risks, frozen
 from randens.risk.profile import RiskProfile
 
@@ -28,7 +27,7 @@ _TIE = 1e-12  # ratios this close to each other are equal up to rounding
 
 
 @dataclass(frozen=True, eq=False)
-class Bounds:
+class Bounds(Plain):
     """floor ≤ η(α) ≤ ceiling for every α (Theorem 3), given the member risks and nothing else.
 
     member_risks: η_i [M], in the caller's order. floor: min_k η_(k)/k over the sorted risks. ceiling: the
@@ -41,10 +40,6 @@ class Bounds:
     ceiling: float
     m: int
     probs: NDArray[np.float64]
-
-    def to_json(self) -> dict[str, Any]:
-        """A plain dictionary for JSON."""
-        return picked(self, "member_risks floor ceiling m probs")
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import betainc, betaincinv
 
 from randens.core.errors import InputError
-from randens.core.files import picked
+from randens.core.files import Plain
 from randens.risk.checks import as_count, as_share, frozen
 from randens.risk.profile import RiskProfile
 
@@ -37,7 +36,7 @@ _ROUNDING = 1e-12
 
 
 @dataclass(frozen=True, eq=False)
-class TwoClassifiers:
+class TwoClassifiers(Plain):
     """What Theorem 1 and Corollary 1 say about two classifiers.
 
     frequencies: p_k of each configuration of Figure 3, by name. member_risks: η₁, η₂. conflict: P(R₁), how
@@ -55,11 +54,6 @@ class TwoClassifiers:
     risk: float
     limit: float
     explanation: str
-
-    def to_json(self) -> dict[str, Any]:
-        """A plain dictionary for JSON."""
-        names = "frequencies member_risks conflict helps probs risk limit explanation"
-        return picked(self, names)
 
 
 def two_classifiers(profile: RiskProfile) -> TwoClassifiers:
@@ -139,7 +133,7 @@ def _explain(first: float, second: float, conflict: float, both: float, helps: b
 
 
 @dataclass(frozen=True)
-class Theorem1Test:
+class Theorem1Test(Plain):
     """Theorem 1 as a statement about the distribution that the inputs come from.
 
     value: P(R₁) − |η₁ − η₂| over the inputs seen. low, high: an interval for it over the distribution, at
@@ -153,10 +147,6 @@ class Theorem1Test:
     p_value: float
     confidence: float
     verdict: str
-
-    def to_json(self) -> dict[str, Any]:
-        """A plain dictionary for JSON."""
-        return dict(vars(self))
 
 
 def theorem1_test(profile: RiskProfile, n: int | None = None, *, confidence: float = 0.95) -> Theorem1Test:

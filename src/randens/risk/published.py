@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy.optimize import linprog
 
 from randens.core.errors import InputError
-from randens.core.files import plain
+from randens.core.files import Plain
 from randens.risk.checks import as_probs, as_risks
 from randens.risk.floor_ceiling import auxiliary_risk, bounds
 
@@ -53,7 +53,7 @@ class Reported:
 
 
 @dataclass(frozen=True)
-class Audited:
+class Audited(Plain):
     """What a row implies.
 
     conflict: for two members drawn evenly, the P(R₁) that Theorem 1 then implies; for more, the least share of
@@ -70,10 +70,6 @@ class Audited:
     uniform_possible: bool | None = None
     violations: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=())
-
-    def to_json(self) -> dict[str, Any]:
-        """A plain dictionary for JSON."""
-        return {name: plain(value) for name, value in vars(self).items()}
 
 
 def audit_published(reported: Reported) -> Audited:

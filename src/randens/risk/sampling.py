@@ -51,26 +51,21 @@ def optimal_sampling(
 ) -> Sampling:
     """Minimise η(α); return the probabilities with a bound on their distance from the optimum.
 
-    method: "exact" (cutting planes with a certificate; any M), "subgradient" (Algorithm 1) or "candidates"
-    (M ≤ 5, Theorem 2), or "confidence": the smallest upper confidence bound of the true risk, at `confidence` (0.95),
-    which the inputs at hand only estimate. None: "confidence" where a confidence is given, else "exact".
-    clean_risks: [M], decides between equally good probabilities. The subgradient method ignores it, because
-    it returns the one point it found. Between equal confidence bounds the reference (uniform) is chosen.
-    options: those of
-    `exact_sampling`, `subgradient_sampling`, `candidate_sampling` or `confident_sampling`.
-
     Parameters
     ----------
     profile : RiskProfile
         What attacks have found.
     method : str
-        ``"exact"``, ``"subgradient"`` or ``"candidates"``.
+        ``"exact"`` (cutting planes with a certificate; any M), ``"subgradient"`` (Algorithm 1), ``"candidates"``
+        (M ≤ 5, Theorem 2) or ``"confidence"`` (the smallest upper confidence bound of the true risk). Default:
+        ``"confidence"`` where a confidence is given, else ``"exact"``.
     clean_risks : array, optional
-        Break ties between equally good probabilities.
+        [M], decides between equally good probabilities; the subgradient method ignores it, because it returns the
+        one point it found. Between equal confidence bounds the reference (uniform) is chosen.
     confidence : float, optional
-        Choose by an upper confidence bound of the risk instead.
+        Of the upper confidence bound, 0.95 by default.
     **options
-        Of the method.
+        Of `exact_sampling`, `subgradient_sampling`, `candidate_sampling` or `confident_sampling`.
 
     Returns
     -------

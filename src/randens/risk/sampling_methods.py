@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from randens.core.files import picked
+from randens.core.files import Plain
 from randens.risk import RiskProfile, Sampling, optimal_sampling
 
 __all__ = ["Contribution", "MethodValue", "compare_methods", "contributions"]
@@ -18,7 +17,7 @@ _WORTHLESS = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
-class MethodValue:
+class MethodValue(Plain):
     """What one way of choosing the probabilities arrives at on the same witnesses."""
 
     name: str
@@ -26,13 +25,9 @@ class MethodValue:
     risk: float
     excess: float
 
-    def to_json(self) -> dict[str, Any]:
-        """A plain dictionary for JSON."""
-        return picked(self, "name probs risk excess")
-
 
 @dataclass(frozen=True)
-class Contribution:
+class Contribution(Plain):
     """One member: its probability, its risk alone, and the best risk that the others reach without it.
 
     worth: how much the best risk would rise without the member.
@@ -44,10 +39,6 @@ class Contribution:
     risk_without: float | None
     worth: float | None
     advice: str
-
-    def to_json(self) -> dict[str, Any]:
-        """A plain dictionary for JSON."""
-        return dict(vars(self))
 
 
 def compare_methods(profile: RiskProfile, best: Sampling) -> tuple[MethodValue, ...]:

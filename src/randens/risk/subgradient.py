@@ -17,19 +17,16 @@ __all__ = ["best_step", "subgradient_sampling", "theorem4_bound"]
 def theorem4_bound(start: ArrayLike, step: float, iterations: int, optimum: ArrayLike | None = None) -> float:
     """(‖α⁽¹⁾ − α*‖² + M a² Σ t⁻²) / (2a Σ t⁻¹): how far above the optimum OSP can end (Theorem 4).
 
-    start: α⁽¹⁾ [M]; step: a; iterations: T. Without `optimum` α* is taken as the corner of the simplex
-    farthest from the start, so that the bound holds for every optimum.
-
     Parameters
     ----------
     start : array
-        α at the beginning.
+        α⁽¹⁾ [M].
     step : float
-        The first step.
+        a, the first step.
     iterations : int
         T.
     optimum : array, optional
-        The farthest corner by default.
+        α*; by default the corner farthest from the start, so that the bound holds for every optimum.
 
     Returns
     -------
@@ -84,9 +81,7 @@ def subgradient_sampling(
 ) -> Sampling:
     """The best of T projected subgradient steps with step sizes a/t (Algorithm 1, without the attacks).
 
-    iterations: T. step: a; the result depends on it. `best_step` minimises the bound of Theorem 4, but
-    larger steps work better in practice. start: α⁽¹⁾, by default uniform. The lower bound's certificate
-    is the average of the attacks at all steps, weighted by their step sizes.
+    The lower bound's certificate is the average of the attacks at all steps, weighted by their step sizes.
 
     Parameters
     ----------
@@ -95,9 +90,9 @@ def subgradient_sampling(
     iterations : int
         T.
     step : float
-        a_t = step / t.
+        a of a_t = a / t. `best_step` minimises the bound of Theorem 4, but larger steps work better in practice.
     start : array, optional
-        Uniform by default.
+        α⁽¹⁾, uniform by default.
 
     Returns
     -------

@@ -28,7 +28,7 @@ from randens.training.methods import METHODS, Roster, uniform
 from randens.training.osp import attacks_per_choice
 from randens.training.recipe import Recipe
 
-__all__ = ["CostEstimate", "StagePlan", "estimate", "plan"]
+__all__ = ["CostEstimate", "StagePlan", "crafting_pass", "estimate", "plan", "training_pass"]
 
 
 @dataclass(frozen=True)
@@ -163,24 +163,22 @@ def _measured(recipe: Recipe, model: models.Classifier) -> tuple[float, float]:
     generator = torch.Generator().manual_seed(0)
     x = to_layout(torch.rand(recipe.batch_size, *model.input_shape, generator=generator)).to(device)
     with frozen(model):
-        craft = _fastest(lambda: _crafting_pass(model, x, cast), device)
-    train = _fastest(lambda: _training_pass(model, x, cast), device)
+        craft = _fastest(lambda: crafting_pass(model, x, cast), device)
+    model.train()
+    train = _fastest(lambda: training_pass(model, x, cast), device)
     return craft / len(x), train / len(x)
 
 
-def _crafting_pass(
-    model: nn.Module, x: torch.Tensor, cast: Callable[[], AbstractContextManager[Any]]
-) -> None:
+def crafting_pass(model: nn.Module, x: torch.Tensor, cast: Callable[[], AbstractContextManager[Any]]) -> None:
+    """One pass forward and back to the input."""
     variable = x.detach().requires_grad_()
     with cast():
         z = model(variable)
     torch.autograd.grad(z.float().square().mean(), variable)
 
 
-def _training_pass(
-    model: nn.Module, x: torch.Tensor, cast: Callable[[], AbstractContextManager[Any]]
-) -> None:
-    model.train()
+def training_pass(model: nn.Module, x: torch.Tensor, cast: Callable[[], AbstractContextManager[Any]]) -> None:
+    """One pass forward and back to the weights."""
     with cast():
         z = model(x)
     torch.autograd.backward(z.float().square().mean())

@@ -17,6 +17,7 @@ from randens.core.progress import Progress
 from randens.core.runs import Run
 from randens.evaluation.gradient_conflict import Conflict
 from randens.training.checkpoint import Checkpoint, Checkpoints
+from randens.training.compiling import CompileChoice
 from randens.training.run_files import rewind_metrics
 from randens.training.state import Spent, Stage, pack
 from randens.training.validation import Validated
@@ -62,6 +63,7 @@ class Journal:
         self.progress, self.callbacks = progress, callbacks
         self.checkpoints = Checkpoints(run.path / "checkpoints")
         self.spent = Spent()
+        self.choice: CompileChoice | None = None
         self._saved_at = time.monotonic()
 
     def spend(self, found: Found) -> Found:
@@ -74,7 +76,7 @@ class Journal:
         seconds = self.spent.seconds + time.monotonic() - self._saved_at
         return {"forwards": self.spent.forwards, "backwards": self.spent.backwards, "seconds": seconds}
 
-    def save_if_due(self, finished: Sequence[nn.Module], stage: Stage) -> None:
+    def save_if_due(self, finished: Sequence[nn.Module], stage: Stage | None) -> None:
         """Write a checkpoint if the last one is old enough."""
         if self.processes.writes and time.monotonic() - self._saved_at >= self.every:
             self.save(finished, stage)
@@ -86,7 +88,7 @@ class Journal:
         now = time.monotonic()
         self.spent.seconds += now - self._saved_at
         self._saved_at = now
-        checkpoint = pack(finished, stage, self.spent, self.batches)
+        checkpoint = pack(finished, stage, self.spent, self.batches, self.choice)
         for name, tensor in checkpoint.tensors.items():
             if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
                 raise self.diverged(stage, f"{name} is not finite")
@@ -96,6 +98,8 @@ class Journal:
         """Continue from a checkpoint or from the start: drop metrics that will be logged again."""
         if checkpoint is not None:
             self.spent = Spent(**checkpoint.position["ledger"])
+            choice = checkpoint.position.get("compile")
+            self.choice = None if choice is None else CompileChoice(**choice)
         if self.processes.writes:
             rewind_metrics(self.run, self.spent.lines)
 

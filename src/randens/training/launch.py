@@ -20,6 +20,7 @@ from randens.training.initial_members import Blueprint, given_member
 from randens.training.preflight import check
 from randens.training.recipe import Recipe, load_recipe
 from randens.training.run_files import is_finished, open_folder
+from randens.training.side_by_side import SideBySide, jobs_for
 
 __all__ = ["train"]
 
@@ -34,6 +35,7 @@ def train(
     data: tuple[ImageData, ImageData] | None = None,
     force: bool = False,
     callbacks: Sequence[Callback] = (),
+    jobs: int | None = 1,
 ) -> RandomizedEnsemble:
     """Train an ensemble, or continue a run; under ``torchrun`` or ``srun`` every process makes the same call.
 
@@ -55,6 +57,10 @@ def train(
         Continue although the recipe has changed.
     callbacks : sequence of Callback
         Called for batches, epochs and the end of the run, by the process that writes files.
+    jobs : int, optional
+        Members that are trained at a time, each in a process of its own; for method "iat" with fresh members.
+        None: as many as there are threads if the training is long. A script that asks for several processes
+        must keep its calls under ``if __name__ == "__main__":``.
 
     Returns
     -------
@@ -74,7 +80,7 @@ def train(
     chosen = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
     told, speak = progress or silent, say or (lambda _: None)
     with workers(chosen.device) as processes:
-        return _train(chosen, Path(run_folder), processes, told, speak, stop, data, force, callbacks)
+        return _train(chosen, Path(run_folder), processes, told, speak, stop, data, force, callbacks, jobs)
 
 
 def _train(
@@ -87,6 +93,7 @@ def _train(
     data: tuple[ImageData, ImageData] | None,
     force: bool,
     callbacks: Sequence[Callback],
+    jobs: int | None,
 ) -> RandomizedEnsemble:
     """`train` in one of the processes; objects that use the process group do not outlive this function."""
     name = recipe.data.name
@@ -95,6 +102,7 @@ def _train(
     blueprint = Blueprint.of(recipe, train_data)
     given = [given_member(path, blueprint) for path in recipe.given]
     blueprint()
+    jobs = jobs_for(jobs, blueprint, len(train_data), processes)
     with only_writer(folder) if processes.writes else contextlib.nullcontext():
         if processes.writes:
             open_folder(recipe, folder, say, force)
@@ -104,4 +112,5 @@ def _train(
             say(f"{folder} is finished already; its ensemble is returned")
             return load(run.ensemble)
         engine = Engine(blueprint, run, processes, train_data, held, given, progress, say, stop, callbacks)
-        return engine.run_all()
+        side_by_side = SideBySide(engine, jobs, data)
+        return engine.run_all(side_by_side.train if side_by_side.wanted else None)

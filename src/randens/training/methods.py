@@ -87,7 +87,8 @@ class Method:
     starts from f_{m−1}. reweighs: whether α is optimised while a member is trained; descends: whether α
     changes by mirror descent. choice, attack: how α is chosen at the end, if not by the recipe. watched:
     whether training stops if the new member's own robust accuracy drops. parallel: whether several processes
-    may share a batch. studies: whether it examines the finished members before each stage (`study`).
+    may share a batch. independent: whether a member's training does not depend on the other members.
+    studies: whether it examines the finished members before each stage (`study`).
     """
 
     name: ClassVar[str] = "at"
@@ -99,6 +100,7 @@ class Method:
     attack: ClassVar[str | None] = None
     watched: ClassVar[bool] = True
     parallel: ClassVar[bool] = True
+    independent: ClassVar[bool] = False
     studies: ClassVar[bool] = False
 
     weight: ClassVar[float | None] = None
@@ -153,6 +155,7 @@ class IAT(Method):
     """Independent adversarial training: M times AT, each with its own seed."""
 
     name = "iat"
+    independent = True
 
 
 class MRBoost(Method):

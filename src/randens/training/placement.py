@@ -35,6 +35,8 @@ class Placement:
     def __init__(self, blueprint: Blueprint, processes: Workers) -> None:
         self.blueprint, self.processes = blueprint, processes
         self.arithmetic = arithmetic(blueprint.recipe.precision, processes.device, blueprint())
+        self.compiles = blueprint.recipe.compile is True
+        self.dynamic = False
         self._forwards: dict[nn.Module, Forward] = {}
 
     def place(self, member: nn.Module) -> nn.Module:
@@ -71,6 +73,14 @@ class Placement:
     def forget(self) -> None:
         """Release the members of a finished stage."""
         self._forwards.clear()
+        if self.compiles:
+            # torch keeps a limited number of compiled versions of one function, for all members together.
+            torch.compiler.reset()
+
+    def compile(self, dynamic: bool) -> None:
+        """Compile members from now on; `dynamic` if batches differ in size."""
+        self._forwards.clear()
+        self.compiles, self.dynamic = True, dynamic
 
     def average_buffers(self, members: Sequence[nn.Module]) -> None:
         """Average the BatchNorm statistics that the ranks gathered on their own parts."""
@@ -82,7 +92,7 @@ class Placement:
                     buffer.copy_(self.processes.total(buffer.clone()) / self.processes.world)
 
     def _compiled(self, member: nn.Module) -> Any:
-        return torch.compile(member) if self.blueprint.recipe.compile else member
+        return torch.compile(member, dynamic=self.dynamic or None) if self.compiles else member
 
     def forward(self, member: Forward) -> Forward:
         """How a member is run: in the recipe's precision, with logits in float32."""

@@ -61,6 +61,12 @@ def _device(value: str) -> str:
     return value
 
 
+def _compile(value: object) -> object:
+    if not isinstance(value, bool) and value != "auto":
+        raise ValueError(f"{value!r} is not valid; valid: auto, true, false")
+    return value
+
+
 Number = Annotated[float, BeforeValidator(_fraction), Field(allow_inf_nan=False)]
 Positive = Annotated[float, BeforeValidator(_fraction), Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, BeforeValidator(_fraction), Field(ge=0, lt=1, allow_inf_nan=False)]
@@ -254,8 +260,10 @@ class Recipe(_Part):
         Takes the first member, or the first few, from earlier runs; method "at" continues its training.
     ema : float
         Decay of the weights' moving average; 0: no average.
-    precision, device, compile, batch_norm : str, str, bool, str
+    precision, device, batch_norm : str
         How passes are computed.
+    compile : bool or "auto"
+        Compile the members; with "auto" a measured trial decides, in long runs only.
     log_every, tensorboard : int, bool
         Steps between two lines of metrics.jsonl; write TensorBoard's files too.
     model, data, threat, adversary, loss, optimizer, schedule, sampling, validation, checkpoint : mapping
@@ -282,7 +290,7 @@ class Recipe(_Part):
     ema: Share = 0.0
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     device: Annotated[str, AfterValidator(_device)] = "auto"
-    compile: bool = False
+    compile: Annotated[bool | Literal["auto"], BeforeValidator(_compile)] = "auto"
     batch_norm: Literal["local", "synced"] = "synced"
     log_every: Count = 50
     tensorboard: bool = False

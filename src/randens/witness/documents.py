@@ -21,6 +21,7 @@ from randens.core.files import parse_json
 __all__ = [
     "KEY_BYTES",
     "PoolDocument",
+    "QuestionDocument",
     "SegmentDocument",
     "StoreDocument",
     "pool_document",
@@ -43,9 +44,13 @@ class StoreDocument(Document):
     format: str
 
 
-class _Question(Document):
-    """The fields of a question, as `Question.text` writes it, that are read back."""
+class QuestionDocument(Document):
+    """A question, as `Question.text` writes it."""
 
+    attack: str = ""
+    options: dict[str, Any] = Field(default_factory=dict)
+    eps: Annotated[float, Field(gt=0)] | None = None
+    alone: bool = False
     members: _Names
     probs: Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(max_length=_MEMBERS)]
 
@@ -103,13 +108,13 @@ def pool_document(
     return found
 
 
-def question_text(text: str) -> _Question:
+def question_text(text: str) -> QuestionDocument:
     """A question from its canonical JSON, whose options may hold infinite numbers."""
     try:
         plain = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise FileError("a question of the witness store is not JSON") from error
-    return fitted(_Question, plain, "a question of the witness store")
+    return fitted(QuestionDocument, plain, "a question of the witness store")
 
 
 def segment_document(tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> SegmentDocument:

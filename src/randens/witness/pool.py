@@ -11,6 +11,7 @@ import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import safetensors.numpy
@@ -141,24 +142,37 @@ class WitnessPool:
         place[chosen] = np.arange(len(chosen))
         rows = np.flatnonzero(place[self.points] >= 0)
         columns = np.arange(self.members) if members is None else np.asarray(members, dtype=np.int64)
-        return WitnessPool(
-            len(chosen),
-            len(columns),
-            place[self.points[rows]],
-            self.fooled[np.ix_(rows, columns)],
-            x_adv=None if self.x_adv is None else self.x_adv[rows],
-            sources=[self.sources[r] for r in rows],
-            located=self.located[rows],
-            checked=self.checked[rows],
+        return self.replace(
+            n=len(chosen),
+            members=len(columns),
+            points=place[self.points[rows]],
+            fooled=self.fooled[np.ix_(rows, columns)],
+            **self._of(rows),
         )
+
+    def rows(self, rows: NDArray[np.int64]) -> WitnessPool:
+        """Return some of the witnesses, of the same inputs."""
+        return self.replace(points=self.points[rows], fooled=self.fooled[rows], **self._of(rows))
+
+    def replace(self, **fields: Any) -> WitnessPool:
+        """Return the pool with other values of some fields."""
+        names = ("n", "members", "points", "fooled", "x_adv", "sources", "located", "checked")
+        return WitnessPool(**{name: getattr(self, name) for name in names} | fields)
+
+    def _of(self, rows: NDArray[np.int64]) -> dict[str, Any]:
+        """The fields of some witnesses that do not depend on the numbering of inputs and members."""
+        return {
+            "x_adv": None if self.x_adv is None else self.x_adv[rows],
+            "sources": [self.sources[r] for r in rows],
+            "located": self.located[rows],
+            "checked": self.checked[rows],
+        }
 
     def without_inputs(self) -> WitnessPool:
         """Return the sets without perturbed inputs: enough for risks, bounds and sampling, in a few bytes per
         witness.
         """
-        return WitnessPool(
-            self.n, self.members, self.points, self.fooled, sources=self.sources, checked=self.checked
-        )
+        return self.replace(x_adv=None)
 
     def profile(self) -> RiskProfile:
         """η over the simplex as a `RiskProfile` (no member is fooled at an input without a witness)."""

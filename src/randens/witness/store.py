@@ -39,10 +39,11 @@ from randens.core.errors import FileError, InputError
 from randens.core.files import seal, tensor_checksum, write_atomic, write_json
 from randens.threat import Threat
 from randens.witness.documents import KEY_BYTES as _BYTES
-from randens.witness.documents import StoreDocument, question_text, segment_document
+from randens.witness.documents import QuestionDocument, StoreDocument, question_text, segment_document
 from randens.witness.pool import WitnessPool, read_tensors
 
 __all__ = [
+    "Asked",
     "KeptAnswer",
     "Question",
     "Recalled",
@@ -115,6 +116,24 @@ class Question:
     def key(self) -> str:
         """Its digest."""
         return hashlib.blake2b(self.text.encode(), digest_size=_BYTES).hexdigest()
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A search in the store: its key, and the question as it was written."""
+
+    key: str
+    about: QuestionDocument
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The members under attack."""
+        return tuple(self.about.members)
+
+    @property
+    def probs(self) -> tuple[float, ...]:
+        """Their probabilities."""
+        return tuple(self.about.probs)
 
 
 @dataclass(frozen=True)
@@ -272,7 +291,7 @@ class WitnessStore:
         x: Tensor,
         threat: Threat,
         *,
-        question: Question | None = None,
+        question: Question | Asked | None = None,
         inputs: bool = True,
     ) -> Recalled:
         """The stored points of inputs x with addresses `keys` that lie within the threat.
@@ -314,7 +333,7 @@ class WitnessStore:
             np.array([r[5] for r in rows], dtype=np.float64),
         )
 
-    def answer(self, question: Question, keys: Keys, threat: Threat, x: Tensor) -> KeptAnswer:
+    def answer(self, question: Question | Asked, keys: Keys, threat: Threat, x: Tensor) -> KeptAnswer:
         """Return the stored result of a search, and the inputs on which it was made."""
         width = len(question.members)
         done, outcome = np.zeros(len(keys), dtype=bool), np.zeros((len(keys), width), dtype=bool)
@@ -340,11 +359,21 @@ class WitnessStore:
             done, outcome, sources, round(float(spent[0])), round(float(spent[1])), float(spent[2]), flags
         )
 
-    def asked(self, threat: Threat, x: Tensor) -> list[tuple[tuple[str, ...], tuple[float, ...]]]:
-        """Return the members and probabilities of all stored searches, in order."""
-        texts = dict.fromkeys(s.asked for s in self._ordered(threat, x) if s.asked is not None)
-        questions = [question_text(text) for text in texts]
-        return [(tuple(q.members), tuple(q.probs)) for q in questions]
+    def asked(self, threat: Threat, x: Tensor) -> list[Asked]:
+        """Return all stored searches, in order."""
+        texts = {s.question: s.asked for s in self._ordered(threat, x) if s.question and s.asked}
+        return [Asked(key, question_text(text)) for key, text in texts.items()]
+
+    def passes(self, members: Sequence[str], keys: Keys, threat: Threat, x: Tensor) -> float:
+        """The passes of all stored searches on these inputs that attacked some of these members and no others."""
+        places, total = _places(keys), 0.0
+        for segment in self._ordered(threat, x):
+            if segment.work is None or segment.asked is None:
+                continue
+            if set(question_text(segment.asked).members) <= set(members):
+                shared = np.mean([key.tobytes() in places for key in segment.work_inputs] or [False])
+                total += float(shared) * (segment.work["forwards"] + segment.work["backwards"])
+        return total
 
     def extend(
         self,
