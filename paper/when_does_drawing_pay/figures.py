@@ -72,9 +72,12 @@ def _map() -> Figure | None:
     shown = [(name, pairs) for name, pairs in axes_of_the_map() if len(pairs) > 1]
     if not shown:
         return None
-    figure = Figure(figsize=(2.3 * len(shown) + 0.6, 2.6), layout="constrained")
-    panels = figure.subplots(1, len(shown), squeeze=False, sharey=True)[0]
-    for axes, (name, pairs) in zip(panels, shown, strict=True):
+    columns = -(-len(shown) // 2)
+    figure = Figure(figsize=(2.4 * columns + 0.6, 4.8), layout="constrained")
+    panels = figure.subplots(2, columns, squeeze=False, sharey=True).flatten().tolist()
+    for axes in panels[len(shown) :]:
+        axes.set_visible(False)
+    for axes, (name, pairs) in zip(panels[: len(shown)], shown, strict=True):
         ticks = range(len(pairs))
         for value, colour, marker, label in (
             ("drawn", _ORANGE, "*", "drawn evenly"),
@@ -82,12 +85,12 @@ def _map() -> Figure | None:
         ):
             gains = [getattr(one, value) - one.members for _, one in pairs]
             axes.plot(ticks, gains, color=colour, marker=marker, label=label)
-        axes.set_xticks(ticks, [tick for tick, _ in pairs], fontsize=8)
+        axes.set_xticks(ticks, [tick for tick, _ in pairs], fontsize=8, rotation=45 if len(pairs) > 5 else 0)
         axes.set_xlabel(name)
         axes.yaxis.set_major_formatter(lambda value, _: f"{round(100 * value, 1):g}")
         _plain(axes)
     panels[0].set_ylim(bottom=0)
-    panels[0].set_ylabel("points above the members' mean")
+    figure.supylabel("points above the members' mean", fontsize=9)
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
     return figure

@@ -29,6 +29,8 @@ from paper.when_does_drawing_pay.plan import (
     LENGTHS,
     MANY,
     MEMBERS,
+    MOST,
+    MOST_LENGTHS,
     NARROW,
     NARROW_BOUNDED,
     NARROW_LENGTHS,
@@ -153,6 +155,10 @@ def axes_of_the_map() -> list[tuple[str, list[tuple[str, Group]]]]:
         (
             f"epochs, width {NARROW}",
             [(str(e), _like(epochs=e, width=NARROW)) for e in NARROW_LENGTHS],
+        ),
+        (
+            f"epochs, {MOST} members by bounded",
+            [(str(e), _like("bounded", 0.5, epochs=e, members=MOST)) for e in MOST_LENGTHS],
         ),
         ("width", [(str(w), _like(width=w)) for w in WIDTHS]),
         ("ε", [(f"{e:g}", _like(eps=e)) for e in RADII]),
@@ -459,6 +465,10 @@ def write_page(target: Path, figures: Mapping[str, str]) -> None:
         (
             f"Training length, {NARROW} units",
             f"{_plateau(NARROW_LENGTHS, NARROW)} {_narrow()}",
+        ),
+        (
+            f"Training length, {MOST} members by `bounded`",
+            "Epochs of AT before `bounded`, which adds half as many. The final comparison takes the last.",
         ),
         ("Width", "Units of each hidden layer."),
         ("Radius", "Members are trained and attacked at ε."),

@@ -45,7 +45,8 @@ FURTHER = BASE // 2
 MEMBERS = 4
 MANY = 8
 MOST = 16
-LONG = 3200  # epochs of the members that the final comparison starts from
+MOST_LENGTHS = (400, 1600, 3200)
+LONG = MOST_LENGTHS[-1]  # epochs of the members that the final comparison starts from
 IDEAS: tuple[tuple[str, float | None], ...] = (
     ("bounded", 0.5),
     ("shared", 0.5),
@@ -246,7 +247,7 @@ def _cells() -> Iterable[Cell]:
         *(Cell(method, weight=weight) for method, weight in fast),
         *(Cell(method, weight=weight) for method, weight in slow),
         *(Cell(method) for method in BOOSTED),
-        FINAL,
+        *(Cell("bounded", Member(epochs=epochs), members=MOST, weight=0.5) for epochs in MOST_LENGTHS),
         *(Cell(member=Member(width=NARROW, epochs=epochs)) for epochs in NARROW_LENGTHS),
         NARROW_BOUNDED,
     ]
