@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import weakref
 
-import pytest
 import torch
 from torch import Tensor, nn
 
@@ -74,22 +73,3 @@ def test_a_member_that_is_gone_leaves_nothing_behind() -> None:
     del net
     gc.collect()
     assert gone() is None
-
-
-def test_a_small_pass_runs_on_one_thread_and_the_others_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The number of threads is the process's own, so it is restored after an error too."""
-    asked = [2]
-    monkeypatch.setattr(torch, "get_num_threads", lambda: asked[-1])
-    monkeypatch.setattr(torch, "set_num_threads", asked.append)
-    net = nn.Linear(1000, 300)  # 300,300 weights: four images are a small pass, five are not
-    members = GradientMembers([net])
-    with members.threads(5):
-        assert asked == [2]
-    with members.threads(4):
-        assert asked == [2, 1]
-        with members.threads(1):  # one thread already
-            assert asked == [2, 1]
-    assert asked == [2, 1, 2]
-    with pytest.raises(RuntimeError), members.threads(1):
-        raise RuntimeError
-    assert asked == [2, 1, 2, 1, 2]

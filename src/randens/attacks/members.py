@@ -16,7 +16,7 @@ import copy
 import math
 import warnings
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -31,8 +31,6 @@ from randens.models.precision import bfloat16_pays, probe
 __all__ = ["GradientMembers", "folded"]
 
 _PRECISIONS = ("auto", "float32", "bfloat16")
-# Images times weights, five images of a ResNet-20: in a smaller pass, threads wait longer than they compute.
-_SMALL = 1_500_000
 _RANDOM = 1e-3  # relative to the largest logit; sums on a GPU differ by less
 
 
@@ -63,7 +61,6 @@ class GradientMembers:
         ]
         self.passes = [int(getattr(network, "passes", 1)) for network in networks]
         self.shares = len(networks) < sum(len(part) for part in self.parts)
-        self._sizes = [sum(p.numel() for p in network.parameters()) for network in networks]
         self._members = [_kept_folded(m) if fold and convolutional else m for m in networks]
         self._originals = list(networks)
         alike = self.exact and not self.shares and all(weights == [1.0] for weights in self.weights)
@@ -117,19 +114,6 @@ class GradientMembers:
         except RuntimeError:
             return False
         return all(self._agrees(index, x, z) for index, z in enumerate(answers))
-
-    @contextlib.contextmanager
-    def threads(self, images: int) -> Iterator[None]:
-        """Run a pass over so many images on one thread where it is small; attacks end on a few hard inputs."""
-        several = torch.get_num_threads()
-        if self.device != "cpu" or several == 1 or images * max(self._sizes) > _SMALL:
-            yield
-            return
-        torch.set_num_threads(1)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(several)
 
     def __call__(self, index: int, inputs: Tensor) -> Tensor:
         return self.combined(index, [self.run(network, inputs) for network in self.parts[index]])

@@ -186,7 +186,7 @@ class Oracle(Ledger):
                 yield rank, member, z
 
     def _forward(self, index: int, points: Tensor) -> Tensor:
-        with torch.no_grad(), self._gradient_members.threads(len(points)):
+        with torch.no_grad():
             points = to_layout(points)
             # Folding changes less than `_TIE` allows for.
             exact = self._gradient_members.exact
@@ -289,13 +289,6 @@ class Oracle(Ledger):
             return self._shared_gradient(rows, inputs, loss, chosen, weights)
         if self._gradient_members.stack is not None and len(chosen) > 1:
             return self._stacked_gradient(rows, inputs, loss, chosen, weights)
-        with self._gradient_members.threads(len(points)):
-            return self._summed_gradient(rows, inputs, loss, chosen, weights)
-
-    def _summed_gradient(
-        self, rows: Tensor, inputs: Tensor, loss: Loss, chosen: Sequence[int], weights: Tensor
-    ) -> Tensor:
-        """`gradient` of members that share nothing."""
         outputs = self._outputs(inputs, chosen)
         z = torch.stack(outputs).detach().requires_grad_(True)
         value = loss(z, self.y[rows], weights.to(self.device))
@@ -309,8 +302,8 @@ class Oracle(Ledger):
             # flagged.
             fooled = self._fooled(z[position].detach(), self.y[rows])
             usable.append(self._usable(rows, own, index, watched=~fooled))
-        self.cost.backwards += len(inputs) * sum(self._passes[i] for i in chosen)
-        self._learn_logits(rows, inputs.detach(), z.detach(), chosen)
+        self.cost.backwards += len(points) * sum(self._passes[i] for i in chosen)
+        self._learn_logits(rows, points, z.detach(), chosen)
         gradient = usable[0]
         for other in usable[1:]:
             gradient = gradient + other
@@ -419,8 +412,7 @@ class Oracle(Ledger):
             errors[rank, member] = memory.errors[rows[rank], member]
             asked = wanted & ~stored
         for rank, member in _pairs(asked, together=self._gradient_members.stack is not None):
-            with self._gradient_members.threads(len(rank)):
-                gaps, normals, fooled = self._planes(rows[rank], points[rank], member, classes)
+            gaps, normals, fooled = self._planes(rows[rank], points[rank], member, classes)
             norms = torch.linalg.vector_norm(normals.flatten(2), self.threat.q, dim=2).clamp_min(1e-20)
             nearest = (gaps / norms).argmin(dim=1)
             first = torch.arange(len(rank), device=self.device)
@@ -454,8 +446,7 @@ class Oracle(Ledger):
         This takes one forward pass and G backward passes. With fewer classes than hyperplanes, all are
         returned.
         """
-        with self._gradient_members.threads(len(rows)):
-            gaps, gradients, fooled = self._planes(rows, points, torch.full_like(rows, index), count)
+        gaps, gradients, fooled = self._planes(rows, points, torch.full_like(rows, index), count)
         errors = torch.zeros(len(rows), self.members, dtype=torch.bool, device=self.device)
         errors[:, index] = fooled
         seen = torch.zeros_like(errors)
