@@ -44,9 +44,9 @@ from randens.training.state import Spent, Stage, pack, part
 
 __all__ = ["LEAST_WORK", "SideBySide", "jobs_for"]
 
-LEAST_WORK = 2e12
-"""FLOP of a training from which the automatic choice starts processes: about a minute of one core. Starting a
-process takes a few seconds."""
+LEAST_WORK = 2e13
+"""FLOP of a training from which the automatic choice starts processes: about ten minutes of one core. Starting
+the processes takes some ten seconds, and ResNet-20s gain a few percent only."""
 
 _POLLED_SECONDS = 0.1
 
