@@ -117,7 +117,8 @@ BENCH_PIP := $(BENCH)/bin/python -m pip install --quiet --disable-pip-version-ch
 $(BENCH)/installed: pyproject.toml constraints.txt benchmarks/requirements.txt benchmarks/requirements-alone.txt
 	@echo "Installing randens and the peers it is measured against into $(BENCH); minutes the first time."
 	$(PYTHON) -m venv $(BENCH)
-	$(BENCH_PIP) hatchling editables
+# visdom, which adv-lib imports, is built by setuptools with pkg_resources.
+	$(BENCH_PIP) hatchling editables "setuptools<81" wheel
 	$(BENCH_PIP) --no-build-isolation --editable ".[deploy]" --requirement benchmarks/requirements.txt
 	$(BENCH_PIP) --no-deps --requirement benchmarks/requirements-alone.txt
 	@touch $@
