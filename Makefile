@@ -5,7 +5,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Benchmarks have an environment of their own: peers that nothing else needs live there.
 BENCH := .venv-bench
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# Python compiles what it imports. Compiling all 22,000 files of the packages would take longer than most of the tests.
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
+PIP := $(BIN)/python $(PIP_INSTALL)
 # One torch thread per test worker: two workers with two threads each would fight for two cores.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
@@ -78,10 +80,11 @@ portable-short: $(VENV)/installed-dev
 pythons:
 	.ci/pythons
 
-# Warnings are errors (never with --quiet, which drops them uncounted). The variable silences a notice about the builder's successor, which is no warning.
 mutants: $(VENV)/installed-dev
 	$(ONE_THREAD) $(BIN)/python -m tests.mutation.run
 
+# Warnings are errors (never with --quiet, which drops them uncounted). The variable silences a notice about the
+# builder's successor, which is no warning.
 docs: $(VENV)/installed-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "The site is in site/: open site/index.html."
@@ -112,7 +115,7 @@ $(VENV)/installed-dev: pyproject.toml constraints.txt | $(VENV)/installed
 	$(PIP) --no-deps torchattacks timm
 	@touch $@ $(VENV)/installed
 
-BENCH_PIP := $(BENCH)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+BENCH_PIP := $(BENCH)/bin/python $(PIP_INSTALL)
 
 $(BENCH)/installed: pyproject.toml constraints.txt benchmarks/requirements.txt benchmarks/requirements-alone.txt
 	@echo "Installing randens and the peers it is measured against into $(BENCH); minutes the first time."
