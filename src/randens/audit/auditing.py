@@ -15,17 +15,16 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from randens._version import __version__
 from randens.attacks import Cost
 from randens.audit import attack_checks, member_checks
 from randens.audit.case import Case, Check, StoredCase
 from randens.core.errors import InputError
-from randens.core.files import picked, write_json
+from randens.core.files import picked
 from randens.core.progress import Progress, silent
-from randens.core.runs import Run
+from randens.core.runs import Kept
 from randens.data import ImageData
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation.labelled_data import Data, fingerprint, labelled
@@ -42,7 +41,7 @@ ENOUGH = 50
 
 
 @dataclass(frozen=True)
-class Audit:
+class Audit(Kept):
     """The result of all checks on one ensemble.
 
     Attributes
@@ -64,6 +63,9 @@ class Audit:
     version : str
         Of randens.
     """
+
+    kept_as: ClassVar[str] = "audit"
+    asked: ClassVar[str] = "ensemble probs data split n threat seed"
 
     checks: tuple[Check, ...]
     complete: bool
@@ -122,17 +124,6 @@ class Audit:
         names = "version passed complete conclusive verdict checks ensemble probs data split n threat seed"
         cost = {**vars(self.cost), "seconds": self.seconds}
         return {"format": _FORMAT, **picked(self, names), "cost": cost}
-
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the JSON, atomically."""
-        write_json(path, self.to_json())
-        return Path(path)
-
-    def keep(self, run: Run) -> tuple[Path, bool]:
-        """Keep the JSON in a run folder, by its question; see `Run.keep`."""
-        document = self.to_json()
-        asked = ("ensemble", "probs", "data", "split", "n", "threat", "seed")
-        return run.keep("audit", document, {key: document[key] for key in asked})
 
 
 def stored_audit(

@@ -16,6 +16,7 @@ from randens import attacks
 from randens.attacks import Attack, Cost, Found
 from randens.attacks.dataset import ask, attack_data
 from randens.core.errors import RandensError
+from randens.core.files import Plain
 from randens.core.progress import Progress, silent
 from randens.ensemble import RandomizedEnsemble, evaluating, to_layout
 from randens.threat import Threat
@@ -51,7 +52,7 @@ _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
-class Check:
+class Check(Plain):
     """The result of one check: what was compared, whether it passed, and advice if it failed.
 
     Attributes
@@ -73,10 +74,6 @@ class Check:
     finding: str
     evidence: Mapping[str, Any] = field(default_factory=dict)
     advice: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """A plain dictionary for JSON."""
-        return {**vars(self), "evidence": dict(self.evidence)}
 
 
 @dataclass

@@ -18,8 +18,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -31,9 +30,9 @@ from randens.attacks import exact
 from randens.certify.interval_bounds import propagate
 from randens.certify.linear_bounds import crown
 from randens.core.errors import InputError, ModelError, whole
-from randens.core.files import picked, write_json
+from randens.core.files import picked
 from randens.core.progress import Progress, silent
-from randens.core.runs import Run
+from randens.core.runs import Kept
 from randens.ensemble import RandomizedEnsemble, evaluating
 from randens.evaluation.labelled_data import Data, fingerprint, labelled
 from randens.risk import RiskProfile, Sampling, optimal_sampling
@@ -57,7 +56,7 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class Certification:
+class Certification(Kept):
     """Certified bounds for an ensemble on n inputs.
 
     Attributes
@@ -85,6 +84,9 @@ class Certification:
     version : str
         Of randens.
     """
+
+    kept_as: ClassVar[str] = "certification"
+    asked: ClassVar[str] = "ensemble probs data split n threat lower_from"
 
     probs: Array
     certified: NDArray[np.bool_]
@@ -145,17 +147,6 @@ class Certification:
             "lower_from": "natural errors" if self.witnesses is None else "witnesses",
             "certified": to_words(self.certified),
         }
-
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the JSON, atomically."""
-        write_json(path, self.to_json())
-        return Path(path)
-
-    def keep(self, run: Run) -> tuple[Path, bool]:
-        """Keep the JSON in a run folder, by its question; see `Run.keep`."""
-        document = self.to_json()
-        asked = ("ensemble", "probs", "data", "split", "n", "threat", "lower_from")
-        return run.keep("certification", document, {key: document[key] for key in asked})
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from randens.attacks import Attack, Cost
     from randens.core.distributed import Workers
     from randens.core.progress import Progress
+    from randens.core.runs import Kept, Run
     from randens.data import ImageData
     from randens.evaluation.run_folder import Subject
     from randens.threat import Threat
@@ -44,28 +45,26 @@ __all__ = [
     "make_attacks",
     "number",
     "said",
+    "written",
 ]
 
 RunFolder = Annotated[
     Path,
     typer.Argument(
-        help="A run folder, made by `randens quickstart` or `randens train`, e.g. runs/quickstart-1.",
-        show_default=False,
+        help="A run folder, made by `randens quickstart` or `randens train`, e.g. runs/quickstart-1."
     ),
 ]
 OptionalRun = Annotated[
     Path | None,
     typer.Argument(
-        help="A run folder, e.g. runs/quickstart-1; left out if --model names networks of your own.",
-        show_default=False,
+        help="A run folder, e.g. runs/quickstart-1; left out if --model names networks of your own."
     ),
 ]
 Model = Annotated[
     str | None,
     typer.Option(
         help="Your own network instead of RUN: a TorchScript, ONNX or saved ensemble's file or folder, a name of the "
-        "zoo, or package.module:factory, which needs --run-code.",
-        show_default=False,
+        "zoo, or package.module:factory, which needs --run-code."
     ),
 ]
 RunCode = Annotated[
@@ -75,14 +74,9 @@ RunCode = Annotated[
     ),
 ]
 Mean = Annotated[
-    str | None,
-    typer.Option(
-        help="With --model: the means for normalising inputs, separated by commas.", show_default=False
-    ),
+    str | None, typer.Option(help="With --model: the means for normalising inputs, separated by commas.")
 ]
-Std = Annotated[
-    str | None, typer.Option(help="With --model and --mean: the standard deviations.", show_default=False)
-]
+Std = Annotated[str | None, typer.Option(help="With --model and --mean: the standard deviations.")]
 Device = Annotated[
     str,
     typer.Option(
@@ -100,43 +94,33 @@ Attacks = Annotated[
     typer.Option(
         "--attack",
         help=f"An attack by name; repeatable, the worst result counts. One of: {', '.join(known.ATTACKS)}.",
-        show_default=False,
         autocompletion=known.starting(known.ATTACKS),
     ),
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set", help="An option for every named attack, e.g. steps=40; repeatable.", show_default=False
-    ),
+    typer.Option("--set", help="An option for every named attack, e.g. steps=40; repeatable."),
 ]
 Norm = Annotated[
     str | None,
     typer.Option(
-        help="linf or l2, instead of the run's; give --eps too.",
-        show_default=False,
-        autocompletion=known.starting(known.NORMS),
+        help="linf or l2, instead of the run's; give --eps too.", autocompletion=known.starting(known.NORMS)
     ),
 ]
 Eps = Annotated[
     str | None,
     typer.Option(
-        help="Radius of the perturbations instead of the run's, e.g. 0.03 or 8/255; pixels go from 0 to 1.",
-        show_default=False,
+        help="Radius of the perturbations instead of the run's, e.g. 0.03 or 8/255; pixels go from 0 to 1."
     ),
 ]
 Data = Annotated[
     str | None,
     typer.Option(
         help=f"Data set instead of the run's. One of: {', '.join(known.DATA_SETS)}.",
-        show_default=False,
         autocompletion=known.starting(known.DATA_SETS),
     ),
 ]
-Limit = Annotated[
-    int | None,
-    typer.Option(help="Use only this many inputs, from the first on; all by default.", show_default=False),
-]
+Limit = Annotated[int | None, typer.Option(help="Use only this many of the first inputs.")]
 Seed = Annotated[int, typer.Option(help="Seed of all random choices of the attacks.")]
 
 Fresh = Annotated[
@@ -321,6 +305,13 @@ def said(store: WitnessStore, now: Cost, stored: str) -> list[str]:
     """Return the messages about the store: passes of this command, stored results used, and problems."""
     made = f"{now.forwards:,} forward and {now.backwards:,} backward member passes in this call"
     return [f"{made}; {stored} in {store.folder}.", *store.notes]
+
+
+def written(result: Kept, output: Path | None, run: Run, what: str = "its answer") -> str:
+    """Write a result to `output`, or keep it in the run; returns the sentence that says where it is."""
+    path, main = result.keep(run) if output is None else (result.save(output), True)
+    name = path.name.partition("-")[0]
+    return f"Written to {path}." + ("" if main else f" {name}.json keeps {what} on more inputs.")
 
 
 def make_attacks(

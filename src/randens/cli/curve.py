@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from randens.cli import choices
-from randens.cli.output import console, print_json
+from randens.cli.output import show
 
 __all__ = ["curve"]
 
@@ -25,12 +25,9 @@ def curve(
         typer.Option("--cost", help="Accuracy against member passes of each --attack, at the last radius."),
     ] = False,
     deterministic: Annotated[bool, typer.Option(help="Also attack the mean of all logits.")] = True,
-    plot: Annotated[
-        Path | None, typer.Option(help="Draw the curves into this PNG, SVG or PDF file.", show_default=False)
-    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the curves into this PNG, SVG or PDF file.")] = None,
     output: Annotated[
-        Path | None,
-        typer.Option(help="Where the JSON goes; curve.json of the run by default.", show_default=False),
+        Path | None, typer.Option(help="Where the JSON goes; curve.json of the run by default.")
     ] = None,
 ) -> None:
     """Draw robust accuracy against ε for the ensemble of RUN, its members and the deterministic ensemble.
@@ -86,11 +83,5 @@ def curve(
         write_json(path, found.to_json())
     if plot is not None:
         found.plot(plot)
-    if case.as_json:
-        print_json(found.to_json())
-        return
-    out = console()
-    out.print(repr(found), markup=False)
-    for written in (path, plot):
-        if written is not None:
-            out.print(f"Written to {written}.", markup=False)
+    written = [f"Written to {place}." for place in (path, plot) if place is not None]
+    show(found, case.as_json, [repr(found), *written])

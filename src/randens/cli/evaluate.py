@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from randens.cli import choices
-from randens.cli.output import console, print_json
+from randens.cli.output import show
 from randens.cli.progress_bars import bars
 from randens.core.errors import InputError
 
@@ -33,8 +34,7 @@ class _Options(choices.Evaluating):
     draws: Annotated[
         int | None,
         typer.Option(
-            help="With --model: the model is random; attack this many frozen draws and score it on fresh ones.",
-            show_default=False,
+            help="With --model: the model is random; attack this many frozen draws and score it on fresh ones."
         ),
     ] = None
     tolerance: Annotated[
@@ -49,8 +49,7 @@ class _Options(choices.Evaluating):
         Path | None, typer.Option(help="Where the JSON goes; evaluation.json of the run by default.")
     ] = None
     adversarial: Annotated[
-        Path | None,
-        typer.Option(help="Also write the worst perturbed inputs there, as safetensors.", show_default=False),
+        Path | None, typer.Option(help="Also write the worst perturbed inputs there, as safetensors.")
     ] = None
     style: Annotated[Format, typer.Option("--format", help="Table, Markdown or LaTeX rows.")] = Format.table
 
@@ -108,12 +107,11 @@ def _of_run(case: _Options, run: Path) -> None:
         )
     if not processes.writes:
         return
-    path, main = (result.save(case.output), True) if case.output is not None else result.keep(subject.run)
+    written = choices.written(result, case.output, subject.run)
     if case.adversarial is not None:
         evaluation.save_worst_inputs(case.adversarial, result, subject.rec, images)
-    kept = "" if main else " evaluation.json keeps its numbers on more inputs."
     told = choices.said(store, result.now, f"{result.reread} stored witnesses judged again")
-    _print(case, result, str(subject.run.path), [*told, f"Written to {path}.{kept}"])
+    show(result, case.as_json, _lines(case, result, str(subject.run.path), [*told, written]))
 
 
 def _own(case: _Options) -> None:
@@ -143,7 +141,8 @@ def _own(case: _Options) -> None:
     path = None if case.output is None else result.save(case.output)
     if case.adversarial is not None and result.case is not None:
         evaluation.save_worst_inputs(case.adversarial, result, result.case.rec, result.case.data)
-    _print(case, result, case.model, [] if path is None else [f"Written to {path}."])
+    told = [] if path is None else [f"Written to {path}."]
+    show(result, case.as_json, _lines(case, result, case.model, told))
 
 
 def _random(case: _Options, draws: int) -> None:
@@ -177,33 +176,21 @@ def _random(case: _Options, draws: int) -> None:
             Run.create(output, kind="random model").path / "stochastic.json" if run else output
         )
         told.append(f"Written to {path}." + (f" A page about it: randens report {output}." if run else ""))
-    if case.as_json:
-        print_json(result.to_json())
-        return
-    out = console()
-    for line in [*result.statements(), *told]:
-        out.print(line, markup=False)
+    show(result, case.as_json, [*result.statements(), *told])
 
 
-def _print(case: _Options, result: Evaluation, name: str, told: list[str]) -> None:
+def _lines(case: _Options, result: Evaluation, name: str, told: list[str]) -> Iterator[Any]:
+    """The table in the requested format; in a terminal also sentences about it."""
     from randens.data import called
     from randens.evaluation import result_tables
 
-    if case.as_json:
-        print_json(result.to_json())
-        return
     rows = result_tables.rows(result)
     if case.style is Format.markdown:
-        typer.echo(result_tables.markdown(rows))
+        yield result_tables.markdown(rows)
     elif case.style is Format.latex:
-        typer.echo(result_tables.latex(rows))
+        yield result_tables.latex(rows)
     else:
-        title = (
-            f"{name} on {called(result.data, result.split)}, {result.threat.norm} ε = {result.threat.eps:.4g}"
-        )
-        out = console()
-        out.print(result_tables.terminal(rows, title, result.confidence))
-        for line in result_tables.statements(result):
-            out.print(line)
-        for line in told:
-            out.print(line, markup=False)
+        about = f"{called(result.data, result.split)}, {result.threat.norm} ε = {result.threat.eps:.4g}"
+        yield result_tables.terminal(rows, f"{name} on {about}", result.confidence)
+        yield from result_tables.statements(result)
+        yield from told

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from randens.cli.output import Json, console, print_json
+from randens.cli.output import Json, show
 from randens.cli.progress_bars import bars
 from randens.core.errors import FileError
 from randens.core.progress import silent
@@ -24,40 +24,28 @@ def train(
     recipe: Annotated[
         Path,
         typer.Argument(
-            help="A recipe in TOML, or the name of one that comes with randens, e.g. digits-mlp-barre.",
-            show_default=False,
+            help="A recipe in TOML, or the name of one that comes with randens, e.g. digits-mlp-barre."
         ),
     ],
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out",
-            "--output",
-            help="The run folder; runs/ and the recipe's name by default.",
-            show_default=False,
-        ),
+        typer.Option("--out", "--output", help="The run folder; runs/ and the recipe's name by default."),
     ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option(
-            "--set",
-            help="Another value for a field of the recipe, e.g. optimizer.lr=0.05; repeatable.",
-            show_default=False,
+            "--set", help="Another value for a field of the recipe, e.g. optimizer.lr=0.05; repeatable."
         ),
     ] = None,
     device: Annotated[
         str | None,
-        typer.Option(
-            help="Where to train: auto, cpu, cuda, cuda:N or mps; the recipe's device by default.",
-            show_default=False,
-        ),
+        typer.Option(help="Where to train: auto, cpu, cuda, cuda:N or mps; the recipe's device by default."),
     ] = None,
     jobs: Annotated[
         int | None,
         typer.Option(
             help="Members of method iat trained at a time, each in its own process; chosen by the length of "
-            "the training and the cores by default.",
-            show_default=False,
+            "the training and the cores by default."
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Continue although the recipe has changed.")] = False,
@@ -95,21 +83,19 @@ def _report(folder: Path, as_json: bool) -> None:
     from randens.core.runs import Run
     from randens.training.run_files import Summary
 
-    run = Run.open(folder)
-    if as_json:
-        print_json({"run": str(folder), **run.read("training")})
-        return
-    summary, out = read_document(folder / "training.json", Summary), console()
+    document = {"run": folder, **Run.open(folder).read("training")}
+    summary = read_document(folder / "training.json", Summary)
     found = summary.validation
     if found is None:
         raise FileError(f"{folder / 'training.json'} does not hold a summary; train again with --force")
     probs = ", ".join(f"{p:.3g}" for p in summary.probs)
-    out.print(
+    lines = [
         f"{summary.method}, {summary.members} members, α = ({probs}): natural "
         f"{found.natural_accuracy:.1%}, under {found.attack} {found.robust_accuracy:.1%} "
-        f"on {found.images} validation images."
-    )
-    out.print(f"The ensemble is in {folder}. Judge it on test data: randens evaluate {folder}")
+        f"on {found.images} validation images.",
+        f"The ensemble is in {folder}. Judge it on test data: randens evaluate {folder}",
+    ]
+    show(document, as_json, lines)
 
 
 class _Stop:

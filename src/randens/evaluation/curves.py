@@ -11,7 +11,6 @@ import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from torch import Tensor
 
 from randens.attacks import Attack, Cost
 from randens.core.errors import InputError
-from randens.core.files import picked, write_json
+from randens.core.files import Plain, Saved, picked
 from randens.core.progress import Progress, renamed, silent, within
 from randens.data import called
 from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble
@@ -51,7 +50,7 @@ _BUDGETS = ("steps", "queries", "orders", "restarts")
 
 
 @dataclass(frozen=True)
-class CurvePoint:
+class CurvePoint(Plain):
     """Robust accuracies at one radius.
 
     Parameters
@@ -77,13 +76,9 @@ class CurvePoint:
     members: tuple[Estimate, ...]
     deterministic: Estimate | None
 
-    def to_json(self) -> dict[str, Any]:
-        """A plain dictionary for JSON."""
-        return picked(self, "eps ensemble members deterministic")
-
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Curve:
+class Curve(Saved):
     """Robust accuracy against ε, from one pool of witnesses; shown as a table.
 
     Parameters
@@ -195,11 +190,6 @@ class Curve:
                 lows, highs = [v.low for v in values], [v.high for v in values]
                 axes.fill_between(radii, lows, highs, alpha=0.2, color=drawn.get_color(), lw=0)
         return _finish(figure, axes, path)
-
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the JSON, atomically."""
-        write_json(path, self.to_json())
-        return Path(path)
 
 
 def curve(
@@ -340,7 +330,7 @@ class CostPoint:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class CostCurve:
+class CostCurve(Saved):
     """Robust accuracy against member passes, a line per attack; shown as a table.
 
     Parameters

@@ -15,7 +15,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -28,10 +28,12 @@ from randens.attacks.dataset import as_attacks
 from randens.core.errors import InputError
 from randens.core.files import Plain, picked
 from randens.core.progress import Progress, renamed, silent
+from randens.core.runs import Kept
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation.gradient_conflict import Conflict
 from randens.evaluation.intervals import Estimate, difference, estimate
 from randens.evaluation.labelled_data import Data, Labelled, fingerprint, labelled
+from randens.evaluation.result_tables import Row
 from randens.evaluation.results import Accuracy
 from randens.evaluation.worst_case import evaluate_ensemble, transferred
 from randens.threat import Threat
@@ -48,19 +50,15 @@ _ROUNDS = 25  # of them at most
 
 
 @dataclass(frozen=True, eq=False)
-class Option:
-    """One option for deployment.
+class Option(Row):
+    """One option for deployment, with the FLOPs of one inference on average over the draw.
 
     kind: "member", "drawn", "subset", "deterministic" or "network". k: the number of networks per input.
-    flops: of one inference, on average over the draw. risks, clean: expected error of every input under
-    attack and without, [n].
+    risks, clean: expected error of every input under attack and without, [n].
     """
 
-    name: str
     kind: str
     k: int
-    flops: float
-    accuracy: Accuracy
     risks: NDArray[np.float64] = field(repr=False)
     clean: NDArray[np.float64] = field(repr=False)
 
@@ -83,7 +81,7 @@ class Choice(Plain):
 
 
 @dataclass(frozen=True, eq=False)
-class Advice:
+class Advice(Kept):
     """The options, the choice at 1×, 2× and M× a member's compute, and the reasons behind them.
 
     gain: Σ α_i η_i − η(α) with its interval. conflict: the joint reach. pair, apart: the two members that are most
@@ -92,6 +90,9 @@ class Advice:
     attacked with. ensemble: the members' fingerprint. confidence: of the intervals. cost: member passes.
     passes: attack passes per input, of each member in all attacks on it ("each member") and of the single networks.
     """
+
+    kept_as: ClassVar[str] = "advice"
+    asked: ClassVar[str] = "ensemble data split n threat attacks"
 
     options: tuple[Option, ...]
     choices: tuple[Choice, ...]
@@ -377,7 +378,7 @@ def _options(
         risks = pool.best(probs)[0]
         flops = np.array([models.flops(m, shape) for m in one.members], dtype=np.float64)
         accuracy = Accuracy(estimate(1 - clean, confidence), estimate(1 - risks, confidence))
-        return Option(name, kind, k, float(probs @ flops), accuracy, risks, clean)
+        return Option(name, accuracy, float(probs @ flops), kind, k, risks, clean)
 
     own, members = pools[""], len(rec)
     alpha = rec.probs.cpu().numpy()

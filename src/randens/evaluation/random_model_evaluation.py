@@ -21,11 +21,9 @@ approximation).
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
@@ -40,7 +38,7 @@ from randens.attacks.dataset import batches
 from randens.attacks.eot import EOT
 from randens.attacks.suite import Suite
 from randens.core.errors import InputError, whole
-from randens.core.files import picked, plain, write_json
+from randens.core.files import Saved, picked, plain
 from randens.core.progress import Progress, silent
 from randens.ensemble import RandomizedEnsemble, frozen
 from randens.evaluation.draw_statistics import (
@@ -111,7 +109,7 @@ class Spread:
 
 
 @dataclass(frozen=True, eq=False)
-class StochasticEvaluation:
+class StochasticEvaluation(Saved):
     """Expected accuracies of a random classifier on fresh draws, with intervals and diagnostics.
 
     Attributes
@@ -269,11 +267,6 @@ class StochasticEvaluation:
             "cost": {**vars(self.cost), "seconds": self.seconds},
             "points": {"natural": self.natural_points.tolist(), "robust": self.robust_points.tolist()},
         }
-
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the JSON, atomically."""
-        write_json(path, self.to_json())
-        return Path(path)
 
 
 def evaluate_stochastic(

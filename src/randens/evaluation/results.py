@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,8 +17,8 @@ from randens._version import __version__
 from randens.attacks import Cost
 from randens.core.documents import fitted
 from randens.core.errors import FileError, InputError, RandensError
-from randens.core.files import document_checksum, picked, read_json, seal, write_json
-from randens.core.runs import Run
+from randens.core.files import Plain, document_checksum, picked, read_json, seal
+from randens.core.runs import Kept
 from randens.ensemble import RandomizedEnsemble, check_probs
 from randens.evaluation.documents import EvaluationDocument
 from randens.evaluation.gradient_conflict import Conflict
@@ -42,7 +42,7 @@ THREAT_MODEL = (
 
 
 @dataclass(frozen=True)
-class Accuracy:
+class Accuracy(Plain):
     """Expected accuracy of one classifier.
 
     Attributes
@@ -53,10 +53,6 @@ class Accuracy:
 
     natural: Estimate
     robust: Estimate
-
-    def to_json(self) -> dict[str, Any]:
-        """A plain dictionary for JSON."""
-        return picked(self, "natural robust")
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +91,7 @@ class Level:
 
 
 @dataclass(frozen=True)
-class Pair:
+class Pair(Plain):
     """Theorem 1 for members i and j: drawing between them beats both iff conflict > difference.
 
     together: whether an attack drew both. Where none did, `conflict` only says that no perturbation was met that
@@ -110,13 +106,9 @@ class Pair:
     together: bool
     test: Theorem1Test
 
-    def to_json(self) -> dict[str, Any]:
-        """A plain dictionary for JSON."""
-        return {**vars(self), "test": self.test.to_json()}
-
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Evaluation:
+class Evaluation(Kept):
     """The verdicts on one ensemble, one set of inputs and one threat; everything else is computed from them.
 
     `randens.evaluate` returns it. It prints as a table in a terminal and in a notebook.
@@ -166,6 +158,9 @@ class Evaluation:
         The passes of this call, and the number of stored witnesses that it checked. These two are not in the
         JSON, so that the same evaluation gives the same document.
     """
+
+    kept_as: ClassVar[str] = "evaluation"
+    asked: ClassVar[str] = "ensemble probs also data split threat attacks confidence"
 
     probs: NDArray[np.float64]
     points: Points
@@ -405,18 +400,9 @@ class Evaluation:
             "found_by": self.found_by,
         }
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the JSON, atomically."""
-        write_json(path, self.to_json())
-        return Path(path)
-
-    def keep(self, run: Run) -> tuple[Path, bool]:
-        """Keep the JSON in a run folder, by its question; see `Run.keep`."""
-        document = self.to_json()
-        asked = ("ensemble", "probs", "also", "data", "split", "threat", "attacks", "confidence")
-        whole = self.deterministic is not None
-        question = {**{key: document[key] for key in asked}, "n": self.n, "deterministic": whole}
-        return run.keep("evaluation", document, question)
+    def question(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        """What the result is about; of two results with the same question the later one is kept."""
+        return {**super().question(document), "n": self.n, "deterministic": self.deterministic is not None}
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Evaluation:
