@@ -165,21 +165,16 @@ def audit(
     folder: WitnessStore | str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> Audit:
-    """Check `rec` on `data` (a hundred inputs are enough) under `threat` (None: the ensemble's own).
-
-    evaluation: a result to compare with the attacks of the audit. chosen_on: which split chose what. folder:
-    a witness store, where attacks made before are read and new ones kept. A random classifier has checks of
-    its own: see
-    `audit_stochastic`.
+    """Check an ensemble; a random classifier has checks of its own: see `audit_stochastic`.
 
     Parameters
     ----------
     rec : RandomizedEnsemble
         What to check.
     data : pair, loader or ImageData
-        A few inputs.
+        A hundred inputs are enough.
     threat : Threat
-        The threat of the evaluation.
+        The threat of the evaluation; None: the ensemble's own.
     evaluation : Evaluation, optional
         Compared with the attacks of the audit.
     chosen_on : mapping, optional
@@ -187,7 +182,7 @@ def audit(
     seed : int
         Decides every random choice.
     folder : path or WitnessStore, optional
-        A witness store.
+        A witness store, where attacks made before are read and new ones kept.
     progress : callable, optional
         ``progress(task, done, total)``.
 

@@ -75,6 +75,10 @@ class Check(Plain):
     evidence: Mapping[str, Any] = field(default_factory=dict)
     advice: str = ""
 
+    def __post_init__(self) -> None:
+        if self.passed:
+            object.__setattr__(self, "advice", "")
+
 
 @dataclass
 class Case:

@@ -41,7 +41,7 @@ def splits(evaluation: Evaluation | None, chosen_on: Mapping[str, str] | None) -
         not wrong,
         said or "nothing is recorded to have been chosen on data",
         {"chosen_on": choices},
-        f"choose {', '.join(wrong)} on validation data and evaluate again" if wrong else "",
+        f"choose {', '.join(wrong)} on validation data and evaluate again",
     )
 
 
@@ -59,7 +59,7 @@ def belongs(evaluation: Evaluation, rec: RandomizedEnsemble) -> Check:
         not faults,
         f"the evaluation does not fit the ensemble: {'; '.join(faults)}" if faults else "the evaluation fits",
         {"version": evaluation.version, "ensemble": evaluation.ensemble, "faults": faults},
-        "run the evaluation again" if faults else "",
+        "run the evaluation again",
     )
 
 
@@ -134,7 +134,7 @@ def _mode(case: Case) -> Check:
         if differing
         else "members answer as they do in eval mode",
         {"difference": {str(k): v for k, v in differing.items()}},
-        "call rec.eval() before the ensemble is used" if differing else "",
+        "call rec.eval() before the ensemble is used",
     )
 
 
@@ -160,9 +160,7 @@ def _deterministic(case: Case) -> Check:
         else f"{_REPEATS + 1} calls on the same inputs gave the same logits",
         {"relative_difference": gaps, "class_changed": changed},
         "make the member deterministic, list each of its random states as a member of its own, or wrap it in "
-        "randens.RandomizedModel, which is judged on fresh draws"
-        if wrong
-        else "",
+        "randens.RandomizedModel, which is judged on fresh draws",
     )
 
 
@@ -182,9 +180,7 @@ def _batches(case: Case) -> Check:
         if wrong
         else "answers do not depend on the rest of the batch",
         {"relative_difference": gaps},
-        "let normalisation layers use stored statistics (BatchNorm with track_running_stats, in eval mode)"
-        if wrong
-        else "",
+        "let normalisation layers use stored statistics (BatchNorm with track_running_stats, in eval mode)",
     )
 
 
@@ -220,9 +216,7 @@ def _gradients(case: Case) -> list[Check]:
             ),
             {"zero": table["zero"], "nan": table["nan"]},
             "gradient attacks cannot see these members: remove rounding, sign or argmax operations, give them a "
-            "differentiable stand-in, and trust only what a gradient-free attack (--attack random) confirms"
-            if blind
-            else "",
+            "differentiable stand-in, and trust only what a gradient-free attack (--attack random) confirms",
         ),
         Check(
             "loss-gradients",
@@ -230,9 +224,7 @@ def _gradients(case: Case) -> list[Check]:
             _listed("inputs where the cross-entropy's gradient is exactly zero", table["saturated"]),
             {"saturated": table["saturated"]},
             "the logits are so large that the loss saturates: divide them by a constant, or use attacks on margins "
-            "(adaptive-pgd-margin, saddle, suite), which do not depend on the scale"
-            if _above(table["saturated"], _UNUSABLE)
-            else "",
+            "(adaptive-pgd-margin, saddle, suite), which do not depend on the scale",
         ),
         Check(
             "gradients-point-downhill",
@@ -240,9 +232,7 @@ def _gradients(case: Case) -> list[Check]:
             _listed("inputs whose margin falls after a small step along its gradient", table["downhill"]),
             {"downhill": table["downhill"]},
             "gradients that do not say where the margin falls are noise to an attack: look for random, "
-            "discontinuous or substituted gradients in the member"
-            if any(share < _DOWNHILL for share in table["downhill"])
-            else "",
+            "discontinuous or substituted gradients in the member",
         ),
     ]
 
@@ -292,7 +282,7 @@ def _conflict(case: Case) -> Check:
         known,
         found.sentence,
         found.to_json(),
-        "" if known else "the reach needs gradients; see the check named gradients",
+        "the reach needs gradients; see the check named gradients",
     )
 
 
@@ -316,9 +306,7 @@ def _one_hot(case: Case) -> Check:
         if wrong
         else "with all probability on one member, the ensemble is that member",
         {"members": wrong},
-        "members that are not deterministic or share state with others cannot be told apart; separate them"
-        if wrong
-        else "",
+        "members that are not deterministic or share state with others cannot be told apart; separate them",
     )
 
 

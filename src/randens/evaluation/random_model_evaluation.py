@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import computed_field
 from torch import Tensor
 
 from randens._version import __version__
@@ -37,8 +38,9 @@ from randens.attacks import Attack, Cost, create
 from randens.attacks.dataset import batches
 from randens.attacks.eot import EOT
 from randens.attacks.suite import Suite
+from randens.core.documents import Document
 from randens.core.errors import InputError, whole
-from randens.core.files import Saved, picked, plain
+from randens.core.files import Saved, picked
 from randens.core.progress import Progress, silent
 from randens.ensemble import RandomizedEnsemble, frozen
 from randens.evaluation.draw_statistics import (
@@ -69,22 +71,21 @@ _SADDLE = 8  # draws that the default saddle attack looks at: its cost grows wit
 _SELECT = 1_500_000_000  # the first seed of the selection draws; the attack draws begin at 0
 
 
-@dataclass(frozen=True)
-class DrawsStage:
+class DrawsStage(Document):
     """Attacks on K draws: accuracy on these draws, and of the same perturbations on fresh draws."""
 
     draws: int
     in_sample: float
     fresh: float
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def bias(self) -> float:
         """The accuracy on fresh draws minus that on the attacked draws, which is too low."""
         return self.fresh - self.in_sample
 
 
-@dataclass(frozen=True)
-class ChosenAttack:
+class ChosenAttack(Document):
     """One attack's perturbations: expected accuracy on fresh draws, and the number of inputs for which they
     were chosen.
     """
@@ -95,13 +96,13 @@ class ChosenAttack:
     chosen: int
 
 
-@dataclass(frozen=True)
-class Spread:
+class Spread(Document):
     """Accuracies of single frozen draws, each over all inputs."""
 
-    natural: tuple[float, ...]
-    robust: tuple[float, ...]
+    natural: list[float]
+    robust: list[float]
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def deviation(self) -> float:
         """Standard deviation of the robust accuracy between draws."""
@@ -254,14 +255,12 @@ class StochasticEvaluation(Saved):
         """A plain dictionary for JSON."""
         names = (
             "version n data split threat kind confidence natural robust natural_over_draws robust_over_draws "
-            "in_sample bias tolerance converged single_draw randomness adversaries noise probs draws "
+            "in_sample bias tolerance converged single_draw randomness stages adversaries spread noise probs draws "
             "selection_draws scoring_draws shared attacks knowledge seed"
         )
         return {
             "format": _FORMAT,
             **picked(self, names),
-            "stages": [{**vars(stage), "bias": stage.bias} for stage in self.stages],
-            "spread": {**plain(self.spread), "deviation": self.spread.deviation},
             "members": [{"natural": natural, "robust": robust} for natural, robust in self.members],
             "statements": self.statements(),
             "cost": {**vars(self.cost), "seconds": self.seconds},
@@ -452,9 +451,9 @@ class _Run:
         chosen = np.argmax(inside, axis=0)
         rows = np.arange(len(self.inputs))
         return DrawsStage(
-            draws,
-            1 - float(np.stack(inside)[chosen, rows].mean()),
-            1 - float(np.stack(outside)[chosen, rows].mean()),
+            draws=draws,
+            in_sample=1 - float(np.stack(inside)[chosen, rows].mean()),
+            fresh=1 - float(np.stack(outside)[chosen, rows].mean()),
         )
 
     def find(self, attack: Attack, draws: int, name: str = "") -> Tensor:
@@ -512,7 +511,12 @@ class _Run:
         last = {name: index for index, (name, _) in enumerate(self.names)}
         chosen = [self.names[index][0] for index in best.tolist()]
         return tuple(
-            ChosenAttack(name, self.names[index][1], 1 - float(self.risks[index].mean()), chosen.count(name))
+            ChosenAttack(
+                name=name,
+                draws=self.names[index][1],
+                accuracy=1 - float(self.risks[index].mean()),
+                chosen=chosen.count(name),
+            )
             for name, index in last.items()
         )
 
@@ -526,7 +530,7 @@ class _Run:
         random = [index for index, member in enumerate(draws.members) if isinstance(member, FrozenDraw)]
         natural = ~self._errors(draws, self.inputs.x)[:, random]
         robust = ~self._errors(draws, x_adv)[:, random]
-        return Spread(tuple(natural.mean(axis=0).tolist()), tuple(robust.mean(axis=0).tolist()))
+        return Spread(natural=natural.mean(axis=0).tolist(), robust=robust.mean(axis=0).tolist())
 
     def noise(self, x_adv: Tensor, threat: Threat) -> GradientNoise:
         """Measure the noise of gradients halfway to the chosen perturbations."""

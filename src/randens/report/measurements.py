@@ -20,11 +20,11 @@ from randens.core.runs import Run
 from randens.data import ImageData
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation import estimate
-from randens.evaluation.curves import CurvePoint, sweep
+from randens.evaluation.curves import sweep
 from randens.evaluation.labelled_data import Data, as_image_data, fingerprint
 from randens.evaluation.preparation import prepare
 from randens.models import on_device
-from randens.report.load import AttackLine, AttackTable, Gallery, Radii, Radius, StoredInterval
+from randens.report.load import AttackLine, AttackTable, Gallery, Radii, Radius
 from randens.report.pictures import make_gallery
 from randens.threat import Threat
 from randens.witness import WitnessPool
@@ -151,9 +151,11 @@ def measure(
             progress=silent,
             known=pool,
         ):
-            radii.append(_radius(found.point))
+            point = found.point
+            average, members = point.deterministic, list(point.members)
+            radii.append(Radius(eps=point.eps, robust=point.ensemble, members=members, deterministic=average))
             report("accuracy over ε", len(radii), len(sizes))
-            if found.point.eps == threat.eps or (found.point.eps < threat.eps and pool is None):
+            if point.eps == threat.eps or (point.eps < threat.eps and pool is None):
                 at_threat = found.pool
     about = _about(rec, data, threat)
     curve = Radii(**about, attacks=list(attack), confidence=confidence, radii=radii)
@@ -173,17 +175,6 @@ def _about(rec: RandomizedEnsemble, data: ImageData, threat: Threat) -> dict[str
         "n": len(data),
         "norm": threat.norm,
     }
-
-
-def _radius(point: CurvePoint) -> Radius:
-    """A point of a curve as a document."""
-    whole = point.deterministic
-    return Radius(
-        eps=point.eps,
-        robust=StoredInterval.of(point.ensemble),
-        members=[StoredInterval.of(member) for member in point.members],
-        deterministic=None if whole is None else StoredInterval.of(whole),
-    )
 
 
 def _compare(
@@ -206,7 +197,7 @@ def _compare(
         lines.append(
             AttackLine(
                 name=name,
-                robust=StoredInterval.of(estimate(1 - risks, confidence)),
+                robust=estimate(1 - risks, confidence),
                 forwards=found.cost.forwards,
                 backwards=found.cost.backwards,
                 seconds=found.seconds,
@@ -217,5 +208,5 @@ def _compare(
         **_about(rec, data, threat),
         eps=threat.eps,
         attacks=lines,
-        together=StoredInterval.of(estimate(1 - together, confidence)),
+        together=estimate(1 - together, confidence),
     )

@@ -22,7 +22,6 @@ from randens.report.load import (
     Gallery,
     LoadedRun,
     Radii,
-    StoredInterval,
     TrainingCurve,
 )
 from randens.report.verdicts import compare, labels
@@ -213,7 +212,7 @@ def fooled_sets(evaluation: Evaluation, most: int = 20) -> tuple[list[tuple[tupl
 def over_radius(radii: Radii) -> list[Line]:
     """Robust accuracy over ε: the randomized ensemble, its best member, the deterministic ensemble."""
 
-    def line(name: str, values: Sequence[StoredInterval]) -> Line:
+    def line(name: str, values: Sequence[Estimate]) -> Line:
         points = [(r.eps, v.value) for r, v in zip(radii.radii, values, strict=True)]
         return Line(name, points, [(v.low, v.high) for v in values])
 
@@ -353,7 +352,7 @@ def probs(values: ArrayLike) -> str:
     return "(" + ", ".join(f"{p:.3g}" for p in numbers) + ")"
 
 
-def interval(estimate: Estimate | StoredInterval) -> str:
+def interval(estimate: Estimate) -> str:
     """From low to high, in per cent."""
     return f"{percent(estimate.low)} – {percent(estimate.high)}"
 
