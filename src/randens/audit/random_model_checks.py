@@ -198,7 +198,7 @@ def _settled(case: _RandomCase, name: str, counted: str, risks: Mapping[int, flo
     said = ", ".join(f"{value:.1%} with {count}" for count, value in risks.items())
     return Check(
         name,
-        values[-1] - values[-2] <= case.allowed,
+        values[-1] - values[-2:][0] <= case.allowed,
         f"errors on fresh draws by {counted}: {said}",
         {"risks": {str(k): v for k, v in risks.items()}, "allowed": case.allowed},
         advice,
