@@ -14,9 +14,10 @@ from randens._version import __version__
 from randens.attacks import Cost
 from randens.attacks.losses import margins
 from randens.audit.case import Case, Check, logits
+from randens.data import Inputs
 from randens.ensemble import RandomizedEnsemble, evaluating, frozen, to_layout
 from randens.evaluation.gradient_conflict import conflict_of
-from randens.evaluation.labelled_data import UNKNOWN, Labelled, fingerprint
+from randens.evaluation.labelled_data import fingerprint
 from randens.evaluation.results import Evaluation
 
 __all__ = ["belongs", "checks", "scorable", "splits"]
@@ -274,7 +275,7 @@ def _downhill(case: Case, member: int, points: Tensor, centres: Tensor, y: Tenso
 
 def _conflict(case: Case) -> Check:
     """Joint reach of the members: a gain without conflict between their gradients would be suspicious."""
-    found = conflict_of(case.rec, Labelled(case.x, case.y, "audit", UNKNOWN), case.threat)
+    found = conflict_of(case.rec, Inputs(case.x, case.y, "audit", "unknown"), case.threat)
     case.cost = case.cost + found.cost
     known = not np.isnan(found.reach)
     return Check(

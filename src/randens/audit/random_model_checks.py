@@ -15,9 +15,10 @@ from randens.audit.auditing import Audit
 from randens.audit.case import TOLERANCE, Check
 from randens.core.errors import InputError
 from randens.core.progress import Progress, silent
+from randens.data import Inputs
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation.draw_statistics import gradient_noise, members_of, randomness
-from randens.evaluation.labelled_data import Data, Labelled, fingerprint, labelled
+from randens.evaluation.labelled_data import Data, fingerprint, labelled
 from randens.random_model import RandomizedModel, expanded, is_random
 from randens.threat import Threat
 
@@ -127,7 +128,7 @@ class _RandomCase:
     """The model on n inputs, and the draws that score the perturbations found on other draws."""
 
     def __init__(
-        self, model: RandomizedModel | RandomizedEnsemble, inputs: Labelled, threat: Threat, seed: int
+        self, model: RandomizedModel | RandomizedEnsemble, inputs: Inputs, threat: Threat, seed: int
     ) -> None:
         self.model, self.threat, self.seed = model, threat, seed
         self.judges = expanded(model, _JUDGES, _FIRST)

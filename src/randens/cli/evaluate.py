@@ -140,7 +140,7 @@ def _own(case: _Options) -> None:
         return
     path = None if case.output is None else result.save(case.output)
     if case.adversarial is not None and result.case is not None:
-        evaluation.save_worst_inputs(case.adversarial, result, result.case.rec, result.case.data)
+        evaluation.save_worst_inputs(case.adversarial, result, result.case.rec, result.case.inputs)
     told = [] if path is None else [f"Written to {path}."]
     show(result, case.as_json, _lines(case, result, case.model, told))
 
@@ -163,7 +163,7 @@ def _random(case: _Options, draws: int) -> None:
     with on_device(prepared.rec, case.device), bars() as progress:
         result = evaluation.evaluate_stochastic(
             prepared.rec,
-            prepared.data,
+            prepared.inputs,
             prepared.attacks,
             seed=case.seed,
             tolerance=case.tolerance,

@@ -81,22 +81,7 @@ def _normalised(member: nn.Module, preprocessing: Any) -> nn.Module:
 def fitted(rec: RandomizedEnsemble, x: Tensor) -> RandomizedEnsemble:
     """Return the ensemble, with wrapped members where they do not return logits [n, classes] themselves.
 
-    Parameters
-    ----------
-    rec : RandomizedEnsemble
-        On any device.
-    x : Tensor
-        A few inputs to try, [n, ...].
-
-    Returns
-    -------
-    RandomizedEnsemble
-        `rec` itself if no member needs wrapping.
-
-    Examples
-    --------
-    >>> fitted(RandomizedEnsemble([nn.Linear(2, 1)]), torch.zeros(1, 2)).logits(torch.zeros(1, 2)).shape
-    torch.Size([1, 1, 2])
+    The members are tried on the first of the inputs x [n, ...].
     """
     members: list[nn.Module] = []
     with evaluating(rec), torch.no_grad():

@@ -26,7 +26,7 @@ from randens.data import called
 from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble
 from randens.evaluation.intervals import Estimate, estimate
 from randens.evaluation.preparation import AttackLike, Prepared, choose_attacks, prepare
-from randens.evaluation.result_tables import data_frame, percent
+from randens.evaluation.result_tables import data_frame, html_table, percent
 from randens.evaluation.worst_case import evaluate_ensemble
 from randens.models import on_device
 from randens.threat import Threat, grid
@@ -118,16 +118,7 @@ class Curve(Saved):
     pool: WitnessPool
 
     def __repr__(self) -> str:
-        heads = [
-            f"ε ({self.norm})",
-            "ensemble",
-            *(f"member {i}" for i in range(self._members)),
-            "deterministic",
-        ]
-        lines = ["  ".join(f"{h:>14}" for h in heads)]
-        for p in self.points:
-            cells = [f"{p.eps:.5g}", *map(_shown, (p.ensemble, *p.members, p.deterministic))]
-            lines.append("  ".join(f"{c:>14}" for c in cells))
+        lines = ["  ".join(f"{cell:>14}" for cell in cells) for cells in self._cells]
         passes = (self.cost.forwards + self.cost.backwards) / max(1, self.n)
         lines.append(
             f"{self.n} inputs of {called(self.data, self.split)}; {' + '.join(self.attacks)}; {self.confidence:.0%} "
@@ -136,16 +127,17 @@ class Curve(Saved):
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        heads = ["ε", "ensemble", *(f"member {i}" for i in range(self._members)), "deterministic"]
-        rows = "".join(
-            "<tr>"
-            + f"<td>{p.eps:.5g}</td>"
-            + "".join(f"<td>{_shown(v)}</td>" for v in (p.ensemble, *p.members, p.deterministic))
-            + "</tr>"
-            for p in self.points
-        )
-        head = "".join(f"<th>{h}</th>" for h in heads)
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+        heads, *lines = self._cells
+        return html_table(heads, lines)
+
+    @property
+    def _cells(self) -> list[list[str]]:
+        """The table: headings, then a line for each radius."""
+        names = ["ensemble", *(f"member {i}" for i in range(self._members)), "deterministic"]
+        lines = [
+            [f"{p.eps:.5g}", *map(_shown, (p.ensemble, *p.members, p.deterministic))] for p in self.points
+        ]
+        return [[f"ε ({self.norm})", *names], *lines]
 
     @property
     def _members(self) -> int:
@@ -497,7 +489,7 @@ def sweep(
         else:
             found = evaluate_ensemble(
                 case.rec,
-                case.data,
+                case.inputs,
                 _at(case.attacks, radius),
                 deterministic=several,
                 pool=pool,

@@ -13,8 +13,9 @@ import dataclasses
 import itertools
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -27,12 +28,13 @@ from randens.attacks import Attack, Cost
 from randens.attacks.dataset import as_attacks
 from randens.core.errors import InputError
 from randens.core.files import Plain, picked
-from randens.core.progress import Progress, renamed, silent
+from randens.core.progress import Progress, renamed, silent, within
 from randens.core.runs import Kept
+from randens.data import Inputs
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation.gradient_conflict import Conflict
 from randens.evaluation.intervals import Estimate, difference, estimate
-from randens.evaluation.labelled_data import Data, Labelled, fingerprint, labelled
+from randens.evaluation.labelled_data import Data, fingerprint, labelled
 from randens.evaluation.result_tables import Row
 from randens.evaluation.results import Accuracy
 from randens.evaluation.worst_case import evaluate_ensemble, transferred
@@ -235,13 +237,13 @@ def advise(
     passes = {"each member": max(cost.passes, _stored(rec, inputs, chosen[0].threat, store))}
     for name, other in others.items():
         pools[name], tested = _transferred(other, inputs, list(pools.values()))
-        asked = _Asked(other, inputs, chosen, name, store, report)
+        attacked = partial(_attacked, other, inputs, store, within(report, name))
+        pools[name], spent = attacked(chosen, pools[name], np.arange(len(inputs)))
         if name in (networks or {}):
             wanted = passes["each member"] / len(rec.networks)
-            pools[name], spent = asked.until(pools[name], wanted)
+            pools[name], spent = _until(wanted, attacked, chosen, pools[name], spent)
             passes[name] = spent.passes
         else:
-            pools[name], spent = asked.once(pools[name])
             passes["each member"] += spent.passes
         cost = cost + tested + spent
     passes["each member"] /= len(rec.networks)
@@ -279,7 +281,7 @@ def _title(k: int, members: int) -> str:
     return f"deterministic, all {members}" if k == members else f"{k} of {members} averaged"
 
 
-def _stored(rec: RandomizedEnsemble, inputs: Labelled, threat: Threat, store: WitnessStore | None) -> float:
+def _stored(rec: RandomizedEnsemble, inputs: Inputs, threat: Threat, store: WitnessStore | None) -> float:
     """The passes of all searches in the store that attacked these members on these inputs."""
     if store is None:
         return 0.0
@@ -288,7 +290,7 @@ def _stored(rec: RandomizedEnsemble, inputs: Labelled, threat: Threat, store: Wi
 
 
 def _transferred(
-    rec: RandomizedEnsemble, inputs: Labelled, known: Sequence[WitnessPool]
+    rec: RandomizedEnsemble, inputs: Inputs, known: Sequence[WitnessPool]
 ) -> tuple[WitnessPool, Cost]:
     """Return the witnesses of `rec` among the perturbations found for other options."""
     pool = WitnessPool(len(inputs), len(rec), x_adv=inputs.x[:0].contiguous().numpy())
@@ -297,74 +299,52 @@ def _transferred(
     return pool, Cost(forwards=sum(map(len, known)) * len(rec.networks))
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """An option that is attacked on its own."""
+def _attacked(
+    rec: RandomizedEnsemble,
+    inputs: Inputs,
+    store: WitnessStore | None,
+    progress: Progress,
+    attacks: Sequence[Attack],
+    pool: WitnessPool,
+    rows: NDArray[np.int64],
+) -> tuple[WitnessPool, Cost]:
+    """Attack one option on some inputs: the pool with the witnesses found, and the cost."""
+    cost, part = Cost(), (inputs.x[torch.from_numpy(rows)], inputs.y[torch.from_numpy(rows)])
+    for attack in attacks:
+        found = attack.survey(rec, part, folder=store, inputs=True, progress=renamed(progress, attack.name))
+        pool = pool.merge(found.pool.replace(n=pool.n, points=rows[found.pool.points]))
+        cost = cost + found.cost
+    return pool, cost
 
-    rec: RandomizedEnsemble
-    inputs: Labelled
-    attacks: Sequence[Attack]
-    name: str
-    store: WitnessStore | None
-    progress: Progress
 
-    def once(self, pool: WitnessPool) -> tuple[WitnessPool, Cost]:
-        """Add the witnesses that the attacks find."""
-        return self._more(pool, self.attacks, np.arange(len(self.inputs)))
+def _until(
+    passes: float,
+    attacked: Callable[..., tuple[WitnessPool, Cost]],
+    attacks: Sequence[Attack],
+    pool: WitnessPool,
+    cost: Cost,
+) -> tuple[WitnessPool, Cost]:
+    """Attack a single network on the inputs that are not fooled yet until `passes` passes are spent.
 
-    def until(self, pool: WitnessPool, passes: float) -> tuple[WitnessPool, Cost]:
-        """Attack a single network once, then the inputs that are not fooled yet until `passes` passes are spent.
-
-        Later rounds have restarts from random points and seeds of their own. A proven optimum is not attacked again.
-        """
-        pool, cost = self.once(pool)
-        for number in range(1, _ROUNDS + 1):
-            rows = np.flatnonzero(~pool.foolable[:, 0])
-            if cost.passes >= passes or not len(rows) or any(attack.exact for attack in self.attacks):
-                break
-            again = [
-                dataclasses.replace(
-                    attack, seed=attack.seed + number, restarts=max(attack.restarts, _RESTARTS)
-                )
-                for attack in self.attacks
-            ]
-            pool, spent = self._more(pool, again, rows)
-            cost = cost + spent
-        return pool, cost
-
-    def _more(
-        self, pool: WitnessPool, attacks: Sequence[Attack], rows: NDArray[np.int64]
-    ) -> tuple[WitnessPool, Cost]:
-        chosen, cost = torch.from_numpy(rows), Cost()
-        for attack in attacks:
-            found = attack.survey(
-                self.rec,
-                (self.inputs.x[chosen], self.inputs.y[chosen]),
-                folder=self.store,
-                inputs=True,
-                progress=renamed(self.progress, f"{attack.name} on {self.name}"),
-            )
-            new = found.pool
-            pool = pool.merge(
-                WitnessPool(
-                    pool.n,
-                    pool.members,
-                    rows[new.points],
-                    new.fooled,
-                    x_adv=new.x_adv,
-                    sources=new.sources,
-                    checked=new.checked,
-                )
-            )
-            cost = cost + found.cost
-        return pool, cost
+    Each round has restarts from random points and seeds of its own. A proven optimum is not attacked again.
+    """
+    for number in range(1, _ROUNDS + 1):
+        rows = np.flatnonzero(~pool.foolable[:, 0])
+        if cost.passes >= passes or not len(rows) or any(attack.exact for attack in attacks):
+            break
+        again = [
+            dataclasses.replace(a, seed=a.seed + number, restarts=max(a.restarts, _RESTARTS)) for a in attacks
+        ]
+        pool, spent = attacked(again, pool, rows)
+        cost = cost + spent
+    return pool, cost
 
 
 def _options(
     rec: RandomizedEnsemble,
     others: Mapping[str, RandomizedEnsemble],
     pools: Mapping[str, WitnessPool],
-    inputs: Labelled,
+    inputs: Inputs,
     networks: Mapping[str, nn.Module],
     confidence: float,
 ) -> tuple[Option, ...]:

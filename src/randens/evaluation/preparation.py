@@ -19,7 +19,7 @@ from randens.attacks import Attack
 from randens.attacks.dataset import as_attacks
 from randens.attacks.suite import PRESETS
 from randens.core.errors import InputError, RandensWarning
-from randens.data import ImageData, Inputs, as_inputs, check_range
+from randens.data import Inputs, as_inputs, check_range
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation.as_ensemble import as_rec, fitted
 from randens.evaluation.run_folder import open_subject
@@ -41,7 +41,6 @@ class Prepared:
     """The prepared parts of an evaluation: the ensemble, its inputs, the attacks against one threat."""
 
     rec: Any
-    data: ImageData | tuple[Tensor, Tensor]
     inputs: Inputs
     attacks: tuple[Attack, ...]
 
@@ -77,17 +76,7 @@ def prepare(
     known = getattr(rec, "threat", None)
     chosen = choose_attacks(attack, eps=eps, norm=norm, bounds=bounds, known=known, seed=seed)
     check_range(inputs.x, chosen[0].threat.bounds)
-    single = inputs.x.dtype == torch.float32
-    passed = data if isinstance(data, ImageData) and limit is None and single else (inputs.x, inputs.y)
-    if (
-        inputs.classes is not None
-        and not isinstance(passed, ImageData)
-        and inputs.split != "unknown"
-        and single
-    ):
-        names = tuple(map(str, range(inputs.classes)))
-        passed = ImageData(inputs.x, inputs.y, names, inputs.name, inputs.split)
-    return Prepared(rec if random else fitted(rec, inputs.x), passed, inputs, chosen)
+    return Prepared(rec if random else fitted(rec, inputs.x), inputs, chosen)
 
 
 def choose_attacks(

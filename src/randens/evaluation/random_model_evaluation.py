@@ -42,6 +42,7 @@ from randens.core.documents import Document
 from randens.core.errors import InputError, whole
 from randens.core.files import Saved, picked
 from randens.core.progress import Progress, silent
+from randens.data import Inputs
 from randens.ensemble import RandomizedEnsemble, frozen
 from randens.evaluation.draw_statistics import (
     NOISE,
@@ -57,7 +58,7 @@ from randens.evaluation.draw_statistics import (
     single_draw,
 )
 from randens.evaluation.intervals import Estimate
-from randens.evaluation.labelled_data import Data, Labelled, labelled
+from randens.evaluation.labelled_data import Data, labelled
 from randens.random_model import FrozenDraw, RandomizedModel, expanded, is_random
 from randens.threat import Threat
 
@@ -419,7 +420,7 @@ class _Run:
     def __init__(
         self,
         model: RandomizedModel | RandomizedEnsemble,
-        inputs: Labelled,
+        inputs: Inputs,
         seed: int,
         progress: Progress,
         random: bool,

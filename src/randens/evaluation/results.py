@@ -8,20 +8,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from pydantic import Field, model_validator
 
 from randens._version import __version__
 from randens.attacks import Cost
-from randens.core.documents import fitted
+from randens.core.documents import Digest, Document, Probabilities, ThreatDocument, fitted
 from randens.core.errors import FileError, InputError, RandensError
 from randens.core.files import Plain, document_checksum, picked, read_json, seal
 from randens.core.runs import Kept
 from randens.ensemble import RandomizedEnsemble, check_probs
-from randens.evaluation.documents import EvaluationDocument
-from randens.evaluation.gradient_conflict import Conflict
+from randens.evaluation.gradient_conflict import Conflict, ConflictDocument
 from randens.evaluation.intervals import Estimate, estimate
 from randens.evaluation.labelled_data import fingerprint
 from randens.risk import Bounds, RiskProfile, RuleOfThumb, bounds, rule_of_thumb
@@ -30,7 +30,7 @@ from randens.risk.sets import from_words, to_words
 from randens.threat import Threat
 from randens.witness import WitnessPool
 
-__all__ = ["Accuracy", "Evaluation", "Level", "Pair", "Points", "THREAT_MODEL"]
+__all__ = ["Accuracy", "Evaluation", "Level", "Pair", "PassesDocument", "Points", "THREAT_MODEL"]
 
 _FORMAT = "randens-evaluation-1"
 _MOST_LEVELS = 10  # 2^10 sums of probabilities; beyond, only those that occur are listed
@@ -39,6 +39,91 @@ THREAT_MODEL = (
     "The attacker knows the members and their probabilities but not the draw; every query is a fresh draw. "
     "Robust accuracies hold against the perturbations found: a stronger attack can only lower them."
 )
+
+
+Count = Annotated[int, Field(ge=0, lt=1 << 62)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Word = Annotated[str, Field(pattern=r"^[01]*$")]
+
+
+class PassesDocument(Document):
+    """Member passes."""
+
+    forwards: Count
+    backwards: Count
+
+
+class _Cost(PassesDocument):
+    seconds: float
+
+
+class _Points(Document):
+    clean: list[Word]
+    worst: list[Word]
+    foolable: list[Word]
+    source_names: list[str]
+    sources: list[Count]
+    deterministic_clean: Word | None
+    deterministic_worst: Word | None
+
+
+class _Summary(Document):
+    """Measured numbers that cannot be computed again from the verdicts."""
+
+    conflict: ConflictDocument | None = None
+
+
+class _Flags(Document):
+    unstable: Share = 0.0
+    gradients: dict[str, dict[str, list[Share]]] = Field(default_factory=dict)
+
+
+class EvaluationDocument(Document):
+    """evaluation.json."""
+
+    version: str
+    ensemble: Digest
+    probs: Probabilities
+    also: dict[str, Probabilities]
+    data: str
+    split: str
+    classes: Annotated[int, Field(ge=1)]
+    chosen_on: dict[str, str]
+    threat: ThreatDocument
+    attacks: list[dict[str, Any]]
+    flops: list[Count]
+    cost: _Cost
+    confidence: Annotated[float, Field(gt=0, lt=1)]
+    flags: _Flags
+    summary: _Summary = _Summary()
+    notes: list[str] = Field(default_factory=list)
+    profile: dict[str, Any]
+    points: _Points
+
+    @model_validator(mode="after")
+    def _agree(self) -> EvaluationDocument:
+        members, points = len(self.probs), self.points
+        n = len(points.clean)
+        if any(len(probs) != members for probs in self.also.values()):
+            raise ValueError(f"also: every entry must have {members} probabilities")
+        if len(self.flops) != members:
+            raise ValueError(f"flops: there must be {members}, one for each member")
+        if n < 1 or len(points.worst) != n or len(points.foolable) != n or len(points.sources) != n:
+            raise ValueError("points: there must be as many inputs in every list, at least one")
+        if any(
+            len(word) != members for words in (points.clean, points.worst, points.foolable) for word in words
+        ):
+            raise ValueError(f"points: every input must have {members} verdicts")
+        if any(source >= len(points.source_names) for source in points.sources):
+            raise ValueError("points: a source has no name")
+        for word in (points.deterministic_clean, points.deterministic_worst):
+            if word is not None and len(word) != n:
+                raise ValueError(f"points: there must be {n} verdicts of the deterministic ensemble")
+        if (points.deterministic_clean is None) != (points.deterministic_worst is None):
+            raise ValueError(
+                "points: the deterministic ensemble has verdicts with and without attack, or none"
+            )
+        return self
 
 
 @dataclass(frozen=True)
@@ -421,8 +506,7 @@ class Evaluation(Kept):
             raise InputError(f"the evaluation is not a document of format {_FORMAT}")
         if value.get("checksum") != document_checksum(value):
             raise InputError("the evaluation does not match its checksum; it was altered or damaged")
-        fitted(EvaluationDocument, value, "the evaluation")
-        document = dict(value)
+        read, document = fitted(EvaluationDocument, value, "the evaluation"), dict(value)
         members = len(document["probs"])
         profile = RiskProfile.from_json(document["profile"])
         if profile.members != members:
@@ -446,17 +530,10 @@ class Evaluation(Kept):
             chosen_on=document["chosen_on"],
             also={name: np.array(probs, dtype=np.float64) for name, probs in document["also"].items()},
             flags=document["flags"],
-            conflict=_conflict(document.get("summary", {}).get("conflict")),
+            conflict=None if read.summary.conflict is None else Conflict.from_document(read.summary.conflict),
             version=document["version"],
             notes=tuple(document.get("notes", ())),
         )
-
-
-def _conflict(value: Mapping[str, Any] | None) -> Conflict | None:
-    try:
-        return None if value is None else Conflict.from_json(value)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"the evaluation's conflict is damaged or of another version ({error!r})") from error
 
 
 def _keys(accuracies: NDArray[np.float64]) -> NDArray[np.float64]:

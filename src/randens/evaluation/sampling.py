@@ -27,10 +27,11 @@ from randens.attacks.dataset import Knowledge, as_attacks
 from randens.core.errors import InputError, ModelError, whole
 from randens.core.files import picked
 from randens.core.progress import Progress, silent
+from randens.data import Inputs
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation.draw_statistics import SCORE, score
 from randens.evaluation.intervals import Estimate
-from randens.evaluation.labelled_data import Data, Labelled, labelled
+from randens.evaluation.labelled_data import Data, labelled
 from randens.random_model import FrozenDraw, expanded, is_random
 from randens.risk import (
     ConfidentSampling,
@@ -452,7 +453,7 @@ def share_fooled(
     return shares
 
 
-def _held_out(data: Data, rec: RandomizedEnsemble) -> Labelled:
+def _held_out(data: Data, rec: RandomizedEnsemble) -> Inputs:
     """The inputs to choose probabilities on; test data are refused."""
     inputs = labelled(data, rec)
     if inputs.split == "test":

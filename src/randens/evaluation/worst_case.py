@@ -17,21 +17,23 @@ from randens import models
 from randens.attacks import Attack, Cost
 from randens.attacks.dataset import Knowledge, as_attacks, worst_inputs
 from randens.callbacks import Callback, as_progress
+from randens.core.documents import Document
 from randens.core.errors import InputError
 from randens.core.files import sha256, write_atomic
 from randens.core.progress import Progress, silent
+from randens.data import Inputs
 from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble, check_probs, networks_of
-from randens.evaluation.documents import ConflictNote
-from randens.evaluation.gradient_conflict import Conflict, conflict_of
-from randens.evaluation.labelled_data import Data, Labelled, fingerprint, labelled
+from randens.evaluation.gradient_conflict import Conflict, ConflictDocument, conflict_of
+from randens.evaluation.labelled_data import Data, fingerprint, labelled
 from randens.evaluation.preparation import BOX, AttackLike, doubts, prepare
 from randens.evaluation.random_model_evaluation import evaluate_stochastic
-from randens.evaluation.results import Evaluation, Points
+from randens.evaluation.results import Evaluation, PassesDocument, Points
 from randens.models import on_device
 from randens.witness import WitnessPool
 from randens.witness.store import WitnessStore
 
 __all__ = [
+    "ConflictNote",
     "average_of",
     "evaluate",
     "evaluate_ensemble",
@@ -39,6 +41,13 @@ __all__ = [
     "transferred",
     "worst_inputs",
 ]
+
+
+class ConflictNote(Document):
+    """The entry of a witness store about the members' gradients."""
+
+    conflict: ConflictDocument
+    cost: PassesDocument
 
 
 def evaluate(
@@ -155,12 +164,12 @@ def evaluate(
             if extra := [name for name, value in given.items() if value is not None]:
                 raise InputError(f"{', '.join(extra)} cannot be given for a random model; leave it out")
             result: Any = evaluate_stochastic(
-                case.rec, case.data, case.attacks, confidence=confidence, progress=tell
+                case.rec, case.inputs, case.attacks, confidence=confidence, progress=tell
             )
         else:
             result = evaluate_ensemble(
                 case.rec,
-                case.data,
+                case.inputs,
                 case.attacks,
                 also=also,
                 deterministic=deterministic,
@@ -172,14 +181,8 @@ def evaluate(
                 progress=tell,
             )
     if isinstance(result, Evaluation):
-        result = dataclasses.replace(
-            result,
-            data=case.inputs.name,
-            split=case.inputs.split,
-            notes=(*case.inputs.notes, *notes),
-            x=case.inputs.x.numpy(),
-            case=case,
-        )
+        said = (*case.inputs.notes, *notes)
+        result = dataclasses.replace(result, notes=said, x=case.inputs.x.numpy(), case=case)
     for callback in callbacks:
         callback.finished("evaluation", {"natural": float(result.natural), "robust": float(result.robust)})
     return result
@@ -359,7 +362,7 @@ def _deterministic(
     return mean.clean[:, 0], mean.pool.foolable[:, 0]
 
 
-def _directions(known: Knowledge, data: Labelled) -> Conflict | None:
+def _directions(known: Knowledge, data: Inputs) -> Conflict | None:
     """The joint reach of the members' gradients, computed once for a store; None where the threat has no dual norm."""
     if not known.threat.is_ball:
         return None
@@ -368,7 +371,7 @@ def _directions(known: Knowledge, data: Labelled) -> Conflict | None:
     note = None if store is None else store.note(asked, ConflictNote)
     if note is not None:
         known.cost = known.cost + Cost(note.cost.forwards, note.cost.backwards)
-        return Conflict.from_json(note.conflict.model_dump())
+        return Conflict.from_document(note.conflict)
     found = conflict_of(known.rec, data, known.threat)
     known.now, known.cost = known.now + found.cost, known.cost + found.cost
     if store is not None:
@@ -386,7 +389,7 @@ def average_of(rec: RandomizedEnsemble) -> DeterministicEnsemble:
     return DeterministicEnsemble(list(networks), weights)
 
 
-def _classes(rec: RandomizedEnsemble, data: Labelled) -> int:
+def _classes(rec: RandomizedEnsemble, data: Inputs) -> int:
     with torch.no_grad():
         return int(rec.members[0](data.x[:1].to(rec.device)).shape[1])
 
