@@ -322,7 +322,8 @@ def _margins(
         box, bounds = propagate(network, low, high, tighten)
         true = network(x)
         with evaluating(member):
-            single = member(x.to(_device(member), _dtype(member))).cpu().double()
+            like = next(member.parameters(), torch.zeros(0))
+            single = member(x.to(like)).cpu().double()
     classes = true.shape[1]
     widest = max([b.shape[1:].numel() for b, _ in bounds], default=1)
     rows, targets = torch.arange(n).repeat_interleave(classes), torch.arange(classes).repeat(n)
@@ -402,13 +403,3 @@ def _consistent(pool: WitnessPool, points: NDArray[np.int64], sets: NDArray[np.b
                 f"a witness fools members {np.flatnonzero(fooled).tolist()} of input {point}, which were certified; "
                 "the witness is of other members, inputs or threat, or a member is not deterministic"
             )
-
-
-def _dtype(member: nn.Module) -> torch.dtype:
-    first = next(member.parameters(), None)
-    return torch.float32 if first is None else first.dtype
-
-
-def _device(member: nn.Module) -> torch.device:
-    first = next(member.parameters(), None)
-    return torch.device("cpu") if first is None else first.device

@@ -77,8 +77,7 @@ class Interval:
     def __add__(self, other: Any) -> Interval:
         return _add(self, other)
 
-    def __radd__(self, other: Any) -> Interval:
-        return _add(self, other)
+    __radd__ = __add__
 
     def __sub__(self, other: Any) -> Interval:
         return _add(self, -other)
@@ -92,8 +91,7 @@ class Interval:
     def __mul__(self, other: Any) -> Interval:
         return _scale(self, other)
 
-    def __rmul__(self, other: Any) -> Interval:
-        return _scale(self, other)
+    __rmul__ = __mul__
 
     def __truediv__(self, other: Any) -> Interval:
         if isinstance(other, Interval):

@@ -59,7 +59,6 @@ class Option(Row):
     risks, clean: expected error of every input under attack and without, [n].
     """
 
-    kind: str
     k: int
     risks: NDArray[np.float64] = field(repr=False)
     clean: NDArray[np.float64] = field(repr=False)

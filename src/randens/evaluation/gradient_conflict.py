@@ -9,6 +9,7 @@ supports do not conflict at all, whatever their cosine.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -88,16 +89,20 @@ class Conflict:
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary for JSON without the single inputs; a mean over no input is null."""
-        means = {"reach": self.reach, "pairs": self.pairs}
-        known = {name: np.where(np.isnan(mean), None, mean).tolist() for name, mean in means.items()}
-        return {**known, "unusable": self.unusable.tolist(), "n": self.n}
+        reach, *pairs = (
+            [None if np.isnan(value) else value for value in row]
+            for row in [[self.reach], *self.pairs.tolist()]
+        )
+        return {"reach": reach[0], "pairs": pairs, "unusable": self.unusable.tolist(), "n": self.n}
 
     @staticmethod
-    def from_document(value: ConflictDocument) -> Conflict:
+    def from_json(value: Mapping[str, Any]) -> Conflict:
         """Inverse of `to_json`; the reach of single inputs is not kept and is NaN."""
         # NumPy reads null, which is None, as NaN.
-        reach, pairs = (np.array(mean, dtype=np.float64) for mean in (value.reach, value.pairs))
-        return Conflict(float(reach), pairs, np.array(value.unusable), np.full(value.n, np.nan))
+        reach, pairs, unusable = (
+            np.array(value[key], dtype=np.float64) for key in ("reach", "pairs", "unusable")
+        )
+        return Conflict(float(reach), pairs, unusable, np.full(value["n"], np.nan))
 
 
 def conflict(rec: RandomizedEnsemble, data: Data, threat: Threat | None = None) -> Conflict:

@@ -13,7 +13,7 @@ from randens.core.errors import InputError
 from randens.data import ImageData, Inputs, as_inputs
 from randens.ensemble import RandomizedEnsemble, evaluating
 
-__all__ = ["Data", "as_image_data", "fingerprint", "labelled"]
+__all__ = ["Data", "as_image_data", "class_count", "fingerprint", "labelled"]
 
 Data: TypeAlias = Inputs | ImageData | tuple[Tensor, Tensor] | Iterable[tuple[Tensor, Tensor]]
 """Images that know their split, a pair (x, y), a loader of such pairs, or anything else that `as_inputs` takes."""
@@ -33,7 +33,7 @@ def labelled(data: Data, rec: RandomizedEnsemble) -> Inputs:
         if wanted is not None and tuple(wanted) != shape:
             raise InputError(f"data has inputs of shape {shape}; member {index} takes {tuple(wanted)}")
     try:
-        classes = _classes(rec, found)
+        classes = class_count(rec, found)
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:160]
         raise InputError(
@@ -54,7 +54,7 @@ def as_image_data(data: Data, rec: RandomizedEnsemble) -> ImageData:
     if isinstance(data, ImageData):
         return data
     found = labelled(data, rec)
-    names = rec.classes or tuple(map(str, range(_classes(rec, found))))
+    names = rec.classes or tuple(map(str, range(class_count(rec, found))))
     return ImageData(found.x, found.y, names, found.name, found.split)
 
 
@@ -68,6 +68,7 @@ def fingerprint(rec: RandomizedEnsemble) -> str:
     return digest.hexdigest()
 
 
-def _classes(rec: RandomizedEnsemble, data: Inputs) -> int:
+def class_count(rec: RandomizedEnsemble, data: Inputs) -> int:
+    """How many classes the members tell apart, by their logits of the first input."""
     with evaluating(rec), torch.no_grad():
         return int(rec.logits(data.x[:1].to(rec.device)).shape[2])

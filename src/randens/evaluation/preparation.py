@@ -22,6 +22,7 @@ from randens.core.errors import InputError, RandensWarning
 from randens.data import Inputs, as_inputs, check_range
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation.as_ensemble import as_rec, fitted
+from randens.evaluation.labelled_data import class_count
 from randens.evaluation.run_folder import open_subject
 from randens.random_model import RandomizedModel
 from randens.threat import Threat, norm_name, number
@@ -171,9 +172,7 @@ def doubts(case: Prepared) -> tuple[str, ...]:
     y = case.inputs.y[:_LOOKED_AT]
     verdicts = case.rec.verdicts(case.inputs.x[:_LOOKED_AT]).cpu()
     if len(y) >= _ENOUGH:
-        with torch.no_grad():
-            classes = case.rec.logits(case.inputs.x[:1].to(case.rec.device)).shape[2]
-        chance = 1 / classes
+        chance = 1 / class_count(case.rec, case.inputs)
         limit = chance + 2 * (chance * (1 - chance) / len(y)) ** 0.5
         right = (verdicts == y.unsqueeze(1)).double().mean(dim=0)
         for shift in (1, -1):

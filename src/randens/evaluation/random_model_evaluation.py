@@ -346,13 +346,9 @@ def evaluate_stochastic(
             run.find(other, min(cap, stages[-1].draws), "one frozen draw" if cap == 1 else "")
     single = run.naive(threat)
     best = run.choose()
-    natural_selection = run.selection_accuracy(inputs.x)
-    robust_selection = 1 - run.risks[best, np.arange(len(inputs))]
-    count = (
-        1
-        if not found.random
-        else _scoring_draws(natural_selection, robust_selection, tolerance / 2, confidence)
-    )
+    # The first candidates are the inputs themselves.
+    selected = (1 - run.risks[0], 1 - run.risks[best, np.arange(len(inputs))])
+    count = _scoring_draws(*selected, tolerance / 2, confidence) if found.random else 1
     x_adv = torch.stack([run.points[b][j] for j, b in enumerate(best.tolist())])
     natural = score(model, inputs.x, inputs.y, count, seed=SCORE + 100_000 * seed)
     robust = score(model, x_adv, inputs.y, count, seed=SCORE + 100_000 * seed + 50_000_000)
@@ -520,10 +516,6 @@ class _Run:
             )
             for name, index in last.items()
         )
-
-    def selection_accuracy(self, x: Tensor) -> NDArray[np.float64]:
-        """Expected accuracy [n] on the selection draws."""
-        return 1 - self._on_selection(x)
 
     def spread(self, x_adv: Tensor) -> Spread:
         """Return accuracies of single draws that were not used before."""

@@ -23,11 +23,15 @@ _FOUND = {"": "(no member fooled)", "clean": "no attack needed"}
 
 @dataclass(frozen=True)
 class Row:
-    """One classifier: its accuracies and the FLOPs of one inference."""
+    """One classifier: its accuracies and the FLOPs of one inference.
+
+    kind: "single", "member", "also" (at other probabilities), "randomized" or "deterministic".
+    """
 
     name: str
     accuracy: Accuracy
     flops: float
+    kind: str
 
     @property
     def cells(self) -> tuple[str, ...]:
@@ -45,18 +49,18 @@ def rows(evaluation: Evaluation, name: str = "", probs_are: str = "α =") -> lis
     flops = np.array(evaluation.flops, dtype=np.float64)
     title = f"{name} " if name else ""
     if evaluation.members == 1:
-        return [Row(name or "member 0", evaluation.accuracy, float(flops[0]))]
+        return [Row(name or "member 0", evaluation.accuracy, float(flops[0]), "single")]
     found = [
-        Row(f"{title}member {i}", accuracy, float(flops[i]))
+        Row(f"{title}member {i}", accuracy, float(flops[i]), "member")
         for i, accuracy in enumerate(evaluation.member_accuracies)
     ]
     for label, probs in evaluation.also.items():
-        found.append(Row(f"{title}randomized, {label}", evaluation.at(probs), float(probs @ flops)))
+        found.append(Row(f"{title}randomized, {label}", evaluation.at(probs), float(probs @ flops), "also"))
     own = f"{title}randomized, {probs_are} {_probs(evaluation.probs)}"
-    found.append(Row(own, evaluation.accuracy, evaluation.expected_flops))
+    found.append(Row(own, evaluation.accuracy, evaluation.expected_flops, "randomized"))
     if evaluation.deterministic is not None:
         whole = f"{title}deterministic, all {evaluation.members}"
-        found.append(Row(whole, evaluation.deterministic, float(flops.sum())))
+        found.append(Row(whole, evaluation.deterministic, float(flops.sum()), "deterministic"))
     return found
 
 

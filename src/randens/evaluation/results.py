@@ -530,7 +530,9 @@ class Evaluation(Kept):
             chosen_on=document["chosen_on"],
             also={name: np.array(probs, dtype=np.float64) for name, probs in document["also"].items()},
             flags=document["flags"],
-            conflict=None if read.summary.conflict is None else Conflict.from_document(read.summary.conflict),
+            conflict=None
+            if read.summary.conflict is None
+            else Conflict.from_json(vars(read.summary.conflict)),
             version=document["version"],
             notes=tuple(document.get("notes", ())),
         )

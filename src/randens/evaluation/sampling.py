@@ -86,7 +86,7 @@ class Sweep:
     lower_bound: float
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class AttackedSampling(Sampling):
     """Sampling probabilities chosen under attack.
 
@@ -118,22 +118,22 @@ class AttackedSampling(Sampling):
         of the minimised bound, `objective`.
     """
 
-    pool: WitnessPool = field(kw_only=True, repr=False)
-    profile: RiskProfile = field(kw_only=True, repr=False)
-    history: tuple[Sweep, ...] = field(default=(), kw_only=True, repr=False)
-    exact_oracle: bool = field(default=False, kw_only=True)
-    split: str = field(default="unknown", kw_only=True)
-    attacks: tuple[str, ...] = field(default=(), kw_only=True)
-    cost: Cost = field(default_factory=Cost, kw_only=True)
-    tol: float = field(default=0.0, kw_only=True)
-    upper: float | None = field(default=None, kw_only=True)
-    objective: float | None = field(default=None, kw_only=True)
-    confidence: float | None = field(default=None, kw_only=True)
-    crossed: CrossFit | None = field(default=None, kw_only=True, repr=False)
-    threat: Threat | None = field(default=None, kw_only=True)
-    data: str = field(default="unknown", kw_only=True)
-    now: Cost = field(default_factory=Cost, kw_only=True, repr=False)
-    reused: int = field(default=0, kw_only=True, repr=False)
+    pool: WitnessPool = field(repr=False)
+    profile: RiskProfile = field(repr=False)
+    history: tuple[Sweep, ...] = field(default=(), repr=False)
+    exact_oracle: bool = False
+    split: str = "unknown"
+    attacks: tuple[str, ...] = ()
+    cost: Cost = field(default_factory=Cost)
+    tol: float = 0.0
+    upper: float | None = None
+    objective: float | None = None
+    confidence: float | None = None
+    crossed: CrossFit | None = field(default=None, repr=False)
+    threat: Threat | None = None
+    data: str = "unknown"
+    now: Cost = field(default_factory=Cost, repr=False)
+    reused: int = field(default=0, repr=False)
 
     @property
     def gap(self) -> float:
@@ -305,7 +305,7 @@ def optimize_sampling(
     )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class StochasticSampling(Sampling):
     """Sampling probabilities of random members.
 
@@ -324,12 +324,12 @@ class StochasticSampling(Sampling):
         Member passes behind the result.
     """
 
-    accuracy: Estimate = field(kw_only=True)
-    uniform: Estimate = field(kw_only=True)
-    split: str = field(default="unknown", kw_only=True)
-    attacks: tuple[str, ...] = field(default=(), kw_only=True)
-    tol: float = field(default=0.0, kw_only=True)
-    cost: Cost = field(default_factory=Cost, kw_only=True)
+    accuracy: Estimate
+    uniform: Estimate
+    split: str = "unknown"
+    attacks: tuple[str, ...] = ()
+    tol: float = 0.0
+    cost: Cost = field(default_factory=Cost)
 
     @property
     def claim(self) -> str:

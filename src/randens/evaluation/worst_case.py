@@ -24,7 +24,7 @@ from randens.core.progress import Progress, silent
 from randens.data import Inputs
 from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble, check_probs, networks_of
 from randens.evaluation.gradient_conflict import Conflict, ConflictDocument, conflict_of
-from randens.evaluation.labelled_data import Data, fingerprint, labelled
+from randens.evaluation.labelled_data import Data, class_count, fingerprint, labelled
 from randens.evaluation.preparation import BOX, AttackLike, doubts, prepare
 from randens.evaluation.random_model_evaluation import evaluate_stochastic
 from randens.evaluation.results import Evaluation, PassesDocument, Points
@@ -238,7 +238,7 @@ def evaluate_ensemble(
         threat=threat,
         data=inputs.name,
         split=inputs.split,
-        classes=_classes(rec, inputs),
+        classes=class_count(rec, inputs),
         ensemble=fingerprint(rec),
         attacks=tuple(_options(a) for a in chosen),
         flops=tuple(models.flops(m, inputs.x.shape[1:]) for m in rec.members),
@@ -371,7 +371,7 @@ def _directions(known: Knowledge, data: Inputs) -> Conflict | None:
     note = None if store is None else store.note(asked, ConflictNote)
     if note is not None:
         known.cost = known.cost + Cost(note.cost.forwards, note.cost.backwards)
-        return Conflict.from_document(note.conflict)
+        return Conflict.from_json(vars(note.conflict))
     found = conflict_of(known.rec, data, known.threat)
     known.now, known.cost = known.now + found.cost, known.cost + found.cost
     if store is not None:
@@ -387,11 +387,6 @@ def average_of(rec: RandomizedEnsemble) -> DeterministicEnsemble:
         own = member.weights.tolist() if isinstance(member, DeterministicEnsemble) else [1.0]
         np.add.at(weights, part, np.array(own) / len(parts))
     return DeterministicEnsemble(list(networks), weights)
-
-
-def _classes(rec: RandomizedEnsemble, data: Inputs) -> int:
-    with torch.no_grad():
-        return int(rec.members[0](data.x[:1].to(rec.device)).shape[1])
 
 
 def _with_inputs(pool: WitnessPool) -> WitnessPool:
