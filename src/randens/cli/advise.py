@@ -15,8 +15,6 @@ from randens.core.errors import InputError
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["advise"]
-
 
 @choices.asked(choices.Attacking, split="validation")
 def advise(

@@ -15,8 +15,6 @@ from randens.core.errors import InputError
 if TYPE_CHECKING:
     from randens.evaluation.attack_table import Attacked
 
-__all__ = ["attack"]
-
 
 @choices.asked(choices.Attacking)
 def attack(

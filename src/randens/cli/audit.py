@@ -12,8 +12,6 @@ from randens.cli import choices
 from randens.cli.output import show
 from randens.cli.progress_bars import bars
 
-__all__ = ["audit"]
-
 
 @choices.asked(choices.OnRun, limit=128)
 def audit(

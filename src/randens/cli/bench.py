@@ -17,8 +17,6 @@ from randens.cli.clone import clone_of
 from randens.cli.output import Json
 from randens.core.errors import InputError
 
-__all__ = ["bench"]
-
 
 def bench(
     names: Annotated[

@@ -15,8 +15,6 @@ from randens.cli.progress_bars import bars
 if TYPE_CHECKING:
     from randens.evaluation import Certification
 
-__all__ = ["certify"]
-
 
 @choices.asked(choices.Attacking)
 def certify(

@@ -29,24 +29,6 @@ if TYPE_CHECKING:
     from randens.threat import Threat
     from randens.witness.store import WitnessStore
 
-__all__ = [
-    "Attacking",
-    "Attacks",
-    "Device",
-    "Evaluating",
-    "InputOptions",
-    "Limit",
-    "Opened",
-    "OnRun",
-    "RunFolder",
-    "Seed",
-    "Settings",
-    "asked",
-    "make_attacks",
-    "number",
-    "said",
-    "written",
-]
 
 RunFolder = Annotated[
     Path,
@@ -220,16 +202,19 @@ class Evaluating(InputOptions):
                 "--model needs --data: a data set's name, an .npz file with x and y, or a folder of images"
             )
 
-    def own(self) -> tuple[Any, Any]:
-        """Turn --model, --run-code, --mean and --std into a model for `randens.evaluate` and its
-        preprocessing.
-        """
+    def given(self, eps: float | None = None) -> Given:
+        """RUN, or what --model, --run-code, --mean and --std name, for `randens.evaluate`."""
         from randens.evaluation import from_factory
 
+        if self.run is not None:
+            subject = self.subject(self.run, eps)
+            store = subject.store(fresh=self.fresh, verify=self.verify)
+            images = subject.load(self.split, self.limit)
+            return Given(subject.rec, images, subject.threat, subject=subject, store=store)
         assert self.model is not None
         factory = ":" in self.model and not Path(self.model).exists()
         model = from_factory(self.model, run_code=self.run_code) if factory else self.model
-        return model, self.preprocessing()
+        return Given(model, self.data, self.threat(eps), preprocessing=self.preprocessing())
 
     def preprocessing(self) -> tuple[Any, ...] | None:
         """What --mean and --std mean: the pair that `randens.evaluate` takes, or None."""
@@ -242,14 +227,26 @@ class Evaluating(InputOptions):
             for name, text in (("--mean", self.mean), ("--std", self.std))
         )
 
-    def threat(self) -> Threat:
+    def threat(self, eps: float | None = None) -> Threat:
         """Return the threat for the user's own networks: linf with 8/255 by default."""
         from randens.threat import Threat, norm_name
 
-        if self.norm is not None and norm_name(self.norm) != "linf" and self.eps is None:
+        radius = number("--eps", self.eps) if eps is None else eps
+        if self.norm is not None and norm_name(self.norm) != "linf" and radius is None:
             raise InputError(f"--norm is {self.norm!r}; give its radius too, with --eps")
-        radius = number("--eps", self.eps)
         return Threat(self.norm or "linf", 8 / 255 if radius is None else radius)
+
+
+@dataclass(frozen=True)
+class Given:
+    """What to evaluate: a model with its data and threat; a run folder has its subject and store, too."""
+
+    model: Any
+    data: Any
+    threat: Threat
+    preprocessing: Any = None
+    subject: Subject | None = None
+    store: WitnessStore | None = None
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,6 @@ from typing import Any
 import randens
 from randens.core.errors import InputError
 
-__all__ = ["clone_of", "from_paper"]
-
 
 def clone_of(start: Path, part: str) -> Path | None:
     """The clone of the repository that a folder is in: it holds the package's source and the file `part`."""

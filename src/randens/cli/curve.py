@@ -10,8 +10,6 @@ import typer
 from randens.cli import choices
 from randens.cli.output import show
 
-__all__ = ["curve"]
-
 
 @choices.asked(choices.Evaluating, without=("eps", "settings"))
 def curve(
@@ -48,20 +46,14 @@ def curve(
     radii = grid("--eps", eps)
     if plot is not None and plot.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise InputError(f"--plot is {str(plot)!r}; pictures are written as .png, .svg or .pdf")
-    subject: Any = None
-    given: Any
-    if case.run is None:
-        given, pair = case.own()
-        images: Any = case.data
-    else:
-        subject = case.subject(case.run, max(radii) or 1e-9)
-        given, pair, images = subject.rec, None, subject.load(case.split, case.limit)
+    given = case.given(max(radii) or 1e-9)
+    subject = given.subject
     found: Any
     with case.running() as (processes, progress):
         shared: dict[str, Any] = {
-            "norm": case.norm or (subject.threat.norm if subject is not None else None),
+            "norm": case.norm or (None if subject is None else subject.threat.norm),
             "device": processes.device,
-            "preprocessing": pair,
+            "preprocessing": given.preprocessing,
             "split": case.split,
             "limit": case.limit,
             "seed": case.seed,
@@ -69,12 +61,10 @@ def curve(
         }
         if cost:
             chosen = tuple(case.attack or ("pgd", "apgd", "arc-r", "saddle"))
-            found = evaluation.cost_curve(given, images, chosen, eps=radii[-1], **shared)
+            found = evaluation.cost_curve(given.model, given.data, chosen, eps=radii[-1], **shared)
         else:
-            store = None if subject is None else subject.store(fresh=case.fresh, verify=case.verify)
-            found = evaluation.curve(
-                given, images, radii, case.attack, deterministic=deterministic, folder=store, **shared
-            )
+            shared |= {"deterministic": deterministic, "folder": given.store}
+            found = evaluation.curve(given.model, given.data, radii, case.attack, **shared)
     if not processes.writes:
         return
     name = "cost-curve.json" if cost else "curve.json"

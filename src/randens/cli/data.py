@@ -14,8 +14,6 @@ from randens.cli.progress_bars import bars
 from randens.core.errors import unknown
 from randens.core.files import picked
 
-__all__ = ["app"]
-
 app = typer.Typer(help="List, fetch, verify and locate data sets.", no_args_is_help=True)
 
 _Names = Annotated[

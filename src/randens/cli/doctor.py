@@ -6,8 +6,6 @@ import typer
 
 from randens.cli.output import Json, show
 
-__all__ = ["doctor"]
-
 
 def doctor(as_json: Json = False) -> None:
     """Check versions, device, precision, disk, data, and the main functions; exit code 1 if something is wrong.

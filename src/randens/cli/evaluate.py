@@ -18,8 +18,6 @@ from randens.core.errors import InputError
 if TYPE_CHECKING:
     from randens.evaluation import Evaluation
 
-__all__ = ["evaluate"]
-
 
 class Format(str, Enum):
     """How the table is printed."""
@@ -79,70 +77,47 @@ def evaluate(case: _Options) -> None:
         if case.model is None:
             raise InputError("--draws needs --model: the members of a run folder are not random")
         _random(case, case.draws)
-    elif case.run is None:
-        _own(case)
     else:
-        _of_run(case, case.run)
+        _members(case)
 
 
-def _of_run(case: _Options, run: Path) -> None:
-    """Evaluate the ensemble of a run folder; the result is kept there."""
+def _members(case: _Options) -> None:
+    """Evaluate the ensemble of a run folder, where the result is kept, or the user's own networks."""
     from randens import evaluation
 
-    subject = case.subject(run)
-    images = subject.load(case.split, case.limit)
-    chosen = choices.make_attacks(case.attack, ("suite",), subject.threat, case.settings, case.seed)
-    store = subject.store(fresh=case.fresh, verify=case.verify)
-    with case.running() as (processes, progress):
-        result = evaluation.evaluate(
-            subject.rec,
-            images,
-            chosen,
-            also={"uniform": None} if case.uniform and len(subject.rec) > 1 else {},
-            deterministic=case.deterministic,
-            chosen_on=subject.chosen_on,
-            device=processes.device,
-            folder=store,
-            progress=progress,
-        )
-    if not processes.writes:
-        return
-    written = choices.written(result, case.output, subject.run)
-    if case.adversarial is not None:
-        evaluation.save_worst_inputs(case.adversarial, result, subject.rec, images)
-    told = choices.said(store, result.now, f"{result.reread} stored witnesses judged again")
-    show(result, case.as_json, _lines(case, result, str(subject.run.path), [*told, written]))
-
-
-def _own(case: _Options) -> None:
-    """Evaluate the user's own networks and print the result."""
-    from randens import evaluation
-
-    assert case.model is not None
-    model, pair = case.own()
-    threat = case.threat()
+    given = case.given()
+    subject, threat = given.subject, given.threat
     chosen = choices.make_attacks(case.attack, ("suite",), threat, case.settings, case.seed)
+    several = subject is None or len(subject.rec) > 1
     with case.running() as (processes, progress):
         result = evaluation.evaluate(
-            model,
-            case.data,
+            given.model,
+            given.data,
             chosen,
+            also={"uniform": None} if case.uniform and several else {},
+            deterministic=case.deterministic,
+            chosen_on=None if subject is None else subject.chosen_on,
             device=processes.device,
             bounds=threat.bounds,
-            preprocessing=pair,
+            preprocessing=given.preprocessing,
             split=case.split,
             limit=case.limit,
-            deterministic=case.deterministic,
-            also={"uniform": None} if case.uniform else {},
+            folder=given.store,
             progress=progress,
         )
     if not processes.writes:
         return
-    path = None if case.output is None else result.save(case.output)
-    if case.adversarial is not None and result.case is not None:
+    told = []
+    if subject is not None and given.store is not None:
+        again = f"{result.reread} stored witnesses judged again"
+        told += choices.said(given.store, result.now, again)
+        told.append(choices.written(result, case.output, subject.run))
+    elif case.output is not None:
+        told.append(f"Written to {result.save(case.output)}.")
+    if case.adversarial is not None:
         evaluation.save_worst_inputs(case.adversarial, result, result.case.rec, result.case.inputs)
-    told = [] if path is None else [f"Written to {path}."]
-    show(result, case.as_json, _lines(case, result, case.model, told))
+    name = str(case.model if subject is None else subject.run.path)
+    show(result, case.as_json, _lines(case, result, name, told))
 
 
 def _random(case: _Options, draws: int) -> None:

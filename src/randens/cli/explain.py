@@ -22,8 +22,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["explain"]
-
 
 def explain(
     risks: Annotated[

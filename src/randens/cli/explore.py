@@ -10,8 +10,6 @@ import typer
 from randens.cli import choices
 from randens.cli.output import Json, show
 
-__all__ = ["explore"]
-
 
 def explore(
     risks: Annotated[

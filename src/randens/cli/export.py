@@ -15,8 +15,6 @@ from randens.cli.progress_bars import bars
 if TYPE_CHECKING:
     from randens.deploy import Bundle
 
-__all__ = ["export"]
-
 
 @choices.asked(choices.Attacking, without=("split", "fresh", "verify"), limit=256)
 def export(

@@ -10,8 +10,6 @@ import typer
 from randens.cli import choices, names
 from randens.cli.output import Json, show
 
-__all__ = ["figure"]
-
 
 def figure(
     name: Annotated[

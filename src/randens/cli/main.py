@@ -16,7 +16,6 @@ from randens.core.errors import RandensError, RandensWarning, unknown
 if TYPE_CHECKING:
     import typer
 
-__all__ = ["VERBS", "main", "run"]
 
 VERBS = {
     "quickstart": "Train, attack and explain an ensemble on digits in minutes.",

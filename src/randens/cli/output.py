@@ -13,7 +13,6 @@ from randens.core.files import plain
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["Json", "console", "print_json", "show"]
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 

@@ -16,8 +16,6 @@ from randens.cli.progress_bars import bars
 if TYPE_CHECKING:
     from randens.quickstart import Quickstart
 
-__all__ = ["quickstart"]
-
 
 def quickstart(
     runs: Annotated[Path, typer.Option(help="Where run folders go.")] = Path("runs"),

@@ -11,8 +11,6 @@ from randens.cli import choices
 from randens.cli.output import console, show
 from randens.cli.progress_bars import bars
 
-__all__ = ["report"]
-
 
 @choices.asked(choices.InputOptions)
 def report(

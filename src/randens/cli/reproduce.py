@@ -18,7 +18,6 @@ from randens.core.files import write_atomic
 if TYPE_CHECKING:
     from paper.reproduce import Reproduction
 
-__all__ = ["reproduce"]
 
 _FORMS = ("terminal", "markdown", "latex")
 

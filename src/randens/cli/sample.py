@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from randens.evaluation import AttackedSampling
     from randens.risk.sampling_methods import Contribution, MethodValue
 
-__all__ = ["sample"]
 
 _METHODS = ("confidence", "exact")
 

@@ -13,8 +13,6 @@ from randens.deploy.predictor import Predictor
 from randens.deploy.server import Limits, Settings, create_app, is_loopback, listen, loopback_hosts
 from randens.deploy.server import serve as serve_app
 
-__all__ = ["serve"]
-
 _USUAL = Limits()
 
 

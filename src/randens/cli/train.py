@@ -17,8 +17,6 @@ from randens.cli.progress_bars import bars
 from randens.core.errors import FileError
 from randens.core.progress import silent
 
-__all__ = ["train"]
-
 
 def train(
     recipe: Annotated[

@@ -11,8 +11,6 @@ from rich.table import Table
 from randens.cli.clone import from_paper
 from randens.cli.output import Json, print_json, show
 
-__all__ = ["app"]
-
 app = typer.Typer(help="Trained ensembles that come with randens.", no_args_is_help=True)
 
 _Name = Annotated[str, typer.Argument(help="An entry; `randens zoo list` shows them.")]
