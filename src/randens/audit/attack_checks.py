@@ -147,9 +147,7 @@ def _transfer(case: Case) -> Check:
 
 
 def _judged(case: Case, source: int) -> NDArray[np.bool_]:
-    """Return the verdicts [n, M] of all members on the perturbations that margin PGD found for member
-    `source` alone.
-    """
+    """Verdicts [n, M] of all members on what margin PGD found for member `source` alone."""
     return case.transferred(source, "adaptive-pgd-margin", steps=_STEPS[-1])
 
 

@@ -83,9 +83,7 @@ class Audit(Kept):
 
     @property
     def conclusive(self) -> bool:
-        """Whether there were enough inputs: with fewer than 50, one input exceeds the tolerance of the
-        checks.
-        """
+        """Whether there were enough inputs: of fewer than 50, one input exceeds the tolerance of the checks."""
         return self.n >= ENOUGH
 
     @property

@@ -254,9 +254,7 @@ def _slopes(
 
 
 def _downhill(case: Case, member: int, points: Tensor, centres: Tensor, y: Tensor, slope: Tensor) -> float:
-    """Return the share of points whose margin decreases after a step of ε/100 down the slope, where it is
-    legal.
-    """
+    """The share of points whose margin decreases after a legal step of ε/100 down the slope."""
     usable = torch.nan_to_num(slope, 0.0, 0.0, 0.0)
     step = 0.01 * case.threat.eps * case.threat.steepest(usable)
     moved = case.threat.project(points - step, centres)

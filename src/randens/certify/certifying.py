@@ -279,9 +279,7 @@ def _double(member: nn.Module) -> nn.Module:
 
 
 def _check(network: nn.Module, member: nn.Module, x: Tensor, index: int) -> None:
-    """Check that the bounds around a single point equal its logits, which shows operations that the rules
-    miss.
-    """
+    """Check that bounds around a single point equal its logits, which shows operations without a rule."""
     wide = x.double()
     with torch.no_grad():
         true, again = network(wide), network(wide)

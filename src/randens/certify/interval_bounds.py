@@ -56,7 +56,7 @@ class Interval:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        if name in _METADATA:
+        if name in _METADATA.split():
             return getattr(self.centre, name)
         return lambda *args, **kwargs: _apply(name, (self, *args), kwargs)
 
@@ -278,9 +278,8 @@ def _averaging(operation: Callable[..., Tensor]) -> Callable[..., Interval]:
     return rule
 
 
-_METADATA = frozenset(
-    {"shape", "ndim", "dtype", "device", "is_floating_point", "dim", "size", "numel", "stride"}
-)
+_METADATA = "shape ndim dtype device is_floating_point dim size numel stride"
+_RESHAPING = "flatten view reshape permute transpose unsqueeze squeeze contiguous clone expand unflatten narrow select double"
 
 _RULES: dict[str, Callable[..., Any]] = {
     "linear": _linear,
@@ -312,23 +311,5 @@ _RULES: dict[str, Callable[..., Any]] = {
     "sum": _averaging(torch.Tensor.sum),
     "avg_pool2d": _averaging(F.avg_pool2d),
     "adaptive_avg_pool2d": _averaging(F.adaptive_avg_pool2d),
-    **{
-        name: _reshaping(name)
-        for name in (
-            "flatten",
-            "view",
-            "reshape",
-            "permute",
-            "transpose",
-            "unsqueeze",
-            "squeeze",
-            "contiguous",
-            "clone",
-            "expand",
-            "unflatten",
-            "narrow",
-            "select",
-            "double",
-        )
-    },
+    **{name: _reshaping(name) for name in _RESHAPING.split()},
 }

@@ -1,6 +1,4 @@
-"""`randens bench`: compare speed and strength with other libraries and with limits; needs a clone of the
-repository.
-"""
+"""`randens bench`: speed and strength against other libraries and limits; needs a clone of the repository."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Access to parts of the repository that are not in the installed package: benchmarks, paper's tables,
-studies.
-"""
+"""Parts of the repository that are not in the installed package: benchmarks, the paper's tables, studies."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""`randens sample`: find the probabilities with the smallest risk under attack, and the risk without each
-member.
-"""
+"""`randens sample`: the probabilities with the smallest risk under attack, and the risk without each member."""
 
 from __future__ import annotations
 

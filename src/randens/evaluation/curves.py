@@ -38,7 +38,6 @@ __all__ = [
     "CostPoint",
     "Curve",
     "CurvePoint",
-    "Swept",
     "cost_curve",
     "curve",
     "curve_of",
@@ -63,12 +62,6 @@ class CurvePoint(Plain):
         Of each member alone.
     deterministic : Estimate or None
         Of the mean of all logits.
-
-    Examples
-    --------
-    >>> from randens.evaluation import Estimate
-    >>> CurvePoint(0.0, Estimate(0.9, 0.8, 1.0), (Estimate(0.9, 0.8, 1.0),), None).eps
-    0.0
     """
 
     eps: float
@@ -97,14 +90,6 @@ class Curve(Saved):
         Of the intervals.
     pool : WitnessPool
         Every witness found, at the largest radius.
-
-    Examples
-    --------
-    >>> import randens
-    >>> net = randens.models.create("linear", classes=10, input_shape=(1, 8, 8), seed=0)
-    >>> found = randens.curve(net, "digits", eps="0:0.2:3", attack="pgd", limit=16)
-    >>> [p.eps for p in found.points], found.points[0].ensemble >= found.points[-1].ensemble
-    ([0.0, 0.1, 0.2], True)
     """
 
     points: tuple[CurvePoint, ...]
@@ -268,11 +253,9 @@ def curve_of(
 ) -> Curve:
     """`curve` for a prepared model, data and attacks."""
     store = folder if isinstance(folder, WitnessStore) or folder is None else WitnessStore(folder)
-    points: list[CurvePoint] = []
-    cost = Cost()
-    pool: WitnessPool | None = None
+    points, cost = [], Cost()
     with on_device(case.rec, device):
-        for found in sweep(
+        for point, pool, spent in sweep(
             case,
             grid("eps", eps),
             deterministic=deterministic,
@@ -280,9 +263,8 @@ def curve_of(
             store=store,
             progress=progress or silent,
         ):
-            points.append(found.point)
-            cost, pool = cost + found.cost, found.pool
-    assert pool is not None
+            points.append(point)
+            cost = cost + spent
     return Curve(
         tuple(points),
         case.threat.norm,
@@ -308,12 +290,6 @@ class CostPoint:
         Member passes per input, forward and backward.
     robust : Estimate
         The robust accuracy.
-
-    Examples
-    --------
-    >>> from randens.evaluation import Estimate
-    >>> CostPoint(5, 22.0, Estimate(0.5, 0.4, 0.6)).passes
-    22.0
     """
 
     budget: int
@@ -333,14 +309,6 @@ class CostCurve(Saved):
         The perturbation set of all attacks.
     n : int
         How many inputs.
-
-    Examples
-    --------
-    >>> import randens
-    >>> net = randens.models.create("linear", classes=10, input_shape=(1, 8, 8), seed=0)
-    >>> found = randens.evaluation.cost_curve(net, "digits", ["pgd"], budgets=(1, 2), limit=8)
-    >>> [p.budget for p in found.lines["pgd"]]
-    [1, 2]
     """
 
     lines: Mapping[str, tuple[CostPoint, ...]]
@@ -453,15 +421,6 @@ def cost_curve(
     return CostCurve(lines, case.threat, len(case.inputs))
 
 
-@dataclass(frozen=True)
-class Swept:
-    """The result at one radius, and all witnesses so far."""
-
-    point: CurvePoint
-    pool: WitnessPool
-    cost: Cost
-
-
 def sweep(
     case: Prepared,
     radii: Sequence[float],
@@ -471,8 +430,8 @@ def sweep(
     store: WitnessStore | None,
     progress: Progress,
     known: WitnessPool | None = None,
-) -> Iterator[Swept]:
-    """Attack at increasing radii with one pool of witnesses.
+) -> Iterator[tuple[CurvePoint, WitnessPool, Cost]]:
+    """Attack at increasing radii with one pool of witnesses: each result, all witnesses so far, and the cost.
 
     known: witnesses within the radius of the case's own threat; they count from there on.
     """
@@ -509,7 +468,7 @@ def sweep(
             tuple(estimate(~column, confidence) for column in pool.foolable.T),
             estimate(~mean_fooled, confidence) if several else None,
         )
-        yield Swept(point, pool, cost)
+        yield point, pool, cost
 
 
 def _clean(case: Prepared, deterministic: bool) -> tuple[WitnessPool, NDArray[np.bool_] | None, Cost]:

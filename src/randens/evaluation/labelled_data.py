@@ -13,7 +13,7 @@ from randens.core.errors import InputError
 from randens.data import ImageData, Inputs, as_inputs
 from randens.ensemble import RandomizedEnsemble, evaluating
 
-__all__ = ["Data", "as_image_data", "class_count", "fingerprint", "labelled"]
+__all__ = ["Data", "as_image_data", "check_shapes", "class_count", "fingerprint", "labelled"]
 
 Data: TypeAlias = Inputs | ImageData | tuple[Tensor, Tensor] | Iterable[tuple[Tensor, Tensor]]
 """Images that know their split, a pair (x, y), a loader of such pairs, or anything else that `as_inputs` takes."""
@@ -27,11 +27,7 @@ def labelled(data: Data, rec: RandomizedEnsemble) -> Inputs:
     if not isinstance(rec, RandomizedEnsemble):
         raise InputError(f"rec is a {type(rec).__name__}; give a RandomizedEnsemble")
     found = data if isinstance(data, Inputs) else as_inputs(data)
-    shape = tuple(found.x.shape[1:])
-    for index, member in enumerate(rec.members):
-        wanted = getattr(member, "input_shape", None)
-        if wanted is not None and tuple(wanted) != shape:
-            raise InputError(f"data has inputs of shape {shape}; member {index} takes {tuple(wanted)}")
+    check_shapes(rec, shape := tuple(found.x.shape[1:]))
     try:
         classes = class_count(rec, found)
     except RuntimeError as error:
@@ -66,6 +62,14 @@ def fingerprint(rec: RandomizedEnsemble) -> str:
             digest.update(f"{index} {key} {tuple(value.shape)} {value.dtype}\n".encode())
             digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
+
+
+def check_shapes(rec: RandomizedEnsemble, shape: tuple[int, ...]) -> None:
+    """Refuse inputs of another shape than a member says it takes."""
+    for index, member in enumerate(rec.members):
+        wanted = getattr(member, "input_shape", None)
+        if wanted is not None and tuple(wanted) != shape:
+            raise InputError(f"data has inputs of shape {shape}; member {index} takes {tuple(wanted)}")
 
 
 def class_count(rec: RandomizedEnsemble, data: Inputs) -> int:

@@ -3,19 +3,15 @@
 The estimate is of the expected robust accuracy E_x P_s(f_s(x + δ(x)) = y) against an adversary who knows the
 model and the distribution of its randomness, but not the draw that answers. Three sets of draws avoid bias:
 
-- K *attack draws*, frozen: perturbations are searched on them. The perturbations fit the noise of these
-draws, so the
-  accuracy on them is biased downwards;
-- *selection draws*, frozen: they choose a perturbation for every input, decide whether K is large enough, and
-set the
-  number of scoring draws;
-- *scoring draws*: used once, after all choices. So no choice depends on them, and their mean is unbiased for
-the
+- K *attack draws*, frozen: perturbations are searched on them. They fit the noise of these draws, so the accuracy
+  on them is biased downwards;
+- *selection draws*, frozen: they choose a perturbation for every input, decide whether K is large enough, and set
+  the number of scoring draws;
+- *scoring draws*: used once, after all choices. So no choice depends on them, and their mean is unbiased for the
   chosen perturbations.
 
-With an optimal attack the two accuracies enclose the true value: in expectation the accuracy on the attack
-draws is at most the robust accuracy, and the accuracy on the scoring draws is at least that (sample average
-approximation).
+With an optimal attack the two accuracies enclose the true value: in expectation the accuracy on the attack draws
+is at most the robust accuracy, and that on the scoring draws at least (sample average approximation).
 """
 
 from __future__ import annotations
@@ -87,9 +83,7 @@ class DrawsStage(Document):
 
 
 class ChosenAttack(Document):
-    """One attack's perturbations: expected accuracy on fresh draws, and the number of inputs for which they
-    were chosen.
-    """
+    """One attack's perturbations: accuracy on fresh draws, and the number of inputs that they were chosen for."""
 
     name: str
     draws: int

@@ -178,9 +178,7 @@ def _radius(eps: float) -> str:
 
 
 def statements(evaluation: Evaluation) -> list[str]:
-    """Return sentences about the result: limits, gain, Theorem 1, attacks, cost, and the splits of all
-    choices.
-    """
+    """Sentences about the result: limits, gain, Theorem 1, attacks, cost, and the split of every choice."""
     limits = evaluation.bounds
     said = []
     if evaluation.members > 1:

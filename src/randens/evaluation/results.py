@@ -539,9 +539,7 @@ class Evaluation(Kept):
 
 
 def _keys(accuracies: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Round sums of probabilities to twelve digits, because their last bits depend on the order of
-    addition.
-    """
+    """Round sums of probabilities to twelve digits: their last bits depend on the order of addition."""
     return np.asarray(np.round(accuracies, 12) + 0.0)
 
 

@@ -508,9 +508,7 @@ def _fresh(
     points: Sequence[Tensor],
     y: Tensor,
 ) -> Estimate:
-    """Return the expected accuracy at α on fresh draws, each input at its worst perturbation on the scoring
-    draws.
-    """
+    """Expected accuracy at α on fresh draws, each input at the perturbation that is worst on the scoring draws."""
     worst = np.argmax(table @ probs, axis=0)
     x_adv = points[0].clone()
     for row, number in enumerate(worst.tolist()):

@@ -140,9 +140,7 @@ def landscape_data(
 
 
 def optimum_data(profile: RiskProfile, optimum: Sampling) -> dict[str, Any]:
-    """The optimum and its certificate: q for rows of the profile's sets, which the page checks by
-    additions.
-    """
+    """The optimum and its certificate: q for rows of the profile's sets, which the page checks by adding."""
     proof = optimum.certificate
     data: dict[str, Any] = {
         "probs": optimum.probs.tolist(),

@@ -353,6 +353,7 @@ def load_run(path: str | os.PathLike[str], name: str | None = None) -> LoadedRun
             return None
 
     source = run.path / "evaluation.json"
+    trainings = extra("cost", lambda: _trainings(run)) or []
     return LoadedRun(
         run=run,
         name=name or Path(path).resolve().name,
@@ -364,9 +365,9 @@ def load_run(path: str | os.PathLike[str], name: str | None = None) -> LoadedRun
         audit=extra("audit", lambda: _read(run, "audit", AuditNote)),
         stochastic=extra("stochastic", lambda: _read(run, "stochastic", StochasticNote)),
         advice=extra("advice", lambda: _read(run, "advice", AdviceNote)),
-        trainings=extra("cost", lambda: _trainings(run)) or (),
+        trainings=tuple((one.path.name, note) for one, note in trainings),
         curves=extra("training", lambda: _curves(run)) or (),
-        passes=extra("cost", lambda: _passes(run)) or 0.0,
+        passes=_passes(run, trainings),
         problems=problems,
     )
 
@@ -391,28 +392,24 @@ def _curves(run: Run) -> tuple[TrainingCurve, ...]:
     return tuple(found)
 
 
-def _trainings(run: Run) -> tuple[tuple[str, TrainingNote], ...]:
-    notes = ((one.path.name, _read(one, "training", TrainingNote)) for one in _inside(run))
-    return tuple((name, note) for name, note in notes if note is not None)
+def _trainings(run: Run) -> list[tuple[Run, TrainingNote]]:
+    notes = ((one, _read(one, "training", TrainingNote)) for one in _inside(run))
+    return [(one, note) for one, note in notes if note is not None]
 
 
-def _passes(run: Run) -> float:
+def _passes(run: Run, trainings: Sequence[tuple[Run, TrainingNote]]) -> float:
     """Member passes to train the run: those of its own method, and those of the runs that it started from.
 
     Another network in the folder, such as a baseline that it is compared with, does not count.
     """
-    notes = {one.path.name: (one, _read(one, "training", TrainingNote)) for one in _inside(run)}
+    notes = {one.path.name: note for one, note in trainings}
     method = _recipe(run).get("method")
     counted: dict[str, TrainingNote] = {}
-    for name, (one, note) in notes.items():
-        if note is None or not (one.path == run.path or note.method == method):
-            continue
-        counted[name] = note
-        first = _recipe(one).get("first") or []
-        for path in [first] if isinstance(first, str) else first:
-            before = notes.get(Path(str(path)).name, (one, None))[1]
-            if before is not None:
-                counted[Path(str(path)).name] = before
+    for one, note in trainings:
+        if one.path == run.path or note.method == method:
+            first = _recipe(one).get("first") or []
+            names = [Path(str(path)).name for path in ([first] if isinstance(first, str) else first)]
+            counted |= {name: notes[name] for name in (one.path.name, *names) if name in notes}
     return sum(note.cost.get(key, 0.0) for note in counted.values() for key in ("forwards", "backwards"))
 
 

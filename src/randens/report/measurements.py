@@ -142,7 +142,7 @@ def measure(
     case = prepare(rec, data, [attacks.create(name, threat, seed=seed) for name in attack])
     radii, at_threat = [], pool
     with on_device(case.rec, None):
-        for found in sweep(
+        for point, found, _ in sweep(
             case,
             [threat.scaled(factor).eps for factor in sizes],
             deterministic=True,
@@ -151,12 +151,11 @@ def measure(
             progress=silent,
             known=pool,
         ):
-            point = found.point
             average, members = point.deterministic, list(point.members)
             radii.append(Radius(eps=point.eps, robust=point.ensemble, members=members, deterministic=average))
             report("accuracy over ε", len(radii), len(sizes))
             if point.eps == threat.eps or (point.eps < threat.eps and pool is None):
-                at_threat = found.pool
+                at_threat = found
     about = _about(rec, data, threat)
     curve = Radii(**about, attacks=list(attack), confidence=confidence, radii=radii)
     pictures = None

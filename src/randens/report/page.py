@@ -99,9 +99,7 @@ def render(runs: Sequence[LoadedRun]) -> str:
 
 
 def fill(template: str, *, scripts: Sequence[str], data: Mapping[str, Any], **values: Any) -> str:
-    """Fill a page's template; style and scripts are inline, and the policy allows only them, by their
-    hashes.
-    """
+    """Fill a page's template; style and scripts are inline, and the policy allows only these, by hash."""
     style, *code = (Markup(_source(name)) for name in ("page.css", *scripts))
     policy = (
         f"default-src 'none'; style-src {_hash(style)}; script-src {' '.join(_hash(c) for c in code)}; "

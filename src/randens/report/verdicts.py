@@ -1,6 +1,4 @@
-"""The verdict on a run in sentences computed from its numbers, and differences between runs with
-intervals.
-"""
+"""The verdict on a run in sentences, and differences between runs with intervals."""
 
 from __future__ import annotations
 
@@ -80,9 +78,7 @@ def _budgets(evaluation: Evaluation) -> list[dict[str, Any]]:
 
 
 def labels(runs: Sequence[LoadedRun]) -> list[str]:
-    """Return the runs' names for sentences and tables: their methods if these differ, else their folder
-    names.
-    """
+    """The runs' names for sentences and tables: their methods if these differ, else their folders."""
     methods = [one.method for one in runs]
     return methods if all(methods) and len(set(methods)) == len(runs) > 1 else [one.name for one in runs]
 

@@ -118,9 +118,7 @@ def question_text(text: str) -> QuestionDocument:
 
 
 def segment_document(tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> SegmentDocument:
-    """Return the metadata of a segment after comparing it with its arrays; a `FileError` says what is
-    wrong.
-    """
+    """The metadata of a segment, compared with its arrays; a `FileError` says what is wrong."""
     plain: dict[str, Any] = {key: metadata[key] for key in ("question", "asked") if key in metadata}
     plain |= {key: _parsed(metadata[key]) for key in ("members", "sources", "work") if key in metadata}
     plain |= {key: _parsed(metadata[key]) for key in ("made", "eps") if key in metadata}

@@ -144,9 +144,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Work:
-    """The record of one search on some inputs: verdicts [k, m] at the worst point, its source, passes,
-    flags.
-    """
+    """The record of one search on some inputs: verdicts [k, m] at the worst point, sources, passes, flags."""
 
     question: Question
     inputs: Keys
@@ -296,7 +294,7 @@ class WitnessStore:
         """
         places = _places(keys)
         verdicts, sure = self._verdicts(tuple(members))
-        rows: list[tuple[int, NDArray[np.int8], bool, bool, str, float]] = []
+        rows: list[tuple[int, NDArray[np.int8], bool, str, float]] = []
         parts: list[Tensor] = []
         seen: set[tuple[int, bytes]] = set()
         for segment in self._ordered(threat, x):
@@ -315,18 +313,18 @@ class WitnessStore:
                         continue
                     seen.add((place, name))
                     chosen.append((row, place))
-                    clean = sources[row] == "clean"
-                    rows.append((place, known, sure[name], clean, sources[row], float(far[row])))
+                    rows.append((place, known, sure[name], sources[row], far[row]))
             if chosen and inputs:
                 parts.append(self._points(segment, [r for r, _ in chosen], x[[p for _, p in chosen]], threat))
+        points, told, checked, found_by, distance = zip(*rows, strict=True) if rows else ((),) * 5
         return Recalled(
-            np.array([r[0] for r in rows], dtype=np.int64),
+            np.array(points, dtype=np.int64),
             torch.cat(parts) if parts else x[:0].detach().cpu(),
-            np.array([r[1] for r in rows], dtype=np.int8).reshape(-1, len(members)),
-            np.array([r[2] for r in rows], dtype=bool),
-            np.array([r[3] for r in rows], dtype=bool),
-            tuple(r[4] for r in rows),
-            np.array([r[5] for r in rows], dtype=np.float64),
+            np.array(told, dtype=np.int8).reshape(-1, len(members)),
+            np.array(checked, dtype=bool),
+            np.array(found_by, dtype=object) == "clean",
+            found_by,
+            np.array(distance, dtype=np.float64),
         )
 
     def answer(self, question: Question | Asked, keys: Keys, threat: Threat, x: Tensor) -> KeptAnswer:
@@ -494,9 +492,7 @@ class WitnessStore:
         return np.array(found, dtype=np.int8).reshape(-1, len(members))
 
     def note(self, asked: Mapping[str, Any], kind: type[Kind]) -> Kind | None:
-        """Return the values kept under a question that is not an attack; None if there are none or they do
-        not fit `kind`.
-        """
+        """What is kept under a question that is not an attack; None if there is nothing that fits `kind`."""
         path = self._note(asked)
         if self._fresh or not path.exists():
             return None
@@ -523,9 +519,7 @@ class WitnessStore:
         return sorted(mine, key=_age)
 
     def _verdicts(self, members: tuple[str, ...]) -> tuple[dict[bytes, NDArray[np.int8]], dict[bytes, bool]]:
-        """Return, by point, the last verdict of every member, −1 if there is none, and whether all were
-        confirmed.
-        """
+        """By point: the last verdict of every member (−1: none), and whether all were confirmed."""
         state = (members, tuple(self._segments))
         if self._cached is None or self._cached[0] != state:
             self._cached = (state, *self._collected(members))
@@ -748,9 +742,7 @@ def _set_of(threat: Threat) -> str | list[Any]:
 
 
 def rounded(x: Tensor, dtype: torch.dtype, threat: Threat) -> Tensor:
-    """Return inputs in another precision, clipped to the box, which rounding may leave by half a unit in the
-    last place.
-    """
+    """Inputs in another precision, clipped to the box, which rounding may leave."""
     moved = x.detach().cpu().to(dtype)
     return moved if threat.bounds is None or dtype == x.dtype else moved.clamp(*threat.bounds)
 
