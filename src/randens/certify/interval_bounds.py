@@ -279,7 +279,10 @@ def _averaging(operation: Callable[..., Tensor]) -> Callable[..., Interval]:
 
 
 _METADATA = "shape ndim dtype device is_floating_point dim size numel stride"
-_RESHAPING = "flatten view reshape permute transpose unsqueeze squeeze contiguous clone expand unflatten narrow select double"
+_RESHAPING = (
+    "flatten view reshape permute transpose unsqueeze squeeze contiguous clone expand unflatten narrow "
+    "select double"
+)
 
 _RULES: dict[str, Callable[..., Any]] = {
     "linear": _linear,

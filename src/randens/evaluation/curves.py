@@ -255,7 +255,7 @@ def curve_of(
     store = folder if isinstance(folder, WitnessStore) or folder is None else WitnessStore(folder)
     points, cost = [], Cost()
     with on_device(case.rec, device):
-        for point, pool, spent in sweep(
+        for point, known, spent in sweep(
             case,
             grid("eps", eps),
             deterministic=deterministic,
@@ -264,7 +264,7 @@ def curve_of(
             progress=progress or silent,
         ):
             points.append(point)
-            cost = cost + spent
+            pool, cost = known, cost + spent
     return Curve(
         tuple(points),
         case.threat.norm,
