@@ -21,13 +21,12 @@ from randens._version import __version__
 from randens.attacks import Cost
 from randens.audit import attack_checks, member_checks
 from randens.audit.case import Case, Check, StoredCase
-from randens.core.errors import InputError
 from randens.core.files import picked
 from randens.core.progress import Progress, silent
 from randens.core.runs import Kept
 from randens.data import ImageData
 from randens.ensemble import RandomizedEnsemble
-from randens.evaluation.labelled_data import Data, fingerprint, labelled
+from randens.evaluation.labelled_data import Data, fingerprint, labelled, threat_of
 from randens.evaluation.results import Evaluation
 from randens.threat import Threat
 from randens.witness.store import WitnessStore
@@ -204,9 +203,7 @@ def audit(
         return audit_stochastic(rec, data, threat, seed=seed, progress=progress)
     start = time.perf_counter()
     inputs = labelled(data, rec)
-    chosen = rec.threat if threat is None else threat
-    if chosen is None:
-        raise InputError("threat is None and the ensemble names none; give one, e.g. Threat('linf', 8/255)")
+    chosen = threat_of(rec, threat)
     store = folder if isinstance(folder, WitnessStore) or folder is None else WitnessStore(folder)
     report = silent if progress is None else progress
     case = Case(rec, inputs.x, inputs.y, chosen, seed, report, store=store)

@@ -18,7 +18,7 @@ from randens.core.progress import Progress, silent
 from randens.data import Inputs
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation.draw_statistics import gradient_noise, members_of, randomness
-from randens.evaluation.labelled_data import Data, fingerprint, labelled
+from randens.evaluation.labelled_data import Data, fingerprint, labelled, threat_of
 from randens.random_model import RandomizedModel, expanded, is_random
 from randens.threat import Threat
 
@@ -45,14 +45,10 @@ def audit_stochastic(
     ----------
     model : RandomizedModel or RandomizedEnsemble
         A random classifier, or an ensemble some of whose members are random.
-    data : pair (x, y), ImageData or loader
-        Inputs and labels; a hundred are enough.
-    threat : Threat, optional
-        The perturbation set; None: the model's own.
+    data, threat, progress
+        As for `audit`.
     seed : int
         Determines all draws.
-    progress : callable, optional
-        Called as progress(task, done, total).
 
     Returns
     -------
@@ -70,13 +66,11 @@ def audit_stochastic(
     """
     start = time.perf_counter()
     report = silent if progress is None else progress
-    chosen = model.threat if threat is None else threat
     if not is_random(model):
         raise InputError(
             f"model is a {type(model).__name__} without random members; use randens.evaluation.audit"
         )
-    if chosen is None:
-        raise InputError("threat is None and the model names none; give one, e.g. Threat('linf', 8/255)")
+    chosen = threat_of(model, threat)
     inputs = labelled(data, expanded(model, 2))
     found = randomness(model, inputs.x)
     checks = [

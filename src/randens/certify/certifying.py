@@ -34,7 +34,7 @@ from randens.core.files import picked
 from randens.core.progress import Progress, silent
 from randens.core.runs import Kept
 from randens.ensemble import RandomizedEnsemble, evaluating
-from randens.evaluation.labelled_data import Data, fingerprint, labelled
+from randens.evaluation.labelled_data import Data, fingerprint, labelled, threat_of
 from randens.risk import RiskProfile, Sampling, optimal_sampling
 from randens.risk.sets import to_words
 from randens.threat import Region, Threat
@@ -189,8 +189,8 @@ def certify(
     folder : path or WitnessStore, optional
         A witness store, which keeps which members are certified at which inputs: later attacks with this radius or a
         smaller one spend nothing on them.
-    progress : callable, optional
-        ``progress(task, done, total)``.
+    progress
+        As for `randens.evaluate`.
 
     Returns
     -------
@@ -209,9 +209,7 @@ def certify(
     start = time.perf_counter()
     report = silent if progress is None else progress
     inputs = labelled(data, rec)
-    chosen = rec.threat if threat is None else threat
-    if chosen is None:
-        raise InputError("threat is None and the ensemble names none; give one, e.g. Threat('linf', 8/255)")
+    chosen = threat_of(rec, threat)
     whole("refine", refine, 0)
     chosen.check(inputs.x)
     members = len(rec)

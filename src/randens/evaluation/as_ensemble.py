@@ -145,7 +145,7 @@ def random_from_factory(
     draws : int
         K, the frozen draws that stand for the model while it is attacked.
     run_code : bool
-        Must be true, as for `from_factory`.
+        As for `from_factory`.
 
     Returns
     -------

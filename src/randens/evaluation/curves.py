@@ -192,16 +192,14 @@ def curve(
 
     Parameters
     ----------
-    model, data, attack, norm, bounds, device, preprocessing, probs, split, limit, seed, deterministic
-        As `randens.evaluate` takes them; attacks are given by name, as each radius makes its own.
+    model, data, norm, bounds, device, preprocessing, probs, split, limit, seed, deterministic
+        As `randens.evaluate` takes them.
+    confidence, folder, progress
+        As for `randens.evaluate`, too.
+    attack : str or sequence of str
+        Names, as each radius makes its own.
     eps : str or sequence
         ``"first:last:count"``, e.g. ``"0:16/255:9"``, or a list of radii.
-    confidence : float
-        Of the intervals.
-    folder : path or WitnessStore, optional
-        A witness store, as for `randens.evaluate`.
-    progress : callable, optional
-        ``progress(task, done, total)``.
 
     Returns
     -------

@@ -282,16 +282,12 @@ def single_draw(
 
     Parameters
     ----------
-    model : RandomizedModel or RandomizedEnsemble
-        A random classifier.
-    x, y : Tensor [n, ...] and [n]
-        Inputs and labels.
+    model, x, y, seed
+        As for `score`.
     threat : Threat
         The perturbation set.
     steps : int
         Gradient steps.
-    seed : int
-        The first seed.
 
     Returns
     -------

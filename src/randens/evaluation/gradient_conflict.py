@@ -25,7 +25,7 @@ from randens.core.documents import Document
 from randens.core.errors import InputError
 from randens.data import Inputs
 from randens.ensemble import RandomizedEnsemble, frozen, to_layout
-from randens.evaluation.labelled_data import Data, labelled
+from randens.evaluation.labelled_data import Data, labelled, threat_of
 from randens.threat import Threat
 
 __all__ = ["Conflict", "ConflictDocument", "conflict", "conflict_of", "joint_reach"]
@@ -130,12 +130,7 @@ def conflict(rec: RandomizedEnsemble, data: Data, threat: Threat | None = None) 
     >>> round(conflict(rec, data.load("digits", "validation"), Threat("linf", 0.1)).reach, 6)
     1.0
     """
-    chosen = rec.threat if threat is None and isinstance(rec, RandomizedEnsemble) else threat
-    inputs = labelled(data, rec)
-    if chosen is None:
-        raise InputError("threat is None and the ensemble names none; give one, e.g. Threat('linf', 8/255)")
-    if not isinstance(chosen, Threat):
-        raise InputError(f"threat is {chosen!r}; give a Threat, e.g. Threat('linf', 8/255)")
+    inputs, chosen = labelled(data, rec), threat_of(rec, threat)
     if not chosen.is_ball:
         raise InputError(f"threat is {chosen.norm}; reach is defined for one ball in linf, l2 or l1")
     return conflict_of(rec, inputs, chosen)

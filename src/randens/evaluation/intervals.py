@@ -122,8 +122,8 @@ def difference(first: ArrayLike, second: ArrayLike, confidence: float = 0.95) ->
     ----------
     first, second : array
         Values of the same inputs.
-    confidence : float
-        Of the interval.
+    confidence
+        As for `estimate`.
 
     Returns
     -------
@@ -189,10 +189,8 @@ def bounded_mean(values: ArrayLike, confidence: float = 0.95) -> Estimate:
 
     Parameters
     ----------
-    values : array
-        Numbers in [0, 1].
-    confidence : float
-        Of the interval.
+    values, confidence
+        As for `estimate`.
 
     Returns
     -------

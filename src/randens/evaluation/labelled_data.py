@@ -12,8 +12,10 @@ from torch import Tensor
 from randens.core.errors import InputError
 from randens.data import ImageData, Inputs, as_inputs
 from randens.ensemble import RandomizedEnsemble, evaluating
+from randens.random_model import RandomizedModel
+from randens.threat import Threat
 
-__all__ = ["Data", "as_image_data", "check_shapes", "class_count", "fingerprint", "labelled"]
+__all__ = ["Data", "as_image_data", "check_shapes", "class_count", "fingerprint", "labelled", "threat_of"]
 
 Data: TypeAlias = Inputs | ImageData | tuple[Tensor, Tensor] | Iterable[tuple[Tensor, Tensor]]
 """Images that know their split, a pair (x, y), a loader of such pairs, or anything else that `as_inputs` takes."""
@@ -52,6 +54,16 @@ def as_image_data(data: Data, rec: RandomizedEnsemble) -> ImageData:
     found = labelled(data, rec)
     names = rec.classes or tuple(map(str, range(class_count(rec, found))))
     return ImageData(found.x, found.y, names, found.name, found.split)
+
+
+def threat_of(model: RandomizedEnsemble | RandomizedModel, threat: Threat | None) -> Threat:
+    """The given threat, or the model's own."""
+    chosen = model.threat if threat is None else threat
+    if chosen is None:
+        raise InputError("threat is None and the model names none; give one, e.g. Threat('linf', 8/255)")
+    if not isinstance(chosen, Threat):
+        raise InputError(f"threat is {chosen!r}; give a Threat, e.g. Threat('linf', 8/255)")
+    return chosen
 
 
 def fingerprint(rec: RandomizedEnsemble) -> str:

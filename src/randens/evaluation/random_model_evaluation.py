@@ -287,12 +287,10 @@ def evaluate_stochastic(
     tolerance : float
         K doubles, up to the model's `draws`, until the accuracies on attacked and on fresh draws differ by no more than
         this; scoring draws are as many as bring the half-width of the interval over draws to half of it.
-    confidence : float
-        Of every interval.
     seed : int
         Determines all draws: the same seed gives the same result.
-    progress : callable, optional
-        Called as progress(task, done, total).
+    confidence, progress
+        As for `randens.evaluate`.
 
     Returns
     -------

@@ -6,7 +6,7 @@ import html as markup
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Console
@@ -14,7 +14,9 @@ from rich.table import Table
 
 from randens.core.errors import InputError
 from randens.data import called
-from randens.evaluation.results import Accuracy, Evaluation
+
+if TYPE_CHECKING:
+    from randens.evaluation.results import Accuracy, Evaluation
 
 __all__ = ["Row", "frame", "html", "latex", "markdown", "percent", "plain", "rows", "statements", "terminal"]
 

@@ -21,6 +21,7 @@ from randens.core.errors import FileError, InputError, RandensError
 from randens.core.files import Plain, document_checksum, picked, read_json, seal
 from randens.core.runs import Kept
 from randens.ensemble import RandomizedEnsemble, check_probs
+from randens.evaluation import result_tables
 from randens.evaluation.gradient_conflict import Conflict, ConflictDocument
 from randens.evaluation.intervals import Estimate, estimate
 from randens.evaluation.labelled_data import fingerprint
@@ -273,14 +274,9 @@ class Evaluation(Kept):
     reread: int = field(default=0, repr=False)
 
     def __repr__(self) -> str:
-        # Imported late, because the module of tables imports this one.
-        from randens.evaluation import result_tables
-
         return result_tables.plain(self)
 
     def _repr_html_(self) -> str:
-        from randens.evaluation import result_tables
-
         return result_tables.html(self)
 
     @property
@@ -314,8 +310,6 @@ class Evaluation(Kept):
 
     def to_frame(self) -> Any:
         """A pandas data frame, one row per classifier: natural and robust accuracy with intervals, FLOPs."""
-        from randens.evaluation import result_tables
-
         return result_tables.frame(self)
 
     @property
@@ -465,24 +459,15 @@ class Evaluation(Kept):
 
     def summary(self) -> dict[str, Any]:
         """The numbers that follow from the verdicts, as plain values."""
-        thumb = self.next_member
+        names = (
+            "n members natural robust member_accuracies deterministic member_risks bounds gain conflict pairs levels "
+            "expected_flops found_by"
+        )
         return {
-            "n": self.n,
-            "members": self.members,
-            **self.accuracy.to_json(),
+            **picked(self, names),
             "also": {name: self.at(probs).to_json() for name, probs in self.also.items()},
-            "member_accuracies": [a.to_json() for a in self.member_accuracies],
-            "deterministic": None if self.deterministic is None else self.deterministic.to_json(),
-            "member_risks": self.member_risks.tolist(),
-            "bounds": self.bounds.to_json(),
-            "next_member": {"low": thumb.low, "high": thumb.high, "necessary": thumb.necessary},
-            "gain": self.gain,
-            "conflict": None if self.conflict is None else self.conflict.to_json(),
-            "pairs": [pair.to_json() for pair in self.pairs],
-            "levels": [vars(level) for level in self.levels],
-            "expected_flops": self.expected_flops,
+            "next_member": picked(self.next_member, "low high necessary"),
             "deterministic_flops": sum(self.flops),
-            "found_by": self.found_by,
         }
 
     def question(self, document: Mapping[str, Any]) -> dict[str, Any]:

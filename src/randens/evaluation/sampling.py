@@ -363,16 +363,8 @@ def optimize_stochastic_sampling(
     ----------
     rec : RandomizedEnsemble
         Some of its members are random.
-    data : pair (x, y), ImageData or loader
-        Never test data, which are refused.
-    attack : Attack or sequence of Attack
-        Several work one after the other in each sweep.
-    tol : float
-        The gap at which to stop.
-    max_sweeps : int
-        How often the inputs may be attacked.
-    progress : callable, optional
-        Called as progress(task, done, total).
+    data, attack, tol, max_sweeps, progress
+        As for `optimize_sampling`.
 
     Returns
     -------

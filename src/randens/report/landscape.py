@@ -89,10 +89,8 @@ def shares(profile: RiskProfile, probs: ArrayLike) -> NDArray[np.float64]:
 
     Parameters
     ----------
-    profile : RiskProfile
-        η.
-    probs : array [M]
-        α.
+    profile, probs
+        As for `read_landscape`.
 
     Returns
     -------

@@ -91,12 +91,8 @@ def measure(
 
     Parameters
     ----------
-    rec : RandomizedEnsemble
-        The ensemble of the page.
-    data : ImageData, pair (x, y) or loader
-        Inputs and labels.
-    threat : Threat
-        The perturbation set.
+    rec, data, threat : RandomizedEnsemble, ImageData or pair or loader, Threat
+        The ensemble of the page, inputs with labels, and the perturbation set.
     attack : sequence of str
         Names; the worst of all counts at every radius.
     compared : sequence of str
@@ -106,15 +102,9 @@ def measure(
     pool : WitnessPool, optional
         Known witnesses of the same inputs at the threat's radius, for the pictures; without it they come from
         the witnesses found here.
-    folder : path or WitnessStore, optional
-        A witness store, read and extended; a witness counts at every radius that is at least its distance. A report
-        reads the curve from the store again, so that it agrees with every evaluation.
-    seed : int
-        Determines every random choice of the attacks.
-    confidence : float
-        Of every interval.
-    progress : callable, optional
-        Called as progress(task, done, total).
+    folder, seed, confidence, progress
+        As for `randens.evaluate`. A report reads the curve from the store again, so that it agrees with every
+        evaluation.
 
     Returns
     -------

@@ -22,7 +22,7 @@ from randens.core.errors import FileError, InputError
 from randens.core.files import tensor_checksum, write_atomic
 from randens.risk import RiskProfile
 from randens.risk.sets import maximal_rows
-from randens.witness.documents import pool_document
+from randens.witness.stored_files import pool_document
 
 __all__ = ["WitnessPool"]
 

@@ -38,15 +38,15 @@ from randens.core.documents import Kind, read_document
 from randens.core.errors import FileError, InputError
 from randens.core.files import seal, tensor_checksum, write_atomic, write_json
 from randens.threat import Threat
-from randens.witness.documents import KEY_BYTES as _BYTES
-from randens.witness.documents import (
+from randens.witness.pool import WitnessPool, read_tensors
+from randens.witness.stored_files import KEY_BYTES as _BYTES
+from randens.witness.stored_files import (
     QuestionDocument,
     SegmentDocument,
     StoreDocument,
     question_text,
     segment_document,
 )
-from randens.witness.pool import WitnessPool, read_tensors
 
 __all__ = [
     "Asked",

@@ -335,8 +335,8 @@ def trials(zoo: Path | None = None) -> tuple[Entry, ...]:
 
     Parameters
     ----------
-    zoo : Path, optional
-        Another zoo's folder.
+    zoo
+        As for `entry`.
 
     Returns
     -------
