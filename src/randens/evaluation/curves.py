@@ -118,15 +118,19 @@ class Curve(Saved):
     @property
     def _cells(self) -> list[list[str]]:
         """The table: headings, then a line for each radius."""
-        names = ["ensemble", *(f"member {i}" for i in range(self._members)), "deterministic"]
-        lines = [
-            [f"{p.eps:.5g}", *map(_shown, (p.ensemble, *p.members, p.deterministic))] for p in self.points
-        ]
-        return [[f"ε ({self.norm})", *names], *lines]
+        radii = [f"{p.eps:.5g}" for p in self.points]
+        columns = ([name, *map(_shown, values)] for name, values in self._lines.items())
+        return [list(row) for row in zip([f"ε ({self.norm})", *radii], *columns, strict=True)]
 
     @property
-    def _members(self) -> int:
-        return len(self.points[0].members)
+    def _lines(self) -> dict[str, list[Estimate | None]]:
+        """The accuracies at all radii, by classifier."""
+        members = range(len(self.points[0].members))
+        return {
+            "ensemble": [p.ensemble for p in self.points],
+            **{f"member {i}": [p.members[i] for p in self.points] for i in members},
+            "deterministic": [p.deterministic for p in self.points],
+        }
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary for JSON."""
@@ -135,15 +139,12 @@ class Curve(Saved):
 
     def to_frame(self) -> Any:
         """A pandas data frame, one row per radius and classifier."""
-        rows = []
-        for p in self.points:
-            named = {"ensemble": p.ensemble, **{f"member {i}": m for i, m in enumerate(p.members)}}
-            if p.deterministic is not None:
-                named["deterministic"] = p.deterministic
-            rows += [
-                {"eps": p.eps, "classifier": who, "robust": float(v), "low": v.low, "high": v.high}
-                for who, v in named.items()
-            ]
+        rows = [
+            {"eps": p.eps, "classifier": who, "robust": float(v), "low": v.low, "high": v.high}
+            for number, p in enumerate(self.points)
+            for who, values in self._lines.items()
+            if (v := values[number]) is not None
+        ]
         return data_frame(rows)
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
@@ -152,17 +153,13 @@ class Curve(Saved):
         Returns the matplotlib figure.
         """
         figure, axes = _axes(f"ε in {self.norm}", "robust accuracy")
-        lines: dict[str, list[Estimate]] = {"randomized": [p.ensemble for p in self.points]}
-        if self._members > 1:
-            lines |= {f"member {i}": [p.members[i] for p in self.points] for i in range(self._members)}
-        if all(p.deterministic is not None for p in self.points) and self._members > 1:
-            lines["deterministic"] = [p.deterministic for p in self.points if p.deterministic is not None]
         radii = [p.eps for p in self.points]
-        for name, values in lines.items():
-            strong = name == "randomized"
-            (drawn,) = axes.plot(
-                radii, [float(v) for v in values], marker="o", lw=2 if strong else 1, label=name
-            )
+        for name, known in self._lines.items():
+            values, strong = [v for v in known if v is not None], name == "ensemble"
+            if len(values) < len(radii) or not (strong or len(self.points[0].members) > 1):
+                continue
+            label, width = ("randomized", 2) if strong else (name, 1)
+            (drawn,) = axes.plot(radii, [float(v) for v in values], marker="o", lw=width, label=label)
             if strong:
                 lows, highs = [v.low for v in values], [v.high for v in values]
                 axes.fill_between(radii, lows, highs, alpha=0.2, color=drawn.get_color(), lw=0)
