@@ -13,9 +13,9 @@ from randens.cli.output import show
 from randens.cli.progress_bars import bars
 
 
-@choices.asked(choices.OnRun, limit=128)
+@choices.asked(choices.Attacking, without=("attack", "settings"), limit=128)
 def audit(
-    case: choices.OnRun,
+    case: choices.Attacking,
     output: Annotated[
         Path | None, typer.Option(help="Where the JSON goes; audit.json of the run by default.")
     ] = None,
@@ -34,16 +34,15 @@ def audit(
     from randens.evaluation import audit as run_audit
     from randens.models import pick_device
 
-    subject = case.subject(case.run)
-    images = subject.load(case.split, case.limit)
+    opened = case.opened()
+    subject, store = opened.subject, opened.store
     known = subject.run.path / "evaluation.json"
     evaluation = Evaluation.load(known) if known.is_file() else None
     subject.rec.to(pick_device(case.device))
-    store = subject.store(fresh=case.fresh, verify=case.verify)
     with bars() as progress:
         result = run_audit(
             subject.rec,
-            images,
+            opened.images,
             subject.threat,
             evaluation=evaluation,
             chosen_on=subject.chosen_on,

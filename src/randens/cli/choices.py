@@ -157,16 +157,10 @@ class InputOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnRun(InputOptions):
-    """Options of a command about one run folder."""
-
-    run: RunFolder
-
-
-@dataclass(frozen=True, kw_only=True)
-class Attacking(OnRun):
+class Attacking(InputOptions):
     """Options of a command that attacks a run's ensemble."""
 
+    run: RunFolder
     attack: Attacks = None
     settings: Settings = None
 

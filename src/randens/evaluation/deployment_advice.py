@@ -226,7 +226,8 @@ def advise(
     others: dict[str, RandomizedEnsemble] = {}
     for k in range(2, len(rec) + 1):
         if k == len(rec) or (subsets and math.comb(len(rec), k) <= _MOST_SUBSETS):
-            others[_title(k, len(rec))] = rec.subsets(k)
+            title = f"deterministic, all {k}" if k == len(rec) else f"{k} of {len(rec)} averaged"
+            others[title] = rec.subsets(k)
     for name, network in (networks or {}).items():
         if name in others:
             raise InputError(f"networks names {name!r}, which is an option already; choose another name")
@@ -274,10 +275,6 @@ def advise(
         cost=cost,
         passes={name: count / len(inputs) for name, count in passes.items()},
     )
-
-
-def _title(k: int, members: int) -> str:
-    return f"deterministic, all {members}" if k == members else f"{k} of {members} averaged"
 
 
 def _stored(rec: RandomizedEnsemble, inputs: Inputs, threat: Threat, store: WitnessStore | None) -> float:
