@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import NormalDist
 from typing import Any
 
@@ -57,11 +58,10 @@ def compare(first: Evaluation, other: Evaluation) -> Comparison:
             f"{names[0]} instead of {names[1]}" if names[0] != names[1] else f"{names[0]} with other options"
         )
         return Comparison(reason=f"other attacks: {said}; evaluate both alike")
-    natural = [1 - e.points.clean @ e.probs for e in (other, first)]
-    robust = [1 - e.risk for e in (other, first)]
     paired = first.n == other.n
-    between = difference if paired else _unpaired
-    return Comparison(between(*natural, first.confidence), between(*robust, first.confidence), paired)
+    between = partial(difference if paired else _unpaired, confidence=first.confidence)
+    natural = between(1 - other.points.clean @ other.probs, 1 - first.points.clean @ first.probs)
+    return Comparison(natural, between(1 - other.risk, 1 - first.risk), paired)
 
 
 def _budgets(evaluation: Evaluation) -> list[dict[str, Any]]:
