@@ -498,27 +498,21 @@ class Evaluation(Kept):
             raise InputError(
                 f"the evaluation has {members} probabilities and {profile.members} members in its profile"
             )
+        same = ("data", "split", "classes", "ensemble", "confidence", "chosen_on", "flags", "version")
         return Evaluation(
+            **{key: document[key] for key in same},
             probs=np.array(document["probs"], dtype=np.float64),
             points=_points_from_json(document["points"], members),
             profile=profile,
             threat=Threat.from_dict(document["threat"]),
-            data=document["data"],
-            split=document["split"],
-            classes=document["classes"],
-            ensemble=document["ensemble"],
             attacks=tuple(document["attacks"]),
             flops=tuple(document["flops"]),
             cost=Cost(document["cost"]["forwards"], document["cost"]["backwards"]),
             seconds=document["cost"]["seconds"],
-            confidence=document["confidence"],
-            chosen_on=document["chosen_on"],
             also={name: np.array(probs, dtype=np.float64) for name, probs in document["also"].items()},
-            flags=document["flags"],
             conflict=None
             if read.summary.conflict is None
             else Conflict.from_json(vars(read.summary.conflict)),
-            version=document["version"],
             notes=tuple(document.get("notes", ())),
         )
 
