@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
@@ -63,15 +64,16 @@ def train(
     chosen = load_recipe(recipe, [*(settings or []), *([f"device={device}"] if device else [])])
     folder = out if out is not None else Path("runs") / recipe.stem
     leads = int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))) == 0
-    say: Callable[[str], None] = _say if leads else _mute
+    # Only the first process prints.
+    say: Callable[[str], None] = partial(typer.echo, err=True) if leads else lambda _: None
     say(f"{recipe.stem} in {folder}: {estimate(chosen).sentence()}")
-    with _stop_on_signal(say) as stop, bars() as progress:
+    with _stop_on_signal(say) as signals, bars() as progress:
         try:
             shown = progress if leads else silent
-            run_training(chosen, folder, shown, say=say, stop=stop, force=force, jobs=jobs)
+            run_training(chosen, folder, shown, say=say, stop=lambda: bool(signals), force=force, jobs=jobs)
         except Stopped as stopped:
             say(str(stopped))
-            raise typer.Exit(128 + stop.number) from None
+            raise typer.Exit(128 + signals[0]) from None
     if leads:
         _report(folder, as_json)
 
@@ -96,41 +98,23 @@ def _report(folder: Path, as_json: bool) -> None:
     show(document, as_json, lines)
 
 
-class _Stop:
-    """Whether Ctrl-C or a scheduler's SIGTERM was received, and which."""
-
-    number = 0
-
-    def __call__(self) -> bool:
-        return self.number != 0
-
-
 @contextlib.contextmanager
-def _stop_on_signal(say: Callable[[str], None]) -> Iterator[_Stop]:
-    """Stop after the step at the first signal; end at once at a second one."""
-    stop = _Stop()
+def _stop_on_signal(say: Callable[[str], None]) -> Iterator[list[int]]:
+    """Yield the list of received signals: stop after the step at the first; a second one ends at once."""
+    signals: list[int] = []
 
     def ask(number: int, frame: FrameType | None) -> None:
-        if stop():
+        if signals:
             before = wanted[signal.Signals(number)]
             if callable(before):
                 before(number, frame)
             raise KeyboardInterrupt
-        stop.number = number
+        signals.append(number)
         say("stopping after this step; once more ends at once")
 
     wanted = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield stop
+        yield signals
     finally:
         for number, handler in wanted.items():
             signal.signal(number, handler)
-
-
-def _say(text: str) -> None:
-    typer.echo(text, err=True)
-
-
-def _mute(text: str) -> None:
-    """Only the first process prints."""
-    del text

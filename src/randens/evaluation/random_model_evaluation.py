@@ -388,8 +388,7 @@ def evaluate_stochastic(
 def _scoring_draws(
     natural: NDArray[np.float64], robust: NDArray[np.float64], half: float, confidence: float
 ) -> int:
-    """Return the draws per input that make the interval over draws ± `half`, estimated from the selection
-    draws.
+    """The draws per input that make the interval over draws ± `half`, estimated from the selection draws.
 
     The number is fixed before the first scoring draw, so that stopping cannot favour lucky draws.
     """
@@ -419,14 +418,14 @@ class _Run:
         most = max(m.draws for m in members_of(model) if isinstance(m, RandomizedModel))
         self.selected = max(_FEWEST, most) if random else 1
         self._selection = expanded(model, self.selected, _SELECT + 100_000 * seed)
-        self.device = self._selection.device
+        self.x, self.y = inputs.x.to(self._selection.device), inputs.y.to(self._selection.device)
         self.names: list[tuple[str, int]] = [("clean", 0)]
         self.points: list[Tensor] = [inputs.x]
-        self.risks = self._on_selection(inputs.x)[None, :]
+        self.risks = self._risk(self._selection, inputs.x)[None, :]
 
-    def count(self, forwards: int) -> None:
+    def count(self, forwards: int, backwards: int = 0) -> None:
         """Add to the cost."""
-        self.cost = self.cost + Cost(forwards=forwards)
+        self.cost = self.cost + Cost(forwards, backwards)
 
     def attack(self, attacks: Sequence[Attack], draws: int) -> DrawsStage:
         """Attack `draws` draws with each attack, and test its perturbations on other draws."""
@@ -435,8 +434,7 @@ class _Run:
         for attack in attacks:
             x_adv = self.find(attack, draws)
             outside.append(self.risks[-1])
-            inside.append(target.risk(x_adv.to(self.device), self.inputs.y.to(self.device)).cpu().numpy())
-            self.count(len(self.inputs) * len(target))
+            inside.append(self._risk(target, x_adv))
         chosen = np.argmax(inside, axis=0)
         rows = np.arange(len(self.inputs))
         return DrawsStage(
@@ -464,28 +462,24 @@ class _Run:
 
     def _expected(self, attack: EOT, target: RandomizedEnsemble) -> Tensor:
         """Of the points where `eot` ends, which do not depend on K, each input's worst on the attack draws."""
-        x, y = self.inputs.x.to(self.device), self.inputs.y.to(self.device)
         if attack not in self._ends:
             with frozen(self.model), torch.enable_grad():
                 parts = [
                     attack.ends(self.model, xs, ys, xs, attack.seed)
-                    for xs, ys in batches((x, y), attack.batch_size)
+                    for xs, ys in batches((self.x, self.y), attack.batch_size)
                 ]
             self._ends[attack] = [torch.cat(points).cpu() for points in zip(*parts, strict=True)]
-            passes = len(x) * 2 * attack.steps * attack.passes(self.model)
-            self.cost = self.cost + Cost(forwards=passes, backwards=passes)
+            passes = len(self.x) * 2 * attack.steps * attack.passes(self.model)
+            self.count(passes, passes)
             for points in self._ends[attack]:
                 self._add(attack.name, 0, points)
-        points = torch.stack(self._ends[attack])
-        risks = torch.stack([target.risk(p.to(self.device), y) for p in points])
-        self.count(len(points) * len(x) * len(target))
-        return points[risks.argmax(dim=0).cpu(), torch.arange(len(x))]
+        worst = np.argmax([self._risk(target, points) for points in self._ends[attack]], axis=0)
+        return torch.stack(self._ends[attack])[torch.from_numpy(worst), torch.arange(len(self.x))]
 
     def naive(self, threat: Threat) -> float:
         """Make the single-draw evaluation; add its perturbations to the candidates."""
-        x, y = self.inputs.x.to(self.device), self.inputs.y.to(self.device)
-        accuracy, x_adv, passes = single_draw(self.model, x, y, threat, seed=OTHER + self.seed)
-        self.cost = self.cost + Cost(forwards=passes, backwards=passes)
+        accuracy, x_adv, passes = single_draw(self.model, self.x, self.y, threat, seed=OTHER + self.seed)
+        self.count(passes, passes)
         self._add("single draw", 1, x_adv.cpu())
         return accuracy
 
@@ -513,39 +507,31 @@ class _Run:
         """Return accuracies of single draws that were not used before."""
         draws = expanded(self.model, min(_BETWEEN, self.selected), OTHER + 1000 * (1 + self.seed))
         random = [index for index, member in enumerate(draws.members) if isinstance(member, FrozenDraw)]
-        natural = ~self._errors(draws, self.inputs.x)[:, random]
-        robust = ~self._errors(draws, x_adv)[:, random]
-        return Spread(natural=natural.mean(axis=0).tolist(), robust=robust.mean(axis=0).tolist())
+        self.count(2 * len(self.x) * len(draws))
+        natural, robust = (
+            (~draws.errors(x, self.y)[:, random]).double().mean(dim=0).tolist()
+            for x in (self.x, x_adv.to(self.x.device))
+        )
+        return Spread(natural=natural, robust=robust)
 
     def noise(self, x_adv: Tensor, threat: Threat) -> GradientNoise:
         """Measure the noise of gradients halfway to the chosen perturbations."""
-        few = slice(0, 64)
-        middle = (self.inputs.x[few] + x_adv[few]) / 2
-        y = self.inputs.y[few]
+        y = self.y[:64]
+        middle = (self.x[:64] + x_adv[:64].to(self.x.device)) / 2
         passes = 3 * NOISE * len(y) * len(members_of(self.model))
-        self.cost = self.cost + Cost(forwards=passes, backwards=passes)
-        return gradient_noise(
-            self.model, middle.to(self.device), y.to(self.device), threat, seed=OTHER + self.seed
-        )
+        self.count(passes, passes)
+        return gradient_noise(self.model, middle, y, threat, seed=OTHER + self.seed)
 
     def _add(self, name: str, draws: int, x_adv: Tensor) -> None:
         self.names.append((name, draws))
         self.points.append(x_adv.to(self.inputs.x.dtype))
-        self.risks = np.vstack([self.risks, self._on_selection(x_adv)])
+        self.risks = np.vstack([self.risks, self._risk(self._selection, x_adv)])
 
-    def _on_selection(self, x: Tensor) -> NDArray[np.float64]:
-        self.count(len(x) * len(self._selection))
-        risks: NDArray[np.float64] = (
-            self._selection.risk(x.to(self.device), self.inputs.y.to(self.device)).cpu().numpy()
-        )
-        return risks
-
-    def _errors(self, draws: RandomizedEnsemble, x: Tensor) -> NDArray[np.bool_]:
+    def _risk(self, draws: RandomizedEnsemble, x: Tensor) -> NDArray[np.float64]:
+        """Expected errors [n] of frozen draws on perturbed inputs."""
         self.count(len(x) * len(draws))
-        errors: NDArray[np.bool_] = (
-            draws.errors(x.to(self.device), self.inputs.y.to(self.device)).cpu().numpy()
-        )
-        return errors
+        risks: NDArray[np.float64] = draws.risk(x.to(self.x.device), self.y).cpu().numpy()
+        return risks
 
 
 def _schedule(most: int) -> list[int]:
