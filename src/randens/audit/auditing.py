@@ -1,5 +1,4 @@
-"""Check whether the numbers of an evaluation can be trusted, by checks that published evaluations have
-failed.
+"""Check whether the numbers of an evaluation can be trusted; published evaluations have failed these checks.
 
 A robust accuracy is only as good as its attack. Attacks stall on members whose gradients are zero, saturated
 or noisy, so these members look robust; the score of a random member depends on chance. Each check compares

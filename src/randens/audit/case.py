@@ -122,8 +122,7 @@ class Case:
         return max(TOLERANCE, 1.0 / self.n)
 
     def beaten(self, stronger: Risks, weaker: Risks) -> bool:
-        """Whether the attack that must be weaker finds more, per input [n]: more than `allowed` and more than
-        chance.
+        """Whether the attack that must be weaker finds more [n] than the other: beyond `allowed` and chance.
 
         Two attacks of limited length differ on a few inputs, in both directions, depending on the last digits
         of the logits. With masked gradients the same attack is better on most of these inputs.

@@ -1,5 +1,4 @@
-"""What to deploy: one member, a drawn member, k of M averaged, or all; in one table, evaluated on the same
-perturbations.
+"""What to deploy: one member, a drawn member, k of M averaged, or all, on the same perturbations.
 
 Every option is a randomized ensemble over the same networks: the members (k = 1), all averages of k of them,
 and the average of all (k = M). Each is attacked itself and then also tested with the perturbations found for

@@ -106,8 +106,7 @@ class Conflict:
 
 
 def conflict(rec: RandomizedEnsemble, data: Data, threat: Threat | None = None) -> Conflict:
-    """Measure the joint reach of the members' margin gradients: the share of ε left to one perturbation for
-    all of them.
+    """Measure the joint reach of the members' margin gradients: the share of ε left to one perturbation.
 
     Parameters
     ----------

@@ -92,8 +92,7 @@ def choose_attacks(
     """Attacks from attacks, names or nothing (the portfolio ``standard``), all against one threat.
 
     `known` is the ensemble's own threat, the default for missing arguments. An attack has its own threat; an
-    `eps` or
-    `norm` that contradicts it is refused.
+    `eps` or `norm` that contradicts it is refused.
     """
     given = (
         ["standard"] if attack is None else list(attack) if isinstance(attack, (list, tuple)) else [attack]

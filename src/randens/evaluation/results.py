@@ -359,8 +359,7 @@ class Evaluation(Kept):
         return Accuracy(self._mean(~clean), self._mean(~worst))
 
     def at(self, probs: ArrayLike | None) -> Accuracy:
-        """Accuracy of the randomized ensemble at other probabilities (None: uniform), from the witnesses
-        found.
+        """Accuracy of the randomized ensemble at other probabilities (None: uniform), by the witnesses found.
 
         Unless they are `probs` or one of `also`, they were not attacked, so the robust value may be too high.
         """

@@ -188,8 +188,7 @@ def optimize_sampling(
     folder: WitnessStore | str | os.PathLike[str] | None = None,
     verify: bool = False,
 ) -> AttackedSampling:
-    """Find the probabilities with the smallest risk under attack, with a lower bound for all others and the
-    pool.
+    """Find the probabilities with the smallest risk under attack, and a lower bound for all others.
 
     The first sweep is at the ensemble's own probabilities, or with a pool at its optimum. Of equally good
     probabilities, those with the lower clean risk are chosen, then those that draw fewer members.

@@ -76,10 +76,9 @@ def evaluate(
 ) -> Evaluation:
     """Measure natural and robust accuracy of any classifier or ensemble, as exact expectations over the draw.
 
-    The attacks are run on the ensemble at its probabilities and at those in `also`, on each member alone,
-    and, unless
-    `deterministic` is false, on the mean of all logits. Every perturbation found is tested on all of them.
-    Inputs whose risk cannot increase are not attacked again.
+    The attacks are run on the ensemble at its probabilities and at those in `also`, on each member alone, and, unless
+    `deterministic` is false, on the mean of all logits. Every perturbation found is tested on all of them. Inputs
+    whose risk cannot increase are not attacked again.
 
     Parameters
     ----------
@@ -343,8 +342,7 @@ def save_worst_inputs(
 def _deterministic(
     known: Knowledge, attacks: tuple[Attack, ...], probs: NDArray[np.float64]
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return the verdicts [n] on the mean of all logits: clean, and under its own attacks and the ensemble's
-    worst cases.
+    """Verdicts [n] on the mean of all logits: clean, and under its own attacks and the ensemble's worst cases.
 
     Its witnesses are also tested on the members.
     """

@@ -1,5 +1,4 @@
-"""Read a run's numbers from its witness store without passes, so that all sections of a report use the same
-witnesses.
+"""Read a run's numbers from its witness store without passes, so that all sections use the same witnesses.
 
 Documents are written at different times, and the store may have more witnesses since. So the evaluation, the
 curve over ε, the attacks compared, the pictures and the audit are read again from the store: every witness

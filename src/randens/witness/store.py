@@ -98,8 +98,7 @@ def _is_plain(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class Question:
-    """The key of a search: the attack's name and options, the radius, the members under attack and their
-    probabilities.
+    """The key of a search: the attack and its options, the radius, the attacked members and their probabilities.
 
     alone: whether it started from the unperturbed inputs only, or from known witnesses. The version is part
     of the key, because an attack may find more in another version.
@@ -383,8 +382,7 @@ class WitnessStore:
         clean: NDArray[np.bool_] | None = None,
         work: Work | None = None,
     ) -> None:
-        """Add the result of a search on inputs x with addresses `keys`: a pool of these members, and the
-        work.
+        """Add the result of a search on inputs x with addresses `keys`: a pool of these members, and the work.
 
         clean: bool [n, M], verdicts on the unperturbed inputs, which are kept even if no member is wrong.
         """
@@ -668,8 +666,7 @@ def _ids(inputs: Keys, points: Tensor) -> Keys:
 
 
 def _encode(points: Tensor, x: Tensor, threat: Threat) -> dict[str, NDArray[Any]]:
-    """Encode perturbed inputs [k, ...]: a coordinate is the input's value, its lowest or highest legal value,
-    or another.
+    """Encode perturbed inputs [k, ...]: a coordinate is the input's own, its lowest or highest, or another value.
 
     Other values are stored as differences of their bits from the input's, byte by byte. Both parts are
     compressed.
