@@ -31,7 +31,16 @@ from randens.risk.sets import from_words, to_words
 from randens.threat import Threat
 from randens.witness import WitnessPool
 
-__all__ = ["Accuracy", "Evaluation", "Level", "Pair", "PassesDocument", "Points", "THREAT_MODEL"]
+__all__ = [
+    "Accuracy",
+    "Evaluation",
+    "CostDocument",
+    "Level",
+    "Pair",
+    "PassesDocument",
+    "Points",
+    "THREAT_MODEL",
+]
 
 _FORMAT = "randens-evaluation-1"
 _MOST_LEVELS = 10  # 2^10 sums of probabilities; beyond, only those that occur are listed
@@ -54,7 +63,9 @@ class PassesDocument(Document):
     backwards: Count
 
 
-class _Cost(PassesDocument):
+class CostDocument(PassesDocument):
+    """Member passes and time."""
+
     seconds: float
 
 
@@ -93,7 +104,7 @@ class EvaluationDocument(Document):
     threat: ThreatDocument
     attacks: list[dict[str, Any]]
     flops: list[Count]
-    cost: _Cost
+    cost: CostDocument
     confidence: Annotated[float, Field(gt=0, lt=1)]
     flags: _Flags
     summary: _Summary = _Summary()
@@ -104,25 +115,23 @@ class EvaluationDocument(Document):
     @model_validator(mode="after")
     def _agree(self) -> EvaluationDocument:
         members, points = len(self.probs), self.points
-        n = len(points.clean)
+        tables, n = (points.clean, points.worst, points.foolable), len(points.clean)
         if any(len(probs) != members for probs in self.also.values()):
             raise ValueError(f"also: every entry must have {members} probabilities")
         if len(self.flops) != members:
             raise ValueError(f"flops: there must be {members}, one for each member")
-        if n < 1 or len(points.worst) != n or len(points.foolable) != n or len(points.sources) != n:
+        if n < 1 or any(len(part) != n for part in (*tables, points.sources)):
             raise ValueError("points: there must be as many inputs in every list, at least one")
-        if any(
-            len(word) != members for words in (points.clean, points.worst, points.foolable) for word in words
-        ):
+        if any(len(word) != members for words in tables for word in words):
             raise ValueError(f"points: every input must have {members} verdicts")
         if any(source >= len(points.source_names) for source in points.sources):
             raise ValueError("points: a source has no name")
-        for word in (points.deterministic_clean, points.deterministic_worst):
-            if word is not None and len(word) != n:
-                raise ValueError(f"points: there must be {n} verdicts of the deterministic ensemble")
-        if (points.deterministic_clean is None) != (points.deterministic_worst is None):
+        lengths = {
+            None if w is None else len(w) for w in (points.deterministic_clean, points.deterministic_worst)
+        }
+        if lengths not in ({None}, {n}):
             raise ValueError(
-                "points: the deterministic ensemble has verdicts with and without attack, or none"
+                f"points: the deterministic ensemble has {n} verdicts with and without attack, or none"
             )
         return self
 

@@ -23,6 +23,7 @@ from randens.core.files import seal, write_json
 from randens.core.runs import Run
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation import Evaluation
+from randens.evaluation.results import CostDocument
 from randens.training.recipe import Recipe, recipe_from
 
 __all__ = ["Entry", "add", "entry", "keep_trial", "load", "names", "root", "take", "trials"]
@@ -32,10 +33,9 @@ _TRIALS = "trials"
 # The folders of a path inside a word of a command; a fraction like 8/255 is none.
 _PLACE = re.compile(r"(?:(?<!\w)/|[\w.~-]*[^\W\d][\w.~-]*/)(?:[\w.~-]+/)*")
 _KEPT = ("training.json", "sampling.json", "metrics.jsonl")
-_Count = Annotated[int, Field(ge=0, lt=1 << 53)]
 
 
-class _Manifest(Document):
+class _EntryManifest(Document):
     """manifest.json of an entry."""
 
     recipe: Recipe
@@ -44,14 +44,8 @@ class _Manifest(Document):
     seed: int | None = None
 
 
-class _Cost(Document):
-    forwards: _Count
-    backwards: _Count
-    seconds: Annotated[float, Field(ge=0)]
-
-
 class _Validated(Document):
-    images: _Count
+    images: Annotated[int, Field(ge=0)]
     attack: str
 
 
@@ -60,7 +54,7 @@ class _Training(Document):
 
     members: Annotated[int, Field(ge=1, le=100_000)]
     probs: Probabilities
-    cost: _Cost
+    cost: CostDocument
     validation: _Validated
 
 
@@ -180,7 +174,7 @@ def entry(name: str, zoo: Path | None = None) -> Entry:
         unknown("zoo entry", name, known)
     run = Run.open(folder / name)
     # All content of the card is checked here, so code that reads an entry can rely on it.
-    fitted(_Manifest, run.manifest, run.path / "manifest.json")
+    fitted(_EntryManifest, run.manifest, run.path / "manifest.json")
     read_document(run.path / "training.json", _Training)
     files = sorted(run.path.glob("evaluation*.json"))
     return Entry(name, run, {path.stem: Evaluation.load(path) for path in files})
