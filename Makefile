@@ -20,12 +20,16 @@ TWO_THREADS := OMP_NUM_THREADS=2 MKL_NUM_THREADS=2 RANDENS_TEST_THREADS=2
 # Where a digit can decide: the tests of attacks, of what is measured with them, of training, and of figures.
 DIGITS := tests/attacks tests/audit tests/certify tests/evaluation tests/training tests/witness tests/docs/test_drawings.py \
   tests/docs/test_site.py::test_the_figures_are_those_of_the_code tests/benchmarks/test_page.py
-# Among them, tests of refused input, of commands, of processes and of kills: no digit decides there.
+# Among them, tests of refused input, of commands, of recipes, of processes and of kills: no digit decides there.
 ALIKE := --ignore=tests/attacks/test_attack_inputs.py \
   --ignore=tests/attacks/test_attack_command.py \
   --ignore=tests/attacks/test_dataset.py \
+  --ignore=tests/training/test_compiling.py \
+  --ignore=tests/training/test_side_by_side.py \
+  --ignore=tests/training/test_train_command.py \
+  --ignore=tests/training/test_training_distributed.py \
   --ignore=tests/training/test_training_kill.py \
-  --ignore=tests/training/test_training_distributed.py
+  --ignore=tests/training/test_training_recipe.py
 PYTEST := $(BIN)/python -m pytest -q
 # A file's tests share what they train and attack, so one worker runs all of them; tests/conftest.py sets the order.
 WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
