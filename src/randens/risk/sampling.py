@@ -8,10 +8,10 @@ from numpy.typing import ArrayLike
 
 from randens.core.errors import InputError, unknown
 from randens.risk.candidate_sets import candidate_sampling
+from randens.risk.certificate import Sampling
 from randens.risk.confidence import ConfidentSampling, confident_sampling
 from randens.risk.exact_lp import exact_sampling
 from randens.risk.profile import RiskProfile
-from randens.risk.result import Sampling
 from randens.risk.subgradient import subgradient_sampling
 
 __all__ = ["optimal_sampling"]
