@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from randens.core.errors import FileError, InputError
 from randens.core.progress import Progress, silent
@@ -118,16 +118,10 @@ def _read(file: Path, size: tuple[int, int] | None, channels: int | None, conver
             if size is not None and pixels.size != (size[1], size[0]):
                 pixels = pixels.resize((size[1], size[0]), Image.Resampling.BILINEAR)
             array = np.array(pixels, dtype=np.uint8)
-    except (
-        UnidentifiedImageError,
-        SyntaxError,
-        ValueError,
-        EOFError,
-        OSError,
-        Image.DecompressionBombError,
-    ) as error:
-        if isinstance(error, FileError):
-            raise
+    except FileError:
+        raise
+    # Pillow raises OSError, which UnidentifiedImageError is, and others where a file is damaged.
+    except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
         raise FileError(f"{file} cannot be read as an image ({error}); replace or remove it") from error
     return torch.from_numpy(array[None] if array.ndim == 2 else array.transpose(2, 0, 1).copy())
 

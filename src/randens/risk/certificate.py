@@ -76,7 +76,8 @@ class Certificate:
         held = set(zip(profile.owners.tolist(), profile.masks.tolist(), strict=True))
         if not held.issuperset(zip(self.configuration.tolist(), self.masks.tolist(), strict=True)):
             return None
-        return np.bincount(self.configuration, weights=self.mass, minlength=len(profile.weights))
+        sums = np.bincount(self.configuration, weights=self.mass, minlength=len(profile.weights))
+        return np.asarray(sums, dtype=np.float64)
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary for JSON; every set is a string of zeros and ones, member 0 first."""

@@ -167,8 +167,7 @@ class RiskProfile:
     def configuration_risks(self, probs: ArrayLike) -> NDArray[np.float64]:
         """max_{u ∈ U_k} u·α for every configuration [K]."""
         values = weigh(self.masks, as_probs(probs, self.members))
-        best: NDArray[np.float64] = np.maximum.reduceat(values, self.starts[:-1])
-        return best
+        return np.maximum.reduceat(values, self.starts[:-1])
 
     def risk(self, probs: ArrayLike) -> float:
         """η(α), Eq. (4)."""
@@ -231,8 +230,7 @@ class RiskProfile:
 
     def _foolable(self, rows: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Which configurations have one of these rows of `masks`."""
-        found: NDArray[np.bool_] = np.logical_or.reduceat(rows, self.starts[:-1])
-        return found
+        return np.logical_or.reduceat(rows, self.starts[:-1])
 
     def _indicator(self, member: int) -> NDArray[np.bool_]:
         bit = np.uint64(as_member("member", member, self.members))

@@ -455,5 +455,4 @@ def mirror_descent(probs: Weights, losses: Weights, rate: float) -> Weights:
     """One step on the simplex: α_i ∝ α_i exp(−rate·loss_i)."""
     logs = np.log(probs) - rate * losses
     weights = np.exp(logs - logs.max())
-    moved: Weights = weights / weights.sum()
-    return moved
+    return weights / weights.sum()

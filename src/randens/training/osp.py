@@ -73,5 +73,4 @@ def optimal_sampling_probability(
 
 def _subgradient(choice: Validated) -> Weights:
     """g: the share of inputs on which the attack at α fools each member (Algorithm 1, lines 6 to 10)."""
-    gradient: Weights = choice.pool.profile().subgradient(choice.probs)
-    return gradient
+    return choice.pool.profile().subgradient(choice.probs)
