@@ -43,16 +43,9 @@ class CompileChoice:
 class CompileTrial:
     """Compares eager and compiled passes.
 
-    Parameters
-    ----------
-    least : float
-        Seconds of training that must be left.
-    margin : float
-        The expected saving must be this many times the time to compile.
-    least_ratio : float
-        Compiled passes must be this many times as fast; less is within the noise of the measurement.
-    clock, compiler : callable
-        Measure seconds, and compile a member.
+    least: seconds of training that must be left. margin: the expected saving must be this many times the time to
+    compile. least_ratio: compiled passes must be this many times as fast; less is within the noise of the
+    measurement. clock, compiler: measure seconds, and compile a member.
     """
 
     least: float = 1200.0

@@ -22,10 +22,10 @@ from randens.ensemble import frozen, to_layout
 from randens.training import losses
 from randens.training.adversaries import adversary
 from randens.training.alpha import due
-from randens.training.autocast import arithmetic
 from randens.training.initial_members import Blueprint
 from randens.training.methods import METHODS, Roster, uniform
 from randens.training.osp import attacks_per_choice
+from randens.training.placement import arithmetic
 from randens.training.recipe import Recipe
 
 __all__ = ["CostEstimate", "StagePlan", "crafting_pass", "estimate", "plan", "training_pass"]
@@ -102,15 +102,8 @@ def plan(recipe: Recipe) -> list[StagePlan]:
         if method.reweighs and before:
             updates = sum(due(recipe.sampling, before + size, done, epochs) for done in range(1, epochs + 1))
             attacks += updates * (1 + attacks_per_choice(recipe.sampling, before + size))
-        crafting, training = method.passes(craft, len(victims), losses.passes(recipe.loss), size)
-        stages.append(
-            StagePlan(
-                epochs=epochs,
-                crafting=crafting,
-                training=training,
-                validation=attacks * several * per_attack + reach,
-            )
-        )
+        passes = method.passes(craft, len(victims), losses.passes(recipe.loss), size)
+        stages.append(StagePlan(epochs, *passes, validation=attacks * several * per_attack + reach))
     return stages
 
 

@@ -33,14 +33,7 @@ class Remark:
 
 
 class CheckpointRule:
-    """Evaluates the epochs of a run's members by the recipe's `validation`.
-
-    Parameters
-    ----------
-    recipe, method : what is trained, and how.
-    held : (Tensor, Tensor)
-        Validation data.
-    """
+    """Evaluates the epochs of a run's members by the recipe's `validation`, on validation data (`held`)."""
 
     def __init__(self, recipe: Recipe, method: Method, held: Batch) -> None:
         self.part, self.method, self.held = recipe.validation, method, held

@@ -125,7 +125,10 @@ def choose(
     if members == 1 or part.method == "uniform":
         attack_at(even)
         return Validated(even, known.pool.without_inputs(), clean, known.cost)
-    method, options = _solver(part, members)
+    method: str = part.method
+    if method == "paper":
+        method = "candidates" if members <= 3 else "subgradient"
+    options = {"iterations": part.iterations} if method == "subgradient" else {}
     best = cutting_planes(
         attack_at,
         even,
@@ -135,13 +138,6 @@ def choose(
         solver=lambda profile: optimal_sampling(profile, method, clean, **options),
     )
     return Validated(np.array(best.probs), known.pool.without_inputs(), clean, known.cost)
-
-
-def _solver(part: SamplingPart, members: int) -> tuple[str, dict[str, int]]:
-    method: str = part.method
-    if method == "paper":
-        method = "candidates" if members <= 3 else "subgradient"
-    return method, {"iterations": part.iterations} if method == "subgradient" else {}
 
 
 def _sweep(rec: RandomizedEnsemble, x: Tensor, y: Tensor, attack: Attack) -> Validated:
