@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -182,17 +182,13 @@ def _quantized(content: bytes, inputs: NDArray[np.float32]) -> onnx.ModelProto:
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 
     name = onnx.load_from_string(content).graph.input[0].name
+    batches = ({name: inputs[start : start + _CHUNK]} for start in range(0, len(inputs), _CHUNK))
 
     class Reader(CalibrationDataReader):  # type: ignore[misc]
         """Gives the calibration inputs in small batches."""
 
-        def __init__(self) -> None:
-            self._batches: Iterator[dict[str, Any]] = (
-                {name: inputs[start : start + _CHUNK]} for start in range(0, len(inputs), _CHUNK)
-            )
-
         def get_next(self) -> dict[str, Any] | None:
-            return next(self._batches, None)
+            return next(batches, None)
 
     with tempfile.TemporaryDirectory() as folder, quiet():
         source, target = Path(folder) / "float32.onnx", Path(folder) / "int8.onnx"
