@@ -122,10 +122,8 @@ def verify(name: str, *, folder: str | os.PathLike[str] | None = None) -> Verifi
 
     Parameters
     ----------
-    name : str
-        A data set.
-    folder : str or path, optional
-        Where data sets are kept.
+    name, folder
+        As for `fetch`.
 
     Returns
     -------

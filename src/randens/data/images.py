@@ -247,12 +247,8 @@ def from_dataset(
     ----------
     dataset : torch.utils.data.Dataset
         Map-style, of pairs (image, label).
-    split : str
-        Which split these are.
-    classes : int or sequence of str, optional
-        Their number or names; the data set's own by default.
-    name : str, optional
-        What to call the data.
+    split, classes, name
+        As for `from_arrays`; classes and name are the data set's own by default.
     progress : callable, optional
         ``progress(task, done, total)``.
 

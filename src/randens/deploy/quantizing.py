@@ -56,20 +56,14 @@ def quantize(
 
     Parameters
     ----------
-    bundle : Bundle
-        The export of `rec`.
-    rec : RandomizedEnsemble
-        The ensemble, which the attack needs.
-    path : path
-        A folder that does not exist yet.
-    calibration : pair (x, y), ImageData or loader
-        Real inputs, not the test data, that set the ranges of activations.
-    test : pair (x, y), ImageData or loader
-        The data on which accuracies are measured.
+    bundle, rec : Bundle, RandomizedEnsemble
+        The export, and the ensemble, which the attack needs.
+    path, progress
+        As for `export`.
+    calibration, test : pair (x, y), ImageData or loader
+        Real inputs, not the test data, that set the ranges of activations; the data on which accuracies are measured.
     attack : Attack or sequence of Attack
         Finds the perturbations on which both versions are evaluated.
-    progress : callable, optional
-        Called as progress(task, done, total).
 
     Returns
     -------

@@ -250,13 +250,9 @@ def from_foolbox(attack: Any, threat: Threat, *, target: str = "both", **common:
     Parameters
     ----------
     attack : foolbox.attacks.Attack
-        An instance.
-    threat : Threat
-        Its norm must be the attack's.
-    target : str
-        What it is shown: ``"mixture"``, ``"members"`` or ``"both"``.
-    **common
-        restarts, seed, batch_size and drop_finished, as for every attack.
+        An instance, for the norm of `threat`.
+    threat, target, **common
+        As for `Foreign`; common to all attacks are restarts, seed, batch_size and drop_finished.
 
     Returns
     -------
@@ -301,10 +297,8 @@ def from_torchattacks(attack: Any, threat: Threat, *, target: str = "both", **op
     ----------
     attack : type
         A class of torchattacks.
-    threat : Threat
-        Decides eps.
-    target : str
-        What it is shown: ``"mixture"``, ``"members"`` or ``"both"``.
+    threat, target
+        As for `Foreign`.
     **options
         Of the class, and restarts, seed, batch_size and drop_finished, as for every attack.
 
@@ -348,12 +342,8 @@ def from_art(attack: Any, threat: Threat, *, target: str = "both", **options: An
     ----------
     attack : type
         A class of ART.
-    threat : Threat
-        Decides eps and norm.
-    target : str
-        What it is shown: ``"mixture"``, ``"members"`` or ``"both"``.
-    **options
-        Of the class, and restarts, seed, batch_size and drop_finished, as for every attack.
+    threat, target, **options
+        As for `from_torchattacks`.
 
     Returns
     -------
@@ -403,18 +393,14 @@ def from_autoattack(
 
     Parameters
     ----------
-    threat : Threat
-        Decides eps and norm.
+    threat, target, **common
+        As for `from_foolbox`.
     version : str
         Of AutoAttack.
     attacks : sequence of str, optional
         Its parts, instead of a version's.
     steps, queries : int, optional
         Of APGD and FAB, and of Square.
-    target : str
-        What it is shown: ``"mixture"``, ``"members"`` or ``"both"``.
-    **common
-        restarts, seed, batch_size and drop_finished, as for every attack.
 
     Returns
     -------

@@ -111,12 +111,8 @@ def sklearn_ensemble(
     ----------
     estimators : sequence of sklearn classifiers
         Fitted, with the same classes.
-    probs : array, optional
-        α.
-    threat : Threat, optional
-        What the ensemble is meant to resist.
-    seed : int, optional
-        Of the draws.
+    probs, threat, seed
+        As for `RandomizedEnsemble`.
 
     Returns
     -------

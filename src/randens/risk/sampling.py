@@ -32,12 +32,7 @@ def optimal_sampling(
 
 @overload
 def optimal_sampling(
-    profile: RiskProfile,
-    method: str | None = None,
-    clean_risks: ArrayLike | None = None,
-    *,
-    confidence: float | None = None,
-    **options: Any,
+    profile: RiskProfile, method: str | None = None, clean_risks: ArrayLike | None = None, **options: Any
 ) -> Sampling: ...  # pragma: no cover
 
 
