@@ -81,7 +81,7 @@ class Decoder:
         )
 
     @cached_property
-    def _one(self) -> msgspec.json.Decoder[Any]:
+    def one(self) -> msgspec.json.Decoder[Any]:
         """A strict parser of one input, which stops at the first error."""
         low, high = self.bounds or (None, None)
         nested: Any = float if self.bounds is None else Annotated[float, msgspec.Meta(ge=low, le=high)]
@@ -128,7 +128,7 @@ class Decoder:
         start, view = head.end(), memoryview(body)
         for index, end in enumerate(ends):
             try:
-                values[index] = self._one.decode(view[start:end])
+                values[index] = self.one.decode(view[start:end])
             except (msgspec.DecodeError, ValueError, UnicodeError, RecursionError) as error:
                 raise Refused(422, f"inputs.{index}: {str(error)[:160]}") from None
             then = (_JSON_NEXT.match if index + 1 < n else _JSON_TAIL.fullmatch)(body, end)
