@@ -139,9 +139,7 @@ class _Ensemble(nn.Module):
 
     @property
     def networks(self) -> tuple[nn.Module, ...]:
-        """The networks behind all members, each listed once; an average counts as the networks it
-        averages.
-        """
+        """The networks behind all members, each listed once; an average counts as the networks it averages."""
         return networks_of(self.members)[0]
 
     def logits(self, x: Tensor) -> Tensor:

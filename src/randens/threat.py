@@ -177,9 +177,7 @@ class Threat:
                 self._check_radius(low, high)
 
     def _check_radius(self, low: float, high: float) -> None:
-        """Check for an ε in 0..255 for inputs in [0, 1], a common mistake that makes every classifier look
-        broken.
-        """
+        """Check for an ε in 0..255 for inputs in [0, 1], a common mistake that makes every classifier look broken."""
         if self.eps > (high - low) * (1 + 1e-9):
             raise InputError(
                 f"eps is {self.eps:g}; inputs lie in [{low:g}, {high:g}], so that every input could become any other: "
@@ -336,9 +334,7 @@ class Threat:
         return point
 
     def _drawn_in(self, x_adv: Tensor, x: Tensor) -> Tensor:
-        """Scale towards x until the stored point is legal: completely for l2, by the rounding error for
-        l1.
-        """
+        """Scale towards x until the stored point is legal: completely for l2, by the rounding error for l1."""
         point = self._boxed(x_adv)
         if not x.numel():
             return point

@@ -112,9 +112,7 @@ def official_files(official: Official, folder: Path, progress: Progress) -> File
 
 
 def download(url: str, target: Path, *, progress: Progress) -> None:
-    """Download `url` to `target`, which appears only when complete; an earlier part is continued if
-    possible.
-    """
+    """Download `url` to `target`, which appears only when complete; an earlier part is continued if possible."""
     part = target.with_name(target.name + ".part")
     check_space(target.parent, 0)
     have = part.stat().st_size if part.exists() else 0

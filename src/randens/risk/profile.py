@@ -208,9 +208,7 @@ class RiskProfile:
         return np.asarray(self.weights @ chosen, dtype=np.float64)
 
     def gain(self, probs: ArrayLike) -> float:
-        """E π = Σ_i α_i η_i − η(α) ≥ 0: how much a secret draw lowers the risk, compared with an announced
-        one.
-        """
+        """E π = Σ_i α_i η_i − η(α) ≥ 0: how much a secret draw lowers the risk, compared with an announced one."""
         alpha = as_probs(probs, self.members)
         return max(0.0, float(alpha @ self.member_risks) - self.risk(alpha))
 

@@ -150,9 +150,7 @@ class Engine:
         return Stage(number, before, trained, averaged, sgd(trained, self.recipe.optimizer), probs)
 
     def _studied(self) -> bool:
-        """Let the method examine the finished members before the next stage, on training images drawn
-        once.
-        """
+        """Let the method examine the finished members before the next stage, on training images drawn once."""
         images = torch.randperm(len(self.train_data), generator=self._generator("study"))
         images = images[: self.recipe.sampling.size].sort().values
         x, y = self.train_data[images]
@@ -237,9 +235,7 @@ class Engine:
         wrapped: list[Forward],
         rate: float,
     ) -> None:
-        """Process one batch: craft adversarial examples, then make one step of every trained member on
-        them.
-        """
+        """Process one batch: craft adversarial examples, then make one step of every trained member on them."""
         where = (stage.number, stage.epoch, stage.step)
         generator = self._generator("batch", *where)
         x, y = self.train_data[rows]
@@ -291,9 +287,7 @@ class Engine:
             self.journal.log("step", stage, step=stage.step + 1, lr=rate, loss=means[:-1], accuracy=means[-1])
 
     def _judge(self, stage: Stage, epochs: int, begun: float) -> None:
-        """End an epoch: update α, validate under attack, keep the best checkpoint, check for early
-        stopping.
-        """
+        """End an epoch: update α, validate under attack, keep the best checkpoint, check for early stopping."""
         done, spend = stage.epoch + 1, self.journal.spend
         losses, accuracy = stage.tally.losses / stage.tally.images, stage.tally.correct / stage.tally.images
         stage.probs = self.alpha.descended(stage.probs, losses)

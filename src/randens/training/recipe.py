@@ -118,10 +118,8 @@ class AdversaryPart(_Part):
 
     `loss` is what the adversary maximises; the releases of MRBoost and BARRE use "mce". `step` is in units
     of the inputs (None: ε/4 for pgd, ε for n-fgsm, 1.25 ε for fgsm-rs); `start` is the radius of pgd's random
-    start and `noise` of n-fgsm's, both in units of ε. "auto" is the method's own level. ε grows over the
-    first
-    `warmup` epochs of a fresh member, because some networks learn nothing from the strongest examples at
-    first.
+    start and `noise` of n-fgsm's, both in units of ε. "auto" is the method's own level. ε grows over the first
+    `warmup` epochs of a fresh member, because some networks learn nothing from the strongest examples at first.
     """
 
     name: Literal["pgd", "fgsm-rs", "n-fgsm", "arc", "arc-r"] = "pgd"
@@ -175,8 +173,8 @@ class SamplingPart(_Part):
     OSP with `iterations` (T_o) steps for more. `subgradient` and `candidates` are one of these for any number
     of members. All four use the pool of witnesses. `osp` is like `paper`, but as Algorithm 1 prints it: with
     a fresh attack at every α that is tried and the first step `step` (a). `sweep` is a grid over the first
-    member's probability,
-    `uniform` is 1/M.
+    member's probability, `uniform` is 1/M.
+
     `rule` says when α changes while a member is trained. "printed": every `every` epochs (E_o) from the
     second member on (Algorithm 2). "released", as in the authors' program: never for m ≤ 3, and from the
     fourth member on every `every` epochs in the second half of its training, with a = 10 times the learning

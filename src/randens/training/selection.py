@@ -60,9 +60,7 @@ class CheckpointRule:
         return stage.watch.worst < self.part.patience
 
     def remarks(self, stage: Stage, verdict: Validated, accuracy: float) -> Iterator[Remark]:
-        """Check for overfitting and the rule of thumb after an epoch; `accuracy` is that on training
-        examples.
-        """
+        """Check for overfitting and the rule of thumb after an epoch; `accuracy` is that on training examples."""
         risks = verdict.pool.profile().member_risks
         if self.method.watched:
             # Only the members in training can lose robustness; they are the last of those attacked.

@@ -32,9 +32,7 @@ Batch = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Validated:
-    """The result of a validation at α: all witnesses, the clean errors of every member, and the member
-    passes.
-    """
+    """The result of a validation at α: all witnesses, the clean errors of every member, and the member passes."""
 
     probs: Weights
     pool: WitnessPool
@@ -78,9 +76,7 @@ def attacked(rec: RandomizedEnsemble, x: Tensor, y: Tensor, attack: Attack) -> V
 
 
 def validation_attack(recipe: Recipe, name: str) -> Attack:
-    """Return the attack `name` with the recipe's threat, seed, precision and, if it has one, number of
-    steps.
-    """
+    """Return the attack `name` with the recipe's threat, seed, precision and, if it has one, number of steps."""
     threat = recipe.threat.build()
     options: dict[str, Any] = {"seed": recipe.seed, "precision": recipe.precision}
     if hasattr(attacks.create(name, threat), "steps"):
