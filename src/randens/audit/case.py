@@ -16,6 +16,7 @@ from randens import attacks
 from randens.attacks import Attack, Cost, Found
 from randens.attacks.dataset import ask, attack_data
 from randens.core.errors import RandensError
+from randens.core.files import Plain
 from randens.core.progress import Progress, silent
 from randens.ensemble import RandomizedEnsemble, evaluating, to_layout
 from randens.threat import Threat
@@ -51,7 +52,7 @@ _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
-class Check:
+class Check(Plain):
     """The result of one check: what was compared, whether it passed, and advice if it failed.
 
     Attributes
@@ -74,9 +75,9 @@ class Check:
     evidence: Mapping[str, Any] = field(default_factory=dict)
     advice: str = ""
 
-    def to_json(self) -> dict[str, Any]:
-        """A plain dictionary for JSON."""
-        return {**vars(self), "evidence": dict(self.evidence)}
+    def __post_init__(self) -> None:
+        if self.passed:
+            object.__setattr__(self, "advice", "")
 
 
 @dataclass
@@ -121,8 +122,7 @@ class Case:
         return max(TOLERANCE, 1.0 / self.n)
 
     def beaten(self, stronger: Risks, weaker: Risks) -> bool:
-        """Whether the attack that must be weaker finds more, per input [n]: more than `allowed` and more than
-        chance.
+        """Whether the attack that must be weaker finds more [n] than the other: beyond `allowed` and chance.
 
         Two attacks of limited length differ on a few inputs, in both directions, depending on the last digits
         of the logits. With masked gradients the same attack is better on most of these inputs.

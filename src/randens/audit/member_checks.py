@@ -14,9 +14,10 @@ from randens._version import __version__
 from randens.attacks import Cost
 from randens.attacks.losses import margins
 from randens.audit.case import Case, Check, logits
+from randens.data import Inputs
 from randens.ensemble import RandomizedEnsemble, evaluating, frozen, to_layout
 from randens.evaluation.gradient_conflict import conflict_of
-from randens.evaluation.labelled_data import UNKNOWN, Labelled, fingerprint
+from randens.evaluation.labelled_data import fingerprint
 from randens.evaluation.results import Evaluation
 
 __all__ = ["belongs", "checks", "scorable", "splits"]
@@ -41,7 +42,7 @@ def splits(evaluation: Evaluation | None, chosen_on: Mapping[str, str] | None) -
         not wrong,
         said or "nothing is recorded to have been chosen on data",
         {"chosen_on": choices},
-        f"choose {', '.join(wrong)} on validation data and evaluate again" if wrong else "",
+        f"choose {', '.join(wrong)} on validation data and evaluate again",
     )
 
 
@@ -59,7 +60,7 @@ def belongs(evaluation: Evaluation, rec: RandomizedEnsemble) -> Check:
         not faults,
         f"the evaluation does not fit the ensemble: {'; '.join(faults)}" if faults else "the evaluation fits",
         {"version": evaluation.version, "ensemble": evaluation.ensemble, "faults": faults},
-        "run the evaluation again" if faults else "",
+        "run the evaluation again",
     )
 
 
@@ -134,7 +135,7 @@ def _mode(case: Case) -> Check:
         if differing
         else "members answer as they do in eval mode",
         {"difference": {str(k): v for k, v in differing.items()}},
-        "call rec.eval() before the ensemble is used" if differing else "",
+        "call rec.eval() before the ensemble is used",
     )
 
 
@@ -160,9 +161,7 @@ def _deterministic(case: Case) -> Check:
         else f"{_REPEATS + 1} calls on the same inputs gave the same logits",
         {"relative_difference": gaps, "class_changed": changed},
         "make the member deterministic, list each of its random states as a member of its own, or wrap it in "
-        "randens.RandomizedModel, which is judged on fresh draws"
-        if wrong
-        else "",
+        "randens.RandomizedModel, which is judged on fresh draws",
     )
 
 
@@ -182,9 +181,7 @@ def _batches(case: Case) -> Check:
         if wrong
         else "answers do not depend on the rest of the batch",
         {"relative_difference": gaps},
-        "let normalisation layers use stored statistics (BatchNorm with track_running_stats, in eval mode)"
-        if wrong
-        else "",
+        "let normalisation layers use stored statistics (BatchNorm with track_running_stats, in eval mode)",
     )
 
 
@@ -220,9 +217,7 @@ def _gradients(case: Case) -> list[Check]:
             ),
             {"zero": table["zero"], "nan": table["nan"]},
             "gradient attacks cannot see these members: remove rounding, sign or argmax operations, give them a "
-            "differentiable stand-in, and trust only what a gradient-free attack (--attack random) confirms"
-            if blind
-            else "",
+            "differentiable stand-in, and trust only what a gradient-free attack (--attack random) confirms",
         ),
         Check(
             "loss-gradients",
@@ -230,9 +225,7 @@ def _gradients(case: Case) -> list[Check]:
             _listed("inputs where the cross-entropy's gradient is exactly zero", table["saturated"]),
             {"saturated": table["saturated"]},
             "the logits are so large that the loss saturates: divide them by a constant, or use attacks on margins "
-            "(adaptive-pgd-margin, saddle, suite), which do not depend on the scale"
-            if _above(table["saturated"], _UNUSABLE)
-            else "",
+            "(adaptive-pgd-margin, saddle, suite), which do not depend on the scale",
         ),
         Check(
             "gradients-point-downhill",
@@ -240,9 +233,7 @@ def _gradients(case: Case) -> list[Check]:
             _listed("inputs whose margin falls after a small step along its gradient", table["downhill"]),
             {"downhill": table["downhill"]},
             "gradients that do not say where the margin falls are noise to an attack: look for random, "
-            "discontinuous or substituted gradients in the member"
-            if any(share < _DOWNHILL for share in table["downhill"])
-            else "",
+            "discontinuous or substituted gradients in the member",
         ),
     ]
 
@@ -263,9 +254,7 @@ def _slopes(
 
 
 def _downhill(case: Case, member: int, points: Tensor, centres: Tensor, y: Tensor, slope: Tensor) -> float:
-    """Return the share of points whose margin decreases after a step of ε/100 down the slope, where it is
-    legal.
-    """
+    """The share of points whose margin decreases after a legal step of ε/100 down the slope."""
     usable = torch.nan_to_num(slope, 0.0, 0.0, 0.0)
     step = 0.01 * case.threat.eps * case.threat.steepest(usable)
     moved = case.threat.project(points - step, centres)
@@ -284,7 +273,7 @@ def _downhill(case: Case, member: int, points: Tensor, centres: Tensor, y: Tenso
 
 def _conflict(case: Case) -> Check:
     """Joint reach of the members: a gain without conflict between their gradients would be suspicious."""
-    found = conflict_of(case.rec, Labelled(case.x, case.y, "audit", UNKNOWN), case.threat)
+    found = conflict_of(case.rec, Inputs(case.x, case.y, "audit", "unknown"), case.threat)
     case.cost = case.cost + found.cost
     known = not np.isnan(found.reach)
     return Check(
@@ -292,7 +281,7 @@ def _conflict(case: Case) -> Check:
         known,
         found.sentence,
         found.to_json(),
-        "" if known else "the reach needs gradients; see the check named gradients",
+        "the reach needs gradients; see the check named gradients",
     )
 
 
@@ -316,9 +305,7 @@ def _one_hot(case: Case) -> Check:
         if wrong
         else "with all probability on one member, the ensemble is that member",
         {"members": wrong},
-        "members that are not deterministic or share state with others cannot be told apart; separate them"
-        if wrong
-        else "",
+        "members that are not deterministic or share state with others cannot be told apart; separate them",
     )
 
 

@@ -136,6 +136,19 @@ class Plain:
         return {name: plain(value) for name, value in vars(self).items()}
 
 
+class Saved:
+    """Base of results that are saved as JSON."""
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary for JSON."""
+        raise NotImplementedError
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the JSON, atomically."""
+        write_json(path, self.to_json())
+        return Path(path)
+
+
 def picked(owner: Any, names: str) -> dict[str, Any]:
     """The attributes of `owner` with these names, separated by blanks, as JSON has them."""
     return {name: plain(getattr(owner, name)) for name in names.split()}

@@ -20,13 +20,13 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, ClassVar
 
 from randens._version import __version__
 from randens.core.errors import FileError, InputError
-from randens.core.files import check_seal, new_folder, parse_json, read_json, seal, sha256, write_json
+from randens.core.files import Saved, check_seal, new_folder, parse_json, read_json, seal, sha256, write_json
 
-__all__ = ["Run", "processor", "versions"]
+__all__ = ["Kept", "Run", "processor", "versions"]
 
 _FORMAT = "randens-run-1"
 
@@ -162,6 +162,22 @@ class Run:
         """`name`.json, if there is one, and every other answer that was kept under this name."""
         main = self.path / f"{name}.json"
         return [*([main] if main.exists() else []), *sorted(self.path.glob(f"answers/{name}-*.json"))]
+
+
+class Kept(Saved):
+    """Base of results that a run folder keeps, one for each question: the entries of the document named in `asked`."""
+
+    kept_as: ClassVar[str]
+    asked: ClassVar[str]
+
+    def question(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        """What the result is about; of two results with the same question the later one is kept."""
+        return {key: document[key] for key in self.asked.split()}
+
+    def keep(self, run: Run) -> tuple[Path, bool]:
+        """Keep the JSON in a run folder, by its question; see `Run.keep`."""
+        document = self.to_json()
+        return run.keep(self.kept_as, document, self.question(document))
 
 
 def _unsealed(document: Any, source: str | os.PathLike[str]) -> Any:

@@ -25,12 +25,12 @@ from torch import nn
 from randens.core.errors import FileError, ModelError, whole
 from randens.core.files import new_folder
 from randens.core.progress import Progress, silent
-from randens.data import ImageData
+from randens.data import ImageData, Inputs
 from randens.deploy import layout
 from randens.deploy.bundle import Average, Bundle, Sample
 from randens.deploy.predictor import Predictor
 from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble, evaluating, networks_of
-from randens.evaluation.labelled_data import Data, Labelled, fingerprint, labelled
+from randens.evaluation.labelled_data import Data, fingerprint, labelled
 
 __all__ = ["appearing", "class_names", "export", "quiet"]
 
@@ -164,7 +164,7 @@ def class_names(rec: RandomizedEnsemble, data: Data) -> tuple[str, ...]:
         return tuple(map(str, range(rec.logits(shape.to(rec.device)).shape[2])))
 
 
-def _samples(inputs: Labelled, count: int, bounds: tuple[float, float] | None) -> tuple[Sample, ...]:
+def _samples(inputs: Inputs, count: int, bounds: tuple[float, float] | None) -> tuple[Sample, ...]:
     """The first `count` pictures, of every class in turn; none where inputs are no pictures."""
     shape = inputs.x.shape[1:]
     if not count or len(shape) != 3 or shape[0] not in (1, 3) or bounds != (0.0, 1.0):
@@ -240,7 +240,7 @@ def simplified(model: onnx.ModelProto) -> onnx.ModelProto:
     return result
 
 
-def _parity(draft: Bundle, rec: RandomizedEnsemble, inputs: Labelled, report: Progress) -> dict[str, Any]:
+def _parity(draft: Bundle, rec: RandomizedEnsemble, inputs: Inputs, report: Progress) -> dict[str, Any]:
     """Compare every member's logits on every input; more than rounding is an error."""
     predictor = Predictor(draft)
     worst, largest, changed = 0.0, 0.0, 0

@@ -19,6 +19,7 @@ from randens import models
 from randens.core.errors import InputError, ModelError, RandensError
 from randens.core.runs import Run
 from randens.ensemble import RandomizedEnsemble, evaluating, load
+from randens.evaluation.labelled_data import check_shapes
 from randens.models import Adapted, adapt, logits_of, preprocessing_of
 from randens.random_model import RandomizedModel
 
@@ -81,35 +82,15 @@ def _normalised(member: nn.Module, preprocessing: Any) -> nn.Module:
 def fitted(rec: RandomizedEnsemble, x: Tensor) -> RandomizedEnsemble:
     """Return the ensemble, with wrapped members where they do not return logits [n, classes] themselves.
 
-    Parameters
-    ----------
-    rec : RandomizedEnsemble
-        On any device.
-    x : Tensor
-        A few inputs to try, [n, ...].
-
-    Returns
-    -------
-    RandomizedEnsemble
-        `rec` itself if no member needs wrapping.
-
-    Examples
-    --------
-    >>> fitted(RandomizedEnsemble([nn.Linear(2, 1)]), torch.zeros(1, 2)).logits(torch.zeros(1, 2)).shape
-    torch.Size([1, 1, 2])
+    The members are tried on the first of the inputs x [n, ...].
     """
     members: list[nn.Module] = []
+    check_shapes(rec, tuple(x.shape[1:]))
     with evaluating(rec), torch.no_grad():
         for index, member in enumerate(rec.members):
-            wanted = getattr(member, "input_shape", None)
-            if wanted is not None and tuple(wanted) != tuple(x.shape[1:]):
-                raise InputError(
-                    f"data has inputs of shape {tuple(x.shape[1:])}; member {index} takes {tuple(wanted)}"
-                )
             # Each where it is: members may have to be moved together first.
-            first = next(member.parameters(), None)
-            few = x[:2] if first is None else x[:2].to(first.device)
-            few = few if first is None or not first.is_floating_point() else few.to(first.dtype)
+            first = next(member.parameters(), x)
+            few = x[:2].to(first.device, first.dtype if first.is_floating_point() else x.dtype)
             try:
                 answer = member(few)
             except RandensError:
@@ -164,7 +145,7 @@ def random_from_factory(
     draws : int
         K, the frozen draws that stand for the model while it is attacked.
     run_code : bool
-        Must be true, as for `from_factory`.
+        As for `from_factory`.
 
     Returns
     -------

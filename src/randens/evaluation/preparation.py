@@ -19,9 +19,10 @@ from randens.attacks import Attack
 from randens.attacks.dataset import as_attacks
 from randens.attacks.suite import PRESETS
 from randens.core.errors import InputError, RandensWarning
-from randens.data import ImageData, Inputs, as_inputs, check_range
+from randens.data import Inputs, as_inputs, check_range
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation.as_ensemble import as_rec, fitted
+from randens.evaluation.labelled_data import class_count
 from randens.evaluation.run_folder import open_subject
 from randens.random_model import RandomizedModel
 from randens.threat import Threat, norm_name, number
@@ -41,7 +42,6 @@ class Prepared:
     """The prepared parts of an evaluation: the ensemble, its inputs, the attacks against one threat."""
 
     rec: Any
-    data: ImageData | tuple[Tensor, Tensor]
     inputs: Inputs
     attacks: tuple[Attack, ...]
 
@@ -77,17 +77,7 @@ def prepare(
     known = getattr(rec, "threat", None)
     chosen = choose_attacks(attack, eps=eps, norm=norm, bounds=bounds, known=known, seed=seed)
     check_range(inputs.x, chosen[0].threat.bounds)
-    single = inputs.x.dtype == torch.float32
-    passed = data if isinstance(data, ImageData) and limit is None and single else (inputs.x, inputs.y)
-    if (
-        inputs.classes is not None
-        and not isinstance(passed, ImageData)
-        and inputs.split != "unknown"
-        and single
-    ):
-        names = tuple(map(str, range(inputs.classes)))
-        passed = ImageData(inputs.x, inputs.y, names, inputs.name, inputs.split)
-    return Prepared(rec if random else fitted(rec, inputs.x), passed, inputs, chosen)
+    return Prepared(rec if random else fitted(rec, inputs.x), inputs, chosen)
 
 
 def choose_attacks(
@@ -102,8 +92,7 @@ def choose_attacks(
     """Attacks from attacks, names or nothing (the portfolio ``standard``), all against one threat.
 
     `known` is the ensemble's own threat, the default for missing arguments. An attack has its own threat; an
-    `eps` or
-    `norm` that contradicts it is refused.
+    `eps` or `norm` that contradicts it is refused.
     """
     given = (
         ["standard"] if attack is None else list(attack) if isinstance(attack, (list, tuple)) else [attack]
@@ -182,9 +171,7 @@ def doubts(case: Prepared) -> tuple[str, ...]:
     y = case.inputs.y[:_LOOKED_AT]
     verdicts = case.rec.verdicts(case.inputs.x[:_LOOKED_AT]).cpu()
     if len(y) >= _ENOUGH:
-        with torch.no_grad():
-            classes = case.rec.logits(case.inputs.x[:1].to(case.rec.device)).shape[2]
-        chance = 1 / classes
+        chance = 1 / class_count(case.rec, case.inputs)
         limit = chance + 2 * (chance * (1 - chance) / len(y)) ** 0.5
         right = (verdicts == y.unsqueeze(1)).double().mean(dim=0)
         for shift in (1, -1):

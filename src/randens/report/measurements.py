@@ -20,11 +20,11 @@ from randens.core.runs import Run
 from randens.data import ImageData
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation import estimate
-from randens.evaluation.curves import CurvePoint, sweep
+from randens.evaluation.curves import sweep
 from randens.evaluation.labelled_data import Data, as_image_data, fingerprint
 from randens.evaluation.preparation import prepare
 from randens.models import on_device
-from randens.report.load import AttackLine, AttackTable, Gallery, Radii, Radius, StoredInterval
+from randens.report.load import AttackLine, AttackTable, Gallery, Radii, Radius
 from randens.report.pictures import make_gallery
 from randens.threat import Threat
 from randens.witness import WitnessPool
@@ -91,12 +91,8 @@ def measure(
 
     Parameters
     ----------
-    rec : RandomizedEnsemble
-        The ensemble of the page.
-    data : ImageData, pair (x, y) or loader
-        Inputs and labels.
-    threat : Threat
-        The perturbation set.
+    rec, data, threat : RandomizedEnsemble, ImageData or pair or loader, Threat
+        The ensemble of the page, inputs with labels, and the perturbation set.
     attack : sequence of str
         Names; the worst of all counts at every radius.
     compared : sequence of str
@@ -106,15 +102,9 @@ def measure(
     pool : WitnessPool, optional
         Known witnesses of the same inputs at the threat's radius, for the pictures; without it they come from
         the witnesses found here.
-    folder : path or WitnessStore, optional
-        A witness store, read and extended; a witness counts at every radius that is at least its distance. A report
-        reads the curve from the store again, so that it agrees with every evaluation.
-    seed : int
-        Determines every random choice of the attacks.
-    confidence : float
-        Of every interval.
-    progress : callable, optional
-        Called as progress(task, done, total).
+    folder, seed, confidence, progress
+        As for `randens.evaluate`. A report reads the curve from the store again, so that it agrees with every
+        evaluation.
 
     Returns
     -------
@@ -142,7 +132,7 @@ def measure(
     case = prepare(rec, data, [attacks.create(name, threat, seed=seed) for name in attack])
     radii, at_threat = [], pool
     with on_device(case.rec, None):
-        for found in sweep(
+        for point, found, _ in sweep(
             case,
             [threat.scaled(factor).eps for factor in sizes],
             deterministic=True,
@@ -151,10 +141,11 @@ def measure(
             progress=silent,
             known=pool,
         ):
-            radii.append(_radius(found.point))
+            average, members = point.deterministic, list(point.members)
+            radii.append(Radius(eps=point.eps, robust=point.ensemble, members=members, deterministic=average))
             report("accuracy over ε", len(radii), len(sizes))
-            if found.point.eps == threat.eps or (found.point.eps < threat.eps and pool is None):
-                at_threat = found.pool
+            if point.eps == threat.eps or (point.eps < threat.eps and pool is None):
+                at_threat = found
     about = _about(rec, data, threat)
     curve = Radii(**about, attacks=list(attack), confidence=confidence, radii=radii)
     pictures = None
@@ -173,17 +164,6 @@ def _about(rec: RandomizedEnsemble, data: ImageData, threat: Threat) -> dict[str
         "n": len(data),
         "norm": threat.norm,
     }
-
-
-def _radius(point: CurvePoint) -> Radius:
-    """A point of a curve as a document."""
-    whole = point.deterministic
-    return Radius(
-        eps=point.eps,
-        robust=StoredInterval.of(point.ensemble),
-        members=[StoredInterval.of(member) for member in point.members],
-        deterministic=None if whole is None else StoredInterval.of(whole),
-    )
 
 
 def _compare(
@@ -206,7 +186,7 @@ def _compare(
         lines.append(
             AttackLine(
                 name=name,
-                robust=StoredInterval.of(estimate(1 - risks, confidence)),
+                robust=estimate(1 - risks, confidence),
                 forwards=found.cost.forwards,
                 backwards=found.cost.backwards,
                 seconds=found.seconds,
@@ -217,5 +197,5 @@ def _compare(
         **_about(rec, data, threat),
         eps=threat.eps,
         attacks=lines,
-        together=StoredInterval.of(estimate(1 - together, confidence)),
+        together=estimate(1 - together, confidence),
     )

@@ -30,8 +30,7 @@ _LARGEST_SIDE = 96
 def make_gallery(
     rec: RandomizedEnsemble, data: ImageData, pool: WitnessPool, threat: Threat, count: int = 12
 ) -> Gallery:
-    """Choose worst perturbations of `count` inputs on which every member was correct, of as many kinds as
-    possible, and run the members on them.
+    """Draw worst perturbations, of as many kinds as possible, of `count` inputs that every member classified correctly.
 
     pool: witnesses of the same inputs, with the perturbed inputs.
     """

@@ -14,9 +14,9 @@ from randens import attacks
 from randens.attacks.base import Attack
 from randens.attacks.dataset import Knowledge, attack_data
 from randens.attacks.found import Cost
+from randens.data import Inputs
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation.gradient_conflict import Conflict, conflict_of
-from randens.evaluation.labelled_data import Labelled
 from randens.risk import RiskProfile, cutting_planes, optimal_sampling
 from randens.threat import Threat
 from randens.training.methods import Weights, uniform
@@ -90,7 +90,7 @@ def directions(members: Sequence[nn.Module], x: Tensor, y: Tensor, threat: Threa
     """
     if len(members) == 1 or not threat.is_ball:
         return None
-    return conflict_of(RandomizedEnsemble(members), Labelled(x, y, "held", "validation"), threat)
+    return conflict_of(RandomizedEnsemble(members), Inputs(x, y, "held", "validation"), threat)
 
 
 def choose(
