@@ -39,7 +39,7 @@ from randens.evaluation.results import Accuracy
 from randens.evaluation.worst_case import evaluate_ensemble, transferred
 from randens.threat import Threat
 from randens.witness import WitnessPool
-from randens.witness.store import WitnessStore, input_keys, member_key
+from randens.witness.store import WitnessStore, as_store, input_keys, member_key
 
 __all__ = ["Advice", "Choice", "Option", "advise"]
 
@@ -208,7 +208,7 @@ def advise(
     inputs, chosen = labelled(data, rec), as_attacks(attack)
     report = silent if progress is None else progress
     plain = (inputs.x, inputs.y)
-    store = folder if isinstance(folder, WitnessStore) or folder is None else WitnessStore(folder)
+    store = as_store(folder)
     whole = evaluate_ensemble(
         rec,
         plain,

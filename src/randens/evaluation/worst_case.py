@@ -30,7 +30,7 @@ from randens.evaluation.random_model_evaluation import evaluate_stochastic
 from randens.evaluation.results import Evaluation, PassesDocument, Points
 from randens.models import on_device
 from randens.witness import WitnessPool
-from randens.witness.store import WitnessStore
+from randens.witness.store import WitnessStore, as_store
 
 __all__ = [
     "ConflictNote",
@@ -212,7 +212,7 @@ def evaluate_ensemble(
     chosen = as_attacks(attack)
     probs = rec.probs.cpu().numpy().copy()
     extra = {name: check_probs(value, len(rec)).numpy() for name, value in (also or {}).items()}
-    store = folder if isinstance(folder, WitnessStore) or folder is None else WitnessStore(folder)
+    store = as_store(folder)
 
     threat = chosen[0].threat
     known = Knowledge(rec, inputs.x, inputs.y, threat, store=store, verify=verify, progress=report)

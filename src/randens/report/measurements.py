@@ -28,7 +28,7 @@ from randens.report.load import AttackLine, AttackTable, Gallery, Radii, Radius
 from randens.report.pictures import make_gallery
 from randens.threat import Threat
 from randens.witness import WitnessPool
-from randens.witness.store import WitnessStore
+from randens.witness.store import WitnessStore, as_store
 
 __all__ = ["COMPARED", "FACTORS", "Measurements", "measure"]
 
@@ -121,7 +121,7 @@ def measure(
     [0.05, 0.1]
     """
     data = as_image_data(data, rec)
-    store = folder if isinstance(folder, WitnessStore) or folder is None else WitnessStore(folder)
+    store = as_store(folder)
     report = silent if progress is None else progress
     sizes = sorted(set(factors))
     if not sizes or not all(0 < f < float("inf") for f in sizes):
