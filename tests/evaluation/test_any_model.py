@@ -111,6 +111,14 @@ def test_any_kind_of_data_gives_the_same(kind: str) -> None:
     assert (kind == "channels last") == any("channels last" in note for note in result.notes)
 
 
+def test_other_functions_take_the_same_kinds_of_data() -> None:
+    rec, threat, arrays = RandomizedEnsemble(nets()), randens.Threat("linf", EPS), (X.numpy(), Y.tolist())
+    assert randens.conflict(rec, arrays, threat).reach == randens.conflict(rec, (X, Y), threat).reach
+    pgd = attacks.create("pgd", threat, steps=2)
+    chosen = [randens.optimize_sampling(rec, data, pgd, max_sweeps=2).risk for data in (arrays, (X, Y))]
+    assert chosen[0] == chosen[1]
+
+
 def test_bytes_are_recognised_and_said() -> None:
     images = (X * 255).round().to(torch.uint8)
     result = randens.evaluate(nets(), (images, Y), "fgsm", eps=EPS)
