@@ -244,13 +244,13 @@ def advise(
             passes[name] = spent.passes
         else:
             passes["each member"] += spent.passes
-        cost = cost + tested + spent
+        cost += tested + spent
     passes["each member"] /= len(rec.networks)
     # Each option was tested with perturbations found before it; now also with those found after it.
     everyone, found = {"": rec, **others}, dict(pools)
     for earlier, later in itertools.combinations(everyone, 2):
         pools[earlier] = pools[earlier].merge(transferred(found[later], everyone[earlier], plain))
-        cost = cost + Cost(forwards=len(found[later]) * len(everyone[earlier].networks))
+        cost += Cost(forwards=len(found[later]) * len(everyone[earlier].networks))
     options = _options(rec, others, pools, inputs, networks or {}, confidence)
     known = pools[""]
     alpha = rec.probs.cpu().numpy()
@@ -308,7 +308,7 @@ def _attacked(
     for attack in attacks:
         found = attack.survey(rec, part, folder=store, inputs=True, progress=renamed(progress, attack.name))
         pool = pool.merge(found.pool.replace(n=pool.n, points=rows[found.pool.points]))
-        cost = cost + found.cost
+        cost += found.cost
     return pool, cost
 
 
@@ -331,7 +331,7 @@ def _until(
             dataclasses.replace(a, seed=a.seed + number, restarts=max(a.restarts, _RESTARTS)) for a in attacks
         ]
         pool, spent = attacked(again, pool, rows)
-        cost = cost + spent
+        cost += spent
     return pool, cost
 
 

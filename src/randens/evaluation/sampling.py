@@ -399,7 +399,7 @@ def optimize_stochastic_sampling(
             found = one(expanded(rec.with_probs(alpha)), inputs.x, inputs.y)
             points.append(found.x_adv)
             shares.append(share_fooled(rec, judges, found.x_adv, y))
-            cost = cost + found.cost + Cost(forwards=len(inputs) * len(judges))
+            cost += found.cost + Cost(forwards=len(inputs) * len(judges))
         attacked.append(alpha)
         table = np.stack(shares)
         best, bound = _lowest(table)
