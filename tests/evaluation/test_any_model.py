@@ -23,7 +23,7 @@ from randens import DeterministicEnsemble, RandensWarning, RandomizedEnsemble, T
 from randens.core.errors import FileError, InputError, ModelError
 from randens.core.runs import Run
 from randens.evaluation import Evaluation, cost_curve, from_factory
-from randens.evaluation.as_ensemble import as_rec
+from randens.evaluation.preparation import as_rec
 
 EPS = 0.1
 X, Y = (t[:24] for t in digits("test"))
