@@ -245,7 +245,7 @@ def optimize_sampling(
     inputs = _held_out(data, rec)
     chosen = as_attacks(attack)
     store = as_store(folder)
-    report = silent if progress is None else progress
+    report = progress or silent
     known = Knowledge(rec, inputs.x, inputs.y, chosen[0].threat, store=store, verify=verify, progress=report)
     alpha, clean_risks = rec.probs.cpu().numpy().copy(), known.clean.mean(axis=0)
     rule = (
@@ -385,7 +385,7 @@ def optimize_stochastic_sampling(
         raise InputError("rec has no random members; use randens.optimize_sampling")
     inputs = _held_out(data, expanded(rec, 2))
     chosen = as_attacks(attack)
-    report = silent if progress is None else progress
+    report = progress or silent
     judges = expanded(rec, _JUDGES, _SELECT)
     y = inputs.y.to(judges.device)
     points: list[Tensor] = [inputs.x]
