@@ -31,7 +31,7 @@ from torch import Tensor
 
 from randens._version import __version__
 from randens.attacks import Attack, Cost, create
-from randens.attacks.dataset import batches
+from randens.attacks.dataset import as_attacks, batches
 from randens.attacks.eot import EOT
 from randens.attacks.suite import Suite
 from randens.core.documents import Document
@@ -550,15 +550,8 @@ def _plan(
         )
     if isinstance(threat, Threat):
         return _portfolio(threat, seed)
-    chosen = tuple(threat) if isinstance(threat, (list, tuple)) else (threat,)
-    if not chosen or not all(isinstance(a, Attack) for a in chosen):
-        raise InputError(
-            f"attack is {attack!r}; give one made by randens.attacks.create, a list of them or a threat"
-        )
-    if len({a.threat for a in chosen}) > 1:
-        raise InputError("the attacks have different threats; they must share one")
     plan: list[tuple[Attack, int | None]] = []
-    for one in chosen:
+    for one in as_attacks(threat):
         # The suite's attacks are designed for a few members; random models have their own portfolio.
         plan += _portfolio(one.threat, one.seed) if isinstance(one, Suite) else [(one, None)]
     return plan
