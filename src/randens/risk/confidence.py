@@ -199,14 +199,10 @@ def upper_bound(
 
     Parameters
     ----------
-    profile : RiskProfile
-        η on n inputs; its `size` must be known.
+    profile, confidence, reference
+        As for `confident_sampling`.
     probs : array [M]
         α.
-    confidence : float
-        One-sided, between ½ and 1.
-    reference : array [M], str or None
-        β [M] or "uniform"; None bounds the risk itself.
 
     Returns
     -------

@@ -20,7 +20,7 @@ from randens.risk.confidence import ConfidentSampling, confident_sampling, upper
 from randens.risk.exact_lp import exact_sampling
 from randens.risk.profile import RiskProfile
 
-__all__ = ["Oracle", "Solver", "Watch", "cutting_planes"]
+__all__ = ["Oracle", "Solver", "AfterSweep", "cutting_planes"]
 
 Oracle = Callable[[NDArray[np.float64]], RiskProfile]
 """Attacks every input at the given probabilities, keeps what it finds in a pool, and returns the pool's
@@ -29,7 +29,7 @@ profile.
 The pool must only grow, and the same inputs must be attacked every time.
 """
 
-Watch = Callable[[NDArray[np.float64], float, float, float], None]
+AfterSweep = Callable[[NDArray[np.float64], float, float, float], None]
 """Called as watch(probs attacked, their risk, the best risk so far, lower bound) after every sweep."""
 
 
@@ -46,7 +46,7 @@ def cutting_planes(
     clean_risks: ArrayLike | None = None,
     confidence: float | None = None,
     progress: Progress | None = None,
-    watch: Watch | None = None,
+    watch: AfterSweep | None = None,
     solver: Solver | None = None,
     tried: Sequence[ArrayLike] = (),
     profile: RiskProfile | None = None,

@@ -116,7 +116,7 @@ class Method:
         return roster.trained, uniform(len(roster.trained))
 
     def judged(self, roster: Roster) -> RandomizedEnsemble:
-        """Return the value by which checkpoints of a stage are compared: its risk under attack on validation data."""
+        """The ensemble by whose risk under attack on validation data the checkpoints of a stage are compared."""
         return RandomizedEnsemble(list(roster.trained))
 
     def begun(self, members: list[nn.Module]) -> list[nn.Module]:
