@@ -205,8 +205,7 @@ def create(
 
 
 def build(architecture: Mapping[str, Any], *, seed: int = 0) -> Classifier:
-    """Build the network that `architecture` describes (as read from JSON), so that weights can be loaded into
-    it.
+    """Build the network that `architecture` describes (as read from JSON), to load weights into.
 
     Its initial weights are those of `seed`; torch's global generator is not used.
 

@@ -1,6 +1,4 @@
-"""Choose the sampling probabilities of a profile: one function for all methods, the methods compared, and the worth
-of each member.
-"""
+"""Choose the sampling probabilities of a profile; compare the methods, and say what each member is worth."""
 
 from __future__ import annotations
 
