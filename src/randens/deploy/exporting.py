@@ -193,6 +193,10 @@ def _averages(rec: RandomizedEnsemble, parts: list[list[int]]) -> tuple[Average,
 
 def _to_onnx(member: nn.Module, shape: tuple[int, ...], index: int) -> onnx.ModelProto:
     module = copy.deepcopy(member).cpu().float().eval()
+    for part in list(module.modules()):
+        for name, child in part.named_children():
+            if hasattr(child, "as_convolution"):
+                setattr(part, name, child.as_convolution())
     # Two inputs, because a batch of one would become a constant.
     example = torch.rand(2, *shape)
     try:
