@@ -296,7 +296,9 @@ def _initialised(
     make: Callable[..., nn.Module], classes: int, shape: Shape, arguments: Mapping[str, Any]
 ) -> nn.Module:
     body = make(classes=classes, input_shape=shape, **arguments)
-    networks.initialise(body)
+    # Weights on the device "meta" have no values, and to draw them torch would import its compiler: 2 seconds.
+    if torch.get_default_device().type != "meta":
+        networks.initialise(body)
     return body
 
 
