@@ -257,10 +257,9 @@ class RandomizedModel(nn.Module):
             layer.training = mode
         try:
             with _seeded(seed, device):
-                own = (
+                yield (
                     {"generator": torch.Generator(device).manual_seed(seed)} if self._takes_generator else {}
                 )
-                yield own
         finally:
             for layer, mode in changed:
                 layer.training = not mode
@@ -319,16 +318,13 @@ def expanded(
             probs.append(weight)
             continue
         count = whole("draws", member.draws if draws is None else draws)
-        parts += [_numbered(member, first + draw, draw, count) for draw in range(count)]
+        for draw in range(count):
+            try:
+                parts.append(member.freeze(first + draw))
+            except InputError as error:
+                raise InputError(f"draw {draw} of {count}: {error}") from error
         probs += [weight / count] * count
     return RandomizedEnsemble(parts, np.array(probs) / sum(probs), threat=model.threat)
-
-
-def _numbered(model: RandomizedModel, seed: int, draw: int, count: int) -> FrozenDraw:
-    try:
-        return model.freeze(seed)
-    except InputError as error:
-        raise InputError(f"draw {draw} of {count}: {error}") from error
 
 
 @contextlib.contextmanager

@@ -28,7 +28,7 @@ from randens.ensemble import RandomizedEnsemble
 from randens.evaluation.labelled_data import Data, fingerprint, labelled, threat_of
 from randens.evaluation.results import Evaluation
 from randens.threat import Threat
-from randens.witness.store import WitnessStore
+from randens.witness.store import WitnessStore, as_store
 
 __all__ = ["ENOUGH", "Audit", "Check", "audit", "stored_audit"]
 
@@ -203,7 +203,7 @@ def audit(
     start = time.perf_counter()
     inputs = labelled(data, rec)
     chosen = threat_of(rec, threat)
-    store = folder if isinstance(folder, WitnessStore) or folder is None else WitnessStore(folder)
+    store = as_store(folder)
     report = silent if progress is None else progress
     case = Case(rec, inputs.x, inputs.y, chosen, seed, report, store=store)
     checks = [member_checks.splits(evaluation, chosen_on)]

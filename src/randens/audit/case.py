@@ -148,7 +148,7 @@ class Case:
             self.progress(task, 0, self.n)
             found = self._met(made, target, task)
             self.now = self.now + (found.cost - found.reused)
-            self.cost = self.cost + found.cost
+            self.cost += found.cost
             self._known[key] = found
         return self._known[key]
 
@@ -160,14 +160,14 @@ class Case:
     def judge(self, member: int, x: Tensor) -> Fooled:
         """Verdicts [n] of one member on other inputs."""
         alone = RandomizedEnsemble([self.members[member]])
-        self.cost = self.cost + Cost(forwards=len(x))
+        self.cost += Cost(forwards=len(x))
         fooled: Fooled = alone.errors(x.to(alone.device), self.y.to(alone.device)).cpu().numpy()[:, 0]
         return fooled
 
     def errors(self, x: Tensor, rows: NDArray[np.int64] | None = None) -> Fooled:
         """Verdicts [n, M] of all members on perturbed inputs, computed now; rows: on perturbed inputs of these only."""
         labels = self.y if rows is None else self.y[torch.from_numpy(rows)]
-        self.now = self.now + Cost(forwards=len(x) * len(self.members))
+        self.now += Cost(forwards=len(x) * len(self.members))
         fooled: Fooled = self.rec.errors(x.to(self.rec.device), labels.to(self.rec.device)).cpu().numpy()
         return fooled
 
@@ -192,7 +192,7 @@ class Case:
                     self.store.judged(
                         self.threat, self.x[chosen], keys[left], names, x_adv[chosen], new, "transfer"
                     )
-            self.cost = self.cost + Cost(forwards=fooled.size)
+            self.cost += Cost(forwards=fooled.size)
             self._judged[source] = fooled == 1
         return self._judged[source]
 
@@ -233,5 +233,5 @@ def logits(case: Case, member: int, x: Tensor) -> Tensor:
     module = case.members[member]
     with evaluating(module), torch.no_grad():
         z: Tensor = module(to_layout(x.to(case.rec.device))).cpu()
-    case.cost = case.cost + Cost(forwards=len(x))
+    case.cost += Cost(forwards=len(x))
     return z

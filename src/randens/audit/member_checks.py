@@ -248,7 +248,7 @@ def _slopes(
         z = module(inputs)
         value = margins(z.unsqueeze(0), y).sum() if margin else F.cross_entropy(z, y, reduction="sum")
         gradient = torch.autograd.grad(value, inputs)[0] if value.requires_grad else torch.zeros_like(inputs)
-    case.cost = case.cost + Cost(forwards=len(points), backwards=len(points))
+    case.cost += Cost(forwards=len(points), backwards=len(points))
     flat = gradient.flatten(1)
     return gradient.detach(), (flat == 0).all(dim=1), ~torch.isfinite(flat).all(dim=1)
 
@@ -263,7 +263,7 @@ def _downhill(case: Case, member: int, points: Tensor, centres: Tensor, y: Tenso
     with evaluating(module), torch.no_grad():
         before = margins(module(to_layout(points)).unsqueeze(0), y).squeeze(0)
         after = margins(module(to_layout(moved)).unsqueeze(0), y).squeeze(0)
-    case.cost = case.cost + Cost(forwards=2 * len(points))
+    case.cost += Cost(forwards=2 * len(points))
     # Predicted decreases below the resolution of float32 logits are not checked.
     judged = promised < -1e-5 * before.abs().clamp_min(1e-3)
     if not bool(judged.any()):
@@ -274,7 +274,7 @@ def _downhill(case: Case, member: int, points: Tensor, centres: Tensor, y: Tenso
 def _conflict(case: Case) -> Check:
     """Joint reach of the members: a gain without conflict between their gradients would be suspicious."""
     found = conflict_of(case.rec, Inputs(case.x, case.y, "audit", "unknown"), case.threat)
-    case.cost = case.cost + found.cost
+    case.cost += found.cost
     known = not np.isnan(found.reach)
     return Check(
         "conflict",

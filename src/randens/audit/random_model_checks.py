@@ -141,7 +141,7 @@ class _RandomCase:
     def _under(self, draws: int, name: str, **options: Any) -> NDArray[np.float64]:
         attack = attacks.create(name, self.threat, steps=_STEPS, seed=self.seed, **options)
         found = attack(expanded(self.model, draws, 1000 * self.seed), self.x, self.y)
-        self.cost = self.cost + found.cost + Cost(forwards=len(self.x) * len(self.judges))
+        self.cost += found.cost + Cost(forwards=len(self.x) * len(self.judges))
         risks: NDArray[np.float64] = self.judges.risk(found.x_adv.to(self.x.device), self.y).cpu().numpy()
         return risks
 
@@ -151,7 +151,7 @@ def _noise(case: _RandomCase) -> Check:
     few = slice(0, 64)
     found = gradient_noise(case.model, case.x[few], case.y[few], case.threat, draws=_SAMPLES[-1])
     passes = 2 * _SAMPLES[-1] * len(case.y[few])
-    case.cost = case.cost + Cost(forwards=passes, backwards=passes)
+    case.cost += Cost(forwards=passes, backwards=passes)
     good = found.agreement >= _AGREE
     return Check(
         "gradients-above-noise",

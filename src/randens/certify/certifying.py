@@ -39,7 +39,7 @@ from randens.risk import RiskProfile, Sampling, optimal_sampling
 from randens.risk.sets import to_words
 from randens.threat import Region, Threat
 from randens.witness import WitnessPool
-from randens.witness.store import WitnessStore, input_keys, member_key
+from randens.witness.store import WitnessStore, as_store, input_keys, member_key
 
 __all__ = ["Certification", "certify"]
 
@@ -247,8 +247,7 @@ def certify(
     if pool is not None:
         _consistent(pool, np.array(points, dtype=np.int64), table)
     clean = rec.errors(inputs.x.to(rec.device), inputs.y.to(rec.device)).cpu().numpy()
-    if folder is not None:
-        store = folder if isinstance(folder, WitnessStore) else WitnessStore(folder)
+    if (store := as_store(folder)) is not None:
         store.refresh(chosen, inputs.x)
         names = [member_key(member) for member in rec.members]
         store.prove(chosen, inputs.x, input_keys(inputs.x, inputs.y), names, certified)

@@ -42,8 +42,8 @@ def report(
     """
     from randens.models import pick_device
     from randens.report import measure as run_measure
-    from randens.report import write_report
     from randens.report.from_store import read_runs
+    from randens.report.page import write_page
     from randens.report.verdicts import verdicts
 
     if measure:
@@ -62,7 +62,7 @@ def report(
                 )
             if not found.save(subject.run) and not case.as_json:
                 console().print(f"{run} keeps its measurements on more inputs.", markup=False)
-    path = write_report(runs, output)
-    said = verdicts(read_runs(runs))
+    loaded = read_runs(runs)
+    path, said = write_page(loaded, output), verdicts(loaded)
     document = {"report": path, "bytes": path.stat().st_size, "runs": runs, "verdicts": said}
     show(document, case.as_json, [*said, f"Written to {path}; open it in a browser."])

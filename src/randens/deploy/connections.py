@@ -68,9 +68,7 @@ def protocol(limits: Limits) -> type[HttpToolsProtocol]:
             self._watch()
 
         def _close_oldest(self) -> bool:
-            """Close the connection that has gone longest without a complete request; return whether there was
-            one.
-            """
+            """Close the connection that has gone longest without a complete request; return whether there was one."""
             others = [
                 c for c in self.connections if isinstance(c, Patient) and c is not self and c._dispensable
             ]

@@ -92,6 +92,13 @@ def export(
             report("exporting members", index, len(networks))
             models.append(_to_onnx(network, shape, index))
         report("exporting members", len(networks), len(networks))
+        averages = []
+        if any(
+            isinstance(member, DeterministicEnsemble) for member in rec.members
+        ):  # else every file is a member
+            for member, part in zip(rec.members, parts, strict=True):
+                shares = member.weights.tolist() if isinstance(member, DeterministicEnsemble) else [1.0]
+                averages.append(Average(of=tuple(part), weights=tuple(shares)))
         draft = layout.store(
             folder / "bundle",
             models,
@@ -101,7 +108,7 @@ def export(
             threat=None if rec.threat is None else rec.threat.to_dict(),
             precision="float32",
             ensemble=fingerprint(rec),
-            averages=_averages(rec, parts),
+            averages=averages,
         )
         signed = dataclasses.replace(
             draft,
@@ -176,19 +183,6 @@ def _samples(inputs: Inputs, count: int, bounds: tuple[float, float] | None) -> 
         png = base64.b64encode(file.getvalue()).decode("ascii")
         found.append(Sample(label=labels[place], png=png))
     return tuple(found)
-
-
-def _averages(rec: RandomizedEnsemble, parts: list[list[int]]) -> tuple[Average, ...]:
-    """Return the averages that are drawn; none if every file is a member."""
-    if not any(isinstance(member, DeterministicEnsemble) for member in rec.members):
-        return ()
-    return tuple(
-        Average(
-            of=tuple(part),
-            weights=tuple(member.weights.tolist()) if isinstance(member, DeterministicEnsemble) else (1.0,),
-        )
-        for member, part in zip(rec.members, parts, strict=True)
-    )
 
 
 def _to_onnx(member: nn.Module, shape: tuple[int, ...], index: int) -> onnx.ModelProto:

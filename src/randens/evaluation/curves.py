@@ -31,7 +31,7 @@ from randens.evaluation.worst_case import evaluate_ensemble
 from randens.models import on_device
 from randens.threat import Threat, grid
 from randens.witness import WitnessPool
-from randens.witness.store import WitnessStore
+from randens.witness.store import WitnessStore, as_store
 
 __all__ = [
     "CostCurve",
@@ -217,7 +217,7 @@ def curve(
         data,
         attack,
         eps=largest,
-        norm=norm if norm is not None else getattr(getattr(model, "threat", None), "norm", None),
+        norm=norm,
         bounds=bounds,
         preprocessing=preprocessing,
         probs=probs,
@@ -247,7 +247,7 @@ def curve_of(
     progress: Progress | None = None,
 ) -> Curve:
     """`curve` for a prepared model, data and attacks."""
-    store = folder if isinstance(folder, WitnessStore) or folder is None else WitnessStore(folder)
+    store = as_store(folder)
     points, cost = [], Cost()
     with on_device(case.rec, device):
         for point, known, spent in sweep(

@@ -39,7 +39,7 @@ from randens.evaluation.results import Accuracy
 from randens.evaluation.worst_case import evaluate_ensemble, transferred
 from randens.threat import Threat
 from randens.witness import WitnessPool
-from randens.witness.store import WitnessStore, input_keys, member_key
+from randens.witness.store import WitnessStore, as_store, input_keys, member_key
 
 __all__ = ["Advice", "Choice", "Option", "advise"]
 
@@ -208,7 +208,7 @@ def advise(
     inputs, chosen = labelled(data, rec), as_attacks(attack)
     report = silent if progress is None else progress
     plain = (inputs.x, inputs.y)
-    store = folder if isinstance(folder, WitnessStore) or folder is None else WitnessStore(folder)
+    store = as_store(folder)
     whole = evaluate_ensemble(
         rec,
         plain,
@@ -244,13 +244,13 @@ def advise(
             passes[name] = spent.passes
         else:
             passes["each member"] += spent.passes
-        cost = cost + tested + spent
+        cost += tested + spent
     passes["each member"] /= len(rec.networks)
     # Each option was tested with perturbations found before it; now also with those found after it.
     everyone, found = {"": rec, **others}, dict(pools)
     for earlier, later in itertools.combinations(everyone, 2):
         pools[earlier] = pools[earlier].merge(transferred(found[later], everyone[earlier], plain))
-        cost = cost + Cost(forwards=len(found[later]) * len(everyone[earlier].networks))
+        cost += Cost(forwards=len(found[later]) * len(everyone[earlier].networks))
     options = _options(rec, others, pools, inputs, networks or {}, confidence)
     known = pools[""]
     alpha = rec.probs.cpu().numpy()
@@ -308,7 +308,7 @@ def _attacked(
     for attack in attacks:
         found = attack.survey(rec, part, folder=store, inputs=True, progress=renamed(progress, attack.name))
         pool = pool.merge(found.pool.replace(n=pool.n, points=rows[found.pool.points]))
-        cost = cost + found.cost
+        cost += found.cost
     return pool, cost
 
 
@@ -331,7 +331,7 @@ def _until(
             dataclasses.replace(a, seed=a.seed + number, restarts=max(a.restarts, _RESTARTS)) for a in attacks
         ]
         pool, spent = attacked(again, pool, rows)
-        cost = cost + spent
+        cost += spent
     return pool, cost
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
 
 from randens.core.errors import InputError
 from randens.data import ImageData, Inputs, as_inputs
@@ -17,7 +16,7 @@ from randens.threat import Threat
 
 __all__ = ["Data", "as_image_data", "check_shapes", "class_count", "fingerprint", "labelled", "threat_of"]
 
-Data: TypeAlias = Inputs | ImageData | tuple[Tensor, Tensor] | Iterable[tuple[Tensor, Tensor]]
+Data: TypeAlias = Inputs | ImageData | tuple[Any, Any] | Iterable[tuple[Any, Any]]
 """Images that know their split, a pair (x, y), a loader of such pairs, or anything else that `as_inputs` takes."""
 
 

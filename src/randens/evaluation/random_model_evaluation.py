@@ -425,7 +425,7 @@ class _Run:
 
     def count(self, forwards: int, backwards: int = 0) -> None:
         """Add to the cost."""
-        self.cost = self.cost + Cost(forwards, backwards)
+        self.cost += Cost(forwards, backwards)
 
     def attack(self, attacks: Sequence[Attack], draws: int) -> DrawsStage:
         """Attack `draws` draws with each attack, and test its perturbations on other draws."""
@@ -454,7 +454,7 @@ class _Run:
             x_adv = self._expected(attack, target)
         else:
             found = attack(target, x, y)
-            self.cost = self.cost + found.cost
+            self.cost += found.cost
             x_adv = found.x_adv
         self.progress(task, len(x), len(x))
         self._add(label, draws, x_adv)

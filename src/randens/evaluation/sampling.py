@@ -45,7 +45,7 @@ from randens.risk import (
 from randens.risk.confidence import as_confidence
 from randens.threat import Threat
 from randens.witness import WitnessPool
-from randens.witness.store import WitnessStore
+from randens.witness.store import WitnessStore, as_store
 
 __all__ = [
     "AttackedSampling",
@@ -244,7 +244,7 @@ def optimize_sampling(
         )
     inputs = _held_out(data, rec)
     chosen = as_attacks(attack)
-    store = folder if isinstance(folder, WitnessStore) or folder is None else WitnessStore(folder)
+    store = as_store(folder)
     report = silent if progress is None else progress
     known = Knowledge(rec, inputs.x, inputs.y, chosen[0].threat, store=store, verify=verify, progress=report)
     alpha, clean_risks = rec.probs.cpu().numpy().copy(), known.clean.mean(axis=0)
@@ -399,7 +399,7 @@ def optimize_stochastic_sampling(
             found = one(expanded(rec.with_probs(alpha)), inputs.x, inputs.y)
             points.append(found.x_adv)
             shares.append(share_fooled(rec, judges, found.x_adv, y))
-            cost = cost + found.cost + Cost(forwards=len(inputs) * len(judges))
+            cost += found.cost + Cost(forwards=len(inputs) * len(judges))
         attacked.append(alpha)
         table = np.stack(shares)
         best, bound = _lowest(table)

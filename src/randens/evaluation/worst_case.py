@@ -30,7 +30,7 @@ from randens.evaluation.random_model_evaluation import evaluate_stochastic
 from randens.evaluation.results import Evaluation, PassesDocument, Points
 from randens.models import on_device
 from randens.witness import WitnessPool
-from randens.witness.store import WitnessStore
+from randens.witness.store import WitnessStore, as_store
 
 __all__ = [
     "ConflictNote",
@@ -212,7 +212,7 @@ def evaluate_ensemble(
     chosen = as_attacks(attack)
     probs = rec.probs.cpu().numpy().copy()
     extra = {name: check_probs(value, len(rec)).numpy() for name, value in (also or {}).items()}
-    store = folder if isinstance(folder, WitnessStore) or folder is None else WitnessStore(folder)
+    store = as_store(folder)
 
     threat = chosen[0].threat
     known = Knowledge(rec, inputs.x, inputs.y, threat, store=store, verify=verify, progress=report)
@@ -355,7 +355,7 @@ def _deterministic(
     mean.show(everyone, worst_inputs(known.pool, probs, known.x), "transfer")
     for attack in attacks:
         mean.attack(attack, np.ones(1), f"{attack.name} on the deterministic ensemble", known)
-    known.cost = known.cost + Cost(mean.cost.forwards + len(known.x) * len(rec.networks), mean.cost.backwards)
+    known.cost += Cost(mean.cost.forwards + len(known.x) * len(rec.networks), mean.cost.backwards)
     known.now, known.seconds = known.now + mean.now, known.seconds + mean.seconds
     return mean.clean[:, 0], mean.pool.foolable[:, 0]
 
@@ -368,7 +368,7 @@ def _directions(known: Knowledge, data: Inputs) -> Conflict | None:
     asked = {"conflict": known.threat.norm, "members": known.keys, "inputs": sha256(known.inputs.tobytes())}
     note = None if store is None else store.note(asked, ConflictNote)
     if note is not None:
-        known.cost = known.cost + Cost(note.cost.forwards, note.cost.backwards)
+        known.cost += Cost(note.cost.forwards, note.cost.backwards)
         return Conflict.from_json(vars(note.conflict))
     found = conflict_of(known.rec, data, known.threat)
     known.now, known.cost = known.now + found.cost, known.cost + found.cost

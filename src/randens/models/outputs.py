@@ -57,8 +57,7 @@ def logits_of(answer: Any, count: int, name: str) -> Tensor:
         raise ModelError(f"{name} returned shape {tuple(answer.shape)} for {count} inputs; {_WANTED}")
     if answer.shape[1] == 1:
         answer = torch.cat([torch.zeros_like(answer), answer], dim=1)
-    logits: Tensor = answer.float() if answer.dtype in (torch.float16, torch.bfloat16) else answer
-    return logits
+    return answer.float() if answer.dtype in (torch.float16, torch.bfloat16) else answer
 
 
 def in_precision(x: Tensor, module: nn.Module) -> Tensor:
@@ -215,17 +214,15 @@ def preprocessing_of(given: Any, module: nn.Module | None = None) -> tuple[list[
     if isinstance(given, str):
         if given != "auto":
             raise InputError(f"preprocessing is {given!r}; give (mean, std), a configuration, or 'auto'")
-        for name in ("pretrained_cfg", "default_cfg"):
-            config = getattr(module, name, None)
-            if config is not None:
-                return preprocessing_of(config)
+        given = getattr(module, "pretrained_cfg", None) or getattr(module, "default_cfg", None)
+    if given is None:
         raise InputError(
             f"preprocessing is 'auto', but {type(module).__name__} carries no configuration as timm's models do; "
             "give (mean, std), or the image processor of transformers"
         )
     pair = _read_pair(given)
     try:
-        mean, std = ([float(v) for v in (part if _many(part) else [part])] for part in pair)
+        mean, std = ([float(v) for v in (part if hasattr(part, "__len__") else [part])] for part in pair)
     except (TypeError, ValueError):
         raise InputError(
             f"preprocessing is {given!r}; it must be (mean, std), numbers or one per channel"
@@ -233,10 +230,6 @@ def preprocessing_of(given: Any, module: nn.Module | None = None) -> tuple[list[
     if not all(map(math.isfinite, [*mean, *std])) or min(std) <= 0:
         raise InputError(f"preprocessing is {given!r}; means must be finite and standard deviations positive")
     return mean, std
-
-
-def _many(part: Any) -> bool:
-    return hasattr(part, "__len__")
 
 
 def _read_pair(given: Any) -> tuple[Any, Any]:

@@ -38,6 +38,7 @@ from randens.report.load import (
     Radii,
     Radius,
     load_runs,
+    measured_on,
 )
 from randens.report.pictures import choose, draw
 from randens.threat import Threat
@@ -257,15 +258,8 @@ def _attacks(written: AttackTable | None, witnesses: _Witnesses, confidence: flo
     lines = witnesses.alone(confidence)
     if not lines:
         return None
-    images, threat = witnesses.images, witnesses.threat
-    about: dict[str, Any] = {
-        "ensemble": fingerprint(witnesses.rec),
-        "probs": witnesses.probs.tolist(),
-        "data": images.name,
-        "split": images.split,
-        "norm": threat.norm,
-        "eps": threat.eps,
-    }
+    about = measured_on(witnesses.rec, witnesses.images, witnesses.threat)
+    del about["n"]
     if written is not None and all(getattr(written, key) == value for key, value in about.items()):
         known = {line.label for line in lines}
         lines += [

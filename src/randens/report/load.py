@@ -18,9 +18,13 @@ from pydantic import AfterValidator, Field
 from randens.core.documents import Document, ThreatDocument, read_document
 from randens.core.errors import FileError, InputError
 from randens.core.runs import Run
+from randens.data import ImageData
+from randens.ensemble import RandomizedEnsemble
 from randens.evaluation import Estimate, Evaluation
 from randens.evaluation.draw_statistics import GradientNoise
+from randens.evaluation.labelled_data import fingerprint
 from randens.evaluation.random_model_evaluation import ChosenAttack, DrawsStage, Spread
+from randens.threat import Threat
 from randens.training.methods import METHOD_NAMES
 
 __all__ = [
@@ -39,6 +43,7 @@ __all__ = [
     "StochasticNote",
     "TrainingNote",
     "load_run",
+    "measured_on",
     "load_runs",
 ]
 
@@ -70,6 +75,19 @@ class _Measured(Document):
     probs: list[float] = Field(min_length=1)
     data: str
     split: str
+
+
+def measured_on(rec: RandomizedEnsemble, data: ImageData, threat: Threat) -> dict[str, Any]:
+    """What was measured, as every document has it."""
+    return {
+        "ensemble": fingerprint(rec),
+        "probs": rec.probs.tolist(),
+        "data": data.name,
+        "split": data.split,
+        "n": len(data),
+        "norm": threat.norm,
+        "eps": threat.eps,
+    }
 
 
 class Radii(_Measured):

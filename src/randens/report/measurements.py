@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -21,14 +20,14 @@ from randens.data import ImageData
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation import estimate
 from randens.evaluation.curves import sweep
-from randens.evaluation.labelled_data import Data, as_image_data, fingerprint
+from randens.evaluation.labelled_data import Data, as_image_data
 from randens.evaluation.preparation import prepare
 from randens.models import on_device
-from randens.report.load import AttackLine, AttackTable, Gallery, Radii, Radius
+from randens.report.load import AttackLine, AttackTable, Gallery, Radii, Radius, measured_on
 from randens.report.pictures import make_gallery
 from randens.threat import Threat
 from randens.witness import WitnessPool
-from randens.witness.store import WitnessStore
+from randens.witness.store import WitnessStore, as_store
 
 __all__ = ["COMPARED", "FACTORS", "Measurements", "measure"]
 
@@ -121,7 +120,7 @@ def measure(
     [0.05, 0.1]
     """
     data = as_image_data(data, rec)
-    store = folder if isinstance(folder, WitnessStore) or folder is None else WitnessStore(folder)
+    store = as_store(folder)
     report = silent if progress is None else progress
     sizes = sorted(set(factors))
     if not sizes or not all(0 < f < float("inf") for f in sizes):
@@ -146,24 +145,11 @@ def measure(
             report("accuracy over ε", len(radii), len(sizes))
             if point.eps == threat.eps or (point.eps < threat.eps and pool is None):
                 at_threat = found
-    about = _about(rec, data, threat)
-    curve = Radii(**about, attacks=list(attack), confidence=confidence, radii=radii)
+    curve = Radii(**measured_on(rec, data, threat), attacks=list(attack), confidence=confidence, radii=radii)
     pictures = None
     if len(data.shape) == 3 and at_threat is not None:
         pictures = make_gallery(rec, data, at_threat, threat)
     return Measurements(curve, lines, pictures)
-
-
-def _about(rec: RandomizedEnsemble, data: ImageData, threat: Threat) -> dict[str, Any]:
-    """What a document was measured on."""
-    return {
-        "ensemble": fingerprint(rec),
-        "probs": rec.probs.tolist(),
-        "data": data.name,
-        "split": data.split,
-        "n": len(data),
-        "norm": threat.norm,
-    }
 
 
 def _compare(
@@ -194,8 +180,7 @@ def _compare(
         )
     progress("comparing attacks", len(names), len(names))
     return AttackTable(
-        **_about(rec, data, threat),
-        eps=threat.eps,
+        **measured_on(rec, data, threat),
         attacks=lines,
         together=estimate(1 - together, confidence),
     )

@@ -27,7 +27,7 @@ from randens.report.load import AttackTable, LoadedRun, StochasticNote
 from randens.report.tables import Line
 from randens.report.verdicts import drawing, headline, labels, verdicts
 
-__all__ = ["MOST_BYTES", "fill", "render", "write_report"]
+__all__ = ["MOST_BYTES", "fill", "render", "write_page", "write_report"]
 
 MOST_BYTES = 6_000_000
 
@@ -58,12 +58,16 @@ def write_report(
     >>> write_report(["mine"]).name
     'report.html'
     """
-    loaded = read_runs(runs)
-    target = loaded[0].run.path / "report.html" if output is None else Path(output)
-    content = render(loaded).encode("utf-8", "replace")
+    return write_page(read_runs(runs), output)
+
+
+def write_page(runs: Sequence[LoadedRun], output: str | os.PathLike[str] | None = None) -> Path:
+    """`write_report` for runs that were read already."""
+    target = runs[0].run.path / "report.html" if output is None else Path(output)
+    content = render(runs).encode("utf-8", "replace")
     if len(content) > MOST_BYTES:
         raise InputError(
-            f"the report on {len(loaded)} runs has {len(content) / 1e6:.1f} MB; at most {MOST_BYTES / 1e6:g} MB open "
+            f"the report on {len(runs)} runs has {len(content) / 1e6:.1f} MB; at most {MOST_BYTES / 1e6:g} MB open "
             "quickly, so give fewer runs"
         )
     write_atomic(target, content)

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from randens.core.errors import InputError
+from randens.risk.certificate import Sampling
 from randens.risk.checks import as_risks, frozen
 from randens.risk.profile import RiskProfile
-from randens.risk.result import Sampling
 
 __all__ = ["MAX_CANDIDATE_MEMBERS", "candidate_sampling", "candidates"]
 

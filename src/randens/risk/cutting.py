@@ -14,11 +14,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from randens.core.errors import InputError
 from randens.core.progress import Progress, silent
+from randens.risk.certificate import Sampling
 from randens.risk.checks import as_count, as_probs, frozen
 from randens.risk.confidence import ConfidentSampling, confident_sampling, upper_bound
 from randens.risk.exact_lp import exact_sampling
 from randens.risk.profile import RiskProfile
-from randens.risk.result import Sampling
 
 __all__ = ["Oracle", "Solver", "Watch", "cutting_planes"]
 

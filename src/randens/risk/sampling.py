@@ -8,10 +8,10 @@ from numpy.typing import ArrayLike
 
 from randens.core.errors import InputError, unknown
 from randens.risk.candidate_sets import candidate_sampling
+from randens.risk.certificate import Sampling
 from randens.risk.confidence import ConfidentSampling, confident_sampling
 from randens.risk.exact_lp import exact_sampling
 from randens.risk.profile import RiskProfile
-from randens.risk.result import Sampling
 from randens.risk.subgradient import subgradient_sampling
 
 __all__ = ["optimal_sampling"]
@@ -32,12 +32,7 @@ def optimal_sampling(
 
 @overload
 def optimal_sampling(
-    profile: RiskProfile,
-    method: str | None = None,
-    clean_risks: ArrayLike | None = None,
-    *,
-    confidence: float | None = None,
-    **options: Any,
+    profile: RiskProfile, method: str | None = None, clean_risks: ArrayLike | None = None, **options: Any
 ) -> Sampling: ...  # pragma: no cover
 
 

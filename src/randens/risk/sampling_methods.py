@@ -69,12 +69,12 @@ def compare_methods(profile: RiskProfile, best: Sampling) -> tuple[MethodValue, 
 def contributions(profile: RiskProfile, best: Sampling) -> tuple[Contribution, ...]:
     """What each member is good for at the probabilities `best`."""
     members = profile.members
+    if members == 1:
+        alone = float(profile.member_risks[0])
+        return (Contribution(0, float(best.probs[0]), alone, None, None, "the only member"),)
     found = []
     for i in range(members):
         prob, alone = float(best.probs[i]), float(profile.member_risks[i])
-        if members == 1:
-            found.append(Contribution(i, prob, alone, None, None, "the only member"))
-            continue
         others = [j for j in range(members) if j != i]
         without = optimal_sampling(profile.restrict(others), method="exact").risk
         worth = max(0.0, without - best.risk)

@@ -138,9 +138,7 @@ def game_value(forwards: Sequence[Forward], x: Tensor, y: Tensor, threat: Threat
 
 
 def bounded_risk(z: Tensor, y: Tensor) -> Tensor:
-    """Return σ(−m) of the margin m, [n]: between 0 and 1 like the error, so a misclassified input costs at
-    most 1.
-    """
+    """Return σ(−m) of the margin m, [n]: between 0 and 1 like the error, so a misclassified input costs at most 1."""
     return torch.sigmoid(-margins(z[None], y)[0])
 
 

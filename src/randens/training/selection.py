@@ -33,14 +33,7 @@ class Remark:
 
 
 class CheckpointRule:
-    """Evaluates the epochs of a run's members by the recipe's `validation`.
-
-    Parameters
-    ----------
-    recipe, method : what is trained, and how.
-    held : (Tensor, Tensor)
-        Validation data.
-    """
+    """Evaluates the epochs of a run's members by the recipe's `validation`, on validation data (`held`)."""
 
     def __init__(self, recipe: Recipe, method: Method, held: Batch) -> None:
         self.part, self.method, self.held = recipe.validation, method, held
@@ -67,9 +60,7 @@ class CheckpointRule:
         return stage.watch.worst < self.part.patience
 
     def remarks(self, stage: Stage, verdict: Validated, accuracy: float) -> Iterator[Remark]:
-        """Check for overfitting and the rule of thumb after an epoch; `accuracy` is that on training
-        examples.
-        """
+        """Check for overfitting and the rule of thumb after an epoch; `accuracy` is that on training examples."""
         risks = verdict.pool.profile().member_risks
         if self.method.watched:
             # Only the members in training can lose robustness; they are the last of those attacked.

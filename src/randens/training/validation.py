@@ -32,9 +32,7 @@ Batch = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Validated:
-    """The result of a validation at α: all witnesses, the clean errors of every member, and the member
-    passes.
-    """
+    """The result of a validation at α: all witnesses, the clean errors of every member, and the member passes."""
 
     probs: Weights
     pool: WitnessPool
@@ -78,9 +76,7 @@ def attacked(rec: RandomizedEnsemble, x: Tensor, y: Tensor, attack: Attack) -> V
 
 
 def validation_attack(recipe: Recipe, name: str) -> Attack:
-    """Return the attack `name` with the recipe's threat, seed, precision and, if it has one, number of
-    steps.
-    """
+    """Return the attack `name` with the recipe's threat, seed, precision and, if it has one, number of steps."""
     threat = recipe.threat.build()
     options: dict[str, Any] = {"seed": recipe.seed, "precision": recipe.precision}
     if hasattr(attacks.create(name, threat), "steps"):
@@ -125,7 +121,10 @@ def choose(
     if members == 1 or part.method == "uniform":
         attack_at(even)
         return Validated(even, known.pool.without_inputs(), clean, known.cost)
-    method, options = _solver(part, members)
+    method: str = part.method
+    if method == "paper":
+        method = "candidates" if members <= 3 else "subgradient"
+    options = {"iterations": part.iterations} if method == "subgradient" else {}
     best = cutting_planes(
         attack_at,
         even,
@@ -135,13 +134,6 @@ def choose(
         solver=lambda profile: optimal_sampling(profile, method, clean, **options),
     )
     return Validated(np.array(best.probs), known.pool.without_inputs(), clean, known.cost)
-
-
-def _solver(part: SamplingPart, members: int) -> tuple[str, dict[str, int]]:
-    method: str = part.method
-    if method == "paper":
-        method = "candidates" if members <= 3 else "subgradient"
-    return method, {"iterations": part.iterations} if method == "subgradient" else {}
 
 
 def _sweep(rec: RandomizedEnsemble, x: Tensor, y: Tensor, attack: Attack) -> Validated:

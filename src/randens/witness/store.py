@@ -55,6 +55,7 @@ __all__ = [
     "Recalled",
     "Work",
     "WitnessStore",
+    "as_store",
     "input_keys",
     "member_key",
     "rounded",
@@ -626,6 +627,11 @@ class WitnessStore:
                     path.unlink()
                 self._segments.pop(path.name, None)
                 over -= bytes_
+
+
+def as_store(folder: WitnessStore | str | os.PathLike[str] | None) -> WitnessStore | None:
+    """The store that a function was given, or the store in the folder that it was given."""
+    return folder if isinstance(folder, WitnessStore) or folder is None else WitnessStore(folder)
 
 
 def _segment(path: Path, tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> _Segment:
