@@ -313,7 +313,7 @@ def evaluate_stochastic(
     if isinstance(tolerance, bool) or not isinstance(tolerance, (int, float)) or not 0 < tolerance < 1:
         raise InputError(f"tolerance is {tolerance!r}; it must be a number between 0 and 1, e.g. 0.02")
     whole("seed", seed, 0, 999)
-    report = silent if progress is None else progress
+    report = progress or silent
     most = max(m.draws for m in members_of(model) if isinstance(m, RandomizedModel))
     plan = _plan(attack, model, seed)
     inputs = labelled(data, expanded(model, most, 1000 * seed))

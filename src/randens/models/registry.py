@@ -200,7 +200,9 @@ def create(
         if seed is not None:
             torch.default_generator.manual_seed(seed)
         body = known.make(shape, classes, **arguments)
-        networks.initialise(body)
+        # Weights on the device "meta" have no values, and to draw them torch would import its compiler: 2 seconds.
+        if torch.get_default_device().type != "meta":
+            networks.initialise(body)
     return Classifier(body, architecture, means, stds)
 
 
