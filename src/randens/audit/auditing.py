@@ -204,7 +204,7 @@ def audit(
     inputs = labelled(data, rec)
     chosen = threat_of(rec, threat)
     store = as_store(folder)
-    report = silent if progress is None else progress
+    report = progress or silent
     case = Case(rec, inputs.x, inputs.y, chosen, seed, report, store=store)
     checks = [member_checks.splits(evaluation, chosen_on)]
     if evaluation is not None:

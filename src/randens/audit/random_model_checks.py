@@ -65,7 +65,7 @@ def audit_stochastic(
     ('random-at-all', True)
     """
     start = time.perf_counter()
-    report = silent if progress is None else progress
+    report = progress or silent
     if not is_random(model):
         raise InputError(
             f"model is a {type(model).__name__} without random members; use randens.evaluation.audit"

@@ -207,7 +207,7 @@ def certify(
     True
     """
     start = time.perf_counter()
-    report = silent if progress is None else progress
+    report = progress or silent
     inputs = labelled(data, rec)
     chosen = threat_of(rec, threat)
     whole("refine", refine, 0)

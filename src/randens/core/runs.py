@@ -170,14 +170,14 @@ class Kept(Saved):
     kept_as: ClassVar[str]
     asked: ClassVar[str]
 
-    def question(self, document: Mapping[str, Any]) -> dict[str, Any]:
+    def _question(self, document: Mapping[str, Any]) -> dict[str, Any]:
         """What the result is about; of two results with the same question the later one is kept."""
         return {key: document[key] for key in self.asked.split()}
 
     def keep(self, run: Run) -> tuple[Path, bool]:
         """Keep the JSON in a run folder, by its question; see `Run.keep`."""
         document = self.to_json()
-        return run.keep(self.kept_as, document, self.question(document))
+        return run.keep(self.kept_as, document, self._question(document))
 
 
 def _unsealed(document: Any, source: str | os.PathLike[str]) -> Any:

@@ -187,6 +187,11 @@ def _samples(inputs: Inputs, count: int, bounds: tuple[float, float] | None) -> 
 
 def _to_onnx(member: nn.Module, shape: tuple[int, ...], index: int) -> onnx.ModelProto:
     module = copy.deepcopy(member).cpu().float().eval()
+    for part in list(module.modules()):
+        for name, child in part.named_children():
+            as_convolution = getattr(child, "as_convolution", None)
+            if as_convolution is not None:
+                setattr(part, name, as_convolution())
     # Two inputs, because a batch of one would become a constant.
     example = torch.rand(2, *shape)
     try:

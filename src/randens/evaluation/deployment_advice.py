@@ -206,7 +206,7 @@ def advise(
     ['best member, number 0', 'drawn evenly']
     """
     inputs, chosen = labelled(data, rec), as_attacks(attack)
-    report = silent if progress is None else progress
+    report = progress or silent
     plain = (inputs.x, inputs.y)
     store = as_store(folder)
     whole = evaluate_ensemble(

@@ -478,9 +478,9 @@ class Evaluation(Kept):
             "deterministic_flops": sum(self.flops),
         }
 
-    def question(self, document: Mapping[str, Any]) -> dict[str, Any]:
+    def _question(self, document: Mapping[str, Any]) -> dict[str, Any]:
         """What the result is about; of two results with the same question the later one is kept."""
-        return {**super().question(document), "n": self.n, "deterministic": self.deterministic is not None}
+        return {**super()._question(document), "n": self.n, "deterministic": self.deterministic is not None}
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Evaluation:

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import sparse
 from scipy.optimize import linprog
-from scipy.sparse import coo_array
 from torch import Tensor
 
 from randens.attacks import Attack, Cost
@@ -245,7 +245,7 @@ def optimize_sampling(
     inputs = _held_out(data, rec)
     chosen = as_attacks(attack)
     store = as_store(folder)
-    report = silent if progress is None else progress
+    report = progress or silent
     known = Knowledge(rec, inputs.x, inputs.y, chosen[0].threat, store=store, verify=verify, progress=report)
     alpha, clean_risks = rec.probs.cpu().numpy().copy(), known.clean.mean(axis=0)
     rule = (
@@ -385,7 +385,7 @@ def optimize_stochastic_sampling(
         raise InputError("rec has no random members; use randens.optimize_sampling")
     inputs = _held_out(data, expanded(rec, 2))
     chosen = as_attacks(attack)
-    report = silent if progress is None else progress
+    report = progress or silent
     judges = expanded(rec, _JUDGES, _SELECT)
     y = inputs.y.to(judges.device)
     points: list[Tensor] = [inputs.x]
@@ -463,19 +463,9 @@ def _risk(table: NDArray[np.float64], probs: NDArray[np.float64]) -> float:
 def _lowest(table: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
     """The α [M] with the lowest mean_j max_w u_wj·α, and that value: a linear program over (α, t [n])."""
     count, n, members = table.shape
-    rows = np.arange(count * n)
-    flat = table.reshape(-1, members)
-    cuts = coo_array(
-        (
-            np.concatenate([flat.ravel(), -np.ones(count * n)]),
-            (
-                np.concatenate([np.repeat(rows, members), rows]),
-                np.concatenate(
-                    [np.tile(np.arange(members), count * n), members + np.tile(np.arange(n), count)]
-                ),
-            ),
-        ),
-        shape=(count * n, members + n),
+    # One row for each perturbation of each input: u·α − t_j ≤ 0.
+    cuts = sparse.hstack(
+        [sparse.csr_array(table.reshape(-1, members)), -sparse.vstack([sparse.eye_array(n)] * count)]
     )
     result = linprog(
         np.concatenate([np.zeros(members), np.full(n, 1 / n)]),

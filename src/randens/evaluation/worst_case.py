@@ -202,7 +202,7 @@ def evaluate_ensemble(
     progress: Progress | None = None,
 ) -> Evaluation:
     """`evaluate` for an ensemble, with inputs and attacks that fit it; the parameters are those of `evaluate`."""
-    report = silent if progress is None else progress
+    report = progress or silent
     choices = _choices(chosen_on)
     inputs = labelled(data, rec)
     if rec.stochastic:

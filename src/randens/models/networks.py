@@ -29,12 +29,21 @@ class _PadShortcut(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
-        self.stride = stride
+        self.inputs, self.stride = inputs, stride
         self.before = (outputs - inputs) // 2
         self.after = outputs - inputs - self.before
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.before, self.after))
+
+    def as_convolution(self) -> nn.Conv2d:
+        """The same function with weights 0 and 1: ONNX Runtime merges it with the addition and keeps its own layout."""
+        outputs = self.before + self.inputs + self.after
+        convolution = nn.Conv2d(self.inputs, outputs, 1, stride=self.stride, bias=False)
+        with torch.no_grad():
+            convolution.weight.zero_()
+            convolution.weight[self.before : self.before + self.inputs, :, 0, 0] = torch.eye(self.inputs)
+        return convolution
 
 
 class _Block(nn.Module):

@@ -121,7 +121,7 @@ def measure(
     """
     data = as_image_data(data, rec)
     store = as_store(folder)
-    report = silent if progress is None else progress
+    report = progress or silent
     sizes = sorted(set(factors))
     if not sizes or not all(0 < f < float("inf") for f in sizes):
         raise InputError(f"factors is {tuple(factors)}; give numbers > 0, in units of eps")
