@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paper.when_does_drawing_pay.final import compared, finals
+from paper.when_does_drawing_pay.moved import COPIES
 from paper.when_does_drawing_pay.plan import (
     AVERAGES,
     BASE,
@@ -31,6 +32,8 @@ from paper.when_does_drawing_pay.plan import (
     MEMBERS,
     MOST,
     MOST_LENGTHS,
+    MOVED,
+    MOVED_LENGTHS,
     NARROW,
     NARROW_BOUNDED,
     NARROW_LENGTHS,
@@ -60,6 +63,7 @@ WORDS = {
     "shared-0.5": "½ of the examples common",
     "bounded-0.5": "½ common, bounded risk",
     "bounded-0.75": "¾ common, bounded risk",
+    "bounded-0.5-scratch": "½ common, bounded risk, from random weights",
     "shared-1": "all examples common (joint training)",
     "columns": "column generation",
     "conflict": "value of the linearised game",
@@ -156,6 +160,7 @@ def axes_of_the_map() -> list[tuple[str, list[tuple[str, Group]]]]:
             f"epochs, width {NARROW}",
             [(str(e), _like(epochs=e, width=NARROW)) for e in NARROW_LENGTHS],
         ),
+        ("epochs, moved copies", [(str(e), _like(data=MOVED, epochs=e)) for e in MOVED_LENGTHS]),
         (
             f"epochs, {MOST} members by bounded",
             [(str(e), _like("bounded", 0.5, epochs=e, members=MOST)) for e in MOST_LENGTHS],
@@ -318,8 +323,9 @@ def _verdict() -> str:
     goal = f"{100 * TARGET:.0f} points in {len(FINAL_SEEDS) - 1} of {len(FINAL_SEEDS)} seeds"
     met = found.seeds >= len(FINAL_SEEDS) - 1
     said += f"The target, {goal}, is {'met' if met else 'missed'}."
-    longest, total = max(LENGTHS), shown.member.epochs + shown.member.further
-    before, after = (_like(epochs=epochs) for epochs in (longest // 2, longest))
+    data, total = shown.member.data, _total(shown)
+    longest = max(_lengths(data))
+    before, after = (_like(data=data, epochs=epochs) for epochs in (longest // 2, longest))
     if before and after:
         change = after.members - before.members
         said += (
@@ -331,7 +337,7 @@ def _verdict() -> str:
     if shown != FINAL and partly.results:
         low, high = partly.interval()
         said += (
-            f" Members of {FINAL.member.epochs + FINAL.member.further} epochs, {len(partly.results)} of "
+            f" Members of {_total(FINAL)} epochs, {len(partly.results)} of "
             f"{len(FINAL_SEEDS)} seeds so far: drawn evenly {_percent(float(partly.drawn.mean()))} %, "
             f"{_points(float((partly.drawn - partly.single).mean()))} points ({_points(low)} to {_points(high)}) "
             "against the best single network."
@@ -377,14 +383,24 @@ def _final(cell: Cell = FINAL) -> str:
 
 def _earlier(cell: Cell) -> str:
     """A comparison with other ensembles, by the same rule for the single networks."""
-    total = cell.member.epochs + cell.member.further
-    said = f"{cell.members} members of {cell.member.epochs} epochs, trained together up to epoch {total}:"
+    said = (
+        f"{cell.members} members of {cell.member.epochs} epochs, trained together up to epoch {_total(cell)}:"
+    )
     return f"{said}\n\n{_final(cell)}"
 
 
-def plateau(lengths: Sequence[int] = LENGTHS, width: int = Member().width) -> int | None:
+def _total(cell: Cell) -> int:
+    """Epochs of a member of an ensemble, in all."""
+    return cell.member.epochs + (0 if cell.scratch else cell.member.further)
+
+
+def _lengths(data: str) -> tuple[int, ...]:
+    return MOVED_LENGTHS if data == MOVED else LENGTHS
+
+
+def plateau(lengths: Sequence[int] = LENGTHS, **changes: Any) -> int | None:
     """From which length on every doubling changes the members by less than half a point; None where none does."""
-    steps = [(epochs, _like(epochs=epochs, width=width)) for epochs in lengths]
+    steps = [(epochs, _like(epochs=epochs, **changes)) for epochs in lengths]
     there = [(epochs, one) for epochs, one in steps if one]
     start = None
     for (short, before), (long, after) in reversed(list(pairwise(there))):
@@ -394,11 +410,11 @@ def plateau(lengths: Sequence[int] = LENGTHS, width: int = Member().width) -> in
     return start
 
 
-def _plateau(lengths: Sequence[int] = LENGTHS, width: int = Member().width) -> str:
-    there = [one for epochs in lengths if (one := _like(epochs=epochs, width=width))]
-    changes = [_points(after.members - before.members) for before, after in pairwise(there)][-3:]
-    listed = f" The last lengths differ by {', '.join(changes)} points." if len(changes) > 1 else ""
-    start = plateau(lengths, width)
+def _plateau(lengths: Sequence[int] = LENGTHS, **changes: Any) -> str:
+    there = [one for epochs in lengths if (one := _like(epochs=epochs, **changes))]
+    steps = [_points(after.members - before.members) for before, after in pairwise(there)][-3:]
+    listed = f" The last lengths differ by {', '.join(steps)} points." if len(steps) > 1 else ""
+    start = plateau(lengths, **changes)
     if start is None:
         said = "The last doubling of the epochs still changes the members by half a point or more: no plateau yet."
     else:
@@ -464,11 +480,16 @@ def write_page(target: Path, figures: Mapping[str, str]) -> None:
         ("Training length", _plateau()),
         (
             f"Training length, {NARROW} units",
-            f"{_plateau(NARROW_LENGTHS, NARROW)} {_narrow()}",
+            f"{_plateau(NARROW_LENGTHS, width=NARROW)} {_narrow()}",
+        ),
+        (
+            "Training length, moved copies",
+            f"An epoch is over {COPIES} moved copies of every image: {COPIES} times as many steps as above. "
+            f"{_plateau(MOVED_LENGTHS, data=MOVED)}",
         ),
         (
             f"Training length, {MOST} members by `bounded`",
-            "Epochs of AT before `bounded`, which adds half as many. The final comparison takes the last.",
+            "Epochs of AT before `bounded`, which adds half as many.",
         ),
         ("Width", "Units of each hidden layer."),
         ("Radius", "Members are trained and attacked at ε."),
@@ -492,9 +513,9 @@ def write_page(target: Path, figures: Mapping[str, str]) -> None:
         members=MEMBERS,
         base=BASE,
         further=FURTHER,
-        epochs=FINAL.member.epochs,
-        total=FINAL.member.epochs + FINAL.member.further,
-        longest=max(LENGTHS),
+        copies=COPIES,
+        total=_total(FINAL),
+        lengths=_listed(MOVED_LENGTHS),
         small_width=SMALL_FINAL.member.width,
         small_epochs=SMALL_FINAL.member.epochs,
         small_further=SMALL_FINAL.member.further,
@@ -520,6 +541,10 @@ def write_page(target: Path, figures: Mapping[str, str]) -> None:
     while "\n\n\n" in page:
         page = page.replace("\n\n\n", "\n\n")
     target.write_text(page.rstrip() + "\n", encoding="utf-8")
+
+
+def _listed(values: Sequence[int]) -> str:
+    return f"{', '.join(map(str, values[:-1]))} and {values[-1]}"
 
 
 def _figure(figures: Mapping[str, str], name: str, words: str) -> str:
