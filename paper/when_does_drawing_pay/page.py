@@ -323,7 +323,7 @@ def _verdict() -> str:
     goal = f"{100 * TARGET:.0f} points in {len(FINAL_SEEDS) - 1} of {len(FINAL_SEEDS)} seeds"
     met = found.seeds >= len(FINAL_SEEDS) - 1
     said += f"The target, {goal}, is {'met' if met else 'missed'}."
-    data, total = shown.member.data, _total(shown)
+    data, total = shown.member.data, shown.total
     longest = max(_lengths(data))
     before, after = (_like(data=data, epochs=epochs) for epochs in (longest // 2, longest))
     if before and after:
@@ -337,7 +337,7 @@ def _verdict() -> str:
     if shown != FINAL and partly.results:
         low, high = partly.interval()
         said += (
-            f" Members of {_total(FINAL)} epochs, {len(partly.results)} of "
+            f" Members of {FINAL.total} epochs, {len(partly.results)} of "
             f"{len(FINAL_SEEDS)} seeds so far: drawn evenly {_percent(float(partly.drawn.mean()))} %, "
             f"{_points(float((partly.drawn - partly.single).mean()))} points ({_points(low)} to {_points(high)}) "
             "against the best single network."
@@ -384,14 +384,9 @@ def _final(cell: Cell = FINAL) -> str:
 def _earlier(cell: Cell) -> str:
     """A comparison with other ensembles, by the same rule for the single networks."""
     said = (
-        f"{cell.members} members of {cell.member.epochs} epochs, trained together up to epoch {_total(cell)}:"
+        f"{cell.members} members of {cell.member.epochs} epochs, trained together up to epoch {cell.total}:"
     )
     return f"{said}\n\n{_final(cell)}"
-
-
-def _total(cell: Cell) -> int:
-    """Epochs of a member of an ensemble, in all."""
-    return cell.member.epochs + (0 if cell.scratch else cell.member.further)
 
 
 def _lengths(data: str) -> tuple[int, ...]:
@@ -514,7 +509,7 @@ def write_page(target: Path, figures: Mapping[str, str]) -> None:
         base=BASE,
         further=FURTHER,
         copies=COPIES,
-        total=_total(FINAL),
+        total=FINAL.total,
         lengths=_listed(MOVED_LENGTHS),
         small_width=SMALL_FINAL.member.width,
         small_epochs=SMALL_FINAL.member.epochs,

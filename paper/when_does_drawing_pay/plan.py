@@ -73,7 +73,6 @@ STACKED = (
 AVERAGES = "cifar10-averages"
 MOVED = "digits-moved"  # digits, trained on moved copies; an epoch is over all copies
 MOVED_LENGTHS = (25, 50, 100, 200)
-MOVED_MEMBERS = 32
 RECIPE = Path(__file__).parents[2] / "recipes" / "study" / "cifar10-strided-at.toml"
 ATTACKS = ("adaptive-pgd-s", "arc", "arc-r-20", "arc-r-100", "lattice", "saddle", "suite")
 
@@ -157,6 +156,12 @@ class Cell:
     def run(self) -> str:
         """Of the run that trains it."""
         return f"{self.member.data}-{self.label}-m{self.members}-{self.member.settings}-s{self.seed}"
+
+    @property
+    def total(self) -> int:
+        """Epochs of a member, in all."""
+        alone = self.scratch or self.method in AS_THEY_ARE
+        return self.member.epochs + (0 if alone else self.member.further)
 
     @property
     def name(self) -> str:
@@ -267,6 +272,7 @@ def _cells() -> Iterable[Cell]:
         *(Cell(member=Member(width=NARROW, epochs=epochs)) for epochs in NARROW_LENGTHS),
         NARROW_BOUNDED,
         *(Cell(member=Member(MOVED, epochs=epochs)) for epochs in MOVED_LENGTHS),
+        MOVED_MOST,
         FINAL,
     ]
     for group in groups:
@@ -274,7 +280,8 @@ def _cells() -> Iterable[Cell]:
 
 
 # Of the final comparison, with `singles`: the best on validation data; then those that were compared before.
-FINAL = Cell("bounded", Member(MOVED, epochs=50), members=MOVED_MEMBERS, weight=SHARE, scratch=True)
+FINAL = Cell("bounded", Member(MOVED, epochs=MOVED_LENGTHS[-1]), members=MANY, weight=SHARE, scratch=True)
+MOVED_MOST = Cell("bounded", Member(MOVED, epochs=50), members=32, weight=SHARE, scratch=True)
 FINALS = (
     FINAL,
     *(

@@ -38,7 +38,7 @@ def prepare(cells: Iterable[Cell], folder: Path, say: Say = print) -> None:
             groups[replace(cell, seed=0)].append(cell)
     for group in groups.values():
         say(f"{group[0].run}: training {len(group)} seeds at once")
-        first = None
+        first: list[list[nn.Module]] | None = None
         if not group[0].scratch:
             first = [[member_of(folder / member.name) for member in cell.base()] for cell in group]
         recipes = [cell.recipe(["given"] * cell.members) for cell in group]

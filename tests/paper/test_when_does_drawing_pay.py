@@ -218,6 +218,7 @@ def test_no_member_is_trained_for_longer_than_the_single_networks() -> None:
             replace(cell.member, epochs=0)
         }
         total = cell.member.epochs + (0 if cell.scratch else cell.member.further)
+        assert total == cell.total
         ways = {(member.epochs + member.more, member.by) for member in alone}
         assert {(total, "at"), (total, "bounded")} < ways
         assert max(epochs for epochs, _ in ways) >= total
