@@ -39,6 +39,7 @@ from paper.when_does_drawing_pay.plan import (
     NARROW_LENGTHS,
     NORMS,
     RADII,
+    SCRATCH,
     SEEDS,
     SMALL_FINAL,
     STRIDED,
@@ -333,16 +334,35 @@ def _verdict() -> str:
             f"Doubling the epochs of AT from {longest // 2} to {longest} changes single networks by {_points(change)} "
             f"points on validation data: {'their plateau' if abs(change) < PLATEAU else 'not their plateau'}."
         )
-    partly = final()
+    partly, plain = final(), final(FINALS[1])
+    if shown == FINAL and plain.results:
+        said += (
+            f" Without moved copies of the training images the best single networks reach "
+            f"{_percent(float(plain.single.mean()))} %, and {FINALS[1].members} members drawn evenly "
+            f"{_percent(float(plain.drawn.mean()))} %."
+        )
     if shown != FINAL and partly.results:
         low, high = partly.interval()
         said += (
-            f" Members of {FINAL.total} epochs, {len(partly.results)} of "
+            f" With moved copies of the training images, members of {FINAL.total} epochs, {len(partly.results)} of "
             f"{len(FINAL_SEEDS)} seeds so far: drawn evenly {_percent(float(partly.drawn.mean()))} %, "
             f"{_points(float((partly.drawn - partly.single).mean()))} points ({_points(low)} to {_points(high)}) "
             "against the best single network."
         )
     return said
+
+
+def _copied() -> str:
+    """On validation data: the ensembles that were tried with copies, and AT of their lengths."""
+    tried = (*SCRATCH, FINAL)
+    lengths = sorted({cell.member.epochs for cell in tried})
+    shown = [(f"AT, {MEMBERS} members, {e} epochs", _like(data=MOVED, epochs=e)) for e in lengths]
+    for cell in tried:
+        start = "from random weights" if cell.scratch else f"from AT of {cell.member.epochs} epochs"
+        name = f"{cell.members} members by `{cell.method}`, {start}, {cell.total} epochs in all"
+        shown.append((name, group(replace(cell, seed=seed) for seed in SEEDS)))
+    rows = [_row(name, one) for name, one in shown if one]
+    return "\n".join(_table(("moved copies, validation", *_HEAD), rows)) if rows else "Not computed yet."
 
 
 def _final(cell: Cell = FINAL) -> str:
@@ -509,8 +529,9 @@ def write_page(target: Path, figures: Mapping[str, str]) -> None:
         base=BASE,
         further=FURTHER,
         copies=COPIES,
+        epochs=FINAL.member.epochs,
         total=FINAL.total,
-        lengths=_listed(MOVED_LENGTHS),
+        copied=_copied(),
         small_width=SMALL_FINAL.member.width,
         small_epochs=SMALL_FINAL.member.epochs,
         small_further=SMALL_FINAL.member.further,
@@ -536,10 +557,6 @@ def write_page(target: Path, figures: Mapping[str, str]) -> None:
     while "\n\n\n" in page:
         page = page.replace("\n\n\n", "\n\n")
     target.write_text(page.rstrip() + "\n", encoding="utf-8")
-
-
-def _listed(values: Sequence[int]) -> str:
-    return f"{', '.join(map(str, values[:-1]))} and {values[-1]}"
 
 
 def _figure(figures: Mapping[str, str], name: str, words: str) -> str:

@@ -20,6 +20,7 @@ __all__ = [
     "FINALS",
     "FINAL_SEEDS",
     "MOVED",
+    "SCRATCH",
     "SMALL_FINAL",
     "STACKED",
     "STRIDED",
@@ -108,7 +109,7 @@ class Member:
     @property
     def further(self) -> int:
         """Epochs by which the methods go on from members like this."""
-        return self.epochs // {"digits": 2, "cifar10": 3, AVERAGES: 1, MOVED: 1}[self.data]
+        return self.epochs // {"digits": 2, "cifar10": 3, AVERAGES: 1, MOVED: 4}[self.data]
 
     @property
     def on(self) -> Member:
@@ -272,7 +273,7 @@ def _cells() -> Iterable[Cell]:
         *(Cell(member=Member(width=NARROW, epochs=epochs)) for epochs in NARROW_LENGTHS),
         NARROW_BOUNDED,
         *(Cell(member=Member(MOVED, epochs=epochs)) for epochs in MOVED_LENGTHS),
-        MOVED_MOST,
+        *SCRATCH,
         FINAL,
     ]
     for group in groups:
@@ -280,8 +281,12 @@ def _cells() -> Iterable[Cell]:
 
 
 # Of the final comparison, with `singles`: the best on validation data; then those that were compared before.
-FINAL = Cell("bounded", Member(MOVED, epochs=MOVED_LENGTHS[-1]), members=MANY, weight=SHARE, scratch=True)
-MOVED_MOST = Cell("bounded", Member(MOVED, epochs=50), members=32, weight=SHARE, scratch=True)
+FINAL = Cell("bounded", Member(MOVED, epochs=MOVED_LENGTHS[-1]), members=MANY, weight=SHARE)
+# From random weights: as many members as possible, and members trained for as long as the longest single networks.
+SCRATCH = tuple(
+    Cell("bounded", Member(MOVED, epochs=epochs), members=members, weight=SHARE, scratch=True)
+    for epochs, members in ((50, 2 * MOST), (MOVED_LENGTHS[-1], MANY))
+)
 FINALS = (
     FINAL,
     *(

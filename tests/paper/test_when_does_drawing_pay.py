@@ -222,7 +222,8 @@ def test_no_member_is_trained_for_longer_than_the_single_networks() -> None:
         ways = {(member.epochs + member.more, member.by) for member in alone}
         assert {(total, "at"), (total, "bounded")} < ways
         assert max(epochs for epochs, _ in ways) >= total
-        assert {member.seed // (100 if cell.scratch else 20) for member in alone} == {cell.seed}
+        apart = 100 if cell.member.data == plan.MOVED else 20
+        assert {member.seed // apart for member in alone} == {cell.seed}
 
 
 def test_a_cell_with_a_result_is_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
