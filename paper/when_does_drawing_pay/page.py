@@ -325,12 +325,12 @@ def _verdict() -> str:
     met = found.seeds >= len(FINAL_SEEDS) - 1
     said += f"The target, {goal}, is {'met' if met else 'missed'}."
     data, total = shown.member.data, shown.total
-    longest = max(_lengths(data))
+    longest, alone = max(_lengths(data)), max(one.epochs + one.more for one in singles(shown))
     before, after = (_like(data=data, epochs=epochs) for epochs in (longest // 2, longest))
     if before and after:
         change = after.members - before.members
         said += (
-            f" The longest single networks were trained for {longest} epochs, the members for {total} in all. "
+            f" The longest single networks were trained for {alone} epochs, the members for {total} in all. "
             f"Doubling the epochs of AT from {longest // 2} to {longest} changes single networks by {_points(change)} "
             f"points on validation data: {'their plateau' if abs(change) < PLATEAU else 'not their plateau'}."
         )
@@ -592,15 +592,12 @@ def _zoo() -> str:
 def _cifar() -> str:
     """The tables of CIFAR-10, or that there are none yet."""
     small = [(cell, group([cell])) for cell in CIFAR if cell.member.data == AVERAGES]
-    rows = [
-        [f"{WORDS[cell.label]}, {cell.member.epochs} epochs{_twice(cell)}", *_row("", one)[1:-1]]
-        for cell, one in small
-        if one
-    ]
+    rows = [[_small_name(cell), *_row("", one)[1:-1]] for cell, one in small if one]
     said = ["Not computed yet: `python -m paper.when_does_drawing_pay cifar10`."]
     if rows:
         said = _table(("method", *_HEAD[:-1]), rows)
-    lengths = [(cell.member.epochs, one) for cell, one in small if cell.method == "iat" and one]
+    alike = [(cell, one) for cell, one in small if cell.method == "iat" and cell.members == MEMBERS]
+    lengths = [(cell.member.epochs, one) for cell, one in alike if one]
     if len(lengths) > 1:
         (short, before), (long, after) = lengths[-2:]
         change = after.members - before.members
@@ -611,8 +608,10 @@ def _cifar() -> str:
     return "\n".join([*said, "", _small()])
 
 
-def _twice(cell: Cell) -> str:
-    return f", {cell.k} of {cell.members} averaged" if cell.k > 1 else ""
+def _small_name(cell: Cell) -> str:
+    """A row of the table: epochs in all, members and radius."""
+    said = f"{WORDS[cell.label]}, {cell.total} epochs, M = {cell.members}, ε = {cell.member.eps:g}"
+    return said + (f", {cell.k} of {cell.members} averaged" if cell.k > 1 else "")
 
 
 def _network(one: Result) -> str:

@@ -323,6 +323,11 @@ CIFAR: tuple[Cell, ...] = (
     *(Cell("iat", replace(_AVERAGES, epochs=epochs)) for epochs in AVERAGES_LENGTHS),
     SMALL_FINAL,
     replace(SMALL_FINAL, k=2),
+    # More members and a larger radius, where natural and robust accuracy are further apart.
+    *(
+        Cell(method, replace(_AVERAGES, eps=1.0, epochs=epochs), members=MOST, weight=weight)
+        for method, epochs, weight in (("bounded", 4, SHARE), ("iat", 8, None))
+    ),
     STRIDED,
 )
 
