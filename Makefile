@@ -5,7 +5,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Benchmarks have an environment of their own: peers that nothing else needs live there.
 BENCH := .venv-bench
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# Python compiles what it imports. Compiling all 22,000 files of the packages would take longer than most of the tests.
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
+PIP := $(BIN)/python $(PIP_INSTALL)
 # One torch thread per test worker: two workers with two threads each would fight for two cores.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
@@ -18,12 +20,16 @@ TWO_THREADS := OMP_NUM_THREADS=2 MKL_NUM_THREADS=2 RANDENS_TEST_THREADS=2
 # Where a digit can decide: the tests of attacks, of what is measured with them, of training, and of figures.
 DIGITS := tests/attacks tests/audit tests/certify tests/evaluation tests/training tests/witness tests/docs/test_drawings.py \
   tests/docs/test_site.py::test_the_figures_are_those_of_the_code tests/benchmarks/test_page.py
-# Among them, tests of refused input, of commands, of processes and of kills: no digit decides there.
+# Among them, tests of refused input, of commands, of recipes, of processes and of kills: no digit decides there.
 ALIKE := --ignore=tests/attacks/test_attack_inputs.py \
   --ignore=tests/attacks/test_attack_command.py \
   --ignore=tests/attacks/test_dataset.py \
+  --ignore=tests/training/test_compiling.py \
+  --ignore=tests/training/test_side_by_side.py \
+  --ignore=tests/training/test_train_command.py \
+  --ignore=tests/training/test_training_distributed.py \
   --ignore=tests/training/test_training_kill.py \
-  --ignore=tests/training/test_training_distributed.py
+  --ignore=tests/training/test_training_recipe.py
 PYTEST := $(BIN)/python -m pytest -q
 # A file's tests share what they train and attack, so one worker runs all of them; tests/conftest.py sets the order.
 WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
@@ -78,10 +84,11 @@ portable-short: $(VENV)/installed-dev
 pythons:
 	.ci/pythons
 
-# Warnings are errors (never with --quiet, which drops them uncounted). The variable silences a notice about the builder's successor, which is no warning.
 mutants: $(VENV)/installed-dev
 	$(ONE_THREAD) $(BIN)/python -m tests.mutation.run
 
+# Warnings are errors (never with --quiet, which drops them uncounted). The variable silences a notice about the
+# builder's successor, which is no warning.
 docs: $(VENV)/installed-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "The site is in site/: open site/index.html."
@@ -112,7 +119,7 @@ $(VENV)/installed-dev: pyproject.toml constraints.txt | $(VENV)/installed
 	$(PIP) --no-deps torchattacks timm
 	@touch $@ $(VENV)/installed
 
-BENCH_PIP := $(BENCH)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+BENCH_PIP := $(BENCH)/bin/python $(PIP_INSTALL)
 
 $(BENCH)/installed: pyproject.toml constraints.txt benchmarks/requirements.txt benchmarks/requirements-alone.txt
 	@echo "Installing randens and the peers it is measured against into $(BENCH); minutes the first time."

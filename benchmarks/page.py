@@ -72,8 +72,11 @@ _TEXTS = {
     "inputs with the saddle climber. All answers are scored on the pool of all perturbations found.",
     "training": "ResNet-20, three crafting gradients per step.",
     "augmentation": "Against the cheapest training step there is, a natural one.",
-    "inference": "ResNet-20, one thread. *Lean* keeps only drawn members in memory.",
+    "inference": "ResNet-20, one thread. *Lean* keeps only drawn members in memory. One session called again and again "
+    "finds its weights in the processor's cache; M sessions in turn do not. So a prediction is also compared with *all "
+    "members' ONNX sessions, one drawn*: called directly, without any check, in an order drawn beforehand.",
     "serving": "One image per request over loopback, as fast as answers come back.",
+    "startup": "Whole processes from the shell, files read before; four networks, ARC-R on 100 digits.",
     "growth": "ARC-R on small untrained networks with nothing dropped, so that the work does not depend on what is "
     "found; memory of child processes, beyond what loading takes.",
 }

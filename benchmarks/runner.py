@@ -65,6 +65,7 @@ BENCHMARKS = (
     Benchmark("augmentation", "augmentation as a share of a training step", 120, 60),
     Benchmark("inference", "a prediction: torch, compiled, ONNX Runtime; one member, drawn, all", 420, 120),
     Benchmark("serving", "the server at its saturation load", 180, 60),
+    Benchmark("startup", "help, the import and a first evaluation from the shell", 180, 60),
     Benchmark("growth", "cost and memory against inputs, members, steps and input size", 420, 120),
 )
 

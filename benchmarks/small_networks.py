@@ -58,9 +58,11 @@ def passes(prepared: GradientMembers, x: Tensor, y: Tensor) -> None:
             inputs = x.detach().requires_grad_(True)
             torch.autograd.grad(nn.functional.cross_entropy(prepared(index, inputs), y), inputs)
         return
-    inputs = x.expand(count, *x.shape).detach().clone().requires_grad_(True)
-    z = prepared.stack(inputs).flatten(0, 1)
-    torch.autograd.grad(nn.functional.cross_entropy(z, y.repeat(count)), inputs)
+    member = torch.arange(count).repeat_interleave(len(x))
+    run = prepared.stack.at(x.repeat(count, *(1 for _ in x.shape[1:])), member)
+    z = run.z.requires_grad_(True)
+    (slopes,) = torch.autograd.grad(nn.functional.cross_entropy(z, y.repeat(count)), z)
+    run.gradient(slopes)
 
 
 def rows(settings: Settings) -> Iterator[Row]:

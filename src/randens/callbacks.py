@@ -227,8 +227,7 @@ class NotebookProgress:
             self._show(line)
 
     def epoch(self, task: str, number: int, values: Values) -> None:
-        said = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
-        self._show(f"{task}, epoch {number}: {said}")
+        self.finished(f"{task}, epoch {number}", values)
 
     def batch(self, task: str, done: float, total: float, values: Values) -> None:
         del values

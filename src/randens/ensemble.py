@@ -40,7 +40,7 @@ _MOST_SUBSETS = 64  # a set of fooled members is one 64-bit word
 _CHUNK = 512  # inputs per forward pass where only verdicts are wanted: bounds the memory
 
 
-class _Member(documents.Document):
+class _MemberDocument(documents.Document):
     """A member in ensemble.json; its file is in the same folder."""
 
     file: Annotated[str, Field(pattern=r"^member-[0-9]{2,6}\.safetensors$")]
@@ -48,21 +48,21 @@ class _Member(documents.Document):
     architecture: dict[str, Any] | None
 
 
-class _Average(documents.Document):
+class _AverageDocument(documents.Document):
     """A member that averages networks, by their numbers; without weights it is the one network it names."""
 
     of: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
     weights: list[float] | None
 
 
-class _Manifest(documents.Document):
+class _EnsembleDocument(documents.Document):
     """ensemble.json. averages: what the members are, where some of them average the networks stored."""
 
     probs: documents.Probabilities
     classes: list[str] | None
     threat: documents.ThreatDocument | None
-    members: Annotated[list[_Member], Field(min_length=1)]
-    averages: list[_Average] | None = None
+    members: Annotated[list[_MemberDocument], Field(min_length=1)]
+    averages: list[_AverageDocument] | None = None
 
 
 @contextlib.contextmanager
@@ -96,8 +96,7 @@ def check_probs(probs: ArrayLike | Tensor | None, members: int) -> Tensor:
     if probs is None:
         return torch.full((members,), 1.0 / members, dtype=torch.float64)
     try:
-        raw = probs.detach().cpu().numpy() if isinstance(probs, Tensor) else probs
-        values = np.asarray(raw, dtype=np.float64)
+        values = np.asarray(probs.detach().cpu() if isinstance(probs, Tensor) else probs, dtype=np.float64)
     except (TypeError, ValueError):
         raise InputError(f"probs is {probs!r}; it must be a list of {members} numbers") from None
     if values.shape != (members,):
@@ -123,7 +122,8 @@ class _Ensemble(nn.Module):
                 raise InputError(f"members holds {type(member).__name__}; each must be a torch.nn.Module")
         if not members:
             raise InputError("members is empty; give at least one classifier")
-        counts = {declared for m in members if (declared := _declared_classes(m)) is not None}
+        described = [a for m in members if isinstance(a := getattr(m, "architecture", None), dict)]
+        counts = {architecture["classes"] for architecture in described if "classes" in architecture}
         if len(counts) > 1:
             raise InputError(f"members have different class counts {sorted(counts)}; they must agree")
         self.members = nn.ModuleList(members)
@@ -139,9 +139,7 @@ class _Ensemble(nn.Module):
 
     @property
     def networks(self) -> tuple[nn.Module, ...]:
-        """The networks behind all members, each listed once; an average counts as the networks it
-        averages.
-        """
+        """The networks behind all members, each listed once; an average counts as the networks it averages."""
         return networks_of(self.members)[0]
 
     def logits(self, x: Tensor) -> Tensor:
@@ -325,8 +323,8 @@ class RandomizedEnsemble(_Ensemble):
 
         x and y may be NumPy arrays or lists, too.
         """
-        x, y = _as_inputs(x), _as_labels(y)
-        _check_labels(x, y)
+        x = _as_inputs(x)
+        y = _as_labels(y, len(x))
         if self.stochastic:
             raise InputError(
                 "some members answer at random, so their verdicts are not exact; use randens.evaluate, or the frozen "
@@ -369,17 +367,14 @@ class RandomizedEnsemble(_Ensemble):
             networks, parts = networks_of(self.members)
             for index, network in enumerate(networks):
                 name = f"member-{index:02d}.safetensors"
-                content = _pack(network)
+                state = network.state_dict()
+                content = safetensors.torch.save(
+                    {k: v.detach().cpu().contiguous().clone() for k, v in state.items()}
+                )
                 write_atomic(fresh / name, content)
                 architecture = getattr(network, "architecture", None)
                 entries.append({"file": name, "sha256": sha256(content), "architecture": architecture})
-            averages = [
-                {"of": part, "weights": member.weights.tolist()}
-                if isinstance(member, DeterministicEnsemble)
-                else {"of": part, "weights": None}
-                for member, part in zip(self.members, parts, strict=True)
-            ]
-            averaging = any(entry["weights"] is not None for entry in averages)
+            averaging = any(isinstance(member, DeterministicEnsemble) for member in self.members)
             manifest: dict[str, Any] = {
                 "format": _AVERAGING if averaging else _FORMAT,
                 "probs": self.probs.tolist(),
@@ -388,7 +383,11 @@ class RandomizedEnsemble(_Ensemble):
                 "members": entries,
             }
             if averaging:
-                manifest["averages"] = averages
+                weights = [
+                    m.weights.tolist() if isinstance(m, DeterministicEnsemble) else None for m in self.members
+                ]
+                pairs = zip(parts, weights, strict=True)
+                manifest["averages"] = [{"of": part, "weights": shares} for part, shares in pairs]
             write_json(fresh / "ensemble.json", seal(manifest))
             _replace_folder(fresh, folder)
         finally:
@@ -502,8 +501,13 @@ def load(
     >>> len(load(folder))
     1
     """
-    folder = Path(path)
-    manifest = _read_manifest(folder / "ensemble.json")
+    folder, source = Path(path), Path(path) / "ensemble.json"
+    read = read_json(source)
+    if not isinstance(read, dict) or read.get("format") not in (_FORMAT, _AVERAGING):
+        raise FileError(f"{source} is not an ensemble of format {_FORMAT} or {_AVERAGING}")
+    if read.get("checksum") != document_checksum(read):
+        raise FileError(f"{source} does not match its checksum; it was altered or damaged")
+    manifest = documents.fitted(_EnsembleDocument, read, source)
     entries = manifest.members
     if members is not None and len(members) != len(entries):
         raise InputError(f"members has {len(members)} modules; {folder} holds {len(entries)} members")
@@ -518,7 +522,7 @@ def load(
                     _check_size(entry.architecture, folder / entry.file)
                 module = build(entry.architecture)
             except RandensError as error:
-                raise FileError(f"{folder / 'ensemble.json'}: member {index}: {error}") from error
+                raise FileError(f"{source}: member {index}: {error}") from error
         _fill(module, folder / entry.file, entry.sha256)
         modules.append(module.eval())
     try:
@@ -527,10 +531,10 @@ def load(
         threat = None if manifest.threat is None else Threat.from_dict(manifest.threat.plain())
         return RandomizedEnsemble(modules, manifest.probs, classes=manifest.classes, threat=threat).eval()
     except InputError as error:
-        raise FileError(f"{folder / 'ensemble.json'}: {error}") from error
+        raise FileError(f"{source}: {error}") from error
 
 
-def _averaging(entry: _Average, networks: Sequence[nn.Module]) -> nn.Module:
+def _averaging(entry: _AverageDocument, networks: Sequence[nn.Module]) -> nn.Module:
     if max(entry.of) >= len(networks):
         raise InputError(f"averages names network {max(entry.of)}; there are {len(networks)}")
     chosen = [networks[i] for i in entry.of]
@@ -542,11 +546,6 @@ def to_layout(x: Tensor) -> Tensor:
     if not isinstance(x, Tensor):
         raise InputError(f"x is a {type(x).__name__}; give a tensor, e.g. torch.as_tensor(x)")
     return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
-
-
-def _declared_classes(module: nn.Module) -> int | None:
-    architecture = getattr(module, "architecture", None)
-    return architecture.get("classes") if isinstance(architecture, dict) else None
 
 
 def _as_inputs(x: Tensor | ArrayLike) -> Tensor:
@@ -568,27 +567,18 @@ def _as_inputs(x: Tensor | ArrayLike) -> Tensor:
     return found
 
 
-def _as_labels(y: Tensor | ArrayLike) -> Tensor:
-    if isinstance(y, Tensor):
-        return y
+def _as_labels(y: Tensor | ArrayLike, count: int) -> Tensor:
     try:
-        return torch.from_numpy(np.asarray(y))
+        found = y if isinstance(y, Tensor) else torch.from_numpy(np.asarray(y))
     except (TypeError, ValueError):
         raise InputError(f"y is a {type(y).__name__}; give a tensor or a list of integers [n]") from None
-
-
-def _check_labels(x: Tensor, y: Tensor) -> None:
-    if y.dim() != 1 or len(y) != len(x):
-        raise InputError(f"y has shape {tuple(y.shape)}; it must be [{len(x)}], one label per input")
-    if y.is_floating_point() or y.dtype == torch.bool:
-        raise InputError(f"y has dtype {y.dtype}; labels must be integers")
-    if len(y) and int(y.min()) < 0:
-        raise InputError(f"y holds the label {int(y.min())}; labels start at 0")
-
-
-def _pack(member: nn.Module) -> bytes:
-    tensors = {key: value.detach().cpu().contiguous().clone() for key, value in member.state_dict().items()}
-    return safetensors.torch.save(tensors)
+    if found.dim() != 1 or len(found) != count:
+        raise InputError(f"y has shape {tuple(found.shape)}; it must be [{count}], one label per input")
+    if found.is_floating_point() or found.dtype == torch.bool:
+        raise InputError(f"y has dtype {found.dtype}; labels must be integers")
+    if count and int(found.min()) < 0:
+        raise InputError(f"y holds the label {int(found.min())}; labels start at 0")
+    return found
 
 
 def _fill(module: nn.Module, path: Path, expected: str) -> None:
@@ -604,15 +594,6 @@ def _fill(module: nn.Module, path: Path, expected: str) -> None:
     except (SafetensorError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise FileError(f"{path} does not fit a {type(module).__name__}: {reason[:200]}") from error
-
-
-def _read_manifest(path: Path) -> _Manifest:
-    manifest = read_json(path)
-    if not isinstance(manifest, dict) or manifest.get("format") not in (_FORMAT, _AVERAGING):
-        raise FileError(f"{path} is not an ensemble of format {_FORMAT} or {_AVERAGING}")
-    if manifest.get("checksum") != document_checksum(manifest):
-        raise FileError(f"{path} does not match its checksum; it was altered or damaged")
-    return documents.fitted(_Manifest, manifest, path)
 
 
 def _check_size(architecture: dict[str, Any], path: Path) -> None:

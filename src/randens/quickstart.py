@@ -128,7 +128,7 @@ def quickstart(
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return _quickstart(parent, seed, device, silent if progress is None else progress)
+        return _quickstart(parent, seed, device, progress or silent)
     finally:
         torch.set_num_threads(threads)
 

@@ -183,9 +183,7 @@ class RandomizedModel(nn.Module):
         return made
 
     def answer(self, module: nn.Module, x: Tensor, seed: int) -> Tensor:
-        """f_s(x) [n, C]: every row is computed as if it were alone, so that no row depends on its place in
-        the batch.
-        """
+        """f_s(x) [n, C]: every row is computed as if it were alone, whatever its place in the batch."""
         if len(x) < 2:
             return self._call(module, x, seed)
         key = ("draw", tuple(x.shape[1:]))
@@ -196,9 +194,7 @@ class RandomizedModel(nn.Module):
         return torch.cat([self._call(module, x[row : row + 1], seed) for row in range(len(x))])
 
     def _way(self, module: nn.Module, x: Tensor) -> str:
-        """Choose how to compute a draw on a batch so that it agrees with a row-by-row computation, for
-        several seeds.
-        """
+        """How to compute a draw on a batch so that it agrees with a row-by-row computation, for several seeds."""
         with torch.no_grad():
             wanted = {
                 seed: torch.cat([self._call(module, x[row : row + 1], seed) for row in range(len(x))])
@@ -257,10 +253,9 @@ class RandomizedModel(nn.Module):
             layer.training = mode
         try:
             with _seeded(seed, device):
-                own = (
+                yield (
                     {"generator": torch.Generator(device).manual_seed(seed)} if self._takes_generator else {}
                 )
-                yield own
         finally:
             for layer, mode in changed:
                 layer.training = not mode
@@ -319,16 +314,13 @@ def expanded(
             probs.append(weight)
             continue
         count = whole("draws", member.draws if draws is None else draws)
-        parts += [_numbered(member, first + draw, draw, count) for draw in range(count)]
+        for draw in range(count):
+            try:
+                parts.append(member.freeze(first + draw))
+            except InputError as error:
+                raise InputError(f"draw {draw} of {count}: {error}") from error
         probs += [weight / count] * count
     return RandomizedEnsemble(parts, np.array(probs) / sum(probs), threat=model.threat)
-
-
-def _numbered(model: RandomizedModel, seed: int, draw: int, count: int) -> FrozenDraw:
-    try:
-        return model.freeze(seed)
-    except InputError as error:
-        raise InputError(f"draw {draw} of {count}: {error}") from error
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ import functools
 import math
 import numbers
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, ParamSpec, TypeVar, cast
@@ -35,20 +35,8 @@ _SPELLINGS = {
 
 
 def norm_name(norm: object) -> str:
-    """The name that `Threat` uses for a norm, from its usual spellings.
+    """The name that `Threat` uses for a norm, from its usual spellings; anything else comes back in small letters.
 
-    Parameters
-    ----------
-    norm : str or float
-        E.g. ``"linf"``, ``"Linf"``, ``"L-inf"``, ``"inf"``, ``numpy.inf``, ``"L2"``, ``2``.
-
-    Returns
-    -------
-    str
-        ``"linf"``, ``"l2"``; what is not a spelling of a norm comes back in small letters.
-
-    Examples
-    --------
     >>> norm_name("Linf"), norm_name(float("inf")), norm_name("L_2"), norm_name(2)
     ('linf', 'linf', 'l2', 'l2')
     """
@@ -64,22 +52,8 @@ def norm_name(norm: object) -> str:
 
 
 def number(name: str, value: object) -> float:
-    """A real number, or a string that is one or a fraction.
+    """A real number, or a string that is one or a fraction; `name` is what to call it in an error.
 
-    Parameters
-    ----------
-    name : str
-        What to call the value in an error.
-    value : float or str
-        E.g. ``0.03``, ``"0.03"``, ``"8/255"``.
-
-    Returns
-    -------
-    float
-        The number.
-
-    Examples
-    --------
     >>> number("eps", "8/255") == 8 / 255
     True
     """
@@ -94,22 +68,9 @@ def number(name: str, value: object) -> float:
 
 
 def grid(name: str, value: object) -> tuple[float, ...]:
-    """Radii in increasing order.
+    """Radii in increasing order, without repeats: from ``"first:last:count"``, or from numbers and fractions in a list
+    or between commas. `name` is what to call them in an error.
 
-    Parameters
-    ----------
-    name : str
-        What to call the value in an error.
-    value : str or sequence
-        ``"first:last:count"``, e.g. ``"0:16/255:9"``; or numbers and fractions, in a list or between commas.
-
-    Returns
-    -------
-    tuple of float
-        Sorted, without repeats.
-
-    Examples
-    --------
     >>> grid("eps", "0:8/255:3") == (0.0, 4 / 255, 8 / 255)
     True
     >>> grid("eps", ["8/255", 0])[0]
@@ -125,13 +86,10 @@ def grid(name: str, value: object) -> tuple[float, ...]:
         if not first < last:
             raise InputError(f"{name} is {value!r}; the first radius must be below the last")
         found = [first + (last - first) * i / (count - 1) for i in range(count)]
-    elif isinstance(value, str):
-        found = [number(name, part) for part in value.split(",")]
     else:
-        try:
-            parts = list(value)  # type: ignore[call-overload]
-        except TypeError:
-            parts = [value]
+        parts = (
+            value.split(",") if isinstance(value, str) else value if isinstance(value, Iterable) else [value]
+        )
         found = [number(name, part) for part in parts]
     if not found or min(found) < 0 or not all(map(math.isfinite, found)):
         raise InputError(f"{name} is {value!r}; radii must be finite numbers ≥ 0, e.g. 0:16/255:9")
@@ -147,21 +105,29 @@ def _in_float64(method: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
         if has_float64(device):
             return method(*args, **named)
         here: Any = method
-        found = here(*map(_on_cpu, args), **{name: _on_cpu(value) for name, value in named.items()})
-        back: Any = tuple(part.to(device) for part in found) if isinstance(found, tuple) else found.to(device)
+        found = here(
+            *(_sent(value, "cpu") for value in args), **{k: _sent(v, "cpu") for k, v in named.items()}
+        )
+        back = (
+            tuple(_sent(part, device) for part in found) if isinstance(found, tuple) else _sent(found, device)
+        )
         return cast(_Result, back)
 
     return exact
 
 
-def _on_cpu(value: object) -> object:
-    return value.cpu() if isinstance(value, Tensor) else value
+def _sent(value: object, device: str | torch.device) -> object:
+    return value.to(device) if isinstance(value, Tensor) else value
+
+
+def _per_input(values: Tensor, x: Tensor) -> Tensor:
+    """One value for each input [n], in a shape that multiplies with inputs x [n, ...]."""
+    return values.reshape((-1,) + (1,) * (x.dim() - 1))
 
 
 @dataclass(frozen=True)
 class Threat:
-    """An lp ball of radius `eps` around the input, intersected with the box of valid inputs, or a union of
-    several.
+    """An lp ball of radius `eps` around the input within the box of valid inputs, or a union of several.
 
     Parameters
     ----------
@@ -206,24 +172,20 @@ class Threat:
             if not low < high:
                 raise InputError(f"bounds is {self.bounds!r}; the first value must be below the second")
             object.__setattr__(self, "bounds", (low, high))
-        self._check_radius()
+            if self.norm == "linf":
+                self._check_radius(low, high)
 
-    def _check_radius(self) -> None:
-        """Check for an ε in 0..255 for inputs in [0, 1], a common mistake that makes every classifier look
-        broken.
-        """
-        if self.bounds is None or self.norm != "linf":
-            return
-        width = self.bounds[1] - self.bounds[0]
-        if self.eps > width * (1 + 1e-9):
+    def _check_radius(self, low: float, high: float) -> None:
+        """Check for an ε in 0..255 for inputs in [0, 1], a common mistake that makes every classifier look broken."""
+        if self.eps > (high - low) * (1 + 1e-9):
             raise InputError(
-                f"eps is {self.eps:g}; inputs lie in [{self.bounds[0]:g}, {self.bounds[1]:g}], so that every input "
-                f"could become any other: did you mean {self.eps:g}/255?"
+                f"eps is {self.eps:g}; inputs lie in [{low:g}, {high:g}], so that every input could become any other: "
+                f"did you mean {self.eps:g}/255?"
             )
-        if self.eps > width / 2:
+        if self.eps > (high - low) / 2:
             warnings.warn(
-                f"eps is {self.eps:g}, more than half the width of the inputs' range "
-                f"[{self.bounds[0]:g}, {self.bounds[1]:g}]; every pixel can become grey",
+                f"eps is {self.eps:g}, more than half the width of the inputs' range [{low:g}, {high:g}]; every pixel "
+                "can become grey",
                 RandensWarning,
                 stacklevel=4,
             )
@@ -279,9 +241,9 @@ class Threat:
         if not x[:1].numel():
             return torch.zeros(len(x), dtype=torch.float64, device=x.device)
         if self.norm == "l0":
-            return _changed(x_adv, x).flatten(1).sum(dim=1).double()
-        norms: Tensor = torch.linalg.vector_norm((x_adv.double() - x.double()).flatten(1), self.p, dim=1)
-        return norms
+            differs = x_adv != x  # pixels (in any channel) or features
+            return (differs.any(dim=1) if x.dim() == 4 else differs).flatten(1).sum(dim=1).double()
+        return torch.linalg.vector_norm((x_adv.double() - x.double()).flatten(1), self.p, dim=1)
 
     @_in_float64
     def contains(self, x_adv: Tensor, x: Tensor) -> Tensor:
@@ -371,10 +333,7 @@ class Threat:
         return point
 
     def _drawn_in(self, x_adv: Tensor, x: Tensor) -> Tensor:
-        """Scale towards x until the stored point is legal: completely for l2, by the rounding error for
-        l1.
-        """
-        shape = (-1,) + (1,) * (x.dim() - 1)
+        """Scale towards x until the stored point is legal: completely for l2, by the rounding error for l1."""
         point = self._boxed(x_adv)
         if not x.numel():
             return point
@@ -390,9 +349,9 @@ class Threat:
             if not bool(outside.any()):
                 return point
             limit = (self.eps - inward * rounding).clamp_min(0)
-            scale = torch.where(outside, limit / norm, torch.ones_like(norm)).to(x.dtype).reshape(shape)
-            point = torch.where(outside.reshape(shape), self._boxed(x + (point - x) * scale), point)
-        return torch.where(self.contains(point, x).reshape(shape), point, x)
+            scale = _per_input(torch.where(outside, limit / norm, torch.ones_like(norm)).to(x.dtype), x)
+            point = torch.where(_per_input(outside, x), self._boxed(x + (point - x) * scale), point)
+        return torch.where(_per_input(self.contains(point, x), x), point, x)
 
     def _boxed(self, x: Tensor) -> Tensor:
         return x if self.bounds is None else x.clamp(*self.bounds)
@@ -400,10 +359,6 @@ class Threat:
     def random(self, x: Tensor, generator: torch.Generator) -> Tensor:
         """A random legal point for each input, uniform in the ball before the box is applied."""
         noise = torch.empty(x.shape, dtype=x.dtype)
-        if self.norm == "linf":
-            noise.uniform_(-self.eps, self.eps, generator=generator)
-            return self.project(x + noise.to(x.device), x)
-        shape = (-1,) + (1,) * (x.dim() - 1)
         if self.norm == "l0":
             assert self.bounds is not None
             # Random pixels at random values: the projection keeps the largest of random changes.
@@ -413,18 +368,20 @@ class Threat:
             mask = mask.reshape(rank.shape).to(x.device)
             noise.uniform_(*self.bounds, generator=generator)
             return torch.where(mask.unsqueeze(1) if x.dim() == 4 else mask, noise.to(x.device), x)
-        if self.norm == "l1":
+        if self.norm == "linf":
+            noise.uniform_(-self.eps, self.eps, generator=generator)
+        elif self.norm == "l1":
             # Shares of exponential variables are uniform on the simplex; the one left over makes the ball full.
             noise.exponential_(generator=generator)
             total = noise.flatten(1).sum(dim=1) + torch.empty(len(x)).exponential_(generator=generator)
             signs = torch.randint(0, 2, x.shape, generator=generator) * 2 - 1
-            noise = noise * signs * (self.eps / total).reshape(shape)
-            return self.project(x + noise.to(x.device), x)
-        noise.normal_(generator=generator)
-        dimension = max(1, x[0].numel()) if len(x) else 1
-        radius = torch.rand(len(x), generator=generator, dtype=x.dtype) ** (1.0 / dimension) * self.eps
-        norms = torch.linalg.vector_norm(noise.flatten(1), dim=1).clamp_min(1e-12)
-        noise = noise * (radius / norms).reshape((-1,) + (1,) * (x.dim() - 1))
+            noise = noise * signs * _per_input(self.eps / total, x)
+        else:
+            noise.normal_(generator=generator)
+            dimension = max(1, x[0].numel()) if len(x) else 1
+            radius = torch.rand(len(x), generator=generator, dtype=x.dtype) ** (1.0 / dimension) * self.eps
+            norms = torch.linalg.vector_norm(noise.flatten(1), dim=1).clamp_min(1e-12)
+            noise = noise * _per_input(radius / norms, x)
         return self.project(x + noise.to(x.device), x)
 
     def steepest(self, gradient: Tensor) -> Tensor:
@@ -434,16 +391,13 @@ class Threat:
         if self.norm == "l1":
             flat = gradient.flatten(1)
             largest = flat.abs().argmax(dim=1, keepdim=True)
-            return (
-                torch.zeros_like(flat)
-                .scatter_(1, largest, flat.gather(1, largest).sign())
-                .reshape(gradient.shape)
-            )
+            unit = torch.zeros_like(flat).scatter_(1, largest, flat.gather(1, largest).sign())
+            return unit.reshape(gradient.shape)
         if self.norm == "l0":
             raise InputError("norm is 'l0'; it has no steepest direction (the attack 'sparse' searches it)")
         norms = torch.linalg.vector_norm(gradient.flatten(1), dim=1)
         safe = torch.where(norms > 0, norms, torch.ones_like(norms))
-        return gradient / safe.reshape((-1,) + (1,) * (gradient.dim() - 1))
+        return gradient / _per_input(safe, gradient)
 
     def step(self, point: Tensor, gradient: Tensor, length: float | Tensor) -> Tensor:
         """point + the step of norm `length` along which a linear function with this gradient rises fastest.
@@ -451,8 +405,7 @@ class Threat:
         For l1 that is in the intersection with the box: a coordinate takes no more than its room, and the next best
         one takes the rest. length: a number, or one for every input [n].
         """
-        shape = (-1,) + (1,) * (point.dim() - 1)
-        size = length.reshape(shape) if isinstance(length, Tensor) else length
+        size = _per_input(length, point) if isinstance(length, Tensor) else length
         if self.norm != "l1" or self.bounds is None:
             return point + size * self.steepest(gradient)
         flat, slope = point.flatten(1), gradient.flatten(1)
@@ -463,8 +416,7 @@ class Threat:
 
     def dual_norm(self, gradient: Tensor) -> Tensor:
         """‖g‖_q per input: how much a linear function with gradient g changes per unit of ε."""
-        norms: Tensor = torch.linalg.vector_norm(gradient.flatten(1), self.q, dim=1)
-        return norms
+        return torch.linalg.vector_norm(gradient.flatten(1), self.q, dim=1)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form, read back by `from_dict`."""
@@ -624,12 +576,6 @@ def _filled(gain: Tensor, room: Tensor, budget: float | Tensor) -> Tensor:
     return torch.zeros_like(room).scatter_(1, order, taken)
 
 
-def _changed(x_adv: Tensor, x: Tensor) -> Tensor:
-    """Bool: which pixels (any channel) or features differ."""
-    differs = x_adv != x
-    return differs.any(dim=1) if x.dim() == 4 else differs
-
-
 @dataclass(frozen=True)
 class UnionThreat(Threat):
     """Several sets, of which the attacker chooses one for every input; see `Threat.union`.
@@ -690,40 +636,32 @@ class UnionThreat(Threat):
 
     def contains(self, x_adv: Tensor, x: Tensor) -> Tensor:
         """Bool [n]: which perturbed inputs are legal in some part."""
-        legal = self.sets[0].contains(x_adv, x)
-        for part in self.sets[1:]:
-            legal = legal | part.contains(x_adv, x)
-        return legal
+        return torch.stack([part.contains(x_adv, x) for part in self.sets]).any(dim=0)
 
     @_in_float64
     def project(self, x_adv: Tensor, x: Tensor) -> Tensor:
         """Keep legal points; for the others, return the nearest of the parts' projections."""
         best = self.sets[0].project(x_adv, x)
         least = (best - x_adv).flatten(1).double().square().sum(dim=1)
-        shape = (-1,) + (1,) * (x.dim() - 1)
         for part in self.sets[1:]:
             point = part.project(x_adv, x)
             distance = (point - x_adv).flatten(1).double().square().sum(dim=1)
             nearer = distance < least
-            best = torch.where(nearer.reshape(shape), point, best)
+            best = torch.where(_per_input(nearer, x), point, best)
             least = torch.where(nearer, distance, least)
         return best
 
     def interval(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The smallest cube around all parts."""
-        ends = [part.interval(x) for part in self.sets]
-        low, high = ends[0]
-        for below, above in ends[1:]:
-            low, high = torch.minimum(low, below), torch.maximum(high, above)
-        return low, high
+        lows, highs = zip(*(part.interval(x) for part in self.sets), strict=True)
+        return torch.stack(lows).amin(dim=0), torch.stack(highs).amax(dim=0)
 
     def random(self, x: Tensor, generator: torch.Generator) -> Tensor:
         """A random point of a random part, for each input."""
         chosen = torch.randint(0, len(self.sets), (len(x),), generator=generator).to(x.device)
         point = x.clone()
-        for number, part in enumerate(self.sets):
-            drawn = part.random(x, generator)
-            point = torch.where((chosen == number).reshape((-1,) + (1,) * (x.dim() - 1)), drawn, point)
+        for index, part in enumerate(self.sets):
+            point = torch.where(_per_input(chosen == index, x), part.random(x, generator), point)
         return point
 
     def steepest(self, gradient: Tensor) -> Tensor:  # noqa: ARG002
@@ -732,8 +670,7 @@ class UnionThreat(Threat):
 
     def dual_norm(self, gradient: Tensor) -> Tensor:
         """The largest over the parts, each in units of its own radius."""
-        norms: Tensor = torch.stack([part.dual_norm(gradient) for part in self.sets]).amax(dim=0)
-        return norms
+        return torch.stack([part.dual_norm(gradient) for part in self.sets]).amax(dim=0)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form, read back by `Threat.from_dict`."""

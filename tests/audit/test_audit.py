@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from pathlib import Path
 
@@ -46,13 +45,19 @@ def members_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attack_checks, "checks", lambda *_: [])
 
 
-@functools.cache
-def sound() -> Audit:
-    return audit(ensemble(), inputs())
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Attacks on sound members, which several tests audit: each is made once."""
+    return tmp_path_factory.mktemp("audit") / "store"
 
 
-def test_sound_members_pass_every_check() -> None:
-    found = sound()
+@pytest.fixture(scope="module")
+def sound(store: Path) -> Audit:
+    return audit(ensemble(), inputs(), folder=store)
+
+
+def test_sound_members_pass_every_check(sound: Audit) -> None:
+    found = sound
     assert found.passed
     assert found.failed == ()
     assert len(found.checks) == 19
@@ -61,8 +66,8 @@ def test_sound_members_pass_every_check() -> None:
     assert found.verdict.startswith("All 19 checks passed on 64 inputs")
 
 
-def test_numbers_behind_the_checks_are_real() -> None:
-    found = sound()
+def test_numbers_behind_the_checks_are_real(sound: Audit) -> None:
+    found = sound
     rec = ensemble()
     x, y = inputs()
     alone = attacks.create("pgd", THREAT, precision="float32")(rec.members[0], x, y)
@@ -78,9 +83,9 @@ def test_numbers_behind_the_checks_are_real() -> None:
 
 
 @pytest.mark.parametrize("seeds", [(1, 2), (2, 3)])
-def test_sound_members_pass_whatever_they_are(seeds: tuple[int, int]) -> None:
+def test_sound_members_pass_whatever_they_are(seeds: tuple[int, int], store: Path) -> None:
     rec = RandomizedEnsemble([member("mlp", seed) for seed in seeds], threat=THREAT).eval()
-    assert audit(rec, inputs()).failed == ()
+    assert audit(rec, inputs(), folder=store).failed == ()
 
 
 @pytest.mark.parametrize("seeds", [(0, 1), (1, 2), (2, 3)])
@@ -217,14 +222,14 @@ def test_nan_ends_the_audit_before_the_attacks() -> None:
     assert "not attacked" in found.verdict
 
 
-def test_an_evaluation_by_a_weak_attack_is_beaten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_evaluation_by_a_weak_attack_is_beaten(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rec, data = ensemble(), digits("test").subset(slice(0, FEW))
     weak = evaluate(rec, data, attacks.create("afgsm", THREAT), deterministic=False)
-    flattering = audit(rec, data, evaluation=weak)
+    flattering = audit(rec, data, evaluation=weak, folder=store)
     assert not flattering["evaluation-not-beaten"].passed
     assert flattering["evaluation-current"].passed
     strong = evaluate(rec, data, attacks.create("suite", THREAT, preset="fast"), deterministic=False)
-    assert audit(rec, data, evaluation=strong)["evaluation-not-beaten"].passed
+    assert audit(rec, data, evaluation=strong, folder=store)["evaluation-not-beaten"].passed
     with monkeypatch.context() as patched:
         patched.setattr(attack_checks, "checks", lambda *_: [])
         other = audit(ensemble("mlp", "linear"), data, evaluation=strong)
@@ -280,8 +285,8 @@ def test_command_says_it_with_its_exit_code(tmp_path: Path, capsys: pytest.Captu
     assert command(["audit", str(tmp_path / "nothing")]) == 2
 
 
-def test_few_inputs_are_inconclusive() -> None:
-    found = audit(ensemble(), digits("test")[:6])
+def test_few_inputs_are_inconclusive(store: Path) -> None:
+    found = audit(ensemble(), digits("test")[:6], folder=store)
     assert not found.failed
     assert not found.conclusive
     assert not found.passed

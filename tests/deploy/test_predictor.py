@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import scipy.stats
 from numpy.typing import NDArray
-from tests.deploy.planted import chi_squared, linear_bundle, random_bundle, telling_bundle
+from tests.deploy.planted import BOX, chi_squared, linear_bundle, random_bundle, telling_bundle
 
 from randens.core.errors import InputError, ModelError
 from randens.deploy import Bundle, Predictor
@@ -70,10 +70,10 @@ def test_a_cumulative_sum_below_one_never_draws_beyond_the_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     predictor = Predictor(telling_bundle(tmp_path / "b", (0.1,) * 9 + (0.0999999,)))
-    monkeypatch.setattr("randens.deploy.predictor.secrets.token_bytes", lambda n: b"\xff" * n)
+    monkeypatch.setattr("randens.deploy.predictor._random_bytes", lambda n: b"\xff" * n)
     assert predictor.draw(3).tolist() == [9, 9, 9]
     assert predictor.draw(1).tolist() == [9]
-    monkeypatch.setattr("randens.deploy.predictor.secrets.token_bytes", lambda n: b"\x00" * n)
+    monkeypatch.setattr("randens.deploy.predictor._random_bytes", lambda n: b"\x00" * n)
     assert predictor.draw(3).tolist() == [0, 0, 0]
 
 
@@ -84,12 +84,12 @@ def test_one_draw_follows_the_rule_of_many(tmp_path: Path, monkeypatch: pytest.M
     quarter = 1 << 62
     edges = np.array([quarter - 2048, quarter, quarter + 2048, 0, 2**64 - 1], dtype=np.uint64)
     words = np.concatenate([words, edges])
-    monkeypatch.setattr("randens.deploy.predictor.secrets.token_bytes", lambda n: words.tobytes()[:n])
+    monkeypatch.setattr("randens.deploy.predictor._random_bytes", lambda n: words.tobytes()[:n])
     many = predictor.draw(len(words)).tolist()
     single = []
     for word in words:
         one = word.tobytes()
-        monkeypatch.setattr("randens.deploy.predictor.secrets.token_bytes", lambda n, one=one: one[:n])
+        monkeypatch.setattr("randens.deploy.predictor._random_bytes", lambda n, one=one: one[:n])
         single += predictor.draw(1).tolist()
     assert single == many
     assert set(many) == {0, 2, 3}
@@ -163,6 +163,33 @@ def test_logits_that_overflow_are_an_error_and_not_an_answer(tmp_path: Path) -> 
     x[1] = 1e30
     with pytest.raises(ModelError, match="input 1 "):
         Predictor(bundle).predict(x)
+    with pytest.raises(ModelError, match="input 0 "):
+        Predictor(bundle).predict(x[1:2])
+
+
+def test_one_input_gets_the_answer_it_gets_among_others(tmp_path: Path) -> None:
+    predictor = Predictor(random_bundle(tmp_path / "b"))
+    x = images(16, (1, 4, 4), 0)
+    known = predictor.logits(x)
+    for row in range(16):
+        answer = predictor.predict(x[row : row + 1])
+        assert answer.labels.dtype == answer.members.dtype == np.int64
+        np.testing.assert_allclose(answer.logits[0], known[answer.members[0], row], atol=1e-5)
+        assert answer.labels.tolist() == [int(answer.logits[0].argmax())]
+
+
+@pytest.mark.parametrize("high", [1.0, 0.1, 255.0])
+def test_bounds_are_inclusive_to_the_last_bit(tmp_path: Path, high: float) -> None:
+    threat = BOX | {"bounds": [0.0, high]}
+    weights = np.ones((1, 4, 2), np.float32)
+    bundle = linear_bundle(tmp_path / "b", weights, np.zeros((1, 2), np.float32), (1.0,), (4,), threat=threat)
+    predictor = Predictor(bundle)
+    inside = np.float32(high) if float(np.float32(high)) <= high else np.nextafter(np.float32(high), 0)
+    for value in (0.0, -0.0, 1e-45, inside):
+        predictor.check(np.full((1, 4), value, np.float32))
+    for value in (-1e-45, np.nextafter(inside, np.float32(np.inf))):
+        with pytest.raises(InputError, match="valid inputs lie in"):
+            predictor.check(np.array([[0.0, value, 0.0, 0.0]], np.float32))
 
 
 _LEAN = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import re
 import socket
@@ -11,6 +12,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -22,7 +24,7 @@ from tests.deploy.planted import Running, chi_squared, random_bundle, running, t
 from tests.deploy.test_decoding import npy, picture
 
 from randens.core.errors import InputError
-from randens.deploy import Prediction, Predictor
+from randens.deploy import Prediction, Predictor, server
 from randens.deploy.server import Limits, Settings, create_app, is_loopback, listen, loopback_hosts
 
 SURELY = 1e-7
@@ -511,3 +513,15 @@ def test_settings_are_checked(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="cannot listen"):
             listen("127.0.0.1", taken.getsockname()[1])
     assert create_app(Predictor(random_bundle(tmp_path / "b"))).docs_url is None
+
+
+def test_garbage_collections_skip_what_lives_as_long_as_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frozen: list[int] = []
+    noting = SimpleNamespace(run=lambda **_: frozen.append(gc.get_freeze_count()))
+    monkeypatch.setattr(server, "make_server", lambda *_: noting)
+    with listen("127.0.0.1", 0) as bound:
+        server.serve(create_app(Predictor(random_bundle(tmp_path / "b"))), bound)
+    assert frozen[0] > 1000
+    assert gc.get_freeze_count() == 0

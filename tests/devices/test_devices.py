@@ -261,7 +261,6 @@ HOT += (
 HOT += (
     "evaluation/preparation.py",
     "evaluation/curves.py",
-    "evaluation/as_ensemble.py",
     "evaluation/worst_case.py",
 )
 # Made on the CPU on purpose: from a CPU generator, so that random numbers do not depend on the device; or results.

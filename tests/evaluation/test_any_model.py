@@ -23,7 +23,7 @@ from randens import DeterministicEnsemble, RandensWarning, RandomizedEnsemble, T
 from randens.core.errors import FileError, InputError, ModelError
 from randens.core.runs import Run
 from randens.evaluation import Evaluation, cost_curve, from_factory
-from randens.evaluation.as_ensemble import as_rec
+from randens.evaluation.preparation import as_rec
 
 EPS = 0.1
 X, Y = (t[:24] for t in digits("test"))
@@ -109,6 +109,14 @@ def test_any_kind_of_data_gives_the_same(kind: str) -> None:
     result = randens.evaluate(nets(), DATA[kind](), "pgd", eps=EPS)
     assert (result.errors == expected().errors).all()
     assert (kind == "channels last") == any("channels last" in note for note in result.notes)
+
+
+def test_other_functions_take_the_same_kinds_of_data() -> None:
+    rec, threat, arrays = RandomizedEnsemble(nets()), randens.Threat("linf", EPS), (X.numpy(), Y.tolist())
+    assert randens.conflict(rec, arrays, threat).reach == randens.conflict(rec, (X, Y), threat).reach
+    pgd = attacks.create("pgd", threat, steps=2)
+    chosen = [randens.optimize_sampling(rec, data, pgd, max_sweeps=2).risk for data in (arrays, (X, Y))]
+    assert chosen[0] == chosen[1]
 
 
 def test_bytes_are_recognised_and_said() -> None:

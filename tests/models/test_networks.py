@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from torch import nn
 
 from randens import models
 from randens.core.errors import InputError, ModelError
+from randens.models import networks
 
 PAPER = ("resnet20", "mobilenetv1", "resnet18")
 SHAPES = {"convnet": (1, 8, 8), "mlp": (1, 8, 8), "linear": (1, 8, 8)}
@@ -286,3 +289,21 @@ def test_description_that_describes_nothing() -> None:
         models.build({"classes": 10})
     with pytest.raises(InputError, match="unknown model 'vgg'"):
         models.build({"name": "vgg", "classes": 10, "input_shape": [3, 32, 32]})
+
+
+def test_a_shortcut_is_the_same_as_a_convolution() -> None:
+    """Exported members use the convolution."""
+    for inputs, outputs in ((16, 32), (3, 6)):
+        shortcut = networks._PadShortcut(inputs, outputs, 2)
+        x = torch.randn(2, inputs, 7, 8, generator=torch.Generator().manual_seed(0))
+        assert torch.equal(shortcut.as_convolution()(x), shortcut(x))
+
+
+def test_counting_weights_does_not_import_the_compiler() -> None:
+    """Every command that loads an ensemble counts them, and the import takes as long as torch's own."""
+    code = (
+        "import sys; from randens import models\n"
+        "models.weights({'name': 'resnet20', 'classes': 10, 'input_shape': [3, 32, 32]})\n"
+        "sys.exit('torch._dynamo' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

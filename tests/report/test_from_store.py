@@ -24,9 +24,13 @@ from randens.evaluation import Evaluation
 from randens.evaluation.attack_table import attack_all
 from randens.evaluation.result_tables import percent
 from randens.report import measure, write_report
-from randens.report.from_store import from_store, read_run
-from randens.report.load import load_run
+from randens.report.from_store import from_store
+from randens.report.load import LoadedRun, load_run
 from randens.witness.store import WitnessStore, input_keys, member_key
+
+
+def read_run(path: Path) -> LoadedRun:
+    return from_store(load_run(path))
 
 
 @pytest.fixture(scope="module")

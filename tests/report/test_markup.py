@@ -98,7 +98,7 @@ HOSTILE = [
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_names_in_figures_are_text(name: str) -> None:
-    drawn = inline(lambda: bars([(name, 3.0, None), ("other", 1.0, (0.5, 1.5))], x_title=name), name, "k")
+    drawn = inline("k", name, bars, [(name, 3.0, None), ("other", 1.0, (0.5, 1.5))], x_title=name)
     reader = read(str(drawn))
     allowed = {"svg", "g", "path", "defs", "use", "text", "clippath", "rect"}
     assert {tag for tag, _ in reader.tags} <= allowed
@@ -114,7 +114,7 @@ def test_figures_of_a_page_do_not_share_names() -> None:
 
     def names(key: str) -> tuple[set[str], set[str]]:
         one = Line("a", [(0.0, 0.1), (1.0, 0.5)])
-        tags = read(str(inline(lambda: lines([one, one], x_title="x", y_title="y"), "words", key))).tags
+        tags = read(str(inline(key, "words", lines, [one, one], x_title="x", y_title="y"))).tags
         made = {found["id"] for _, found in tags if "id" in found}
         used = {
             str(value).strip("url()").lstrip("#")

@@ -31,10 +31,10 @@ from randens.training import selection as selection_module
 from randens.training import validation as validation_module
 from randens.training.adversaries import Start, TrainingPGD, Victims, adversary
 from randens.training.alpha import due
-from randens.training.early_stopping import Watch
 from randens.training.osp import attacks_per_choice, optimal_sampling_probability
 from randens.training.recipe import AdversaryPart, SamplingPart
 from randens.training.run_files import open_folder
+from randens.training.state import Watch
 from randens.training.validation import Validated
 from randens.witness import WitnessPool
 

@@ -115,42 +115,101 @@ def test_members_side_by_side_are_those_of_the_sequential_run(tmp_path: Path) ->
     assert not (tmp_path / "parts" / "members").exists()
 
 
-@pytest.fixture
-def begun(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """The training of two members by the command, into `tmp_path`/run, as soon as both have a checkpoint."""
-    settings = ["method=iat", "members=2", "epochs=4000", "later_epochs=4000", "checkpoint.seconds=0"]
-    command = [sys.executable, "-m", "randens", "train", "digits-mlp-barre", "--jobs", "2"]
-    command += [*(f"--set={setting}" for setting in settings), "--out", str(tmp_path / "run")]
+# Two runs of the command, each in a session of its own, as a terminal starts it: a signal can be sent to all its
+# processes. One process imports torch; the runs are forks of it, and their processes forks of them: spawned ones, which
+# the test above has, would import torch again. Printed: the id of a run, and later how it ended.
+_STARTER = """
+import multiprocessing, os, signal, sys
+import torch
+from randens.cli.main import main
+from randens.training import side_by_side
+
+# A first optimizer imports torch's compiler, seconds that every fork would spend again.
+torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+contexts, train_member = multiprocessing.get_context, side_by_side._train_member
+multiprocessing.get_context = lambda method: contexts("fork")
+
+def as_if_spawned(task, line):
+    # A fork keeps the run's own handlers, with which an interrupt would pass unseen.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    train_member(task, line)
+
+side_by_side._train_member = as_if_spawned
+for line in sys.stdin:
+    folder = line.strip()
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        os.dup2(os.open(folder + ".said", os.O_WRONLY | os.O_CREAT), 2)
+        os.close(0)
+        sys.argv[1:] = [*sys.argv[1:], "--out", folder]
+        main()
+    print(child, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+class _Begun:
+    """A run of the command, by its session."""
+
+    def __init__(self, starter: subprocess.Popen[str], folder: Path) -> None:
+        assert starter.stdin is not None
+        assert starter.stdout is not None
+        starter.stdin.write(f"{folder}\n")
+        starter.stdin.flush()
+        self.lines, self.folder, self.pid = starter.stdout, folder, int(starter.stdout.readline())
+        self.code: int | None = None
+
+    def end(self) -> int:
+        """How the run's own process ended, once it has."""
+        if self.code is None:
+            self.code = int(self.lines.readline())
+        return self.code
+
+
+@pytest.fixture(scope="module")
+def starter() -> Iterator[subprocess.Popen[str]]:
+    settings = ["method=iat", "members=2", "epochs=4000", "later_epochs=4000", "checkpoint.seconds=0.3"]
+    command = [sys.executable, "-c", _STARTER, "train", "digits-mlp-barre", "--jobs", "2"]
+    command += [f"--set={setting}" for setting in settings]
     paths = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    # In a session of its own, as a terminal starts it: a signal can be sent to all its processes.
-    process = subprocess.Popen(
-        command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    folders = [tmp_path / "run" / "members" / number / "checkpoints" for number in ("1", "2")]
-    try:
-        _until(lambda: all(list(folder.glob("[0-9]*")) for folder in folders))
+    with subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         yield process
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
 
 
-def test_ctrl_c_stops_every_process_after_its_step(begun: subprocess.Popen[str], tmp_path: Path) -> None:
+@pytest.fixture
+def begun(starter: subprocess.Popen[str], tmp_path: Path) -> Iterator[_Begun]:
+    """The training of two members by the command, into `tmp_path`/run, as soon as both have a checkpoint."""
+    run = _Begun(starter, tmp_path / "run")
+    folders = [tmp_path / "run" / "members" / number / "checkpoints" for number in ("1", "2")]
+    try:
+        _until(lambda: all(list(folder.glob("[0-9]*")) for folder in folders))
+        yield run
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(run.pid, signal.SIGKILL)
+        run.end()
+
+
+def test_ctrl_c_stops_every_process_after_its_step(begun: _Begun, tmp_path: Path) -> None:
     os.killpg(begun.pid, signal.SIGINT)
-    _, said = begun.communicate(timeout=120)
-    assert begun.returncode == 130
+    assert begun.end() == 130
+    said = (tmp_path / "run.said").read_text(encoding="utf-8")
     assert "stopped while members were trained side by side; the state is saved in" in said
     assert "Traceback" not in said
     assert all(_free(tmp_path / "run" / "members" / f".{number}.lock") for number in (1, 2))
 
 
-def test_no_process_outlives_a_run_that_is_killed(begun: subprocess.Popen[str], tmp_path: Path) -> None:
+def test_no_process_outlives_a_run_that_is_killed(begun: _Begun, tmp_path: Path) -> None:
     locks = [tmp_path / "run" / "members" / f".{number}.lock" for number in (1, 2)]
     assert not any(_free(lock) for lock in locks)
-    begun.kill()
-    begun.wait()
+    os.kill(begun.pid, signal.SIGKILL)
+    assert begun.end() == -signal.SIGKILL
     _until(lambda: all(_free(lock) for lock in locks))
 
 

@@ -13,10 +13,10 @@ from torch import nn
 
 from randens.core.errors import FileError
 from randens.training.checkpoint import Checkpoint, Checkpoints
-from randens.training.early_stopping import Watch
 from randens.training.methods import mirror_descent
 from randens.training.recipe import SchedulePart
 from randens.training.schedule import learning_rate
+from randens.training.state import Watch
 from randens.training.weight_average import average
 
 

@@ -13,7 +13,7 @@ import torch
 from randens import models
 from randens.models import precision
 from randens.models.precision import Probe
-from randens.training.autocast import arithmetic
+from randens.training.placement import arithmetic
 
 CPU = torch.device("cpu")
 
@@ -65,7 +65,7 @@ def test_it_pays_only_if_it_is_faster() -> None:
 def test_auto_asks_only_for_convolutions_and_float32_is_always_safe(monkeypatch: pytest.MonkeyPatch) -> None:
     convnet = models.create("convnet", classes=2, input_shape=(1, 8, 8), seed=0)
     mlp = models.create("mlp", classes=2, input_shape=(8,), seed=0)
-    monkeypatch.setattr("randens.training.autocast.bfloat16_pays", lambda _: True)
+    monkeypatch.setattr("randens.training.placement.bfloat16_pays", lambda _: True)
     for name, model, low in (
         ("auto", convnet, True),
         ("auto", mlp, False),
@@ -74,6 +74,6 @@ def test_auto_asks_only_for_convolutions_and_float32_is_always_safe(monkeypatch:
     ):
         with arithmetic(name, CPU, model)():
             assert torch.is_autocast_enabled("cpu") == low, name
-    monkeypatch.setattr("randens.training.autocast.bfloat16_pays", lambda _: False)
+    monkeypatch.setattr("randens.training.placement.bfloat16_pays", lambda _: False)
     with arithmetic("auto", CPU, convnet)():
         assert not torch.is_autocast_enabled("cpu")

@@ -110,7 +110,9 @@ class GradientMembers:
     def _agree_together(self, x: Tensor) -> bool:
         try:
             assert self.stack is not None
-            answers = self.stack(x.expand(len(self.stack), *x.shape))
+            count = len(self.stack)
+            members = torch.arange(count, device=x.device).repeat_interleave(len(x))
+            answers = self.stack.at(x.repeat(count, *(1 for _ in x.shape[1:])), members).z.chunk(count)
         except RuntimeError:
             return False
         return all(self._agrees(index, x, z) for index, z in enumerate(answers))

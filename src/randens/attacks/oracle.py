@@ -17,6 +17,7 @@ from randens.attacks.ledger import Ledger
 from randens.attacks.losses import Loss, margins
 from randens.attacks.members import GradientMembers
 from randens.attacks.shared_networks import shared_planes
+from randens.attacks.stacked import Stack
 from randens.core.errors import InputError, ModelError
 from randens.ensemble import RandomizedEnsemble, to_layout
 from randens.models import send
@@ -176,11 +177,10 @@ class Oracle(Ledger):
             return
         stack = self._gradient_members.stack
         for rank, member in _pairs(wanted, together=stack is not None):
-            if stack is None or _same(member):
+            if stack is None:
                 yield rank, member, self._forward(int(member[0]), points[rank])
             else:
-                with torch.no_grad():
-                    z = stack.at(points[rank], member)
+                z = stack.at(points[rank], member).z
                 self.cost.forwards += len(member)
                 self._check_logits(member, z)
                 yield rank, member, z
@@ -287,8 +287,8 @@ class Oracle(Ledger):
         weights = self.probs[chosen] if members is None else alone
         if self._gradient_members.shares:
             return self._shared_gradient(rows, inputs, loss, chosen, weights)
-        if self._gradient_members.stack is not None and len(chosen) > 1:
-            return self._stacked_gradient(rows, inputs, loss, chosen, weights)
+        if self._gradient_members.stack is not None and len(rows):
+            return self._stacked_gradient(self._gradient_members.stack, rows, points, loss, chosen, weights)
         outputs = self._outputs(inputs, chosen)
         z = torch.stack(outputs).detach().requires_grad_(True)
         value = loss(z, self.y[rows], weights.to(self.device))
@@ -310,25 +310,23 @@ class Oracle(Ledger):
         return gradient
 
     def _stacked_gradient(
-        self, rows: Tensor, inputs: Tensor, loss: Loss, chosen: Sequence[int], weights: Tensor
+        self, stack: Stack, rows: Tensor, points: Tensor, loss: Loss, chosen: Sequence[int], weights: Tensor
     ) -> Tensor:
         """`gradient` of members that are run together: every member has a copy of the inputs, so none meets another."""
-        stack, count, k = self._gradient_members.stack, len(chosen), len(rows)
-        assert stack is not None
+        count, k = len(chosen), len(rows)
         member = torch.tensor(sorted(chosen), device=self.device).repeat_interleave(k)
-        copies = inputs.detach().repeat(count, *(1 for _ in inputs.shape[1:])).requires_grad_(True)
-        answers = stack.at(copies, member)
-        self._check_logits(member, answers)
-        z = torch.unflatten(answers.detach(), 0, (count, k)).requires_grad_(True)
+        run = stack.at(points.repeat(count, *(1 for _ in points.shape[1:])), member)
+        self._check_logits(member, run.z)
+        z = torch.unflatten(run.z, 0, (count, k)).requires_grad_(True)
         order = torch.tensor(chosen, device=self.device).argsort()
         (slopes,) = torch.autograd.grad(loss(z, self.y[rows], weights[order]).sum(), z)
-        own = _pull_back(answers, slopes.flatten(0, 1), copies)
+        own = run.gradient(slopes.flatten(0, 1))
         # A loss may be flat by design where a member is already fooled; such a zero gradient is not flagged.
-        fooled = self._fooled(answers.detach(), self.y[rows].repeat(count))
+        fooled = self._fooled(run.z, self.y[rows].repeat(count))
         own = self._usable(rows.repeat(count), own, member, watched=~fooled)
         self.cost.forwards += count * k
         self.cost.backwards += count * k
-        self._learn_logits(rows, inputs.detach(), z.detach(), sorted(chosen))
+        self._learn_verdicts(rows, points, torch.unflatten(fooled, 0, (count, k)), sorted(chosen))
         return torch.unflatten(own, 0, (count, k)).sum(dim=0)
 
     def _shared_gradient(
@@ -462,13 +460,12 @@ class Oracle(Ledger):
 
         All `member` [k] are the same, unless the members are stacked.
         """
-        inputs = to_layout(points).detach().requires_grad_(True)
         stack = self._gradient_members.stack
-        if stack is None or _same(member):
-            index = int(member[0]) if len(member) else 0
-            z, passes = self._gradient_members(index, inputs), len(inputs) * self._passes[index]
-        else:
-            z, passes = stack.at(inputs, member), len(inputs)
+        if stack is not None and len(rows):
+            return self._stacked_planes(stack, rows, points, member, count)
+        inputs = to_layout(points).detach().requires_grad_(True)
+        index = int(member[0]) if len(member) else 0
+        z, passes = self._gradient_members(index, inputs), len(inputs) * self._passes[index]
         self.cost.forwards += passes
         self._check_logits(member, z)
         y = self.y[rows].unsqueeze(1)
@@ -483,6 +480,24 @@ class Oracle(Ledger):
             gradients.append(self._usable(rows, gradient, member))
         self.cost.backwards += passes * near.shape[1]
         return chosen.detach(), torch.stack(gradients, dim=1), self._fooled(z.detach(), self.y[rows])
+
+    def _stacked_planes(
+        self, stack: Stack, rows: Tensor, points: Tensor, member: Tensor, count: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """`_planes` of members that are run together; `member` [k] ascending."""
+        run = stack.at(points, member)
+        self._check_logits(member, run.z)
+        y = self.y[rows].unsqueeze(1)
+        gaps = (run.z.gather(1, y) - run.z).scatter_(1, y, torch.inf)
+        chosen, near = gaps.topk(min(count, gaps.shape[1] - 1), dim=1, largest=False)
+        right = torch.zeros_like(run.z).scatter_(1, y, 1.0)
+        gradients = [
+            self._usable(rows, run.gradient(right.scatter(1, near[:, g : g + 1], -1.0)), member)
+            for g in range(near.shape[1])
+        ]
+        self.cost.forwards += len(rows)
+        self.cost.backwards += len(rows) * near.shape[1]
+        return chosen, torch.stack(gradients, dim=1), self._fooled(run.z, self.y[rows])
 
     def _outputs(self, inputs: Tensor, chosen: Sequence[int]) -> list[Tensor]:
         """The chosen members' logits, each with a graph of its own."""
@@ -508,10 +523,14 @@ class Oracle(Ledger):
         return exact
 
     def _learn_logits(self, rows: Tensor, points: Tensor, z: Tensor, chosen: Sequence[int]) -> None:
+        fooled = self._fooled(z.flatten(0, 1), self.y[rows].repeat(len(chosen)))
+        self._learn_verdicts(rows, points, fooled.reshape(z.shape[:2]), chosen)
+
+    def _learn_verdicts(self, rows: Tensor, points: Tensor, fooled: Tensor, chosen: Sequence[int]) -> None:
+        """Record the verdicts `fooled` [m, k] of the m chosen members."""
         errors = torch.zeros(len(rows), self.members, dtype=torch.bool, device=self.device)
         seen = torch.zeros_like(errors)
-        fooled = self._fooled(z.flatten(0, 1), self.y[rows].repeat(len(chosen)))
-        errors[:, chosen] = fooled.reshape(z.shape[:2]).t()
+        errors[:, chosen] = fooled.t()
         seen[:, chosen] = True
         self._learn(rows, points, errors, seen, self._promising(rows, errors, seen))
 
@@ -536,11 +555,6 @@ class Oracle(Ledger):
             self.no_gradient[rows[zero].cpu(), owner[zero].cpu()] = True
             gradient = torch.where(torch.isfinite(gradient), gradient, torch.zeros_like(gradient))
         return gradient
-
-
-def _same(member: Tensor) -> bool:
-    """Whether all of `member` [p], ascending, are the same."""
-    return not len(member) or bool(member[0] == member[-1])
 
 
 def _pairs(wanted: Tensor, *, together: bool) -> Iterator[tuple[Tensor, Tensor]]:

@@ -8,13 +8,14 @@ ones.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from randens.models import Classifier, networks
 
-__all__ = ["Stack", "stack_of"]
+__all__ = ["Stack", "StackedPass", "stack_of"]
 
 _LARGEST = 2**16  # weights of a member; larger members use the processor fully on their own
 
@@ -23,7 +24,9 @@ Layer = tuple[Tensor, Tensor]
 
 
 class Stack:
-    """M networks of one shape: ``stack(x [M, m, ...]) -> logits [M, m, C]``, row i through network i."""
+    """M networks of one shape, run together. Gradients are computed here: torch's autograd takes longer than the
+    products.
+    """
 
     def __init__(self, networks: Sequence[Sequence[Layer]]) -> None:
         layers = list(zip(*networks, strict=True))
@@ -33,22 +36,65 @@ class Stack:
     def __len__(self) -> int:
         return len(self.weights[0])
 
-    def __call__(self, x: Tensor) -> Tensor:
-        hidden = x.flatten(2)
-        for number, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-            hidden = torch.baddbmm(bias, torch.relu(hidden) if number else hidden, weight)
-        return hidden
+    def at(self, inputs: Tensor, members: Tensor) -> StackedPass:
+        """Inputs [p, ...], input j through network members[j]; members [p] ascending, p ≥ 1."""
+        counts = torch.bincount(members, minlength=len(self)).tolist()
+        used = [index for index, count in enumerate(counts) if count]
+        part, most = slice(used[0], used[-1] + 1), max(counts)
+        hidden, place = inputs.detach().flatten(1), None
+        if any(count != most for count in counts[part]):
+            # Every network gets as many rows as the largest group; the padding's outputs are not read.
+            shift = torch.tensor(
+                [(i - part.start) * most - sum(counts[:i]) for i in range(len(self))], device=members.device
+            )
+            place = torch.arange(len(members), device=members.device) + shift[members]
+        groups = (part.stop - part.start, most)
+        weights, active = [weight[part] for weight in self.weights], []
+        with torch.no_grad():
+            hidden = torch.baddbmm(self.biases[0][part], _spread(hidden, place, groups), weights[0])
+            for weight, bias in zip(weights[1:], self.biases[1:], strict=True):
+                active.append(hidden.relu_())
+                hidden = torch.baddbmm(bias[part], active[-1], weight)
+        return StackedPass(_gathered(hidden, place), inputs.shape, place, groups, active, weights)
 
-    def at(self, inputs: Tensor, members: Tensor) -> Tensor:
-        """Logits [p, C] of inputs [p, ...], input j through network members[j]; members [p] ascending."""
-        counts = torch.bincount(members, minlength=len(self))
-        # Every network gets as many rows as the largest group; the padding's outputs are not read.
-        most = int(counts.max())
-        begins = counts.cumsum(0) - counts
-        place = members * most + torch.arange(len(members), device=members.device) - begins[members]
-        padded = inputs.new_zeros(len(self) * most, *inputs.shape[1:]).index_copy(0, place, inputs)
-        answers: Tensor = self(torch.unflatten(padded, 0, (len(self), most))).flatten(0, 1)
-        return answers.index_select(0, place)
+
+@dataclass(frozen=True, eq=False)
+class StackedPass:
+    """One pass of a `Stack` over p inputs of `shape`: logits z [p, C], and what the backward pass needs.
+
+    groups: networks and rows of each; place [p]: the inputs' rows among theirs, None where they are in order; active:
+    outputs of the ReLUs [networks, rows, width]; weights: of the layers [networks, in, out].
+    """
+
+    z: Tensor
+    shape: torch.Size
+    place: Tensor | None
+    groups: tuple[int, int]
+    active: list[Tensor]
+    weights: list[Tensor]
+
+    def gradient(self, slopes: Tensor) -> Tensor:
+        """Σ_c slopes_c ∂z_c/∂input for every input, [p, ...]; slopes [p, C]."""
+        with torch.no_grad():
+            gradient = _spread(slopes, self.place, self.groups)
+            for number in reversed(range(len(self.weights))):
+                gradient = torch.bmm(gradient, self.weights[number].transpose(1, 2))
+                if number:
+                    gradient *= self.active[number - 1] > 0
+            return _gathered(gradient, self.place).reshape(self.shape)
+
+
+def _spread(rows: Tensor, place: Tensor | None, groups: tuple[int, int]) -> Tensor:
+    """Rows [p, d] as [networks, rows, d], each at its place; zero elsewhere."""
+    if place is not None:
+        rows = rows.new_zeros(groups[0] * groups[1], rows.shape[1]).index_copy_(0, place, rows)
+    return rows.reshape(*groups, rows.shape[1])
+
+
+def _gathered(rows: Tensor, place: Tensor | None) -> Tensor:
+    """The reverse of `_spread`."""
+    flat = rows.flatten(0, 1)
+    return flat if place is None else flat.index_select(0, place)
 
 
 def stack_of(members: Sequence[nn.Module]) -> Stack | None:

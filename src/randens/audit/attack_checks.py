@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -58,12 +58,18 @@ def _ordered(
     weaker: Callable[[int], Risks],
     words: tuple[str, str],
     advice: str,
+    *,
+    among: Iterable[int] | None = None,
+    what: str = "",
 ) -> Check:
-    """For every member and the ensemble: does the attack that must be stronger find at least as much?"""
+    """For every member and the ensemble (or `among` them): does the attack that must be stronger find at least as much?
+
+    words: both attacks in the finding, which `what` can begin in another way.
+    """
     evidence: dict[str, Any] = {}
     wrong = []
     said = []
-    for who in case.everyone():
+    for who in case.everyone() if among is None else among:
         found, other = stronger(who), weaker(who)
         strong, weak = float(found.mean()), float(other.mean())
         evidence[named(who)] = {words[0]: strong, words[1]: weak}
@@ -73,9 +79,9 @@ def _ordered(
     return Check(
         name,
         not wrong,
-        f"errors under {words[0]} and under {words[1]}: {', '.join(said)}",
+        f"{what or f'errors under {words[0]} and under {words[1]}'}: {', '.join(said)}",
         {"risks": evidence, "at_fault": wrong, "allowed": case.allowed},
-        f"{', '.join(wrong)}: {advice}" if wrong else "",
+        f"{', '.join(wrong)}: {advice}",
     )
 
 
@@ -141,9 +147,7 @@ def _transfer(case: Case) -> Check:
 
 
 def _judged(case: Case, source: int) -> NDArray[np.bool_]:
-    """Return the verdicts [n, M] of all members on the perturbations that margin PGD found for member
-    `source` alone.
-    """
+    """Verdicts [n, M] of all members on what margin PGD found for member `source` alone."""
     return case.transferred(source, "adaptive-pgd-margin", steps=_STEPS[-1])
 
 
@@ -166,9 +170,7 @@ def _plateau(case: Case) -> Check:
         not wrong,
         f"errors after {', '.join(map(str, _STEPS))} steps: {'; '.join(said)}",
         {"risks": evidence, "at_fault": wrong, "allowed": case.allowed},
-        f"{', '.join(wrong)}: more steps still find more; evaluate with at least {4 * _STEPS[-1]} steps"
-        if wrong
-        else "",
+        f"{', '.join(wrong)}: more steps still find more; evaluate with at least {4 * _STEPS[-1]} steps",
     )
 
 
@@ -202,9 +204,7 @@ def _radius(case: Case) -> Check:
         f"accuracy left when inputs can be changed at will: {', '.join(said)}",
         {"members": evidence, "at_fault": wrong},
         f"{', '.join(wrong)}: every classifier must fail then, so the attack is broken; look for masked gradients or a "
-        "member that ignores its input"
-        if wrong
-        else "",
+        "member that ignores its input",
     )
 
 
@@ -220,23 +220,16 @@ def _everything(case: Case) -> float:
 
 def _alone(case: Case) -> Check:
     """An attack on a member alone must fool it at least as often as the attack on the ensemble does."""
-    evidence, wrong, said = {}, [], []
-    together = case.attack(ENSEMBLE, "saddle").errors.numpy() if len(case.members) > 1 else None
-    for who in range(len(case.members)):
-        alone = _white_box(case, who)
-        within = alone if together is None else together[:, who].astype(np.float64)
-        evidence[named(who)] = {"alone": float(alone.mean()), "within the ensemble": float(within.mean())}
-        said.append(f"{named(who)} {alone.mean():.1%} and {within.mean():.1%}")
-        if case.beaten(alone, within):
-            wrong.append(named(who))
-    return Check(
+    together = case.attack(ENSEMBLE, "saddle").errors.double().numpy() if len(case.members) > 1 else None
+    return _ordered(
+        case,
         "members-alone",
-        not wrong,
-        f"errors of members attacked alone, and under an attack on the ensemble: {', '.join(said)}",
-        {"risks": evidence, "at_fault": wrong},
-        f"{', '.join(wrong)}: attacked alone it looks more robust than it is; its gradients are masked"
-        if wrong
-        else "",
+        lambda who: _white_box(case, who),
+        lambda who: _white_box(case, who) if together is None else together[:, who],
+        ("alone", "within the ensemble"),
+        "attacked alone it looks more robust than it is; its gradients are masked",
+        among=range(len(case.members)),
+        what="errors of members attacked alone, and under an attack on the ensemble",
     )
 
 
@@ -265,9 +258,7 @@ def _identical(case: Case) -> Check:
         f"disagree on {split:.1%} of the inputs",
         {"copies": float(three[:, 0].mean()), "alone": float(one.mean()), "disagree": split},
         "equal members that answer differently are not deterministic; different risks mean that the attack "
-        "depends on the number of members"
-        if wrong
-        else "",
+        "depends on the number of members",
     )
 
 
@@ -289,25 +280,21 @@ def _laws(case: Case) -> Check:
     )
     profile = pool.profile()
     risk, limits = profile.risk(case.probs), bounds(profile.member_risks)
-    faults = []
-    if outside:
-        faults.append(f"{outside} perturbed inputs leave the perturbation set")
-    if unstable:
-        faults.append(f"verdicts changed on {unstable:.1%} of the inputs when looked at again")
-    if case.beaten(best, likeliest):
-        faults.append(
-            f"attacks on the ensemble find {reached:.1%}, fooling its likeliest member alone {heaviest:.1%}"
-        )
-    if not limits.floor - _ROUNDING <= risk <= limits.ceiling + _ROUNDING:
-        faults.append(
-            f"risk {risk:.4f} lies outside floor {limits.floor:.4f} and ceiling {limits.ceiling:.4f}"
-        )
+    between = f"floor {limits.floor:.4f} and ceiling {limits.ceiling:.4f}"
+    within = limits.floor - _ROUNDING <= risk <= limits.ceiling + _ROUNDING
+    alone = f"attacks on the ensemble find {reached:.1%}, fooling its likeliest member alone {heaviest:.1%}"
+    broken = {
+        f"{outside} perturbed inputs leave the perturbation set": outside > 0,
+        f"verdicts changed on {unstable:.1%} of the inputs when looked at again": unstable > 0,
+        alone: case.beaten(best, likeliest),
+        f"risk {risk:.4f} lies outside {between}": not within,
+    }
+    faults = [said for said, wrong in broken.items() if wrong]
     return Check(
         "consistency",
         not faults,
         "; ".join(faults)
-        or f"risk {risk:.4f} within floor {limits.floor:.4f} and ceiling {limits.ceiling:.4f}; every perturbation "
-        "is legal and gives the reported verdicts again",
+        or f"risk {risk:.4f} within {between}; every perturbation is legal and gives the reported verdicts again",
         {
             "outside": outside,
             "unstable": unstable,
@@ -318,9 +305,7 @@ def _laws(case: Case) -> Check:
             "ceiling": limits.ceiling,
         },
         "these laws hold for every deterministic ensemble: some member answers at random, or the attack on the "
-        "ensemble stalls; use the suite"
-        if faults
-        else "",
+        "ensemble stalls; use the suite",
     )
 
 
@@ -342,5 +327,5 @@ def _evaluation(case: Case, evaluation: Evaluation) -> Check:
         f"reported risk on the first {shared} inputs {reported:.1%}, found here {quick:.1%}"
         + ("" if same else " (under another threat, not compared)"),
         {"reported": reported, "found": quick, "inputs": shared, "same_threat": same},
-        "the reported robust accuracy is too high: evaluate again with the suite" if wrong else "",
+        "the reported robust accuracy is too high: evaluate again with the suite",
     )

@@ -1,5 +1,4 @@
-"""Check whether the numbers of an evaluation can be trusted, by checks that published evaluations have
-failed.
+"""Check whether the numbers of an evaluation can be trusted; published evaluations have failed these checks.
 
 A robust accuracy is only as good as its attack. Attacks stall on members whose gradients are zero, saturated
 or noisy, so these members look robust; the score of a random member depends on chance. Each check compares
@@ -15,23 +14,21 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from randens._version import __version__
 from randens.attacks import Cost
 from randens.audit import attack_checks, member_checks
 from randens.audit.case import Case, Check, StoredCase
-from randens.core.errors import InputError
-from randens.core.files import picked, write_json
+from randens.core.files import picked
 from randens.core.progress import Progress, silent
-from randens.core.runs import Run
+from randens.core.runs import Kept
 from randens.data import ImageData
 from randens.ensemble import RandomizedEnsemble
-from randens.evaluation.labelled_data import Data, fingerprint, labelled
+from randens.evaluation.labelled_data import Data, fingerprint, labelled, threat_of
 from randens.evaluation.results import Evaluation
 from randens.threat import Threat
-from randens.witness.store import WitnessStore
+from randens.witness.store import WitnessStore, as_store
 
 __all__ = ["ENOUGH", "Audit", "Check", "audit", "stored_audit"]
 
@@ -42,7 +39,7 @@ ENOUGH = 50
 
 
 @dataclass(frozen=True)
-class Audit:
+class Audit(Kept):
     """The result of all checks on one ensemble.
 
     Attributes
@@ -65,6 +62,9 @@ class Audit:
         Of randens.
     """
 
+    kept_as: ClassVar[str] = "audit"
+    asked: ClassVar[str] = "ensemble probs data split n threat seed"
+
     checks: tuple[Check, ...]
     complete: bool
     ensemble: str
@@ -81,9 +81,7 @@ class Audit:
 
     @property
     def conclusive(self) -> bool:
-        """Whether there were enough inputs: with fewer than 50, one input exceeds the tolerance of the
-        checks.
-        """
+        """Whether there were enough inputs: of fewer than 50, one input exceeds the tolerance of the checks."""
         return self.n >= ENOUGH
 
     @property
@@ -122,17 +120,6 @@ class Audit:
         names = "version passed complete conclusive verdict checks ensemble probs data split n threat seed"
         cost = {**vars(self.cost), "seconds": self.seconds}
         return {"format": _FORMAT, **picked(self, names), "cost": cost}
-
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the JSON, atomically."""
-        write_json(path, self.to_json())
-        return Path(path)
-
-    def keep(self, run: Run) -> tuple[Path, bool]:
-        """Keep the JSON in a run folder, by its question; see `Run.keep`."""
-        document = self.to_json()
-        asked = ("ensemble", "probs", "data", "split", "n", "threat", "seed")
-        return run.keep("audit", document, {key: document[key] for key in asked})
 
 
 def stored_audit(
@@ -174,21 +161,16 @@ def audit(
     folder: WitnessStore | str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> Audit:
-    """Check `rec` on `data` (a hundred inputs are enough) under `threat` (None: the ensemble's own).
-
-    evaluation: a result to compare with the attacks of the audit. chosen_on: which split chose what. folder:
-    a witness store, where attacks made before are read and new ones kept. A random classifier has checks of
-    its own: see
-    `audit_stochastic`.
+    """Check an ensemble; a random classifier has checks of its own: see `audit_stochastic`.
 
     Parameters
     ----------
     rec : RandomizedEnsemble
         What to check.
     data : pair, loader or ImageData
-        A few inputs.
+        A hundred inputs are enough.
     threat : Threat
-        The threat of the evaluation.
+        The threat of the evaluation; None: the ensemble's own.
     evaluation : Evaluation, optional
         Compared with the attacks of the audit.
     chosen_on : mapping, optional
@@ -196,7 +178,7 @@ def audit(
     seed : int
         Decides every random choice.
     folder : path or WitnessStore, optional
-        A witness store.
+        A witness store, where attacks made before are read and new ones kept.
     progress : callable, optional
         ``progress(task, done, total)``.
 
@@ -220,11 +202,9 @@ def audit(
         return audit_stochastic(rec, data, threat, seed=seed, progress=progress)
     start = time.perf_counter()
     inputs = labelled(data, rec)
-    chosen = rec.threat if threat is None else threat
-    if chosen is None:
-        raise InputError("threat is None and the ensemble names none; give one, e.g. Threat('linf', 8/255)")
-    store = folder if isinstance(folder, WitnessStore) or folder is None else WitnessStore(folder)
-    report = silent if progress is None else progress
+    chosen = threat_of(rec, threat)
+    store = as_store(folder)
+    report = progress or silent
     case = Case(rec, inputs.x, inputs.y, chosen, seed, report, store=store)
     checks = [member_checks.splits(evaluation, chosen_on)]
     if evaluation is not None:

@@ -16,6 +16,7 @@ from randens import attacks
 from randens.attacks import Attack, Cost, Found
 from randens.attacks.dataset import ask, attack_data
 from randens.core.errors import RandensError
+from randens.core.files import Plain
 from randens.core.progress import Progress, silent
 from randens.ensemble import RandomizedEnsemble, evaluating, to_layout
 from randens.threat import Threat
@@ -51,7 +52,7 @@ _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
-class Check:
+class Check(Plain):
     """The result of one check: what was compared, whether it passed, and advice if it failed.
 
     Attributes
@@ -74,9 +75,9 @@ class Check:
     evidence: Mapping[str, Any] = field(default_factory=dict)
     advice: str = ""
 
-    def to_json(self) -> dict[str, Any]:
-        """A plain dictionary for JSON."""
-        return {**vars(self), "evidence": dict(self.evidence)}
+    def __post_init__(self) -> None:
+        if self.passed:
+            object.__setattr__(self, "advice", "")
 
 
 @dataclass
@@ -121,8 +122,7 @@ class Case:
         return max(TOLERANCE, 1.0 / self.n)
 
     def beaten(self, stronger: Risks, weaker: Risks) -> bool:
-        """Whether the attack that must be weaker finds more, per input [n]: more than `allowed` and more than
-        chance.
+        """Whether the attack that must be weaker finds more [n] than the other: beyond `allowed` and chance.
 
         Two attacks of limited length differ on a few inputs, in both directions, depending on the last digits
         of the logits. With masked gradients the same attack is better on most of these inputs.
@@ -148,7 +148,7 @@ class Case:
             self.progress(task, 0, self.n)
             found = self._met(made, target, task)
             self.now = self.now + (found.cost - found.reused)
-            self.cost = self.cost + found.cost
+            self.cost += found.cost
             self._known[key] = found
         return self._known[key]
 
@@ -160,14 +160,14 @@ class Case:
     def judge(self, member: int, x: Tensor) -> Fooled:
         """Verdicts [n] of one member on other inputs."""
         alone = RandomizedEnsemble([self.members[member]])
-        self.cost = self.cost + Cost(forwards=len(x))
+        self.cost += Cost(forwards=len(x))
         fooled: Fooled = alone.errors(x.to(alone.device), self.y.to(alone.device)).cpu().numpy()[:, 0]
         return fooled
 
     def errors(self, x: Tensor, rows: NDArray[np.int64] | None = None) -> Fooled:
         """Verdicts [n, M] of all members on perturbed inputs, computed now; rows: on perturbed inputs of these only."""
         labels = self.y if rows is None else self.y[torch.from_numpy(rows)]
-        self.now = self.now + Cost(forwards=len(x) * len(self.members))
+        self.now += Cost(forwards=len(x) * len(self.members))
         fooled: Fooled = self.rec.errors(x.to(self.rec.device), labels.to(self.rec.device)).cpu().numpy()
         return fooled
 
@@ -192,7 +192,7 @@ class Case:
                     self.store.judged(
                         self.threat, self.x[chosen], keys[left], names, x_adv[chosen], new, "transfer"
                     )
-            self.cost = self.cost + Cost(forwards=fooled.size)
+            self.cost += Cost(forwards=fooled.size)
             self._judged[source] = fooled == 1
         return self._judged[source]
 
@@ -233,5 +233,5 @@ def logits(case: Case, member: int, x: Tensor) -> Tensor:
     module = case.members[member]
     with evaluating(module), torch.no_grad():
         z: Tensor = module(to_layout(x.to(case.rec.device))).cpu()
-    case.cost = case.cost + Cost(forwards=len(x))
+    case.cost += Cost(forwards=len(x))
     return z

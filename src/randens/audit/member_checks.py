@@ -14,9 +14,10 @@ from randens._version import __version__
 from randens.attacks import Cost
 from randens.attacks.losses import margins
 from randens.audit.case import Case, Check, logits
+from randens.data import Inputs
 from randens.ensemble import RandomizedEnsemble, evaluating, frozen, to_layout
 from randens.evaluation.gradient_conflict import conflict_of
-from randens.evaluation.labelled_data import UNKNOWN, Labelled, fingerprint
+from randens.evaluation.labelled_data import fingerprint
 from randens.evaluation.results import Evaluation
 
 __all__ = ["belongs", "checks", "scorable", "splits"]
@@ -41,25 +42,25 @@ def splits(evaluation: Evaluation | None, chosen_on: Mapping[str, str] | None) -
         not wrong,
         said or "nothing is recorded to have been chosen on data",
         {"chosen_on": choices},
-        f"choose {', '.join(wrong)} on validation data and evaluate again" if wrong else "",
+        f"choose {', '.join(wrong)} on validation data and evaluate again",
     )
 
 
 def belongs(evaluation: Evaluation, rec: RandomizedEnsemble) -> Check:
     """The evaluation must be of these members, at these probabilities, by this version."""
-    faults = []
-    if fingerprint(rec) != evaluation.ensemble:
-        faults.append("it is of other members")
-    if not np.array_equal(evaluation.probs, rec.probs.cpu().numpy()):
-        faults.append("it is at other probabilities")
-    if evaluation.version != __version__:
-        faults.append(f"it was made by version {evaluation.version}, this is {__version__}")
+    other = f"it was made by version {evaluation.version}, this is {__version__}"
+    differs = {
+        "it is of other members": fingerprint(rec) != evaluation.ensemble,
+        "it is at other probabilities": not np.array_equal(evaluation.probs, rec.probs.cpu().numpy()),
+        other: evaluation.version != __version__,
+    }
+    faults = [said for said, wrong in differs.items() if wrong]
     return Check(
         "evaluation-current",
         not faults,
         f"the evaluation does not fit the ensemble: {'; '.join(faults)}" if faults else "the evaluation fits",
         {"version": evaluation.version, "ensemble": evaluation.ensemble, "faults": faults},
-        "run the evaluation again" if faults else "",
+        "run the evaluation again",
     )
 
 
@@ -96,15 +97,12 @@ def _outputs(case: Case) -> Check:
         "return the same for every input": constant,
     }
     said = [f"members {who} {what}" for what, who in faults.items() if who]
-    advice = []
-    if broken:
-        advice.append("repair members that return NaN before anything else")
-    if probabilities:
-        advice.append(
-            "remove the softmax at the end of the member: a second one inside the losses flattens every gradient"
-        )
-    if constant:
-        advice.append("drop members that ignore their input")
+    remedies = (
+        "repair members that return NaN before anything else",
+        "remove the softmax at the end of the member: a second one inside the losses flattens every gradient",
+        "drop members that ignore their input",
+    )
+    advice = [remedy for remedy, who in zip(remedies, faults.values(), strict=True) if who]
     return Check(
         "outputs",
         not said,
@@ -134,7 +132,7 @@ def _mode(case: Case) -> Check:
         if differing
         else "members answer as they do in eval mode",
         {"difference": {str(k): v for k, v in differing.items()}},
-        "call rec.eval() before the ensemble is used" if differing else "",
+        "call rec.eval() before the ensemble is used",
     )
 
 
@@ -160,9 +158,7 @@ def _deterministic(case: Case) -> Check:
         else f"{_REPEATS + 1} calls on the same inputs gave the same logits",
         {"relative_difference": gaps, "class_changed": changed},
         "make the member deterministic, list each of its random states as a member of its own, or wrap it in "
-        "randens.RandomizedModel, which is judged on fresh draws"
-        if wrong
-        else "",
+        "randens.RandomizedModel, which is judged on fresh draws",
     )
 
 
@@ -182,9 +178,7 @@ def _batches(case: Case) -> Check:
         if wrong
         else "answers do not depend on the rest of the batch",
         {"relative_difference": gaps},
-        "let normalisation layers use stored statistics (BatchNorm with track_running_stats, in eval mode)"
-        if wrong
-        else "",
+        "let normalisation layers use stored statistics (BatchNorm with track_running_stats, in eval mode)",
     )
 
 
@@ -220,9 +214,7 @@ def _gradients(case: Case) -> list[Check]:
             ),
             {"zero": table["zero"], "nan": table["nan"]},
             "gradient attacks cannot see these members: remove rounding, sign or argmax operations, give them a "
-            "differentiable stand-in, and trust only what a gradient-free attack (--attack random) confirms"
-            if blind
-            else "",
+            "differentiable stand-in, and trust only what a gradient-free attack (--attack random) confirms",
         ),
         Check(
             "loss-gradients",
@@ -230,9 +222,7 @@ def _gradients(case: Case) -> list[Check]:
             _listed("inputs where the cross-entropy's gradient is exactly zero", table["saturated"]),
             {"saturated": table["saturated"]},
             "the logits are so large that the loss saturates: divide them by a constant, or use attacks on margins "
-            "(adaptive-pgd-margin, saddle, suite), which do not depend on the scale"
-            if _above(table["saturated"], _UNUSABLE)
-            else "",
+            "(adaptive-pgd-margin, saddle, suite), which do not depend on the scale",
         ),
         Check(
             "gradients-point-downhill",
@@ -240,9 +230,7 @@ def _gradients(case: Case) -> list[Check]:
             _listed("inputs whose margin falls after a small step along its gradient", table["downhill"]),
             {"downhill": table["downhill"]},
             "gradients that do not say where the margin falls are noise to an attack: look for random, "
-            "discontinuous or substituted gradients in the member"
-            if any(share < _DOWNHILL for share in table["downhill"])
-            else "",
+            "discontinuous or substituted gradients in the member",
         ),
     ]
 
@@ -257,15 +245,13 @@ def _slopes(
         z = module(inputs)
         value = margins(z.unsqueeze(0), y).sum() if margin else F.cross_entropy(z, y, reduction="sum")
         gradient = torch.autograd.grad(value, inputs)[0] if value.requires_grad else torch.zeros_like(inputs)
-    case.cost = case.cost + Cost(forwards=len(points), backwards=len(points))
+    case.cost += Cost(forwards=len(points), backwards=len(points))
     flat = gradient.flatten(1)
     return gradient.detach(), (flat == 0).all(dim=1), ~torch.isfinite(flat).all(dim=1)
 
 
 def _downhill(case: Case, member: int, points: Tensor, centres: Tensor, y: Tensor, slope: Tensor) -> float:
-    """Return the share of points whose margin decreases after a step of ε/100 down the slope, where it is
-    legal.
-    """
+    """The share of points whose margin decreases after a legal step of ε/100 down the slope."""
     usable = torch.nan_to_num(slope, 0.0, 0.0, 0.0)
     step = 0.01 * case.threat.eps * case.threat.steepest(usable)
     moved = case.threat.project(points - step, centres)
@@ -274,7 +260,7 @@ def _downhill(case: Case, member: int, points: Tensor, centres: Tensor, y: Tenso
     with evaluating(module), torch.no_grad():
         before = margins(module(to_layout(points)).unsqueeze(0), y).squeeze(0)
         after = margins(module(to_layout(moved)).unsqueeze(0), y).squeeze(0)
-    case.cost = case.cost + Cost(forwards=2 * len(points))
+    case.cost += Cost(forwards=2 * len(points))
     # Predicted decreases below the resolution of float32 logits are not checked.
     judged = promised < -1e-5 * before.abs().clamp_min(1e-3)
     if not bool(judged.any()):
@@ -284,15 +270,15 @@ def _downhill(case: Case, member: int, points: Tensor, centres: Tensor, y: Tenso
 
 def _conflict(case: Case) -> Check:
     """Joint reach of the members: a gain without conflict between their gradients would be suspicious."""
-    found = conflict_of(case.rec, Labelled(case.x, case.y, "audit", UNKNOWN), case.threat)
-    case.cost = case.cost + found.cost
+    found = conflict_of(case.rec, Inputs(case.x, case.y, "audit", "unknown"), case.threat)
+    case.cost += found.cost
     known = not np.isnan(found.reach)
     return Check(
         "conflict",
         known,
         found.sentence,
         found.to_json(),
-        "" if known else "the reach needs gradients; see the check named gradients",
+        "the reach needs gradients; see the check named gradients",
     )
 
 
@@ -316,9 +302,7 @@ def _one_hot(case: Case) -> Check:
         if wrong
         else "with all probability on one member, the ensemble is that member",
         {"members": wrong},
-        "members that are not deterministic or share state with others cannot be told apart; separate them"
-        if wrong
-        else "",
+        "members that are not deterministic or share state with others cannot be told apart; separate them",
     )
 
 

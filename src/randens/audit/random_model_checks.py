@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from randens import attacks
 from randens.attacks import Cost
@@ -14,9 +15,10 @@ from randens.audit.auditing import Audit
 from randens.audit.case import TOLERANCE, Check
 from randens.core.errors import InputError
 from randens.core.progress import Progress, silent
+from randens.data import Inputs
 from randens.ensemble import RandomizedEnsemble
-from randens.evaluation.draw_statistics import gradient_noise, randomness
-from randens.evaluation.labelled_data import Data, Labelled, fingerprint, labelled
+from randens.evaluation.draw_statistics import gradient_noise, members_of, randomness
+from randens.evaluation.labelled_data import Data, fingerprint, labelled, threat_of
 from randens.random_model import RandomizedModel, expanded, is_random
 from randens.threat import Threat
 
@@ -43,14 +45,10 @@ def audit_stochastic(
     ----------
     model : RandomizedModel or RandomizedEnsemble
         A random classifier, or an ensemble some of whose members are random.
-    data : pair (x, y), ImageData or loader
-        Inputs and labels; a hundred are enough.
-    threat : Threat, optional
-        The perturbation set; None: the model's own.
+    data, threat, progress
+        As for `audit`.
     seed : int
         Determines all draws.
-    progress : callable, optional
-        Called as progress(task, done, total).
 
     Returns
     -------
@@ -67,14 +65,12 @@ def audit_stochastic(
     ('random-at-all', True)
     """
     start = time.perf_counter()
-    report = silent if progress is None else progress
-    chosen = model.threat if threat is None else threat
+    report = progress or silent
     if not is_random(model):
         raise InputError(
             f"model is a {type(model).__name__} without random members; use randens.evaluation.audit"
         )
-    if chosen is None:
-        raise InputError("threat is None and the model names none; give one, e.g. Threat('linf', 8/255)")
+    chosen = threat_of(model, threat)
     inputs = labelled(data, expanded(model, 2))
     found = randomness(model, inputs.x)
     checks = [
@@ -86,9 +82,7 @@ def audit_stochastic(
             if found.random
             else "8 draws gave the same logits: the model is deterministic",
             {"difference": found.difference, "class_changed": found.class_changed},
-            ""
-            if found.random
-            else "evaluate the module itself; if it should be random, look at the modes of its layers",
+            "evaluate the module itself; if it should be random, look at the modes of its layers",
         ),
         Check(
             "seed-decides",
@@ -97,9 +91,7 @@ def audit_stochastic(
             if found.seeded
             else "the same seed gave different logits",
             {"seeded": found.seeded},
-            ""
-            if found.seeded
-            else "draw from torch's generators or the `generator` argument, or give a factory that takes the seed; "
+            "draw from torch's generators or the `generator` argument, or give a factory that takes the seed; "
             "without that no draw can be repeated and no number reproduced",
         ),
     ]
@@ -130,7 +122,7 @@ class _RandomCase:
     """The model on n inputs, and the draws that score the perturbations found on other draws."""
 
     def __init__(
-        self, model: RandomizedModel | RandomizedEnsemble, inputs: Labelled, threat: Threat, seed: int
+        self, model: RandomizedModel | RandomizedEnsemble, inputs: Inputs, threat: Threat, seed: int
     ) -> None:
         self.model, self.threat, self.seed = model, threat, seed
         self.judges = expanded(model, _JUDGES, _FIRST)
@@ -138,27 +130,20 @@ class _RandomCase:
         self.cost = Cost()
         self.allowed = max(TOLERANCE, 1 / len(inputs))
 
-    def risk(self, x_adv: Tensor) -> NDArray[np.float64]:
-        """Return the errors [n] on the scoring draws."""
-        self.cost = self.cost + Cost(forwards=len(x_adv) * len(self.judges))
-        found: NDArray[np.float64] = self.judges.risk(x_adv.to(self.judges.device), self.y).cpu().numpy()
-        return found
-
     def expected(self, samples: int) -> NDArray[np.float64]:
         """Errors [n] under `eot` whose gradients average `samples` draws."""
-        attack = attacks.create("eot", self.threat, steps=_STEPS, samples=samples, seed=self.seed)
-        found = attack(expanded(self.model, 16, 1000 * self.seed), self.x, self.y)
-        self.cost = self.cost + found.cost
-        return self.risk(found.x_adv)
+        return self._under(16, "eot", samples=samples)
 
     def frozen(self, draws: int) -> NDArray[np.float64]:
         """Errors [n] under `adaptive-pgd-margin` on `draws` frozen draws."""
-        attack = attacks.create(
-            "adaptive-pgd-margin", self.threat, steps=_STEPS, seed=self.seed, precision="float32"
-        )
+        return self._under(draws, "adaptive-pgd-margin", precision="float32")
+
+    def _under(self, draws: int, name: str, **options: Any) -> NDArray[np.float64]:
+        attack = attacks.create(name, self.threat, steps=_STEPS, seed=self.seed, **options)
         found = attack(expanded(self.model, draws, 1000 * self.seed), self.x, self.y)
-        self.cost = self.cost + found.cost
-        return self.risk(found.x_adv)
+        self.cost += found.cost + Cost(forwards=len(self.x) * len(self.judges))
+        risks: NDArray[np.float64] = self.judges.risk(found.x_adv.to(self.x.device), self.y).cpu().numpy()
+        return risks
 
 
 def _noise(case: _RandomCase) -> Check:
@@ -166,7 +151,7 @@ def _noise(case: _RandomCase) -> Check:
     few = slice(0, 64)
     found = gradient_noise(case.model, case.x[few], case.y[few], case.threat, draws=_SAMPLES[-1])
     passes = 2 * _SAMPLES[-1] * len(case.y[few])
-    case.cost = case.cost + Cost(forwards=passes, backwards=passes)
+    case.cost += Cost(forwards=passes, backwards=passes)
     good = found.agreement >= _AGREE
     return Check(
         "gradients-above-noise",
@@ -174,46 +159,42 @@ def _noise(case: _RandomCase) -> Check:
         f"two gradients over {found.draws} draws agree with cosine {found.agreement:.2f}, two of single draws with "
         f"{found.single:.2f}; noise {found.variance:.2f} of the signal; reach between draws {found.reach:.2f}",
         vars(found),
-        ""
-        if good
-        else f"average at least {8 * found.draws} draws per step (eot with samples={8 * found.draws})",
+        f"average at least {8 * found.draws} draws per step (eot with samples={8 * found.draws})",
     )
 
 
 def _flat(case: _RandomCase) -> Check:
     """The loss may look flat because each step sees one draw: more draws per gradient must not find much more."""
-    risks = {samples: float(case.expected(samples).mean()) for samples in _SAMPLES}
-    gain = risks[_SAMPLES[-1]] - risks[_SAMPLES[-2]]
-    good = gain <= case.allowed
-    said = ", ".join(f"{value:.1%} with {samples}" for samples, value in risks.items())
-    return Check(
+    return _settled(
+        case,
         "flat-loss-is-not-noise",
-        good,
-        f"errors on fresh draws by draws per gradient: {said}",
-        {"risks": {str(k): v for k, v in risks.items()}, "allowed": case.allowed},
-        ""
-        if good
-        else "more draws per gradient still find more: use eot with samples=64 before believing a number",
+        "draws per gradient",
+        {samples: float(case.expected(samples).mean()) for samples in _SAMPLES},
+        "more draws per gradient still find more: use eot with samples=64 before believing a number",
     )
 
 
 def _saturated(case: _RandomCase) -> Check:
     """Attacking more frozen draws than the model's K must not find more."""
-    most = max(m.draws for m in _random(case.model))
+    most = max(m.draws for m in members_of(case.model) if isinstance(m, RandomizedModel))
     counts = sorted({max(1, most // 4), max(1, most // 2), most})
-    risks = {draws: float(case.frozen(draws).mean()) for draws in counts}
-    gain = risks[counts[-1]] - risks[counts[-2]]
-    good = gain <= case.allowed
-    said = ", ".join(f"{value:.1%} with {draws}" for draws, value in risks.items())
-    return Check(
+    return _settled(
+        case,
         "saturated-in-draws",
-        good,
-        f"errors on fresh draws by attacked draws: {said}",
-        {"risks": {str(k): v for k, v in risks.items()}, "allowed": case.allowed},
-        "" if good else f"attack more draws: RandomizedModel(..., draws={4 * most})",
+        "attacked draws",
+        {draws: float(case.frozen(draws).mean()) for draws in counts},
+        f"attack more draws: RandomizedModel(..., draws={4 * most})",
     )
 
 
-def _random(model: RandomizedModel | RandomizedEnsemble) -> list[RandomizedModel]:
-    members = model.members if isinstance(model, RandomizedEnsemble) else [model]
-    return [member for member in members if isinstance(member, RandomizedModel)]
+def _settled(case: _RandomCase, name: str, counted: str, risks: Mapping[int, float], advice: str) -> Check:
+    """Whether the last step to more draws finds no more than chance."""
+    values = list(risks.values())
+    said = ", ".join(f"{value:.1%} with {count}" for count, value in risks.items())
+    return Check(
+        name,
+        values[-1] - values[-2:][0] <= case.allowed,
+        f"errors on fresh draws by {counted}: {said}",
+        {"risks": {str(k): v for k, v in risks.items()}, "allowed": case.allowed},
+        advice,
+    )

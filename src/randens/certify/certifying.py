@@ -18,8 +18,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -31,16 +30,16 @@ from randens.attacks import exact
 from randens.certify.interval_bounds import propagate
 from randens.certify.linear_bounds import crown
 from randens.core.errors import InputError, ModelError, whole
-from randens.core.files import picked, write_json
+from randens.core.files import picked
 from randens.core.progress import Progress, silent
-from randens.core.runs import Run
+from randens.core.runs import Kept
 from randens.ensemble import RandomizedEnsemble, evaluating
-from randens.evaluation.labelled_data import Data, fingerprint, labelled
+from randens.evaluation.labelled_data import Data, fingerprint, labelled, threat_of
 from randens.risk import RiskProfile, Sampling, optimal_sampling
 from randens.risk.sets import to_words
 from randens.threat import Region, Threat
 from randens.witness import WitnessPool
-from randens.witness.store import WitnessStore, input_keys, member_key
+from randens.witness.store import WitnessStore, as_store, input_keys, member_key
 
 __all__ = ["Certification", "certify"]
 
@@ -57,7 +56,7 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class Certification:
+class Certification(Kept):
     """Certified bounds for an ensemble on n inputs.
 
     Attributes
@@ -85,6 +84,9 @@ class Certification:
     version : str
         Of randens.
     """
+
+    kept_as: ClassVar[str] = "certification"
+    asked: ClassVar[str] = "ensemble probs data split n threat lower_from"
 
     probs: Array
     certified: NDArray[np.bool_]
@@ -146,17 +148,6 @@ class Certification:
             "certified": to_words(self.certified),
         }
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the JSON, atomically."""
-        write_json(path, self.to_json())
-        return Path(path)
-
-    def keep(self, run: Run) -> tuple[Path, bool]:
-        """Keep the JSON in a run folder, by its question; see `Run.keep`."""
-        document = self.to_json()
-        asked = ("ensemble", "probs", "data", "split", "n", "threat", "lower_from")
-        return run.keep("certification", document, {key: document[key] for key in asked})
-
 
 @dataclass(frozen=True)
 class _Margins:
@@ -198,8 +189,8 @@ def certify(
     folder : path or WitnessStore, optional
         A witness store, which keeps which members are certified at which inputs: later attacks with this radius or a
         smaller one spend nothing on them.
-    progress : callable, optional
-        ``progress(task, done, total)``.
+    progress
+        As for `randens.evaluate`.
 
     Returns
     -------
@@ -216,11 +207,9 @@ def certify(
     True
     """
     start = time.perf_counter()
-    report = silent if progress is None else progress
+    report = progress or silent
     inputs = labelled(data, rec)
-    chosen = rec.threat if threat is None else threat
-    if chosen is None:
-        raise InputError("threat is None and the ensemble names none; give one, e.g. Threat('linf', 8/255)")
+    chosen = threat_of(rec, threat)
     whole("refine", refine, 0)
     chosen.check(inputs.x)
     members = len(rec)
@@ -258,8 +247,7 @@ def certify(
     if pool is not None:
         _consistent(pool, np.array(points, dtype=np.int64), table)
     clean = rec.errors(inputs.x.to(rec.device), inputs.y.to(rec.device)).cpu().numpy()
-    if folder is not None:
-        store = folder if isinstance(folder, WitnessStore) else WitnessStore(folder)
+    if (store := as_store(folder)) is not None:
         store.refresh(chosen, inputs.x)
         names = [member_key(member) for member in rec.members]
         store.prove(chosen, inputs.x, input_keys(inputs.x, inputs.y), names, certified)
@@ -288,9 +276,7 @@ def _double(member: nn.Module) -> nn.Module:
 
 
 def _check(network: nn.Module, member: nn.Module, x: Tensor, index: int) -> None:
-    """Check that the bounds around a single point equal its logits, which shows operations that the rules
-    miss.
-    """
+    """Check that bounds around a single point equal its logits, which shows operations without a rule."""
     wide = x.double()
     with torch.no_grad():
         true, again = network(wide), network(wide)
@@ -331,7 +317,8 @@ def _margins(
         box, bounds = propagate(network, low, high, tighten)
         true = network(x)
         with evaluating(member):
-            single = member(x.to(_device(member), _dtype(member))).cpu().double()
+            like = next(member.parameters(), torch.zeros(0))
+            single = member(x.to(like)).cpu().double()
     classes = true.shape[1]
     widest = max([b.shape[1:].numel() for b, _ in bounds], default=1)
     rows, targets = torch.arange(n).repeat_interleave(classes), torch.arange(classes).repeat(n)
@@ -411,13 +398,3 @@ def _consistent(pool: WitnessPool, points: NDArray[np.int64], sets: NDArray[np.b
                 f"a witness fools members {np.flatnonzero(fooled).tolist()} of input {point}, which were certified; "
                 "the witness is of other members, inputs or threat, or a member is not deterministic"
             )
-
-
-def _dtype(member: nn.Module) -> torch.dtype:
-    first = next(member.parameters(), None)
-    return torch.float32 if first is None else first.dtype
-
-
-def _device(member: nn.Module) -> torch.device:
-    first = next(member.parameters(), None)
-    return torch.device("cpu") if first is None else first.device

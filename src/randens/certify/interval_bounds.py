@@ -56,7 +56,7 @@ class Interval:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        if name in _METADATA:
+        if name in _METADATA.split():
             return getattr(self.centre, name)
         return lambda *args, **kwargs: _apply(name, (self, *args), kwargs)
 
@@ -77,8 +77,7 @@ class Interval:
     def __add__(self, other: Any) -> Interval:
         return _add(self, other)
 
-    def __radd__(self, other: Any) -> Interval:
-        return _add(self, other)
+    __radd__ = __add__
 
     def __sub__(self, other: Any) -> Interval:
         return _add(self, -other)
@@ -92,8 +91,7 @@ class Interval:
     def __mul__(self, other: Any) -> Interval:
         return _scale(self, other)
 
-    def __rmul__(self, other: Any) -> Interval:
-        return _scale(self, other)
+    __rmul__ = __mul__
 
     def __truediv__(self, other: Any) -> Interval:
         if isinstance(other, Interval):
@@ -280,8 +278,10 @@ def _averaging(operation: Callable[..., Tensor]) -> Callable[..., Interval]:
     return rule
 
 
-_METADATA = frozenset(
-    {"shape", "ndim", "dtype", "device", "is_floating_point", "dim", "size", "numel", "stride"}
+_METADATA = "shape ndim dtype device is_floating_point dim size numel stride"
+_RESHAPING = (
+    "flatten view reshape permute transpose unsqueeze squeeze contiguous clone expand unflatten narrow "
+    "select double"
 )
 
 _RULES: dict[str, Callable[..., Any]] = {
@@ -314,23 +314,5 @@ _RULES: dict[str, Callable[..., Any]] = {
     "sum": _averaging(torch.Tensor.sum),
     "avg_pool2d": _averaging(F.avg_pool2d),
     "adaptive_avg_pool2d": _averaging(F.adaptive_avg_pool2d),
-    **{
-        name: _reshaping(name)
-        for name in (
-            "flatten",
-            "view",
-            "reshape",
-            "permute",
-            "transpose",
-            "unsqueeze",
-            "squeeze",
-            "contiguous",
-            "clone",
-            "expand",
-            "unflatten",
-            "narrow",
-            "select",
-            "double",
-        )
-    },
+    **{name: _reshaping(name) for name in _RESHAPING.split()},
 }

@@ -8,24 +8,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from randens.cli import choices
-from randens.cli.output import console, print_json
+from randens.cli.output import show
 from randens.cli.progress_bars import bars
 from randens.core.errors import InputError
 
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["advise"]
-
 
 @choices.asked(choices.Attacking, split="validation")
 def advise(
     case: choices.Attacking,
     against: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="A run with a single network to compare with; may be repeated.", show_default=False
-        ),
+        list[Path] | None, typer.Option(help="A run with a single network to compare with; may be repeated.")
     ] = None,
     subsets: Annotated[bool, typer.Option(help="Also measure k of M averaged.")] = True,
 ) -> None:
@@ -57,20 +52,10 @@ def advise(
             folder=opened.store,
             progress=progress,
         )
-    document = found.to_json()
-    asked = {key: document.get(key) for key in ("ensemble", "data", "split", "n", "threat", "attacks")}
-    path, main = subject.run.keep("advice", document, asked)
-    if case.as_json:
-        print_json(document)
-        return
-    out = console()
+    written = choices.written(found, None, subject.run, "the advice")
     title = f"{subject.run.path} on {found.data} {found.split}, {found.n} inputs"
-    rows = [result_tables.Row(option.name, option.accuracy, option.flops) for option in found.options]
-    out.print(result_tables.terminal(rows, title, found.confidence))
-    for line in found.sentences:
-        out.print(line)
-    kept = "" if main else " advice.json keeps the advice on more inputs."
-    out.print(f"Written to {path}.{kept}")
+    table = result_tables.terminal(found.options, title, found.confidence)
+    show(found, case.as_json, [table, *found.sentences, written])
 
 
 def _network(path: Path) -> nn.Module:

@@ -9,21 +9,18 @@ import typer
 from rich.table import Table
 
 from randens.cli import choices
-from randens.cli.output import console, print_json
+from randens.cli.output import show
 from randens.core.errors import InputError
 
 if TYPE_CHECKING:
     from randens.evaluation.attack_table import Attacked
-
-__all__ = ["attack"]
 
 
 @choices.asked(choices.Attacking)
 def attack(
     case: choices.Attacking,
     save_images: Annotated[
-        Path | None,
-        typer.Option(help="Write a PNG of clean, perturbed and difference there.", show_default=False),
+        Path | None, typer.Option(help="Write a PNG of clean, perturbed and difference there.")
     ] = None,
 ) -> None:
     """Attack the ensemble of RUN with each attack alone, and keep the witnesses in its folder `witnesses`.
@@ -54,19 +51,14 @@ def attack(
         return
     if save_images is not None:
         draw_worst(save_images, images, results[-1], subject.rec, subject.threat)
-    if case.as_json:
-        print_json([result.to_json() for result in results])
-        return
-    out = console()
-    out.print(_table(results, f"{subject.run.path} on {images.name} {case.split}, {len(images)} inputs"))
-    for result in results:
-        for line in result.warnings:
-            out.print(line, markup=False)
-    out.print(f"Witnesses and perturbed inputs are in {store.folder}.", markup=False)
-    for line in store.notes:
-        out.print(line, markup=False)
-    if save_images is not None:
-        out.print(f"Pictures are in {save_images}.", markup=False)
+    lines = [
+        _table(results, f"{subject.run.path} on {images.name} {case.split}, {len(images)} inputs"),
+        *(warning for result in results for warning in result.warnings),
+        f"Witnesses and perturbed inputs are in {store.folder}.",
+        *store.notes,
+        *([] if save_images is None else [f"Pictures are in {save_images}."]),
+    ]
+    show(results, case.as_json, lines)
 
 
 def _table(results: list[Attacked], title: str) -> Table:

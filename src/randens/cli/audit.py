@@ -6,17 +6,16 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from randens.cli import choices
-from randens.cli.output import console, print_json
+from randens.cli.output import show
 from randens.cli.progress_bars import bars
 
-__all__ = ["audit"]
 
-
-@choices.asked(choices.OnRun, limit=128)
+@choices.asked(choices.Attacking, without=("attack", "settings"), limit=128)
 def audit(
-    case: choices.OnRun,
+    case: choices.Attacking,
     output: Annotated[
         Path | None, typer.Option(help="Where the JSON goes; audit.json of the run by default.")
     ] = None,
@@ -35,16 +34,15 @@ def audit(
     from randens.evaluation import audit as run_audit
     from randens.models import pick_device
 
-    subject = case.subject(case.run)
-    images = subject.load(case.split, case.limit)
+    opened = case.opened()
+    subject, store = opened.subject, opened.store
     known = subject.run.path / "evaluation.json"
     evaluation = Evaluation.load(known) if known.is_file() else None
     subject.rec.to(pick_device(case.device))
-    store = subject.store(fresh=case.fresh, verify=case.verify)
     with bars() as progress:
         result = run_audit(
             subject.rec,
-            images,
+            opened.images,
             subject.threat,
             evaluation=evaluation,
             chosen_on=subject.chosen_on,
@@ -52,24 +50,18 @@ def audit(
             folder=store,
             progress=progress,
         )
-    path, main = (result.save(output), True) if output is not None else result.keep(subject.run)
-    if case.as_json:
-        print_json(result.to_json())
-    else:
-        out = console()
-        for check in result.checks:
-            out.print(f"{'ok  ' if check.passed else 'FAIL'} {check.name}: {check.finding}", markup=False)
-            if check.advice:
-                out.print(f"       → {check.advice}", markup=False)
-        out.print(result.verdict, style="bold", markup=False)
-        out.print(
-            f"{result.cost.forwards:,} forward and {result.cost.backwards:,} backward member passes, "
-            f"{result.seconds:.1f} s, for the whole audit.",
-            markup=False,
-        )
-        for line in choices.said(store, result.now, "the attacks are"):
-            out.print(line, markup=False)
-        kept = "" if main else " audit.json keeps the audit on more inputs."
-        out.print(f"Written to {path}.{kept}", markup=False)
+    written = choices.written(result, output, subject.run)
+    lines: list[str | Text] = []
+    for check in result.checks:
+        lines.append(f"{'ok  ' if check.passed else 'FAIL'} {check.name}: {check.finding}")
+        lines += [f"       → {check.advice}"] if check.advice else []
+    lines += [
+        Text(result.verdict, style="bold"),
+        f"{result.cost.forwards:,} forward and {result.cost.backwards:,} backward member passes, "
+        f"{result.seconds:.1f} s, for the whole audit.",
+        *choices.said(store, result.now, "the attacks are"),
+        written,
+    ]
+    show(result, case.as_json, lines)
     if not result.passed:
         raise typer.Exit(1)

@@ -1,6 +1,4 @@
-"""`randens bench`: compare speed and strength with other libraries and with limits; needs a clone of the
-repository.
-"""
+"""`randens bench`: speed and strength against other libraries and limits; needs a clone of the repository."""
 
 from __future__ import annotations
 
@@ -16,8 +14,6 @@ import randens
 from randens.cli.clone import clone_of
 from randens.cli.output import Json
 from randens.core.errors import InputError
-
-__all__ = ["bench"]
 
 
 def bench(
@@ -44,6 +40,11 @@ def bench(
 
     Example: randens bench --quick
     """
+    clone = clone_of(Path.cwd(), "benchmarks/runner.py")
+    if clone is None:
+        raise InputError(
+            "the benchmarks live in randens's repository: run `make bench` or `randens bench` inside a clone of it"
+        )
     arguments = list(names or [])
     arguments += [
         flag for flag, given in (("--list", listing), ("--quick", quick), ("--json", as_json)) if given
@@ -56,14 +57,5 @@ def bench(
     # The child process must import the same package as this process.
     home = str(Path(randens.__file__).resolve().parents[1])
     paths = os.pathsep.join([home, *filter(None, [os.environ.get("PYTHONPATH")])])
-    child = subprocess.run(command, cwd=_clone(), env={**os.environ, "PYTHONPATH": paths}, check=False)
+    child = subprocess.run(command, cwd=clone, env={**os.environ, "PYTHONPATH": paths}, check=False)
     raise typer.Exit(child.returncode if child.returncode >= 0 else 1)
-
-
-def _clone() -> Path:
-    found = clone_of(Path.cwd(), "benchmarks/runner.py")
-    if found is None:
-        raise InputError(
-            "the benchmarks live in randens's repository: run `make bench` or `randens bench` inside a clone of it"
-        )
-    return found

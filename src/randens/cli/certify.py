@@ -9,13 +9,11 @@ import typer
 from rich.table import Table
 
 from randens.cli import choices
-from randens.cli.output import console, print_json
+from randens.cli.output import show
 from randens.cli.progress_bars import bars
 
 if TYPE_CHECKING:
     from randens.evaluation import Certification
-
-__all__ = ["certify"]
 
 
 @choices.asked(choices.Attacking)
@@ -64,26 +62,19 @@ def certify(
             folder=store,
             progress=progress,
         )
-    path, main = (result.save(output), True) if output is not None else result.keep(subject.run)
-    if case.as_json:
-        print_json(result.to_json())
-        return
-    out = console()
+    written = choices.written(result, output, subject.run)
     title = f"{case.run} on {result.data} {result.split}, {result.threat.norm} ε = {result.threat.eps:.4g}"
-    out.print(_table(result, title))
     best = ", ".join(f"{p:.3g}" for p in result.best.probs.tolist())
     advice = " Use --split validation to choose α by it." if result.split == "test" else ""
-    out.print(
-        f"Smallest certified risk at any probabilities: {result.best.risk:.4f} at α = ({best}).{advice}"
-    )
-    out.print(
+    lines = [
+        _table(result, title),
+        f"Smallest certified risk at any probabilities: {result.best.risk:.4f} at α = ({best}).{advice}",
         f"Members one by one would give {result.separate():.4f}; sets of members proven not to be fooled together: "
-        f"{result.refuted}."
-    )
-    for line in choices.said(store, attacked.now, f"{attacked.reread} stored witnesses judged again"):
-        out.print(line, markup=False)
-    kept = "" if main else " certification.json keeps its answer on more inputs."
-    out.print(f"{result.n} inputs, {result.seconds:.1f} s. Written to {path}.{kept}", markup=False)
+        f"{result.refuted}.",
+        *choices.said(store, attacked.now, f"{attacked.reread} stored witnesses judged again"),
+        f"{result.n} inputs, {result.seconds:.1f} s. {written}",
+    ]
+    show(result, case.as_json, lines)
 
 
 def _table(result: Certification, title: str) -> Table:

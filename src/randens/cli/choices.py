@@ -23,49 +23,30 @@ if TYPE_CHECKING:
     from randens.attacks import Attack, Cost
     from randens.core.distributed import Workers
     from randens.core.progress import Progress
+    from randens.core.runs import Kept, Run
     from randens.data import ImageData
     from randens.evaluation.run_folder import Subject
     from randens.threat import Threat
     from randens.witness.store import WitnessStore
 
-__all__ = [
-    "Attacking",
-    "Attacks",
-    "Device",
-    "Evaluating",
-    "InputOptions",
-    "Limit",
-    "Opened",
-    "OnRun",
-    "RunFolder",
-    "Seed",
-    "Settings",
-    "asked",
-    "make_attacks",
-    "number",
-    "said",
-]
 
 RunFolder = Annotated[
     Path,
     typer.Argument(
-        help="A run folder, made by `randens quickstart` or `randens train`, e.g. runs/quickstart-1.",
-        show_default=False,
+        help="A run folder, made by `randens quickstart` or `randens train`, e.g. runs/quickstart-1."
     ),
 ]
 OptionalRun = Annotated[
     Path | None,
     typer.Argument(
-        help="A run folder, e.g. runs/quickstart-1; left out if --model names networks of your own.",
-        show_default=False,
+        help="A run folder, e.g. runs/quickstart-1; left out if --model names networks of your own."
     ),
 ]
 Model = Annotated[
     str | None,
     typer.Option(
         help="Your own network instead of RUN: a TorchScript, ONNX or saved ensemble's file or folder, a name of the "
-        "zoo, or package.module:factory, which needs --run-code.",
-        show_default=False,
+        "zoo, or package.module:factory, which needs --run-code."
     ),
 ]
 RunCode = Annotated[
@@ -75,14 +56,9 @@ RunCode = Annotated[
     ),
 ]
 Mean = Annotated[
-    str | None,
-    typer.Option(
-        help="With --model: the means for normalising inputs, separated by commas.", show_default=False
-    ),
+    str | None, typer.Option(help="With --model: the means for normalising inputs, separated by commas.")
 ]
-Std = Annotated[
-    str | None, typer.Option(help="With --model and --mean: the standard deviations.", show_default=False)
-]
+Std = Annotated[str | None, typer.Option(help="With --model and --mean: the standard deviations.")]
 Device = Annotated[
     str,
     typer.Option(
@@ -100,43 +76,33 @@ Attacks = Annotated[
     typer.Option(
         "--attack",
         help=f"An attack by name; repeatable, the worst result counts. One of: {', '.join(known.ATTACKS)}.",
-        show_default=False,
         autocompletion=known.starting(known.ATTACKS),
     ),
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set", help="An option for every named attack, e.g. steps=40; repeatable.", show_default=False
-    ),
+    typer.Option("--set", help="An option for every named attack, e.g. steps=40; repeatable."),
 ]
 Norm = Annotated[
     str | None,
     typer.Option(
-        help="linf or l2, instead of the run's; give --eps too.",
-        show_default=False,
-        autocompletion=known.starting(known.NORMS),
+        help="linf or l2, instead of the run's; give --eps too.", autocompletion=known.starting(known.NORMS)
     ),
 ]
 Eps = Annotated[
     str | None,
     typer.Option(
-        help="Radius of the perturbations instead of the run's, e.g. 0.03 or 8/255; pixels go from 0 to 1.",
-        show_default=False,
+        help="Radius of the perturbations instead of the run's, e.g. 0.03 or 8/255; pixels go from 0 to 1."
     ),
 ]
 Data = Annotated[
     str | None,
     typer.Option(
         help=f"Data set instead of the run's. One of: {', '.join(known.DATA_SETS)}.",
-        show_default=False,
         autocompletion=known.starting(known.DATA_SETS),
     ),
 ]
-Limit = Annotated[
-    int | None,
-    typer.Option(help="Use only this many inputs, from the first on; all by default.", show_default=False),
-]
+Limit = Annotated[int | None, typer.Option(help="Use only this many of the first inputs.")]
 Seed = Annotated[int, typer.Option(help="Seed of all random choices of the attacks.")]
 
 Fresh = Annotated[
@@ -191,16 +157,10 @@ class InputOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnRun(InputOptions):
-    """Options of a command about one run folder."""
-
-    run: RunFolder
-
-
-@dataclass(frozen=True, kw_only=True)
-class Attacking(OnRun):
+class Attacking(InputOptions):
     """Options of a command that attacks a run's ensemble."""
 
+    run: RunFolder
     attack: Attacks = None
     settings: Settings = None
 
@@ -236,16 +196,19 @@ class Evaluating(InputOptions):
                 "--model needs --data: a data set's name, an .npz file with x and y, or a folder of images"
             )
 
-    def own(self) -> tuple[Any, Any]:
-        """Turn --model, --run-code, --mean and --std into a model for `randens.evaluate` and its
-        preprocessing.
-        """
+    def given(self, eps: float | None = None) -> Given:
+        """RUN, or what --model, --run-code, --mean and --std name, for `randens.evaluate`."""
         from randens.evaluation import from_factory
 
+        if self.run is not None:
+            subject = self.subject(self.run, eps)
+            store = subject.store(fresh=self.fresh, verify=self.verify)
+            images = subject.load(self.split, self.limit)
+            return Given(subject.rec, images, subject.threat, subject=subject, store=store)
         assert self.model is not None
         factory = ":" in self.model and not Path(self.model).exists()
         model = from_factory(self.model, run_code=self.run_code) if factory else self.model
-        return model, self.preprocessing()
+        return Given(model, self.data, self.threat(eps), preprocessing=self.preprocessing())
 
     def preprocessing(self) -> tuple[Any, ...] | None:
         """What --mean and --std mean: the pair that `randens.evaluate` takes, or None."""
@@ -258,14 +221,26 @@ class Evaluating(InputOptions):
             for name, text in (("--mean", self.mean), ("--std", self.std))
         )
 
-    def threat(self) -> Threat:
+    def threat(self, eps: float | None = None) -> Threat:
         """Return the threat for the user's own networks: linf with 8/255 by default."""
         from randens.threat import Threat, norm_name
 
-        if self.norm is not None and norm_name(self.norm) != "linf" and self.eps is None:
+        radius = number("--eps", self.eps) if eps is None else eps
+        if self.norm is not None and norm_name(self.norm) != "linf" and radius is None:
             raise InputError(f"--norm is {self.norm!r}; give its radius too, with --eps")
-        radius = number("--eps", self.eps)
         return Threat(self.norm or "linf", 8 / 255 if radius is None else radius)
+
+
+@dataclass(frozen=True)
+class Given:
+    """What to evaluate: a model with its data and threat; a run folder has its subject and store, too."""
+
+    model: Any
+    data: Any
+    threat: Threat
+    preprocessing: Any = None
+    subject: Subject | None = None
+    store: WitnessStore | None = None
 
 
 @dataclass(frozen=True)
@@ -321,6 +296,13 @@ def said(store: WitnessStore, now: Cost, stored: str) -> list[str]:
     """Return the messages about the store: passes of this command, stored results used, and problems."""
     made = f"{now.forwards:,} forward and {now.backwards:,} backward member passes in this call"
     return [f"{made}; {stored} in {store.folder}.", *store.notes]
+
+
+def written(result: Kept, output: Path | None, run: Run, what: str = "its answer") -> str:
+    """Write a result to `output`, or keep it in the run; returns the sentence that says where it is."""
+    path, main = result.keep(run) if output is None else (result.save(output), True)
+    name = path.name.partition("-")[0]
+    return f"Written to {path}." + ("" if main else f" {name}.json keeps {what} on more inputs.")
 
 
 def make_attacks(

@@ -1,6 +1,4 @@
-"""Access to parts of the repository that are not in the installed package: benchmarks, paper's tables,
-studies.
-"""
+"""Parts of the repository that are not in the installed package: benchmarks, the paper's tables, studies."""
 
 from __future__ import annotations
 
@@ -11,8 +9,6 @@ from typing import Any
 
 import randens
 from randens.core.errors import InputError
-
-__all__ = ["clone_of", "from_paper"]
 
 
 def clone_of(start: Path, part: str) -> Path | None:

@@ -8,9 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from randens.cli import choices
-from randens.cli.output import console, print_json
-
-__all__ = ["curve"]
+from randens.cli.output import show
 
 
 @choices.asked(choices.Evaluating, without=("eps", "settings"))
@@ -25,12 +23,9 @@ def curve(
         typer.Option("--cost", help="Accuracy against member passes of each --attack, at the last radius."),
     ] = False,
     deterministic: Annotated[bool, typer.Option(help="Also attack the mean of all logits.")] = True,
-    plot: Annotated[
-        Path | None, typer.Option(help="Draw the curves into this PNG, SVG or PDF file.", show_default=False)
-    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the curves into this PNG, SVG or PDF file.")] = None,
     output: Annotated[
-        Path | None,
-        typer.Option(help="Where the JSON goes; curve.json of the run by default.", show_default=False),
+        Path | None, typer.Option(help="Where the JSON goes; curve.json of the run by default.")
     ] = None,
 ) -> None:
     """Draw robust accuracy against ε for the ensemble of RUN, its members and the deterministic ensemble.
@@ -51,20 +46,14 @@ def curve(
     radii = grid("--eps", eps)
     if plot is not None and plot.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise InputError(f"--plot is {str(plot)!r}; pictures are written as .png, .svg or .pdf")
-    subject: Any = None
-    given: Any
-    if case.run is None:
-        given, pair = case.own()
-        images: Any = case.data
-    else:
-        subject = case.subject(case.run, max(radii) or 1e-9)
-        given, pair, images = subject.rec, None, subject.load(case.split, case.limit)
+    given = case.given(max(radii) or 1e-9)
+    subject = given.subject
     found: Any
     with case.running() as (processes, progress):
         shared: dict[str, Any] = {
-            "norm": case.norm or (subject.threat.norm if subject is not None else None),
+            "norm": case.norm or (None if subject is None else subject.threat.norm),
             "device": processes.device,
-            "preprocessing": pair,
+            "preprocessing": given.preprocessing,
             "split": case.split,
             "limit": case.limit,
             "seed": case.seed,
@@ -72,12 +61,10 @@ def curve(
         }
         if cost:
             chosen = tuple(case.attack or ("pgd", "apgd", "arc-r", "saddle"))
-            found = evaluation.cost_curve(given, images, chosen, eps=radii[-1], **shared)
+            found = evaluation.cost_curve(given.model, given.data, chosen, eps=radii[-1], **shared)
         else:
-            store = None if subject is None else subject.store(fresh=case.fresh, verify=case.verify)
-            found = evaluation.curve(
-                given, images, radii, case.attack, deterministic=deterministic, folder=store, **shared
-            )
+            shared |= {"deterministic": deterministic, "folder": given.store}
+            found = evaluation.curve(given.model, given.data, radii, case.attack, **shared)
     if not processes.writes:
         return
     name = "cost-curve.json" if cost else "curve.json"
@@ -86,11 +73,5 @@ def curve(
         write_json(path, found.to_json())
     if plot is not None:
         found.plot(plot)
-    if case.as_json:
-        print_json(found.to_json())
-        return
-    out = console()
-    out.print(repr(found), markup=False)
-    for written in (path, plot):
-        if written is not None:
-            out.print(f"Written to {written}.", markup=False)
+    written = [f"Written to {place}." for place in (path, plot) if place is not None]
+    show(found, case.as_json, [repr(found), *written])

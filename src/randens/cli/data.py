@@ -9,30 +9,20 @@ import typer
 from rich.table import Table
 
 from randens.cli import names as known
-from randens.cli.output import Json, console, print_json
+from randens.cli.output import Json, print_json, show
 from randens.cli.progress_bars import bars
 from randens.core.errors import unknown
-
-__all__ = ["app"]
+from randens.core.files import picked
 
 app = typer.Typer(help="List, fetch, verify and locate data sets.", no_args_is_help=True)
 
 _Names = Annotated[
     list[str] | None,
-    typer.Argument(
-        help="Data sets; all if none is named.",
-        show_default=False,
-        autocompletion=known.starting(known.DATA_SETS),
-    ),
+    typer.Argument(help="Data sets; all if none is named.", autocompletion=known.starting(known.DATA_SETS)),
 ]
 _Folder = Annotated[
     Path | None,
-    typer.Option(
-        "--folder",
-        help="Cache folder instead of RANDENS_DATA or the platform's.",
-        show_default=False,
-        file_okay=False,
-    ),
+    typer.Option("--folder", help="Cache folder instead of RANDENS_DATA or the platform's.", file_okay=False),
 ]
 
 
@@ -56,15 +46,12 @@ def list_(folder: _Folder = None, as_json: Json = False) -> None:
         }
         for name in data.names()
     ]
-    if as_json:
-        print_json(rows)
-        return
     table = Table("name", "shape", "classes", "train", "validation", "test", "here", box=None)
     for row in rows:
         shape = "×".join(map(str, row["shape"]))
         numbers = (str(row[key]) for key in ("classes", "train", "validation", "test"))
         table.add_row(row["name"], shape, *numbers, "yes" if row["present"] else "no")
-    console().print(table)
+    show(rows, as_json, [table])
 
 
 @app.command()
@@ -73,7 +60,6 @@ def fetch(
         list[str],
         typer.Argument(
             help=f"Data sets to fetch. Known: {', '.join(known.DATA_SETS)}.",
-            show_default=False,
             autocompletion=known.starting(known.DATA_SETS),
         ),
     ],
@@ -105,17 +91,7 @@ def fetch(
             where = f"is in {result.folder}" if result.folder else "needs no fetching"
             typer.echo(f"{name} {where}; source: {result.source}")
     if as_json:
-        print_json(
-            [
-                {
-                    "name": r.name,
-                    "folder": str(r.folder or ""),
-                    "source": r.source,
-                    "skipped": list(r.skipped),
-                }
-                for r in results
-            ]
-        )
+        print_json([{**picked(r, "name source skipped"), "folder": str(r.folder or "")} for r in results])
 
 
 @app.command()
@@ -128,17 +104,9 @@ def verify(names: _Names = None, folder: _Folder = None, as_json: Json = False) 
 
     verdicts = [data.verify(name, folder=folder) for name in names or data.names()]
     wrong = [v for v in verdicts if not v.ok and (v.present or names)]
-    if as_json:
-        print_json(
-            [
-                {"name": v.name, "present": v.present, "ok": v.ok, "checked": v.checked, "source": v.source}
-                for v in verdicts
-            ]
-        )
-    else:
-        for verdict in verdicts:
-            state = "ok" if verdict.ok else ("DAMAGED" if verdict.present else "not fetched")
-            typer.echo(f"{verdict.name}: {state} — {verdict.message}")
+    states = ["ok" if v.ok else "DAMAGED" if v.present else "not fetched" for v in verdicts]
+    lines = [f"{v.name}: {state} — {v.message}" for v, state in zip(verdicts, states, strict=True)]
+    show([picked(v, "name present ok checked source") for v in verdicts], as_json, lines)
     if wrong:
         raise typer.Exit(1)
 
@@ -149,7 +117,6 @@ def path(
         str | None,
         typer.Argument(
             help="A data set; none for the cache folder itself.",
-            show_default=False,
             autocompletion=known.starting(known.DATA_SETS),
         ),
     ] = None,

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from randens.cli.output import Json, console, print_json
-
-__all__ = ["doctor"]
+from randens.cli.output import Json, show
 
 
 def doctor(as_json: Json = False) -> None:
@@ -19,12 +17,8 @@ def doctor(as_json: Json = False) -> None:
     from randens.doctor import diagnose
 
     found = diagnose()
-    if as_json:
-        print_json(found.to_json())
-    else:
-        out = console()
-        for check in found.checks:
-            out.print(f"{'ok  ' if check.ok else 'BAD '} {check.name:<10} {check.detail}")
-        out.print("All is well." if found.ok else "Something is wrong: see the lines that begin with BAD.")
+    lines = [f"{'ok  ' if check.ok else 'BAD '} {check.name:<10} {check.detail}" for check in found.checks]
+    whole = "All is well." if found.ok else "Something is wrong: see the lines that begin with BAD."
+    show(found, as_json, [*lines, whole])
     if not found.ok:
         raise typer.Exit(1)

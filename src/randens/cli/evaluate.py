@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from randens.cli import choices
-from randens.cli.output import console, print_json
+from randens.cli.output import show
 from randens.cli.progress_bars import bars
 from randens.core.errors import InputError
 
 if TYPE_CHECKING:
     from randens.evaluation import Evaluation
-
-__all__ = ["evaluate"]
 
 
 class Format(str, Enum):
@@ -33,8 +32,7 @@ class _Options(choices.Evaluating):
     draws: Annotated[
         int | None,
         typer.Option(
-            help="With --model: the model is random; attack this many frozen draws and score it on fresh ones.",
-            show_default=False,
+            help="With --model: the model is random; attack this many frozen draws and score it on fresh ones."
         ),
     ] = None
     tolerance: Annotated[
@@ -49,8 +47,7 @@ class _Options(choices.Evaluating):
         Path | None, typer.Option(help="Where the JSON goes; evaluation.json of the run by default.")
     ] = None
     adversarial: Annotated[
-        Path | None,
-        typer.Option(help="Also write the worst perturbed inputs there, as safetensors.", show_default=False),
+        Path | None, typer.Option(help="Also write the worst perturbed inputs there, as safetensors.")
     ] = None
     style: Annotated[Format, typer.Option("--format", help="Table, Markdown or LaTeX rows.")] = Format.table
 
@@ -80,70 +77,47 @@ def evaluate(case: _Options) -> None:
         if case.model is None:
             raise InputError("--draws needs --model: the members of a run folder are not random")
         _random(case, case.draws)
-    elif case.run is None:
-        _own(case)
     else:
-        _of_run(case, case.run)
+        _members(case)
 
 
-def _of_run(case: _Options, run: Path) -> None:
-    """Evaluate the ensemble of a run folder; the result is kept there."""
+def _members(case: _Options) -> None:
+    """Evaluate the ensemble of a run folder, where the result is kept, or the user's own networks."""
     from randens import evaluation
 
-    subject = case.subject(run)
-    images = subject.load(case.split, case.limit)
-    chosen = choices.make_attacks(case.attack, ("suite",), subject.threat, case.settings, case.seed)
-    store = subject.store(fresh=case.fresh, verify=case.verify)
-    with case.running() as (processes, progress):
-        result = evaluation.evaluate(
-            subject.rec,
-            images,
-            chosen,
-            also={"uniform": None} if case.uniform and len(subject.rec) > 1 else {},
-            deterministic=case.deterministic,
-            chosen_on=subject.chosen_on,
-            device=processes.device,
-            folder=store,
-            progress=progress,
-        )
-    if not processes.writes:
-        return
-    path, main = (result.save(case.output), True) if case.output is not None else result.keep(subject.run)
-    if case.adversarial is not None:
-        evaluation.save_worst_inputs(case.adversarial, result, subject.rec, images)
-    kept = "" if main else " evaluation.json keeps its numbers on more inputs."
-    told = choices.said(store, result.now, f"{result.reread} stored witnesses judged again")
-    _print(case, result, str(subject.run.path), [*told, f"Written to {path}.{kept}"])
-
-
-def _own(case: _Options) -> None:
-    """Evaluate the user's own networks and print the result."""
-    from randens import evaluation
-
-    assert case.model is not None
-    model, pair = case.own()
-    threat = case.threat()
+    given = case.given()
+    subject, threat = given.subject, given.threat
     chosen = choices.make_attacks(case.attack, ("suite",), threat, case.settings, case.seed)
+    several = subject is None or len(subject.rec) > 1
     with case.running() as (processes, progress):
         result = evaluation.evaluate(
-            model,
-            case.data,
+            given.model,
+            given.data,
             chosen,
+            also={"uniform": None} if case.uniform and several else {},
+            deterministic=case.deterministic,
+            chosen_on=None if subject is None else subject.chosen_on,
             device=processes.device,
             bounds=threat.bounds,
-            preprocessing=pair,
+            preprocessing=given.preprocessing,
             split=case.split,
             limit=case.limit,
-            deterministic=case.deterministic,
-            also={"uniform": None} if case.uniform else {},
+            folder=given.store,
             progress=progress,
         )
     if not processes.writes:
         return
-    path = None if case.output is None else result.save(case.output)
-    if case.adversarial is not None and result.case is not None:
-        evaluation.save_worst_inputs(case.adversarial, result, result.case.rec, result.case.data)
-    _print(case, result, case.model, [] if path is None else [f"Written to {path}."])
+    told = []
+    if subject is not None and given.store is not None:
+        again = f"{result.reread} stored witnesses judged again"
+        told += choices.said(given.store, result.now, again)
+        told.append(choices.written(result, case.output, subject.run))
+    elif case.output is not None:
+        told.append(f"Written to {result.save(case.output)}.")
+    if case.adversarial is not None:
+        evaluation.save_worst_inputs(case.adversarial, result, result.case.rec, result.case.inputs)
+    name = str(case.model if subject is None else subject.run.path)
+    show(result, case.as_json, _lines(case, result, name, told))
 
 
 def _random(case: _Options, draws: int) -> None:
@@ -164,7 +138,7 @@ def _random(case: _Options, draws: int) -> None:
     with on_device(prepared.rec, case.device), bars() as progress:
         result = evaluation.evaluate_stochastic(
             prepared.rec,
-            prepared.data,
+            prepared.inputs,
             prepared.attacks,
             seed=case.seed,
             tolerance=case.tolerance,
@@ -177,33 +151,21 @@ def _random(case: _Options, draws: int) -> None:
             Run.create(output, kind="random model").path / "stochastic.json" if run else output
         )
         told.append(f"Written to {path}." + (f" A page about it: randens report {output}." if run else ""))
-    if case.as_json:
-        print_json(result.to_json())
-        return
-    out = console()
-    for line in [*result.statements(), *told]:
-        out.print(line, markup=False)
+    show(result, case.as_json, [*result.statements(), *told])
 
 
-def _print(case: _Options, result: Evaluation, name: str, told: list[str]) -> None:
+def _lines(case: _Options, result: Evaluation, name: str, told: list[str]) -> Iterator[Any]:
+    """The table in the requested format; in a terminal also sentences about it."""
     from randens.data import called
     from randens.evaluation import result_tables
 
-    if case.as_json:
-        print_json(result.to_json())
-        return
     rows = result_tables.rows(result)
     if case.style is Format.markdown:
-        typer.echo(result_tables.markdown(rows))
+        yield result_tables.markdown(rows)
     elif case.style is Format.latex:
-        typer.echo(result_tables.latex(rows))
+        yield result_tables.latex(rows)
     else:
-        title = (
-            f"{name} on {called(result.data, result.split)}, {result.threat.norm} ε = {result.threat.eps:.4g}"
-        )
-        out = console()
-        out.print(result_tables.terminal(rows, title, result.confidence))
-        for line in result_tables.statements(result):
-            out.print(line)
-        for line in told:
-            out.print(line, markup=False)
+        about = f"{called(result.data, result.split)}, {result.threat.norm} ε = {result.threat.eps:.4g}"
+        yield result_tables.terminal(rows, f"{name} on {about}", result.confidence)
+        yield from result_tables.statements(result)
+        yield from told

@@ -3,38 +3,35 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from randens.cli.clone import from_paper
-from randens.cli.output import Json, console, print_json
+from randens.cli.output import Json, show
 from randens.core.errors import FileError, InputError
 from randens.core.files import parse_json
 
 if TYPE_CHECKING:
-    from randens.risk.published import Reported
+    from randens.risk.published import Audited, Reported
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-__all__ = ["explain"]
-
 
 def explain(
     risks: Annotated[
-        list[str] | None,
-        typer.Argument(help="The members' adversarial risks, e.g. 0.42 0.45 0.5.", show_default=False),
+        list[str] | None, typer.Argument(help="The members' adversarial risks, e.g. 0.42 0.45 0.5.")
     ] = None,
-    classes: Annotated[int | None, typer.Option(help="The number of classes.", show_default=False)] = None,
+    classes: Annotated[int | None, typer.Option(help="The number of classes.")] = None,
     table: Annotated[
         str | None,
         typer.Option(
-            help="Audit a published table: a TOML or JSON file with rows, or the word paper for its own tables.",
-            show_default=False,
+            help="Audit a published table: a TOML or JSON file with rows, or the word paper for its own tables."
         ),
     ] = None,
     as_json: Json = False,
@@ -50,54 +47,38 @@ def explain(
 
     Example: randens explain 0.42 0.45 0.5
     """
+    from randens.risk import explain as explain_risks
+    from randens.risk.published import audit_published
+
     if (risks is None or not risks) == (table is None):
         raise InputError("give either the members' risks or --table, not both and not neither")
     if table is not None:
-        _audit(table, as_json)
+        rows, also = _rows(table)
+        audited = [audit_published(row) for row in rows]
+        show({"rows": audited, "repeated": also}, as_json, _audit(rows, audited, also))
         return
-    from randens.risk import explain as explain_risks
 
     found = explain_risks([_risk(text) for text in risks or ()], classes=classes)
-    if as_json:
-        print_json(found.to_json())
-        return
-    out = console()
-    out.print(f"floor    {found.bounds.floor:.4f}")
-    out.print(f"ceiling  {found.bounds.ceiling:.4f}")
-    for sentence in found.sentences:
-        out.print(sentence)
+    limits = [f"floor    {found.bounds.floor:.4f}", f"ceiling  {found.bounds.ceiling:.4f}"]
+    show(found, as_json, [*limits, *found.sentences])
 
 
-def _audit(table: str, as_json: bool) -> None:
-    from randens.risk.published import audit_published
-
-    rows, also = _rows(table)
-    found = [audit_published(row) for row in rows]
-    if as_json:
-        print_json({"rows": [one.to_json() for one in found], "repeated": list(also)})
-        return
-    out = console()
+def _audit(rows: list[Reported], found: list[Audited], also: tuple[str, ...]) -> Iterator[str]:
+    """What an audit of published rows found, in sentences."""
     for row, one in zip(rows, found, strict=True):
         said = []
         if one.gain is not None:
             said.append(f"gain {100 * one.gain:+.2f} points")
         if one.conflict is not None:
-            said.append(
-                f"{'P(R1)' if len(row.members) == 2 else 'conflict at'}"
-                f"{'' if len(row.members) == 2 else ' least'} {one.conflict:.2%}"
-            )
+            said.append(f"{'P(R1)' if len(row.members) == 2 else 'conflict at least'} {one.conflict:.2%}")
         if one.probs_range is not None:
             ranges = ", ".join(f"{low:.2f}–{high:.2f}" for low, high in one.probs_range)
             said.append(f"possible α: {ranges}{'' if one.uniform_possible else ' (uniform is not)'}")
-        out.print(f"{one.name}: {'; '.join(said) or 'nothing to check'}", markup=False)
-        for text in one.violations:
-            out.print(f"  VIOLATION: {text}", markup=False)
-        for text in one.notes:
-            out.print(f"  note: {text}", markup=False)
-    for text in also:
-        out.print(f"printed twice: {text}", markup=False)
-    bad = sum(bool(one.violations) for one in found)
-    out.print(f"{len(found)} rows, {bad} with violations.", markup=False)
+        yield f"{one.name}: {'; '.join(said) or 'nothing to check'}"
+        yield from (f"  VIOLATION: {text}" for text in one.violations)
+        yield from (f"  note: {text}" for text in one.notes)
+    yield from (f"printed twice: {text}" for text in also)
+    yield f"{len(found)} rows, {sum(bool(one.violations) for one in found)} with violations."
 
 
 def _rows(table: str) -> tuple[list[Reported], tuple[str, ...]]:

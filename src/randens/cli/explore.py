@@ -8,15 +8,12 @@ from typing import Annotated
 import typer
 
 from randens.cli import choices
-from randens.cli.output import Json, console, print_json
-
-__all__ = ["explore"]
+from randens.cli.output import Json, show
 
 
 def explore(
     risks: Annotated[
-        list[str] | None,
-        typer.Argument(help="The members' adversarial risks, e.g. 0.42 0.45 0.5.", show_default=False),
+        list[str] | None, typer.Argument(help="The members' adversarial risks, e.g. 0.42 0.45 0.5.")
     ] = None,
     conflict: Annotated[
         float, typer.Option(help="1: a perturbation fools one member only; 0: all that can be fooled.")
@@ -24,8 +21,7 @@ def explore(
     configuration: Annotated[
         list[str] | None,
         typer.Option(
-            help="Instead of risks: a weight and the sets that can be fooled, e.g. '0.6: 10 01'; repeatable.",
-            show_default=False,
+            help="Instead of risks: a weight and the sets that can be fooled, e.g. '0.6: 10 01'; repeatable."
         ),
     ] = None,
     output: Annotated[Path, typer.Option(help="Where the page goes.")] = Path("explore.html"),
@@ -44,7 +40,5 @@ def explore(
         conflict=conflict,
         configurations=configuration,
     )
-    if as_json:
-        print_json({"page": str(path), "bytes": path.stat().st_size})
-    else:
-        console().print(f"Written to {path}; open it in a browser.", markup=False)
+    document = {"page": path, "bytes": path.stat().st_size}
+    show(document, as_json, [f"Written to {path}; open it in a browser."])

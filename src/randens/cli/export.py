@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from randens.cli import choices
-from randens.cli.output import console, print_json
+from randens.cli.output import show
 from randens.cli.progress_bars import bars
 
 if TYPE_CHECKING:
     from randens.deploy import Bundle
 
-__all__ = ["export"]
-
 
 @choices.asked(choices.Attacking, without=("split", "fresh", "verify"), limit=256)
 def export(
     case: choices.Attacking,
-    output: Annotated[
-        Path | None, typer.Option(help="The new folder; RUN/bundle by default.", show_default=False)
-    ] = None,
+    output: Annotated[Path | None, typer.Option(help="The new folder; RUN/bundle by default.")] = None,
     int8: Annotated[
         bool, typer.Option("--int8", help="Also write an int8 version beside it, and attack both.")
     ] = False,
@@ -60,24 +57,18 @@ def export(
                 progress=progress,
             )
             made.append(coarse)
-    if case.as_json:
-        print_json([{"path": str(b.path), "checksum": b.checksum, **b.to_json()} for b in made])
-        return
-    for bundle in made:
-        _print(bundle)
-    console().print(f"Next: randens serve {made[-1].path}")
+    documents = [{"path": b.path, "checksum": b.checksum, **b.to_json()} for b in made]
+    lines = [line for bundle in made for line in _lines(bundle)]
+    show(documents, case.as_json, [*lines, f"Next: randens serve {made[-1].path}"])
 
 
-def _print(bundle: Bundle) -> None:
-    out = console()
+def _lines(bundle: Bundle) -> Iterator[str]:
     size = sum(member.size for member in bundle.members) / 1e6
-    out.print(
-        f"{bundle.path}: {len(bundle.probs)} members, {bundle.precision}, opset {bundle.opset}, {size:.2f} MB"
-    )
+    yield f"{bundle.path}: {len(bundle.probs)} members, {bundle.precision}, opset {bundle.opset}, {size:.2f} MB"
     parity: dict[str, Any] = bundle.sign_off["parity"]
     accuracy: dict[str, Any] | None = bundle.sign_off.get("accuracy")
     if accuracy is None:
-        out.print(
+        yield (
             f"  largest difference from torch {parity['max_difference']:.2g} on {parity['inputs']} inputs of "
             f"{parity['data']} {parity['split']} (logits reach {parity['largest_logit']:.3g}); "
             f"{parity['labels_changed']} labels changed"
@@ -85,8 +76,6 @@ def _print(bundle: Bundle) -> None:
     else:
         for precision in ("float32", "int8"):
             natural, robust = (100 * accuracy[precision][kind]["value"] for kind in ("natural", "robust"))
-            out.print(f"  {precision:<8} natural {natural:.1f} %, robust {robust:.1f} %")
-        out.print(
-            f"  on {accuracy['inputs']} inputs of {accuracy['data']} {accuracy['split']}. {accuracy['how']}"
-        )
-    out.print(f"  checksum {bundle.checksum}")
+            yield f"  {precision:<8} natural {natural:.1f} %, robust {robust:.1f} %"
+        yield f"  on {accuracy['inputs']} inputs of {accuracy['data']} {accuracy['split']}. {accuracy['how']}"
+    yield f"  checksum {bundle.checksum}"

@@ -8,18 +8,14 @@ from typing import Annotated
 import typer
 
 from randens.cli import choices, names
-from randens.cli.output import Json, console, print_json
-
-__all__ = ["figure"]
+from randens.cli.output import Json, show
 
 
 def figure(
     name: Annotated[
         str,
         typer.Argument(
-            help=f"One of: {', '.join(names.FIGURES)}.",
-            show_default=False,
-            autocompletion=names.starting(names.FIGURES),
+            help=f"One of: {', '.join(names.FIGURES)}.", autocompletion=names.starting(names.FIGURES)
         ),
     ],
     run: choices.RunFolder,
@@ -38,7 +34,4 @@ def figure(
     from randens.report import write_figure
 
     path = write_figure(name, run, output)
-    if as_json:
-        print_json({"figure": str(path), "bytes": path.stat().st_size})
-    else:
-        console().print(f"Written to {path}.", markup=False)
+    show({"figure": path, "bytes": path.stat().st_size}, as_json, [f"Written to {path}."])

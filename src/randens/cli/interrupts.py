@@ -8,8 +8,6 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
-__all__ = ["Terminated", "farewell", "signals_noted"]
-
 _FINISHED_PARTS = "finished batches are kept in the run folder, and the same command goes on after them"
 _KEPT = {
     "attack": _FINISHED_PARTS,

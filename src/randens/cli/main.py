@@ -16,7 +16,6 @@ from randens.core.errors import RandensError, RandensWarning, unknown
 if TYPE_CHECKING:
     import typer
 
-__all__ = ["VERBS", "main", "run"]
 
 VERBS = {
     "quickstart": "Train, attack and explain an ensemble on digits in minutes.",
@@ -58,35 +57,10 @@ I want to train one
 All commands: randens --help. One command: randens evaluate --help. Check the installation: randens doctor.
 """
 
-# Packages that are not part of the plain installation, and the extras that install them.
+# Extras, and the packages that each installs beyond the plain installation.
 _EXTRAS = {
-    **dict.fromkeys(
-        (
-            "torch",
-            "sklearn",
-            "lightning_fabric",
-            "safetensors",
-            "pydantic",
-            "matplotlib",
-            "PIL",
-            "platformdirs",
-        ),
-        "torch",
-    ),
-    **dict.fromkeys(
-        (
-            "fastapi",
-            "httptools",
-            "msgspec",
-            "onnx",
-            "onnxruntime",
-            "onnxscript",
-            "prometheus_client",
-            "starlette",
-            "uvicorn",
-        ),
-        "deploy",
-    ),
+    "torch": "torch sklearn lightning_fabric safetensors pydantic matplotlib PIL platformdirs",
+    "deploy": "fastapi httptools msgspec onnx onnxruntime onnxscript prometheus_client starlette uvicorn",
     "tensorboard": "tensorboard",
 }
 # Set by the script of --install-completion; other variables hold the words typed so far.
@@ -174,7 +148,8 @@ def _run(chosen: list[str]) -> int:
             _say(message)
         return error.exit_code
     except ModuleNotFoundError as error:
-        extra = _EXTRAS.get((error.name or "").partition(".")[0])
+        package = (error.name or "").partition(".")[0]
+        extra = next((extra for extra, names in _EXTRAS.items() if package in names.split()), None)
         if extra is None:
             raise
         _say(f"{error.name} is not installed and {chosen[0]!r} needs it; pip install 'randens[{extra}]'")

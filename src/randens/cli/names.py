@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-__all__ = ["ATTACKS", "DATA_SETS", "FIGURES", "NORMS", "SCALES", "SPLITS", "starting"]
-
 ATTACKS = (
     "saddle",
     "suite",

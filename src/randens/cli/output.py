@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from randens.core.files import plain
+
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["Json", "console", "print_json"]
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
@@ -20,6 +22,16 @@ def console() -> Console:
     from rich.console import Console
 
     return Console(highlight=False, soft_wrap=True)
+
+
+def show(result: Any, as_json: bool, lines: Iterable[Any]) -> None:
+    """Print a result: itself as JSON for programs, or tables and sentences for people."""
+    if as_json:
+        print_json(plain(result))
+        return
+    out = console()
+    for line in lines:
+        out.print(line, markup=False)
 
 
 def print_json(value: Any) -> None:

@@ -10,8 +10,6 @@ from typing import TextIO
 
 from randens.core.progress import Progress
 
-__all__ = ["bars"]
-
 _SECONDS_TO_FIRST_LINE = 2.0
 _SECONDS_BETWEEN_LINES = 10.0
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.text import Text
 
 from randens.cli.choices import Device
-from randens.cli.output import Json, console, print_json
+from randens.cli.output import Json, show
 from randens.cli.progress_bars import bars
 
 if TYPE_CHECKING:
     from randens.quickstart import Quickstart
-
-__all__ = ["quickstart"]
 
 
 def quickstart(
@@ -37,43 +37,26 @@ def quickstart(
 
     with bars() as progress:
         result = run_quickstart(runs, seed=seed, device=device, progress=progress)
-    if as_json:
-        print_json(result.to_json())
-    else:
-        _print(result)
+    show(result, as_json, _lines(result))
 
 
-def _print(result: Quickstart) -> None:
+def _lines(result: Quickstart) -> Iterator[Any]:
     from randens.evaluation import result_tables
 
-    out = console()
-    ensemble = result.ensemble
+    ensemble, advice, folder = result.ensemble, result.advice, result.run.path
     threat = f"{ensemble.threat.norm}, ε = {ensemble.threat.eps:g}"
     rows = [*result_tables.rows(result.at, "AT"), *result_tables.rows(ensemble, "ensemble", "chosen")]
-    out.print(
-        result_tables.terminal(
-            rows, f"{ensemble.data}, {ensemble.n} test images, {threat}", ensemble.confidence
-        )
-    )
-    out.print()
-    for line in result_tables.statements(ensemble):
-        out.print(line)
-    out.print(f"The probabilities are {result.sampling.claim}.")
-    out.print()
-    out.print(result.verdict.sentence, style="bold")
-    advice = result.advice
-    options = [result_tables.Row(option.name, option.accuracy, option.flops) for option in advice.options]
-    out.print()
-    out.print(
-        result_tables.terminal(options, f"What to deploy, by {advice.n} validation images", advice.confidence)
-    )
-    for line in advice.sentences:
-        out.print(line)
-    out.print()
-    folder = result.run.path
-    out.print(f"The report is {result.report}: open it in a browser.")
-    out.print(f"Everything is in {folder} ({result.seconds:.0f} s). What to try next:")
-    out.print(f"  randens evaluate {folder} --attack suite     a stronger portfolio of attacks")
-    out.print(f"  randens sample {folder}                      other ways to choose the probabilities")
+    title = f"{ensemble.data}, {ensemble.n} test images, {threat}"
+    yield from (result_tables.terminal(rows, title, ensemble.confidence), "")
+    yield from result_tables.statements(ensemble)
+    yield f"The probabilities are {result.sampling.claim}."
+    yield from ("", Text(result.verdict.sentence, style="bold"), "")
+    title = f"What to deploy, by {advice.n} validation images"
+    yield result_tables.terminal(advice.options, title, advice.confidence)
+    yield from (*advice.sentences, "")
+    yield f"The report is {result.report}: open it in a browser."
+    yield f"Everything is in {folder} ({result.seconds:.0f} s). What to try next:"
+    yield f"  randens evaluate {folder} --attack suite     a stronger portfolio of attacks"
+    yield f"  randens sample {folder}                      other ways to choose the probabilities"
     risks = " ".join(f"{risk:.3f}" for risk in ensemble.member_risks.tolist())
-    out.print(f"  randens explain {risks}           what these members' risks allow")
+    yield f"  randens explain {risks}           what these members' risks allow"

@@ -8,10 +8,8 @@ from typing import Annotated
 import typer
 
 from randens.cli import choices
-from randens.cli.output import console, print_json
+from randens.cli.output import console, show
 from randens.cli.progress_bars import bars
-
-__all__ = ["report"]
 
 
 @choices.asked(choices.InputOptions)
@@ -19,9 +17,7 @@ def report(
     case: choices.InputOptions,
     runs: Annotated[
         list[Path],
-        typer.Argument(
-            help="Run folders; the first is the subject, the others are compared with it.", show_default=False
-        ),
+        typer.Argument(help="Run folders; the first is the subject, the others are compared with it."),
     ],
     output: Annotated[
         Path | None, typer.Option(help="Where the page goes; report.html of the first run by default.")
@@ -46,8 +42,8 @@ def report(
     """
     from randens.models import pick_device
     from randens.report import measure as run_measure
-    from randens.report import write_report
     from randens.report.from_store import read_runs
+    from randens.report.page import write_page
     from randens.report.verdicts import verdicts
 
     if measure:
@@ -66,19 +62,7 @@ def report(
                 )
             if not found.save(subject.run) and not case.as_json:
                 console().print(f"{run} keeps its measurements on more inputs.", markup=False)
-    path = write_report(runs, output)
-    said = verdicts(read_runs(runs))
-    if case.as_json:
-        print_json(
-            {
-                "report": str(path),
-                "bytes": path.stat().st_size,
-                "runs": [str(r) for r in runs],
-                "verdicts": said,
-            }
-        )
-        return
-    out = console()
-    for line in said:
-        out.print(line, markup=False)
-    out.print(f"Written to {path}; open it in a browser.", markup=False)
+    loaded = read_runs(runs)
+    path, said = write_page(loaded, output), verdicts(loaded)
+    document = {"report": path, "bytes": path.stat().st_size, "runs": runs, "verdicts": said}
+    show(document, case.as_json, [*said, f"Written to {path}; open it in a browser."])

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from randens.cli import choices, names
 from randens.cli.clone import from_paper
-from randens.cli.output import Json, console, print_json
+from randens.cli.output import Json, show
 from randens.cli.progress_bars import bars
 from randens.core.errors import unknown
 from randens.core.files import write_atomic
@@ -17,7 +18,6 @@ from randens.core.files import write_atomic
 if TYPE_CHECKING:
     from paper.reproduce import Reproduction
 
-__all__ = ["reproduce"]
 
 _FORMS = ("terminal", "markdown", "latex")
 
@@ -31,15 +31,12 @@ def reproduce(
         ),
     ] = "digits",
     runs: Annotated[
-        Path | None,
-        typer.Option(help="Where the run folders are; runs/SCALE by default.", show_default=False),
+        Path | None, typer.Option(help="Where the run folders are; runs/SCALE by default.")
     ] = None,
     training: Annotated[
         bool | None,
         typer.Option(
-            "--train/--no-train",
-            help="Train what is missing; by default at the digits scale only.",
-            show_default=False,
+            "--train/--no-train", help="Train what is missing; by default at the digits scale only."
         ),
     ] = None,
     attack: Annotated[
@@ -53,12 +50,10 @@ def reproduce(
     device: choices.Device = "auto",
     seed: choices.Seed = 0,
     form: Annotated[
-        str,
-        typer.Option("--format", help="How tables are printed. One of: terminal, markdown, latex."),
+        str, typer.Option("--format", help="How tables are printed. One of: terminal, markdown, latex.")
     ] = "terminal",
     page: Annotated[
-        Path | None,
-        typer.Option(help="Also write the documentation's page to this file.", show_default=False),
+        Path | None, typer.Option(help="Also write the documentation's page to this file.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -93,28 +88,17 @@ def reproduce(
         )
     if page is not None:
         write_atomic(page, result.page().encode())
-    if as_json:
-        print_json(result.to_json())
-    else:
-        _print(result, form)
+    show(result, as_json, _lines(result, form))
 
 
-def _print(result: Reproduction, form: str) -> None:
-    out = console()
-    if form == "latex":
-        out.print(result.latex(), markup=False, soft_wrap=True)
+def _lines(result: Reproduction, form: str) -> Iterator[Any]:
+    if form in ("latex", "markdown"):
+        yield result.latex() if form == "latex" else result.markdown()
         return
-    if form == "markdown":
-        out.print(result.markdown(), markup=False, soft_wrap=True)
-        return
-    for table in result.tables:
-        out.print(table.terminal())
-    for text in result.findings():
-        out.print(text, markup=False)
-    for run in result.missing:
-        out.print(f"missing: {run.name}: {run.command}", markup=False)
-    out.print(
+    yield from (table.terminal() for table in result.tables)
+    yield from result.findings()
+    yield from (f"missing: {run.name}: {run.command}" for run in result.missing)
+    yield (
         f"Training took {result.budget['training_passes']:,} member passes, measuring "
-        f"{result.budget['measuring_passes']:,}; this call {result.seconds:.0f} s. Written to {result.folder}.",
-        markup=False,
+        f"{result.budget['measuring_passes']:,}; this call {result.seconds:.0f} s. Written to {result.folder}."
     )

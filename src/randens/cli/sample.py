@@ -1,23 +1,21 @@
-"""`randens sample`: find the probabilities with the smallest risk under attack, and the risk without each
-member.
-"""
+"""`randens sample`: the probabilities with the smallest risk under attack, and the risk without each member."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
 from randens.cli import choices, names
-from randens.cli.output import console, print_json
+from randens.cli.output import show
 from randens.core.errors import unknown
 
 if TYPE_CHECKING:
     from randens.evaluation import AttackedSampling
-    from randens.risk.sampling_methods import Contribution, MethodValue
+    from randens.risk.sampling import Contribution, MethodValue
 
-__all__ = ["sample"]
 
 _METHODS = ("confidence", "exact")
 
@@ -55,7 +53,7 @@ def sample(
     from randens import evaluation
     from randens.evaluation.labelled_data import fingerprint
     from randens.risk import optimal_sampling
-    from randens.risk.sampling_methods import compare_methods, contributions
+    from randens.risk.sampling import compare_methods, contributions
 
     if method not in _METHODS:
         unknown("--method", method, _METHODS)
@@ -90,51 +88,36 @@ def sample(
     )
     if apply:
         subject.rec.with_probs(found.probs).save(subject.run.ensemble, overwrite=True)
-    if case.as_json:
-        print_json(document)
-    else:
-        _print(found, methods, members)
-        out = console()
-        for line in choices.said(store, found.now, f"{found.reused} witnesses were known"):
-            out.print(line, markup=False)
-        kept = "" if main else " sampling.json keeps its answer on more inputs."
-        where = f"the {found.split} split of {found.data}, {found.pool.n} inputs"
-        out.print(f"Chosen on {where}; written to {path}.{kept}", markup=False)
-        if apply:
-            out.print("The run's ensemble now draws with these probabilities.")
+    kept = "" if main else " sampling.json keeps its answer on more inputs."
+    where = f"the {found.split} split of {found.data}, {found.pool.n} inputs"
+    lines = [
+        *_lines(found, methods, members),
+        *choices.said(store, found.now, f"{found.reused} witnesses were known"),
+        f"Chosen on {where}; written to {path}.{kept}",
+        *(["The run's ensemble now draws with these probabilities."] if apply else []),
+    ]
+    show(document, case.as_json, lines)
 
 
-def _print(
-    found: AttackedSampling,
-    methods: tuple[MethodValue, ...],
-    members: tuple[Contribution, ...],
-) -> None:
-    out = console()
-    exact = found.exact_probs
-    written = exact if exact is not None else [f"{p:.6g}" for p in found.probs.tolist()]
-    out.print(f"probabilities  {', '.join(str(p) for p in written)}")
-    out.print(f"risk           {found.risk:.6f}")
+def _lines(
+    found: AttackedSampling, methods: tuple[MethodValue, ...], members: tuple[Contribution, ...]
+) -> Iterator[Any]:
+    written = found.exact_probs or [f"{p:.6g}" for p in found.probs.tolist()]
+    yield f"probabilities  {', '.join(str(p) for p in written)}"
+    yield f"risk           {found.risk:.6f}"
     if found.upper is None:
-        out.print(f"lower bound    {found.lower_bound:.6f}   gap {found.gap:.2g}")
+        yield f"lower bound    {found.lower_bound:.6f}   gap {found.gap:.2g}"
     else:
-        out.print(f"upper bound    {found.upper:.6f} of the true risk, {found.confidence:.0%} confidence")
-    if found.crossed is not None:
-        crossed = found.crossed
-        out.print(
-            f"cross-fitted   {crossed.risk:.6f} ± {crossed.deviation:.4f}, on inputs that did not choose α"
-        )
+        yield f"upper bound    {found.upper:.6f} of the true risk, {found.confidence:.0%} confidence"
+    if (crossed := found.crossed) is not None:
+        yield f"cross-fitted   {crossed.risk:.6f} ± {crossed.deviation:.4f}, on inputs that did not choose α"
     drawn = found.support
     if len(drawn) == 1 and len(found.probs) > 1:
-        out.print(f"α selects member {drawn[0]}: nothing is drawn.")
-    out.print(f"These are {found.claim}.")
-    out.print()
-    out.print(_methods(methods))
-    out.print()
-    out.print(_members(members))
-    for entry in members:
-        if entry.prob == 0:
-            out.print(f"Advice: {entry.advice}.")
-    out.print()
+        yield f"α selects member {drawn[0]}: nothing is drawn."
+    yield f"These are {found.claim}."
+    yield from ("", _methods(methods), "", _members(members))
+    yield from (f"Advice: {entry.advice}." for entry in members if entry.prob == 0)
+    yield ""
 
 
 def _methods(methods: tuple[MethodValue, ...]) -> Table:

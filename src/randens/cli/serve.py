@@ -13,33 +13,25 @@ from randens.deploy.predictor import Predictor
 from randens.deploy.server import Limits, Settings, create_app, is_loopback, listen, loopback_hosts
 from randens.deploy.server import serve as serve_app
 
-__all__ = ["serve"]
-
 _USUAL = Limits()
 
 
 def serve(
-    bundle: Annotated[Path, typer.Argument(help="A bundle made by `randens export`.", show_default=False)],
+    bundle: Annotated[Path, typer.Argument(help="A bundle made by `randens export`.")],
     host: Annotated[str, typer.Option(help="Address to listen on; loopback by default.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
     token_file: Annotated[
-        Path | None,
-        typer.Option(
-            help="File with the token that clients must send as a bearer token.", show_default=False
-        ),
+        Path | None, typer.Option(help="File with the token that clients must send as a bearer token.")
     ] = None,
     allow_host: Annotated[
-        list[str] | None,
-        typer.Option(help="A name under which clients may reach the server; repeatable.", show_default=False),
+        list[str] | None, typer.Option(help="A name under which clients may reach the server; repeatable.")
     ] = None,
     debug: Annotated[
         bool, typer.Option("--debug", help="Tell clients which member answered. Never in production.")
     ] = False,
     lean: Annotated[bool, typer.Option("--lean", help="Keep only members just drawn in memory.")] = False,
     threads: Annotated[int, typer.Option(help="Threads of ONNX Runtime.")] = 1,
-    expect: Annotated[
-        str | None, typer.Option(help="Refuse a bundle with another checksum.", show_default=False)
-    ] = None,
+    expect: Annotated[str | None, typer.Option(help="Refuse a bundle with another checksum.")] = None,
     max_body: Annotated[int, typer.Option(help="Bytes of a request's body.")] = _USUAL.body,
     max_pixels: Annotated[int, typer.Option(help="Pixels of a picture.")] = _USUAL.pixels,
     max_batch: Annotated[int, typer.Option(help="Inputs times draws of a request.")] = _USUAL.batch,

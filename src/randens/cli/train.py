@@ -6,58 +6,45 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
 
 import typer
 
-from randens.cli.output import Json, console, print_json
+from randens.cli.output import Json, show
 from randens.cli.progress_bars import bars
 from randens.core.errors import FileError
 from randens.core.progress import silent
-
-__all__ = ["train"]
 
 
 def train(
     recipe: Annotated[
         Path,
         typer.Argument(
-            help="A recipe in TOML, or the name of one that comes with randens, e.g. digits-mlp-barre.",
-            show_default=False,
+            help="A recipe in TOML, or the name of one that comes with randens, e.g. digits-mlp-barre."
         ),
     ],
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out",
-            "--output",
-            help="The run folder; runs/ and the recipe's name by default.",
-            show_default=False,
-        ),
+        typer.Option("--out", "--output", help="The run folder; runs/ and the recipe's name by default."),
     ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option(
-            "--set",
-            help="Another value for a field of the recipe, e.g. optimizer.lr=0.05; repeatable.",
-            show_default=False,
+            "--set", help="Another value for a field of the recipe, e.g. optimizer.lr=0.05; repeatable."
         ),
     ] = None,
     device: Annotated[
         str | None,
-        typer.Option(
-            help="Where to train: auto, cpu, cuda, cuda:N or mps; the recipe's device by default.",
-            show_default=False,
-        ),
+        typer.Option(help="Where to train: auto, cpu, cuda, cuda:N or mps; the recipe's device by default."),
     ] = None,
     jobs: Annotated[
         int | None,
         typer.Option(
             help="Members of method iat trained at a time, each in its own process; chosen by the length of "
-            "the training and the cores by default.",
-            show_default=False,
+            "the training and the cores by default."
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Continue although the recipe has changed.")] = False,
@@ -77,15 +64,16 @@ def train(
     chosen = load_recipe(recipe, [*(settings or []), *([f"device={device}"] if device else [])])
     folder = out if out is not None else Path("runs") / recipe.stem
     leads = int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))) == 0
-    say: Callable[[str], None] = _say if leads else _mute
+    # Only the first process prints.
+    say: Callable[[str], None] = partial(typer.echo, err=True) if leads else lambda _: None
     say(f"{recipe.stem} in {folder}: {estimate(chosen).sentence()}")
-    with _stop_on_signal(say) as stop, bars() as progress:
+    with _stop_on_signal(say) as signals, bars() as progress:
         try:
             shown = progress if leads else silent
-            run_training(chosen, folder, shown, say=say, stop=stop, force=force, jobs=jobs)
+            run_training(chosen, folder, shown, say=say, stop=lambda: bool(signals), force=force, jobs=jobs)
         except Stopped as stopped:
             say(str(stopped))
-            raise typer.Exit(128 + stop.number) from None
+            raise typer.Exit(128 + signals[0]) from None
     if leads:
         _report(folder, as_json)
 
@@ -95,58 +83,38 @@ def _report(folder: Path, as_json: bool) -> None:
     from randens.core.runs import Run
     from randens.training.run_files import Summary
 
-    run = Run.open(folder)
-    if as_json:
-        print_json({"run": str(folder), **run.read("training")})
-        return
-    summary, out = read_document(folder / "training.json", Summary), console()
+    document = {"run": folder, **Run.open(folder).read("training")}
+    summary = read_document(folder / "training.json", Summary)
     found = summary.validation
     if found is None:
         raise FileError(f"{folder / 'training.json'} does not hold a summary; train again with --force")
     probs = ", ".join(f"{p:.3g}" for p in summary.probs)
-    out.print(
+    lines = [
         f"{summary.method}, {summary.members} members, α = ({probs}): natural "
         f"{found.natural_accuracy:.1%}, under {found.attack} {found.robust_accuracy:.1%} "
-        f"on {found.images} validation images."
-    )
-    out.print(f"The ensemble is in {folder}. Judge it on test data: randens evaluate {folder}")
-
-
-class _Stop:
-    """Whether Ctrl-C or a scheduler's SIGTERM was received, and which."""
-
-    number = 0
-
-    def __call__(self) -> bool:
-        return self.number != 0
+        f"on {found.images} validation images.",
+        f"The ensemble is in {folder}. Judge it on test data: randens evaluate {folder}",
+    ]
+    show(document, as_json, lines)
 
 
 @contextlib.contextmanager
-def _stop_on_signal(say: Callable[[str], None]) -> Iterator[_Stop]:
-    """Stop after the step at the first signal; end at once at a second one."""
-    stop = _Stop()
+def _stop_on_signal(say: Callable[[str], None]) -> Iterator[list[int]]:
+    """Yield the list of received signals: stop after the step at the first; a second one ends at once."""
+    signals: list[int] = []
 
     def ask(number: int, frame: FrameType | None) -> None:
-        if stop():
+        if signals:
             before = wanted[signal.Signals(number)]
             if callable(before):
                 before(number, frame)
             raise KeyboardInterrupt
-        stop.number = number
+        signals.append(number)
         say("stopping after this step; once more ends at once")
 
     wanted = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield stop
+        yield signals
     finally:
         for number, handler in wanted.items():
             signal.signal(number, handler)
-
-
-def _say(text: str) -> None:
-    typer.echo(text, err=True)
-
-
-def _mute(text: str) -> None:
-    """Only the first process prints."""
-    del text

@@ -9,22 +9,16 @@ import typer
 from rich.table import Table
 
 from randens.cli.clone import from_paper
-from randens.cli.output import Json, console, print_json
-
-__all__ = ["app"]
+from randens.cli.output import Json, print_json, show
 
 app = typer.Typer(help="Trained ensembles that come with randens.", no_args_is_help=True)
 
 _Name = Annotated[str, typer.Argument(help="An entry; `randens zoo list` shows them.")]
 _Zoo = Annotated[
-    Path | None,
-    typer.Option("--zoo", help="Another zoo folder than the one that came with randens.", show_default=False),
+    Path | None, typer.Option("--zoo", help="Another zoo folder than the one that came with randens.")
 ]
 _NewName = Annotated[str, typer.Argument(help="The name of the new entry.")]
-_Commit = Annotated[
-    str | None,
-    typer.Option(help="The commit that trained it, where the run does not say.", show_default=False),
-]
+_Commit = Annotated[str | None, typer.Option(help="The commit that trained it, where the run does not say.")]
 
 
 @app.command("list")
@@ -52,33 +46,23 @@ def list_(zoo: _Zoo = None, as_json: Json = False) -> None:
                 "ships": item.ships,
             }
         )
-    if as_json:
-        print_json(rows)
-        return
     table = Table(box=None, pad_edge=False)
     for heading in ("name", "method", "M", "natural", "robust", "images"):
         # Users type these names, so they are never shortened.
         table.add_column(heading, no_wrap=heading == "name", overflow="fold")
     for row in rows:
         shares = [percent(v) if isinstance(v, float) else "–" for v in (row["natural"], row["robust"])]
-        table.add_row(
-            str(row["name"]),
-            str(row["method"]),
-            str(row["members"]),
-            *shares,
-            str(row["images"] or "–"),
-        )
-    console().print(table)
-    if bare := [str(row["name"]) for row in rows if not row["ships"]]:
-        console().print(f"Numbers only, without members: {', '.join(bare)}")
+        about = (str(row[key]) for key in ("name", "method", "members"))
+        table.add_row(*about, *shares, str(row["images"] or "–"))
+    bare = [str(row["name"]) for row in rows if not row["ships"]]
+    show(rows, as_json, [table, *([f"Numbers only, without members: {', '.join(bare)}"] if bare else [])])
 
 
 @app.command("load")
 def load(
     name: _Name,
     output: Annotated[
-        Path | None,
-        typer.Option("--output", help="The new run folder; runs/NAME by default.", show_default=False),
+        Path | None, typer.Option("--output", help="The new run folder; runs/NAME by default.")
     ] = None,
     zoo: _Zoo = None,
 ) -> None:
@@ -101,13 +85,11 @@ def card(name: _Name, zoo: _Zoo = None, as_json: Json = False) -> None:
     from randens import zoo as home
 
     item = home.entry(name, zoo)
-    if as_json:
-        evaluations = {stem: found.summary() for stem, found in item.evaluations.items()}
-        print_json(
-            {"manifest": item.run.manifest, "training": dict(item.training), "evaluations": evaluations}
-        )
+    if not as_json:
+        typer.echo(home.card(item), nl=False)
         return
-    typer.echo(home.card(item), nl=False)
+    evaluations = {stem: found.summary() for stem, found in item.evaluations.items()}
+    print_json({"manifest": item.run.manifest, "training": item.training, "evaluations": evaluations})
 
 
 @app.command("add")
@@ -152,9 +134,7 @@ def trial(
 
 @app.command("results")
 def results(
-    output: Annotated[
-        Path | None, typer.Option("--output", help="Write there instead of printing.", show_default=False)
-    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", help="Write there instead of printing.")] = None,
     zoo: _Zoo = None,
 ) -> None:
     """Make the page of results: all entries next to the paper's numbers.

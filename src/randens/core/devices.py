@@ -20,46 +20,12 @@ _SINGLE = frozenset({"mps"})  # kinds of devices whose largest floating-point ty
 
 
 def has_float64(device: torch.device) -> bool:
-    """Whether a device computes in float64; Apple's GPUs do not.
-
-    Parameters
-    ----------
-    device : torch.device
-        Where tensors are.
-
-    Returns
-    -------
-    bool
-        False: what needs float64 there is computed on the CPU.
-
-    Examples
-    --------
-    >>> has_float64(torch.device("cpu")), has_float64(torch.device("mps"))
-    (True, False)
-    """
+    """Whether a device computes in float64; what needs it is computed on the CPU for those that do not."""
     return device.type not in _SINGLE
 
 
 def widest(values: Tensor, device: torch.device) -> Tensor:
-    """Values on a device, in the largest floating-point type that it has.
-
-    Parameters
-    ----------
-    values : Tensor
-        On any device.
-    device : torch.device
-        Where they are needed.
-
-    Returns
-    -------
-    Tensor
-        float64, or float32 on a device without float64.
-
-    Examples
-    --------
-    >>> widest(torch.tensor([True]), torch.device("cpu"))
-    tensor([1.], dtype=torch.float64)
-    """
+    """Values on a device, in the largest floating-point type that it has: float64, or float32 where that is missing."""
     return values.to(torch.float64 if has_float64(device) else torch.float32).to(device)
 
 
@@ -126,19 +92,18 @@ def on_device(module: nn.Module, device: str | torch.device | None = None) -> It
     ...     print(device)
     cpu
     """
-    places = [tensor.device for tensor in (*module.parameters(), *module.buffers())]
-    first = places[0] if places else torch.device("cpu")
-    stays = device is None and any(place.type != "cpu" for place in places)
-    wanted = first if stays else pick_device(device)
-    if len({str(place) for place in places}) > 1 and stays:
-        names = ", ".join(sorted({str(place) for place in places}))
+    tensors = [*module.parameters(), *module.buffers()]
+    places = {str(tensor.device) for tensor in tensors}
+    first = tensors[0].device if tensors else torch.device("cpu")
+    stays = device is None and any(tensor.device.type != "cpu" for tensor in tensors)
+    if stays and len(places) > 1:
+        names = ", ".join(sorted(places))
         raise InputError(
             f"the members are on several devices, {names}; say with device= where they shall run"
         )
-    moves = any(place != wanted for place in places)
-    if not has_float64(wanted) and any(
-        t.dtype == torch.float64 for t in (*module.parameters(), *module.buffers())
-    ):
+    wanted = first if stays else pick_device(device)
+    moves = any(tensor.device != wanted for tensor in tensors)
+    if not has_float64(wanted) and any(tensor.dtype == torch.float64 for tensor in tensors):
         raise InputError(f"device is '{wanted}', which has no float64; the members do: call .float() on them")
     if moves:
         module.to(wanted)

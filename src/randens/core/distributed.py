@@ -46,8 +46,7 @@ class Workers:
         """A callable whose backward pass averages gradients over the ranks."""
         if self.fabric is None:
             return module
-        wrapped: Callable[[Tensor], Tensor] = self.fabric.setup_module(module, move_to_device=False)
-        return wrapped
+        return self.fabric.setup_module(module, move_to_device=False)
 
     def backward(self, loss: Tensor) -> None:
         """Gradients of `loss`, averaged over ranks where the forward pass was wrapped."""
@@ -94,12 +93,14 @@ def workers(device: str) -> Iterator[Workers]:
     from lightning_fabric import Fabric
     from lightning_fabric.strategies.ddp import DDPStrategy
 
+    # Witnesses are gathered on the CPU, which NCCL alone would refuse, gradients on the GPUs.
+    backend = "cpu:gloo,cuda:nccl" if wanted.type == "cuda" else None
     fabric = Fabric(
         accelerator=wanted.type,
         devices=local,
         num_nodes=world // local,
         # Buffers stay local; BatchNorm is synchronised explicitly.
-        strategy=DDPStrategy(broadcast_buffers=False, process_group_backend=_backend(wanted)),
+        strategy=DDPStrategy(broadcast_buffers=False, process_group_backend=backend),
     )
     shared = dist.is_initialized()
     fabric.launch()
@@ -112,13 +113,6 @@ def workers(device: str) -> Iterator[Workers]:
             with contextlib.suppress(RuntimeError):
                 dist.barrier()
             dist.destroy_process_group()
-
-
-def _backend(device: torch.device) -> str | None:
-    """Return the backends: witnesses are gathered on the CPU, which NCCL alone would refuse, gradients on the
-    GPUs.
-    """
-    return "cpu:gloo,cuda:nccl" if device.type == "cuda" else None
 
 
 def _layout() -> tuple[int, int]:
@@ -166,23 +160,18 @@ class _SumOverRanks(torch.autograd.Function):
     """The sum over ranks. Every rank's loss depends on every rank's values, so gradients are summed too."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor) -> Tensor:
-        del ctx
+    def forward(ctx: Any, values: Tensor) -> Tensor:  # noqa: ARG004
         summed = values.clone()
         dist.all_reduce(summed)
         return summed
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        del ctx
-        summed = gradients[0].clone()
-        dist.all_reduce(summed)
-        return summed
+        return _SumOverRanks.forward(ctx, gradients[0])
 
 
 def _sum_over_ranks(values: Tensor) -> Tensor:
-    summed: Tensor = _SumOverRanks.apply(values)  # type: ignore[no-untyped-call]
-    return summed
+    return _SumOverRanks.apply(values)  # type: ignore[no-untyped-call]
 
 
 def _synchronise(module: nn.Module) -> None:

@@ -73,17 +73,7 @@ Kind = TypeVar("Kind", bound=BaseModel)
 
 
 def fitted(kind: type[Kind], value: Any, source: str | os.PathLike[str]) -> Kind:
-    """Validate `value` as a document of this kind; `source` is named in the error.
-
-    Parameters
-    ----------
-    kind : type
-        A model.
-    value : Any
-        Plain JSON values.
-    source : path
-        The file they come from.
-    """
+    """Validate `value`, plain JSON values, as a document of this kind; `source` is named in the error."""
     try:
         return kind.model_validate(value)
     except (ValidationError, RecursionError) as error:

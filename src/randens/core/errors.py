@@ -33,17 +33,6 @@ class RandensWarning(UserWarning):
 def unknown(kind: str, name: object, valid: Iterable[str]) -> NoReturn:
     """Raise `InputError` for an unknown name, listing the valid ones, closest match first.
 
-    Parameters
-    ----------
-    kind : str
-        What is unknown.
-    name : object
-        The name that was given.
-    valid : iterable of str
-        The names that are known.
-
-    Examples
-    --------
     >>> unknown("attack", "arcr", ["pgd", "arc-r"])
     Traceback (most recent call last):
     randens.core.errors.InputError: unknown attack 'arcr'; valid: arc-r, pgd
@@ -57,8 +46,6 @@ def unknown(kind: str, name: object, valid: Iterable[str]) -> NoReturn:
 def whole(name: str, value: Any, least: int = 1, most: int | None = None, why: str = "") -> int:
     """`value` if it is a whole number from `least` to `most`; else `InputError`, ending with `why`.
 
-    Examples
-    --------
     >>> whole("steps", 0)
     Traceback (most recent call last):
     randens.core.errors.InputError: steps is 0; it must be a whole number ≥ 1

@@ -83,14 +83,22 @@ def write_atomic(path: str | os.PathLike[str], content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)
         os.replace(temporary, target)
     except OSError as error:
         raise FileError(f"cannot write {target}: {error.strerror or error}; nothing was changed") from error
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
-    _sync_folder(target.parent)
+    # The rename itself must reach the disk; some file systems do not let folders be synced.
+    with contextlib.suppress(OSError):
+        folder = os.open(target.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
@@ -105,13 +113,6 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
 def plain(value: Any) -> Any:
     """`value` as JSON has it: by its own `to_json` or `to_dict` if it has one, else by its parts.
 
-    Parameters
-    ----------
-    value : object
-        A value object, a dataclass, an array, a mapping, a sequence, a path or a plain value.
-
-    Examples
-    --------
     >>> plain({"probs": (0.5, 0.5), "path": Path("here")})
     {'probs': [0.5, 0.5], 'path': 'here'}
     """
@@ -133,6 +134,19 @@ class Plain:
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary for JSON."""
         return {name: plain(value) for name, value in vars(self).items()}
+
+
+class Saved:
+    """Base of results that are saved as JSON."""
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary for JSON."""
+        raise NotImplementedError
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the JSON, atomically."""
+        write_json(path, self.to_json())
+        return Path(path)
 
 
 def picked(owner: Any, names: str) -> dict[str, Any]:
@@ -164,21 +178,13 @@ def parse_json(content: bytes) -> Any:
         raise ValueError(_TOO_DEEP) from None
     level, depth = [value], 0
     while level:
-        inner: list[Any] = []
-        nested = False
-        for part in level:
-            if isinstance(part, dict):
-                inner.extend(part.values())
-                nested = True
-            elif isinstance(part, list):
-                inner.extend(part)
-                nested = True
-            elif isinstance(part, float) and not math.isfinite(part):
-                raise ValueError("a number in it is too large")
-        depth += nested
+        if any(isinstance(part, float) and not math.isfinite(part) for part in level):
+            raise ValueError("a number in it is too large")
+        groups = [part for part in level if isinstance(part, (dict, list))]
+        depth += bool(groups)
         if depth > _DEEPEST_DOCUMENT:
             raise ValueError(_TOO_DEEP)
-        level = inner
+        level = [part for group in groups for part in (group.values() if isinstance(group, dict) else group)]
     return value
 
 
@@ -200,17 +206,8 @@ def sha256(content: bytes) -> str:
 
 
 def document_checksum(document: Mapping[str, Any]) -> str:
-    """SHA-256 of a JSON document, of everything in it except its own entry "checksum".
-
-    Parameters
-    ----------
-    document : mapping
-        Plain JSON values with string keys. The order of the keys does not matter.
-
-    Returns
-    -------
-    str
-        64 hexadecimal digits.
+    """SHA-256 of a JSON document, of everything in it except its own entry "checksum"; the order of keys does not
+    matter.
     """
     content = {key: value for key, value in document.items() if key != "checksum"}
     try:
@@ -224,19 +221,8 @@ def tensor_checksum(tensors: Mapping[str, Any], metadata: Mapping[str, str] | No
     """SHA-256 of the content of a tensor file: names, dtypes, shapes, metadata and bytes.
 
     A header of all names, dtypes, shapes and sizes comes first, so that no two different contents give the same
-    stream of bytes. Equal NumPy arrays and torch tensors have equal checksums.
-
-    Parameters
-    ----------
-    tensors : mapping of name to array
-        NumPy arrays or torch tensors of any shape, dtype and device.
-    metadata : mapping of str to str, optional
-        The file's metadata. Its entry "checksum" is left out, because it holds the result.
-
-    Returns
-    -------
-    str
-        64 hexadecimal digits.
+    stream of bytes. Equal NumPy arrays and torch tensors have equal checksums. The entry "checksum" of the file's
+    `metadata` is left out, because it holds the result.
     """
     notes = {key: value for key, value in (metadata or {}).items() if key != "checksum"}
     names = sorted(tensors)
@@ -279,19 +265,3 @@ def _raw(tensor: Any) -> tuple[tuple[str, list[int], int], Any]:
 
 def _not_finite(word: str) -> float:
     raise ValueError(f"it holds {word}, which is no number")
-
-
-def _umask() -> int:
-    current = os.umask(0)
-    os.umask(current)
-    return current
-
-
-def _sync_folder(folder: Path) -> None:
-    # The rename itself must reach the disk; some file systems do not let folders be synced.
-    with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

@@ -134,9 +134,7 @@ def _identity() -> dict[str, Any]:
 
 
 def _started(pid: int) -> str | None:
-    """Return the start time of a process of this machine, to detect reused process numbers; None if it is
-    gone.
-    """
+    """Return the start time of a process of this machine, to detect reused process numbers; None if it is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):

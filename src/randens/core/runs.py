@@ -10,6 +10,7 @@ evaluation.json  the evaluation; other commands write other *.json files
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import platform
@@ -19,13 +20,13 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, ClassVar
 
 from randens._version import __version__
 from randens.core.errors import FileError, InputError
-from randens.core.files import check_seal, new_folder, parse_json, read_json, seal, sha256, write_json
+from randens.core.files import Saved, check_seal, new_folder, parse_json, read_json, seal, sha256, write_json
 
-__all__ = ["Run", "processor", "versions"]
+__all__ = ["Kept", "Run", "processor", "versions"]
 
 _FORMAT = "randens-run-1"
 
@@ -70,12 +71,8 @@ class Run:
     @staticmethod
     def create_next(parent: str | os.PathLike[str], name: str, **manifest: Any) -> Run:
         """Make parent/name-1, or the first number that is free."""
-        number = 1
-        while True:
-            path = Path(parent) / f"{name}-{number}"
-            if not path.exists():
-                return Run.create(path, **manifest)
-            number += 1
+        paths = (Path(parent) / f"{name}-{number}" for number in itertools.count(1))
+        return Run.create(next(path for path in paths if not path.exists()), **manifest)
 
     @staticmethod
     def open(path: str | os.PathLike[str]) -> Run:
@@ -83,19 +80,18 @@ class Run:
         folder = Path(path)
         if not folder.is_dir():
             raise FileError(f"{folder} is not a folder; give a run folder, e.g. runs/quickstart-1")
-        if not (folder / "manifest.json").is_file():
-            raise FileError(f"{folder} is not a run folder: it has no manifest.json")
         path = folder / "manifest.json"
+        if not path.is_file():
+            raise FileError(f"{folder} is not a run folder: it has no manifest.json")
         manifest = read_json(path)
         if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:
             raise FileError(f"{path} is not a run of format {_FORMAT}")
-        check_seal(manifest, path)
+        content = _unsealed(manifest, path)
         # Imported here, because `doctor` must work without its dependencies.
         from randens.core.documents import RunManifest, fitted
 
-        fitted(RunManifest, manifest, path)
-        manifest.pop("checksum", None)
-        return Run(folder, manifest)
+        fitted(RunManifest, content, path)
+        return Run(folder, content)
 
     @property
     def ensemble(self) -> Path:
@@ -132,9 +128,7 @@ class Run:
                 raise FileError(f"{path} line {number} is not valid JSON; it was altered") from error
             if not isinstance(found, dict):
                 raise FileError(f"{path} line {number} is not an object; it was altered")
-            check_seal(found, f"{path} line {number}")
-            found.pop("checksum", None)
-            yield found
+            yield _unsealed(found, f"{path} line {number}")
 
     def write(self, name: str, value: Any) -> Path:
         """Write `name`.json into the folder, atomically, an object with its checksum."""
@@ -144,12 +138,7 @@ class Run:
 
     def read(self, name: str) -> Any:
         """Read `name`.json; an object that does not match its checksum is refused."""
-        path = self.path / f"{name}.json"
-        value = read_json(path)
-        check_seal(value, path)
-        if isinstance(value, dict):
-            value.pop("checksum", None)
-        return value
+        return _unsealed(read_json(self.path / f"{name}.json"), self.path / f"{name}.json")
 
     def keep(self, name: str, document: Mapping[str, Any], question: Mapping[str, Any]) -> tuple[Path, bool]:
         """Keep a result as answers/`name`-….json, one file per command and settings.
@@ -173,6 +162,30 @@ class Run:
         """`name`.json, if there is one, and every other answer that was kept under this name."""
         main = self.path / f"{name}.json"
         return [*([main] if main.exists() else []), *sorted(self.path.glob(f"answers/{name}-*.json"))]
+
+
+class Kept(Saved):
+    """Base of results that a run folder keeps, one for each question: the entries of the document named in `asked`."""
+
+    kept_as: ClassVar[str]
+    asked: ClassVar[str]
+
+    def _question(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        """What the result is about; of two results with the same question the later one is kept."""
+        return {key: document[key] for key in self.asked.split()}
+
+    def keep(self, run: Run) -> tuple[Path, bool]:
+        """Keep the JSON in a run folder, by its question; see `Run.keep`."""
+        document = self.to_json()
+        return run.keep(self.kept_as, document, self._question(document))
+
+
+def _unsealed(document: Any, source: str | os.PathLike[str]) -> Any:
+    """What was read, its checksum verified and taken out."""
+    check_seal(document, source)
+    if isinstance(document, dict):
+        document.pop("checksum", None)
+    return document
 
 
 def _replaces(document: Mapping[str, Any], present: Path) -> bool:
@@ -219,17 +232,13 @@ def processor() -> str:
 
 def _cut_partial_line(file: BinaryIO) -> None:
     """Remove an incomplete last line that a crash left, so that the next line does not continue it."""
-    end = file.seek(0, os.SEEK_END)
-    kept = end
-    while kept > 0:
+    kept, last = file.seek(0, os.SEEK_END), -1
+    while kept > 0 and last < 0:
         start = max(0, kept - 4096)
         file.seek(start)
         last = file.read(kept - start).rfind(b"\n")
-        kept = start + last + 1 if last >= 0 else start
-        if last >= 0:
-            break
-    if kept < end:
-        file.truncate(kept)
+        kept = start + last + 1
+    file.truncate(kept)
 
 
 def _git_commit() -> str | None:

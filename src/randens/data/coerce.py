@@ -27,6 +27,7 @@ _CHANNELS = (1, 3, 4)
 _IMAGE_KEYS = ("pixel_values", "image", "images", "img", "x", "inputs", "features", "data")
 _LABEL_KEYS = ("labels", "label", "y", "target", "targets", "fine_label")
 _TAKEN = "(x, y), a Dataset, a DataLoader, a Hugging Face data set, ImageData or the name of a data set"
+_EMPTY = "data is empty; give at least one input"
 
 
 @dataclass(frozen=True)
@@ -90,9 +91,9 @@ def as_inputs(data: Any, *, split: str = "test", limit: int | None = None) -> In
     """
     if limit is not None:
         whole("limit", limit)
-    file = Path(data).name if isinstance(data, (str, os.PathLike)) and Path(data).suffix == ".npz" else None
+    file = None
     if isinstance(data, (str, os.PathLike)):
-        data = _named(data, split)
+        file, data = Path(data).name, _named(data, split)
     if isinstance(data, ImageData):
         part = data if limit is None else data.subset(slice(0, limit))
         return Inputs(part.x, part.y, part.name, part.split, len(part.classes))
@@ -100,9 +101,9 @@ def as_inputs(data: Any, *, split: str = "test", limit: int | None = None) -> In
         not isinstance(v, (Tensor, np.ndarray, list)) for v in data.values()
     ):
         raise InputError(f"data holds the splits {', '.join(map(str, data))}; choose one, e.g. data['test']")
-    if _is_hugging_face(data):
+    if all(hasattr(data, name) for name in ("column_names", "features", "__getitem__")):
         x, y, name, found, classes = _hugging_face(data, limit)
-    elif _is_pair(data):
+    elif isinstance(data, (tuple, list)) and len(data) == 2 and not isinstance(data[0], (tuple, Mapping)):
         kind = file or ("tensors" if isinstance(data[0], Tensor) else "arrays")
         x, y, name, found, classes = data[0], data[1], kind, "unknown", None
     else:
@@ -114,7 +115,7 @@ def as_inputs(data: Any, *, split: str = "test", limit: int | None = None) -> In
             f"data has {len(inputs)} inputs and {len(labels)} labels; there must be as many of both"
         )
     if not len(labels):
-        raise InputError("data is empty; give at least one input")
+        raise InputError(_EMPTY)
     return Inputs(inputs[:limit], labels[:limit], name, found, classes, notes)
 
 
@@ -158,14 +159,6 @@ def _named(data: str | os.PathLike[str], split: str) -> Any:
     return unknown("data set", text, names())
 
 
-def _is_pair(data: Any) -> bool:
-    return isinstance(data, (tuple, list)) and len(data) == 2 and not isinstance(data[0], (tuple, Mapping))
-
-
-def _is_hugging_face(data: Any) -> bool:
-    return hasattr(data, "column_names") and hasattr(data, "features") and hasattr(data, "__getitem__")
-
-
 def _hugging_face(data: Any, limit: int | None) -> tuple[Any, Any, str, str, int | None]:
     columns = list(data.column_names)
     classed = [c for c in columns if hasattr(data.features[c], "names")]
@@ -200,7 +193,12 @@ def _collected(data: Any, limit: int | None) -> tuple[Any, Any, str, str, int | 
         one, label = _split_item(item, number)
         batched = not single and np.ndim(label) == 1
         x.append(_array(one))
-        y.extend(_labels(label).tolist() if batched else [_label(label, number)])
+        try:
+            y.extend(_labels(label).tolist() if batched else [int(label)])
+        except (TypeError, ValueError) as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(f"item {number} of data has the label {label!r}; labels are integers") from None
         if batched and len(x[-1]) != len(label):
             raise InputError(
                 f"item {number} of data has {len(x[-1])} inputs and {len(label)} labels; there must be as many of both"
@@ -208,7 +206,7 @@ def _collected(data: Any, limit: int | None) -> tuple[Any, Any, str, str, int | 
         if limit is not None and len(y) >= limit:
             break
     if not x:
-        raise InputError("data is empty; give at least one input")
+        raise InputError(_EMPTY)
     classes = getattr(inner, "classes", None)
     count = len(classes) if isinstance(classes, (list, tuple)) else None
     found = inner.split if isinstance(getattr(inner, "split", None), str) else "unknown"
@@ -221,16 +219,16 @@ def _items(data: Any) -> Iterable[Any]:
     if isinstance(data, torch.utils.data.Dataset) and hasattr(data, "__len__"):
         return (data[index] for index in range(len(data)))
     try:
-        items: Iterable[Any] = iter(data)
-        return items
+        return iter(data)
     except TypeError:
         raise InputError(f"data is a {type(data).__name__}; give {_TAKEN}") from None
 
 
 def _split_item(item: Any, number: int) -> tuple[Any, Any]:
     if isinstance(item, Mapping):
-        image = next((item[k] for k in _IMAGE_KEYS if k in item), None)
-        label = next((item[k] for k in _LABEL_KEYS if k in item), None)
+        image, label = (
+            next((item[k] for k in keys if k in item), None) for keys in (_IMAGE_KEYS, _LABEL_KEYS)
+        )
         if image is not None and label is not None:
             return image, label
         raise InputError(
@@ -241,13 +239,6 @@ def _split_item(item: Any, number: int) -> tuple[Any, Any]:
     raise InputError(
         f"item {number} of data is a {type(item).__name__}; it must be a pair (x, y), inputs with labels"
     )
-
-
-def _label(label: Any, number: int) -> int:
-    try:
-        return int(label)
-    except (TypeError, ValueError):
-        raise InputError(f"item {number} of data has the label {label!r}; labels are integers") from None
 
 
 def _array(item: Any) -> Tensor:

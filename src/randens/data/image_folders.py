@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from randens.core.errors import FileError, InputError
 from randens.core.progress import Progress, silent
@@ -34,16 +34,14 @@ def image_folder(
     ----------
     path : str or path
         With one folder of images per class.
-    split : str
-        Which split these are.
+    split, progress
+        As for `from_dataset`.
     size : (int, int), optional
         Height and width to scale to; without it all images must have one size.
     channels : int, optional
         1 (grey) or 3 (colour); the first image's by default.
     convert : bool
         Convert images of another kind instead of refusing them.
-    progress : callable, optional
-        ``progress(task, done, total)``.
 
     Returns
     -------
@@ -86,7 +84,11 @@ def image_folder(
     for index, (file, _) in enumerate(files):
         image = _read(file, size, channels, convert)
         if images and image.shape != images[0].shape:
-            raise FileError(_mismatch(file, image, files[0][0], images[0]))
+            (h, w), (height, width) = image.shape[1:], images[0].shape[1:]
+            raise FileError(
+                f"{file} is {h}×{w} pixels, but {files[0][0]} is {height}×{width}; pass size=(height, width) to scale "
+                "all"
+            )
         channels = image.shape[0]
         images.append(image)
         report(f"read {root.name}", index + 1, len(files))
@@ -118,22 +120,9 @@ def _read(file: Path, size: tuple[int, int] | None, channels: int | None, conver
             if size is not None and pixels.size != (size[1], size[0]):
                 pixels = pixels.resize((size[1], size[0]), Image.Resampling.BILINEAR)
             array = np.array(pixels, dtype=np.uint8)
-    except (
-        UnidentifiedImageError,
-        SyntaxError,
-        ValueError,
-        EOFError,
-        OSError,
-        Image.DecompressionBombError,
-    ) as error:
-        if isinstance(error, FileError):
-            raise
+    except FileError:
+        raise
+    # Pillow raises OSError, which UnidentifiedImageError is, and others where a file is damaged.
+    except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
         raise FileError(f"{file} cannot be read as an image ({error}); replace or remove it") from error
     return torch.from_numpy(array[None] if array.ndim == 2 else array.transpose(2, 0, 1).copy())
-
-
-def _mismatch(file: Path, image: torch.Tensor, first: Path, other: torch.Tensor) -> str:
-    (h, w), (height, width) = image.shape[1:], other.shape[1:]
-    return (
-        f"{file} is {h}×{w} pixels, but {first} is {height}×{width}; pass size=(height, width) to scale all"
-    )

@@ -187,8 +187,10 @@ def from_arrays(
     >>> from_arrays(np.zeros((2, 8, 8), dtype=np.uint8), [0, 1]).shape
     (1, 8, 8)
     """
-    images = torch.as_tensor(np.asarray(x) if not isinstance(x, torch.Tensor) else x).detach().cpu()
-    labels = torch.as_tensor(np.asarray(y) if not isinstance(y, torch.Tensor) else y).detach().cpu()
+    images, labels = (
+        (values if isinstance(values, torch.Tensor) else torch.as_tensor(np.asarray(values))).detach().cpu()
+        for values in (x, y)
+    )
     if split not in SPLITS:
         unknown("split", split, SPLITS)
     if images.ndim == 3:
@@ -219,12 +221,11 @@ def from_arrays(
     label_names = tuple(map(str, range(classes))) if isinstance(classes, int) else tuple(map(str, classes))
     if len(label_names) < 2:
         raise InputError(f"classes={label_names} names fewer than two; a classifier needs at least two")
-    low, high = int(labels.min()), int(labels.max())
-    if low < 0 or high >= len(label_names):
-        wrong = int(((labels < 0) | (labels >= len(label_names))).nonzero()[0])
-        last = len(label_names) - 1
+    count = len(label_names)
+    if bool((outside := (labels < 0) | (labels >= count)).any()):
+        wrong = int(outside.nonzero()[0])
         raise InputError(
-            f"y[{wrong}] is {int(labels[wrong])}; labels of {last + 1} classes run from 0 to {last}"
+            f"y[{wrong}] is {int(labels[wrong])}; labels of {count} classes run from 0 to {count - 1}"
         )
     return ImageData(images.contiguous(), labels, label_names, name, split)
 
@@ -246,12 +247,8 @@ def from_dataset(
     ----------
     dataset : torch.utils.data.Dataset
         Map-style, of pairs (image, label).
-    split : str
-        Which split these are.
-    classes : int or sequence of str, optional
-        Their number or names; the data set's own by default.
-    name : str, optional
-        What to call the data.
+    split, classes, name
+        As for `from_arrays`; classes and name are the data set's own by default.
     progress : callable, optional
         ``progress(task, done, total)``.
 
@@ -324,6 +321,5 @@ def _image(item: Any) -> torch.Tensor:
     array = np.asarray(item)
     if array.dtype == object:
         raise TypeError(f"{type(item).__name__} is not an image")
-    if array.ndim == 3 and array.dtype == np.uint8 and array.shape[2] in (1, 3) and array.shape[0] > 4:
-        array = array.transpose(2, 0, 1)
-    return torch.from_numpy(np.ascontiguousarray(array))
+    last = array.ndim == 3 and array.dtype == np.uint8 and array.shape[2] in (1, 3) and array.shape[0] > 4
+    return torch.from_numpy(np.ascontiguousarray(array.transpose(2, 0, 1) if last else array))

@@ -36,22 +36,22 @@ _NPM_TIMEOUT = 1800.0
 _LARGEST_MEMBER = 1 << 29
 
 
-def local_files(local: Local, folders: list[Path]) -> Iterator[tuple[str, Path]]:
-    """Where in `folders` the archive or all the loose files are: pairs ("archive" or "folder", path)."""
-    for folder in folders:
-        if local.archive and (folder / local.archive).is_file():
-            yield "archive", folder / local.archive
-        for inner in local.folders:
-            place = folder / inner
-            if all(_find(place, member) for member in local.format.members):
-                yield "folder", place
+def local_files(local: Local, folder: Path) -> Iterator[Path]:
+    """The archive in `folder`, and the folders in it that hold all the loose files."""
+    if local.archive and (folder / local.archive).is_file():
+        yield folder / local.archive
+    for inner in local.folders:
+        if all(_find(folder / inner, member) for member in local.format.members):
+            yield folder / inner
 
 
-def read_local(local: Local, kind: str, place: Path) -> Files:
-    """The files of one place that `local_files` found, their official checksums verified where known."""
-    if kind == "archive":
-        if local.archive_md5:
-            check_md5(place, local.archive_md5)
+def read_local(local: Local, place: Path) -> Files:
+    """The files of an archive or of a folder, their official checksums (MD5) verified where known."""
+    if place.is_file():
+        if local.archive_md5 and (found := _md5(place.read_bytes())) != local.archive_md5:
+            raise FileError(
+                f"{place} has the MD5 {found}, the official archive {local.archive_md5}; delete it and fetch again"
+            )
         return read_tar(place, local.format)
     files: Files = {}
     for index, member in enumerate(local.format.members):
@@ -102,9 +102,7 @@ def official_files(official: Official, folder: Path, progress: Progress) -> File
         if not path.exists():
             download(official.base + name, path, progress=progress)
     try:
-        if official.local.archive:
-            return read_local(official.local, "archive", paths[0])
-        return read_local(official.local, "folder", folder)
+        return read_local(official.local, paths[0] if official.local.archive else folder)
     finally:
         # Decoded content is kept instead, and unreadable files must not be found again.
         for path in paths:
@@ -114,9 +112,7 @@ def official_files(official: Official, folder: Path, progress: Progress) -> File
 
 
 def download(url: str, target: Path, *, progress: Progress) -> None:
-    """Download `url` to `target`, which appears only when complete; an earlier part is continued if
-    possible.
-    """
+    """Download `url` to `target`, which appears only when complete; an earlier part is continued if possible."""
     part = target.with_name(target.name + ".part")
     check_space(target.parent, 0)
     have = part.stat().st_size if part.exists() else 0
@@ -125,8 +121,9 @@ def download(url: str, target: Path, *, progress: Progress) -> None:
         headers["Range"] = f"bytes={have}-"
     try:
         with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=_TIMEOUT) as answer:
-            have = have if answer.status == 206 and _starts_at(answer, have) else 0
-            _receive(url, answer, part, have, progress)
+            part_of = str(answer.headers.get("Content-Range", ""))
+            continued = answer.status == 206 and part_of.startswith(f"bytes {have}-")
+            _receive(url, answer, part, have if continued else 0, progress)
     except urllib.error.HTTPError as error:
         if error.code == 416 and have:
             # The part is as long as the file or longer: nothing to continue from.
@@ -146,7 +143,8 @@ def download(url: str, target: Path, *, progress: Progress) -> None:
 
 
 def _receive(url: str, answer: http.client.HTTPResponse, part: Path, have: int, progress: Progress) -> None:
-    if "html" in (answer.headers.get_content_type() or ""):
+    chunk = answer.read(_CHUNK)
+    if "html" in (answer.headers.get_content_type() or "") or (not have and looks_like_page(chunk)):
         raise FileError(f"{url} answered with a web page, not data; is there a login page in between?")
     length = answer.headers.get("Content-Length")
     total = have + int(length) if length is not None else None
@@ -154,23 +152,16 @@ def _receive(url: str, answer: http.client.HTTPResponse, part: Path, have: int, 
         check_space(part.parent, total - have)
     task = url.rsplit("/", 1)[-1]
     with part.open("ab" if have else "wb") as file:
-        while chunk := answer.read(_CHUNK):
-            if file.tell() == 0 and looks_like_page(chunk):
-                raise FileError(
-                    f"{url} answered with a web page, not data; is there a login page in between?"
-                )
+        while chunk:
             file.write(chunk)
             have += len(chunk)
             progress(task, have, total or have + 1)
+            chunk = answer.read(_CHUNK)
         file.flush()
         os.fsync(file.fileno())
     if total is not None and have != total:
         raise FileError(f"{url} stopped after {have} of {total} bytes; run again to continue")
     progress(task, have, have)
-
-
-def _starts_at(answer: http.client.HTTPResponse, offset: int) -> bool:
-    return str(answer.headers.get("Content-Range", "")).startswith(f"bytes {offset}-")
 
 
 def npm_files(npm: Npm, progress: Progress) -> Files:
@@ -221,27 +212,12 @@ def disk_error(path: Path, error: OSError) -> FileError:
     return FileError(f"cannot write {path}: {error.strerror or error}")
 
 
-def check_md5(path: Path, expected: str) -> None:
-    """Refuse an archive that is not the official one (its authors publish the MD5)."""
-    content = _md5(path.read_bytes())
-    if content != expected:
-        raise FileError(
-            f"{path} has the MD5 {content}, the official archive {expected}; delete it and fetch again"
-        )
-
-
 def _md5(content: bytes) -> str:
     return hashlib.md5(content, usedforsecurity=False).hexdigest()
 
 
 def _find(folder: Path, member: str) -> Path | None:
     """A member among loose files: as named, gzipped, or with the dot that some distributions of IDX use."""
-    for name in (
-        member,
-        f"{member}.gz",
-        member.replace("-idx", ".idx"),
-        member.replace("-idx", ".idx") + ".gz",
-    ):
-        if (folder / name).is_file():
-            return folder / name
-    return None
+    dotted = member.replace("-idx", ".idx")
+    paths = (folder / name for name in (member, f"{member}.gz", dotted, f"{dotted}.gz"))
+    return next((path for path in paths if path.is_file()), None)

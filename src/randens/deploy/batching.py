@@ -70,9 +70,7 @@ class Batcher:
         self._thread.shutdown(wait=True)
 
     def submit(self, inputs: NDArray[np.float32]) -> asyncio.Future[Prediction]:
-        """Return the answers to at most `most` inputs when they are ready; cancelling withdraws the
-        inputs.
-        """
+        """Return the answers to at most `most` inputs when they are ready; cancelling withdraws the inputs."""
         if len(inputs) > self._most:
             raise InputError(f"there are {len(inputs)} inputs; at most {self._most} go into one call")
         entry = _Waiting(inputs, asyncio.get_running_loop().create_future())

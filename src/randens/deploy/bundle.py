@@ -77,7 +77,7 @@ class Sample(Document):
     png: Annotated[str, Field(pattern=r"^iVBORw0KGgo[A-Za-z0-9+/]*={0,2}$", max_length=1 << 20)]
 
 
-class _Manifest(Document):
+class _BundleDocument(Document):
     """bundle.json."""
 
     probs: Probabilities
@@ -96,37 +96,14 @@ class _Manifest(Document):
 
 @dataclass(frozen=True)
 class Bundle:
-    """A bundle on disk with a checked manifest; `read` verifies the members.
+    """A bundle on disk, in the folder `path`, with a checked manifest; `read` verifies the members.
 
-    Attributes
-    ----------
-    path : Path
-        The folder.
-    probs : tuple of float
-        α [M].
-    classes : tuple of str
-        The labels' names.
-    input_shape : tuple of int
-        Of one input.
-    threat : mapping or None
-        norm, eps and bounds as `Threat.to_dict` gives them.
-    precision : str
-        "float32" or "int8".
-    opset : int
-        Of the ONNX files.
-    members : tuple of MemberFile
-        The files with their checksums.
-    ensemble : str
-        The fingerprint of the ensemble that was exported.
-    sign_off : mapping
-        What was compared and measured when the bundle was made.
-    versions : mapping
-        Of the packages that made it.
-    averages : tuple of Average
-        For k of M, the averages that are drawn; the files are then the averaged networks. Empty: the files
-        themselves are drawn.
-    samples : tuple of Sample
-        Pictures for the server's page.
+    probs: α [M]. classes: the labels' names. input_shape: of one input. threat: norm, eps and bounds as
+    `Threat.to_dict` gives them. precision: "float32" or "int8". opset: of the ONNX files. members: the files with
+    their checksums. ensemble: the fingerprint of the ensemble that was exported. sign_off: what was compared and
+    measured when the bundle was made. versions: of the packages that made it. averages: for k of M, the averages
+    that are drawn; the files are then the averaged networks. Empty: the files themselves are drawn. samples:
+    pictures for the server's page.
     """
 
     path: Path
@@ -144,21 +121,16 @@ class Bundle:
     samples: tuple[Sample, ...] = ()
 
     def __post_init__(self) -> None:
-        total = sum(self.probs)
         for average in self.averages:
             if len(average.of) != len(average.weights) or max(average.of) >= len(self.members):
                 raise FileError(
                     f"{self.path}: averages holds {average.of} with weights {average.weights}; both must be as long, "
                     f"and the first must be numbers of the {len(self.members)} files"
                 )
-        if (
-            not self.members
-            or len(self.probs) != len(self.averages or self.members)
-            or not all(math.isfinite(p) and p >= 0 for p in self.probs)
-            or abs(total - 1) > 1e-6
-        ):
+        drawn, sums_to_one = self.averages or self.members, abs(sum(self.probs) - 1) <= 1e-6
+        if not self.members or len(self.probs) != len(drawn) or min(self.probs) < 0 or not sums_to_one:
             raise FileError(
-                f"{self.path}: probs is {list(self.probs)} for {len(self.averages or self.members)} members; "
+                f"{self.path}: probs is {list(self.probs)} for {len(drawn)} members; "
                 "there must be one number ≥ 0 for each, with sum 1"
             )
         if len(self.classes) < 2 or not self.input_shape or min(self.input_shape) < 1:
@@ -188,7 +160,7 @@ class Bundle:
             raise FileError(f"{folder / MANIFEST} does not match its checksum; it was altered or damaged")
         if expect is not None and not hmac.compare_digest(stated.encode(), expect.strip().lower().encode()):
             raise FileError(f"{folder} has the checksum {stated}; expected is {expect.strip()}")
-        read = dict(fitted(_Manifest, manifest, folder / MANIFEST))
+        read = dict(fitted(_BundleDocument, manifest, folder / MANIFEST))
         threat = read.pop("threat")
         entries: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in read.items()

@@ -1,5 +1,4 @@
-"""Decode request bodies into inputs: JSON arrays, .npy, PNG and JPEG. A fault in a body is reported to the
-sender.
+"""Decode request bodies into inputs: JSON arrays, .npy, PNG and JPEG; faults are reported to the sender.
 
 Sizes in a header are compared with the limits and with the bytes received before memory is allocated. In a
 JSON body, brackets, commas, quotes and braces are counted first. It is parsed, one input at a time, only if
@@ -58,20 +57,40 @@ class Decoder:
     bounds: tuple[float, float] | None
     batch: int
     pixels: int
-    schema: type[BaseModel]
-    one: msgspec.json.Decoder[Any]
 
     @staticmethod
     def of(bundle: Bundle, batch: int, pixels: int) -> Decoder:
         """The decoder for a bundle."""
-        return Decoder(
-            bundle.input_shape,
-            bundle.bounds,
-            batch,
-            pixels,
-            _schema(bundle.input_shape, bundle.bounds, batch),
-            _one(bundle.input_shape, bundle.bounds),
+        return Decoder(bundle.input_shape, bundle.bounds, batch, pixels)
+
+    @cached_property
+    def schema(self) -> type[BaseModel]:
+        """The schema of the JSON, checked during parsing: no text, no booleans, no NaN, correct lengths."""
+        low, high = self.bounds or (None, None)
+        nested: Any = Annotated[float, Field(ge=low, le=high, allow_inf_nan=False)]
+        for size in reversed(self.shape):
+            nested = Annotated[list[nested], Field(min_length=size, max_length=size)]
+        outer: Any = Annotated[list[nested], Field(min_length=1, max_length=self.batch)]
+        said = f"[n, {', '.join(map(str, self.shape))}], n from 1 to {self.batch}"
+        return create_model(
+            "Inputs",
+            __config__=ConfigDict(strict=True, extra="forbid"),
+            __doc__="Inputs as nested lists of numbers.",
+            inputs=(outer, Field(description=said)),
         )
+
+    @cached_property
+    def one(self) -> msgspec.json.Decoder[Any]:
+        """A strict parser of one input, which stops at the first error."""
+        low, high = self.bounds or (None, None)
+        nested: Any = float if self.bounds is None else Annotated[float, msgspec.Meta(ge=low, le=high)]
+        for size in reversed(self.shape):
+            nested = Annotated[list[nested], msgspec.Meta(min_length=size, max_length=size)]
+        return msgspec.json.Decoder(nested)
+
+    @property
+    def _wanted(self) -> str:
+        return f"[1 to {self.batch}, {', '.join(map(str, self.shape))}]"
 
     @cached_property
     def types(self) -> Mapping[str, Callable[[Body, bool], Inputs]]:
@@ -96,8 +115,7 @@ class Decoder:
             raise Refused(422, "the body is empty; send inputs in it")
         return reader(body, resize)
 
-    def _json(self, body: Body, resize: bool) -> Inputs:
-        del resize
+    def _json(self, body: Body, _: bool) -> Inputs:
         head = _JSON_HEAD.match(body)
         n, ends = self._inputs_in(body)
         if head is None or n is None:
@@ -119,8 +137,7 @@ class Decoder:
         return self._finite(values)
 
     def _inputs_in(self, body: Body) -> tuple[int | None, list[int]]:
-        """Return the number of inputs that fits the counts of brackets and commas of a JSON body, and where
-        each ends.
+        """The number of inputs that fits the brackets and commas of a JSON body, and where each ends.
 
         None if no number of inputs fits. The time is linear in the body, and no objects are created.
         """
@@ -149,16 +166,14 @@ class Decoder:
         return n, (closing[lists - 1 : -1 : lists] + 1).tolist()
 
     def _complaint(self, body: Body) -> str:
-        wanted = f"[1 to {self.batch}, {', '.join(map(str, self.shape))}]"
         if len(body) <= _SMALL:
             try:
                 self.schema.model_validate_json(body)
             except ValidationError as error:
                 return first_fault(error, "the body")
-        return f'the body must be {{"inputs": …}}, numbers of shape {wanted}, and nothing else'
+        return f'the body must be {{"inputs": …}}, numbers of shape {self._wanted}, and nothing else'
 
-    def _npy(self, body: Body, resize: bool) -> Inputs:
-        del resize
+    def _npy(self, body: Body, _: bool) -> Inputs:
         file = io.BytesIO(body)
         try:
             version = np.lib.format.read_magic(file)
@@ -179,7 +194,10 @@ class Decoder:
                 422,
                 f"the array has dtype {str(dtype)[:40]}; it must be float16, float32, float64 or, for images, uint8",
             )
-        self._fits(shape)
+        if tuple(shape[1:]) != self.shape or len(shape) == 0 or shape[0] < 1:
+            raise Refused(422, f"the array has shape {str(list(shape))[:80]}; it must be {self._wanted}")
+        if shape[0] > self.batch:
+            raise Refused(413, f"there are {shape[0]} inputs; at most {self.batch} are accepted at once")
         if len(body) - file.tell() != math.prod(shape) * dtype.itemsize:
             raise Refused(
                 422, f"the array says {list(shape)} but has {len(body) - file.tell()} bytes of values"
@@ -220,13 +238,6 @@ class Decoder:
         pixels = np.asarray(picture, dtype=np.float32).reshape(height, width, channels)
         return np.ascontiguousarray(pixels.transpose(2, 0, 1)[None] / np.float32(255))
 
-    def _fits(self, shape: tuple[int, ...]) -> None:
-        wanted = f"[1 to {self.batch}, {', '.join(map(str, self.shape))}]"
-        if tuple(shape[1:]) != self.shape or len(shape) == 0 or shape[0] < 1:
-            raise Refused(422, f"the array has shape {str(list(shape))[:80]}; it must be {wanted}")
-        if shape[0] > self.batch:
-            raise Refused(413, f"there are {shape[0]} inputs; at most {self.batch} are accepted at once")
-
     def _finite(self, array: NDArray[Any]) -> Inputs:
         low, high = float(array.min()), float(array.max())  # NaN if there is one
         if not (math.isfinite(low) and math.isfinite(high) and max(-low, high) <= _LARGEST):
@@ -239,29 +250,3 @@ class Decoder:
         # Rounding may exceed a bound that is not a float32 number.
         rounds = self.bounds is not None and any(bound != np.float32(bound) for bound in self.bounds)
         return np.clip(values, *self.bounds) if self.bounds is not None and rounds else values
-
-
-def _schema(shape: tuple[int, ...], bounds: tuple[float, float] | None, batch: int) -> type[BaseModel]:
-    """Return the schema of the JSON, checked during parsing: no text, no booleans, no NaN, correct
-    lengths.
-    """
-    low, high = bounds if bounds is not None else (None, None)
-    nested: Any = Annotated[float, Field(ge=low, le=high, allow_inf_nan=False)]
-    for size in reversed(shape):
-        nested = Annotated[list[nested], Field(min_length=size, max_length=size)]
-    outer: Any = Annotated[list[nested], Field(min_length=1, max_length=batch)]
-    return create_model(
-        "Inputs",
-        __config__=ConfigDict(strict=True, extra="forbid"),
-        __doc__="Inputs as nested lists of numbers.",
-        inputs=(outer, Field(description=f"[n, {', '.join(map(str, shape))}], n from 1 to {batch}")),
-    )
-
-
-def _one(shape: tuple[int, ...], bounds: tuple[float, float] | None) -> msgspec.json.Decoder[Any]:
-    """Return a strict parser of one input, which stops at the first error."""
-    low, high = bounds if bounds is not None else (None, None)
-    nested: Any = float if bounds is None else Annotated[float, msgspec.Meta(ge=low, le=high)]
-    for size in reversed(shape):
-        nested = Annotated[list[nested], msgspec.Meta(min_length=size, max_length=size)]
-    return msgspec.json.Decoder(nested)

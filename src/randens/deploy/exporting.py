@@ -25,12 +25,12 @@ from torch import nn
 from randens.core.errors import FileError, ModelError, whole
 from randens.core.files import new_folder
 from randens.core.progress import Progress, silent
-from randens.data import ImageData
+from randens.data import ImageData, Inputs
 from randens.deploy import layout
 from randens.deploy.bundle import Average, Bundle, Sample
 from randens.deploy.predictor import Predictor
 from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble, evaluating, networks_of
-from randens.evaluation.labelled_data import Data, Labelled, fingerprint, labelled
+from randens.evaluation.labelled_data import Data, fingerprint, labelled
 
 __all__ = ["appearing", "class_names", "export", "quiet"]
 
@@ -92,6 +92,13 @@ def export(
             report("exporting members", index, len(networks))
             models.append(_to_onnx(network, shape, index))
         report("exporting members", len(networks), len(networks))
+        averages = []
+        if any(
+            isinstance(member, DeterministicEnsemble) for member in rec.members
+        ):  # else every file is a member
+            for member, part in zip(rec.members, parts, strict=True):
+                shares = member.weights.tolist() if isinstance(member, DeterministicEnsemble) else [1.0]
+                averages.append(Average(of=tuple(part), weights=tuple(shares)))
         draft = layout.store(
             folder / "bundle",
             models,
@@ -101,7 +108,7 @@ def export(
             threat=None if rec.threat is None else rec.threat.to_dict(),
             precision="float32",
             ensemble=fingerprint(rec),
-            averages=_averages(rec, parts),
+            averages=averages,
         )
         signed = dataclasses.replace(
             draft,
@@ -157,7 +164,7 @@ def class_names(rec: RandomizedEnsemble, data: Data) -> tuple[str, ...]:
         return tuple(map(str, range(rec.logits(shape.to(rec.device)).shape[2])))
 
 
-def _samples(inputs: Labelled, count: int, bounds: tuple[float, float] | None) -> tuple[Sample, ...]:
+def _samples(inputs: Inputs, count: int, bounds: tuple[float, float] | None) -> tuple[Sample, ...]:
     """The first `count` pictures, of every class in turn; none where inputs are no pictures."""
     shape = inputs.x.shape[1:]
     if not count or len(shape) != 3 or shape[0] not in (1, 3) or bounds != (0.0, 1.0):
@@ -178,21 +185,13 @@ def _samples(inputs: Labelled, count: int, bounds: tuple[float, float] | None) -
     return tuple(found)
 
 
-def _averages(rec: RandomizedEnsemble, parts: list[list[int]]) -> tuple[Average, ...]:
-    """Return the averages that are drawn; none if every file is a member."""
-    if not any(isinstance(member, DeterministicEnsemble) for member in rec.members):
-        return ()
-    return tuple(
-        Average(
-            of=tuple(part),
-            weights=tuple(member.weights.tolist()) if isinstance(member, DeterministicEnsemble) else (1.0,),
-        )
-        for member, part in zip(rec.members, parts, strict=True)
-    )
-
-
 def _to_onnx(member: nn.Module, shape: tuple[int, ...], index: int) -> onnx.ModelProto:
     module = copy.deepcopy(member).cpu().float().eval()
+    for part in list(module.modules()):
+        for name, child in part.named_children():
+            as_convolution = getattr(child, "as_convolution", None)
+            if as_convolution is not None:
+                setattr(part, name, as_convolution())
     # Two inputs, because a batch of one would become a constant.
     example = torch.rand(2, *shape)
     try:
@@ -246,7 +245,7 @@ def simplified(model: onnx.ModelProto) -> onnx.ModelProto:
     return result
 
 
-def _parity(draft: Bundle, rec: RandomizedEnsemble, inputs: Labelled, report: Progress) -> dict[str, Any]:
+def _parity(draft: Bundle, rec: RandomizedEnsemble, inputs: Inputs, report: Progress) -> dict[str, Any]:
     """Compare every member's logits on every input; more than rounding is an error."""
     predictor = Predictor(draft)
     worst, largest, changed = 0.0, 0.0, 0

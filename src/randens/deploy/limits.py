@@ -13,24 +13,12 @@ __all__ = ["Limits"]
 class Limits:
     """Limits of a server, checked before memory or time is spent.
 
-    Parameters
-    ----------
-    body : int
-        Bytes of one request's body.
-    pixels : int
-        Pixels of a picture.
-    batch : int
-        Inputs times draws of a request, and of one call of the predictor.
-    active : int
-        Requests that are decoded or predicted at once (slots). A slot is taken when the body is complete.
-    flight : int
-        Bytes of all bodies in memory, arriving or waiting to be decoded. Beyond it the unfinished body that
-        has taken longest is dropped.
-    connections : int
-        Open connections. Beyond it the one that has been idle or sending longest is closed.
-    head_seconds, body_seconds, answer_seconds, write_seconds, stop_seconds : float
-        Seconds for the head of a request, for its body, for its answer, for a client to read its answer, and
-        for the server to finish after a stop signal.
+    body: bytes of one request's body. pixels: of a picture. batch: inputs times draws of a request, and of one call
+    of the predictor. active: requests that are decoded or predicted at once (slots); a slot is taken when the body is
+    complete. flight: bytes of all bodies in memory, arriving or waiting to be decoded; beyond it the unfinished body
+    that has taken longest is dropped. connections: open ones; beyond it the one that has been idle or sending longest
+    is closed. head_seconds, body_seconds, answer_seconds, write_seconds, stop_seconds: for the head of a request, for
+    its body, for its answer, for a client to read its answer, and for the server to finish after a stop signal.
     """
 
     body: int = 8 << 20

@@ -4,6 +4,7 @@ because a client that reads it would learn each draw."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -20,34 +21,20 @@ class Metrics:
     media_type = CONTENT_TYPE_LATEST
 
     def __init__(self, draws: bool) -> None:
-        registry = CollectorRegistry()
+        self._registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
-        self._registry = registry
-        self._requests = Counter(
-            "randens_requests_total", "Requests answered", ("path", "status"), registry=registry
-        )
-        self._seconds = Histogram(
-            "randens_request_seconds",
-            "Time to answer a request",
-            ("path",),
-            buckets=_SECONDS,
-            registry=registry,
+        counter, histogram = partial(Counter, registry=registry), partial(Histogram, registry=registry)
+        self._requests = counter("randens_requests_total", "Requests answered", ("path", "status"))
+        self._seconds = histogram(
+            "randens_request_seconds", "Time to answer a request", ("path",), buckets=_SECONDS
         )
         self._known: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
-        self._inputs = Histogram(
-            "randens_call_inputs",
-            "Inputs answered by one call of the predictor",
-            buckets=_SIZES,
-            registry=registry,
+        self._inputs = histogram(
+            "randens_call_inputs", "Inputs answered by one call of the predictor", buckets=_SIZES
         )
         self.active = Gauge("randens_active_requests", "Predictions being worked on", registry=registry)
-        self._draws = (
-            Counter(
-                "randens_draws_total", "Draws of each member (debug mode)", ("member",), registry=registry
-            )
-            if draws
-            else None
-        )
+        said = "Draws of each member (debug mode)"
+        self._draws = counter("randens_draws_total", said, ("member",)) if draws else None
 
     def request(self, path: str, status: int, seconds: float) -> None:
         """Count an answered request. `path` is one of a few known paths, each with its own counter."""

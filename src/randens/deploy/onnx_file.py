@@ -28,20 +28,9 @@ _INSIDE: dict[str, dict[int, str]] = {
     "sparse": {1: "tensor", 2: "tensor"},
 }
 _DIMS, _TYPE, _NAME, _RAW, _EXTERNAL, _LOCATION = 1, 2, 8, 9, 13, 14
-_DTYPES = {
-    1: "float32",
-    2: "uint8",
-    3: "int8",
-    4: "uint16",
-    5: "int16",
-    6: "int32",
-    7: "int64",
-    9: "bool",
-    10: "float16",
-    11: "float64",
-    12: "uint32",
-    13: "uint64",
-}
+# TensorProto.DataType; 8 is text.
+_DTYPES = dict(enumerate(("float32", "uint8", "int8", "uint16", "int16", "int32", "int64"), 1))
+_DTYPES |= dict(enumerate(("bool", "float16", "float64", "uint32", "uint64"), 9))
 _DEEPEST = 32
 _MOST_FIELDS = 2_000_000
 

@@ -9,7 +9,6 @@ import importlib
 import math
 import mmap
 import os
-import secrets
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +23,8 @@ from randens.deploy.bundle import Average, Bundle
 __all__ = ["Prediction", "Predictor"]
 
 _CHUNK = 512  # inputs per pass: bounds the memory
+
+_random_bytes = os.urandom  # the operating system's secure generator
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,6 +99,7 @@ class Predictor:
         self._last = int(np.flatnonzero(probs)[-1])
         self._shape = self.bundle.input_shape
         self._bounds = self.bundle.bounds
+        self._highest = _highest_bits(self._bounds)
 
     def __len__(self) -> int:
         return len(self.bundle.probs)
@@ -106,7 +108,7 @@ class Predictor:
         """Member indices [n]: independent draws from α. A member with probability 0 is never drawn."""
         if n == 1:
             return np.array([self._draw_one()], dtype=np.int64)
-        bits = np.frombuffer(secrets.token_bytes(8 * n), dtype=np.uint64)
+        bits = np.frombuffer(_random_bytes(8 * n), dtype=np.uint64)
         uniform = (bits >> np.uint64(11)) * 2.0**-53
         drawn = np.searchsorted(self._cumulative, uniform, side="right")
         # The cumulative sum may end just below 1.
@@ -116,14 +118,19 @@ class Predictor:
         """Make one draw by the same rule without arrays, which would take longer than everything else for one
         input.
         """
-        point = (int.from_bytes(secrets.token_bytes(8), sys.byteorder) >> 11) * 2.0**-53
+        point = (int.from_bytes(_random_bytes(8), sys.byteorder) >> 11) * 2.0**-53
         return min(bisect.bisect_right(self._steps, point), self._last)
 
     def predict(self, x: ArrayLike) -> Prediction:
         """Answers for inputs [n, *input_shape], each by a member drawn for it alone."""
         inputs = self.check(x)
+        if len(inputs) == 1:
+            index = self._draw_one()
+            logits, members = self._answer(index, inputs), np.array([index], dtype=np.int64)
+            self._release({index})
+            return Prediction(_label_of_one(logits), logits, members)
         members = self.draw(len(inputs))
-        drawn = {int(members[0])} if len(inputs) == 1 else set(members.tolist())
+        drawn = set(members.tolist())
         if len(drawn) == 1:
             logits = self._answer(int(members[0]), inputs)
         else:
@@ -131,16 +138,18 @@ class Predictor:
             for index in drawn:
                 rows = np.flatnonzero(members == index)
                 logits[rows] = self._answer(index, inputs[rows])
-        if self._lean:
-            used = {network for index in drawn for network in self._averages[index].of}
-            for index, member in enumerate(self._members):
-                if index not in used:
-                    member.rest()
-        # If the sum is finite, all terms are finite; an infinite sum may be an overflow.
-        if not math.isfinite(np.add.reduce(logits, axis=None)) and not np.isfinite(logits).all():
-            row = int(np.flatnonzero(~np.isfinite(logits).all(axis=1))[0])
-            raise ModelError(f"input {row} makes the classifier return NaN or infinite logits")
+        self._release(drawn)
+        _check_finite(logits)
         return Prediction(logits.argmax(axis=1), logits, members)
+
+    def _release(self, drawn: set[int]) -> None:
+        """With `lean`: release the memory of the networks that the `drawn` members do not use."""
+        if not self._lean:
+            return
+        used = {network for index in drawn for network in self._averages[index].of}
+        for index, member in enumerate(self._members):
+            if index not in used:
+                member.rest()
 
     def logits(self, x: ArrayLike) -> NDArray[np.float32]:
         """Every member's logits [M, n, C]: M times the compute, for comparisons."""
@@ -168,7 +177,7 @@ class Predictor:
             )
         if given.shape[1:] != self._shape or given.ndim == 0:
             raise InputError(f"x has shape {list(given.shape)}; it must be {self._wanted}")
-        if given.dtype == np.float32 and given.flags.c_contiguous:
+        if given.dtype.char == "f" and given.flags.c_contiguous:
             inputs = given
         else:
             with np.errstate(over="ignore"):
@@ -176,6 +185,8 @@ class Predictor:
         if not inputs.size:
             return inputs
         flat = inputs.reshape(-1)
+        if self._highest is not None and np.maximum.reduce(flat.view(np.uint32)) <= self._highest:
+            return inputs
         low, high = float(np.minimum.reduce(flat)), float(np.maximum.reduce(flat))  # NaN if there is one
         if not (math.isfinite(low) and math.isfinite(high)):
             raise InputError("x holds NaN or infinite values; inputs must be finite")
@@ -251,6 +262,35 @@ class _Mapped:
         if self._resident and hasattr(mmap, "MADV_DONTNEED"):
             self._resident = False
             self._pages.madvise(mmap.MADV_DONTNEED)
+
+
+def _highest_bits(bounds: tuple[float, float] | None) -> int | None:
+    """The largest float32 within bounds [0, high] as a whole number; None for other bounds.
+
+    Non-negative numbers are ordered as their bits are, and those of negative numbers, infinity and NaN are larger. So
+    one comparison checks for all of them.
+    """
+    if bounds is None or bounds[0] != 0 or not 0 < bounds[1] < np.finfo(np.float32).max:
+        return None
+    high = np.float32(bounds[1])
+    if float(high) > bounds[1]:
+        high = np.nextafter(high, np.float32(0))
+    return int(high.view(np.uint32))
+
+
+def _label_of_one(logits: NDArray[np.float32]) -> NDArray[np.int64]:
+    """The label [1] of logits [1, C]; with numbers of Python, because arrays take longer for a few of them."""
+    values = logits[0].tolist()
+    if not math.isfinite(sum(values)):  # float64 sums of float32 numbers do not overflow
+        _check_finite(logits)
+    return np.array([values.index(max(values))], dtype=np.int64)
+
+
+def _check_finite(logits: NDArray[np.float32]) -> None:
+    # If the sum is finite, all terms are finite; an infinite sum may be an overflow.
+    if not math.isfinite(np.add.reduce(logits, axis=None)) and not np.isfinite(logits).all():
+        row = int(np.flatnonzero(~np.isfinite(logits).all(axis=1))[0])
+        raise ModelError(f"input {row} makes the classifier return NaN or infinite logits")
 
 
 def _mean(outputs: Sequence[NDArray[np.float32]], weights: Sequence[float]) -> NDArray[np.float32]:

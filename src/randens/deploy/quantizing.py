@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,20 +56,14 @@ def quantize(
 
     Parameters
     ----------
-    bundle : Bundle
-        The export of `rec`.
-    rec : RandomizedEnsemble
-        The ensemble, which the attack needs.
-    path : path
-        A folder that does not exist yet.
-    calibration : pair (x, y), ImageData or loader
-        Real inputs, not the test data, that set the ranges of activations.
-    test : pair (x, y), ImageData or loader
-        The data on which accuracies are measured.
+    bundle, rec : Bundle, RandomizedEnsemble
+        The export, and the ensemble, which the attack needs.
+    path, progress
+        As for `export`.
+    calibration, test : pair (x, y), ImageData or loader
+        Real inputs, not the test data, that set the ranges of activations; the data on which accuracies are measured.
     attack : Attack or sequence of Attack
         Finds the perturbations on which both versions are evaluated.
-    progress : callable, optional
-        Called as progress(task, done, total).
 
     Returns
     -------
@@ -182,17 +176,13 @@ def _quantized(content: bytes, inputs: NDArray[np.float32]) -> onnx.ModelProto:
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 
     name = onnx.load_from_string(content).graph.input[0].name
+    batches = ({name: inputs[start : start + _CHUNK]} for start in range(0, len(inputs), _CHUNK))
 
     class Reader(CalibrationDataReader):  # type: ignore[misc]
         """Gives the calibration inputs in small batches."""
 
-        def __init__(self) -> None:
-            self._batches: Iterator[dict[str, Any]] = (
-                {name: inputs[start : start + _CHUNK]} for start in range(0, len(inputs), _CHUNK)
-            )
-
         def get_next(self) -> dict[str, Any] | None:
-            return next(self._batches, None)
+            return next(batches, None)
 
     with tempfile.TemporaryDirectory() as folder, quiet():
         source, target = Path(folder) / "float32.onnx", Path(folder) / "int8.onnx"

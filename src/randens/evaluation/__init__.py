@@ -3,12 +3,12 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from randens.evaluation.as_ensemble import as_rec, from_factory, random_from_factory
 from randens.evaluation.curves import CostCurve, CostPoint, Curve, CurvePoint, cost_curve, curve
 from randens.evaluation.deployment_advice import Advice, advise
 from randens.evaluation.draw_statistics import score, single_draw
 from randens.evaluation.gradient_conflict import Conflict, conflict
 from randens.evaluation.intervals import Estimate, bounded_mean, difference, estimate, exact_binomial
+from randens.evaluation.preparation import as_rec, from_factory, random_from_factory
 from randens.evaluation.random_model_evaluation import StochasticEvaluation, evaluate_stochastic
 from randens.evaluation.results import Accuracy, Evaluation, Level, Pair, Points
 from randens.evaluation.sampling import (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from randens.attacks import Attack, Found
+from randens.attacks import Attack, Cost, Found
 from randens.core.errors import InputError
 from randens.core.files import picked, write_atomic
 from randens.core.progress import Progress
@@ -70,9 +71,10 @@ def attack_all(
         found = attack.survey(rec, data, folder=store, inputs=True, progress=progress)
         pool = found.pool if pool is None else pool.merge(found.pool)
         natural = 1.0 - float((found.clean_errors.double() @ rec.probs.cpu()).mean())
-        rows.append(_row(attack.name, found.pool, probs, natural, found))
+        rows.append(_row(attack.name, found.pool, probs, natural, found.cost, found))
     if pool is not None and len(rows) > 1:
-        rows.append(_row("all together", pool, probs, rows[0].natural, None, rows))
+        cost = Cost(sum(row.forwards for row in rows), sum(row.backwards for row in rows))
+        rows.append(_row("all together", pool, probs, rows[0].natural, cost))
     return rows
 
 
@@ -136,27 +138,18 @@ def save_grid(
 
 
 def _row(
-    name: str,
-    pool: WitnessPool,
-    probs: Any,
-    natural: float,
-    found: Found | None,
-    parts: Sequence[Attacked] = (),
+    name: str, pool: WitnessPool, probs: Any, natural: float, cost: Cost, found: Found | None = None
 ) -> Attacked:
     risks, best = pool.best(probs)
-    counted: dict[str, int] = {}
-    for row in best.tolist():
-        source = pool.sources[row] if row >= 0 else "no attack"
-        counted[source] = counted.get(source, 0) + 1
     return Attacked(
         name,
         pool.n,
         natural,
         1.0 - float(risks.mean()),
-        tuple(float(r) for r in pool.foolable.mean(axis=0)),
-        found.cost.forwards if found is not None else sum(p.forwards for p in parts),
-        found.cost.backwards if found is not None else sum(p.backwards for p in parts),
-        counted,
+        tuple(pool.foolable.mean(axis=0).tolist()),
+        cost.forwards,
+        cost.backwards,
+        dict(Counter(pool.sources[row] if row >= 0 else "no attack" for row in best.tolist())),
         _warnings(name, found) if found is not None else (),
         found,
     )

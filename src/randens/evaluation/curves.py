@@ -11,7 +11,6 @@ import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,25 +20,24 @@ from torch import Tensor
 
 from randens.attacks import Attack, Cost
 from randens.core.errors import InputError
-from randens.core.files import picked, write_json
+from randens.core.files import Plain, Saved, picked
 from randens.core.progress import Progress, renamed, silent, within
 from randens.data import called
 from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble
 from randens.evaluation.intervals import Estimate, estimate
 from randens.evaluation.preparation import AttackLike, Prepared, choose_attacks, prepare
-from randens.evaluation.result_tables import data_frame, percent
+from randens.evaluation.result_tables import data_frame, html_table, percent
 from randens.evaluation.worst_case import evaluate_ensemble
 from randens.models import on_device
 from randens.threat import Threat, grid
 from randens.witness import WitnessPool
-from randens.witness.store import WitnessStore
+from randens.witness.store import WitnessStore, as_store
 
 __all__ = [
     "CostCurve",
     "CostPoint",
     "Curve",
     "CurvePoint",
-    "Swept",
     "cost_curve",
     "curve",
     "curve_of",
@@ -51,7 +49,7 @@ _BUDGETS = ("steps", "queries", "orders", "restarts")
 
 
 @dataclass(frozen=True)
-class CurvePoint:
+class CurvePoint(Plain):
     """Robust accuracies at one radius.
 
     Parameters
@@ -64,12 +62,6 @@ class CurvePoint:
         Of each member alone.
     deterministic : Estimate or None
         Of the mean of all logits.
-
-    Examples
-    --------
-    >>> from randens.evaluation import Estimate
-    >>> CurvePoint(0.0, Estimate(0.9, 0.8, 1.0), (Estimate(0.9, 0.8, 1.0),), None).eps
-    0.0
     """
 
     eps: float
@@ -77,13 +69,9 @@ class CurvePoint:
     members: tuple[Estimate, ...]
     deterministic: Estimate | None
 
-    def to_json(self) -> dict[str, Any]:
-        """A plain dictionary for JSON."""
-        return picked(self, "eps ensemble members deterministic")
-
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Curve:
+class Curve(Saved):
     """Robust accuracy against ε, from one pool of witnesses; shown as a table.
 
     Parameters
@@ -102,14 +90,6 @@ class Curve:
         Of the intervals.
     pool : WitnessPool
         Every witness found, at the largest radius.
-
-    Examples
-    --------
-    >>> import randens
-    >>> net = randens.models.create("linear", classes=10, input_shape=(1, 8, 8), seed=0)
-    >>> found = randens.curve(net, "digits", eps="0:0.2:3", attack="pgd", limit=16)
-    >>> [p.eps for p in found.points], found.points[0].ensemble >= found.points[-1].ensemble
-    ([0.0, 0.1, 0.2], True)
     """
 
     points: tuple[CurvePoint, ...]
@@ -123,16 +103,7 @@ class Curve:
     pool: WitnessPool
 
     def __repr__(self) -> str:
-        heads = [
-            f"ε ({self.norm})",
-            "ensemble",
-            *(f"member {i}" for i in range(self._members)),
-            "deterministic",
-        ]
-        lines = ["  ".join(f"{h:>14}" for h in heads)]
-        for p in self.points:
-            cells = [f"{p.eps:.5g}", *map(_shown, (p.ensemble, *p.members, p.deterministic))]
-            lines.append("  ".join(f"{c:>14}" for c in cells))
+        lines = ["  ".join(f"{cell:>14}" for cell in cells) for cells in self._cells]
         passes = (self.cost.forwards + self.cost.backwards) / max(1, self.n)
         lines.append(
             f"{self.n} inputs of {called(self.data, self.split)}; {' + '.join(self.attacks)}; {self.confidence:.0%} "
@@ -141,20 +112,25 @@ class Curve:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        heads = ["ε", "ensemble", *(f"member {i}" for i in range(self._members)), "deterministic"]
-        rows = "".join(
-            "<tr>"
-            + f"<td>{p.eps:.5g}</td>"
-            + "".join(f"<td>{_shown(v)}</td>" for v in (p.ensemble, *p.members, p.deterministic))
-            + "</tr>"
-            for p in self.points
-        )
-        head = "".join(f"<th>{h}</th>" for h in heads)
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+        heads, *lines = self._cells
+        return html_table(heads, lines)
 
     @property
-    def _members(self) -> int:
-        return len(self.points[0].members)
+    def _cells(self) -> list[list[str]]:
+        """The table: headings, then a line for each radius."""
+        radii = [f"{p.eps:.5g}" for p in self.points]
+        columns = ([name, *map(_shown, values)] for name, values in self._lines.items())
+        return [list(row) for row in zip([f"ε ({self.norm})", *radii], *columns, strict=True)]
+
+    @property
+    def _lines(self) -> dict[str, list[Estimate | None]]:
+        """The accuracies at all radii, by classifier."""
+        members = range(len(self.points[0].members))
+        return {
+            "ensemble": [p.ensemble for p in self.points],
+            **{f"member {i}": [p.members[i] for p in self.points] for i in members},
+            "deterministic": [p.deterministic for p in self.points],
+        }
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary for JSON."""
@@ -163,15 +139,12 @@ class Curve:
 
     def to_frame(self) -> Any:
         """A pandas data frame, one row per radius and classifier."""
-        rows = []
-        for p in self.points:
-            named = {"ensemble": p.ensemble, **{f"member {i}": m for i, m in enumerate(p.members)}}
-            if p.deterministic is not None:
-                named["deterministic"] = p.deterministic
-            rows += [
-                {"eps": p.eps, "classifier": who, "robust": float(v), "low": v.low, "high": v.high}
-                for who, v in named.items()
-            ]
+        rows = [
+            {"eps": p.eps, "classifier": who, "robust": float(v), "low": v.low, "high": v.high}
+            for number, p in enumerate(self.points)
+            for who, values in self._lines.items()
+            if (v := values[number]) is not None
+        ]
         return data_frame(rows)
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
@@ -180,26 +153,17 @@ class Curve:
         Returns the matplotlib figure.
         """
         figure, axes = _axes(f"ε in {self.norm}", "robust accuracy")
-        lines: dict[str, list[Estimate]] = {"randomized": [p.ensemble for p in self.points]}
-        if self._members > 1:
-            lines |= {f"member {i}": [p.members[i] for p in self.points] for i in range(self._members)}
-        if all(p.deterministic is not None for p in self.points) and self._members > 1:
-            lines["deterministic"] = [p.deterministic for p in self.points if p.deterministic is not None]
         radii = [p.eps for p in self.points]
-        for name, values in lines.items():
-            strong = name == "randomized"
-            (drawn,) = axes.plot(
-                radii, [float(v) for v in values], marker="o", lw=2 if strong else 1, label=name
-            )
+        for name, known in self._lines.items():
+            values, strong = [v for v in known if v is not None], name == "ensemble"
+            if len(values) < len(radii) or not (strong or len(self.points[0].members) > 1):
+                continue
+            label, width = ("randomized", 2) if strong else (name, 1)
+            (drawn,) = axes.plot(radii, [float(v) for v in values], marker="o", lw=width, label=label)
             if strong:
                 lows, highs = [v.low for v in values], [v.high for v in values]
                 axes.fill_between(radii, lows, highs, alpha=0.2, color=drawn.get_color(), lw=0)
         return _finish(figure, axes, path)
-
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the JSON, atomically."""
-        write_json(path, self.to_json())
-        return Path(path)
 
 
 def curve(
@@ -225,16 +189,14 @@ def curve(
 
     Parameters
     ----------
-    model, data, attack, norm, bounds, device, preprocessing, probs, split, limit, seed, deterministic
-        As `randens.evaluate` takes them; attacks are given by name, as each radius makes its own.
+    model, data, norm, bounds, device, preprocessing, probs, split, limit, seed, deterministic
+        As `randens.evaluate` takes them.
+    confidence, folder, progress
+        As for `randens.evaluate`, too.
+    attack : str or sequence of str
+        Names, as each radius makes its own.
     eps : str or sequence
         ``"first:last:count"``, e.g. ``"0:16/255:9"``, or a list of radii.
-    confidence : float
-        Of the intervals.
-    folder : path or WitnessStore, optional
-        A witness store, as for `randens.evaluate`.
-    progress : callable, optional
-        ``progress(task, done, total)``.
 
     Returns
     -------
@@ -255,7 +217,7 @@ def curve(
         data,
         attack,
         eps=largest,
-        norm=norm if norm is not None else getattr(getattr(model, "threat", None), "norm", None),
+        norm=norm,
         bounds=bounds,
         preprocessing=preprocessing,
         probs=probs,
@@ -285,12 +247,10 @@ def curve_of(
     progress: Progress | None = None,
 ) -> Curve:
     """`curve` for a prepared model, data and attacks."""
-    store = folder if isinstance(folder, WitnessStore) or folder is None else WitnessStore(folder)
-    points: list[CurvePoint] = []
-    cost = Cost()
-    pool: WitnessPool | None = None
+    store = as_store(folder)
+    points, cost = [], Cost()
     with on_device(case.rec, device):
-        for found in sweep(
+        for point, known, spent in sweep(
             case,
             grid("eps", eps),
             deterministic=deterministic,
@@ -298,9 +258,8 @@ def curve_of(
             store=store,
             progress=progress or silent,
         ):
-            points.append(found.point)
-            cost, pool = cost + found.cost, found.pool
-    assert pool is not None
+            points.append(point)
+            pool, cost = known, cost + spent
     return Curve(
         tuple(points),
         case.threat.norm,
@@ -326,12 +285,6 @@ class CostPoint:
         Member passes per input, forward and backward.
     robust : Estimate
         The robust accuracy.
-
-    Examples
-    --------
-    >>> from randens.evaluation import Estimate
-    >>> CostPoint(5, 22.0, Estimate(0.5, 0.4, 0.6)).passes
-    22.0
     """
 
     budget: int
@@ -340,7 +293,7 @@ class CostPoint:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class CostCurve:
+class CostCurve(Saved):
     """Robust accuracy against member passes, a line per attack; shown as a table.
 
     Parameters
@@ -351,14 +304,6 @@ class CostCurve:
         The perturbation set of all attacks.
     n : int
         How many inputs.
-
-    Examples
-    --------
-    >>> import randens
-    >>> net = randens.models.create("linear", classes=10, input_shape=(1, 8, 8), seed=0)
-    >>> found = randens.evaluation.cost_curve(net, "digits", ["pgd"], budgets=(1, 2), limit=8)
-    >>> [p.budget for p in found.lines["pgd"]]
-    [1, 2]
     """
 
     lines: Mapping[str, tuple[CostPoint, ...]]
@@ -471,15 +416,6 @@ def cost_curve(
     return CostCurve(lines, case.threat, len(case.inputs))
 
 
-@dataclass(frozen=True)
-class Swept:
-    """The result at one radius, and all witnesses so far."""
-
-    point: CurvePoint
-    pool: WitnessPool
-    cost: Cost
-
-
 def sweep(
     case: Prepared,
     radii: Sequence[float],
@@ -489,8 +425,8 @@ def sweep(
     store: WitnessStore | None,
     progress: Progress,
     known: WitnessPool | None = None,
-) -> Iterator[Swept]:
-    """Attack at increasing radii with one pool of witnesses.
+) -> Iterator[tuple[CurvePoint, WitnessPool, Cost]]:
+    """Attack at increasing radii with one pool of witnesses: each result, all witnesses so far, and the cost.
 
     known: witnesses within the radius of the case's own threat; they count from there on.
     """
@@ -507,7 +443,7 @@ def sweep(
         else:
             found = evaluate_ensemble(
                 case.rec,
-                case.data,
+                case.inputs,
                 _at(case.attacks, radius),
                 deterministic=several,
                 pool=pool,
@@ -527,7 +463,7 @@ def sweep(
             tuple(estimate(~column, confidence) for column in pool.foolable.T),
             estimate(~mean_fooled, confidence) if several else None,
         )
-        yield Swept(point, pool, cost)
+        yield point, pool, cost
 
 
 def _clean(case: Prepared, deterministic: bool) -> tuple[WitnessPool, NDArray[np.bool_] | None, Cost]:

@@ -1,5 +1,4 @@
-"""What to deploy: one member, a drawn member, k of M averaged, or all; in one table, evaluated on the same
-perturbations.
+"""What to deploy: one member, a drawn member, k of M averaged, or all, on the same perturbations.
 
 Every option is a randomized ensemble over the same networks: the members (k = 1), all averages of k of them,
 and the average of all (k = M). Each is attacked itself and then also tested with the perturbations found for
@@ -13,9 +12,10 @@ import dataclasses
 import itertools
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -27,16 +27,19 @@ from randens.attacks import Attack, Cost
 from randens.attacks.dataset import as_attacks
 from randens.core.errors import InputError
 from randens.core.files import Plain, picked
-from randens.core.progress import Progress, renamed, silent
+from randens.core.progress import Progress, renamed, silent, within
+from randens.core.runs import Kept
+from randens.data import Inputs
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation.gradient_conflict import Conflict
 from randens.evaluation.intervals import Estimate, difference, estimate
-from randens.evaluation.labelled_data import Data, Labelled, fingerprint, labelled
+from randens.evaluation.labelled_data import Data, fingerprint, labelled
+from randens.evaluation.result_tables import Row
 from randens.evaluation.results import Accuracy
 from randens.evaluation.worst_case import evaluate_ensemble, transferred
 from randens.threat import Threat
 from randens.witness import WitnessPool
-from randens.witness.store import WitnessStore, input_keys, member_key
+from randens.witness.store import WitnessStore, as_store, input_keys, member_key
 
 __all__ = ["Advice", "Choice", "Option", "advise"]
 
@@ -48,19 +51,14 @@ _ROUNDS = 25  # of them at most
 
 
 @dataclass(frozen=True, eq=False)
-class Option:
-    """One option for deployment.
+class Option(Row):
+    """One option for deployment, with the FLOPs of one inference on average over the draw.
 
     kind: "member", "drawn", "subset", "deterministic" or "network". k: the number of networks per input.
-    flops: of one inference, on average over the draw. risks, clean: expected error of every input under
-    attack and without, [n].
+    risks, clean: expected error of every input under attack and without, [n].
     """
 
-    name: str
-    kind: str
     k: int
-    flops: float
-    accuracy: Accuracy
     risks: NDArray[np.float64] = field(repr=False)
     clean: NDArray[np.float64] = field(repr=False)
 
@@ -83,7 +81,7 @@ class Choice(Plain):
 
 
 @dataclass(frozen=True, eq=False)
-class Advice:
+class Advice(Kept):
     """The options, the choice at 1×, 2× and M× a member's compute, and the reasons behind them.
 
     gain: Σ α_i η_i − η(α) with its interval. conflict: the joint reach. pair, apart: the two members that are most
@@ -92,6 +90,9 @@ class Advice:
     attacked with. ensemble: the members' fingerprint. confidence: of the intervals. cost: member passes.
     passes: attack passes per input, of each member in all attacks on it ("each member") and of the single networks.
     """
+
+    kept_as: ClassVar[str] = "advice"
+    asked: ClassVar[str] = "ensemble data split n threat attacks"
 
     options: tuple[Option, ...]
     choices: tuple[Choice, ...]
@@ -205,9 +206,9 @@ def advise(
     ['best member, number 0', 'drawn evenly']
     """
     inputs, chosen = labelled(data, rec), as_attacks(attack)
-    report = silent if progress is None else progress
+    report = progress or silent
     plain = (inputs.x, inputs.y)
-    store = folder if isinstance(folder, WitnessStore) or folder is None else WitnessStore(folder)
+    store = as_store(folder)
     whole = evaluate_ensemble(
         rec,
         plain,
@@ -224,7 +225,8 @@ def advise(
     others: dict[str, RandomizedEnsemble] = {}
     for k in range(2, len(rec) + 1):
         if k == len(rec) or (subsets and math.comb(len(rec), k) <= _MOST_SUBSETS):
-            others[_title(k, len(rec))] = rec.subsets(k)
+            title = f"deterministic, all {k}" if k == len(rec) else f"{k} of {len(rec)} averaged"
+            others[title] = rec.subsets(k)
     for name, network in (networks or {}).items():
         if name in others:
             raise InputError(f"networks names {name!r}, which is an option already; choose another name")
@@ -234,21 +236,21 @@ def advise(
     passes = {"each member": max(cost.passes, _stored(rec, inputs, chosen[0].threat, store))}
     for name, other in others.items():
         pools[name], tested = _transferred(other, inputs, list(pools.values()))
-        asked = _Asked(other, inputs, chosen, name, store, report)
+        attacked = partial(_attacked, other, inputs, store, within(report, name))
+        pools[name], spent = attacked(chosen, pools[name], np.arange(len(inputs)))
         if name in (networks or {}):
             wanted = passes["each member"] / len(rec.networks)
-            pools[name], spent = asked.until(pools[name], wanted)
+            pools[name], spent = _until(wanted, attacked, chosen, pools[name], spent)
             passes[name] = spent.passes
         else:
-            pools[name], spent = asked.once(pools[name])
             passes["each member"] += spent.passes
-        cost = cost + tested + spent
+        cost += tested + spent
     passes["each member"] /= len(rec.networks)
     # Each option was tested with perturbations found before it; now also with those found after it.
     everyone, found = {"": rec, **others}, dict(pools)
     for earlier, later in itertools.combinations(everyone, 2):
         pools[earlier] = pools[earlier].merge(transferred(found[later], everyone[earlier], plain))
-        cost = cost + Cost(forwards=len(found[later]) * len(everyone[earlier].networks))
+        cost += Cost(forwards=len(found[later]) * len(everyone[earlier].networks))
     options = _options(rec, others, pools, inputs, networks or {}, confidence)
     known = pools[""]
     alpha = rec.probs.cpu().numpy()
@@ -274,11 +276,7 @@ def advise(
     )
 
 
-def _title(k: int, members: int) -> str:
-    return f"deterministic, all {members}" if k == members else f"{k} of {members} averaged"
-
-
-def _stored(rec: RandomizedEnsemble, inputs: Labelled, threat: Threat, store: WitnessStore | None) -> float:
+def _stored(rec: RandomizedEnsemble, inputs: Inputs, threat: Threat, store: WitnessStore | None) -> float:
     """The passes of all searches in the store that attacked these members on these inputs."""
     if store is None:
         return 0.0
@@ -287,7 +285,7 @@ def _stored(rec: RandomizedEnsemble, inputs: Labelled, threat: Threat, store: Wi
 
 
 def _transferred(
-    rec: RandomizedEnsemble, inputs: Labelled, known: Sequence[WitnessPool]
+    rec: RandomizedEnsemble, inputs: Inputs, known: Sequence[WitnessPool]
 ) -> tuple[WitnessPool, Cost]:
     """Return the witnesses of `rec` among the perturbations found for other options."""
     pool = WitnessPool(len(inputs), len(rec), x_adv=inputs.x[:0].contiguous().numpy())
@@ -296,74 +294,52 @@ def _transferred(
     return pool, Cost(forwards=sum(map(len, known)) * len(rec.networks))
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """An option that is attacked on its own."""
+def _attacked(
+    rec: RandomizedEnsemble,
+    inputs: Inputs,
+    store: WitnessStore | None,
+    progress: Progress,
+    attacks: Sequence[Attack],
+    pool: WitnessPool,
+    rows: NDArray[np.int64],
+) -> tuple[WitnessPool, Cost]:
+    """Attack one option on some inputs: the pool with the witnesses found, and the cost."""
+    cost, part = Cost(), (inputs.x[torch.from_numpy(rows)], inputs.y[torch.from_numpy(rows)])
+    for attack in attacks:
+        found = attack.survey(rec, part, folder=store, inputs=True, progress=renamed(progress, attack.name))
+        pool = pool.merge(found.pool.replace(n=pool.n, points=rows[found.pool.points]))
+        cost += found.cost
+    return pool, cost
 
-    rec: RandomizedEnsemble
-    inputs: Labelled
-    attacks: Sequence[Attack]
-    name: str
-    store: WitnessStore | None
-    progress: Progress
 
-    def once(self, pool: WitnessPool) -> tuple[WitnessPool, Cost]:
-        """Add the witnesses that the attacks find."""
-        return self._more(pool, self.attacks, np.arange(len(self.inputs)))
+def _until(
+    passes: float,
+    attacked: Callable[..., tuple[WitnessPool, Cost]],
+    attacks: Sequence[Attack],
+    pool: WitnessPool,
+    cost: Cost,
+) -> tuple[WitnessPool, Cost]:
+    """Attack a single network on the inputs that are not fooled yet until `passes` passes are spent.
 
-    def until(self, pool: WitnessPool, passes: float) -> tuple[WitnessPool, Cost]:
-        """Attack a single network once, then the inputs that are not fooled yet until `passes` passes are spent.
-
-        Later rounds have restarts from random points and seeds of their own. A proven optimum is not attacked again.
-        """
-        pool, cost = self.once(pool)
-        for number in range(1, _ROUNDS + 1):
-            rows = np.flatnonzero(~pool.foolable[:, 0])
-            if cost.passes >= passes or not len(rows) or any(attack.exact for attack in self.attacks):
-                break
-            again = [
-                dataclasses.replace(
-                    attack, seed=attack.seed + number, restarts=max(attack.restarts, _RESTARTS)
-                )
-                for attack in self.attacks
-            ]
-            pool, spent = self._more(pool, again, rows)
-            cost = cost + spent
-        return pool, cost
-
-    def _more(
-        self, pool: WitnessPool, attacks: Sequence[Attack], rows: NDArray[np.int64]
-    ) -> tuple[WitnessPool, Cost]:
-        chosen, cost = torch.from_numpy(rows), Cost()
-        for attack in attacks:
-            found = attack.survey(
-                self.rec,
-                (self.inputs.x[chosen], self.inputs.y[chosen]),
-                folder=self.store,
-                inputs=True,
-                progress=renamed(self.progress, f"{attack.name} on {self.name}"),
-            )
-            new = found.pool
-            pool = pool.merge(
-                WitnessPool(
-                    pool.n,
-                    pool.members,
-                    rows[new.points],
-                    new.fooled,
-                    x_adv=new.x_adv,
-                    sources=new.sources,
-                    checked=new.checked,
-                )
-            )
-            cost = cost + found.cost
-        return pool, cost
+    Each round has restarts from random points and seeds of its own. A proven optimum is not attacked again.
+    """
+    for number in range(1, _ROUNDS + 1):
+        rows = np.flatnonzero(~pool.foolable[:, 0])
+        if cost.passes >= passes or not len(rows) or any(attack.exact for attack in attacks):
+            break
+        again = [
+            dataclasses.replace(a, seed=a.seed + number, restarts=max(a.restarts, _RESTARTS)) for a in attacks
+        ]
+        pool, spent = attacked(again, pool, rows)
+        cost += spent
+    return pool, cost
 
 
 def _options(
     rec: RandomizedEnsemble,
     others: Mapping[str, RandomizedEnsemble],
     pools: Mapping[str, WitnessPool],
-    inputs: Labelled,
+    inputs: Inputs,
     networks: Mapping[str, nn.Module],
     confidence: float,
 ) -> tuple[Option, ...]:
@@ -377,7 +353,7 @@ def _options(
         risks = pool.best(probs)[0]
         flops = np.array([models.flops(m, shape) for m in one.members], dtype=np.float64)
         accuracy = Accuracy(estimate(1 - clean, confidence), estimate(1 - risks, confidence))
-        return Option(name, kind, k, float(probs @ flops), accuracy, risks, clean)
+        return Option(name, accuracy, float(probs @ flops), kind, k, risks, clean)
 
     own, members = pools[""], len(rec)
     alpha = rec.probs.cpu().numpy()

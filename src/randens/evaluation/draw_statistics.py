@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from randens.attacks.eot import draw_gradients, sources
 from randens.attacks.losses import expected_margin, margins
+from randens.core.documents import Document
 from randens.core.errors import InputError
 from randens.ensemble import RandomizedEnsemble, frozen
 from randens.evaluation.intervals import Estimate, bounded_mean, exact_binomial, widened
@@ -50,8 +51,7 @@ class Randomness:
     class_changed: float
 
 
-@dataclass(frozen=True)
-class GradientNoise:
+class GradientNoise(Document):
     """The noise of a gradient of the expected margin that averages `draws` draws.
 
     variance: of the mean's noise, relative to the squared gradient (0: none; 1: as much noise as signal). agreement:
@@ -282,16 +282,12 @@ def single_draw(
 
     Parameters
     ----------
-    model : RandomizedModel or RandomizedEnsemble
-        A random classifier.
-    x, y : Tensor [n, ...] and [n]
-        Inputs and labels.
+    model, x, y, seed
+        As for `score`.
     threat : Threat
         The perturbation set.
     steps : int
         Gradient steps.
-    seed : int
-        The first seed.
 
     Returns
     -------

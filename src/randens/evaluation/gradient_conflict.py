@@ -11,23 +11,42 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from randens.attacks import Cost
 from randens.attacks.losses import margins
+from randens.core.documents import Document
 from randens.core.errors import InputError
+from randens.data import Inputs
 from randens.ensemble import RandomizedEnsemble, frozen, to_layout
-from randens.evaluation.labelled_data import Data, Labelled, labelled
+from randens.evaluation.labelled_data import Data, labelled, threat_of
 from randens.threat import Threat
 
-__all__ = ["Conflict", "conflict", "conflict_of", "joint_reach"]
+__all__ = ["Conflict", "ConflictDocument", "conflict", "conflict_of", "joint_reach"]
 
 _CHUNK = 256  # inputs per pass: M gradients of each are in memory at once
+
+
+class ConflictDocument(Document):
+    """A conflict on disk; a mean over no input is null."""
+
+    reach: float | None
+    pairs: list[list[float | None]]
+    unusable: list[float]
+    n: Annotated[int, Field(ge=0, le=10**8)]
+
+    @model_validator(mode="after")
+    def _square(self) -> ConflictDocument:
+        members = len(self.unusable)
+        if [len(row) for row in self.pairs] != [members] * members:
+            raise ValueError(f"pairs must be a table of {members} × {members}")
+        return self
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,27 +89,24 @@ class Conflict:
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary for JSON without the single inputs; a mean over no input is null."""
-        return {
-            "reach": _null(self.reach),
-            "pairs": [[_null(value) for value in row] for row in self.pairs.tolist()],
-            "unusable": self.unusable.tolist(),
-            "n": self.n,
-        }
+        reach, *pairs = (
+            [None if np.isnan(value) else value for value in row]
+            for row in [[self.reach], *self.pairs.tolist()]
+        )
+        return {"reach": reach[0], "pairs": pairs, "unusable": self.unusable.tolist(), "n": self.n}
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Conflict:
         """Inverse of `to_json`; the reach of single inputs is not kept and is NaN."""
-        return Conflict(
-            _nan(value["reach"]),
-            np.array([[_nan(cell) for cell in row] for row in value["pairs"]], dtype=np.float64),
-            np.array(value["unusable"], dtype=np.float64),
-            np.full(int(value["n"]), np.nan),
+        # NumPy reads null, which is None, as NaN.
+        reach, pairs, unusable = (
+            np.array(value[key], dtype=np.float64) for key in ("reach", "pairs", "unusable")
         )
+        return Conflict(float(reach), pairs, unusable, np.full(value["n"], np.nan))
 
 
 def conflict(rec: RandomizedEnsemble, data: Data, threat: Threat | None = None) -> Conflict:
-    """Measure the joint reach of the members' margin gradients: the share of ε left to one perturbation for
-    all of them.
+    """Measure the joint reach of the members' margin gradients: the share of ε left to one perturbation.
 
     Parameters
     ----------
@@ -113,25 +129,21 @@ def conflict(rec: RandomizedEnsemble, data: Data, threat: Threat | None = None) 
     >>> round(conflict(rec, data.load("digits", "validation"), Threat("linf", 0.1)).reach, 6)
     1.0
     """
-    chosen = rec.threat if threat is None and isinstance(rec, RandomizedEnsemble) else threat
-    inputs = labelled(data, rec)
-    if chosen is None:
-        raise InputError("threat is None and the ensemble names none; give one, e.g. Threat('linf', 8/255)")
-    if not isinstance(chosen, Threat):
-        raise InputError(f"threat is {chosen!r}; give a Threat, e.g. Threat('linf', 8/255)")
+    inputs, chosen = labelled(data, rec), threat_of(rec, threat)
     if not chosen.is_ball:
         raise InputError(f"threat is {chosen.norm}; reach is defined for one ball in linf, l2 or l1")
     return conflict_of(rec, inputs, chosen)
 
 
-def conflict_of(rec: RandomizedEnsemble, data: Labelled, threat: Threat) -> Conflict:
+def conflict_of(rec: RandomizedEnsemble, data: Inputs, threat: Threat) -> Conflict:
     """`conflict` on inputs that were checked already."""
     members = len(rec)
     reaches, sums = [], np.zeros((members, members))
     counts, unusable = np.zeros((members, members)), np.zeros(members)
     for x, y in zip(torch.split(data.x, _CHUNK), torch.split(data.y, _CHUNK), strict=True):
         gradients, usable = _gradients(rec, x.to(rec.device), y.to(rec.device))
-        reaches.append(_masked(joint_reach(gradients, threat), usable.all(dim=0)))
+        together = torch.where(usable.all(dim=0), joint_reach(gradients, threat), torch.nan)
+        reaches.append(together.cpu().numpy())
         unusable += (~usable).sum(dim=1).cpu().numpy()
         for i in range(members):
             for j in range(i, members):
@@ -177,16 +189,3 @@ def _gradients(rec: RandomizedEnsemble, x: Tensor, y: Tensor) -> tuple[Tensor, T
     flat = torch.stack([row.detach().flatten(1).cpu() for row in rows]).double()
     usable = torch.isfinite(flat).all(dim=2) & (flat != 0).any(dim=2)
     return torch.where(usable.unsqueeze(2), flat, torch.zeros_like(flat)), usable
-
-
-def _masked(values: Tensor, usable: Tensor) -> NDArray[np.float64]:
-    masked: NDArray[np.float64] = torch.where(usable, values, torch.nan).cpu().numpy()
-    return masked
-
-
-def _null(value: float) -> float | None:
-    return None if np.isnan(value) else float(value)
-
-
-def _nan(value: float | None) -> float:
-    return float("nan") if value is None else float(value)

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import math
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from pydantic import GetCoreSchemaHandler
+from pydantic_core import CoreSchema, core_schema
 from scipy.special import bdtr, betaincinv, xlogy
 
+from randens.core.documents import Document
 from randens.core.errors import InputError
 
 __all__ = ["Estimate", "bounded_mean", "difference", "estimate", "exact_binomial", "widened"]
+
+
+class _Stored(Document):
+    """An estimate in a document."""
+
+    value: float
+    low: float
+    high: float
 
 
 class Estimate(float):
@@ -49,6 +61,17 @@ class Estimate(float):
         return f"Estimate({float(self):.6g}, low={self.low:.6g}, high={self.high:.6g})"
 
     __str__ = float.__repr__
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """So that a field of a document can be an estimate."""
+        return core_schema.no_info_before_validator_function(
+            lambda given: given.to_json() if isinstance(given, Estimate) else given,
+            core_schema.no_info_after_validator_function(
+                lambda found: Estimate(**vars(found)), handler.generate_schema(_Stored)
+            ),
+            serialization=core_schema.plain_serializer_function_ser_schema(Estimate.to_json),
+        )
 
     @property
     def value(self) -> float:
@@ -99,8 +122,8 @@ def difference(first: ArrayLike, second: ArrayLike, confidence: float = 0.95) ->
     ----------
     first, second : array
         Values of the same inputs.
-    confidence : float
-        Of the interval.
+    confidence
+        As for `estimate`.
 
     Returns
     -------
@@ -166,10 +189,8 @@ def bounded_mean(values: ArrayLike, confidence: float = 0.95) -> Estimate:
 
     Parameters
     ----------
-    values : array
-        Numbers in [0, 1].
-    confidence : float
-        Of the interval.
+    values, confidence
+        As for `estimate`.
 
     Returns
     -------

@@ -3,45 +3,42 @@
 The estimate is of the expected robust accuracy E_x P_s(f_s(x + δ(x)) = y) against an adversary who knows the
 model and the distribution of its randomness, but not the draw that answers. Three sets of draws avoid bias:
 
-- K *attack draws*, frozen: perturbations are searched on them. The perturbations fit the noise of these
-draws, so the
-  accuracy on them is biased downwards;
-- *selection draws*, frozen: they choose a perturbation for every input, decide whether K is large enough, and
-set the
-  number of scoring draws;
-- *scoring draws*: used once, after all choices. So no choice depends on them, and their mean is unbiased for
-the
+- K *attack draws*, frozen: perturbations are searched on them. They fit the noise of these draws, so the accuracy
+  on them is biased downwards;
+- *selection draws*, frozen: they choose a perturbation for every input, decide whether K is large enough, and set
+  the number of scoring draws;
+- *scoring draws*: used once, after all choices. So no choice depends on them, and their mean is unbiased for the
   chosen perturbations.
 
-With an optimal attack the two accuracies enclose the true value: in expectation the accuracy on the attack
-draws is at most the robust accuracy, and the accuracy on the scoring draws is at least that (sample average
-approximation).
+With an optimal attack the two accuracies enclose the true value: in expectation the accuracy on the attack draws
+is at most the robust accuracy, and that on the scoring draws at least (sample average approximation).
 """
 
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import computed_field
 from torch import Tensor
 
 from randens._version import __version__
 from randens.attacks import Attack, Cost, create
-from randens.attacks.dataset import batches
+from randens.attacks.dataset import as_attacks, batches
 from randens.attacks.eot import EOT
 from randens.attacks.suite import Suite
+from randens.core.documents import Document
 from randens.core.errors import InputError, whole
-from randens.core.files import picked, plain, write_json
+from randens.core.files import Saved, picked
 from randens.core.progress import Progress, silent
+from randens.data import Inputs
 from randens.ensemble import RandomizedEnsemble, frozen
 from randens.evaluation.draw_statistics import (
     NOISE,
@@ -57,7 +54,7 @@ from randens.evaluation.draw_statistics import (
     single_draw,
 )
 from randens.evaluation.intervals import Estimate
-from randens.evaluation.labelled_data import Data, Labelled, labelled
+from randens.evaluation.labelled_data import Data, labelled
 from randens.random_model import FrozenDraw, RandomizedModel, expanded, is_random
 from randens.threat import Threat
 
@@ -71,25 +68,22 @@ _SADDLE = 8  # draws that the default saddle attack looks at: its cost grows wit
 _SELECT = 1_500_000_000  # the first seed of the selection draws; the attack draws begin at 0
 
 
-@dataclass(frozen=True)
-class DrawsStage:
+class DrawsStage(Document):
     """Attacks on K draws: accuracy on these draws, and of the same perturbations on fresh draws."""
 
     draws: int
     in_sample: float
     fresh: float
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def bias(self) -> float:
         """The accuracy on fresh draws minus that on the attacked draws, which is too low."""
         return self.fresh - self.in_sample
 
 
-@dataclass(frozen=True)
-class ChosenAttack:
-    """One attack's perturbations: expected accuracy on fresh draws, and the number of inputs for which they
-    were chosen.
-    """
+class ChosenAttack(Document):
+    """One attack's perturbations: accuracy on fresh draws, and the number of inputs that they were chosen for."""
 
     name: str
     draws: int
@@ -97,13 +91,13 @@ class ChosenAttack:
     chosen: int
 
 
-@dataclass(frozen=True)
-class Spread:
+class Spread(Document):
     """Accuracies of single frozen draws, each over all inputs."""
 
-    natural: tuple[float, ...]
-    robust: tuple[float, ...]
+    natural: list[float]
+    robust: list[float]
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def deviation(self) -> float:
         """Standard deviation of the robust accuracy between draws."""
@@ -111,7 +105,7 @@ class Spread:
 
 
 @dataclass(frozen=True, eq=False)
-class StochasticEvaluation:
+class StochasticEvaluation(Saved):
     """Expected accuracies of a random classifier on fresh draws, with intervals and diagnostics.
 
     Attributes
@@ -211,43 +205,32 @@ class StochasticEvaluation:
     def statements(self) -> list[str]:
         """The result in sentences."""
         percent = f"{self.confidence:.0%}"
-        said = []
-        if not self.randomness.random:
-            said.append(
-                f"The model is deterministic: {TRIED} seeds gave the same logits. K = 1, and every verdict is exact."
-            )
-        said.append(
+        fixed = f"The model is deterministic: {TRIED} seeds gave the same logits. K = 1, and every verdict is exact."
+        said = [
+            *([] if self.randomness.random else [fixed]),
             f"Robust accuracy {_shown(self.robust)} ({percent}, inputs and draws are samples); for these very inputs "
-            f"{_shown(self.robust_over_draws)}."
-        )
-        said.append(
-            f"Natural accuracy {_shown(self.natural)}; for these very inputs {_shown(self.natural_over_draws)}."
-        )
-        said.append(self.knowledge)
+            f"{_shown(self.robust_over_draws)}.",
+            f"Natural accuracy {_shown(self.natural)}; for these very inputs {_shown(self.natural_over_draws)}.",
+            self.knowledge,
+        ]
         if self.randomness.random:
             enough = (
                 f"within the tolerance of {self.tolerance:.1%}"
                 if self.converged
                 else f"above the tolerance of {self.tolerance:.1%}: attack more draws (draws={2 * self.draws})"
             )
-            said.append(
+            said += [
                 f"On the {self.draws} attacked draws themselves the accuracy is {self.in_sample:.1%}; its bias, fresh "
-                f"minus in-sample, is {100 * self.bias:+.1f} points, {enough}."
-            )
-            said.append(
+                f"minus in-sample, is {100 * self.bias:+.1f} points, {enough}.",
                 f"One draw taken as the model's answer would have printed {self.single_draw:.1%}; single draws differ "
-                f"by a standard deviation of {100 * self.spread.deviation:.1f} points."
-            )
-            said.append(
+                f"by a standard deviation of {100 * self.spread.deviation:.1f} points.",
                 f"Gradients averaged over {self.noise.draws} draws: noise {self.noise.variance:.2f} of the signal, two "
                 f"of them agree with cosine {self.noise.agreement:.2f} (single draws: {self.noise.single:.2f}); reach "
-                f"between draws {self.noise.reach:.2f}."
-            )
-        said.append(
-            "The robust accuracies hold against the perturbations found: a stronger attack can only lower them. Cost: "
-            f"{self.cost.forwards:,} forward and {self.cost.backwards:,} backward passes, {self.seconds:.1f} s."
-        )
-        return said
+                f"between draws {self.noise.reach:.2f}.",
+            ]
+        cost = f"{self.cost.forwards:,} forward and {self.cost.backwards:,} backward passes, {self.seconds:.1f} s"
+        held = "The robust accuracies hold against the perturbations found: a stronger attack can only lower them."
+        return [*said, f"{held} Cost: {cost}."]
 
     def __str__(self) -> str:
         return "\n".join(self.statements())
@@ -256,24 +239,17 @@ class StochasticEvaluation:
         """A plain dictionary for JSON."""
         names = (
             "version n data split threat kind confidence natural robust natural_over_draws robust_over_draws "
-            "in_sample bias tolerance converged single_draw randomness adversaries noise probs draws "
+            "in_sample bias tolerance converged single_draw randomness stages adversaries spread noise probs draws "
             "selection_draws scoring_draws shared attacks knowledge seed"
         )
         return {
             "format": _FORMAT,
             **picked(self, names),
-            "stages": [{**vars(stage), "bias": stage.bias} for stage in self.stages],
-            "spread": {**plain(self.spread), "deviation": self.spread.deviation},
             "members": [{"natural": natural, "robust": robust} for natural, robust in self.members],
             "statements": self.statements(),
             "cost": {**vars(self.cost), "seconds": self.seconds},
             "points": {"natural": self.natural_points.tolist(), "robust": self.robust_points.tolist()},
         }
-
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the JSON, atomically."""
-        write_json(path, self.to_json())
-        return Path(path)
 
 
 def evaluate_stochastic(
@@ -300,12 +276,10 @@ def evaluate_stochastic(
     tolerance : float
         K doubles, up to the model's `draws`, until the accuracies on attacked and on fresh draws differ by no more than
         this; scoring draws are as many as bring the half-width of the interval over draws to half of it.
-    confidence : float
-        Of every interval.
     seed : int
         Determines all draws: the same seed gives the same result.
-    progress : callable, optional
-        Called as progress(task, done, total).
+    confidence, progress
+        As for `randens.evaluate`.
 
     Returns
     -------
@@ -328,7 +302,7 @@ def evaluate_stochastic(
     if isinstance(tolerance, bool) or not isinstance(tolerance, (int, float)) or not 0 < tolerance < 1:
         raise InputError(f"tolerance is {tolerance!r}; it must be a number between 0 and 1, e.g. 0.02")
     whole("seed", seed, 0, 999)
-    report = silent if progress is None else progress
+    report = progress or silent
     most = max(m.draws for m in members_of(model) if isinstance(m, RandomizedModel))
     plan = _plan(attack, model, seed)
     inputs = labelled(data, expanded(model, most, 1000 * seed))
@@ -353,13 +327,9 @@ def evaluate_stochastic(
             run.find(other, min(cap, stages[-1].draws), "one frozen draw" if cap == 1 else "")
     single = run.naive(threat)
     best = run.choose()
-    natural_selection = run.selection_accuracy(inputs.x)
-    robust_selection = 1 - run.risks[best, np.arange(len(inputs))]
-    count = (
-        1
-        if not found.random
-        else _scoring_draws(natural_selection, robust_selection, tolerance / 2, confidence)
-    )
+    # The first candidates are the inputs themselves.
+    selected = (1 - run.risks[0], 1 - run.risks[best, np.arange(len(inputs))])
+    count = _scoring_draws(*selected, tolerance / 2, confidence) if found.random else 1
     x_adv = torch.stack([run.points[b][j] for j, b in enumerate(best.tolist())])
     natural = score(model, inputs.x, inputs.y, count, seed=SCORE + 100_000 * seed)
     robust = score(model, x_adv, inputs.y, count, seed=SCORE + 100_000 * seed + 50_000_000)
@@ -407,8 +377,7 @@ def evaluate_stochastic(
 def _scoring_draws(
     natural: NDArray[np.float64], robust: NDArray[np.float64], half: float, confidence: float
 ) -> int:
-    """Return the draws per input that make the interval over draws ± `half`, estimated from the selection
-    draws.
+    """The draws per input that make the interval over draws ± `half`, estimated from the selection draws.
 
     The number is fixed before the first scoring draw, so that stopping cannot favour lucky draws.
     """
@@ -427,7 +396,7 @@ class _Run:
     def __init__(
         self,
         model: RandomizedModel | RandomizedEnsemble,
-        inputs: Labelled,
+        inputs: Inputs,
         seed: int,
         progress: Progress,
         random: bool,
@@ -438,14 +407,14 @@ class _Run:
         most = max(m.draws for m in members_of(model) if isinstance(m, RandomizedModel))
         self.selected = max(_FEWEST, most) if random else 1
         self._selection = expanded(model, self.selected, _SELECT + 100_000 * seed)
-        self.device = self._selection.device
+        self.x, self.y = inputs.x.to(self._selection.device), inputs.y.to(self._selection.device)
         self.names: list[tuple[str, int]] = [("clean", 0)]
         self.points: list[Tensor] = [inputs.x]
-        self.risks = self._on_selection(inputs.x)[None, :]
+        self.risks = self._risk(self._selection, inputs.x)[None, :]
 
-    def count(self, forwards: int) -> None:
+    def count(self, forwards: int, backwards: int = 0) -> None:
         """Add to the cost."""
-        self.cost = self.cost + Cost(forwards=forwards)
+        self.cost += Cost(forwards, backwards)
 
     def attack(self, attacks: Sequence[Attack], draws: int) -> DrawsStage:
         """Attack `draws` draws with each attack, and test its perturbations on other draws."""
@@ -454,14 +423,13 @@ class _Run:
         for attack in attacks:
             x_adv = self.find(attack, draws)
             outside.append(self.risks[-1])
-            inside.append(target.risk(x_adv.to(self.device), self.inputs.y.to(self.device)).cpu().numpy())
-            self.count(len(self.inputs) * len(target))
+            inside.append(self._risk(target, x_adv))
         chosen = np.argmax(inside, axis=0)
         rows = np.arange(len(self.inputs))
         return DrawsStage(
-            draws,
-            1 - float(np.stack(inside)[chosen, rows].mean()),
-            1 - float(np.stack(outside)[chosen, rows].mean()),
+            draws=draws,
+            in_sample=1 - float(np.stack(inside)[chosen, rows].mean()),
+            fresh=1 - float(np.stack(outside)[chosen, rows].mean()),
         )
 
     def find(self, attack: Attack, draws: int, name: str = "") -> Tensor:
@@ -475,7 +443,7 @@ class _Run:
             x_adv = self._expected(attack, target)
         else:
             found = attack(target, x, y)
-            self.cost = self.cost + found.cost
+            self.cost += found.cost
             x_adv = found.x_adv
         self.progress(task, len(x), len(x))
         self._add(label, draws, x_adv)
@@ -483,28 +451,24 @@ class _Run:
 
     def _expected(self, attack: EOT, target: RandomizedEnsemble) -> Tensor:
         """Of the points where `eot` ends, which do not depend on K, each input's worst on the attack draws."""
-        x, y = self.inputs.x.to(self.device), self.inputs.y.to(self.device)
         if attack not in self._ends:
             with frozen(self.model), torch.enable_grad():
                 parts = [
                     attack.ends(self.model, xs, ys, xs, attack.seed)
-                    for xs, ys in batches((x, y), attack.batch_size)
+                    for xs, ys in batches((self.x, self.y), attack.batch_size)
                 ]
             self._ends[attack] = [torch.cat(points).cpu() for points in zip(*parts, strict=True)]
-            passes = len(x) * 2 * attack.steps * attack.passes(self.model)
-            self.cost = self.cost + Cost(forwards=passes, backwards=passes)
+            passes = len(self.x) * 2 * attack.steps * attack.passes(self.model)
+            self.count(passes, passes)
             for points in self._ends[attack]:
                 self._add(attack.name, 0, points)
-        points = torch.stack(self._ends[attack])
-        risks = torch.stack([target.risk(p.to(self.device), y) for p in points])
-        self.count(len(points) * len(x) * len(target))
-        return points[risks.argmax(dim=0).cpu(), torch.arange(len(x))]
+        worst = np.argmax([self._risk(target, points) for points in self._ends[attack]], axis=0)
+        return torch.stack(self._ends[attack])[torch.from_numpy(worst), torch.arange(len(self.x))]
 
     def naive(self, threat: Threat) -> float:
         """Make the single-draw evaluation; add its perturbations to the candidates."""
-        x, y = self.inputs.x.to(self.device), self.inputs.y.to(self.device)
-        accuracy, x_adv, passes = single_draw(self.model, x, y, threat, seed=OTHER + self.seed)
-        self.cost = self.cost + Cost(forwards=passes, backwards=passes)
+        accuracy, x_adv, passes = single_draw(self.model, self.x, self.y, threat, seed=OTHER + self.seed)
+        self.count(passes, passes)
         self._add("single draw", 1, x_adv.cpu())
         return accuracy
 
@@ -519,51 +483,44 @@ class _Run:
         last = {name: index for index, (name, _) in enumerate(self.names)}
         chosen = [self.names[index][0] for index in best.tolist()]
         return tuple(
-            ChosenAttack(name, self.names[index][1], 1 - float(self.risks[index].mean()), chosen.count(name))
+            ChosenAttack(
+                name=name,
+                draws=self.names[index][1],
+                accuracy=1 - float(self.risks[index].mean()),
+                chosen=chosen.count(name),
+            )
             for name, index in last.items()
         )
-
-    def selection_accuracy(self, x: Tensor) -> NDArray[np.float64]:
-        """Expected accuracy [n] on the selection draws."""
-        return 1 - self._on_selection(x)
 
     def spread(self, x_adv: Tensor) -> Spread:
         """Return accuracies of single draws that were not used before."""
         draws = expanded(self.model, min(_BETWEEN, self.selected), OTHER + 1000 * (1 + self.seed))
         random = [index for index, member in enumerate(draws.members) if isinstance(member, FrozenDraw)]
-        natural = ~self._errors(draws, self.inputs.x)[:, random]
-        robust = ~self._errors(draws, x_adv)[:, random]
-        return Spread(tuple(natural.mean(axis=0).tolist()), tuple(robust.mean(axis=0).tolist()))
+        self.count(2 * len(self.x) * len(draws))
+        natural, robust = (
+            (~draws.errors(x, self.y)[:, random]).double().mean(dim=0).tolist()
+            for x in (self.x, x_adv.to(self.x.device))
+        )
+        return Spread(natural=natural, robust=robust)
 
     def noise(self, x_adv: Tensor, threat: Threat) -> GradientNoise:
         """Measure the noise of gradients halfway to the chosen perturbations."""
-        few = slice(0, 64)
-        middle = (self.inputs.x[few] + x_adv[few]) / 2
-        y = self.inputs.y[few]
+        y = self.y[:64]
+        middle = (self.x[:64] + x_adv[:64].to(self.x.device)) / 2
         passes = 3 * NOISE * len(y) * len(members_of(self.model))
-        self.cost = self.cost + Cost(forwards=passes, backwards=passes)
-        return gradient_noise(
-            self.model, middle.to(self.device), y.to(self.device), threat, seed=OTHER + self.seed
-        )
+        self.count(passes, passes)
+        return gradient_noise(self.model, middle, y, threat, seed=OTHER + self.seed)
 
     def _add(self, name: str, draws: int, x_adv: Tensor) -> None:
         self.names.append((name, draws))
         self.points.append(x_adv.to(self.inputs.x.dtype))
-        self.risks = np.vstack([self.risks, self._on_selection(x_adv)])
+        self.risks = np.vstack([self.risks, self._risk(self._selection, x_adv)])
 
-    def _on_selection(self, x: Tensor) -> NDArray[np.float64]:
-        self.count(len(x) * len(self._selection))
-        risks: NDArray[np.float64] = (
-            self._selection.risk(x.to(self.device), self.inputs.y.to(self.device)).cpu().numpy()
-        )
-        return risks
-
-    def _errors(self, draws: RandomizedEnsemble, x: Tensor) -> NDArray[np.bool_]:
+    def _risk(self, draws: RandomizedEnsemble, x: Tensor) -> NDArray[np.float64]:
+        """Expected errors [n] of frozen draws on perturbed inputs."""
         self.count(len(x) * len(draws))
-        errors: NDArray[np.bool_] = (
-            draws.errors(x.to(self.device), self.inputs.y.to(self.device)).cpu().numpy()
-        )
-        return errors
+        risks: NDArray[np.float64] = draws.risk(x.to(self.x.device), self.y).cpu().numpy()
+        return risks
 
 
 def _schedule(most: int) -> list[int]:
@@ -582,15 +539,8 @@ def _plan(
         )
     if isinstance(threat, Threat):
         return _portfolio(threat, seed)
-    chosen = tuple(threat) if isinstance(threat, (list, tuple)) else (threat,)
-    if not chosen or not all(isinstance(a, Attack) for a in chosen):
-        raise InputError(
-            f"attack is {attack!r}; give one made by randens.attacks.create, a list of them or a threat"
-        )
-    if len({a.threat for a in chosen}) > 1:
-        raise InputError("the attacks have different threats; they must share one")
     plan: list[tuple[Attack, int | None]] = []
-    for one in chosen:
+    for one in as_attacks(threat):
         # The suite's attacks are designed for a few members; random models have their own portfolio.
         plan += _portfolio(one.threat, one.seed) if isinstance(one, Suite) else [(one, None)]
     return plan

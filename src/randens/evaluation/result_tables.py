@@ -6,7 +6,7 @@ import html as markup
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Console
@@ -14,7 +14,9 @@ from rich.table import Table
 
 from randens.core.errors import InputError
 from randens.data import called
-from randens.evaluation.results import Accuracy, Evaluation
+
+if TYPE_CHECKING:
+    from randens.evaluation.results import Accuracy, Evaluation
 
 __all__ = ["Row", "frame", "html", "latex", "markdown", "percent", "plain", "rows", "statements", "terminal"]
 
@@ -23,11 +25,22 @@ _FOUND = {"": "(no member fooled)", "clean": "no attack needed"}
 
 @dataclass(frozen=True)
 class Row:
-    """One classifier: its accuracies and the FLOPs of one inference."""
+    """One classifier: its accuracies and the FLOPs of one inference.
+
+    kind: "single", "member", "also" (at other probabilities), "randomized" or "deterministic".
+    """
 
     name: str
     accuracy: Accuracy
     flops: float
+    kind: str
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """Name, natural and robust accuracy, the interval of the latter, FLOPs."""
+        natural, robust = self.accuracy.natural, self.accuracy.robust
+        between = f"{percent(robust.low)} – {percent(robust.high)}"
+        return self.name, percent(natural), percent(robust), between, count(self.flops)
 
 
 def rows(evaluation: Evaluation, name: str = "", probs_are: str = "α =") -> list[Row]:
@@ -38,23 +51,18 @@ def rows(evaluation: Evaluation, name: str = "", probs_are: str = "α =") -> lis
     flops = np.array(evaluation.flops, dtype=np.float64)
     title = f"{name} " if name else ""
     if evaluation.members == 1:
-        return [Row(name or "member 0", evaluation.accuracy, float(flops[0]))]
+        return [Row(name or "member 0", evaluation.accuracy, float(flops[0]), "single")]
     found = [
-        Row(f"{title}member {i}", accuracy, float(flops[i]))
+        Row(f"{title}member {i}", accuracy, float(flops[i]), "member")
         for i, accuracy in enumerate(evaluation.member_accuracies)
     ]
     for label, probs in evaluation.also.items():
-        found.append(Row(f"{title}randomized, {label}", evaluation.at(probs), float(probs @ flops)))
+        found.append(Row(f"{title}randomized, {label}", evaluation.at(probs), float(probs @ flops), "also"))
     own = f"{title}randomized, {probs_are} {_probs(evaluation.probs)}"
-    found.append(Row(own, evaluation.accuracy, evaluation.expected_flops))
+    found.append(Row(own, evaluation.accuracy, evaluation.expected_flops, "randomized"))
     if evaluation.deterministic is not None:
-        found.append(
-            Row(
-                f"{title}deterministic, all {evaluation.members}",
-                evaluation.deterministic,
-                float(flops.sum()),
-            )
-        )
+        whole = f"{title}deterministic, all {evaluation.members}"
+        found.append(Row(whole, evaluation.deterministic, float(flops.sum()), "deterministic"))
     return found
 
 
@@ -64,24 +72,14 @@ def terminal(lines: Sequence[Row], title: str, confidence: float = 0.95) -> Tabl
     for heading in ("natural", "robust", f"{confidence:.0%} interval", "FLOPs"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in lines:
-        robust = row.accuracy.robust
-        interval = f"{percent(robust.low)} – {percent(robust.high)}"
-        table.add_row(
-            row.name, percent(row.accuracy.natural.value), percent(robust.value), interval, count(row.flops)
-        )
+        table.add_row(*row.cells)
     return table
 
 
 def markdown(lines: Sequence[Row]) -> str:
     """A Markdown table."""
-    text = ["| | natural | robust | interval | FLOPs |", "|---|---:|---:|---:|---:|"]
-    for row in lines:
-        robust = row.accuracy.robust
-        text.append(
-            f"| {row.name} | {percent(row.accuracy.natural.value)} | {percent(robust.value)} | "
-            f"{percent(robust.low)} – {percent(robust.high)} | {count(row.flops)} |"
-        )
-    return "\n".join(text)
+    head = ["| | natural | robust | interval | FLOPs |", "|---|---:|---:|---:|---:|"]
+    return "\n".join([*head, *(f"| {' | '.join(row.cells)} |" for row in lines)])
 
 
 def latex(lines: Sequence[Row]) -> str:
@@ -118,16 +116,20 @@ def plain(evaluation: Evaluation) -> str:
 def html(evaluation: Evaluation) -> str:
     """The table and what it is about, for a notebook."""
     heads = ("", "natural", "robust", f"{evaluation.confidence:.0%} interval", "FLOPs")
+    said = "<br>".join(f"{name}: {markup.escape(text)}" for name, text in about(evaluation))
+    return f"{html_table(heads, [row.cells for row in rows(evaluation)])}<p>{said}</p>"
+
+
+def html_table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """A table for a notebook; the first cell of each line is its heading."""
     head = "".join(f"<th>{markup.escape(h)}</th>" for h in heads)
     body = "".join(
-        f"<tr><th style='text-align:left'>{markup.escape(row.name)}</th><td>{percent(row.accuracy.natural)}</td>"
-        f"<td>{percent(row.accuracy.robust)}</td>"
-        f"<td>{percent(row.accuracy.robust.low)} – {percent(row.accuracy.robust.high)}</td>"
-        f"<td>{count(row.flops)}</td></tr>"
-        for row in rows(evaluation)
+        f"<tr><th style='text-align:left'>{markup.escape(name)}</th>"
+        + "".join(f"<td>{markup.escape(cell)}</td>" for cell in cells)
+        + "</tr>"
+        for name, *cells in lines
     )
-    said = "<br>".join(f"{name}: {markup.escape(text)}" for name, text in about(evaluation))
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table><p>{said}</p>"
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def frame(evaluation: Evaluation) -> Any:
@@ -178,41 +180,33 @@ def _radius(eps: float) -> str:
 
 
 def statements(evaluation: Evaluation) -> list[str]:
-    """Return sentences about the result: limits, gain, Theorem 1, attacks, cost, and the splits of all
-    choices.
-    """
-    limits = evaluation.bounds
-    said = []
+    """Sentences about the result: limits, gain, Theorem 1, attacks, cost, and the split of every choice."""
+    limits, cost, said = evaluation.bounds, evaluation.cost, []
     if evaluation.members > 1:
-        said.append(
+        said += [
             f"Risk at any probabilities: floor {limits.floor:.4f}, ceiling {limits.ceiling:.4f} (Theorem 3); "
-            f"here {1 - evaluation.robust:.4f}."
-        )
-        said.append(f"Randomisation gain Σ α_i η_i − η(α): {evaluation.gain:.4f}.")
-        if evaluation.conflict is not None:
-            said.append(evaluation.conflict.sentence)
-        said.append(_pairs(evaluation))
-        thumb = evaluation.next_member
-        said.append(f"A further member should have a risk of at most {thumb.high:.4f} (rule of thumb).")
+            f"here {1 - evaluation.robust:.4f}.",
+            f"Randomisation gain Σ α_i η_i − η(α): {evaluation.gain:.4f}.",
+            *([] if evaluation.conflict is None else [evaluation.conflict.sentence]),
+            _pairs(evaluation),
+            f"A further member should have a risk of at most {evaluation.next_member.high:.4f} (rule of thumb).",
+        ]
         if evaluation.classes == 2:
             said.append(
                 "With two classes some deterministic threshold vote is at least as robust: the advantage of "
                 "drawing is compute alone."
             )
     found = ", ".join(f"{_FOUND.get(name, name)} {count}" for name, count in evaluation.found_by.items())
-    said.append(f"Worst cases found by: {found}.")
-    said.append(
-        f"Cost: {evaluation.cost.forwards:,} forward and {evaluation.cost.backwards:,} backward member passes, "
-        f"{evaluation.seconds:.1f} s."
-    )
-    choices = "; ".join(f"{what} chosen on {split}" for what, split in evaluation.chosen_on.items())
-    said.append(
-        f"Evaluated on {called(evaluation.data, evaluation.split)}, {evaluation.n} inputs"
-        + (f"; {choices}." if choices else ".")
-    )
-    said += [f"Note: {note}." for note in evaluation.notes]
-    said += _warnings(evaluation)
-    return said
+    about = [f"{called(evaluation.data, evaluation.split)}, {evaluation.n} inputs"]
+    about += [f"{what} chosen on {split}" for what, split in evaluation.chosen_on.items()]
+    return [
+        *said,
+        f"Worst cases found by: {found}.",
+        f"Cost: {cost.forwards:,} forward and {cost.backwards:,} backward member passes, {evaluation.seconds:.1f} s.",
+        f"Evaluated on {'; '.join(about)}.",
+        *(f"Note: {note}." for note in evaluation.notes),
+        *_warnings(evaluation),
+    ]
 
 
 def _pairs(evaluation: Evaluation) -> str:

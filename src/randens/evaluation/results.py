@@ -8,20 +8,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from pydantic import Field, model_validator
 
 from randens._version import __version__
 from randens.attacks import Cost
-from randens.core.documents import fitted
+from randens.core.documents import Digest, Document, Probabilities, ThreatDocument, fitted
 from randens.core.errors import FileError, InputError, RandensError
-from randens.core.files import document_checksum, picked, read_json, seal, write_json
-from randens.core.runs import Run
+from randens.core.files import Plain, document_checksum, picked, read_json, seal
+from randens.core.runs import Kept
 from randens.ensemble import RandomizedEnsemble, check_probs
-from randens.evaluation.documents import EvaluationDocument
-from randens.evaluation.gradient_conflict import Conflict
+from randens.evaluation import result_tables
+from randens.evaluation.gradient_conflict import Conflict, ConflictDocument
 from randens.evaluation.intervals import Estimate, estimate
 from randens.evaluation.labelled_data import fingerprint
 from randens.risk import Bounds, RiskProfile, RuleOfThumb, bounds, rule_of_thumb
@@ -30,7 +31,16 @@ from randens.risk.sets import from_words, to_words
 from randens.threat import Threat
 from randens.witness import WitnessPool
 
-__all__ = ["Accuracy", "Evaluation", "Level", "Pair", "Points", "THREAT_MODEL"]
+__all__ = [
+    "Accuracy",
+    "Evaluation",
+    "CostDocument",
+    "Level",
+    "Pair",
+    "PassesDocument",
+    "Points",
+    "THREAT_MODEL",
+]
 
 _FORMAT = "randens-evaluation-1"
 _MOST_LEVELS = 10  # 2^10 sums of probabilities; beyond, only those that occur are listed
@@ -41,8 +51,93 @@ THREAT_MODEL = (
 )
 
 
+Count = Annotated[int, Field(ge=0, lt=1 << 62)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Word = Annotated[str, Field(pattern=r"^[01]*$")]
+
+
+class PassesDocument(Document):
+    """Member passes."""
+
+    forwards: Count
+    backwards: Count
+
+
+class CostDocument(PassesDocument):
+    """Member passes and time."""
+
+    seconds: float
+
+
+class _Points(Document):
+    clean: list[Word]
+    worst: list[Word]
+    foolable: list[Word]
+    source_names: list[str]
+    sources: list[Count]
+    deterministic_clean: Word | None
+    deterministic_worst: Word | None
+
+
+class _Summary(Document):
+    """Measured numbers that cannot be computed again from the verdicts."""
+
+    conflict: ConflictDocument | None = None
+
+
+class _Flags(Document):
+    unstable: Share = 0.0
+    gradients: dict[str, dict[str, list[Share]]] = Field(default_factory=dict)
+
+
+class EvaluationDocument(Document):
+    """evaluation.json."""
+
+    version: str
+    ensemble: Digest
+    probs: Probabilities
+    also: dict[str, Probabilities]
+    data: str
+    split: str
+    classes: Annotated[int, Field(ge=1)]
+    chosen_on: dict[str, str]
+    threat: ThreatDocument
+    attacks: list[dict[str, Any]]
+    flops: list[Count]
+    cost: CostDocument
+    confidence: Annotated[float, Field(gt=0, lt=1)]
+    flags: _Flags
+    summary: _Summary = _Summary()
+    notes: list[str] = Field(default_factory=list)
+    profile: dict[str, Any]
+    points: _Points
+
+    @model_validator(mode="after")
+    def _agree(self) -> EvaluationDocument:
+        members, points = len(self.probs), self.points
+        tables, n = (points.clean, points.worst, points.foolable), len(points.clean)
+        if any(len(probs) != members for probs in self.also.values()):
+            raise ValueError(f"also: every entry must have {members} probabilities")
+        if len(self.flops) != members:
+            raise ValueError(f"flops: there must be {members}, one for each member")
+        if n < 1 or any(len(part) != n for part in (*tables, points.sources)):
+            raise ValueError("points: there must be as many inputs in every list, at least one")
+        if any(len(word) != members for words in tables for word in words):
+            raise ValueError(f"points: every input must have {members} verdicts")
+        if any(source >= len(points.source_names) for source in points.sources):
+            raise ValueError("points: a source has no name")
+        lengths = {
+            None if w is None else len(w) for w in (points.deterministic_clean, points.deterministic_worst)
+        }
+        if lengths not in ({None}, {n}):
+            raise ValueError(
+                f"points: the deterministic ensemble has {n} verdicts with and without attack, or none"
+            )
+        return self
+
+
 @dataclass(frozen=True)
-class Accuracy:
+class Accuracy(Plain):
     """Expected accuracy of one classifier.
 
     Attributes
@@ -53,10 +148,6 @@ class Accuracy:
 
     natural: Estimate
     robust: Estimate
-
-    def to_json(self) -> dict[str, Any]:
-        """A plain dictionary for JSON."""
-        return picked(self, "natural robust")
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +186,7 @@ class Level:
 
 
 @dataclass(frozen=True)
-class Pair:
+class Pair(Plain):
     """Theorem 1 for members i and j: drawing between them beats both iff conflict > difference.
 
     together: whether an attack drew both. Where none did, `conflict` only says that no perturbation was met that
@@ -110,13 +201,9 @@ class Pair:
     together: bool
     test: Theorem1Test
 
-    def to_json(self) -> dict[str, Any]:
-        """A plain dictionary for JSON."""
-        return {**vars(self), "test": self.test.to_json()}
-
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Evaluation:
+class Evaluation(Kept):
     """The verdicts on one ensemble, one set of inputs and one threat; everything else is computed from them.
 
     `randens.evaluate` returns it. It prints as a table in a terminal and in a notebook.
@@ -167,6 +254,9 @@ class Evaluation:
         JSON, so that the same evaluation gives the same document.
     """
 
+    kept_as: ClassVar[str] = "evaluation"
+    asked: ClassVar[str] = "ensemble probs also data split threat attacks confidence"
+
     probs: NDArray[np.float64]
     points: Points
     profile: RiskProfile
@@ -193,14 +283,9 @@ class Evaluation:
     reread: int = field(default=0, repr=False)
 
     def __repr__(self) -> str:
-        # Imported late, because the module of tables imports this one.
-        from randens.evaluation import result_tables
-
         return result_tables.plain(self)
 
     def _repr_html_(self) -> str:
-        from randens.evaluation import result_tables
-
         return result_tables.html(self)
 
     @property
@@ -234,8 +319,6 @@ class Evaluation:
 
     def to_frame(self) -> Any:
         """A pandas data frame, one row per classifier: natural and robust accuracy with intervals, FLOPs."""
-        from randens.evaluation import result_tables
-
         return result_tables.frame(self)
 
     @property
@@ -285,8 +368,7 @@ class Evaluation:
         return Accuracy(self._mean(~clean), self._mean(~worst))
 
     def at(self, probs: ArrayLike | None) -> Accuracy:
-        """Accuracy of the randomized ensemble at other probabilities (None: uniform), from the witnesses
-        found.
+        """Accuracy of the randomized ensemble at other probabilities (None: uniform), by the witnesses found.
 
         Unless they are `probs` or one of `also`, they were not attacked, so the robust value may be too high.
         """
@@ -385,38 +467,20 @@ class Evaluation:
 
     def summary(self) -> dict[str, Any]:
         """The numbers that follow from the verdicts, as plain values."""
-        thumb = self.next_member
+        names = (
+            "n members natural robust member_accuracies deterministic member_risks bounds gain conflict pairs levels "
+            "expected_flops found_by"
+        )
         return {
-            "n": self.n,
-            "members": self.members,
-            **self.accuracy.to_json(),
+            **picked(self, names),
             "also": {name: self.at(probs).to_json() for name, probs in self.also.items()},
-            "member_accuracies": [a.to_json() for a in self.member_accuracies],
-            "deterministic": None if self.deterministic is None else self.deterministic.to_json(),
-            "member_risks": self.member_risks.tolist(),
-            "bounds": self.bounds.to_json(),
-            "next_member": {"low": thumb.low, "high": thumb.high, "necessary": thumb.necessary},
-            "gain": self.gain,
-            "conflict": None if self.conflict is None else self.conflict.to_json(),
-            "pairs": [pair.to_json() for pair in self.pairs],
-            "levels": [vars(level) for level in self.levels],
-            "expected_flops": self.expected_flops,
+            "next_member": picked(self.next_member, "low high necessary"),
             "deterministic_flops": sum(self.flops),
-            "found_by": self.found_by,
         }
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the JSON, atomically."""
-        write_json(path, self.to_json())
-        return Path(path)
-
-    def keep(self, run: Run) -> tuple[Path, bool]:
-        """Keep the JSON in a run folder, by its question; see `Run.keep`."""
-        document = self.to_json()
-        asked = ("ensemble", "probs", "also", "data", "split", "threat", "attacks", "confidence")
-        whole = self.deterministic is not None
-        question = {**{key: document[key] for key in asked}, "n": self.n, "deterministic": whole}
-        return run.keep("evaluation", document, question)
+    def _question(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        """What the result is about; of two results with the same question the later one is kept."""
+        return {**super()._question(document), "n": self.n, "deterministic": self.deterministic is not None}
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Evaluation:
@@ -435,48 +499,34 @@ class Evaluation:
             raise InputError(f"the evaluation is not a document of format {_FORMAT}")
         if value.get("checksum") != document_checksum(value):
             raise InputError("the evaluation does not match its checksum; it was altered or damaged")
-        fitted(EvaluationDocument, value, "the evaluation")
-        document = dict(value)
+        read, document = fitted(EvaluationDocument, value, "the evaluation"), dict(value)
         members = len(document["probs"])
         profile = RiskProfile.from_json(document["profile"])
         if profile.members != members:
             raise InputError(
                 f"the evaluation has {members} probabilities and {profile.members} members in its profile"
             )
+        same = ("data", "split", "classes", "ensemble", "confidence", "chosen_on", "flags", "version")
         return Evaluation(
+            **{key: document[key] for key in same},
             probs=np.array(document["probs"], dtype=np.float64),
             points=_points_from_json(document["points"], members),
             profile=profile,
             threat=Threat.from_dict(document["threat"]),
-            data=document["data"],
-            split=document["split"],
-            classes=document["classes"],
-            ensemble=document["ensemble"],
             attacks=tuple(document["attacks"]),
             flops=tuple(document["flops"]),
             cost=Cost(document["cost"]["forwards"], document["cost"]["backwards"]),
             seconds=document["cost"]["seconds"],
-            confidence=document["confidence"],
-            chosen_on=document["chosen_on"],
             also={name: np.array(probs, dtype=np.float64) for name, probs in document["also"].items()},
-            flags=document["flags"],
-            conflict=_conflict(document.get("summary", {}).get("conflict")),
-            version=document["version"],
+            conflict=None
+            if read.summary.conflict is None
+            else Conflict.from_json(vars(read.summary.conflict)),
             notes=tuple(document.get("notes", ())),
         )
 
 
-def _conflict(value: Mapping[str, Any] | None) -> Conflict | None:
-    try:
-        return None if value is None else Conflict.from_json(value)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"the evaluation's conflict is damaged or of another version ({error!r})") from error
-
-
 def _keys(accuracies: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Round sums of probabilities to twelve digits, because their last bits depend on the order of
-    addition.
-    """
+    """Round sums of probabilities to twelve digits: their last bits depend on the order of addition."""
     return np.asarray(np.round(accuracies, 12) + 0.0)
 
 

@@ -10,18 +10,24 @@ from typing import Any
 import numpy as np
 
 from randens import data as datasets
-from randens.core.documents import read_document
+from randens.core.documents import Document, Probabilities, read_document
 from randens.core.errors import FileError, InputError, whole
 from randens.core.runs import Run
 from randens.data import ImageData
 from randens.ensemble import RandomizedEnsemble, load
-from randens.evaluation.documents import SamplingDocument
 from randens.evaluation.labelled_data import fingerprint
 from randens.evaluation.results import Evaluation
 from randens.threat import Threat
 from randens.witness.store import WitnessStore
 
 __all__ = ["Subject", "open_subject"]
+
+
+class _Sampling(Document):
+    """The entries of sampling.json that evaluations use."""
+
+    probs: Probabilities
+    split: str = "unknown"
 
 
 @dataclass(frozen=True)
@@ -58,7 +64,7 @@ class Subject:
         recorded = self.run.manifest.get("chosen_on")
         choices = {str(k): str(v) for k, v in recorded.items()} if isinstance(recorded, Mapping) else {}
         for path in self.run.answers("sampling"):
-            sampling = read_document(path, SamplingDocument)
+            sampling = read_document(path, _Sampling)
             # Probabilities that were found but not applied do not count.
             if sampling.probs == self.rec.probs.tolist():
                 choices["probs"] = sampling.split

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import sparse
 from scipy.optimize import linprog
-from scipy.sparse import coo_array
 from torch import Tensor
 
 from randens.attacks import Attack, Cost
@@ -27,10 +27,11 @@ from randens.attacks.dataset import Knowledge, as_attacks
 from randens.core.errors import InputError, ModelError, whole
 from randens.core.files import picked
 from randens.core.progress import Progress, silent
+from randens.data import Inputs
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation.draw_statistics import SCORE, score
 from randens.evaluation.intervals import Estimate
-from randens.evaluation.labelled_data import Data, Labelled, labelled
+from randens.evaluation.labelled_data import Data, labelled
 from randens.random_model import FrozenDraw, expanded, is_random
 from randens.risk import (
     ConfidentSampling,
@@ -44,7 +45,7 @@ from randens.risk import (
 from randens.risk.confidence import as_confidence
 from randens.threat import Threat
 from randens.witness import WitnessPool
-from randens.witness.store import WitnessStore
+from randens.witness.store import WitnessStore, as_store
 
 __all__ = [
     "AttackedSampling",
@@ -85,7 +86,7 @@ class Sweep:
     lower_bound: float
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class AttackedSampling(Sampling):
     """Sampling probabilities chosen under attack.
 
@@ -117,22 +118,22 @@ class AttackedSampling(Sampling):
         of the minimised bound, `objective`.
     """
 
-    pool: WitnessPool = field(kw_only=True, repr=False)
-    profile: RiskProfile = field(kw_only=True, repr=False)
-    history: tuple[Sweep, ...] = field(default=(), kw_only=True, repr=False)
-    exact_oracle: bool = field(default=False, kw_only=True)
-    split: str = field(default="unknown", kw_only=True)
-    attacks: tuple[str, ...] = field(default=(), kw_only=True)
-    cost: Cost = field(default_factory=Cost, kw_only=True)
-    tol: float = field(default=0.0, kw_only=True)
-    upper: float | None = field(default=None, kw_only=True)
-    objective: float | None = field(default=None, kw_only=True)
-    confidence: float | None = field(default=None, kw_only=True)
-    crossed: CrossFit | None = field(default=None, kw_only=True, repr=False)
-    threat: Threat | None = field(default=None, kw_only=True)
-    data: str = field(default="unknown", kw_only=True)
-    now: Cost = field(default_factory=Cost, kw_only=True, repr=False)
-    reused: int = field(default=0, kw_only=True, repr=False)
+    pool: WitnessPool = field(repr=False)
+    profile: RiskProfile = field(repr=False)
+    history: tuple[Sweep, ...] = field(default=(), repr=False)
+    exact_oracle: bool = False
+    split: str = "unknown"
+    attacks: tuple[str, ...] = ()
+    cost: Cost = field(default_factory=Cost)
+    tol: float = 0.0
+    upper: float | None = None
+    objective: float | None = None
+    confidence: float | None = None
+    crossed: CrossFit | None = field(default=None, repr=False)
+    threat: Threat | None = None
+    data: str = "unknown"
+    now: Cost = field(default_factory=Cost, repr=False)
+    reused: int = field(default=0, repr=False)
 
     @property
     def gap(self) -> float:
@@ -187,8 +188,7 @@ def optimize_sampling(
     folder: WitnessStore | str | os.PathLike[str] | None = None,
     verify: bool = False,
 ) -> AttackedSampling:
-    """Find the probabilities with the smallest risk under attack, with a lower bound for all others and the
-    pool.
+    """Find the probabilities with the smallest risk under attack, and a lower bound for all others.
 
     The first sweep is at the ensemble's own probabilities, or with a pool at its optimum. Of equally good
     probabilities, those with the lower clean risk are chosen, then those that draw fewer members.
@@ -244,8 +244,8 @@ def optimize_sampling(
         )
     inputs = _held_out(data, rec)
     chosen = as_attacks(attack)
-    store = folder if isinstance(folder, WitnessStore) or folder is None else WitnessStore(folder)
-    report = silent if progress is None else progress
+    store = as_store(folder)
+    report = progress or silent
     known = Knowledge(rec, inputs.x, inputs.y, chosen[0].threat, store=store, verify=verify, progress=report)
     alpha, clean_risks = rec.probs.cpu().numpy().copy(), known.clean.mean(axis=0)
     rule = (
@@ -304,7 +304,7 @@ def optimize_sampling(
     )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class StochasticSampling(Sampling):
     """Sampling probabilities of random members.
 
@@ -323,12 +323,12 @@ class StochasticSampling(Sampling):
         Member passes behind the result.
     """
 
-    accuracy: Estimate = field(kw_only=True)
-    uniform: Estimate = field(kw_only=True)
-    split: str = field(default="unknown", kw_only=True)
-    attacks: tuple[str, ...] = field(default=(), kw_only=True)
-    tol: float = field(default=0.0, kw_only=True)
-    cost: Cost = field(default_factory=Cost, kw_only=True)
+    accuracy: Estimate
+    uniform: Estimate
+    split: str = "unknown"
+    attacks: tuple[str, ...] = ()
+    tol: float = 0.0
+    cost: Cost = field(default_factory=Cost)
 
     @property
     def claim(self) -> str:
@@ -362,16 +362,8 @@ def optimize_stochastic_sampling(
     ----------
     rec : RandomizedEnsemble
         Some of its members are random.
-    data : pair (x, y), ImageData or loader
-        Never test data, which are refused.
-    attack : Attack or sequence of Attack
-        Several work one after the other in each sweep.
-    tol : float
-        The gap at which to stop.
-    max_sweeps : int
-        How often the inputs may be attacked.
-    progress : callable, optional
-        Called as progress(task, done, total).
+    data, attack, tol, max_sweeps, progress
+        As for `optimize_sampling`.
 
     Returns
     -------
@@ -393,7 +385,7 @@ def optimize_stochastic_sampling(
         raise InputError("rec has no random members; use randens.optimize_sampling")
     inputs = _held_out(data, expanded(rec, 2))
     chosen = as_attacks(attack)
-    report = silent if progress is None else progress
+    report = progress or silent
     judges = expanded(rec, _JUDGES, _SELECT)
     y = inputs.y.to(judges.device)
     points: list[Tensor] = [inputs.x]
@@ -407,7 +399,7 @@ def optimize_stochastic_sampling(
             found = one(expanded(rec.with_probs(alpha)), inputs.x, inputs.y)
             points.append(found.x_adv)
             shares.append(share_fooled(rec, judges, found.x_adv, y))
-            cost = cost + found.cost + Cost(forwards=len(inputs) * len(judges))
+            cost += found.cost + Cost(forwards=len(inputs) * len(judges))
         attacked.append(alpha)
         table = np.stack(shares)
         best, bound = _lowest(table)
@@ -452,7 +444,7 @@ def share_fooled(
     return shares
 
 
-def _held_out(data: Data, rec: RandomizedEnsemble) -> Labelled:
+def _held_out(data: Data, rec: RandomizedEnsemble) -> Inputs:
     """The inputs to choose probabilities on; test data are refused."""
     inputs = labelled(data, rec)
     if inputs.split == "test":
@@ -471,19 +463,9 @@ def _risk(table: NDArray[np.float64], probs: NDArray[np.float64]) -> float:
 def _lowest(table: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
     """The α [M] with the lowest mean_j max_w u_wj·α, and that value: a linear program over (α, t [n])."""
     count, n, members = table.shape
-    rows = np.arange(count * n)
-    flat = table.reshape(-1, members)
-    cuts = coo_array(
-        (
-            np.concatenate([flat.ravel(), -np.ones(count * n)]),
-            (
-                np.concatenate([np.repeat(rows, members), rows]),
-                np.concatenate(
-                    [np.tile(np.arange(members), count * n), members + np.tile(np.arange(n), count)]
-                ),
-            ),
-        ),
-        shape=(count * n, members + n),
+    # One row for each perturbation of each input: u·α − t_j ≤ 0.
+    cuts = sparse.hstack(
+        [sparse.csr_array(table.reshape(-1, members)), -sparse.vstack([sparse.eye_array(n)] * count)]
     )
     result = linprog(
         np.concatenate([np.zeros(members), np.full(n, 1 / n)]),
@@ -507,9 +489,7 @@ def _fresh(
     points: Sequence[Tensor],
     y: Tensor,
 ) -> Estimate:
-    """Return the expected accuracy at α on fresh draws, each input at its worst perturbation on the scoring
-    draws.
-    """
+    """Expected accuracy at α on fresh draws, each input at the perturbation that is worst on the scoring draws."""
     worst = np.argmax(table @ probs, axis=0)
     x_adv = points[0].clone()
     for row, number in enumerate(worst.tolist()):

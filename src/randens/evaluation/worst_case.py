@@ -17,21 +17,23 @@ from randens import models
 from randens.attacks import Attack, Cost
 from randens.attacks.dataset import Knowledge, as_attacks, worst_inputs
 from randens.callbacks import Callback, as_progress
+from randens.core.documents import Document
 from randens.core.errors import InputError
 from randens.core.files import sha256, write_atomic
 from randens.core.progress import Progress, silent
+from randens.data import Inputs
 from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble, check_probs, networks_of
-from randens.evaluation.documents import ConflictNote
-from randens.evaluation.gradient_conflict import Conflict, conflict_of
-from randens.evaluation.labelled_data import Data, Labelled, fingerprint, labelled
+from randens.evaluation.gradient_conflict import Conflict, ConflictDocument, conflict_of
+from randens.evaluation.labelled_data import Data, class_count, fingerprint, labelled
 from randens.evaluation.preparation import BOX, AttackLike, doubts, prepare
 from randens.evaluation.random_model_evaluation import evaluate_stochastic
-from randens.evaluation.results import Evaluation, Points
+from randens.evaluation.results import Evaluation, PassesDocument, Points
 from randens.models import on_device
 from randens.witness import WitnessPool
-from randens.witness.store import WitnessStore
+from randens.witness.store import WitnessStore, as_store
 
 __all__ = [
+    "ConflictNote",
     "average_of",
     "evaluate",
     "evaluate_ensemble",
@@ -39,6 +41,13 @@ __all__ = [
     "transferred",
     "worst_inputs",
 ]
+
+
+class ConflictNote(Document):
+    """The entry of a witness store about the members' gradients."""
+
+    conflict: ConflictDocument
+    cost: PassesDocument
 
 
 def evaluate(
@@ -67,10 +76,9 @@ def evaluate(
 ) -> Evaluation:
     """Measure natural and robust accuracy of any classifier or ensemble, as exact expectations over the draw.
 
-    The attacks are run on the ensemble at its probabilities and at those in `also`, on each member alone,
-    and, unless
-    `deterministic` is false, on the mean of all logits. Every perturbation found is tested on all of them.
-    Inputs whose risk cannot increase are not attacked again.
+    The attacks are run on the ensemble at its probabilities and at those in `also`, on each member alone, and, unless
+    `deterministic` is false, on the mean of all logits. Every perturbation found is tested on all of them. Inputs
+    whose risk cannot increase are not attacked again.
 
     Parameters
     ----------
@@ -155,12 +163,12 @@ def evaluate(
             if extra := [name for name, value in given.items() if value is not None]:
                 raise InputError(f"{', '.join(extra)} cannot be given for a random model; leave it out")
             result: Any = evaluate_stochastic(
-                case.rec, case.data, case.attacks, confidence=confidence, progress=tell
+                case.rec, case.inputs, case.attacks, confidence=confidence, progress=tell
             )
         else:
             result = evaluate_ensemble(
                 case.rec,
-                case.data,
+                case.inputs,
                 case.attacks,
                 also=also,
                 deterministic=deterministic,
@@ -172,14 +180,8 @@ def evaluate(
                 progress=tell,
             )
     if isinstance(result, Evaluation):
-        result = dataclasses.replace(
-            result,
-            data=case.inputs.name,
-            split=case.inputs.split,
-            notes=(*case.inputs.notes, *notes),
-            x=case.inputs.x.numpy(),
-            case=case,
-        )
+        said = (*case.inputs.notes, *notes)
+        result = dataclasses.replace(result, notes=said, x=case.inputs.x.numpy(), case=case)
     for callback in callbacks:
         callback.finished("evaluation", {"natural": float(result.natural), "robust": float(result.robust)})
     return result
@@ -200,7 +202,7 @@ def evaluate_ensemble(
     progress: Progress | None = None,
 ) -> Evaluation:
     """`evaluate` for an ensemble, with inputs and attacks that fit it; the parameters are those of `evaluate`."""
-    report = silent if progress is None else progress
+    report = progress or silent
     choices = _choices(chosen_on)
     inputs = labelled(data, rec)
     if rec.stochastic:
@@ -210,7 +212,7 @@ def evaluate_ensemble(
     chosen = as_attacks(attack)
     probs = rec.probs.cpu().numpy().copy()
     extra = {name: check_probs(value, len(rec)).numpy() for name, value in (also or {}).items()}
-    store = folder if isinstance(folder, WitnessStore) or folder is None else WitnessStore(folder)
+    store = as_store(folder)
 
     threat = chosen[0].threat
     known = Knowledge(rec, inputs.x, inputs.y, threat, store=store, verify=verify, progress=report)
@@ -235,7 +237,7 @@ def evaluate_ensemble(
         threat=threat,
         data=inputs.name,
         split=inputs.split,
-        classes=_classes(rec, inputs),
+        classes=class_count(rec, inputs),
         ensemble=fingerprint(rec),
         attacks=tuple(_options(a) for a in chosen),
         flops=tuple(models.flops(m, inputs.x.shape[1:]) for m in rec.members),
@@ -340,8 +342,7 @@ def save_worst_inputs(
 def _deterministic(
     known: Knowledge, attacks: tuple[Attack, ...], probs: NDArray[np.float64]
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return the verdicts [n] on the mean of all logits: clean, and under its own attacks and the ensemble's
-    worst cases.
+    """Verdicts [n] on the mean of all logits: clean, and under its own attacks and the ensemble's worst cases.
 
     Its witnesses are also tested on the members.
     """
@@ -354,12 +355,12 @@ def _deterministic(
     mean.show(everyone, worst_inputs(known.pool, probs, known.x), "transfer")
     for attack in attacks:
         mean.attack(attack, np.ones(1), f"{attack.name} on the deterministic ensemble", known)
-    known.cost = known.cost + Cost(mean.cost.forwards + len(known.x) * len(rec.networks), mean.cost.backwards)
+    known.cost += Cost(mean.cost.forwards + len(known.x) * len(rec.networks), mean.cost.backwards)
     known.now, known.seconds = known.now + mean.now, known.seconds + mean.seconds
     return mean.clean[:, 0], mean.pool.foolable[:, 0]
 
 
-def _directions(known: Knowledge, data: Labelled) -> Conflict | None:
+def _directions(known: Knowledge, data: Inputs) -> Conflict | None:
     """The joint reach of the members' gradients, computed once for a store; None where the threat has no dual norm."""
     if not known.threat.is_ball:
         return None
@@ -367,8 +368,8 @@ def _directions(known: Knowledge, data: Labelled) -> Conflict | None:
     asked = {"conflict": known.threat.norm, "members": known.keys, "inputs": sha256(known.inputs.tobytes())}
     note = None if store is None else store.note(asked, ConflictNote)
     if note is not None:
-        known.cost = known.cost + Cost(note.cost.forwards, note.cost.backwards)
-        return Conflict.from_json(note.conflict.model_dump())
+        known.cost += Cost(note.cost.forwards, note.cost.backwards)
+        return Conflict.from_json(vars(note.conflict))
     found = conflict_of(known.rec, data, known.threat)
     known.now, known.cost = known.now + found.cost, known.cost + found.cost
     if store is not None:
@@ -384,11 +385,6 @@ def average_of(rec: RandomizedEnsemble) -> DeterministicEnsemble:
         own = member.weights.tolist() if isinstance(member, DeterministicEnsemble) else [1.0]
         np.add.at(weights, part, np.array(own) / len(parts))
     return DeterministicEnsemble(list(networks), weights)
-
-
-def _classes(rec: RandomizedEnsemble, data: Labelled) -> int:
-    with torch.no_grad():
-        return int(rec.members[0](data.x[:1].to(rec.device)).shape[1])
 
 
 def _with_inputs(pool: WitnessPool) -> WitnessPool:

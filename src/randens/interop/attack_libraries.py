@@ -36,14 +36,8 @@ if TYPE_CHECKING:
 __all__ = ["Foreign", "View", "from_art", "from_autoattack", "from_foolbox", "from_torchattacks"]
 
 _TARGETS = ("both", "members", "mixture")
-_AUTOATTACK_PARTS = {  # and the fewest classes that their losses are defined for
-    "apgd-ce": 2,
-    "apgd-dlr": 3,
-    "apgd-t": 4,
-    "fab": 2,
-    "fab-t": 2,
-    "square": 2,
-}
+# AutoAttack's parts, and the fewest classes that their losses are defined for.
+_AUTOATTACK_PARTS = {"apgd-ce": 2, "apgd-dlr": 3, "apgd-t": 4, "fab": 2, "fab-t": 2, "square": 2}
 _AUTOATTACK_VERSIONS = {
     "standard": ("apgd-ce", "apgd-t", "fab-t", "square"),
     "plus": ("apgd-ce", "apgd-dlr", "fab", "square", "apgd-t", "fab-t"),
@@ -51,8 +45,7 @@ _AUTOATTACK_VERSIONS = {
 
 
 class View(nn.Module):
-    """The classifier that a foreign attack receives: logits of one member, or log-probabilities of the
-    mixture, [k, C].
+    """What a foreign attack receives as classifier: logits of a member, or the mixture's log-probabilities, [k, C].
 
     Members are hidden from `parameters`, `train`, `zero_grad` and `to`. Every pass is counted in the search's
     cost. Inputs are given in the box `low`..`high`. With `unit` they are scaled to 0..1, and vectors become
@@ -63,7 +56,9 @@ class View(nn.Module):
         super().__init__()
         self._search, self._chosen = (s,), tuple(members)
         self.classes = s.classes
-        self.low, self.high = _box(s)
+        # Unbounded inputs get a box that holds every legal point.
+        eps = s.threat.eps
+        self.low, self.high = s.threat.bounds or (float(s.x.min()) - eps, float(s.x.max()) + eps)
         self._offset, self._scale = (self.low, self.high - self.low) if unit else (0.0, 1.0)
         shape = tuple(s.x.shape[1:])
         self.shape = shape if not unit or len(shape) == 3 else (math.prod(shape), 1, 1)
@@ -90,10 +85,15 @@ class View(nn.Module):
     def forward(self, shown: Tensor) -> Tensor:
         (s,) = self._search
         x = self.read(shown)
+        passes = len(x) * sum(int(getattr(s.rec.members[i], "passes", 1)) for i in self._chosen)
+
+        def count_backward(_: Tensor) -> None:
+            s.cost.backwards += passes
+
         if x.requires_grad:
             x = x.view_as(x)
-            x.register_hook(self._count_backward)  # type: ignore[no-untyped-call]
-        s.cost.forwards += len(x) * self._passes
+            x.register_hook(count_backward)  # type: ignore[no-untyped-call]
+        s.cost.forwards += passes
         outputs = [s.rec.members[i](x) for i in self._chosen]
         if len(outputs) == 1:
             z: Tensor = outputs[0]
@@ -104,22 +104,6 @@ class View(nn.Module):
             # The member has no gradients; the search has flagged it, and the package continues with zeros.
             z = z + 0 * x.flatten(1).sum(dim=1, keepdim=True)
         return z
-
-    @property
-    def _passes(self) -> int:
-        (s,) = self._search
-        return sum(int(getattr(s.rec.members[i], "passes", 1)) for i in self._chosen)
-
-    def _count_backward(self, gradient: Tensor) -> None:
-        (s,) = self._search
-        s.cost.backwards += len(gradient) * self._passes
-
-
-def _box(s: Search) -> tuple[float, float]:
-    """Smallest and largest value of an input; unbounded ones get a box that holds every legal point."""
-    if s.threat.bounds is not None:
-        return s.threat.bounds
-    return float(s.x.min()) - s.threat.eps, float(s.x.max()) + s.threat.eps
 
 
 Proposal = Callable[[View, Tensor, Tensor, Threat, int], Tensor]
@@ -257,13 +241,7 @@ def _common(options: dict[str, Any]) -> Common:
     return cast("Common", {name: options.pop(name) for name in Common.__annotations__ if name in options})
 
 
-def from_foolbox(
-    attack: Any,
-    threat: Threat,
-    *,
-    target: str = "both",
-    **common: Unpack[Common],
-) -> Foreign:
+def from_foolbox(attack: Any, threat: Threat, *, target: str = "both", **common: Unpack[Common]) -> Foreign:
     """A Foolbox attack, e.g. ``from_foolbox(foolbox.attacks.LinfPGD(steps=20), threat)``.
 
     Its radius and bounds are the threat's. `target`: "mixture", each of the "members", or "both".
@@ -271,13 +249,9 @@ def from_foolbox(
     Parameters
     ----------
     attack : foolbox.attacks.Attack
-        An instance.
-    threat : Threat
-        Its norm must be the attack's.
-    target : str
-        What it is shown: ``"mixture"``, ``"members"`` or ``"both"``.
-    **common
-        restarts, seed, batch_size and drop_finished, as for every attack.
+        An instance, for the norm of `threat`.
+    threat, target, **common
+        As for `Foreign`; common to all attacks are restarts, seed, batch_size and drop_finished.
 
     Returns
     -------
@@ -305,26 +279,13 @@ def from_foolbox(
         model = foolbox.PyTorchModel(view, bounds=(view.low, view.high), device=x.device)
         # A copy, because some attacks keep state between calls.
         _, clipped, _ = copy.deepcopy(kept)(model, x, y, epsilons=threat.eps)
-        found: Tensor = clipped
-        return found
+        return clipped
 
-    return Foreign(
-        threat,
-        propose,
-        f"foolbox {re.sub(r' at 0x[0-9a-f]+', '', repr(attack))}",
-        target,
-        f"foolbox-{type(attack).__name__}",
-        **common,
-    )
+    said = f"foolbox {re.sub(r' at 0x[0-9a-f]+', '', repr(attack))}"
+    return Foreign(threat, propose, said, target, f"foolbox-{type(attack).__name__}", **common)
 
 
-def from_torchattacks(
-    attack: Any,
-    threat: Threat,
-    *,
-    target: str = "both",
-    **options: Any,
-) -> Foreign:
+def from_torchattacks(attack: Any, threat: Threat, *, target: str = "both", **options: Any) -> Foreign:
     """A class of torchattacks and its options, e.g. ``from_torchattacks(torchattacks.PGD, threat, steps=20)``.
 
     eps, norm, the number of classes and the seed come from the threat and the ensemble. A step `alpha` that is not
@@ -335,10 +296,8 @@ def from_torchattacks(
     ----------
     attack : type
         A class of torchattacks.
-    threat : Threat
-        Decides eps.
-    target : str
-        What it is shown: ``"mixture"``, ``"members"`` or ``"both"``.
+    threat, target
+        As for `Foreign`.
     **options
         Of the class, and restarts, seed, batch_size and drop_finished, as for every attack.
 
@@ -363,36 +322,16 @@ def from_torchattacks(
 
     def propose(view: View, x: Tensor, y: Tensor, threat: Threat, seed: int) -> Tensor:
         eps = view.length(threat.eps)
-        known = {
-            "eps": eps,
-            "max_epsilon": eps,
-            "norm": {"linf": "Linf", "l2": "L2"}[threat.norm],
-            "n_classes": view.classes,
-            "seed": seed,
-        }
+        norm = {"linf": "Linf", "l2": "L2"}[threat.norm]
+        known = {"eps": eps, "max_epsilon": eps, "norm": norm, "n_classes": view.classes, "seed": seed}
         given = {k: view.length(v) if k == "alpha" else v for k, v in options.items()}
-        made = attack(view, **_arguments(attack, known, given, step="alpha"))
-        found: Tensor = made(x, y)
-        return found
+        return attack(view, **_arguments(attack, known, given, step="alpha"))(x, y)
 
-    return Foreign(
-        threat,
-        propose,
-        _described("torchattacks", attack, options),
-        target,
-        f"torchattacks-{attack.__name__}",
-        unit=True,
-        **common,
-    )
+    said, label = f"torchattacks {_called(attack.__name__, options)}", f"torchattacks-{attack.__name__}"
+    return Foreign(threat, propose, said, target, label, unit=True, **common)
 
 
-def from_art(
-    attack: Any,
-    threat: Threat,
-    *,
-    target: str = "both",
-    **options: Any,
-) -> Foreign:
+def from_art(attack: Any, threat: Threat, *, target: str = "both", **options: Any) -> Foreign:
     """An evasion attack of the Adversarial Robustness Toolbox and its options.
 
     E.g. ``from_art(art.attacks.evasion.ProjectedGradientDescent, threat, max_iter=20)``. eps and norm are the
@@ -402,12 +341,8 @@ def from_art(
     ----------
     attack : type
         A class of ART.
-    threat : Threat
-        Decides eps and norm.
-    target : str
-        What it is shown: ``"mixture"``, ``"members"`` or ``"both"``.
-    **options
-        Of the class, and restarts, seed, batch_size and drop_finished, as for every attack.
+    threat, target, **options
+        As for `from_torchattacks`.
 
     Returns
     -------
@@ -430,25 +365,14 @@ def from_art(
             clip_values=(view.low, view.high),
             device_type="cpu" if x.device.type == "cpu" else "gpu",
         )
-        known = {
-            "eps": threat.eps,
-            "norm": np.inf if threat.norm == "linf" else 2,
-            "targeted": False,
-            "verbose": False,
-            "batch_size": len(x),
-        }
+        norm = np.inf if threat.norm == "linf" else 2
+        known = {"eps": threat.eps, "norm": norm, "targeted": False, "verbose": False, "batch_size": len(x)}
         made = attack(classifier, **_arguments(attack, known, options, step="eps_step"))
         labels = nn.functional.one_hot(y, view.classes).float().cpu().numpy()
         return torch.from_numpy(made.generate(x=x.cpu().float().numpy(), y=labels))
 
-    return Foreign(
-        threat,
-        propose,
-        _described("art", attack, options),
-        target,
-        f"art-{attack.__name__}",
-        **common,
-    )
+    said = f"art {_called(attack.__name__, options)}"
+    return Foreign(threat, propose, said, target, f"art-{attack.__name__}", **common)
 
 
 def from_autoattack(
@@ -468,18 +392,14 @@ def from_autoattack(
 
     Parameters
     ----------
-    threat : Threat
-        Decides eps and norm.
+    threat, target, **common
+        As for `from_foolbox`.
     version : str
         Of AutoAttack.
     attacks : sequence of str, optional
         Its parts, instead of a version's.
     steps, queries : int, optional
         Of APGD and FAB, and of Square.
-    target : str
-        What it is shown: ``"mixture"``, ``"members"`` or ``"both"``.
-    **common
-        restarts, seed, batch_size and drop_finished, as for every attack.
 
     Returns
     -------
@@ -525,22 +445,12 @@ def from_autoattack(
         )
         made.apgd.n_iter = made.apgd_targeted.n_iter = made.fab.n_iter = steps
         made.square.n_queries = queries
-        made.apgd_targeted.n_target_classes = min(9, view.classes - 1)
-        made.fab.n_target_classes = min(9, view.classes - 1)
-        found: Tensor
-        found, _ = made.run_standard_evaluation(x, y, batch_size=len(x))
-        return found
+        made.apgd_targeted.n_target_classes = made.fab.n_target_classes = min(9, view.classes - 1)
+        return made.run_standard_evaluation(x, y, batch_size=len(x))[0]
 
     settings = {"attacks": parts, "queries": queries, "steps": steps, "version": version}
-    return Foreign(
-        threat,
-        propose,
-        f"pyautoattack AutoAttack({_listed(settings)})",
-        target,
-        "autoattack",
-        unit=True,
-        **common,
-    )
+    said = f"pyautoattack {_called('AutoAttack', settings)}"
+    return Foreign(threat, propose, said, target, "autoattack", unit=True, **common)
 
 
 def _package(module: str, name: str, caller: str) -> ModuleType:
@@ -560,9 +470,7 @@ def _threat(threat: Threat) -> None:
 
 
 def _shown(value: object) -> str:
-    return (
-        f"a {type(value).__name__}" if not isinstance(value, (str, int, float, type(None))) else repr(value)
-    )
+    return repr(value) if isinstance(value, (str, int, float, type(None))) else f"a {type(value).__name__}"
 
 
 def _check_class(
@@ -599,9 +507,5 @@ def _arguments(
     return arguments
 
 
-def _described(package: str, attack: type, options: Mapping[str, Any]) -> str:
-    return f"{package} {attack.__name__}({_listed(options)})"
-
-
-def _listed(options: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={options[name]!r}" for name in sorted(options))
+def _called(name: str, options: Mapping[str, Any]) -> str:
+    return f"{name}({', '.join(f'{option}={options[option]!r}' for option in sorted(options))})"

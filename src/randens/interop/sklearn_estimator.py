@@ -6,6 +6,8 @@ import copy
 import hashlib
 import os
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,7 @@ from randens.interop.sklearn_members import QueriedMember, classifies, sklearn_m
 from randens.threat import Threat
 from randens.training.adversaries import Start, TrainingPGD, Victims
 from randens.training.losses import Examples, margin_cross_entropy
+from randens.witness import WitnessPool
 
 __all__ = ["RandomizedEnsembleClassifier"]
 
@@ -35,9 +38,9 @@ _FEW = 32  # ways to choose a wrong class for every member, up to which linear m
 _MOST_EXACT = 10
 
 
+@dataclass(eq=False, repr=False)
 class RandomizedEnsembleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """A randomized ensemble of M classifiers, trained and weighted against an adversary; a member is drawn
-    per input.
+    """M classifiers, trained and weighted against an adversary, of which one is drawn per input.
 
     Parameters
     ----------
@@ -80,40 +83,22 @@ class RandomizedEnsembleClassifier(ClassifierMixin, BaseEstimator):  # type: ign
     ((5,), 2)
     """
 
-    def __init__(
-        self,
-        estimators: Sequence[Any] | None = None,
-        *,
-        n_members: int = 3,
-        kind: str = "mlp",
-        width: int = 32,
-        norm: str = "linf",
-        eps: float = 0.1,
-        bounds: tuple[float, float] | None = None,
-        standardize: bool = True,
-        epochs: int = 20,
-        batch_size: int = 64,
-        steps: int = 5,
-        learning_rate: float = 0.01,
-        validation_fraction: float = 0.2,
-        tol: float = 1e-3,
-        random_state: int | np.random.RandomState | None = None,
-    ) -> None:
-        self.estimators = estimators
-        self.n_members = n_members
-        self.kind = kind
-        self.width = width
-        self.norm = norm
-        self.eps = eps
-        self.bounds = bounds
-        self.standardize = standardize
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.steps = steps
-        self.learning_rate = learning_rate
-        self.validation_fraction = validation_fraction
-        self.tol = tol
-        self.random_state = random_state
+    estimators: Sequence[Any] | None = None
+    _: KW_ONLY
+    n_members: int = 3
+    kind: str = "mlp"
+    width: int = 32
+    norm: str = "linf"
+    eps: float = 0.1
+    bounds: tuple[float, float] | None = None
+    standardize: bool = True
+    epochs: int = 20
+    batch_size: int = 64
+    steps: int = 5
+    learning_rate: float = 0.01
+    validation_fraction: float = 0.2
+    tol: float = 1e-3
+    random_state: int | np.random.RandomState | None = None
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> RandomizedEnsembleClassifier:
         """Fit the members on one part of the data and choose the probabilities on the rest."""
@@ -156,8 +141,7 @@ class RandomizedEnsembleClassifier(ClassifierMixin, BaseEstimator):  # type: ign
         verdicts = self._verdicts(X)
         drawn = np.searchsorted(np.cumsum(self.probs_), self._uniform(X), side="right")
         last = int(np.flatnonzero(self.probs_).max())
-        answers: NDArray[Any] = self.classes_[verdicts[np.arange(len(verdicts)), drawn.clip(max=last)]]
-        return answers
+        return self.classes_[verdicts[np.arange(len(verdicts)), drawn.clip(max=last)]]
 
     def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
         """Σ α_i softmax_i(x), [n, C]: the mixture's probabilities. How often `predict` gives each class is `vote`."""
@@ -176,8 +160,7 @@ class RandomizedEnsembleClassifier(ClassifierMixin, BaseEstimator):  # type: ign
         """Σ α_i 1[f_i(x) = c], [n, C]: the exact probability that `predict` answers c."""
         check_is_fitted(self)
         shares: NDArray[np.float64] = np.eye(len(self.classes_))[self._verdicts(X)]
-        votes: NDArray[np.float64] = np.einsum("m,nmc->nc", self.probs_, shares)
-        return votes
+        return np.einsum("m,nmc->nc", self.probs_, shares)
 
     def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
         """Expected accuracy of `predict`: an exact sum over the members, not the accuracy of one draw."""
@@ -203,12 +186,8 @@ class RandomizedEnsembleClassifier(ClassifierMixin, BaseEstimator):  # type: ign
             return self.score(X, y)
         threat = self.threat_ if eps is None else Threat(self.norm, eps, self.bounds)
         chosen = self._judges(self.ensemble_, threat, 0) if attack is None else [attack]
-        pool = None
-        for one in chosen:
-            found = one(self.ensemble_, inputs, labels).pool
-            pool = found if pool is None else pool.merge(found)
-        assert pool is not None
-        return 1.0 - pool.risk(self.probs_)
+        pools = [one(self.ensemble_, inputs, labels).pool for one in chosen]
+        return 1.0 - reduce(WitnessPool.merge, pools).risk(self.probs_)
 
     def scaled(self, X: ArrayLike) -> Tensor:
         """Inputs as `ensemble_` takes them, float32 [n, features], for use with the rest of randens."""
@@ -244,20 +223,12 @@ class RandomizedEnsembleClassifier(ClassifierMixin, BaseEstimator):  # type: ign
                 f"bounds is {self.bounds!r} and standardize is true; bounds are in the features' own units, so pass "
                 "standardize=False"
             )
-        if self.estimators is not None:
-            if (
-                isinstance(self.estimators, str)
-                or not isinstance(self.estimators, Sequence)
-                or not self.estimators
-            ):
-                raise InputError(
-                    f"estimators is {self.estimators!r}; give a list of scikit-learn classifiers"
-                )
-            for estimator in self.estimators:
-                if not classifies(estimator):
-                    raise InputError(
-                        f"estimators holds {estimator!r}; each must be a scikit-learn classifier"
-                    )
+        given = self.estimators
+        if given is not None and (isinstance(given, str) or not isinstance(given, Sequence) or not given):
+            raise InputError(f"estimators is {given!r}; give a list of scikit-learn classifiers")
+        for estimator in given or ():
+            if not classifies(estimator):
+                raise InputError(f"estimators holds {estimator!r}; each must be a scikit-learn classifier")
 
     def _held_out(self, codes: NDArray[np.intp], seed: int) -> tuple[NDArray[np.intp], NDArray[np.intp], str]:
         """Rows to fit on and rows to choose probabilities on."""
@@ -316,9 +287,7 @@ class RandomizedEnsembleClassifier(ClassifierMixin, BaseEstimator):  # type: ign
 
     @staticmethod
     def _judges(rec: RandomizedEnsemble, threat: Threat, seed: int) -> list[Attack]:
-        """Return the exact attack if it is affordable; else `saddle`, and random search for members without
-        gradients.
-        """
+        """The exact attack if it is affordable; else `saddle`, and random search for members without gradients."""
         linear = all(
             isinstance(m, models.Classifier) and m.architecture["name"] == "linear" for m in rec.members
         )
@@ -336,8 +305,7 @@ class RandomizedEnsembleClassifier(ClassifierMixin, BaseEstimator):  # type: ign
         return torch.from_numpy((table - self.mean_) / self.scale_).float()
 
     def _verdicts(self, X: ArrayLike) -> NDArray[np.int64]:
-        verdicts: NDArray[np.int64] = self.ensemble_.verdicts(self.scaled(X)).numpy()
-        return verdicts
+        return self.ensemble_.verdicts(self.scaled(X)).numpy()
 
     def _uniform(self, X: ArrayLike) -> NDArray[np.float64]:
         """One number in [0, 1) for every input."""
@@ -351,6 +319,5 @@ class RandomizedEnsembleClassifier(ClassifierMixin, BaseEstimator):  # type: ign
             ]
             raw = np.frombuffer(b"".join(digests), dtype=np.uint64)
         else:
-            drawn: NDArray[np.float64] = check_random_state(self.random_state).random_sample(len(table))
-            return drawn
+            return check_random_state(self.random_state).random_sample(len(table))
         return (raw >> np.uint64(11)).astype(np.float64) * 2.0**-53

@@ -111,12 +111,8 @@ def sklearn_ensemble(
     ----------
     estimators : sequence of sklearn classifiers
         Fitted, with the same classes.
-    probs : array, optional
-        α.
-    threat : Threat, optional
-        What the ensemble is meant to resist.
-    seed : int, optional
-        Of the draws.
+    probs, threat, seed
+        As for `RandomizedEnsemble`.
 
     Returns
     -------
@@ -135,17 +131,12 @@ def sklearn_ensemble(
     members = [sklearn_member(estimator) for estimator in estimators]
     classes = [np.asarray(estimator.classes_).tolist() for estimator in estimators]
     features = [_features(estimator) for estimator in estimators]
-    for position in range(1, len(estimators)):
-        if classes[position] != classes[0]:
-            raise InputError(
-                f"estimators[{position}] knows the classes {classes[position]}, estimators[0] {classes[0]}; they must "
-                "agree"
-            )
-        if features[position] != features[0]:
-            raise InputError(
-                f"estimators[{position}] takes {features[position]} features, estimators[0] {features[0]}; they must "
-                "agree"
-            )
+    for said, values in (("knows the classes {}", classes), ("takes {} features", features)):
+        for position, value in enumerate(values):
+            if value != values[0]:
+                raise InputError(
+                    f"estimators[{position}] {said.format(value)}, estimators[0] {values[0]}; they must agree"
+                )
     return RandomizedEnsemble(members, probs, classes=classes[0], threat=threat, seed=seed).eval()
 
 
@@ -295,13 +286,10 @@ def _linear(weight: Array, bias: Array, a: Array, c: Array) -> models.Classifier
     slope = np.diag(a) if a.shape[0] == features else np.zeros(features)
     scaling = bool((slope > 0).all()) and np.array_equal(a, np.diag(slope))
     if scaling:
-        mean, std = (-c / slope).tolist(), (1 / slope).tolist()
-        member = models.create(
-            "linear", classes=len(bias), input_shape=(features,), mean=mean, std=std, seed=0
-        )
+        before = {"mean": (-c / slope).tolist(), "std": (1 / slope).tolist()}
     else:
-        weight, bias = weight @ a, weight @ c + bias
-        member = models.create("linear", classes=len(bias), input_shape=(features,), seed=0)
+        before, weight, bias = {}, weight @ a, weight @ c + bias
+    member = models.create("linear", classes=len(bias), input_shape=(features,), seed=0, **before)
     learned = {"body.linear.weight": torch.from_numpy(weight), "body.linear.bias": torch.from_numpy(bias)}
     member.load_state_dict(member.state_dict() | learned)
     return member.eval()
@@ -335,8 +323,6 @@ def _scores(estimator: Any, rows: Array) -> Array:
         if values.ndim == 2 and values.shape[1] == count:
             return values.copy()
     if hasattr(estimator, "predict_proba"):
-        logs: Array = np.log(np.asarray(estimator.predict_proba(rows), dtype=np.float64).clip(1e-12))
-        return logs
+        return np.log(np.asarray(estimator.predict_proba(rows), dtype=np.float64).clip(1e-12))
     said = np.searchsorted(estimator.classes_, estimator.predict(rows))
-    chosen: Array = np.eye(count)[said]
-    return chosen
+    return np.eye(count)[said]

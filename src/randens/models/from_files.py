@@ -91,19 +91,14 @@ class OnnxMember(nn.Module):
                 "attack it with a method that needs none, or use the original network"
             )
         images = np.ascontiguousarray(x.detach().cpu().float().numpy())
-        if self._batch is None:
-            outputs = self._run(images)
-        else:
-            outputs = np.concatenate([self._run(part)[: len(part)] for part in self._parts(images)])
+        size = self._batch or max(1, len(images))
+        parts = [images[start : start + size] for start in range(0, max(1, len(images)), size)]
+        outputs = np.concatenate([self._run(part)[: len(part)] for part in parts])
         return logits_of(torch.from_numpy(outputs), len(x), self._file.name).to(x.device)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OnnxMember:
         # A session cannot be copied and holds nothing that changes.
         return self
-
-    def _parts(self, images: Any) -> list[Any]:
-        size = self._batch or len(images)
-        return [images[start : start + size] for start in range(0, len(images), size)]
 
     def _run(self, images: Any) -> Any:
         missing = 0 if self._batch is None else self._batch - len(images)

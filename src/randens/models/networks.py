@@ -29,12 +29,21 @@ class _PadShortcut(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
-        self.stride = stride
+        self.inputs, self.stride = inputs, stride
         self.before = (outputs - inputs) // 2
         self.after = outputs - inputs - self.before
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.before, self.after))
+
+    def as_convolution(self) -> nn.Conv2d:
+        """The same function with weights 0 and 1: ONNX Runtime merges it with the addition and keeps its own layout."""
+        outputs = self.before + self.inputs + self.after
+        convolution = nn.Conv2d(self.inputs, outputs, 1, stride=self.stride, bias=False)
+        with torch.no_grad():
+            convolution.weight.zero_()
+            convolution.weight[self.before : self.before + self.inputs, :, 0, 0] = torch.eye(self.inputs)
+        return convolution
 
 
 class _Block(nn.Module):
@@ -64,7 +73,7 @@ class ResNet(nn.Module):
 
     def __init__(
         self,
-        channels: int,
+        shape: Sequence[int],
         classes: int,
         width: int,
         blocks: Sequence[int],
@@ -72,7 +81,7 @@ class ResNet(nn.Module):
         stride: int = 1,
     ) -> None:
         super().__init__()
-        self.conv = _conv(channels, width, stride=stride)
+        self.conv = _conv(shape[0], width, stride=stride)
         self.bn = nn.BatchNorm2d(width)
         stages: list[nn.Module] = []
         inputs = width
@@ -88,8 +97,7 @@ class ResNet(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.blocks(F.relu(self.bn(self.conv(x))))
-        logits: torch.Tensor = self.linear(y.mean(dim=(2, 3)))
-        return logits
+        return self.linear(y.mean(dim=(2, 3)))
 
 
 def _shortcut(inputs: int, outputs: int, stride: int, projections: bool) -> nn.Module:
@@ -111,9 +119,9 @@ class MobileNetV1(nn.Module):
     MULTIPLES = (2, 4, 4, 8, 8, 16, 16, 16, 16, 16, 16, 32, 32)
     STRIDED = (1, 5, 11)
 
-    def __init__(self, channels: int, classes: int, width: int) -> None:
+    def __init__(self, shape: Sequence[int], classes: int, width: int) -> None:
         super().__init__()
-        layers: list[nn.Module] = [_conv(channels, width), nn.BatchNorm2d(width), nn.ReLU(inplace=True)]
+        layers: list[nn.Module] = [_conv(shape[0], width), nn.BatchNorm2d(width), nn.ReLU(inplace=True)]
         inputs = width
         for index, multiple in enumerate(self.MULTIPLES):
             outputs = width * multiple
@@ -130,20 +138,29 @@ class MobileNetV1(nn.Module):
         self.linear = nn.Linear(inputs, classes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.linear(self.features(x).mean(dim=(2, 3)))
-        return logits
+        return self.linear(self.features(x).mean(dim=(2, 3)))
 
 
-class ConvNet(nn.Module):
+class _InSequence(nn.Module):
+    """Layers that are applied one after the other."""
+
+    def __init__(self, layers: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+class ConvNet(_InSequence):
     """Small network for 8×8 and 28×28 images: convolutions down to 4×4 or 7×7, then two linear layers.
 
     Without batch normalisation, so that bound propagation applies to it directly and single images behave
     as batches do.  Shapes: [n, channels, h, w] → [n, classes].
     """
 
-    def __init__(self, image: tuple[int, int, int], classes: int, width: int, hidden: int) -> None:
-        super().__init__()
-        channels, h, w = image
+    def __init__(self, shape: Sequence[int], classes: int, width: int, hidden: int) -> None:
+        channels, h, w = shape
         layers: list[nn.Module] = [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU()]
         inputs = width
         while True:
@@ -152,62 +169,46 @@ class ConvNet(nn.Module):
             if max(h, w) <= 7:
                 break
         layers += [nn.Flatten(), nn.Linear(inputs * h * w, hidden), nn.ReLU(), nn.Linear(hidden, classes)]
-        self.layers = nn.Sequential(*layers)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.layers(x)
-        return logits
+        super().__init__(layers)
 
 
-class StridedNet(nn.Module):
+class StridedNet(_InSequence):
     """Three 3×3 convolutions of stride 2 with batch normalisation, then one linear layer.
 
     The cheapest network here for 32×32 images: 1.4 MFLOPs at width 16, so that on two cores its training
     reaches the point where longer training gains nothing.  Shapes: [n, channels, h, w] → [n, classes].
     """
 
-    def __init__(self, image: tuple[int, int, int], classes: int, width: int) -> None:
-        super().__init__()
-        inputs, h, w = image
+    def __init__(self, shape: Sequence[int], classes: int, width: int) -> None:
+        inputs, h, w = shape
         layers: list[nn.Module] = []
         for outputs in (width, 2 * width, 4 * width):
             layers += [_conv(inputs, outputs, stride=2), nn.BatchNorm2d(outputs), nn.ReLU()]
             inputs, h, w = outputs, (h + 1) // 2, (w + 1) // 2
-        self.layers = nn.Sequential(*layers, nn.Flatten(), nn.Linear(inputs * h * w, classes))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.layers(x)
-        return logits
+        super().__init__([*layers, nn.Flatten(), nn.Linear(inputs * h * w, classes)])
 
 
-class MLP(nn.Module):
+class MLP(_InSequence):
     """Fully connected ReLU network of `depth` hidden layers.  Shapes: [n, ...] → [n, classes]."""
 
-    def __init__(self, features: int, classes: int, width: int, depth: int) -> None:
-        super().__init__()
+    def __init__(self, shape: Sequence[int], classes: int, width: int, depth: int) -> None:
         layers: list[nn.Module] = [nn.Flatten()]
-        inputs = features
+        inputs = math.prod(shape)
         for _ in range(depth):
             layers += [nn.Linear(inputs, width), nn.ReLU()]
             inputs = width
-        layers.append(nn.Linear(inputs, classes))
-        self.layers = nn.Sequential(*layers)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.layers(x)
-        return logits
+        super().__init__([*layers, nn.Linear(inputs, classes)])
 
 
 class Linear(nn.Module):
     """Multinomial logistic regression on the pixels.  Shapes: [n, ...] → [n, classes]."""
 
-    def __init__(self, features: int, classes: int) -> None:
+    def __init__(self, shape: Sequence[int], classes: int) -> None:
         super().__init__()
-        self.linear = nn.Linear(features, classes)
+        self.linear = nn.Linear(math.prod(shape), classes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.linear(x.flatten(1))
-        return logits
+        return self.linear(x.flatten(1))
 
 
 def initialise(body: nn.Module) -> None:

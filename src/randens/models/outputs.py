@@ -57,8 +57,7 @@ def logits_of(answer: Any, count: int, name: str) -> Tensor:
         raise ModelError(f"{name} returned shape {tuple(answer.shape)} for {count} inputs; {_WANTED}")
     if answer.shape[1] == 1:
         answer = torch.cat([torch.zeros_like(answer), answer], dim=1)
-    logits: Tensor = answer.float() if answer.dtype in (torch.float16, torch.bfloat16) else answer
-    return logits
+    return answer.float() if answer.dtype in (torch.float16, torch.bfloat16) else answer
 
 
 def in_precision(x: Tensor, module: nn.Module) -> Tensor:
@@ -113,7 +112,8 @@ class Adapted(nn.Module):
     Parameters
     ----------
     module : nn.Module
-        Any classifier whose answer `logits_of` understands.
+        A classifier whose answer `logits_of` understands: a tensor, a tuple that starts with one, a mapping or an
+        object with ``logits`` (Hugging Face), or a single logit for class 1.
     mean, std : sequence of float, optional
         Per channel; the module is given (x − mean) / std.
 
@@ -158,12 +158,8 @@ def adapt(
 
     Parameters
     ----------
-    module : nn.Module
-        A classifier whose answer `logits_of` understands: a tensor, a tuple that starts with one, a mapping or an
-        object with ``logits`` (Hugging Face), or a single logit for class 1.
-    mean, std : sequence of float, optional
-        The normalisation that the classifier expects, per channel. The member itself takes plain pixels in
-        [0, 1], so that attacks work on pixels.
+    module, mean, std
+        As for `Adapted`. The member itself takes plain pixels in [0, 1], so that attacks work on pixels.
 
     Returns
     -------
@@ -215,17 +211,15 @@ def preprocessing_of(given: Any, module: nn.Module | None = None) -> tuple[list[
     if isinstance(given, str):
         if given != "auto":
             raise InputError(f"preprocessing is {given!r}; give (mean, std), a configuration, or 'auto'")
-        for name in ("pretrained_cfg", "default_cfg"):
-            config = getattr(module, name, None)
-            if config is not None:
-                return preprocessing_of(config)
+        given = getattr(module, "pretrained_cfg", None) or getattr(module, "default_cfg", None)
+    if given is None:
         raise InputError(
             f"preprocessing is 'auto', but {type(module).__name__} carries no configuration as timm's models do; "
             "give (mean, std), or the image processor of transformers"
         )
     pair = _read_pair(given)
     try:
-        mean, std = ([float(v) for v in (part if _many(part) else [part])] for part in pair)
+        mean, std = ([float(v) for v in (part if hasattr(part, "__len__") else [part])] for part in pair)
     except (TypeError, ValueError):
         raise InputError(
             f"preprocessing is {given!r}; it must be (mean, std), numbers or one per channel"
@@ -233,10 +227,6 @@ def preprocessing_of(given: Any, module: nn.Module | None = None) -> tuple[list[
     if not all(map(math.isfinite, [*mean, *std])) or min(std) <= 0:
         raise InputError(f"preprocessing is {given!r}; means must be finite and standard deviations positive")
     return mean, std
-
-
-def _many(part: Any) -> bool:
-    return hasattr(part, "__len__")
 
 
 def _read_pair(given: Any) -> tuple[Any, Any]:

@@ -6,10 +6,11 @@ A created model is a `Classifier`: input normalisation (buffers) followed by a b
 
 from __future__ import annotations
 
-import inspect
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -79,60 +80,32 @@ class Classifier(nn.Module):
             x = x - self.mean
         if self.std is not None:
             x = x / self.std
-        logits: torch.Tensor = self.body(x)
-        return logits
+        return self.body(x)
 
     def extra_repr(self) -> str:
         return ", ".join(f"{key}={value!r}" for key, value in self.architecture.items())
 
 
-def _resnet20(*, classes: int, input_shape: Shape, width: int = 16) -> nn.Module:
-    channels, _, _ = _image(input_shape, "resnet20", minimum=4)
-    return networks.ResNet(channels, classes, width, blocks=(3, 3, 3), projections=False)
+@dataclass(frozen=True)
+class _Network:
+    """make: called with input shape, classes and options. smallest: the least height and width of an image, None
+    where inputs need not be images. options: the network's own, with their usual values."""
+
+    make: Callable[..., nn.Module]
+    smallest: int | None = None
+    options: Mapping[str, int] = field(default_factory=dict)
 
 
-def _resnet8(*, classes: int, input_shape: Shape, width: int = 16, stride: int = 1) -> nn.Module:
-    channels, _, _ = _image(input_shape, "resnet8", minimum=4)
-    stem = _positive("stride", stride)
-    return networks.ResNet(channels, classes, width, blocks=(1, 1, 1), projections=False, stride=stem)
-
-
-def _resnet18(*, classes: int, input_shape: Shape, width: int = 64) -> nn.Module:
-    channels, _, _ = _image(input_shape, "resnet18", minimum=8)
-    return networks.ResNet(channels, classes, width, blocks=(2, 2, 2, 2), projections=True)
-
-
-def _mobilenetv1(*, classes: int, input_shape: Shape, width: int = 32) -> nn.Module:
-    channels, _, _ = _image(input_shape, "mobilenetv1", minimum=8)
-    return networks.MobileNetV1(channels, classes, width)
-
-
-def _convnet(*, classes: int, input_shape: Shape, width: int = 16, hidden: int = 64) -> nn.Module:
-    image = _image(input_shape, "convnet", minimum=2)
-    return networks.ConvNet(image, classes, width, _positive("hidden", hidden))
-
-
-def _strided(*, classes: int, input_shape: Shape, width: int = 16) -> nn.Module:
-    return networks.StridedNet(_image(input_shape, "strided", minimum=4), classes, width)
-
-
-def _mlp(*, classes: int, input_shape: Shape, width: int = 128, depth: int = 2) -> nn.Module:
-    return networks.MLP(math.prod(input_shape), classes, width, _positive("depth", depth))
-
-
-def _linear(*, classes: int, input_shape: Shape) -> nn.Module:
-    return networks.Linear(math.prod(input_shape), classes)
-
-
-_BODIES: Mapping[str, Callable[..., nn.Module]] = {
-    "convnet": _convnet,
-    "linear": _linear,
-    "mlp": _mlp,
-    "mobilenetv1": _mobilenetv1,
-    "resnet18": _resnet18,
-    "resnet20": _resnet20,
-    "resnet8": _resnet8,
-    "strided": _strided,
+_small_resnet = partial(networks.ResNet, projections=False)
+_NETWORKS: Mapping[str, _Network] = {
+    "convnet": _Network(networks.ConvNet, 2, {"width": 16, "hidden": 64}),
+    "linear": _Network(networks.Linear),
+    "mlp": _Network(networks.MLP, None, {"width": 128, "depth": 2}),
+    "mobilenetv1": _Network(networks.MobileNetV1, 8, {"width": 32}),
+    "resnet18": _Network(partial(networks.ResNet, blocks=(2, 2, 2, 2), projections=True), 8, {"width": 64}),
+    "resnet20": _Network(partial(_small_resnet, blocks=(3, 3, 3)), 4, {"width": 16}),
+    "resnet8": _Network(partial(_small_resnet, blocks=(1, 1, 1)), 4, {"width": 16, "stride": 1}),
+    "strided": _Network(networks.StridedNet, 4, {"width": 16}),
 }
 
 
@@ -149,7 +122,7 @@ def names() -> tuple[str, ...]:
     >>> "resnet20" in names()
     True
     """
-    return tuple(sorted(_BODIES))
+    return tuple(sorted(_NETWORKS))
 
 
 def create(
@@ -193,22 +166,26 @@ def create(
     >>> model(torch.zeros(2, 3, 32, 32)).shape
     torch.Size([2, 10])
     """
-    if name not in _BODIES:
-        unknown("model", name, _BODIES)
-    make = _BODIES[name]
+    if name not in _NETWORKS:
+        unknown("model", name, _NETWORKS)
+    known = _NETWORKS[name]
     shape = _input_shape(input_shape)
     _positive("classes", classes, minimum=2)
-    valid = {p.name: p for p in inspect.signature(make).parameters.values()}
     if width is not None:
-        if "width" not in valid:
+        if "width" not in known.options:
             raise InputError(f"width={width!r} was given, but the {name} model has no width")
-        arguments["width"] = _positive("width", width)
+        arguments["width"] = width
     for argument in arguments:
-        if argument not in valid or argument in ("classes", "input_shape"):
-            unknown(f"argument of {name}", argument, set(valid) - {"classes", "input_shape"})
-    for argument, parameter in valid.items():
-        if parameter.default is not inspect.Parameter.empty:
-            arguments.setdefault(argument, parameter.default)
+        if argument not in known.options:
+            unknown(f"argument of {name}", argument, known.options)
+        _positive(argument, arguments[argument])
+    smallest = known.smallest
+    if smallest is not None and (len(shape) != 3 or min(shape[1:]) < smallest):
+        raise InputError(
+            f"input_shape={shape} does not fit {name}, which takes (channels, height, width) of at least "
+            f"{smallest}×{smallest} pixels"
+        )
+    arguments = {**known.options, **arguments}
     architecture: dict[str, Any] = {"name": name, "classes": classes, "input_shape": list(shape), **arguments}
     means, stds = _per_channel("mean", mean, shape[0]), _per_channel("std", std, shape[0])
     if stds is not None and min(stds) <= 0:
@@ -217,27 +194,27 @@ def create(
         architecture["mean"] = means
     if stds is not None:
         architecture["std"] = stds
-    if seed is None:
-        body = _initialised(make, classes, shape, arguments)
-    else:
-        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
-            raise InputError(f"seed={seed!r} must be an integer from 0 to 2**63 - 1, or None")
-        with torch.random.fork_rng(devices=[]):
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63):
+        raise InputError(f"seed={seed!r} must be an integer from 0 to 2**63 - 1, or None")
+    with torch.random.fork_rng(devices=[], enabled=seed is not None):
+        if seed is not None:
             torch.default_generator.manual_seed(seed)
-            body = _initialised(make, classes, shape, arguments)
+        body = known.make(shape, classes, **arguments)
+        # Weights on the device "meta" have no values, and to draw them torch would import its compiler: 2 seconds.
+        if torch.get_default_device().type != "meta":
+            networks.initialise(body)
     return Classifier(body, architecture, means, stds)
 
 
 def build(architecture: Mapping[str, Any], *, seed: int = 0) -> Classifier:
-    """Build the network that `architecture` describes (as read from JSON), so that weights can be loaded into
-    it.
+    """Build the network that `architecture` describes (as read from JSON), to load weights into.
 
     Its initial weights are those of `seed`; torch's global generator is not used.
 
     Parameters
     ----------
     architecture : mapping
-        As a `Classifier` carries it.
+        As a `Classifier` carries it: name, classes, input_shape and the network's own options.
     seed : int
         Of the weights until others are loaded.
 
@@ -269,7 +246,7 @@ def weights(architecture: Mapping[str, Any]) -> int:
     Parameters
     ----------
     architecture : mapping
-        As `network.architecture` gives it: name, classes, input_shape and the network's own options.
+        As for `build`.
 
     Returns
     -------
@@ -281,8 +258,8 @@ def weights(architecture: Mapping[str, Any]) -> int:
     >>> weights({"name": "linear", "classes": 3, "input_shape": [1, 2, 2]})
     15
     """
-    if str(architecture.get("name")) not in _BODIES:
-        unknown("model", str(architecture.get("name")), _BODIES)
+    if str(architecture.get("name")) not in _NETWORKS:
+        unknown("model", str(architecture.get("name")), _NETWORKS)
     try:
         with torch.device("meta"):
             body = build(architecture).body
@@ -290,14 +267,6 @@ def weights(architecture: Mapping[str, Any]) -> int:
         said = f"architecture {str(dict(architecture))[:200]} does not describe a model ({str(error)[:200]})"
         raise ModelError(said) from error
     return sum(value.numel() for value in body.state_dict().values())
-
-
-def _initialised(
-    make: Callable[..., nn.Module], classes: int, shape: Shape, arguments: Mapping[str, Any]
-) -> nn.Module:
-    body = make(classes=classes, input_shape=shape, **arguments)
-    networks.initialise(body)
-    return body
 
 
 def _input_shape(input_shape: Sequence[int]) -> Shape:
@@ -310,22 +279,12 @@ def _input_shape(input_shape: Sequence[int]) -> Shape:
     return shape
 
 
-def _image(shape: Shape, name: str, minimum: int) -> tuple[int, int, int]:
-    if len(shape) != 3 or min(shape[1:]) < minimum:
-        raise InputError(
-            f"input_shape={shape} does not fit {name}, which takes (channels, height, width) of at least "
-            f"{minimum}×{minimum} pixels"
-        )
-    return shape[0], shape[1], shape[2]
-
-
-def _positive(name: str, value: int, minimum: int = 1) -> int:
+def _positive(name: str, value: int, minimum: int = 1) -> None:
     largest = _LARGEST.get(name, _MOST_CLASSES)
     if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
         raise InputError(f"{name}={value!r} must be an integer of at least {minimum}")
     if value > largest:
         raise InputError(f"{name}={str(value)[:40]} must be an integer of at most {largest}")
-    return value
 
 
 def _per_channel(name: str, values: float | Sequence[float] | None, channels: int) -> list[float] | None:

@@ -7,6 +7,7 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
@@ -20,9 +21,9 @@ from randens.core.files import write_atomic
 from randens.evaluation import Evaluation
 from randens.evaluation.result_tables import count
 from randens.report import tables
-from randens.report.from_store import read_run
+from randens.report.from_store import from_store
 from randens.report.landscape import solve
-from randens.report.load import LoadedRun
+from randens.report.load import LoadedRun, load_run
 from randens.report.tables import Inference, Line
 from randens.risk import candidates
 
@@ -114,7 +115,7 @@ def write_figure(
     """
     if name not in FIGURES:
         unknown("figure", name, FIGURES)
-    loaded = read_run(run)
+    loaded = from_store(load_run(run))
     target = loaded.run.path / f"{name}.pdf" if output is None else Path(output)
     kind = target.suffix.lstrip(".").lower()
     if kind not in FORMATS:
@@ -123,7 +124,7 @@ def write_figure(
         )
     dates: dict[str, Any] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {}}
     content = _drawn(
-        lambda: FIGURES[name](loaded),
+        partial(FIGURES[name], loaded),
         _PAPER,
         format=kind,
         dpi=200,
@@ -134,13 +135,15 @@ def write_figure(
     return target
 
 
-def inline(draw: Callable[[], Figure], label: str, key: str) -> Markup:
-    """A figure as SVG inside a page: the page's colours, no styles of its own, unique names.
+def inline(key: str, label: str, draw: Callable[..., Figure], *shown: Any, **options: Any) -> Markup:
+    """The figure draw(*shown, **options) as SVG inside a page: the page's colours, no styles of its own.
 
-    label: what the figure shows, in words. key: begins the names inside the figure; another one for each figure of
-    a page. Text in the figure is escaped by the writer of the XML.
+    key: begins the names inside the figure; another one for each figure of a page. label: what the figure shows, in
+    words. Text in the figure is escaped by the writer of the XML.
     """
-    content = _drawn(draw, _PAGE, format="svg", metadata={"Date": None}, transparent=True).decode()
+    content = _drawn(
+        partial(draw, *shown, **options), _PAGE, format="svg", metadata={"Date": None}, transparent=True
+    ).decode()
     source = ElementTree.fromstring(_NOT_XML.sub("", content))
     used = {
         name for node in source.iter() for value in node.attrib.values() for name in _REFERENCE.findall(value)
@@ -160,9 +163,9 @@ def inline(draw: Callable[[], Figure], label: str, key: str) -> Markup:
 
 def lines(
     series: Sequence[Line],
-    *,
     x_title: str,
     y_title: str,
+    *,
     percent: bool = True,
     rule: tuple[float, str] | None = None,
     breaks: Sequence[tuple[float, str]] = (),

@@ -1,5 +1,4 @@
-"""Read a run's numbers from its witness store without passes, so that all sections of a report use the same
-witnesses.
+"""Read a run's numbers from its witness store without passes, so that all sections use the same witnesses.
 
 Documents are written at different times, and the store may have more witnesses since. So the evaluation, the
 curve over ε, the attacks compared, the pictures and the audit are read again from the store: every witness
@@ -38,23 +37,17 @@ from randens.report.load import (
     LoadedRun,
     Radii,
     Radius,
-    StoredInterval,
-    load_run,
     load_runs,
+    measured_on,
 )
 from randens.report.pictures import choose, draw
 from randens.threat import Threat
 from randens.witness import WitnessPool
 from randens.witness.store import Asked, input_keys, member_key
 
-__all__ = ["from_store", "read_run", "read_runs"]
+__all__ = ["from_store", "read_runs"]
 
 _ROUNDING = 1e-12
-
-
-def read_run(path: str | os.PathLike[str]) -> LoadedRun:
-    """`load_run`, with numbers from the run's witness store."""
-    return from_store(load_run(path))
 
 
 def read_runs(paths: Sequence[str | os.PathLike[str]]) -> tuple[LoadedRun, ...]:
@@ -184,7 +177,7 @@ class _Witnesses:
         risks = WitnessPool(count, self.members, kept.points, kept.verdicts == 1).best(self.probs)[0]
         return AttackLine(
             name=search.about.attack,
-            robust=StoredInterval.of(estimate(1 - risks, confidence)),
+            robust=estimate(1 - risks, confidence),
             forwards=spent.forwards,
             backwards=spent.backwards,
             seconds=spent.seconds,
@@ -239,9 +232,8 @@ def _radii(radii: Radii | None, known: Evaluation | None, subject: Subject) -> R
     largest = max(radius.eps for radius in radii.radii)
     witnesses = _Witnesses(subject, radii.split, radii.n, known.threat.scaled(largest / known.threat.eps))
 
-    def lower(one: StoredInterval, values: NDArray[np.floating[Any]]) -> StoredInterval:
-        found: Estimate = estimate(values, radii.confidence)
-        return StoredInterval.of(found) if found.value < one.value else one
+    def lower(one: Estimate, values: NDArray[np.floating[Any]]) -> Estimate:
+        return min(one, estimate(values, radii.confidence))
 
     lines = []
     for radius in radii.radii:
@@ -266,15 +258,8 @@ def _attacks(written: AttackTable | None, witnesses: _Witnesses, confidence: flo
     lines = witnesses.alone(confidence)
     if not lines:
         return None
-    images, threat = witnesses.images, witnesses.threat
-    about: dict[str, Any] = {
-        "ensemble": fingerprint(witnesses.rec),
-        "probs": witnesses.probs.tolist(),
-        "data": images.name,
-        "split": images.split,
-        "norm": threat.norm,
-        "eps": threat.eps,
-    }
+    about = measured_on(witnesses.rec, witnesses.images, witnesses.threat)
+    del about["n"]
     if written is not None and all(getattr(written, key) == value for key, value in about.items()):
         known = {line.label for line in lines}
         lines += [
@@ -321,7 +306,7 @@ def _audit(written: AuditNote | None, known: Evaluation | None, subject: Subject
     if len(images) != written.n:
         return None
     before = Audit(
-        tuple(Check(c.name, c.passed, c.finding, advice=c.advice) for c in written.checks),
+        tuple(Check(**vars(check)) for check in written.checks),
         written.complete,
         written.ensemble,
         written.data,
@@ -335,8 +320,6 @@ def _audit(written: AuditNote | None, known: Evaluation | None, subject: Subject
     found, kept = stored_audit(
         rec, images, before, subject.store(), evaluation=known, chosen_on=subject.chosen_on
     )
-    checks = [
-        AuditCheck(name=c.name, passed=c.passed, finding=c.finding, advice=c.advice) for c in found.checks
-    ]
+    checks = [AuditCheck.model_validate(check.to_json()) for check in found.checks]
     read = {"passed": found.passed, "verdict": found.verdict, "checks": checks, "kept": list(kept)}
     return written.model_copy(update=read)

@@ -89,10 +89,8 @@ def shares(profile: RiskProfile, probs: ArrayLike) -> NDArray[np.float64]:
 
     Parameters
     ----------
-    profile : RiskProfile
-        η.
-    probs : array [M]
-        α.
+    profile, probs
+        As for `read_landscape`.
 
     Returns
     -------
@@ -132,7 +130,9 @@ def landscape_data(
         "members": profile.members,
         "weights": profile.weights.tolist(),
         "sets": " ".join(",".join(words[a:b]) for a, b in pairwise(edges)),
-        "candidates": _candidates(profile.members),
+        "candidates": [[str(p) for p in row] for row in candidates(profile.members)]
+        if 2 <= profile.members <= _MOST_CANDIDATES
+        else [],
         "marks": [{"name": name, "probs": np.asarray(probs).tolist()} for name, probs in marks],
         "start": None if start is None else np.asarray(start).tolist(),
         "optimum": None if optimum is None else optimum_data(profile, optimum),
@@ -140,9 +140,7 @@ def landscape_data(
 
 
 def optimum_data(profile: RiskProfile, optimum: Sampling) -> dict[str, Any]:
-    """The optimum and its certificate: q for rows of the profile's sets, which the page checks by
-    additions.
-    """
+    """The optimum and its certificate: q for rows of the profile's sets, which the page checks by adding."""
     proof = optimum.certificate
     data: dict[str, Any] = {
         "probs": optimum.probs.tolist(),
@@ -172,9 +170,3 @@ def solve(profile: RiskProfile, clean_risks: ArrayLike | None = None) -> Samplin
     if not 2 <= profile.members <= MOST_SOLVED:
         return None
     return optimal_sampling(profile, method="exact", clean_risks=clean_risks)
-
-
-def _candidates(members: int) -> list[list[str]]:
-    if not 2 <= members <= _MOST_CANDIDATES:
-        return []
-    return [[str(p) for p in row] for row in candidates(members)]

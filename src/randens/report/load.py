@@ -18,7 +18,13 @@ from pydantic import AfterValidator, Field
 from randens.core.documents import Document, ThreatDocument, read_document
 from randens.core.errors import FileError, InputError
 from randens.core.runs import Run
+from randens.data import ImageData
+from randens.ensemble import RandomizedEnsemble
 from randens.evaluation import Estimate, Evaluation
+from randens.evaluation.draw_statistics import GradientNoise
+from randens.evaluation.labelled_data import fingerprint
+from randens.evaluation.random_model_evaluation import ChosenAttack, DrawsStage, Spread
+from randens.threat import Threat
 from randens.training.methods import METHOD_NAMES
 
 __all__ = [
@@ -30,7 +36,6 @@ __all__ = [
     "TrainingCurve",
     "Example",
     "Gallery",
-    "StoredInterval",
     "LoadedRun",
     "Radii",
     "Radius",
@@ -38,6 +43,7 @@ __all__ = [
     "StochasticNote",
     "TrainingNote",
     "load_run",
+    "measured_on",
     "load_runs",
 ]
 
@@ -50,39 +56,38 @@ def _picture(value: str) -> str:
     return value
 
 
-Real = float  # finite, as every number of a document
 Picture = Annotated[str, AfterValidator(_picture)]
-
-
-class StoredInterval(Document):
-    """A mean with its confidence interval."""
-
-    value: Real
-    low: Real
-    high: Real
-
-    @staticmethod
-    def of(estimate: Estimate) -> StoredInterval:
-        """The same numbers as a document."""
-        return StoredInterval(value=estimate.value, low=estimate.low, high=estimate.high)
 
 
 class Radius(Document):
     """Accuracies at one radius: of the randomized ensemble, of each member, of the deterministic ensemble."""
 
-    eps: Real
-    robust: StoredInterval
-    members: list[StoredInterval]
-    deterministic: StoredInterval | None = None
+    eps: float
+    robust: Estimate
+    members: list[Estimate]
+    deterministic: Estimate | None = None
 
 
 class _Measured(Document):
     """What was measured: the members by their fingerprint, at these probabilities, on these data."""
 
     ensemble: str
-    probs: list[Real] = Field(min_length=1)
+    probs: list[float] = Field(min_length=1)
     data: str
     split: str
+
+
+def measured_on(rec: RandomizedEnsemble, data: ImageData, threat: Threat) -> dict[str, Any]:
+    """What was measured, as every document has it."""
+    return {
+        "ensemble": fingerprint(rec),
+        "probs": rec.probs.tolist(),
+        "data": data.name,
+        "split": data.split,
+        "n": len(data),
+        "norm": threat.norm,
+        "eps": threat.eps,
+    }
 
 
 class Radii(_Measured):
@@ -92,7 +97,7 @@ class Radii(_Measured):
     n: int = Field(ge=1)
     norm: str
     attacks: list[str]
-    confidence: Real
+    confidence: float
     radii: list[Radius] = Field(min_length=1)
 
 
@@ -104,10 +109,10 @@ class AttackLine(Document):
     """
 
     name: str
-    robust: StoredInterval
+    robust: Estimate
     forwards: int
     backwards: int
-    seconds: Real
+    seconds: float
     options: str = ""
     n: int | None = Field(default=None, ge=1)
     kept: bool = False
@@ -124,9 +129,9 @@ class AttackTable(_Measured):
     format: Literal["randens-attack-table-1"] = "randens-attack-table-1"
     n: int = Field(ge=1)
     norm: str
-    eps: Real
+    eps: float
     attacks: list[AttackLine] = Field(min_length=1)
-    together: StoredInterval | None
+    together: Estimate | None
 
 
 class Example(Document):
@@ -137,7 +142,7 @@ class Example(Document):
 
     index: int
     label: int = Field(ge=0)
-    risk: Real
+    risk: float
     source: str
     clean: Picture
     perturbed: Picture
@@ -158,8 +163,8 @@ class Gallery(_Measured):
     format: Literal["randens-gallery-1"] = "randens-gallery-1"
     n: int | None = Field(default=None, ge=1)
     norm: str
-    eps: Real
-    amplified: Real
+    eps: float
+    amplified: float
     classes: list[str]
     examples: list[Example]
 
@@ -168,23 +173,23 @@ class MethodNote(Document):
     """The result of one method of choosing probabilities; without a risk it was not applied."""
 
     name: str = ""
-    risk: Real | None = None
+    risk: float | None = None
 
 
 class StoredContribution(Document):
     """What a member adds to the ensemble."""
 
-    prob: Real | None = None
+    prob: float | None = None
     advice: str | None = None
 
 
 class SamplingNote(Document):
     """What the report shows of sampling.json."""
 
-    probs: list[Real] = Field(min_length=1)
-    risk: Real
-    lower_bound: Real
-    gap: Real
+    probs: list[float] = Field(min_length=1)
+    risk: float
+    lower_bound: float
+    gap: float
     method: str
     exact_probs: list[str] | None = None
     claim: str = ""
@@ -194,45 +199,10 @@ class SamplingNote(Document):
     threat: ThreatDocument | None = None
     attacks: list[str] = Field(default_factory=list)
     sweeps: int = 0
-    upper: Real | None = None
-    confidence: Real | None = None
+    upper: float | None = None
+    confidence: float | None = None
     methods: list[MethodNote] = Field(default_factory=list)
     contributions: list[StoredContribution] = Field(default_factory=list)
-
-
-class DrawStage(Document):
-    """Accuracies after attacking a number of draws."""
-
-    draws: int
-    in_sample: Real
-    fresh: Real
-
-
-class DrawAdversary(Document):
-    """One attack on a random model."""
-
-    name: str
-    draws: int
-    accuracy: Real
-    chosen: int
-
-
-class DrawSpread(Document):
-    """Accuracies of single draws."""
-
-    natural: list[Real]
-    robust: list[Real]
-    deviation: Real
-
-
-class DrawNoise(Document):
-    """The noise of gradients, and the reach of one perturbation over all draws."""
-
-    draws: int
-    variance: Real
-    agreement: Real
-    single: Real
-    reach: Real
 
 
 class StochasticNote(Document):
@@ -242,15 +212,15 @@ class StochasticNote(Document):
     data: str
     split: str
     threat: ThreatDocument | None = None
-    confidence: Real
-    natural: StoredInterval
-    robust: StoredInterval
-    robust_over_draws: StoredInterval
-    single_draw: Real
-    stages: list[DrawStage] = Field(min_length=1)
-    adversaries: list[DrawAdversary]
-    spread: DrawSpread
-    noise: DrawNoise
+    confidence: float
+    natural: Estimate
+    robust: Estimate
+    robust_over_draws: Estimate
+    single_draw: float
+    stages: list[DrawsStage] = Field(min_length=1)
+    adversaries: list[ChosenAttack]
+    spread: Spread
+    noise: GradientNoise
     statements: list[str]
     attacks: list[str]
 
@@ -267,7 +237,7 @@ class TrainingNote(Document):
 
     method: str = ""
     finished: bool = True
-    cost: dict[str, Real] = Field(default_factory=dict)
+    cost: dict[str, float] = Field(default_factory=dict)
     validation: ValidationNote = ValidationNote()
 
 
@@ -277,9 +247,9 @@ class OptionLine(Document):
     name: str
     kind: str
     k: int = Field(ge=1)
-    flops: Real
-    natural: StoredInterval
-    robust: StoredInterval
+    flops: float
+    natural: Estimate
+    robust: Estimate
 
 
 class AdviceNote(Document):
@@ -293,7 +263,7 @@ class AdviceNote(Document):
     split: str
     n: int = Field(ge=1)
     threat: ThreatDocument | None = None
-    confidence: Real
+    confidence: float
     attacks: list[str] = Field(default_factory=list)
 
 
@@ -312,7 +282,7 @@ class AuditNote(Document):
     passed: bool
     complete: bool = True
     seed: int = 0
-    probs: list[Real] = Field(default_factory=list)
+    probs: list[float] = Field(default_factory=list)
     kept: list[str] = Field(default_factory=list)
     verdict: str = ""
     ensemble: str = ""
@@ -401,6 +371,7 @@ def load_run(path: str | os.PathLike[str], name: str | None = None) -> LoadedRun
             return None
 
     source = run.path / "evaluation.json"
+    trainings = extra("cost", lambda: _trainings(run)) or []
     return LoadedRun(
         run=run,
         name=name or Path(path).resolve().name,
@@ -412,9 +383,9 @@ def load_run(path: str | os.PathLike[str], name: str | None = None) -> LoadedRun
         audit=extra("audit", lambda: _read(run, "audit", AuditNote)),
         stochastic=extra("stochastic", lambda: _read(run, "stochastic", StochasticNote)),
         advice=extra("advice", lambda: _read(run, "advice", AdviceNote)),
-        trainings=extra("cost", lambda: _trainings(run)) or (),
+        trainings=tuple((one.path.name, note) for one, note in trainings),
         curves=extra("training", lambda: _curves(run)) or (),
-        passes=extra("cost", lambda: _passes(run)) or 0.0,
+        passes=_passes(run, trainings),
         problems=problems,
     )
 
@@ -439,28 +410,24 @@ def _curves(run: Run) -> tuple[TrainingCurve, ...]:
     return tuple(found)
 
 
-def _trainings(run: Run) -> tuple[tuple[str, TrainingNote], ...]:
-    notes = ((one.path.name, _read(one, "training", TrainingNote)) for one in _inside(run))
-    return tuple((name, note) for name, note in notes if note is not None)
+def _trainings(run: Run) -> list[tuple[Run, TrainingNote]]:
+    notes = ((one, _read(one, "training", TrainingNote)) for one in _inside(run))
+    return [(one, note) for one, note in notes if note is not None]
 
 
-def _passes(run: Run) -> float:
+def _passes(run: Run, trainings: Sequence[tuple[Run, TrainingNote]]) -> float:
     """Member passes to train the run: those of its own method, and those of the runs that it started from.
 
     Another network in the folder, such as a baseline that it is compared with, does not count.
     """
-    notes = {one.path.name: (one, _read(one, "training", TrainingNote)) for one in _inside(run)}
+    notes = {one.path.name: note for one, note in trainings}
     method = _recipe(run).get("method")
     counted: dict[str, TrainingNote] = {}
-    for name, (one, note) in notes.items():
-        if note is None or not (one.path == run.path or note.method == method):
-            continue
-        counted[name] = note
-        first = _recipe(one).get("first") or []
-        for path in [first] if isinstance(first, str) else first:
-            before = notes.get(Path(str(path)).name, (one, None))[1]
-            if before is not None:
-                counted[Path(str(path)).name] = before
+    for one, note in trainings:
+        if one.path == run.path or note.method == method:
+            first = _recipe(one).get("first") or []
+            names = [Path(str(path)).name for path in ([first] if isinstance(first, str) else first)]
+            counted |= {name: notes[name] for name in (one.path.name, *names) if name in notes}
     return sum(note.cost.get(key, 0.0) for note in counted.values() for key in ("forwards", "backwards"))
 
 

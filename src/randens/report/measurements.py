@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -20,15 +19,15 @@ from randens.core.runs import Run
 from randens.data import ImageData
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation import estimate
-from randens.evaluation.curves import CurvePoint, sweep
-from randens.evaluation.labelled_data import Data, as_image_data, fingerprint
+from randens.evaluation.curves import sweep
+from randens.evaluation.labelled_data import Data, as_image_data
 from randens.evaluation.preparation import prepare
 from randens.models import on_device
-from randens.report.load import AttackLine, AttackTable, Gallery, Radii, Radius, StoredInterval
+from randens.report.load import AttackLine, AttackTable, Gallery, Radii, Radius, measured_on
 from randens.report.pictures import make_gallery
 from randens.threat import Threat
 from randens.witness import WitnessPool
-from randens.witness.store import WitnessStore
+from randens.witness.store import WitnessStore, as_store
 
 __all__ = ["COMPARED", "FACTORS", "Measurements", "measure"]
 
@@ -91,12 +90,8 @@ def measure(
 
     Parameters
     ----------
-    rec : RandomizedEnsemble
-        The ensemble of the page.
-    data : ImageData, pair (x, y) or loader
-        Inputs and labels.
-    threat : Threat
-        The perturbation set.
+    rec, data, threat : RandomizedEnsemble, ImageData or pair or loader, Threat
+        The ensemble of the page, inputs with labels, and the perturbation set.
     attack : sequence of str
         Names; the worst of all counts at every radius.
     compared : sequence of str
@@ -106,15 +101,9 @@ def measure(
     pool : WitnessPool, optional
         Known witnesses of the same inputs at the threat's radius, for the pictures; without it they come from
         the witnesses found here.
-    folder : path or WitnessStore, optional
-        A witness store, read and extended; a witness counts at every radius that is at least its distance. A report
-        reads the curve from the store again, so that it agrees with every evaluation.
-    seed : int
-        Determines every random choice of the attacks.
-    confidence : float
-        Of every interval.
-    progress : callable, optional
-        Called as progress(task, done, total).
+    folder, seed, confidence, progress
+        As for `randens.evaluate`. A report reads the curve from the store again, so that it agrees with every
+        evaluation.
 
     Returns
     -------
@@ -131,8 +120,8 @@ def measure(
     [0.05, 0.1]
     """
     data = as_image_data(data, rec)
-    store = folder if isinstance(folder, WitnessStore) or folder is None else WitnessStore(folder)
-    report = silent if progress is None else progress
+    store = as_store(folder)
+    report = progress or silent
     sizes = sorted(set(factors))
     if not sizes or not all(0 < f < float("inf") for f in sizes):
         raise InputError(f"factors is {tuple(factors)}; give numbers > 0, in units of eps")
@@ -142,7 +131,7 @@ def measure(
     case = prepare(rec, data, [attacks.create(name, threat, seed=seed) for name in attack])
     radii, at_threat = [], pool
     with on_device(case.rec, None):
-        for found in sweep(
+        for point, found, _ in sweep(
             case,
             [threat.scaled(factor).eps for factor in sizes],
             deterministic=True,
@@ -151,39 +140,16 @@ def measure(
             progress=silent,
             known=pool,
         ):
-            radii.append(_radius(found.point))
+            average, members = point.deterministic, list(point.members)
+            radii.append(Radius(eps=point.eps, robust=point.ensemble, members=members, deterministic=average))
             report("accuracy over ε", len(radii), len(sizes))
-            if found.point.eps == threat.eps or (found.point.eps < threat.eps and pool is None):
-                at_threat = found.pool
-    about = _about(rec, data, threat)
-    curve = Radii(**about, attacks=list(attack), confidence=confidence, radii=radii)
+            if point.eps == threat.eps or (point.eps < threat.eps and pool is None):
+                at_threat = found
+    curve = Radii(**measured_on(rec, data, threat), attacks=list(attack), confidence=confidence, radii=radii)
     pictures = None
     if len(data.shape) == 3 and at_threat is not None:
         pictures = make_gallery(rec, data, at_threat, threat)
     return Measurements(curve, lines, pictures)
-
-
-def _about(rec: RandomizedEnsemble, data: ImageData, threat: Threat) -> dict[str, Any]:
-    """What a document was measured on."""
-    return {
-        "ensemble": fingerprint(rec),
-        "probs": rec.probs.tolist(),
-        "data": data.name,
-        "split": data.split,
-        "n": len(data),
-        "norm": threat.norm,
-    }
-
-
-def _radius(point: CurvePoint) -> Radius:
-    """A point of a curve as a document."""
-    whole = point.deterministic
-    return Radius(
-        eps=point.eps,
-        robust=StoredInterval.of(point.ensemble),
-        members=[StoredInterval.of(member) for member in point.members],
-        deterministic=None if whole is None else StoredInterval.of(whole),
-    )
 
 
 def _compare(
@@ -206,7 +172,7 @@ def _compare(
         lines.append(
             AttackLine(
                 name=name,
-                robust=StoredInterval.of(estimate(1 - risks, confidence)),
+                robust=estimate(1 - risks, confidence),
                 forwards=found.cost.forwards,
                 backwards=found.cost.backwards,
                 seconds=found.seconds,
@@ -214,8 +180,7 @@ def _compare(
         )
     progress("comparing attacks", len(names), len(names))
     return AttackTable(
-        **_about(rec, data, threat),
-        eps=threat.eps,
+        **measured_on(rec, data, threat),
         attacks=lines,
-        together=StoredInterval.of(estimate(1 - together, confidence)),
+        together=estimate(1 - together, confidence),
     )

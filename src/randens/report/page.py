@@ -7,11 +7,12 @@ import hashlib
 import os
 import shlex
 from collections.abc import Mapping, Sequence
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import jinja2
+import numpy as np
 from markupsafe import Markup
 
 from randens._version import __version__
@@ -26,7 +27,7 @@ from randens.report.load import AttackTable, LoadedRun, StochasticNote
 from randens.report.tables import Line
 from randens.report.verdicts import drawing, headline, labels, verdicts
 
-__all__ = ["MOST_BYTES", "fill", "render", "write_report"]
+__all__ = ["MOST_BYTES", "fill", "render", "write_page", "write_report"]
 
 MOST_BYTES = 6_000_000
 
@@ -57,12 +58,16 @@ def write_report(
     >>> write_report(["mine"]).name
     'report.html'
     """
-    loaded = read_runs(runs)
-    target = loaded[0].run.path / "report.html" if output is None else Path(output)
-    content = render(loaded).encode("utf-8", "replace")
+    return write_page(read_runs(runs), output)
+
+
+def write_page(runs: Sequence[LoadedRun], output: str | os.PathLike[str] | None = None) -> Path:
+    """`write_report` for runs that were read already."""
+    target = runs[0].run.path / "report.html" if output is None else Path(output)
+    content = render(runs).encode("utf-8", "replace")
     if len(content) > MOST_BYTES:
         raise InputError(
-            f"the report on {len(loaded)} runs has {len(content) / 1e6:.1f} MB; at most {MOST_BYTES / 1e6:g} MB open "
+            f"the report on {len(runs)} runs has {len(content) / 1e6:.1f} MB; at most {MOST_BYTES / 1e6:g} MB open "
             "quickly, so give fewer runs"
         )
     write_atomic(target, content)
@@ -98,9 +103,7 @@ def render(runs: Sequence[LoadedRun]) -> str:
 
 
 def fill(template: str, *, scripts: Sequence[str], data: Mapping[str, Any], **values: Any) -> str:
-    """Fill a page's template; style and scripts are inline, and the policy allows only them, by their
-    hashes.
-    """
+    """Fill a page's template; style and scripts are inline, and the policy allows only these, by hash."""
     style, *code = (Markup(_source(name)) for name in ("page.css", *scripts))
     policy = (
         f"default-src 'none'; style-src {_hash(style)}; script-src {' '.join(_hash(c) for c in code)}; "
@@ -208,7 +211,7 @@ def _efficiency(runs: Sequence[LoadedRun]) -> Markup | None:
         for point in found
         if point.kind != "member"
     )
-    return figures.inline(lambda: figures.scatter(found), f"Robust accuracy against FLOPs: {words}", "flops")
+    return figures.inline("flops", f"Robust accuracy against FLOPs: {words}", figures.scatter, found)
 
 
 def _front(one: LoadedRun, key: str) -> Markup | None:
@@ -222,11 +225,11 @@ def _front(one: LoadedRun, key: str) -> Markup | None:
     )
     points = [(o.flops, o.robust.value) for o in front]
     line = Line("k of M averaged", points, [(o.robust.low, o.robust.high) for o in front])
-    return figures.inline(
-        lambda: figures.lines([line], x_title="FLOPs per inference", y_title="robust accuracy"),
+    label, titles = (
         f"Robust accuracy against FLOPs of k of M: {words}",
-        f"{key}-front",
+        ("FLOPs per inference", "robust accuracy"),
     )
+    return figures.inline(f"{key}-front", label, figures.lines, [line], *titles)
 
 
 def _together(one: LoadedRun, key: str) -> dict[str, Any]:
@@ -237,34 +240,21 @@ def _together(one: LoadedRun, key: str) -> dict[str, Any]:
     often = sorted({m for fooled, _ in listed for m in fooled})
     members = often if result.members > 24 else list(range(result.members))
     names = ", ".join(f"{tables.fooled(fooled)} {count}" for fooled, count in listed[:5])
-    joint, conflict, reach = tables.cofooling(result), tables.conflicts(result), result.conflict
+    sets = f"Fooled sets and their frequencies; the most frequent: {names}"
+    joint = "Co-fooling matrix: per cent of inputs at which one perturbation fools both members"
+    conflict = "Conflict matrix: per cent of inputs at which each can be fooled but never both"
     found: dict[str, Any] = {
-        "sets": figures.inline(
-            lambda: figures.upset(listed, members or [0]),
-            f"Fooled sets and their frequencies; the most frequent: {names}",
-            f"{key}-sets",
-        ),
+        "sets": figures.inline(f"{key}-sets", sets, figures.upset, listed, members or [0]),
         "listed": [(tables.fooled(s), count, tables.percent(count / result.n)) for s, count in listed],
         "rest": rest,
-        "joint": figures.inline(
-            lambda: figures.matrix(joint),
-            "Co-fooling matrix: per cent of inputs at which one perturbation fools both members",
-            f"{key}-joint",
-        ),
-        "conflict": figures.inline(
-            lambda: figures.matrix(conflict, 1),
-            "Conflict matrix: per cent of inputs at which each can be fooled but never both",
-            f"{key}-conflict",
-        ),
+        "joint": figures.inline(f"{key}-joint", joint, figures.matrix, tables.cofooling(result)),
+        "conflict": figures.inline(f"{key}-conflict", conflict, figures.matrix, tables.conflicts(result), 1),
         "apart": tables.apart(result),
         "reach": None,
     }
-    if reach is not None and not (reach.pairs != reach.pairs).any():
-        found["reach"] = figures.inline(
-            lambda: figures.matrix(reach.pairs, 1),
-            "Joint reach of every two members, per cent of ε",
-            f"{key}-reach",
-        )
+    if result.conflict is not None and not np.isnan(result.conflict.pairs).any():
+        label = "Joint reach of every two members, per cent of ε"
+        found["reach"] = figures.inline(f"{key}-reach", label, figures.matrix, result.conflict.pairs, 1)
     return found
 
 
@@ -277,16 +267,12 @@ def _radii(one: LoadedRun, key: str) -> dict[str, Any] | None:
     words = "; ".join(
         f"{line.name} from {line.points[0][1]:.1%} to {line.points[-1][1]:.1%}" for line in found
     )
-    picture = figures.inline(
-        lambda: figures.lines(
-            found,
-            x_title=f"{radii.norm} radius ε",
-            y_title="robust accuracy",
-            rule=None if own is None else (own, "evaluated ε"),
-        ),
+    label, titles = (
         f"Robust accuracy over the radius ε: {words}",
-        f"{key}-radii",
+        (f"{radii.norm} radius ε", "robust accuracy"),
     )
+    rule = None if own is None else (own, "evaluated ε")
+    picture = figures.inline(f"{key}-radii", label, figures.lines, found, *titles, rule=rule)
     rows = [
         (f"{x:.4g}", *(tables.percent(line.points[row][1]) for line in found))
         for row, (x, _) in enumerate(found[0].points)
@@ -300,11 +286,8 @@ def _attacks(one: LoadedRun, key: str) -> dict[str, Any] | None:
         return None
     ordered = tables.compared(compared)
     words = "; ".join(f"{a.label} {a.robust.value:.1%}" for a in ordered)
-    picture = figures.inline(
-        lambda: figures.FIGURES["attacks"](one),
-        f"Robust accuracy left by each attack: {words}",
-        f"{key}-attacks",
-    )
+    label = f"Robust accuracy left by each attack: {words}"
+    picture = figures.inline(f"{key}-attacks", label, figures.FIGURES["attacks"], one)
     stronger = (
         result is not None
         and compared.together is not None
@@ -332,11 +315,9 @@ def _found_by(one: LoadedRun, key: str) -> Markup:
         (names.get(name, name), float(count), None)
         for name, count in sorted(result.found_by.items(), key=lambda i: -i[1])
     ]
-    return figures.inline(
-        lambda: figures.bars(rows, x_title="inputs", digits=0),
-        "Which attack found the worst cases: " + "; ".join(f"{name} {value:.0f}" for name, value, _ in rows),
-        f"{key}-found",
-    )
+    words = "; ".join(f"{name} {value:.0f}" for name, value, _ in rows)
+    label = f"Which attack found the worst cases: {words}"
+    return figures.inline(f"{key}-found", label, figures.bars, rows, x_title="inputs", digits=0)
 
 
 def _training(one: LoadedRun, key: str) -> list[dict[str, Any]]:
@@ -352,17 +333,11 @@ def _training(one: LoadedRun, key: str) -> list[dict[str, Any]]:
             ends = "; ".join(
                 f"{line.name} ends at {line.points[-1][1]:{'.1%' if percent else '.3g'}}" for line in found
             )
-
-            draw = partial(
-                figures.lines,
-                found,
-                x_title="epoch, all members in a row",
-                y_title=name,
-                percent=percent,
-                breaks=begins,
-            )
             label = f"{name.capitalize()} over epochs of {curve.name}: {ends}"
-            pictures[name] = figures.inline(draw, label, f"{key}-train{place}-{name.split()[-1]}")
+            named, titles = f"{key}-train{place}-{name.split()[-1]}", ("epoch, all members in a row", name)
+            pictures[name] = figures.inline(
+                named, label, figures.lines, found, *titles, percent=percent, breaks=begins
+            )
         images, attack = (None, "") if note is None else (note.validation.images, note.validation.attack)
         about = tables.where("", "validation data", images, [attack] if attack else [])
         shown.append({"name": curve.name, "pictures": pictures, "about": about})
@@ -384,16 +359,15 @@ def _random(note: StochasticNote, key: str) -> dict[str, Any]:
     low, high = min(note.spread.robust, default=0.0), max(note.spread.robust, default=0.0)
     words = "; ".join(f"{s.draws} draws {s.in_sample:.1%} and {s.fresh:.1%}" for s in stages)
     found: dict[str, Any] = {"low": low, "high": high, "spread": None}
+    label = f"Accuracy against the number of attacked draws: {words}"
     found["draws"] = figures.inline(
-        lambda: figures.lines(draws, x_title="attacked draws K", y_title="accuracy"),
-        f"Accuracy against the number of attacked draws: {words}",
-        f"{key}-draws",
+        f"{key}-draws", label, figures.lines, draws, "attacked draws K", "accuracy"
     )
     if spread:
+        single = f"Accuracies of {len(note.spread.robust)} single draws, sorted"
+        label = f"{single}; robust from {low:.1%} to {high:.1%}"
         found["spread"] = figures.inline(
-            lambda: figures.lines(spread, x_title="draws, sorted", y_title="accuracy"),
-            f"Accuracies of {len(note.spread.robust)} single draws, sorted; robust from {low:.1%} to {high:.1%}",
-            f"{key}-spread",
+            f"{key}-spread", label, figures.lines, spread, "draws, sorted", "accuracy"
         )
     return found
 

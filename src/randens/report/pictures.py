@@ -17,8 +17,7 @@ from randens.core.errors import InputError
 from randens.data import ImageData
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation import worst_inputs
-from randens.evaluation.labelled_data import fingerprint
-from randens.report.load import Example, Gallery
+from randens.report.load import Example, Gallery, measured_on
 from randens.threat import Threat
 from randens.witness import WitnessPool
 
@@ -30,8 +29,7 @@ _LARGEST_SIDE = 96
 def make_gallery(
     rec: RandomizedEnsemble, data: ImageData, pool: WitnessPool, threat: Threat, count: int = 12
 ) -> Gallery:
-    """Choose worst perturbations of `count` inputs on which every member was correct, of as many kinds as
-    possible, and run the members on them.
+    """Draw worst perturbations, of as many kinds as possible, of `count` inputs that every member classified correctly.
 
     pool: witnesses of the same inputs, with the perturbed inputs.
     """
@@ -82,15 +80,9 @@ def draw(
         for j, index in enumerate(chosen)
     ]
     return Gallery(
-        ensemble=fingerprint(rec),
-        data=data.name,
-        split=data.split,
-        n=len(data),
-        norm=threat.norm,
-        eps=threat.eps,
+        **measured_on(rec, data, threat),
         amplified=amplified,
         classes=list(rec.classes or data.classes),
-        probs=probs.tolist(),
         examples=examples,
     )
 

@@ -14,15 +14,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from randens.core.documents import ThreatDocument
 from randens.data import called
-from randens.evaluation import Accuracy, Estimate, Evaluation, result_tables
-from randens.evaluation.result_tables import percent
+from randens.evaluation import Estimate, Evaluation, result_tables
+from randens.evaluation.result_tables import Row, percent
 from randens.report.load import (
     AttackLine,
     AttackTable,
     Gallery,
     LoadedRun,
     Radii,
-    StoredInterval,
     TrainingCurve,
 )
 from randens.report.verdicts import compare, labels
@@ -57,13 +56,9 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class Inference:
-    """A classifier and what one inference costs: `kind` is member, single, randomized or deterministic."""
+class Inference(Row):
+    """A classifier of one of several runs, and what one inference costs."""
 
-    name: str
-    kind: str
-    flops: float
-    accuracy: Accuracy
     run: int = 0
 
 
@@ -102,9 +97,13 @@ def results(runs: Sequence[LoadedRun]) -> list[dict[str, Any]]:
             found.append({"name": name, "missing": one})
             continue
         for row in result_tables.rows(result, name if len(runs) > 1 else one.method):
-            label, drawn, _ = row.name.partition("randomized, α = ")
-            shown = f"{label}{drawn}{probs(result.probs)}" if drawn else row.name
-            found.append({"name": shown, "row": row, "main": bool(drawn) or result.members == 1})
+            main = row.kind in ("randomized", "single")
+            shown = (
+                f"{row.name.partition(' = ')[0]} = {probs(result.probs)}"
+                if row.kind == "randomized"
+                else row.name
+            )
+            found.append({"name": shown, "row": row, "main": main})
     return found
 
 
@@ -154,25 +153,14 @@ def inferences(runs: Sequence[LoadedRun]) -> list[Inference]:
     """Everything evaluated, with its FLOPs: Figure 1 of the paper from run folders."""
     found = []
     for number, (one, label) in enumerate(zip(runs, labels(runs), strict=True)):
-        result = one.evaluation
-        if result is None:
-            continue
-        prefix = f"{label}: " if len(runs) > 1 else ""
-        if result.members == 1:
-            name = label if len(runs) > 1 else one.method or "one member"
-            found.append(Inference(name, "single", float(result.flops[0]), result.accuracy, number))
-            continue
-        for i, accuracy in enumerate(result.member_accuracies):
-            found.append(Inference(f"{prefix}member {i}", "member", float(result.flops[i]), accuracy, number))
-        found.append(
-            Inference(f"{prefix}randomized", "randomized", result.expected_flops, result.accuracy, number)
-        )
-        if result.deterministic is not None:
-            whole = float(sum(result.flops))
-            found.append(
-                Inference(f"{prefix}deterministic", "deterministic", whole, result.deterministic, number)
-            )
-    return [one for one in found if one.flops > 0]
+        for row in [] if one.evaluation is None else result_tables.rows(one.evaluation):
+            if row.kind == "single":
+                name = label if len(runs) > 1 else one.method or "one member"
+            else:
+                name = (f"{label}: " if len(runs) > 1 else "") + row.name.partition(",")[0]
+            if row.kind != "also" and row.flops > 0:
+                found.append(Inference(name, row.accuracy, row.flops, row.kind, number))
+    return found
 
 
 def cofooling(evaluation: Evaluation) -> NDArray[np.float64]:
@@ -213,7 +201,7 @@ def fooled_sets(evaluation: Evaluation, most: int = 20) -> tuple[list[tuple[tupl
 def over_radius(radii: Radii) -> list[Line]:
     """Robust accuracy over ε: the randomized ensemble, its best member, the deterministic ensemble."""
 
-    def line(name: str, values: Sequence[StoredInterval]) -> Line:
+    def line(name: str, values: Sequence[Estimate]) -> Line:
         points = [(r.eps, v.value) for r, v in zip(radii.radii, values, strict=True)]
         return Line(name, points, [(v.low, v.high) for v in values])
 
@@ -353,7 +341,7 @@ def probs(values: ArrayLike) -> str:
     return "(" + ", ".join(f"{p:.3g}" for p in numbers) + ")"
 
 
-def interval(estimate: Estimate | StoredInterval) -> str:
+def interval(estimate: Estimate) -> str:
     """From low to high, in per cent."""
     return f"{percent(estimate.low)} – {percent(estimate.high)}"
 

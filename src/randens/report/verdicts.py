@@ -1,12 +1,11 @@
-"""The verdict on a run in sentences computed from its numbers, and differences between runs with
-intervals.
-"""
+"""The verdict on a run in sentences, and differences between runs with intervals."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import NormalDist
 from typing import Any
 
@@ -40,37 +39,29 @@ class Comparison:
     paired: the same inputs, compared one by one, which makes the intervals shorter.
     """
 
-    natural: Estimate | None
-    robust: Estimate | None
-    paired: bool
+    natural: Estimate | None = None
+    robust: Estimate | None = None
+    paired: bool = False
     reason: str = ""
 
 
 def compare(first: Evaluation, other: Evaluation) -> Comparison:
     """`other` against `first`. Runs under different threats or attacks or on different data have no difference."""
     if first.threat != other.threat:
-        return Comparison(None, None, False, f"another threat: {_threat(other)} instead of {_threat(first)}")
+        return Comparison(reason=f"another threat: {_threat(other)} instead of {_threat(first)}")
     if (first.data, first.split) != (other.data, other.split):
-        return Comparison(
-            None,
-            None,
-            False,
-            f"other data: {called(other.data, other.split)} instead of {called(first.data, first.split)}",
-        )
+        used = [called(e.data, e.split) for e in (other, first)]
+        return Comparison(reason=f"other data: {used[0]} instead of {used[1]}")
     if _budgets(first) != _budgets(other):
         names = [", ".join(str(a["name"]) for a in e.attacks) for e in (other, first)]
         said = (
             f"{names[0]} instead of {names[1]}" if names[0] != names[1] else f"{names[0]} with other options"
         )
-        return Comparison(None, None, False, f"other attacks: {said}; evaluate both alike")
-    natural = [1 - e.points.clean @ e.probs for e in (first, other)]
-    robust = [1 - e.risk for e in (first, other)]
-    confidence = first.confidence
-    if first.n == other.n:
-        return Comparison(
-            difference(natural[1], natural[0], confidence), difference(robust[1], robust[0], confidence), True
-        )
-    return Comparison(_unpaired(natural, confidence), _unpaired(robust, confidence), False)
+        return Comparison(reason=f"other attacks: {said}; evaluate both alike")
+    paired = first.n == other.n
+    between = partial(difference if paired else _unpaired, confidence=first.confidence)
+    natural = between(1 - other.points.clean @ other.probs, 1 - first.points.clean @ first.probs)
+    return Comparison(natural, between(1 - other.risk, 1 - first.risk), paired)
 
 
 def _budgets(evaluation: Evaluation) -> list[dict[str, Any]]:
@@ -80,9 +71,7 @@ def _budgets(evaluation: Evaluation) -> list[dict[str, Any]]:
 
 
 def labels(runs: Sequence[LoadedRun]) -> list[str]:
-    """Return the runs' names for sentences and tables: their methods if these differ, else their folder
-    names.
-    """
+    """The runs' names for sentences and tables: their methods if these differ, else their folders."""
     methods = [one.method for one in runs]
     return methods if all(methods) and len(set(methods)) == len(runs) > 1 else [one.name for one in runs]
 
@@ -193,10 +182,10 @@ def _points(gained: Estimate) -> str:
     return f"{100 * abs(gained.value):.1f} points"
 
 
-def _unpaired(values: list[NDArray[np.float64]], confidence: float) -> Estimate:
-    first, other = values
-    mean = float(other.mean() - first.mean())
-    spread = math.sqrt(sum(float(v.var(ddof=1)) / len(v) if len(v) > 1 else 1.0 for v in values))
+def _unpaired(first: NDArray[np.float64], second: NDArray[np.float64], confidence: float) -> Estimate:
+    """Mean of first − second over different inputs, with the normal interval."""
+    mean = float(first.mean() - second.mean())
+    spread = math.sqrt(sum(float(v.var(ddof=1)) / len(v) if len(v) > 1 else 1.0 for v in (first, second)))
     half = NormalDist().inv_cdf(0.5 + confidence / 2) * spread
     return Estimate(mean, mean - half, mean + half)
 

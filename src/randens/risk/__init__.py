@@ -1,7 +1,7 @@
 """The theory of randomized ensembles in NumPy and SciPy: profiles, bounds, sampling probabilities."""
 
 from randens.risk.candidate_sets import candidate_sampling, candidates
-from randens.risk.certificate import Certificate
+from randens.risk.certificate import Certificate, Sampling
 from randens.risk.confidence import ConfidenceCertificate, ConfidentSampling, confident_sampling, upper_bound
 from randens.risk.crossfit import CrossFit, cross_fit
 from randens.risk.cutting import Oracle, cutting_planes
@@ -18,7 +18,6 @@ from randens.risk.floor_ceiling import (
 )
 from randens.risk.pairs import FIGURE_3, Theorem1Test, TwoClassifiers, theorem1_test, two_classifiers
 from randens.risk.profile import RiskProfile
-from randens.risk.result import Sampling
 from randens.risk.sampling import optimal_sampling
 from randens.risk.simplex import project_simplex
 from randens.risk.subgradient import best_step, subgradient_sampling, theorem4_bound

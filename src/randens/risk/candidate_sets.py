@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from randens.core.errors import InputError
+from randens.risk.certificate import Sampling
 from randens.risk.checks import as_risks, frozen
 from randens.risk.profile import RiskProfile
-from randens.risk.result import Sampling
 
 __all__ = ["MAX_CANDIDATE_MEMBERS", "candidate_sampling", "candidates"]
 
@@ -59,10 +59,8 @@ def candidate_sampling(profile: RiskProfile, *, clean_risks: ArrayLike | None = 
 
     Parameters
     ----------
-    profile : RiskProfile
-        What attacks have found.
-    clean_risks : array, optional
-        Break ties between equally good probabilities.
+    profile, clean_risks
+        As for `exact_sampling`.
 
     Returns
     -------

@@ -1,20 +1,22 @@
-"""A proof that no probabilities have a lower risk, which can be checked without a solver."""
+"""Chosen probabilities, and the proof that no others have a lower risk, which can be checked without a solver."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from randens.core.errors import InputError
+from randens.core.files import picked
 from randens.risk.checks import as_count, as_document, as_vector, frozen
 from randens.risk.profile import RiskProfile
 from randens.risk.sets import Masks, from_words, pack, to_words, unpack
 
-__all__ = ["Certificate"]
+__all__ = ["Certificate", "Sampling"]
 
 _FORMAT = "randens.certificate"
 _VERSION = 1
@@ -50,9 +52,8 @@ class Certificate:
         q = q * np.repeat(profile.weights / np.add.reduceat(q, at), lengths)
         rows = np.flatnonzero(q)
         masks, q = profile.masks[rows], q[rows]
-        where = np.repeat(np.arange(len(lengths)), lengths)[rows]
         bound = float((q @ unpack(masks, profile.members)).min())
-        return cls(profile.members, frozen(where), frozen(masks), frozen(q), bound)
+        return cls(profile.members, frozen(profile.owners[rows]), frozen(masks), frozen(q), bound)
 
     def verify(self, profile: RiskProfile) -> bool:
         """Whether this proves η(α) ≥ bound for every α of that profile, up to rounding (1e-12).
@@ -60,22 +61,23 @@ class Certificate:
         Checks that the strategy uses only sets of the configurations, that its masses are non-negative and
         sum to p_k, and that it fools every member with a frequency of at least `bound`.
         """
-        count = len(profile.weights)
-        if self.members != profile.members or not np.isfinite(self.bound) or not np.isfinite(self.mass).all():
-            return False
-        if not len(self.configuration) == len(self.masks) == len(self.mass) > 0:
-            return False
-        if self.configuration.min() < 0 or self.configuration.max() >= count or self.mass.min() < 0:
-            return False
-        owner = np.repeat(np.arange(count), np.diff(profile.starts))
-        held = set(zip(owner.tolist(), profile.masks.tolist(), strict=True))
-        if not held.issuperset(zip(self.configuration.tolist(), self.masks.tolist(), strict=True)):
-            return False
-        sums = np.bincount(self.configuration, weights=self.mass, minlength=count)
-        if (np.abs(sums - profile.weights) > _TOLERANCE * profile.weights).any():
+        sums = self._played(profile)
+        if sums is None or (np.abs(sums - profile.weights) > _TOLERANCE * profile.weights).any():
             return False
         fooled = self.mass @ unpack(self.masks, self.members)
         return bool(fooled.min() >= self.bound - _TOLERANCE)
+
+    def _played(self, profile: RiskProfile) -> NDArray[np.float64] | None:
+        """Σ_u q_{k,u} [K]; None if this is no strategy: a negative mass, or a set that the profile does not have."""
+        if self.members != profile.members or not np.isfinite([self.bound, *self.mass]).all():
+            return None
+        if not len(self.configuration) == len(self.masks) == len(self.mass) > 0 or self.mass.min() < 0:
+            return None
+        held = set(zip(profile.owners.tolist(), profile.masks.tolist(), strict=True))
+        if not held.issuperset(zip(self.configuration.tolist(), self.masks.tolist(), strict=True)):
+            return None
+        sums = np.bincount(self.configuration, weights=self.mass, minlength=len(profile.weights))
+        return np.asarray(sums, dtype=np.float64)
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary for JSON; every set is a string of zeros and ones, member 0 first."""
@@ -94,13 +96,9 @@ class Certificate:
         """The inverse of `to_json`, from the dictionary or its text. Call `verify` to check it."""
         value = as_document("the certificate", value, _FORMAT, _VERSION)
         members = as_count("the certificate's members", value.get("members"))
-        columns = [value.get(name) for name in ("configuration", "sets", "mass")]
-        if not all(isinstance(column, list) for column in columns):
+        where, words, mass = (value.get(name) for name in ("configuration", "sets", "mass"))
+        if not (isinstance(where, list) and isinstance(words, list) and isinstance(mass, list)):
             raise InputError("the certificate's configuration, sets and mass must be lists")
-        where, words, mass = columns
-        assert isinstance(where, list)
-        assert isinstance(words, list)
-        assert isinstance(mass, list)
         if not len(where) == len(words) == len(mass):
             raise InputError(
                 f"the certificate's configuration, sets and mass have {len(where)}, {len(words)} and "
@@ -133,3 +131,41 @@ class Certificate:
 
     def __repr__(self) -> str:
         return f"Certificate(members={self.members}, entries={len(self.mass)}, bound={self.bound:.6g})"
+
+
+@dataclass(frozen=True, eq=False)
+class Sampling:
+    """Sampling probabilities, with a bound on their distance from the optimum.
+
+    probs: α [M]. risk: η(α). lower_bound: no probabilities reach less than this on the same profile.
+    certificate: the proof of the lower bound, where the method gives one. method: "exact", "subgradient",
+    "candidates" or "cutting-planes". iterations: how often η was evaluated. sweeps: how often all inputs were
+    attacked for it. exact_probs: the same probabilities as fractions, where they are known exactly.
+    theorem4_bound: what Theorem 4 promises about risk − optimum, for the subgradient method.
+    """
+
+    probs: NDArray[np.float64]
+    risk: float
+    lower_bound: float
+    method: str
+    iterations: int
+    certificate: Certificate | None = None
+    exact_probs: tuple[Fraction, ...] | None = None
+    theorem4_bound: float | None = None
+    sweeps: int = 0
+
+    @property
+    def gap(self) -> float:
+        """risk − lower_bound, never below 0: the most that better probabilities could still gain."""
+        return max(0.0, self.risk - self.lower_bound)
+
+    @property
+    def support(self) -> tuple[int, ...]:
+        """The members with positive probability; the others can be dropped."""
+        return tuple(int(i) for i in np.flatnonzero(self.probs))
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary for JSON, without the certificate, which is large and has its own `to_json`."""
+        names = "method probs risk lower_bound gap support iterations sweeps theorem4_bound"
+        exact = None if self.exact_probs is None else [str(p) for p in self.exact_probs]
+        return {**picked(self, names), "exact_probs": exact}

@@ -49,9 +49,7 @@ def as_vector(name: str, value: ArrayLike) -> NDArray[np.float64]:
 
 
 def as_risks(name: str, value: ArrayLike, members: int | None = None) -> NDArray[np.float64]:
-    """Return risks, one per member, each in [0, 1]; values outside by less than 1e-9 (rounding) are
-    clipped.
-    """
+    """Return risks, one per member, each in [0, 1]; values outside by less than 1e-9 (rounding) are clipped."""
     risks = as_vector(name, value)
     for i, risk in enumerate(risks):
         if not -ROUNDING <= risk <= 1.0 + ROUNDING:

@@ -1,5 +1,4 @@
-"""Choose sampling probabilities by an upper confidence bound of the true risk, not by the risk on the given
-inputs.
+"""Choose sampling probabilities by an upper confidence bound of the true risk, not by the risk on these inputs.
 
 With r_k(α) = max_{u ∈ U_k} u·α the risk at inputs of configuration k and p_k their frequency among n inputs, the
 bound is the worst mean over all weights q of the inputs near p (distributionally robust, χ² ball):
@@ -27,11 +26,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from randens.core.errors import InputError, ModelError
-from randens.risk.certificate import Certificate
+from randens.core.files import picked
+from randens.risk.certificate import Certificate, Sampling
 from randens.risk.checks import as_count, as_positive, as_probs, as_share, frozen
 from randens.risk.lp import CutProgram
 from randens.risk.profile import RiskProfile
-from randens.risk.result import Sampling
 from randens.risk.sets import unpack
 
 __all__ = [
@@ -44,7 +43,7 @@ __all__ = [
 
 _STEP = 0.3
 _FEASIBLE = 1e-9
-_TINY = 1e-4  # smaller probabilities are set to 0 if the bound allows it
+_TINY = 1e-4
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -60,16 +59,9 @@ class ConfidenceCertificate(Certificate):
 
     def verify(self, profile: RiskProfile) -> bool:
         """Whether this proves U(α) ≥ bound for every α of that profile, up to rounding: sums, no solver."""
-        count = len(profile.weights)
-        if self.members != profile.members or not np.isfinite(self.mass).all() or not len(self.mass):
+        q = self._played(profile)
+        if q is None:
             return False
-        if self.mass.min() < 0 or self.configuration.min() < 0 or self.configuration.max() >= count:
-            return False
-        owner = np.repeat(np.arange(count), np.diff(profile.starts))
-        held = set(zip(owner.tolist(), profile.masks.tolist(), strict=True))
-        if not held.issuperset(zip(self.configuration.tolist(), self.masks.tolist(), strict=True)):
-            return False
-        q = np.bincount(self.configuration, weights=self.mass, minlength=count)
         away = float((((q - profile.weights) ** 2) / profile.weights).sum())
         if abs(float(q.sum()) - 1.0) > _FEASIBLE or away > self.radius * (1 + _FEASIBLE) + _FEASIBLE:
             return False
@@ -78,13 +70,8 @@ class ConfidenceCertificate(Certificate):
 
     def to_json(self) -> dict[str, Any]:
         """As the certificate of the risk, with the ball's radius and the reference."""
-        reference = None if self.reference is None else self.reference.tolist()
-        return {
-            **super().to_json(),
-            "format": "randens.confidence-certificate",
-            "radius": self.radius,
-            "reference": reference,
-        }
+        extra = {"format": "randens.confidence-certificate", **picked(self, "radius reference")}
+        return {**super().to_json(), **extra}
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,8 +94,7 @@ class ConfidentSampling(Sampling):
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary for JSON."""
-        bound = {"upper": self.upper, "objective": self.objective, "confidence": self.confidence}
-        return {**super().to_json(), **bound}
+        return {**super().to_json(), **picked(self, "upper objective confidence")}
 
 
 def confident_sampling(
@@ -149,10 +135,9 @@ def confident_sampling(
     share, radius = as_confidence(confidence), ball(profile, confidence)
     tol, limit = as_positive("tol", tol), as_count("max_iterations", max_iterations)
     members = profile.members
-    uniform = np.full(members, 1.0 / members)
     beta = _reference(reference, members)
     offsets = _offsets(profile, beta)
-    start = uniform if beta is None else beta
+    start = np.full(members, 1.0 / members) if beta is None else beta
 
     point, best, value = start, start, np.inf
     program, rows, weights = CutProgram(members), [], []
@@ -160,8 +145,7 @@ def confident_sampling(
         chosen = profile.best_rows(point)
         fooled = unpack(profile.masks[chosen], members)
         q = worst_weights(profile.weights, fooled @ point - offsets, radius)
-        # The probabilities sum to 1, so a constant can be added to all coefficients and cuts stay linear in
-        # α.
+        # The probabilities sum to 1, so a constant added to all coefficients keeps a cut linear in α.
         cut = q @ fooled - float(q @ offsets)
         rows.append(chosen)
         weights.append(q)
@@ -180,7 +164,12 @@ def confident_sampling(
     first = float(program.cuts[0] @ start)
     if first <= value + tol:
         best, value = start, first
-    best, value = _rounded(profile, best, value, offsets, radius, tol)
+    # Tiny values of the solver are set to 0 if the bound does not grow.
+    clean = np.where(best < _TINY, 0.0, best)
+    clean /= clean.sum()
+    rounded = _bound(profile, clean, offsets, radius)
+    if rounded <= value + tol:
+        best, value = clean, rounded
     mass = np.zeros(len(profile.masks))
     for chosen, q, multiplier in zip(rows, weights, multipliers.tolist(), strict=True):
         mass[chosen] += multiplier * q
@@ -208,14 +197,10 @@ def upper_bound(
 
     Parameters
     ----------
-    profile : RiskProfile
-        η on n inputs; its `size` must be known.
+    profile, confidence, reference
+        As for `confident_sampling`.
     probs : array [M]
         α.
-    confidence : float
-        One-sided, between ½ and 1.
-    reference : array [M], str or None
-        β [M] or "uniform"; None bounds the risk itself.
 
     Returns
     -------
@@ -228,9 +213,15 @@ def upper_bound(
     >>> profile.risk([1, 0]) < upper_bound(profile, [1, 0]) < upper_bound(profile, [1, 0], 0.99)
     True
     """
-    alpha = as_probs(probs, profile.members)
-    values = profile.configuration_risks(alpha) - _offsets(profile, _reference(reference, profile.members))
-    return float(worst_weights(profile.weights, values, ball(profile, confidence)) @ values)
+    offsets = _offsets(profile, _reference(reference, profile.members))
+    return _bound(profile, as_probs(probs, profile.members), offsets, ball(profile, confidence))
+
+
+def _bound(
+    profile: RiskProfile, probs: NDArray[np.float64], offsets: NDArray[np.float64], radius: float
+) -> float:
+    values = profile.configuration_risks(probs) - offsets
+    return float(worst_weights(profile.weights, values, radius) @ values)
 
 
 def worst_weights(
@@ -295,36 +286,13 @@ def _offsets(profile: RiskProfile, reference: NDArray[np.float64] | None) -> NDA
     return np.zeros(len(profile.weights)) if reference is None else profile.configuration_risks(reference)
 
 
-def _rounded(
-    profile: RiskProfile,
-    probs: NDArray[np.float64],
-    value: float,
-    offsets: NDArray[np.float64],
-    radius: float,
-    tol: float,
-) -> tuple[NDArray[np.float64], float]:
-    """Return the probabilities without tiny values of the solver, if the bound does not grow."""
-    clean = np.where(probs < _TINY, 0.0, probs)
-    clean /= clean.sum()
-    values = profile.configuration_risks(clean) - offsets
-    found = float(worst_weights(profile.weights, values, radius) @ values)
-    return (clean, found) if found <= value + tol else (probs, value)
-
-
 def _certificate(
     profile: RiskProfile, mass: NDArray[np.float64], radius: float, reference: NDArray[np.float64] | None
 ) -> ConfidenceCertificate:
     rows = np.flatnonzero(mass)
-    mass = mass[rows] / mass.sum()
-    where = np.repeat(np.arange(len(profile.weights)), np.diff(profile.starts))[rows]
-    q = np.bincount(where, weights=mass, minlength=len(profile.weights))
-    fooled = mass @ unpack(profile.masks[rows], profile.members)
+    mass, where, masks = mass[rows] / mass.sum(), profile.owners[rows], profile.masks[rows]
+    lowest = float((mass @ unpack(masks, profile.members)).min())
+    bound = lowest - float(mass @ _offsets(profile, reference)[where])
     return ConfidenceCertificate(
-        profile.members,
-        frozen(where),
-        frozen(profile.masks[rows].copy()),
-        frozen(mass),
-        float(fooled.min()) - float(q @ _offsets(profile, reference)),
-        radius,
-        reference,
+        profile.members, frozen(where), frozen(masks), frozen(mass), bound, radius, reference
     )

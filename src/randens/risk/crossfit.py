@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from randens.core.errors import InputError
 from randens.core.files import Plain
+from randens.risk.certificate import Sampling
 from randens.risk.checks import as_count, frozen
 from randens.risk.profile import RiskProfile
-from randens.risk.result import Sampling
 
 __all__ = ["CrossFit", "cross_fit"]
 
@@ -71,18 +71,14 @@ def cross_fit(profile: RiskProfile, rule: Rule, *, folds: int = 5, seed: int = 0
     for fold in range(folds):
         held = owner[fold::folds]
         left = counts - np.bincount(held, minlength=len(counts))
-        probs = rule(_of(profile, left)).probs
+        rest = int(left.sum())
+        others = RiskProfile.from_configurations(
+            profile.configurations, left / rest, members=profile.members, size=rest
+        )
+        probs = rule(others).probs
         chosen.append(probs)
         risks.append(profile.configuration_risks(probs)[held])
     values = np.concatenate(risks)
     return CrossFit(
         float(values.mean()), float(values.std(ddof=1)) / math.sqrt(len(values)), frozen(np.array(chosen))
-    )
-
-
-def _of(profile: RiskProfile, counts: NDArray[np.int64]) -> RiskProfile:
-    """The profile of as many inputs of each configuration."""
-    total = int(counts.sum())
-    return RiskProfile.from_configurations(
-        profile.configurations, counts / total, members=profile.members, size=total
     )

@@ -15,11 +15,10 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.linalg import qr
 
 from randens.core.errors import ModelError
-from randens.risk.certificate import Certificate
+from randens.risk.certificate import Certificate, Sampling
 from randens.risk.checks import as_count, as_positive, as_risks, frozen
 from randens.risk.lp import CutProgram
 from randens.risk.profile import RiskProfile
-from randens.risk.result import Sampling
 from randens.risk.sets import segment_argmax, unpack, weigh
 from randens.risk.simplex import dyadic
 from randens.risk.ties import prefer
@@ -100,7 +99,12 @@ def exact_sampling(
             f"cutting planes left a gap of {gap:.3g} after {limit} iterations; raise max_iterations"
         )
 
-    certificate = _certificate(profile, points, multipliers)
+    # Every cut is an attack on each configuration; mixing the cuts mixes the attacks.
+    mass = np.zeros(len(profile.masks))
+    for point, multiplier in zip(points, multipliers.tolist(), strict=True):
+        if multiplier > 0:
+            mass[profile.best_rows(point)] += multiplier * profile.weights
+    certificate = Certificate.from_rows(profile, mass)
     probs, vertex = _finish(profile, prefer(profile, best, program, multipliers, clean))
     if profile.risk(probs) > risk + _EQUAL:
         probs, vertex = _finish(profile, best)
@@ -124,17 +128,6 @@ def _finish(
     if vertex is None:
         return probs.copy(), None
     return np.array([float(p) for p in vertex]), vertex
-
-
-def _certificate(
-    profile: RiskProfile, points: list[NDArray[np.float64]], multipliers: NDArray[np.float64]
-) -> Certificate:
-    """Every cut is an attack on each configuration; mixing the cuts mixes the attacks."""
-    mass = np.zeros(len(profile.masks))
-    for point, multiplier in zip(points, multipliers.tolist(), strict=True):
-        if multiplier > 0:
-            mass[profile.best_rows(point)] += multiplier * profile.weights
-    return Certificate.from_rows(profile, mass)
 
 
 def _vertex(profile: RiskProfile, probs: NDArray[np.float64]) -> tuple[Fraction, ...] | None:

@@ -72,9 +72,9 @@ def explain(member_risks: ArrayLike, *, classes: int | None = None) -> Explanati
     lowest = float(risks[best])
     broken = len(risks) > 1 and 0 < lowest < _BROKEN <= np.delete(risks, best).min()
     size = necessary_size(lowest) if broken else None
+    alone = f"There is one member, so there is nothing to draw: the risk is {limits.floor:.2%}."
     sentences = (
-        _limits(limits),
-        _gain(limits, best, lowest),
+        *([alone] if len(risks) == 1 else (_limits(limits), _gain(limits, best, lowest))),
         "" if size is None else _broken(size, limits, best),
         _left_out(limits),
         _next(thumb, limits.m, best),
@@ -85,8 +85,6 @@ def explain(member_risks: ArrayLike, *, classes: int | None = None) -> Explanati
 
 
 def _limits(limits: Bounds) -> str:
-    if len(limits.member_risks) == 1:
-        return f"There is one member, so there is nothing to draw: the risk is {limits.floor:.2%}."
     return (
         f"Whatever the probabilities, the risk of the ensemble lies between {limits.floor:.2%} and "
         f"{limits.ceiling:.2%}; from the members' risks alone nothing tighter can be said (Theorem 3)."
@@ -94,8 +92,6 @@ def _limits(limits: Bounds) -> str:
 
 
 def _gain(limits: Bounds, best: int, lowest: float) -> str:
-    if len(limits.member_risks) == 1:
-        return ""
     if limits.m == 1:
         return f"Drawing cannot help: member {best} alone, at {lowest:.2%}, is as good as the floor."
     return (

@@ -97,8 +97,7 @@ class CutProgram:
             self._h.run()
             status = self._h.getModelStatus()
             if status == self._status.kOptimal:
-                solution: highspy.HighsSolution = self._h.getSolution()
-                return solution
+                return self._h.getSolution()
             if status == self._status.kInfeasible:
                 return None
             self._h.clearSolver()

@@ -74,28 +74,23 @@ class RiskProfile:
         >>> RiskProfile.from_configurations([[(1, 0), (0, 1)], [(1, 1)]], [0.6, 0.4]).risk([0.5, 0.5])
         0.7
         """
-        rows: list[NDArray[np.bool_]] = []
-        width = None if members is None else as_count("members", members)
-        for k, configuration in enumerate(sets):
-            matrix = _binary(f"sets[{k}]", configuration)
-            if matrix.size:
-                if width is None:
-                    width = matrix.shape[1]
-                if matrix.shape[1] != width:
-                    raise InputError(
-                        f"sets[{k}] has rows of {matrix.shape[1]} values where {width} members are expected"
-                    )
-            rows.append(matrix)
+        rows = [_binary(f"sets[{k}]", configuration) for k, configuration in enumerate(sets)]
         if not rows:
             raise InputError("sets is empty; a profile needs at least one configuration")
-        if width is None:
+        widths = [row.shape[1] for row in rows if row.size]
+        if members is None and not widths:
             raise InputError(
                 "sets holds only empty configurations; say how many members there are with members="
             )
+        width = widths[0] if members is None else as_count("members", members)
+        for k, row in enumerate(rows):
+            if row.size and row.shape[1] != width:
+                raise InputError(
+                    f"sets[{k}] has rows of {row.shape[1]} values where {width} members are expected"
+                )
         count = len(rows)
         points = np.repeat(np.arange(count), [len(row) if row.size else 0 for row in rows])
-        filled = [row for row in rows if row.size]
-        fooled = np.concatenate(filled) if filled else np.zeros((0, width), dtype=np.bool_)
+        fooled = np.concatenate([np.zeros((0, width), dtype=np.bool_), *(row for row in rows if row.size)])
         if weights is None:
             p, size = np.ones(count), count if size is None else size
         else:
@@ -158,6 +153,11 @@ class RiskProfile:
         table = unpack(self.masks, self.members)
         return tuple(np.split(table, self.starts[1:-1]))
 
+    @property
+    def owners(self) -> NDArray[np.int64]:
+        """Which configuration each row of `masks` belongs to."""
+        return np.repeat(np.arange(len(self.weights)), np.diff(self.starts))
+
     @cached_property
     def member_risks(self) -> NDArray[np.float64]:
         """η_i = η(e_i) [M]: how often each member can be fooled alone."""
@@ -167,12 +167,11 @@ class RiskProfile:
     def configuration_risks(self, probs: ArrayLike) -> NDArray[np.float64]:
         """max_{u ∈ U_k} u·α for every configuration [K]."""
         values = weigh(self.masks, as_probs(probs, self.members))
-        best: NDArray[np.float64] = np.maximum.reduceat(values, self.starts[:-1])
-        return best
+        return np.maximum.reduceat(values, self.starts[:-1])
 
     def risk(self, probs: ArrayLike) -> float:
         """η(α), Eq. (4)."""
-        return _unit(float(self.weights @ self.configuration_risks(probs)))
+        return self._frequency(self.configuration_risks(probs))
 
     def exact_risk(self, probs: Sequence[Fraction]) -> Fraction:
         """η(α) in rational arithmetic, with the weights as exact binary fractions."""
@@ -209,23 +208,27 @@ class RiskProfile:
         return np.asarray(self.weights @ chosen, dtype=np.float64)
 
     def gain(self, probs: ArrayLike) -> float:
-        """E π = Σ_i α_i η_i − η(α) ≥ 0: how much a secret draw lowers the risk, compared with an announced
-        one.
-        """
+        """E π = Σ_i α_i η_i − η(α) ≥ 0: how much a secret draw lowers the risk, compared with an announced one."""
         alpha = as_probs(probs, self.members)
         return max(0.0, float(alpha @ self.member_risks) - self.risk(alpha))
 
     def jointly(self, i: int, j: int) -> float:
         """P(R₂): how often one perturbation fools members i and j together."""
-        both = self._indicator(i) & self._indicator(j)
-        return _unit(float(self.weights @ np.logical_or.reduceat(both, self.starts[:-1])))
+        return self._frequency(self._foolable(self._indicator(i) & self._indicator(j)))
 
     def conflict(self, i: int, j: int) -> float:
         """P(R₁) of Theorem 1: how often i and j can each be fooled, but never by the same perturbation."""
         first, second = self._indicator(i), self._indicator(j)
-        at = self.starts[:-1]
-        each = np.logical_or.reduceat(first, at) & np.logical_or.reduceat(second, at)
-        return _unit(float(self.weights @ (each & ~np.logical_or.reduceat(first & second, at))))
+        each = self._foolable(first) & self._foolable(second)
+        return self._frequency(each & ~self._foolable(first & second))
+
+    def _frequency(self, values: NDArray[Any]) -> float:
+        """The mean over the inputs of a value in [0, 1] for each configuration."""
+        return min(1.0, max(0.0, float(self.weights @ values)))
+
+    def _foolable(self, rows: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Which configurations have one of these rows of `masks`."""
+        return np.logical_or.reduceat(rows, self.starts[:-1])
 
     def _indicator(self, member: int) -> NDArray[np.bool_]:
         bit = np.uint64(as_member("member", member, self.members))
@@ -237,8 +240,7 @@ class RiskProfile:
         if not chosen:
             raise InputError("members is empty; keep at least one")
         table = unpack(self.masks, self.members)[:, chosen]
-        points = np.repeat(np.arange(len(self.weights)), np.diff(self.starts))
-        return self._build(points, pack(table), self.weights, len(chosen), self.size)
+        return self._build(self.owners, pack(table), self.weights, len(chosen), self.size)
 
     def merge(self, other: RiskProfile, share: float | None = None) -> RiskProfile:
         """The profile of both sets of inputs together, which must be different inputs.
@@ -258,11 +260,7 @@ class RiskProfile:
             own = self.size / size
         else:
             raise InputError("share is None; profiles of unknown size need share= to be merged")
-        count = len(self.weights)
-        points = np.repeat(
-            np.arange(count + len(other.weights)),
-            np.diff(self.starts).tolist() + np.diff(other.starts).tolist(),
-        )
+        points = np.concatenate([self.owners, len(self.weights) + other.owners])
         weights = np.concatenate([own * self.weights, (1 - own) * other.weights])
         return self._build(points, np.concatenate([self.masks, other.masks]), weights, self.members, size)
 
@@ -294,10 +292,8 @@ class RiskProfile:
         points = np.repeat(np.arange(len(sets)), [len(c) for c in sets])
         if not sets:
             raise InputError("the profile's configurations are empty; a profile needs at least one")
-        p = _weights(weights, len(sets))
-        return cls._build(
-            points, masks, p, members, None if size is None else as_count("the profile's size", size)
-        )
+        size = None if size is None else as_count("the profile's size", size)
+        return cls._build(points, masks, _weights(weights, len(sets)), members, size)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, RiskProfile):
@@ -314,10 +310,6 @@ class RiskProfile:
     def __repr__(self) -> str:
         size = "" if self.size is None else f", size={self.size}"
         return f"RiskProfile(members={self.members}, configurations={len(self.weights)}{size})"
-
-
-def _unit(value: float) -> float:
-    return min(1.0, max(0.0, value))
 
 
 def _binary(name: str, value: ArrayLike) -> NDArray[np.bool_]:

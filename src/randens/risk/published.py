@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linprog
 
-from randens.core.errors import InputError
+from randens.core.errors import InputError, unknown
 from randens.core.files import Plain
 from randens.risk.checks import as_probs, as_risks
 from randens.risk.floor_ceiling import auxiliary_risk, bounds
@@ -90,21 +90,20 @@ def audit_published(reported: Reported) -> Audited:
             violations.append(
                 f"the risk {risk:.2%} is above that of the weakest member, {limits.ceiling:.2%} (Theorem 3)"
             )
-        alpha = (
-            np.full(len(risks), 1 / len(risks))
-            if reported.probs is None
-            else as_probs(reported.probs, len(risks))
+        given = reported.probs is not None
+        said = "the probabilities given" if given else "equal probabilities"
+        alpha = as_probs(
+            [1 / len(risks)] * len(risks) if reported.probs is None else reported.probs, len(risks)
         )
-        said = "equal probabilities" if reported.probs is None else "the probabilities given"
         mean, least = float(alpha @ risks), auxiliary_risk(risks, alpha)
-        if reported.probs is not None and not least - slack <= risk <= mean + slack:
+        fits = bool(least - slack <= risk <= mean + slack)
+        gain = mean - float(risk)
+        if given and not fits:
             violations.append(
                 f"at the probabilities given the risk must lie between {least:.2%} and {mean:.2%}, not at {risk:.2%}"
             )
-        gain = mean - float(risk)
-        if reported.probs is None:
-            possible = bool(least - slack <= risk <= mean + slack)
-            ranges = _possible(risks, float(risk), slack)
+        if not given:
+            possible, ranges = fits, _possible(risks, float(risk), slack)
             if ranges is None and not violations:
                 violations.append(f"no probabilities give the risk {risk:.2%} with these members (convexity)")
         if gain >= -slack and len(risks) > 1:
@@ -133,19 +132,17 @@ def included(norm: str, eps: float, other_norm: str, other_eps: float, dimension
     return bool(eps * dimension**growth <= other_eps * (1 + 1e-12))
 
 
+def _inside(one: ReportedAttack, wide: ReportedAttack, dimension: int) -> bool:
+    differ = (one.norm, one.eps) != (wide.norm, wide.eps)
+    return differ and included(one.norm, one.eps, wide.norm, wide.eps, dimension)
+
+
 def _weaker(reported: Reported) -> list[str]:
     """Attacks on a larger set that found less than another one found on a smaller set."""
     found = []
     for wide in reported.attacks:
-        inside = [
-            a
-            for a in reported.attacks
-            if (a.norm, a.eps) != (wide.norm, wide.eps)
-            and included(a.norm, a.eps, wide.norm, wide.eps, reported.dimension)
-            and a.robust < wide.robust - 2 * reported.rounding
-        ]
-        if inside:
-            best = min(inside, key=lambda a: a.robust)
+        best = min(reported.attacks, key=lambda a: (not _inside(a, wide, reported.dimension), a.robust))
+        if _inside(best, wide, reported.dimension) and best.robust < wide.robust - 2 * reported.rounding:
             found.append(
                 f"{wide.name} ({wide.norm}, ε = {wide.eps:.4g}) leaves {wide.robust:.2%}, yet {best.name} in a set "
                 f"that lies inside ({best.norm}, ε = {best.eps:.4g}) leaves {best.robust:.2%}: {wide.name} is weak, "
@@ -164,44 +161,26 @@ def _possible(
     members = len(risks)
     order = np.argsort(risks, kind="stable")
     steps = np.diff(risks[order], prepend=0.0)
-    rows, limits = [], []
-    for i in range(members):
-        for j in range(i, members):
-            row = np.zeros(2 * members)
-            row[order[j]], row[members + i] = 1.0, -1.0
-            rows.append(row)
-            limits.append(0.0)
-    rows += [np.r_[np.zeros(members), steps], np.r_[-risks, np.zeros(members)]]
-    limits += [risk + slack, -risk + slack]
+    axes, none = np.eye(members), np.zeros(members)
+    rows = [np.r_[axes[order[j]], -axes[i]] for i in range(members) for j in range(i, members)]
+    limits = [0.0] * len(rows) + [risk + slack, -risk + slack]
+    rows += [np.r_[none, steps], np.r_[-risks, none]]
+    whole = {"A_eq": [np.r_[np.ones(members), none]], "b_eq": [1.0], "bounds": (0.0, 1.0)}
     ends = []
-    for member in range(members):
-        pair = []
-        for sign in (1.0, -1.0):
-            cost = np.zeros(2 * members)
-            cost[member] = sign
-            solved = linprog(
-                cost,
-                A_ub=np.array(rows),
-                b_ub=limits,
-                A_eq=[np.r_[np.ones(members), np.zeros(members)]],
-                b_eq=[1.0],
-                bounds=(0.0, 1.0),
-            )
-            if solved.status != 0:
-                return None
-            pair.append(sign * float(solved.fun))
-        ends.append((max(0.0, pair[0]), min(1.0, pair[1])))
+    for axis in axes:
+        least, most = (linprog(np.r_[cost, none], np.array(rows), limits, **whole) for cost in (axis, -axis))
+        if least.status != 0 or most.status != 0:
+            return None
+        ends.append((max(0.0, float(least.fun)), min(1.0, -float(most.fun))))
     return tuple(ends)
 
 
 def reported_from(content: Mapping[str, Any]) -> Reported:
     """A row from plain values, as a TOML or JSON file has them; numbers above 1 are per cent."""
-    known = {"name", "members", "robust", "probs", "attacks", "dimension", "decimals"}
+    known = ("name", "members", "robust", "probs", "attacks", "dimension", "decimals")
     for key in content:
         if key not in known:
-            raise InputError(
-                f"unknown field {key!r} in a row of the table; valid: {', '.join(sorted(known))}"
-            )
+            unknown("field of a table's row", key, known)
     name = str(content.get("name", "row"))
     numbers = [*content.get("members", ()), *([content["robust"]] if "robust" in content else ())]
     numbers += [one.get("robust", math.nan) for one in content.get("attacks", ())]

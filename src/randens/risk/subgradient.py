@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from randens.risk.certificate import Certificate
+from randens.risk.certificate import Certificate, Sampling
 from randens.risk.checks import as_count, as_positive, as_probs, frozen
 from randens.risk.profile import RiskProfile
-from randens.risk.result import Sampling
 from randens.risk.simplex import project_simplex
 
 __all__ = ["best_step", "subgradient_sampling", "theorem4_bound"]
@@ -52,10 +51,8 @@ def best_step(start: ArrayLike, iterations: int) -> float:
 
     Parameters
     ----------
-    start : array
-        α at the beginning.
-    iterations : int
-        T.
+    start, iterations
+        As for `theorem4_bound`.
 
     Returns
     -------

@@ -6,7 +6,6 @@ import dataclasses
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from randens.data import ImageData
 from randens.ensemble import RandomizedEnsemble
@@ -21,15 +20,8 @@ __all__ = ["AlphaRule", "due", "floored"]
 
 
 class AlphaRule:
-    """α of one run, by the recipe's `sampling` and the method.
-
-    Parameters
-    ----------
-    recipe, method : what is trained, and how.
-    train_data : ImageData
-        Where α is chosen with ``sampling.data = "train"``: the same images at every choice.
-    held : (Tensor, Tensor)
-        Validation data.
+    """α of one run, by the recipe's `sampling` and the method, on validation data (`held`), or with
+    ``sampling.data = "train"`` on the same training images at every choice.
     """
 
     def __init__(self, recipe: Recipe, method: Method, train_data: ImageData, held: Batch) -> None:
@@ -77,17 +69,13 @@ class AlphaRule:
         self, rec: RandomizedEnsemble, part: SamplingPart, store: WitnessStore | None = None
     ) -> Validated:
         """Choose α by the method of `part` on the split of `part`; return it with the witnesses."""
-        x, y = self._data(part)
+        x, y = self.held
+        if part.data == "train":
+            generator = torch.Generator().manual_seed(seed_for(self.seed, "osp"))
+            x, y = self.train_data[torch.randperm(len(self.train_data), generator=generator)[: part.size]]
         if part.method == "osp":
             return optimal_sampling_probability(rec, x, y, self.oracle, part)
         return choose(rec, x, y, self.oracle, part, store)
-
-    def _data(self, part: SamplingPart) -> tuple[Tensor, Tensor]:
-        if part.data == "validation":
-            return self.held
-        generator = torch.Generator().manual_seed(seed_for(self.seed, "osp"))
-        order = torch.randperm(len(self.train_data), generator=generator)
-        return self.train_data[order[: part.size]]
 
 
 def due(part: SamplingPart, members: int, done: int, epochs: int) -> bool:

@@ -28,8 +28,7 @@ _MOST_CUTS = 200
 
 @dataclass(frozen=True)
 class Strategy:
-    """The attacker's mixed strategy against members with optimal α: at every input, `chosen[t]` with
-    probability
+    """The attacker's mixed strategy against members with optimal α: at every input, `chosen[t]` with probability
     `mass[t]`.
 
     pool: the witnesses, with their perturbed inputs. chosen: rows of the pool [t, n], -1 where no member is fooled.
@@ -57,9 +56,7 @@ class Strategy:
         return drawn
 
     def against(self, fooled: NDArray[np.bool_]) -> float:
-        """Return the risk of a member under the strategy; `fooled` says which witnesses of the pool fool
-        it.
-        """
+        """Return the risk of a member under the strategy; `fooled` says which witnesses of the pool fool it."""
         known = self.chosen >= 0
         hits = np.where(known, fooled[np.where(known, self.chosen, 0)], False)
         return float(self.mass @ hits.mean(axis=1))
@@ -88,9 +85,7 @@ def attackers_strategy(craft: Adversary, victims: Victims, start: Start) -> Stra
 
 
 def _solved(pool: WitnessPool) -> Strategy:
-    """Solve by cutting planes: a cut is the attacker's best response to one α, its multiplier the probability
-    of it.
-    """
+    """By cutting planes: a cut is the attacker's best response to one α, its multiplier the probability of it."""
     program = CutProgram(pool.members)
     alpha = np.full(pool.members, 1 / pool.members)
     answers: list[NDArray[np.int64]] = []

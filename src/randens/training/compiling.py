@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,11 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from randens.ensemble import frozen
-from randens.training.cost import StagePlan, crafting_pass, training_pass
+from randens.training.cost import Cast, Clock, StagePlan, crafting_pass, seconds_of, training_pass
 
 __all__ = ["CompileChoice", "CompileTrial"]
-
-Cast = Callable[[], AbstractContextManager[Any]]
 
 _REPEATS = 3
 
@@ -43,22 +40,15 @@ class CompileChoice:
 class CompileTrial:
     """Compares eager and compiled passes.
 
-    Parameters
-    ----------
-    least : float
-        Seconds of training that must be left.
-    margin : float
-        The expected saving must be this many times the time to compile.
-    least_ratio : float
-        Compiled passes must be this many times as fast; less is within the noise of the measurement.
-    clock, compiler : callable
-        Measure seconds, and compile a member.
+    least: seconds of training that must be left. margin: the expected saving must be this many times the time to
+    compile. least_ratio: compiled passes must be this many times as fast; less is within the noise of the
+    measurement. clock, compiler: measure seconds, and compile a member.
     """
 
     least: float = 1200.0
     margin: float = 2.0
     least_ratio: float = 1.05
-    clock: Callable[[], float] = time.perf_counter
+    clock: Clock = time.perf_counter
     compiler: Callable[..., Any] = torch.compile
 
     def __call__(
@@ -81,8 +71,8 @@ class CompileTrial:
             seconds = 0.0
             for x in batches:
                 with frozen(tried):
-                    seconds += stage.crafting * self._seconds(crafting_pass, forward, x, cast)
-                seconds += stage.training * self._seconds(training_pass, forward, x, cast)
+                    seconds += stage.crafting * seconds_of(crafting_pass, forward, x, cast, self.clock)
+                seconds += stage.training * seconds_of(training_pass, forward, x, cast, self.clock)
             return seconds
 
         try:
@@ -108,10 +98,3 @@ class CompileTrial:
             ratio,
             seconds,
         )
-
-    def _seconds(self, one_pass: Callable[..., None], forward: Any, x: Tensor, cast: Cast) -> float:
-        begun = self.clock()
-        one_pass(forward, x, cast)
-        if x.device.type == "cuda":
-            torch.cuda.synchronize()
-        return self.clock() - begun

@@ -22,13 +22,17 @@ from randens.ensemble import frozen, to_layout
 from randens.training import losses
 from randens.training.adversaries import adversary
 from randens.training.alpha import due
-from randens.training.autocast import arithmetic
 from randens.training.initial_members import Blueprint
 from randens.training.methods import METHODS, Roster, uniform
 from randens.training.osp import attacks_per_choice
+from randens.training.placement import arithmetic
 from randens.training.recipe import Recipe
 
-__all__ = ["CostEstimate", "StagePlan", "crafting_pass", "estimate", "plan", "training_pass"]
+__all__ = ["CostEstimate", "StagePlan", "crafting_pass", "estimate", "plan", "seconds_of", "training_pass"]
+
+Cast = Callable[[], AbstractContextManager[Any]]
+Clock = Callable[[], float]
+Pass = Callable[[nn.Module, torch.Tensor, Cast], None]
 
 
 @dataclass(frozen=True)
@@ -68,9 +72,7 @@ class CostEstimate:
 
     @property
     def total_flops(self) -> int:
-        """FLOPs of all passes: a backward pass to the input costs one forward pass, one to the weights costs
-        two.
-        """
+        """FLOPs of all passes: a backward pass to the input costs one forward pass, one to the weights costs two."""
         return self.flops * (2 * (self.crafting + self.validation) + 3 * self.training)
 
     def sentence(self) -> str:
@@ -102,15 +104,8 @@ def plan(recipe: Recipe) -> list[StagePlan]:
         if method.reweighs and before:
             updates = sum(due(recipe.sampling, before + size, done, epochs) for done in range(1, epochs + 1))
             attacks += updates * (1 + attacks_per_choice(recipe.sampling, before + size))
-        crafting, training = method.passes(craft, len(victims), losses.passes(recipe.loss), size)
-        stages.append(
-            StagePlan(
-                epochs=epochs,
-                crafting=crafting,
-                training=training,
-                validation=attacks * several * per_attack + reach,
-            )
-        )
+        passes = method.passes(craft, len(victims), losses.passes(recipe.loss), size)
+        stages.append(StagePlan(epochs, *passes, validation=attacks * several * per_attack + reach))
     return stages
 
 
@@ -163,13 +158,13 @@ def _measured(recipe: Recipe, model: models.Classifier) -> tuple[float, float]:
     generator = torch.Generator().manual_seed(0)
     x = to_layout(torch.rand(recipe.batch_size, *model.input_shape, generator=generator)).to(device)
     with frozen(model):
-        craft = _fastest(lambda: crafting_pass(model, x, cast), device)
+        craft = min(seconds_of(crafting_pass, model, x, cast) for _ in range(3))
     model.train()
-    train = _fastest(lambda: training_pass(model, x, cast), device)
+    train = min(seconds_of(training_pass, model, x, cast) for _ in range(3))
     return craft / len(x), train / len(x)
 
 
-def crafting_pass(model: nn.Module, x: torch.Tensor, cast: Callable[[], AbstractContextManager[Any]]) -> None:
+def crafting_pass(model: nn.Module, x: torch.Tensor, cast: Cast) -> None:
     """One pass forward and back to the input."""
     variable = x.detach().requires_grad_()
     with cast():
@@ -177,22 +172,22 @@ def crafting_pass(model: nn.Module, x: torch.Tensor, cast: Callable[[], Abstract
     torch.autograd.grad(z.float().square().mean(), variable)
 
 
-def training_pass(model: nn.Module, x: torch.Tensor, cast: Callable[[], AbstractContextManager[Any]]) -> None:
+def training_pass(model: nn.Module, x: torch.Tensor, cast: Cast) -> None:
     """One pass forward and back to the weights."""
     with cast():
         z = model(x)
     torch.autograd.backward(z.float().square().mean())
 
 
-def _fastest(work: Callable[[], None], device: torch.device) -> float:
-    times = []
-    for _ in range(3):
-        begun = time.perf_counter()
-        work()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        times.append(time.perf_counter() - begun)
-    return min(times)
+def seconds_of(
+    one_pass: Pass, model: nn.Module, x: torch.Tensor, cast: Cast, clock: Clock = time.perf_counter
+) -> float:
+    """The time that a pass takes."""
+    begun = clock()
+    one_pass(model, x, cast)
+    if x.device.type == "cuda":
+        torch.cuda.synchronize()
+    return clock() - begun
 
 
 def _big(value: float) -> str:

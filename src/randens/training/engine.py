@@ -35,7 +35,6 @@ from randens.training.journal import Journal
 from randens.training.losses import Forward, passes, training_loss
 from randens.training.methods import METHODS, Lesson, Roster, uniform
 from randens.training.placement import Placement
-from randens.training.recipe import DataPart
 from randens.training.run_files import write_summary
 from randens.training.schedule import learning_rate
 from randens.training.selection import CheckpointRule
@@ -80,7 +79,8 @@ class Engine:
         self.inherits = recipe.start == "previous" or (recipe.start == "auto" and self.method.inherits)
         self.sizes = self.method.stages(recipe.members)
         self.numbers = range(len(self.sizes))  # the stages that this engine trains
-        self.loss, self.augment = training_loss(recipe.loss), _augment(recipe.data)
+        self.loss, crops = training_loss(recipe.loss), recipe.data
+        self.augment = Augment(crops.crop_padding, crops.flip) if crops.crop_padding or crops.flip else None
         self.batches = math.ceil(len(train_data) / recipe.batch_size)
         # Batches of equal size, so that no epoch ends with a batch of a few images.
         bounds = np.linspace(0, len(train_data), self.batches + 1).round()
@@ -150,9 +150,7 @@ class Engine:
         return Stage(number, before, trained, averaged, sgd(trained, self.recipe.optimizer), probs)
 
     def _studied(self) -> bool:
-        """Let the method examine the finished members before the next stage, on training images drawn
-        once.
-        """
+        """Let the method examine the finished members before the next stage, on training images drawn once."""
         images = torch.randperm(len(self.train_data), generator=self._generator("study"))
         images = images[: self.recipe.sampling.size].sort().values
         x, y = self.train_data[images]
@@ -237,9 +235,7 @@ class Engine:
         wrapped: list[Forward],
         rate: float,
     ) -> None:
-        """Process one batch: craft adversarial examples, then make one step of every trained member on
-        them.
-        """
+        """Process one batch: craft adversarial examples, then make one step of every trained member on them."""
         where = (stage.number, stage.epoch, stage.step)
         generator = self._generator("batch", *where)
         x, y = self.train_data[rows]
@@ -291,9 +287,7 @@ class Engine:
             self.journal.log("step", stage, step=stage.step + 1, lr=rate, loss=means[:-1], accuracy=means[-1])
 
     def _judge(self, stage: Stage, epochs: int, begun: float) -> None:
-        """End an epoch: update α, validate under attack, keep the best checkpoint, check for early
-        stopping.
-        """
+        """End an epoch: update α, validate under attack, keep the best checkpoint, check for early stopping."""
         done, spend = stage.epoch + 1, self.journal.spend
         losses, accuracy = stage.tally.losses / stage.tally.images, stage.tally.correct / stage.tally.images
         stage.probs = self.alpha.descended(stage.probs, losses)
@@ -356,8 +350,7 @@ class Engine:
             try:
                 indices = range(checkpoint.position["finished"])
                 self.add_finished([part(checkpoint.tensors, f"finished.{index}") for index in indices])
-                # If the recipe now has fewer members than are finished, the run ends with the finished
-                # ones.
+                # If the recipe now has fewer members, the run ends with the finished ones.
                 if checkpoint.position["stage"] is not None and len(self.finished) < self.recipe.members:
                     stage = self._begin()
                     restore(stage, checkpoint, self.batches)
@@ -392,7 +385,3 @@ class Engine:
         step = stage.epoch * self.batches + stage.step
         base = self.recipe.lr_of(stage.number)
         return learning_rate(self.recipe.schedule, base, step, self.batches, epochs)
-
-
-def _augment(part: DataPart) -> Augment | None:
-    return Augment(part.crop_padding, part.flip) if part.crop_padding or part.flip else None

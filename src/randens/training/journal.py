@@ -32,21 +32,9 @@ class Diverged(ModelError):
 
 
 class Journal:
-    """Writes the files of one run and calls its trackers.
+    """Writes the files of one run, from one of its processes, and calls its trackers.
 
-    Parameters
-    ----------
-    run : Run
-        Its folder.
-    processes : Workers
-        Only one of its processes writes.
-    every : float
-        Seconds between checkpoints.
-    batches : int
-        Per epoch.
-    work : sequence of int
-        Planned work of each stage, for progress.
-    progress, callbacks : are called with progress and metrics.
+    every: seconds between checkpoints. batches: per epoch. work: planned work of each stage, for progress.
     """
 
     def __init__(

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from randens import attacks
 from randens import data as datasets
 from randens.callbacks import Callback, check_callbacks
 from randens.core.distributed import Workers, workers
+from randens.core.errors import InputError
 from randens.core.locks import only_writer
 from randens.core.progress import Progress, silent
 from randens.core.runs import Run
@@ -17,7 +20,7 @@ from randens.data import ImageData
 from randens.ensemble import RandomizedEnsemble, load
 from randens.training.engine import Engine, Say
 from randens.training.initial_members import Blueprint, given_member
-from randens.training.preflight import check
+from randens.training.methods import METHODS
 from randens.training.recipe import Recipe, load_recipe
 from randens.training.run_files import is_finished, open_folder
 from randens.training.side_by_side import SideBySide, jobs_for
@@ -78,39 +81,53 @@ def train(
     """
     check_callbacks(callbacks)
     chosen = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
-    told, speak = progress or silent, say or (lambda _: None)
+    folder, told, speak = Path(run_folder), progress or silent, say or (lambda _: None)
+
+    def run_in(processes: Workers) -> RandomizedEnsemble:
+        """Objects that use the process group do not outlive this function."""
+        name = chosen.data.name
+        train_data, held = data or (datasets.load(name, "train"), datasets.load(name, "validation"))
+        check(chosen, train_data, held, processes.world)
+        blueprint = Blueprint.of(chosen, train_data)
+        given = [given_member(path, blueprint) for path in chosen.given]
+        blueprint()  # refuses a network that cannot be made before the folder is
+        at_once = jobs_for(jobs, blueprint, len(train_data), processes)
+        with only_writer(folder) if processes.writes else contextlib.nullcontext():
+            if processes.writes:
+                open_folder(chosen, folder, speak, force)
+            processes.barrier()
+            run = Run.open(folder)
+            if is_finished(run):
+                speak(f"{folder} is finished already; its ensemble is returned")
+                return load(run.ensemble)
+            engine = Engine(blueprint, run, processes, train_data, held, given, told, speak, stop, callbacks)
+            side_by_side = SideBySide(engine, at_once, data)
+            return engine.run_all(side_by_side.train if side_by_side.wanted else None)
+
     with workers(chosen.device) as processes:
-        return _train(chosen, Path(run_folder), processes, told, speak, stop, data, force, callbacks, jobs)
+        return run_in(processes)
 
 
-def _train(
-    recipe: Recipe,
-    folder: Path,
-    processes: Workers,
-    progress: Progress,
-    say: Say,
-    stop: Callable[[], bool] | None,
-    data: tuple[ImageData, ImageData] | None,
-    force: bool,
-    callbacks: Sequence[Callback],
-    jobs: int | None,
-) -> RandomizedEnsemble:
-    """`train` in one of the processes; objects that use the process group do not outlive this function."""
-    name = recipe.data.name
-    train_data, held = data or (datasets.load(name, "train"), datasets.load(name, "validation"))
-    check(recipe, train_data, held, processes.world)
-    blueprint = Blueprint.of(recipe, train_data)
-    given = [given_member(path, blueprint) for path in recipe.given]
-    blueprint()
-    jobs = jobs_for(jobs, blueprint, len(train_data), processes)
-    with only_writer(folder) if processes.writes else contextlib.nullcontext():
-        if processes.writes:
-            open_folder(recipe, folder, say, force)
-        processes.barrier()
-        run = Run.open(folder)
-        if is_finished(run):
-            say(f"{folder} is finished already; its ensemble is returned")
-            return load(run.ensemble)
-        engine = Engine(blueprint, run, processes, train_data, held, given, progress, say, stop, callbacks)
-        side_by_side = SideBySide(engine, jobs, data)
-        return engine.run_all(side_by_side.train if side_by_side.wanted else None)
+def check(recipe: Recipe, train: ImageData, held: ImageData, processes: int) -> None:
+    """Refuse a run that could not be trained before its folder is made; `held` is the validation data.
+
+    α and checkpoints are never chosen on test data.
+    """
+    if train.split != "train" or held.split != "validation":
+        raise InputError(
+            f"data holds the splits {train.split!r} and {held.split!r}; training takes ('train', 'validation')"
+        )
+    if recipe.batch_size > len(train):
+        raise InputError(f"batch_size is {recipe.batch_size}; the training set has only {len(train)} images")
+    if processes > 1 and recipe.batch_size < 4 * processes:
+        raise InputError(f"batch_size is {recipe.batch_size}; {processes} processes need 4 images each")
+    if processes > 1 and not METHODS[recipe.method].parallel:
+        raise InputError(
+            f"method is {recipe.method!r}, which trains in one process; there are {processes} processes"
+        )
+    for attack in {recipe.validation.attack, recipe.sampling.attack or recipe.validation.attack}:
+        attacks.create(attack, recipe.threat.build())
+    if recipe.tensorboard and importlib.util.find_spec("tensorboard") is None:
+        raise InputError(
+            "tensorboard is true, but it is not installed; install the extra randens[tensorboard]"
+        )

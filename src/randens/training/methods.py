@@ -13,16 +13,14 @@
 Methods that are designed to make members differ train all of them at once, with α uniform. They start from
 the members of earlier runs if the recipe names them (`first`):
 
-| method   | training adversary on                       | what differs                                               |
-|----------|---------------------------------------------|------------------------------------------------------------|
-| shared   | f_i alone; for a share of the batch the mixture | between IAT (share 0) and joint training (share 1) |
-| paths    | a path drawn at every step                  | one network; orthogonal copies of one middle layer
-       |
-| features | f_i alone, or another member's features     | f_i learns to ignore features that only another one
-uses   |
-| conflict | f_i alone                                   | reward for the value of the linearised game                |
-| bounded  | f_i alone; for a share Σα_i σ(−margin_i)    | the share descends the bounded risk of the mixture         |
-| distil   | f_i alone                                   | f_i learns the mean logits of the members it started from  |
+| method   | training adversary on                    | what differs                                               |
+|----------|------------------------------------------|------------------------------------------------------------|
+| shared   | f_i alone; for a share the mixture       | between IAT (share 0) and joint training (share 1)         |
+| paths    | a path drawn at every step               | one network; orthogonal copies of one middle layer         |
+| features | f_i alone, or another member's features  | f_i learns to ignore features that only another one uses   |
+| conflict | f_i alone                                | reward for the value of the linearised game                |
+| bounded  | f_i alone; for a share Σα_i σ(−margin_i) | the share descends the bounded risk of the mixture         |
+| distil   | f_i alone                                | f_i learns the mean logits of the members it started from  |
 
 Everything else is the same for all methods: data, batches, budget, checkpoints and the first member.
 """
@@ -65,8 +63,7 @@ class Roster:
 
 @dataclass(frozen=True)
 class Lesson:
-    """A batch for the members that are trained on it: adversarial inputs of each, and the function that runs
-    each.
+    """A batch for the members trained on it: adversarial inputs of each, and the function that runs each.
 
     `members` are the modules behind `forwards`, `teachers` the frozen members that the stage started from.
     """
@@ -118,9 +115,7 @@ class Method:
         return roster.trained, uniform(len(roster.trained))
 
     def judged(self, roster: Roster) -> RandomizedEnsemble:
-        """Return the value by which checkpoints of a stage are compared: its risk under attack on validation
-        data.
-        """
+        """The ensemble by whose risk under attack on validation data the checkpoints of a stage are compared."""
         return RandomizedEnsemble(list(roster.trained))
 
     def begun(self, members: list[nn.Module]) -> list[nn.Module]:
@@ -228,9 +223,7 @@ class Columns(Method):
 
 
 class Joint(_OnTheMixture):
-    """Train all members at once: one attack on the mixture per batch, and a step of every member on its
-    examples.
-    """
+    """Train all members at once: one attack on the mixture per batch, and a step of every member on its examples."""
 
     name = "joint"
     descends = True
@@ -257,9 +250,7 @@ class BAT(Method):
 
 
 class _Together(Method):
-    """Train all members at once, each on its own adversarial examples: IAT in one stage, the base of other
-    methods.
-    """
+    """IAT in one stage, the base of other methods: all members at once, each on its own adversarial examples."""
 
     def stages(self, members: int) -> list[int]:
         return [members]
@@ -455,5 +446,4 @@ def mirror_descent(probs: Weights, losses: Weights, rate: float) -> Weights:
     """One step on the simplex: α_i ∝ α_i exp(−rate·loss_i)."""
     logs = np.log(probs) - rate * losses
     weights = np.exp(logs - logs.max())
-    moved: Weights = weights / weights.sum()
-    return moved
+    return weights / weights.sum()

@@ -42,14 +42,8 @@ def optimal_sampling_probability(
     """α* by Algorithm 1: from uniform, T_o projected subgradient steps of size a/t, the best α is returned.
 
     Up to three members the candidates of Theorems 1 and 2 are attacked instead, as the paper does. The witnesses
-    are those of the attack at the α returned; the cost is that of all attacks.
-
-    Parameters
-    ----------
-    rec : the members; its own probabilities do not matter.
-    x, y : the inputs of Eq. 17, [n, ...] and [n].
-    attack : the oracle.
-    part : `iterations` is T_o, `step` is a.
+    are those of the attack at the α returned; the cost is that of all attacks. x, y: the inputs of Eq. 17. attack: the
+    oracle. part: `iterations` is T_o, `step` is a.
     """
     members = len(rec.members)
     tried: list[Validated] = []
@@ -64,14 +58,9 @@ def optimal_sampling_probability(
     else:
         alpha = uniform(members)
         for t in range(1, part.iterations + 1):
-            gradient = _subgradient(judge(alpha))
+            # g: the share of inputs on which the attack at α fools each member (lines 6 to 10).
+            gradient = judge(alpha).pool.profile().subgradient(alpha)
             alpha = project_simplex(alpha - part.step / t * gradient)
     # Ties go to the later α (line 13).
     best = min(reversed(tried), key=lambda choice: choice.risk)
     return dataclasses.replace(best, cost=sum((choice.cost for choice in tried), Cost()))
-
-
-def _subgradient(choice: Validated) -> Weights:
-    """g: the share of inputs on which the attack at α fools each member (Algorithm 1, lines 6 to 10)."""
-    gradient: Weights = choice.pool.profile().subgradient(choice.probs)
-    return gradient

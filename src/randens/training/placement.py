@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -12,25 +14,31 @@ from torch import Tensor, nn
 from randens.attacks.members import folded
 from randens.core.devices import widest
 from randens.core.distributed import Workers
+from randens.models.precision import bfloat16_pays
 from randens.training.adversaries import Victims
-from randens.training.autocast import arithmetic
 from randens.training.initial_members import Blueprint
 from randens.training.losses import Forward
 from randens.training.methods import Method, Roster
 
-__all__ = ["Placement"]
+__all__ = ["Placement", "arithmetic"]
+
+
+def arithmetic(
+    precision: str, device: torch.device, model: nn.Module
+) -> Callable[[], AbstractContextManager[Any]]:
+    """Return a context for passes of `model`: "float32", "bfloat16", or "auto" for the faster one on this device.
+
+    Weights, losses and verdicts are always float32.
+    """
+    convolutional = any(isinstance(m, nn.Conv2d) for m in model.modules())
+    low = precision == "bfloat16" or (precision == "auto" and convolutional and bfloat16_pays(device.type))
+    if not low:
+        return contextlib.nullcontext
+    return lambda: torch.autocast(device.type, dtype=torch.bfloat16)
 
 
 class Placement:
-    """Makes the members of one run, and runs them.
-
-    Parameters
-    ----------
-    blueprint : Blueprint
-        Of the members.
-    processes : Workers
-        The processes that share the batches.
-    """
+    """Makes the members of one run, and runs them in the processes that share its batches."""
 
     def __init__(self, blueprint: Blueprint, processes: Workers) -> None:
         self.blueprint, self.processes = blueprint, processes

@@ -30,6 +30,7 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
+from pydantic.fields import FieldInfo
 
 from randens.attacks.base import current_name
 from randens.core.errors import FileError, InputError, unknown
@@ -67,25 +68,12 @@ def _compile(value: object) -> object:
     return value
 
 
-Number = Annotated[float, BeforeValidator(_fraction), Field(allow_inf_nan=False)]
 Positive = Annotated[float, BeforeValidator(_fraction), Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, BeforeValidator(_fraction), Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, BeforeValidator(_fraction), Field(ge=0, lt=1, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
-Method = Literal[
-    "at",
-    "iat",
-    "mrboost",
-    "barre",
-    "bat",
-    "joint",
-    "columns",
-    "shared",
-    "paths",
-    "features",
-    "conflict",
-    "bounded",
-    "distil",
-]
+_AtOnce = Literal["joint", "shared", "paths", "features", "conflict", "bounded", "distil"]
+MethodName = Literal[_AtOnce, "at", "iat", "mrboost", "barre", "bat", "columns"]
 
 
 AttackName = Annotated[str, AfterValidator(current_name)]
@@ -130,10 +118,8 @@ class AdversaryPart(_Part):
 
     `loss` is what the adversary maximises; the releases of MRBoost and BARRE use "mce". `step` is in units
     of the inputs (None: ε/4 for pgd, ε for n-fgsm, 1.25 ε for fgsm-rs); `start` is the radius of pgd's random
-    start and `noise` of n-fgsm's, both in units of ε. "auto" is the method's own level. ε grows over the
-    first
-    `warmup` epochs of a fresh member, because some networks learn nothing from the strongest examples at
-    first.
+    start and `noise` of n-fgsm's, both in units of ε. "auto" is the method's own level. ε grows over the first
+    `warmup` epochs of a fresh member, because some networks learn nothing from the strongest examples at first.
     """
 
     name: Literal["pgd", "fgsm-rs", "n-fgsm", "arc", "arc-r"] = "pgd"
@@ -150,7 +136,7 @@ class LossPart(_Part):
     """The training loss. `weight` is MCE's w, or TRADES's β (6 if not given)."""
 
     name: Literal["cross-entropy", "mce", "trades"] = "mce"
-    weight: Annotated[float, BeforeValidator(_fraction), Field(ge=0, allow_inf_nan=False)] | None = None
+    weight: NotNegative | None = None
 
 
 class OptimizerPart(_Part):
@@ -160,7 +146,7 @@ class OptimizerPart(_Part):
     lr: Positive = 0.1
     later_lr: Positive | None = None
     momentum: Share = 0.9
-    weight_decay: Annotated[float, BeforeValidator(_fraction), Field(ge=0, allow_inf_nan=False)] = 5e-4
+    weight_decay: NotNegative = 5e-4
     nesterov: bool = False
 
     @model_validator(mode="after")
@@ -187,8 +173,8 @@ class SamplingPart(_Part):
     OSP with `iterations` (T_o) steps for more. `subgradient` and `candidates` are one of these for any number
     of members. All four use the pool of witnesses. `osp` is like `paper`, but as Algorithm 1 prints it: with
     a fresh attack at every α that is tried and the first step `step` (a). `sweep` is a grid over the first
-    member's probability,
-    `uniform` is 1/M.
+    member's probability, `uniform` is 1/M.
+
     `rule` says when α changes while a member is trained. "printed": every `every` epochs (E_o) from the
     second member on (Algorithm 2). "released", as in the authors' program: never for m ≤ 3, and from the
     fourth member on every `every` epochs in the second half of its training, with a = 10 times the learning
@@ -278,13 +264,13 @@ class Recipe(_Part):
     (1, 0.0314)
     """
 
-    method: Method
+    method: MethodName
     members: Count = 1
     epochs: Count
     later_epochs: Count | None = None
     batch_size: Count = 128
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
-    weight: Annotated[float, BeforeValidator(_fraction), Field(ge=0, allow_inf_nan=False)] | None = None
+    weight: NotNegative | None = None
     start: Literal["auto", "fresh", "previous"] = "auto"
     first: str | tuple[str, ...] | None = None
     ema: Share = 0.0
@@ -309,8 +295,8 @@ class Recipe(_Part):
     def _consistent(self) -> Recipe:
         if self.method == "at" and self.members != 1:
             raise ValueError(f"members is {self.members}; method 'at' trains exactly 1")
-        if self.method == "bat" and self.members < 2:
-            raise ValueError(f"members is {self.members}; method 'bat' needs at least 2")
+        if self.method in ("bat", "features") and self.members < 2:
+            raise ValueError(f"members is {self.members}; method {self.method!r} needs at least 2")
         late = [m for m in self.schedule.milestones if m >= self.epochs]
         if late:
             raise ValueError(f"schedule.milestones holds {late[0]}; there are only {self.epochs} epochs")
@@ -332,8 +318,7 @@ class Recipe(_Part):
             )
         if len(self.given) > self.members:
             raise ValueError(f"first names {len(self.given)} runs; there are only {self.members} members")
-        at_once = ("joint", "shared", "paths", "features", "conflict", "bounded", "distil")
-        if self.method in at_once and self.start == "previous":
+        if self.method in get_args(_AtOnce) and self.start == "previous":
             raise ValueError(
                 f"start is 'previous'; {self.method} trains all members at once: there is no previous member"
             )
@@ -341,20 +326,13 @@ class Recipe(_Part):
             raise ValueError(
                 f"first names {len(self.given)} runs; method 'distil' needs all {self.members} members as teachers"
             )
-        if self.weight is not None and self.method not in (
-            "shared",
-            "bounded",
-            "paths",
-            "conflict",
-            "columns",
-        ):
+        shares = ("shared", "bounded", "columns")
+        if self.weight is not None and self.method not in (*shares, "paths", "conflict"):
             raise ValueError(f"weight is {self.weight}; method {self.method!r} has no weight")
-        if self.method in ("shared", "bounded", "columns") and self.weight is not None and self.weight > 1:
+        if self.weight is not None and self.method in shares and self.weight > 1:
             raise ValueError(
                 f"weight is {self.weight}; for method {self.method!r} it is a share of the batch, at most 1"
             )
-        if self.method == "features" and self.members < 2:
-            raise ValueError(f"members is {self.members}; method 'features' needs at least 2")
         return self
 
     @property
@@ -375,11 +353,7 @@ class Recipe(_Part):
 
     def with_settings(self, settings: Iterable[str]) -> Recipe:
         """The recipe with ``key=value`` settings applied, e.g. ``optimizer.lr=0.05``."""
-        content = self.model_dump(mode="json")
-        for setting in settings:
-            key, value = _setting(setting)
-            _put(content, key, value)
-        return recipe_from(content, "--set")
+        return recipe_from(_with(self.to_json(), settings), "--set")
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, as kept in a run's manifest."""
@@ -468,10 +442,7 @@ def load_recipe(path: str | os.PathLike[str], settings: Iterable[str] = ()) -> R
         raise FileError(f"cannot read the recipe {source}: {error.strerror or error}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise FileError(f"{source} is not valid TOML: {error}") from error
-    for setting in settings:
-        key, value = _setting(setting)
-        _put(content, key, value)
-    return recipe_from(content, str(source))
+    return recipe_from(_with(content, settings), str(source))
 
 
 def recipe_from(content: Mapping[str, Any], source: str = "recipe") -> Recipe:
@@ -507,25 +478,24 @@ def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _setting(text: str) -> tuple[str, Any]:
-    """Split ``key=value``; the value is read as TOML, or as text if it is not valid TOML."""
-    key, sign, value = text.partition("=")
-    if not sign or not key.strip():
-        raise InputError(f"--set {text!r} is not of the form key=value, e.g. optimizer.lr=0.05")
-    try:
-        return key.strip(), tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        return key.strip(), None if value.strip() == "none" else value.strip()
-
-
-def _put(content: dict[str, Any], key: str, value: Any) -> None:
-    *groups, last = key.split(".")
-    place = content
-    for group in groups:
-        place = place.setdefault(group, {})
-        if not isinstance(place, dict):
-            raise InputError(f"--set {key}: {group!r} is a single value, it has no fields")
-    place[last] = value
+def _with(content: dict[str, Any], settings: Iterable[str]) -> dict[str, Any]:
+    """The content after ``key=value`` settings, in place; a value is read as TOML, or as text if it is not TOML."""
+    for setting in settings:
+        key, sign, text = (part.strip() for part in setting.partition("="))
+        if not sign or not key:
+            raise InputError(f"--set {setting!r} is not of the form key=value, e.g. optimizer.lr=0.05")
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = None if text == "none" else text
+        *groups, last = key.split(".")
+        place = content
+        for group in groups:
+            place = place.setdefault(group, {})
+            if not isinstance(place, dict):
+                raise InputError(f"--set {key}: {group!r} is a single value, it has no fields")
+        place[last] = value
+    return content
 
 
 def _sentence(error: Mapping[str, Any], model: type[BaseModel]) -> str:
@@ -546,24 +516,17 @@ def _sentence(error: Mapping[str, Any], model: type[BaseModel]) -> str:
     shown = f" {given!r}" if not isinstance(given, (dict, list)) else ""
     close = []
     if error["type"] == "literal_error" and isinstance(given, str):
-        close = difflib.get_close_matches(given, _choices(model, where), n=1, cutoff=0.5)
+        choices = map(str, get_args(_fields(model, where[:-1])[where[-1]].annotation))
+        close = difflib.get_close_matches(given, list(choices), n=1, cutoff=0.5)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     reason = str(error["msg"])
     return f"{name} is{shown or ' a table or list'}; {reason[:1].lower()}{reason[1:]}{hint}"
 
 
-def _fields(model: type[BaseModel], path: list[str]) -> list[str]:
+def _fields(model: type[BaseModel], path: list[str]) -> dict[str, FieldInfo]:
     for name in path:
         annotation = model.model_fields[name].annotation
         if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
-            return []
+            return {}
         model = annotation
-    return list(model.model_fields)
-
-
-def _choices(model: type[BaseModel], path: list[str]) -> list[str]:
-    for name in path[:-1]:
-        annotation = model.model_fields[name].annotation
-        assert isinstance(annotation, type)
-        model = annotation
-    return [str(choice) for choice in get_args(model.model_fields[path[-1]].annotation)]
+    return model.model_fields

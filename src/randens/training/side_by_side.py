@@ -33,7 +33,7 @@ from randens.core.errors import InputError, ModelError, RandensError, whole
 from randens.core.locks import only_writer
 from randens.core.runs import Run
 from randens.data import ImageData
-from randens.training.checkpoint import Checkpoints
+from randens.training.checkpoint import Checkpoint, Checkpoints
 from randens.training.cost import plan
 from randens.training.engine import Engine, Stopped
 from randens.training.initial_members import Blueprint
@@ -104,16 +104,9 @@ class _Child:
 
 
 class SideBySide:
-    """Trains the remaining members of a run, several at a time.
+    """Trains the remaining members of a run, `jobs` at a time; its engine receives the finished members.
 
-    Parameters
-    ----------
-    engine : Engine
-        Of the run; receives the finished members.
-    jobs : int
-        Members at a time.
-    data : (ImageData, ImageData), optional
-        Training and validation data, if they are not a named data set.
+    data: training and validation data, if they are not a named data set.
     """
 
     def __init__(self, engine: Engine, jobs: int, data: tuple[ImageData, ImageData] | None) -> None:
@@ -139,38 +132,36 @@ class SideBySide:
             # A changed recipe was refused or accepted with the folder of the run.
             open_folder(recipe, self._of(number), say=lambda _: None, force=True)
         if stage is not None:
-            self._checkpoints(stage.number).save(pack([], stage, Spent(), engine.batches, journal.choice))
+            begun = pack([], stage, Spent(), engine.batches, journal.choice)
+            Checkpoints(self._of(stage.number) / "checkpoints").save(begun)
             journal.save(engine.finished, None)
-        open_numbers = [number for number in numbers if not self._finished(number)]
+        open_numbers = [number for number in numbers if self._finished(number) is None]
         self.shares = {number: float(number not in open_numbers) for number in numbers}
         if open_numbers:
             engine.say(
                 f"{len(open_numbers)} members are trained side by side: at most {self.jobs} processes with "
                 f"{self.threads} threads each"
             )
-            self._run_all([self._task(recipe, number) for number in open_numbers])
+            told = bool(journal.callbacks)
+            self._run_all(
+                [_Task(recipe, self._of(n), n, self.threads, told, self.images) for n in open_numbers]
+            )
         for number in numbers:
             self._take_over(number)
         shutil.rmtree(self.folder)
 
-    def _task(self, recipe: Recipe, number: int) -> _Task:
-        told = bool(self.engine.journal.callbacks)
-        return _Task(recipe, self._of(number), number, self.threads, told, self.images)
-
     def _of(self, number: int) -> Path:
         return self.folder / str(number + 1)
 
-    def _checkpoints(self, number: int) -> Checkpoints:
-        return Checkpoints(self._of(number) / "checkpoints")
-
-    def _finished(self, number: int) -> bool:
-        checkpoint, _ = self._checkpoints(number).load()
-        return checkpoint is not None and checkpoint.position["finished"] == 1
+    def _finished(self, number: int) -> Checkpoint | None:
+        """The checkpoint of a finished member; None if it is not finished."""
+        checkpoint, _ = Checkpoints(self._of(number) / "checkpoints").load()
+        return None if checkpoint is None or checkpoint.position["finished"] != 1 else checkpoint
 
     def _take_over(self, number: int) -> None:
         """Add a finished member with its metrics and its cost to the run, and save that."""
         journal = self.engine.journal
-        checkpoint, _ = self._checkpoints(number).load()
+        checkpoint = self._finished(number)
         assert checkpoint is not None
         spent = Spent(**checkpoint.position["ledger"])
         for values in Run.open(self._of(number)).metrics():
@@ -188,25 +179,26 @@ class SideBySide:
             while running or (waiting and not ending):
                 while waiting and len(running) < self.jobs and not ending:
                     running.append(_start(waiting.pop(0)))
-                for child in _heard(running):
+                ready = wait([child.line for child in running], _POLLED_SECONDS)
+                for child in [child for child in running if child.line in ready]:
                     try:
                         kind, values = child.line.recv()
                     except (EOFError, ConnectionResetError):
-                        running.remove(child)
-                        child.process.join()
-                        failure = failure or _lost(child)
-                        continue
-                    if kind in ("done", "stopped", "failed"):
-                        running.remove(child)
-                        child.process.join()
-                        failure = failure or (values[0] if kind == "failed" else None)
-                    else:
+                        kind, values = "lost", ()
+                    if kind not in ("done", "stopped", "failed", "lost"):
                         self._tell(child.number, kind, values)
+                        continue
+                    running.remove(child)
+                    child.process.join()
+                    if failure is None and kind in ("failed", "lost"):
+                        failure = values[0] if values else _lost(child)
                 self.engine.journal.save_if_due(self.engine.finished, None)
                 asked = self.engine.stop is not None and self.engine.stop()
                 if not ending and (failure is not None or asked):
                     ending = True
-                    _ask_to_stop(running)
+                    for child in running:
+                        with contextlib.suppress(OSError):
+                            child.line.send("stop")
         finally:
             for child in running:
                 child.process.kill()
@@ -235,18 +227,6 @@ class SideBySide:
         else:
             for callback in journal.callbacks:
                 getattr(callback, kind)(*values)
-
-
-def _heard(running: Sequence[_Child]) -> list[_Child]:
-    """The processes that have something to report, after a short wait."""
-    ready = wait([child.line for child in running], _POLLED_SECONDS)
-    return [child for child in running if child.line in ready]
-
-
-def _ask_to_stop(running: Sequence[_Child]) -> None:
-    for child in running:
-        with contextlib.suppress(OSError):
-            child.line.send("stop")
 
 
 def _lost(child: _Child) -> ModelError:

@@ -3,20 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from randens.core.files import picked
 from randens.training.checkpoint import Checkpoint
 from randens.training.compiling import CompileChoice
-from randens.training.early_stopping import Watch
 from randens.training.methods import Weights
 from randens.training.recipe import OptimizerPart
 
-__all__ = ["Best", "Spent", "Stage", "Tally", "pack", "parameters", "part", "restore", "sgd"]
+__all__ = ["Best", "Spent", "Stage", "Tally", "Watch", "pack", "parameters", "part", "restore", "sgd"]
+
+
+_NOISE = 0.1  # a smaller loss of accuracy may be noise around chance level
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Early stopping by catastrophic overfitting and by the rule of thumb (Equation 15): the validations so far.
+
+    best: the best accuracy under attack; training: the training accuracy then; faults: failures in a row since.
+    was_within, strays: whether the member ever satisfied the rule of thumb, and the number of validations in a
+    row since then that violate it. A fresh member violates it at first, which does not count.
+    """
+
+    best: float = 0.0
+    training: float = 0.0
+    faults: int = 0
+    was_within: bool = False
+    strays: int = 0
+
+    @property
+    def worst(self) -> int:
+        """The longer of the two series in a row."""
+        return max(self.faults, self.strays)
+
+    def seen(self, robust: float, training: float, collapse: float) -> Watch:
+        """Update after a validation with accuracy `robust` under attack and accuracy `training` on the training
+        adversary's examples. It counts as a failure if `robust` is below collapse × best, the training accuracy has
+        not dropped, and the loss of accuracy is no noise.
+        """
+        if robust >= self.best:
+            return replace(self, best=robust, training=training, faults=0)
+        lost = robust < collapse * self.best and self.best - robust >= _NOISE
+        return replace(self, faults=self.faults + 1 if lost and training >= self.training else 0)
+
+    def within(self, holds: bool) -> Watch:
+        """Update after a validation in which the rule of thumb `holds` or not."""
+        if holds:
+            return replace(self, was_within=True, strays=0)
+        return replace(self, strays=self.strays + 1 if self.was_within else 0)
 
 
 @dataclass(frozen=True)
@@ -67,10 +107,6 @@ class Stage:
     def next_epoch(self) -> None:
         """Go to the first step of the next epoch."""
         self.epoch, self.step, self.tally = self.epoch + 1, 0, Tally(np.zeros(len(self.trained)))
-
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        return parameters(self.trained)
 
     @property
     def where(self) -> str:
@@ -125,30 +161,15 @@ def pack(
         _put(tensors, "trained", [m.state_dict() for m in stage.trained])
         if stage.averaged is not stage.trained:
             _put(tensors, "averaged", [m.state_dict() for m in stage.averaged])
-        for index, parameter in enumerate(stage.parameters):
+        for index, parameter in enumerate(parameters(stage.trained)):
             momentum = stage.optimizer.state.get(parameter, {}).get("momentum_buffer")
             if momentum is not None:
                 tensors[f"momentum.{index}"] = momentum
-        position["stage"] = {
-            "epoch": stage.epoch,
-            "step": stage.step,
-            "batches": batches,
-            "probs": stage.probs.tolist(),
-            "losses": stage.tally.losses.tolist(),
-            "correct": stage.tally.correct,
-            "images": stage.tally.images,
-            "watch": asdict(stage.watch),
-            "best": None,
-        }
+        about = picked(stage, "epoch step probs watch") | picked(stage.tally, "losses correct images")
+        position["stage"] = {**about, "batches": batches, "best": None}
         if stage.best is not None:
-            best = stage.best
-            _put(tensors, "best", best.states)
-            position["stage"]["best"] = {
-                "risk": best.risk,
-                "natural": best.natural,
-                "epoch": best.epoch,
-                "probs": best.probs.tolist(),
-            }
+            _put(tensors, "best", stage.best.states)
+            position["stage"]["best"] = picked(stage.best, "risk natural epoch probs")
     return Checkpoint(tensors, position)
 
 
@@ -163,7 +184,7 @@ def restore(stage: Stage, checkpoint: Checkpoint, batches: int) -> None:
             continue
         for index, member in enumerate(members):
             member.load_state_dict(part(tensors, f"{name}.{index}"))
-    for index, parameter in enumerate(stage.parameters):
+    for index, parameter in enumerate(parameters(stage.trained)):
         if f"momentum.{index}" in tensors:
             momentum = torch.empty_like(parameter).copy_(tensors[f"momentum.{index}"])
             stage.optimizer.state[parameter] = {"momentum_buffer": momentum}

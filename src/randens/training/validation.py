@@ -14,9 +14,9 @@ from randens import attacks
 from randens.attacks.base import Attack
 from randens.attacks.dataset import Knowledge, attack_data
 from randens.attacks.found import Cost
+from randens.data import Inputs
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation.gradient_conflict import Conflict, conflict_of
-from randens.evaluation.labelled_data import Labelled
 from randens.risk import RiskProfile, cutting_planes, optimal_sampling
 from randens.threat import Threat
 from randens.training.methods import Weights, uniform
@@ -32,9 +32,7 @@ Batch = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Validated:
-    """The result of a validation at α: all witnesses, the clean errors of every member, and the member
-    passes.
-    """
+    """The result of a validation at α: all witnesses, the clean errors of every member, and the member passes."""
 
     probs: Weights
     pool: WitnessPool
@@ -67,8 +65,7 @@ class Validated:
 
 
 def attacked(rec: RandomizedEnsemble, x: Tensor, y: Tensor, attack: Attack) -> Validated:
-    """Attack `rec` at its α on (x, y); the batches are divided among the ranks, and every rank gets the whole
-    result.
+    """Attack `rec` at its α on (x, y); ranks share the batches, and every rank gets the whole result.
 
     A batch's random numbers depend only on its number, so the number of ranks does not change the result.
     """
@@ -78,9 +75,7 @@ def attacked(rec: RandomizedEnsemble, x: Tensor, y: Tensor, attack: Attack) -> V
 
 
 def validation_attack(recipe: Recipe, name: str) -> Attack:
-    """Return the attack `name` with the recipe's threat, seed, precision and, if it has one, number of
-    steps.
-    """
+    """Return the attack `name` with the recipe's threat, seed, precision and, if it has one, number of steps."""
     threat = recipe.threat.build()
     options: dict[str, Any] = {"seed": recipe.seed, "precision": recipe.precision}
     if hasattr(attacks.create(name, threat), "steps"):
@@ -89,12 +84,10 @@ def validation_attack(recipe: Recipe, name: str) -> Attack:
 
 
 def directions(members: Sequence[nn.Module], x: Tensor, y: Tensor, threat: Threat) -> Conflict | None:
-    """Return the joint reach of the members on validation data; None for one member or a threat without a
-    dual norm.
-    """
+    """The joint reach of the members on validation data; None for one member or a threat without a dual norm."""
     if len(members) == 1 or not threat.is_ball:
         return None
-    return conflict_of(RandomizedEnsemble(members), Labelled(x, y, "held", "validation"), threat)
+    return conflict_of(RandomizedEnsemble(members), Inputs(x, y, "held", "validation"), threat)
 
 
 def choose(
@@ -125,7 +118,10 @@ def choose(
     if members == 1 or part.method == "uniform":
         attack_at(even)
         return Validated(even, known.pool.without_inputs(), clean, known.cost)
-    method, options = _solver(part, members)
+    method: str = part.method
+    if method == "paper":
+        method = "candidates" if members <= 3 else "subgradient"
+    options = {"iterations": part.iterations} if method == "subgradient" else {}
     best = cutting_planes(
         attack_at,
         even,
@@ -135,13 +131,6 @@ def choose(
         solver=lambda profile: optimal_sampling(profile, method, clean, **options),
     )
     return Validated(np.array(best.probs), known.pool.without_inputs(), clean, known.cost)
-
-
-def _solver(part: SamplingPart, members: int) -> tuple[str, dict[str, int]]:
-    method: str = part.method
-    if method == "paper":
-        method = "candidates" if members <= 3 else "subgradient"
-    return method, {"iterations": part.iterations} if method == "subgradient" else {}
 
 
 def _sweep(rec: RandomizedEnsemble, x: Tensor, y: Tensor, attack: Attack) -> Validated:

@@ -22,7 +22,7 @@ from randens.core.errors import FileError, InputError
 from randens.core.files import tensor_checksum, write_atomic
 from randens.risk import RiskProfile
 from randens.risk.sets import maximal_rows
-from randens.witness.documents import pool_document
+from randens.witness.stored_files import pool_document
 
 __all__ = ["WitnessPool"]
 
@@ -134,9 +134,7 @@ class WitnessPool:
         return self.take(np.arange(start, stop))
 
     def take(self, inputs: ArrayLike, members: ArrayLike | None = None) -> WitnessPool:
-        """Return the witnesses of some distinct inputs [k], renumbered in that order; optionally of some
-        members only.
-        """
+        """The witnesses of some distinct inputs [k], renumbered in that order, or of some members only."""
         chosen = np.asarray(inputs, dtype=np.int64)
         place = np.full(max(self.n, int(chosen.max(initial=-1)) + 1), -1, dtype=np.int64)
         place[chosen] = np.arange(len(chosen))
@@ -169,9 +167,7 @@ class WitnessPool:
         }
 
     def without_inputs(self) -> WitnessPool:
-        """Return the sets without perturbed inputs: enough for risks, bounds and sampling, in a few bytes per
-        witness.
-        """
+        """The sets without perturbed inputs: enough for risks, bounds and sampling, in a few bytes each."""
         return self.replace(x_adv=None)
 
     def profile(self) -> RiskProfile:

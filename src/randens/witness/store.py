@@ -38,9 +38,15 @@ from randens.core.documents import Kind, read_document
 from randens.core.errors import FileError, InputError
 from randens.core.files import seal, tensor_checksum, write_atomic, write_json
 from randens.threat import Threat
-from randens.witness.documents import KEY_BYTES as _BYTES
-from randens.witness.documents import QuestionDocument, StoreDocument, question_text, segment_document
 from randens.witness.pool import WitnessPool, read_tensors
+from randens.witness.stored_files import KEY_BYTES as _BYTES
+from randens.witness.stored_files import (
+    QuestionDocument,
+    SegmentDocument,
+    StoreDocument,
+    question_text,
+    segment_document,
+)
 
 __all__ = [
     "Asked",
@@ -49,6 +55,7 @@ __all__ = [
     "Recalled",
     "Work",
     "WitnessStore",
+    "as_store",
     "input_keys",
     "member_key",
     "rounded",
@@ -92,8 +99,7 @@ def _is_plain(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class Question:
-    """The key of a search: the attack's name and options, the radius, the members under attack and their
-    probabilities.
+    """The key of a search: the attack and its options, the radius, the attacked members and their probabilities.
 
     alone: whether it started from the unperturbed inputs only, or from known witnesses. The version is part
     of the key, because an attack may find more in another version.
@@ -138,9 +144,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Work:
-    """The record of one search on some inputs: verdicts [k, m] at the worst point, its source, passes,
-    flags.
-    """
+    """The record of one search on some inputs: verdicts [k, m] at the worst point, sources, passes, flags."""
 
     question: Question
     inputs: Keys
@@ -192,26 +196,15 @@ class Recalled:
 
 @dataclass(frozen=True, eq=False)
 class _Segment:
-    """A segment without its points, which stay on disk until they are needed."""
+    """A segment: its metadata, and its arrays without the points, which stay on disk until they are needed."""
 
     path: Path
-    made: int
-    members: tuple[str, ...]
-    ids: Keys
-    inputs: Keys
-    fooled: NDArray[np.bool_]
-    checked: NDArray[np.bool_]
-    distance: NDArray[np.float64] | None
-    eps: float
-    sources: tuple[str, ...]
-    question: str | None
-    asked: str | None
-    work: dict[str, Any] | None
-    work_inputs: Keys
-    outcome: NDArray[np.bool_]
-    work_sources: tuple[str, ...]
-    proof_inputs: Keys
-    proof: NDArray[np.bool_]
+    about: SegmentDocument
+    arrays: Mapping[str, NDArray[Any]]
+
+    def sources(self, array: str) -> list[str]:
+        """The names behind an array of places in the list of sources."""
+        return [self.about.sources[place] for place in self.arrays[array].tolist()]
 
 
 class WitnessStore:
@@ -301,36 +294,37 @@ class WitnessStore:
         """
         places = _places(keys)
         verdicts, sure = self._verdicts(tuple(members))
-        rows: list[tuple[int, NDArray[np.int8], bool, bool, str, float]] = []
+        rows: list[tuple[int, NDArray[np.int8], bool, str, float]] = []
         parts: list[Tensor] = []
         seen: set[tuple[int, bytes]] = set()
         for segment in self._ordered(threat, x):
-            if segment.distance is None or (question is not None and segment.question != question.key):
+            far = segment.arrays.get("distance")
+            if far is None or (question is not None and segment.about.question != question.key):
                 continue
             chosen: list[tuple[int, int]] = []
-            for row in np.flatnonzero(segment.distance <= threat.eps).tolist():
-                name = segment.ids[row].tobytes()
+            sources = segment.sources("source")
+            for row in np.flatnonzero(far <= threat.eps).tolist():
+                name = segment.arrays["ids"][row].tobytes()
                 known = verdicts.get(name)
                 if known is None:
                     continue
-                for place in places.get(segment.inputs[row].tobytes(), ()):
+                for place in places.get(segment.arrays["inputs"][row].tobytes(), ()):
                     if (place, name) in seen:
                         continue
                     seen.add((place, name))
                     chosen.append((row, place))
-                    source = segment.sources[row]
-                    distance = float(segment.distance[row])
-                    rows.append((place, known, sure[name], source == "clean", source, distance))
+                    rows.append((place, known, sure[name], sources[row], far[row]))
             if chosen and inputs:
                 parts.append(self._points(segment, [r for r, _ in chosen], x[[p for _, p in chosen]], threat))
+        points, told, checked, found_by, distance = zip(*rows, strict=True) if rows else ((),) * 5
         return Recalled(
-            np.array([r[0] for r in rows], dtype=np.int64),
+            np.array(points, dtype=np.int64),
             torch.cat(parts) if parts else x[:0].detach().cpu(),
-            np.array([r[1] for r in rows], dtype=np.int8).reshape(-1, len(members)),
-            np.array([r[2] for r in rows], dtype=bool),
-            np.array([r[3] for r in rows], dtype=bool),
-            tuple(r[4] for r in rows),
-            np.array([r[5] for r in rows], dtype=np.float64),
+            np.array(told, dtype=np.int8).reshape(-1, len(members)),
+            np.array(checked, dtype=bool),
+            np.array(found_by, dtype=object) == "clean",
+            found_by,
+            np.array(distance, dtype=np.float64),
         )
 
     def answer(self, question: Question | Asked, keys: Keys, threat: Threat, x: Tensor) -> KeptAnswer:
@@ -342,18 +336,19 @@ class WitnessStore:
         flags: dict[str, NDArray[np.float64]] = {}
         places = _places(keys)
         for segment in self._ordered(threat, x):
-            if segment.question != question.key or segment.work is None:
+            work = segment.about.work
+            if segment.about.question != question.key or work is None:
                 continue
-            shared = 0
-            for row, key in enumerate(segment.work_inputs):
+            shared, inputs, found_by = 0, segment.arrays["work.inputs"], segment.sources("work.source")
+            for row, key in enumerate(inputs):
                 new = [place for place in places.get(key.tobytes(), ()) if not done[place]]
                 for place in new:
-                    done[place], outcome[place] = True, segment.outcome[row]
-                    sources[place] = segment.work_sources[row]
+                    done[place], outcome[place] = True, segment.arrays["work.outcome"][row]
+                    sources[place] = found_by[row]
                 shared += bool(new)
-            share = shared / max(1, len(segment.work_inputs))
-            spent += share * np.array([segment.work[k] for k in ("forwards", "backwards", "seconds")])
-            for name, values in segment.work["flags"].items():
+            share = shared / max(1, len(inputs))
+            spent += share * np.array([work.forwards, work.backwards, work.seconds])
+            for name, values in work.flags.items():
                 flags[name] = flags.get(name, np.zeros(width)) + shared * np.asarray(values)
         return KeptAnswer(
             done, outcome, sources, round(float(spent[0])), round(float(spent[1])), float(spent[2]), flags
@@ -361,18 +356,20 @@ class WitnessStore:
 
     def asked(self, threat: Threat, x: Tensor) -> list[Asked]:
         """Return all stored searches, in order."""
-        texts = {s.question: s.asked for s in self._ordered(threat, x) if s.question and s.asked}
+        found = (segment.about for segment in self._ordered(threat, x))
+        texts = {about.question: about.asked for about in found if about.question and about.asked}
         return [Asked(key, question_text(text)) for key, text in texts.items()]
 
     def passes(self, members: Sequence[str], keys: Keys, threat: Threat, x: Tensor) -> float:
         """The passes of all stored searches on these inputs that attacked some of these members and no others."""
         places, total = _places(keys), 0.0
         for segment in self._ordered(threat, x):
-            if segment.work is None or segment.asked is None:
+            work, asked = segment.about.work, segment.about.asked
+            if work is None or asked is None:
                 continue
-            if set(question_text(segment.asked).members) <= set(members):
-                shared = np.mean([key.tobytes() in places for key in segment.work_inputs] or [False])
-                total += float(shared) * (segment.work["forwards"] + segment.work["backwards"])
+            if set(question_text(asked).members) <= set(members):
+                shared = np.mean([bytes(key) in places for key in segment.arrays["work.inputs"]] or [False])
+                total += float(shared) * (work.forwards + work.backwards)
         return total
 
     def extend(
@@ -386,8 +383,7 @@ class WitnessStore:
         clean: NDArray[np.bool_] | None = None,
         work: Work | None = None,
     ) -> None:
-        """Add the result of a search on inputs x with addresses `keys`: a pool of these members, and the
-        work.
+        """Add the result of a search on inputs x with addresses `keys`: a pool of these members, and the work.
 
         clean: bool [n, M], verdicts on the unperturbed inputs, which are kept even if no member is wrong.
         """
@@ -401,17 +397,9 @@ class WitnessStore:
             sources = ["clean"] * len(x) + sources
             checked = np.concatenate([np.ones(len(x), dtype=bool), checked])
         if len(points) or work is not None:
-            self._put(
-                threat,
-                x[torch.from_numpy(points)],
-                keys[points],
-                members,
-                stored,
-                fooled,
-                sources,
-                checked,
-                work,
-            )
+            around = x[torch.from_numpy(points)]
+            arrays = self._verdict_arrays(threat, around, keys[points], stored, fooled, checked, work is None)
+            self._write(threat, x, members, arrays, sources, work)
 
     def judged(
         self,
@@ -424,9 +412,8 @@ class WitnessStore:
         source: str,
     ) -> None:
         """Add confirmed verdicts [k, m] on `points` [k, ...] of inputs x [k, ...], instead of earlier ones."""
-        self._put(
-            threat, x, keys, members, points, fooled, [source] * len(x), np.ones(len(x), dtype=bool), None
-        )
+        arrays = self._verdict_arrays(threat, x, keys, points, fooled, np.ones(len(x), dtype=bool))
+        self._write(threat, x, members, arrays, [source] * len(x), None)
 
     def prove(
         self, threat: Threat, x: Tensor, keys: Keys, members: Sequence[str], safe: NDArray[np.bool_]
@@ -454,38 +441,47 @@ class WitnessStore:
         safe = np.zeros((len(keys), len(members)), dtype=bool)
         places = _places(keys)
         for segment in self._ordered(threat, x):
-            if segment.eps < threat.eps:
+            if segment.about.eps < threat.eps or "proof.safe" not in segment.arrays:
                 continue
-            theirs, ours = _columns(segment.members, members)
-            for row, key in enumerate(segment.proof_inputs):
+            theirs, ours = _columns(segment.about.members, members)
+            for key, proof in zip(segment.arrays["proof.inputs"], segment.arrays["proof.safe"], strict=True):
                 for place in places.get(key.tobytes(), ()):
-                    safe[place, ours] |= segment.proof[row, theirs]
+                    safe[place, ours] |= proof[theirs] == 1
         return safe
 
-    def _put(
+    def _verdict_arrays(
         self,
         threat: Threat,
         x: Tensor,
         keys: Keys,
-        members: Sequence[str],
-        stored: Tensor,
+        points: Tensor,
         fooled: NDArray[np.bool_],
-        sources: Sequence[str],
         checked: NDArray[np.bool_],
-        work: Work | None,
-    ) -> None:
-        around = x.detach().cpu()
-        ids = _ids(keys, stored)
-        tensors: dict[str, NDArray[Any]] = {
+        known: bool = True,
+    ) -> dict[str, NDArray[Any]]:
+        """Verdicts on `points` of inputs x; the points themselves are left out if `known` and all are stored."""
+        ids = _ids(keys, points)
+        arrays: dict[str, NDArray[Any]] = {
             "ids": ids,
             "inputs": keys,
             "fooled": fooled.astype(np.uint8),
             "checked": checked.astype(np.uint8),
         }
-        if work is not None or not self._located.issuperset(map(bytes, ids)):
-            tensors["distance"] = threat.distance(stored, around).numpy()
-            tensors |= _encode(stored, around, threat)
-        self._write(threat, x, members, tensors, sources, work)
+        if known:
+            stored = {
+                n
+                for s in self._segments.values()
+                if "distance" in s.arrays
+                for n in map(bytes, s.arrays["ids"])
+            }
+            if stored.issuperset(map(bytes, ids)):
+                return arrays
+        around = x.detach().cpu()
+        return {
+            **arrays,
+            "distance": threat.distance(points, around).numpy(),
+            **_encode(points, around, threat),
+        }
 
     def lookup(self, members: Sequence[str], keys: Keys, x_adv: Tensor) -> NDArray[np.int8]:
         """Verdicts int8 [k, m] on perturbed inputs x_adv [k, ...] of inputs with addresses `keys`; −1: unknown."""
@@ -495,9 +491,7 @@ class WitnessStore:
         return np.array(found, dtype=np.int8).reshape(-1, len(members))
 
     def note(self, asked: Mapping[str, Any], kind: type[Kind]) -> Kind | None:
-        """Return the values kept under a question that is not an attack; None if there are none or they do
-        not fit `kind`.
-        """
+        """What is kept under a question that is not an attack; None if there is nothing that fits `kind`."""
         path = self._note(asked)
         if self._fresh or not path.exists():
             return None
@@ -521,17 +515,10 @@ class WitnessStore:
     def _ordered(self, threat: Threat, x: Tensor) -> list[_Segment]:
         space = self._space(threat, x)
         mine = (s for s in self._segments.values() if s.path.parent == space)
-        return sorted(mine, key=lambda s: (s.made, s.path.name))
-
-    @property
-    def _located(self) -> set[bytes]:
-        """Return the addresses of all points in segments."""
-        return {name for s in self._segments.values() if s.distance is not None for name in map(bytes, s.ids)}
+        return sorted(mine, key=_age)
 
     def _verdicts(self, members: tuple[str, ...]) -> tuple[dict[bytes, NDArray[np.int8]], dict[bytes, bool]]:
-        """Return, by point, the last verdict of every member, −1 if there is none, and whether all were
-        confirmed.
-        """
+        """By point: the last verdict of every member (−1: none), and whether all were confirmed."""
         state = (members, tuple(self._segments))
         if self._cached is None or self._cached[0] != state:
             self._cached = (state, *self._collected(members))
@@ -540,19 +527,18 @@ class WitnessStore:
     def _collected(self, members: tuple[str, ...]) -> tuple[dict[bytes, NDArray[np.int8]], dict[bytes, bool]]:
         found: dict[bytes, NDArray[np.int8]] = {}
         sure: dict[bytes, bool] = {}
-        for segment in sorted(self._segments.values(), key=lambda s: (s.made, s.path.name)):
-            theirs, ours = _columns(segment.members, members)
+        for segment in sorted(self._segments.values(), key=_age):
+            theirs, ours = _columns(segment.about.members, members)
             if not ours:
                 continue
-            for row, name in enumerate(map(bytes, segment.ids)):
+            fooled, checked = segment.arrays["fooled"][:, theirs], segment.arrays["checked"]
+            for name, verdict, again in zip(map(bytes, segment.arrays["ids"]), fooled, checked, strict=True):
                 if name not in found:
                     found[name] = np.full(len(members), -1, dtype=np.int8)
-                    sure[name] = bool(segment.checked[row])
+                    sure[name] = bool(again)
                 else:
-                    sure[name] = bool(segment.checked[row]) or (
-                        sure[name] and bool((found[name][ours] == segment.fooled[row, theirs]).all())
-                    )
-                found[name][ours] = segment.fooled[row, theirs]
+                    sure[name] = bool(again) or (sure[name] and bool((found[name][ours] == verdict).all()))
+                found[name][ours] = verdict
         return found, sure
 
     def _space(self, threat: Threat, x: Tensor) -> Path:
@@ -619,7 +605,7 @@ class WitnessStore:
 
     def _points(self, segment: _Segment, rows: list[int], x: Tensor, threat: Threat) -> Tensor:
         tensors, _ = read_tensors(segment.path, "witnesses")
-        return _decode(tensors, rows, x.detach().cpu(), threat.with_radius(segment.eps))
+        return _decode(tensors, rows, x.detach().cpu(), threat.with_radius(segment.about.eps))
 
     def _files(self) -> list[tuple[float, int, Path]]:
         """(time written, bytes, path) of every segment on disk."""
@@ -643,30 +629,19 @@ class WitnessStore:
                 over -= bytes_
 
 
+def as_store(folder: WitnessStore | str | os.PathLike[str] | None) -> WitnessStore | None:
+    """The store that a function was given, or the store in the folder that it was given."""
+    return folder if isinstance(folder, WitnessStore) or folder is None else WitnessStore(folder)
+
+
 def _segment(path: Path, tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> _Segment:
     about = segment_document(tensors, metadata)
-    work = about.work
-    none = np.zeros((0, _BYTES), dtype=np.uint8)
-    return _Segment(
-        path,
-        about.made,
-        tuple(about.members),
-        tensors["ids"],
-        tensors["inputs"],
-        tensors["fooled"].astype(bool),
-        tensors["checked"].astype(bool),
-        tensors.get("distance"),
-        about.eps,
-        tuple(about.sources[i] for i in tensors["source"].tolist()),
-        about.question,
-        about.asked,
-        None if work is None else work.model_dump(),
-        tensors.get("work.inputs", none),
-        tensors.get("work.outcome", np.zeros((0, 0), dtype=np.uint8)).astype(bool),
-        () if work is None else tuple(about.sources[i] for i in tensors["work.source"].tolist()),
-        tensors.get("proof.inputs", none),
-        tensors.get("proof.safe", np.zeros((0, len(about.members)), dtype=np.uint8)).astype(bool),
-    )
+    points = ("codes", "rest", "others", "kind")
+    return _Segment(path, about, {name: array for name, array in tensors.items() if name not in points})
+
+
+def _age(segment: _Segment) -> tuple[int, str]:
+    return segment.about.made, segment.path.name
 
 
 def _columns(theirs: Sequence[str], ours: Sequence[str]) -> tuple[list[int], list[int]]:
@@ -697,8 +672,7 @@ def _ids(inputs: Keys, points: Tensor) -> Keys:
 
 
 def _encode(points: Tensor, x: Tensor, threat: Threat) -> dict[str, NDArray[Any]]:
-    """Encode perturbed inputs [k, ...]: a coordinate is the input's value, its lowest or highest legal value,
-    or another.
+    """Encode perturbed inputs [k, ...]: a coordinate is the input's own, its lowest or highest, or another value.
 
     Other values are stored as differences of their bits from the input's, byte by byte. Both parts are
     compressed.
@@ -771,9 +745,7 @@ def _set_of(threat: Threat) -> str | list[Any]:
 
 
 def rounded(x: Tensor, dtype: torch.dtype, threat: Threat) -> Tensor:
-    """Return inputs in another precision, clipped to the box, which rounding may leave by half a unit in the
-    last place.
-    """
+    """Inputs in another precision, clipped to the box, which rounding may leave."""
     moved = x.detach().cpu().to(dtype)
     return moved if threat.bounds is None or dtype == x.dtype else moved.clamp(*threat.bounds)
 

@@ -49,11 +49,14 @@ def card(entry: Entry) -> str:
         "",
     ]
     for name, evaluation in entry.evaluations.items():
-        text += [_heading(name, evaluation), "", result_tables.markdown(result_tables.rows(evaluation)), ""]
+        about = f"the first {evaluation.n:,} images of {evaluation.data} {evaluation.split} (`{name}.json`)"
+        text += [f"### {attacks_of(evaluation)}: {about}", ""]
+        text += [result_tables.markdown(result_tables.rows(evaluation)), ""]
         text += [f"- {line}" for line in result_tables.statements(evaluation)] + [""]
     if not entry.evaluations:
         text += ["Not evaluated on test data.", ""]
     cost = entry.training["cost"]
+    versions = ", ".join(f"{name} {number}" for name, number in manifest["versions"].items())
     text += [
         "## Training",
         "",
@@ -63,7 +66,7 @@ def card(entry: Entry) -> str:
         f"{cost['seconds'] / 60:.0f} minutes; checkpoints and α chosen on validation images "
         f"({entry.training['validation']['images']} images, {entry.training['validation']['attack']}). "
         f"Seed {manifest.get('seed')}; sources at commit {manifest.get('git_commit') or 'unknown'}; "
-        f"{_versions(manifest)}. The whole recipe is in `manifest.json`, the course of training in `metrics.jsonl`.",
+        f"{versions}. The whole recipe is in `manifest.json`, the course of training in `metrics.jsonl`.",
         "",
         "## Limits",
         "",
@@ -143,24 +146,8 @@ def training_sentence(recipe: Mapping[str, Any]) -> str:
 
 def attacks_of(evaluation: Evaluation) -> str:
     """The attacks behind an evaluation, with the options that set their budgets."""
-    return ", ".join(_attack(options) for options in evaluation.attacks)
-
-
-def _attack(options: Mapping[str, Any]) -> str:
-    shown = [
-        f"{key} {options[key]}"
-        for key in ("preset", "steps", "hyperplanes", "orders", "restarts")
-        if options.get(key)
-    ]
-    return f"{options['name']} ({', '.join(shown)})"
-
-
-def _heading(name: str, evaluation: Evaluation) -> str:
-    return (
-        f"### {attacks_of(evaluation)}: the first {evaluation.n:,} images of {evaluation.data} {evaluation.split} "
-        f"(`{name}.json`)"
+    budgets = ("preset", "steps", "hyperplanes", "orders", "restarts")
+    return ", ".join(
+        f"{attack['name']} ({', '.join(f'{key} {attack[key]}' for key in budgets if attack.get(key))})"
+        for attack in evaluation.attacks
     )
-
-
-def _versions(manifest: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {number}" for name, number in manifest["versions"].items())

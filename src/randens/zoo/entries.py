@@ -12,16 +12,19 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from randens import ensemble
-from randens.core.documents import fitted, read_document
+from randens.core.documents import Document, Probabilities, fitted, read_document
 from randens.core.errors import FileError, InputError, unknown
 from randens.core.files import seal, write_json
 from randens.core.runs import Run
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation import Evaluation
-from randens.zoo.card_documents import EntryManifest, EntryTraining
+from randens.evaluation.results import CostDocument
+from randens.training.recipe import Recipe, recipe_from
 
 __all__ = ["Entry", "add", "entry", "keep_trial", "load", "names", "root", "take", "trials"]
 
@@ -30,6 +33,29 @@ _TRIALS = "trials"
 # The folders of a path inside a word of a command; a fraction like 8/255 is none.
 _PLACE = re.compile(r"(?:(?<!\w)/|[\w.~-]*[^\W\d][\w.~-]*/)(?:[\w.~-]+/)*")
 _KEPT = ("training.json", "sampling.json", "metrics.jsonl")
+
+
+class _EntryManifest(Document):
+    """manifest.json of an entry."""
+
+    recipe: Recipe
+    versions: dict[str, str]
+    command: list[str] | None = None
+    seed: int | None = None
+
+
+class _Validated(Document):
+    images: Annotated[int, Field(ge=0)]
+    attack: str
+
+
+class _Training(Document):
+    """training.json of an entry."""
+
+    members: Annotated[int, Field(ge=1, le=100_000)]
+    probs: Probabilities
+    cost: CostDocument
+    validation: _Validated
 
 
 @dataclass(frozen=True)
@@ -53,8 +79,7 @@ class Entry:
     @property
     def recipe(self) -> Mapping[str, Any]:
         """The recipe it was trained by, with every default written out."""
-        found: Mapping[str, Any] = self.run.manifest["recipe"]
-        return found
+        return recipe_from(self.run.manifest["recipe"]).to_json()
 
     @property
     def training(self) -> Mapping[str, Any]:
@@ -149,8 +174,8 @@ def entry(name: str, zoo: Path | None = None) -> Entry:
         unknown("zoo entry", name, known)
     run = Run.open(folder / name)
     # All content of the card is checked here, so code that reads an entry can rely on it.
-    fitted(EntryManifest, run.manifest, run.path / "manifest.json")
-    read_document(run.path / "training.json", EntryTraining)
+    fitted(_EntryManifest, run.manifest, run.path / "manifest.json")
+    read_document(run.path / "training.json", _Training)
     files = sorted(run.path.glob("evaluation*.json"))
     return Entry(name, run, {path.stem: Evaluation.load(path) for path in files})
 
@@ -160,10 +185,8 @@ def load(name: str, zoo: Path | None = None) -> RandomizedEnsemble:
 
     Parameters
     ----------
-    name : str
-        One of `names()`.
-    zoo : Path, optional
-        Another zoo's folder.
+    name, zoo
+        As for `entry`.
 
     Returns
     -------
@@ -184,12 +207,10 @@ def take(name: str, folder: str | os.PathLike[str], zoo: Path | None = None) -> 
 
     Parameters
     ----------
-    name : str
-        One of `names()`.
+    name, zoo
+        As for `entry`.
     folder : str or path
         A new run folder.
-    zoo : Path, optional
-        Another zoo's folder.
 
     Returns
     -------
@@ -264,14 +285,8 @@ def keep_trial(
 
     Parameters
     ----------
-    run_folder : str or path
-        A finished run.
-    name : str
-        Small letters, digits and hyphens.
-    zoo : Path, optional
-        Another zoo's folder.
-    commit : str, optional
-        The sources that trained it, where the manifest does not say.
+    run_folder, name, zoo, commit
+        As for `add`.
 
     Returns
     -------
@@ -314,8 +329,8 @@ def trials(zoo: Path | None = None) -> tuple[Entry, ...]:
 
     Parameters
     ----------
-    zoo : Path, optional
-        Another zoo's folder.
+    zoo
+        As for `entry`.
 
     Returns
     -------

@@ -118,12 +118,9 @@ def question_text(text: str) -> QuestionDocument:
 
 
 def segment_document(tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> SegmentDocument:
-    """Return the metadata of a segment after comparing it with its arrays; a `FileError` says what is
-    wrong.
-    """
-    plain: dict[str, Any] = {key: metadata[key] for key in ("question", "asked") if key in metadata}
-    plain |= {key: _parsed(metadata[key]) for key in ("members", "sources", "work") if key in metadata}
-    plain |= {key: _parsed(metadata[key]) for key in ("made", "eps") if key in metadata}
+    """The metadata of a segment, compared with its arrays; a `FileError` says what is wrong."""
+    numbers = ("members", "sources", "work", "made", "eps")
+    plain = {key: _parsed(text) if key in numbers else text for key, text in metadata.items()}
     found = fitted(SegmentDocument, plain, "a segment of the witness store")
     if found.asked is not None:
         question_text(found.asked)
