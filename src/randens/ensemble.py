@@ -40,7 +40,7 @@ _MOST_SUBSETS = 64  # a set of fooled members is one 64-bit word
 _CHUNK = 512  # inputs per forward pass where only verdicts are wanted: bounds the memory
 
 
-class _Member(documents.Document):
+class _MemberDocument(documents.Document):
     """A member in ensemble.json; its file is in the same folder."""
 
     file: Annotated[str, Field(pattern=r"^member-[0-9]{2,6}\.safetensors$")]
@@ -48,21 +48,21 @@ class _Member(documents.Document):
     architecture: dict[str, Any] | None
 
 
-class _Average(documents.Document):
+class _AverageDocument(documents.Document):
     """A member that averages networks, by their numbers; without weights it is the one network it names."""
 
     of: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
     weights: list[float] | None
 
 
-class _Manifest(documents.Document):
+class _EnsembleDocument(documents.Document):
     """ensemble.json. averages: what the members are, where some of them average the networks stored."""
 
     probs: documents.Probabilities
     classes: list[str] | None
     threat: documents.ThreatDocument | None
-    members: Annotated[list[_Member], Field(min_length=1)]
-    averages: list[_Average] | None = None
+    members: Annotated[list[_MemberDocument], Field(min_length=1)]
+    averages: list[_AverageDocument] | None = None
 
 
 @contextlib.contextmanager
@@ -507,7 +507,7 @@ def load(
         raise FileError(f"{source} is not an ensemble of format {_FORMAT} or {_AVERAGING}")
     if read.get("checksum") != document_checksum(read):
         raise FileError(f"{source} does not match its checksum; it was altered or damaged")
-    manifest = documents.fitted(_Manifest, read, source)
+    manifest = documents.fitted(_EnsembleDocument, read, source)
     entries = manifest.members
     if members is not None and len(members) != len(entries):
         raise InputError(f"members has {len(members)} modules; {folder} holds {len(entries)} members")
@@ -534,7 +534,7 @@ def load(
         raise FileError(f"{source}: {error}") from error
 
 
-def _averaging(entry: _Average, networks: Sequence[nn.Module]) -> nn.Module:
+def _averaging(entry: _AverageDocument, networks: Sequence[nn.Module]) -> nn.Module:
     if max(entry.of) >= len(networks):
         raise InputError(f"averages names network {max(entry.of)}; there are {len(networks)}")
     chosen = [networks[i] for i in entry.of]

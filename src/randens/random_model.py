@@ -183,9 +183,7 @@ class RandomizedModel(nn.Module):
         return made
 
     def answer(self, module: nn.Module, x: Tensor, seed: int) -> Tensor:
-        """f_s(x) [n, C]: every row is computed as if it were alone, so that no row depends on its place in
-        the batch.
-        """
+        """f_s(x) [n, C]: every row is computed as if it were alone, whatever its place in the batch."""
         if len(x) < 2:
             return self._call(module, x, seed)
         key = ("draw", tuple(x.shape[1:]))
@@ -196,9 +194,7 @@ class RandomizedModel(nn.Module):
         return torch.cat([self._call(module, x[row : row + 1], seed) for row in range(len(x))])
 
     def _way(self, module: nn.Module, x: Tensor) -> str:
-        """Choose how to compute a draw on a batch so that it agrees with a row-by-row computation, for
-        several seeds.
-        """
+        """How to compute a draw on a batch so that it agrees with a row-by-row computation, for several seeds."""
         with torch.no_grad():
             wanted = {
                 seed: torch.cat([self._call(module, x[row : row + 1], seed) for row in range(len(x))])

@@ -127,8 +127,7 @@ def _per_input(values: Tensor, x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Threat:
-    """An lp ball of radius `eps` around the input, intersected with the box of valid inputs, or a union of
-    several.
+    """An lp ball of radius `eps` around the input within the box of valid inputs, or a union of several.
 
     Parameters
     ----------

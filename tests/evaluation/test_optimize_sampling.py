@@ -17,7 +17,7 @@ from randens.core.errors import InputError
 from randens.data import from_arrays
 from randens.evaluation import AttackedSampling
 from randens.risk import optimal_sampling
-from randens.risk.sampling_methods import compare_methods, contributions
+from randens.risk.sampling import compare_methods, contributions
 
 CONFLICT = ((1.0, 0.6), (-1.0, 0.4))
 

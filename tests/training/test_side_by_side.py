@@ -119,15 +119,23 @@ def test_members_side_by_side_are_those_of_the_sequential_run(tmp_path: Path) ->
 # processes. One process imports torch; the runs are forks of it, and their processes forks of them: spawned ones, which
 # the test above has, would import torch again. Printed: the id of a run, and later how it ended.
 _STARTER = """
-import multiprocessing, os, sys
+import multiprocessing, os, signal, sys
 import torch
 from randens.cli.main import main
 from randens.training import side_by_side
 
 # A first optimizer imports torch's compiler, seconds that every fork would spend again.
 torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
-contexts = multiprocessing.get_context
+contexts, train_member = multiprocessing.get_context, side_by_side._train_member
 multiprocessing.get_context = lambda method: contexts("fork")
+
+def as_if_spawned(task, line):
+    # A fork keeps the run's own handlers, with which an interrupt would pass unseen.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    train_member(task, line)
+
+side_by_side._train_member = as_if_spawned
 for line in sys.stdin:
     folder = line.strip()
     child = os.fork()

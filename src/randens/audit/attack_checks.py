@@ -280,25 +280,21 @@ def _laws(case: Case) -> Check:
     )
     profile = pool.profile()
     risk, limits = profile.risk(case.probs), bounds(profile.member_risks)
-    faults = []
-    if outside:
-        faults.append(f"{outside} perturbed inputs leave the perturbation set")
-    if unstable:
-        faults.append(f"verdicts changed on {unstable:.1%} of the inputs when looked at again")
-    if case.beaten(best, likeliest):
-        faults.append(
-            f"attacks on the ensemble find {reached:.1%}, fooling its likeliest member alone {heaviest:.1%}"
-        )
-    if not limits.floor - _ROUNDING <= risk <= limits.ceiling + _ROUNDING:
-        faults.append(
-            f"risk {risk:.4f} lies outside floor {limits.floor:.4f} and ceiling {limits.ceiling:.4f}"
-        )
+    between = f"floor {limits.floor:.4f} and ceiling {limits.ceiling:.4f}"
+    within = limits.floor - _ROUNDING <= risk <= limits.ceiling + _ROUNDING
+    alone = f"attacks on the ensemble find {reached:.1%}, fooling its likeliest member alone {heaviest:.1%}"
+    broken = {
+        f"{outside} perturbed inputs leave the perturbation set": outside > 0,
+        f"verdicts changed on {unstable:.1%} of the inputs when looked at again": unstable > 0,
+        alone: case.beaten(best, likeliest),
+        f"risk {risk:.4f} lies outside {between}": not within,
+    }
+    faults = [said for said, wrong in broken.items() if wrong]
     return Check(
         "consistency",
         not faults,
         "; ".join(faults)
-        or f"risk {risk:.4f} within floor {limits.floor:.4f} and ceiling {limits.ceiling:.4f}; every perturbation "
-        "is legal and gives the reported verdicts again",
+        or f"risk {risk:.4f} within {between}; every perturbation is legal and gives the reported verdicts again",
         {
             "outside": outside,
             "unstable": unstable,

@@ -48,13 +48,13 @@ def splits(evaluation: Evaluation | None, chosen_on: Mapping[str, str] | None) -
 
 def belongs(evaluation: Evaluation, rec: RandomizedEnsemble) -> Check:
     """The evaluation must be of these members, at these probabilities, by this version."""
-    faults = []
-    if fingerprint(rec) != evaluation.ensemble:
-        faults.append("it is of other members")
-    if not np.array_equal(evaluation.probs, rec.probs.cpu().numpy()):
-        faults.append("it is at other probabilities")
-    if evaluation.version != __version__:
-        faults.append(f"it was made by version {evaluation.version}, this is {__version__}")
+    other = f"it was made by version {evaluation.version}, this is {__version__}"
+    differs = {
+        "it is of other members": fingerprint(rec) != evaluation.ensemble,
+        "it is at other probabilities": not np.array_equal(evaluation.probs, rec.probs.cpu().numpy()),
+        other: evaluation.version != __version__,
+    }
+    faults = [said for said, wrong in differs.items() if wrong]
     return Check(
         "evaluation-current",
         not faults,
@@ -97,15 +97,12 @@ def _outputs(case: Case) -> Check:
         "return the same for every input": constant,
     }
     said = [f"members {who} {what}" for what, who in faults.items() if who]
-    advice = []
-    if broken:
-        advice.append("repair members that return NaN before anything else")
-    if probabilities:
-        advice.append(
-            "remove the softmax at the end of the member: a second one inside the losses flattens every gradient"
-        )
-    if constant:
-        advice.append("drop members that ignore their input")
+    remedies = (
+        "repair members that return NaN before anything else",
+        "remove the softmax at the end of the member: a second one inside the losses flattens every gradient",
+        "drop members that ignore their input",
+    )
+    advice = [remedy for remedy, who in zip(remedies, faults.values(), strict=True) if who]
     return Check(
         "outputs",
         not said,

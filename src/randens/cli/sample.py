@@ -14,7 +14,7 @@ from randens.core.errors import unknown
 
 if TYPE_CHECKING:
     from randens.evaluation import AttackedSampling
-    from randens.risk.sampling_methods import Contribution, MethodValue
+    from randens.risk.sampling import Contribution, MethodValue
 
 
 _METHODS = ("confidence", "exact")
@@ -53,7 +53,7 @@ def sample(
     from randens import evaluation
     from randens.evaluation.labelled_data import fingerprint
     from randens.risk import optimal_sampling
-    from randens.risk.sampling_methods import compare_methods, contributions
+    from randens.risk.sampling import compare_methods, contributions
 
     if method not in _METHODS:
         unknown("--method", method, _METHODS)

@@ -1,3 +1,1 @@
-"""Common functions of all rooms: errors, files, locks, documents, run folders, progress, several
-processes.
-"""
+"""What all rooms use: errors, files, locks, documents, run folders, progress, several processes."""

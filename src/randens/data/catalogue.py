@@ -23,9 +23,7 @@ class Local:
 
 @dataclass(frozen=True)
 class Official:
-    """The address where the authors publish the files: one archive, or one address that ends before the file
-    names.
-    """
+    """Where the authors publish the files: the address up to the name of the archive or of the files."""
 
     base: str
     files: tuple[str, ...]

@@ -77,7 +77,7 @@ class Sample(Document):
     png: Annotated[str, Field(pattern=r"^iVBORw0KGgo[A-Za-z0-9+/]*={0,2}$", max_length=1 << 20)]
 
 
-class _Manifest(Document):
+class _BundleDocument(Document):
     """bundle.json."""
 
     probs: Probabilities
@@ -160,7 +160,7 @@ class Bundle:
             raise FileError(f"{folder / MANIFEST} does not match its checksum; it was altered or damaged")
         if expect is not None and not hmac.compare_digest(stated.encode(), expect.strip().lower().encode()):
             raise FileError(f"{folder} has the checksum {stated}; expected is {expect.strip()}")
-        read = dict(fitted(_Manifest, manifest, folder / MANIFEST))
+        read = dict(fitted(_BundleDocument, manifest, folder / MANIFEST))
         threat = read.pop("threat")
         entries: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in read.items()

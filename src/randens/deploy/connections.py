@@ -55,8 +55,7 @@ def protocol(limits: Limits) -> type[HttpToolsProtocol]:
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
-            # Any byte that the client has not read starts the timeout, also while the connection is being
-            # closed.
+            # Any byte that the client has not read starts the timeout, also while it is being closed.
             transport.set_write_buffer_limits(0)
             # Of asyncio's own transports: bytes taken from a socket before it is another one's turn.
             transport.max_size = _TURN

@@ -1,5 +1,4 @@
-"""Decode request bodies into inputs: JSON arrays, .npy, PNG and JPEG. A fault in a body is reported to the
-sender.
+"""Decode request bodies into inputs: JSON arrays, .npy, PNG and JPEG; faults are reported to the sender.
 
 Sizes in a header are compared with the limits and with the bytes received before memory is allocated. In a
 JSON body, brackets, commas, quotes and braces are counted first. It is parsed, one input at a time, only if
@@ -138,8 +137,7 @@ class Decoder:
         return self._finite(values)
 
     def _inputs_in(self, body: Body) -> tuple[int | None, list[int]]:
-        """Return the number of inputs that fits the counts of brackets and commas of a JSON body, and where
-        each ends.
+        """The number of inputs that fits the brackets and commas of a JSON body, and where each ends.
 
         None if no number of inputs fits. The time is linear in the body, and no objects are created.
         """

@@ -64,8 +64,7 @@ class Intake:
     async def _arrive(self, body: _Body, request: Request) -> None:
         seconds = self._limits.body_seconds
         late = Refused(408, f"the body did not arrive within {seconds:g} seconds")
-        # The request's own task is interrupted, because a task per body would take longer than reading most
-        # bodies.
+        # The request's own task is interrupted: a task per body would take longer than reading most.
         timer = asyncio.get_running_loop().call_later(seconds, body.give_up, late)
         self._arriving[body] = None
         try:

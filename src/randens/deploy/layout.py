@@ -127,8 +127,7 @@ def _field(tensor: onnx.TensorProto, position: int) -> tuple[bytes, int]:
     values = bytes([_TENSOR_RAW]) + varint(len(tensor.raw_data))
     rest = bare.SerializeToString() + values
     padding = b""
-    # A comment takes at least its tag and its length, and the field's own length may grow with it, hence the
-    # search.
+    # A comment takes a tag and a length, and the field's own length may grow with it: hence the search.
     for size in (0, *range(2, 2 * _ALIGNMENT + 4)):
         padding = b"" if size == 0 else bytes([_TENSOR_DOC]) + varint(size - 2) + b" " * (size - 2)
         content = padding + rest

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from randens._version import __version__
 from randens.attacks import Attack, Cost, create
-from randens.attacks.dataset import batches
+from randens.attacks.dataset import as_attacks, batches
 from randens.attacks.eot import EOT
 from randens.attacks.suite import Suite
 from randens.core.documents import Document
@@ -205,43 +205,32 @@ class StochasticEvaluation(Saved):
     def statements(self) -> list[str]:
         """The result in sentences."""
         percent = f"{self.confidence:.0%}"
-        said = []
-        if not self.randomness.random:
-            said.append(
-                f"The model is deterministic: {TRIED} seeds gave the same logits. K = 1, and every verdict is exact."
-            )
-        said.append(
+        fixed = f"The model is deterministic: {TRIED} seeds gave the same logits. K = 1, and every verdict is exact."
+        said = [
+            *([] if self.randomness.random else [fixed]),
             f"Robust accuracy {_shown(self.robust)} ({percent}, inputs and draws are samples); for these very inputs "
-            f"{_shown(self.robust_over_draws)}."
-        )
-        said.append(
-            f"Natural accuracy {_shown(self.natural)}; for these very inputs {_shown(self.natural_over_draws)}."
-        )
-        said.append(self.knowledge)
+            f"{_shown(self.robust_over_draws)}.",
+            f"Natural accuracy {_shown(self.natural)}; for these very inputs {_shown(self.natural_over_draws)}.",
+            self.knowledge,
+        ]
         if self.randomness.random:
             enough = (
                 f"within the tolerance of {self.tolerance:.1%}"
                 if self.converged
                 else f"above the tolerance of {self.tolerance:.1%}: attack more draws (draws={2 * self.draws})"
             )
-            said.append(
+            said += [
                 f"On the {self.draws} attacked draws themselves the accuracy is {self.in_sample:.1%}; its bias, fresh "
-                f"minus in-sample, is {100 * self.bias:+.1f} points, {enough}."
-            )
-            said.append(
+                f"minus in-sample, is {100 * self.bias:+.1f} points, {enough}.",
                 f"One draw taken as the model's answer would have printed {self.single_draw:.1%}; single draws differ "
-                f"by a standard deviation of {100 * self.spread.deviation:.1f} points."
-            )
-            said.append(
+                f"by a standard deviation of {100 * self.spread.deviation:.1f} points.",
                 f"Gradients averaged over {self.noise.draws} draws: noise {self.noise.variance:.2f} of the signal, two "
                 f"of them agree with cosine {self.noise.agreement:.2f} (single draws: {self.noise.single:.2f}); reach "
-                f"between draws {self.noise.reach:.2f}."
-            )
-        said.append(
-            "The robust accuracies hold against the perturbations found: a stronger attack can only lower them. Cost: "
-            f"{self.cost.forwards:,} forward and {self.cost.backwards:,} backward passes, {self.seconds:.1f} s."
-        )
-        return said
+                f"between draws {self.noise.reach:.2f}.",
+            ]
+        cost = f"{self.cost.forwards:,} forward and {self.cost.backwards:,} backward passes, {self.seconds:.1f} s"
+        held = "The robust accuracies hold against the perturbations found: a stronger attack can only lower them."
+        return [*said, f"{held} Cost: {cost}."]
 
     def __str__(self) -> str:
         return "\n".join(self.statements())
@@ -550,15 +539,8 @@ def _plan(
         )
     if isinstance(threat, Threat):
         return _portfolio(threat, seed)
-    chosen = tuple(threat) if isinstance(threat, (list, tuple)) else (threat,)
-    if not chosen or not all(isinstance(a, Attack) for a in chosen):
-        raise InputError(
-            f"attack is {attack!r}; give one made by randens.attacks.create, a list of them or a threat"
-        )
-    if len({a.threat for a in chosen}) > 1:
-        raise InputError("the attacks have different threats; they must share one")
     plan: list[tuple[Attack, int | None]] = []
-    for one in chosen:
+    for one in as_attacks(threat):
         # The suite's attacks are designed for a few members; random models have their own portfolio.
         plan += _portfolio(one.threat, one.seed) if isinstance(one, Suite) else [(one, None)]
     return plan

@@ -181,38 +181,32 @@ def _radius(eps: float) -> str:
 
 def statements(evaluation: Evaluation) -> list[str]:
     """Sentences about the result: limits, gain, Theorem 1, attacks, cost, and the split of every choice."""
-    limits = evaluation.bounds
-    said = []
+    limits, cost, said = evaluation.bounds, evaluation.cost, []
     if evaluation.members > 1:
-        said.append(
+        said += [
             f"Risk at any probabilities: floor {limits.floor:.4f}, ceiling {limits.ceiling:.4f} (Theorem 3); "
-            f"here {1 - evaluation.robust:.4f}."
-        )
-        said.append(f"Randomisation gain Σ α_i η_i − η(α): {evaluation.gain:.4f}.")
-        if evaluation.conflict is not None:
-            said.append(evaluation.conflict.sentence)
-        said.append(_pairs(evaluation))
-        thumb = evaluation.next_member
-        said.append(f"A further member should have a risk of at most {thumb.high:.4f} (rule of thumb).")
+            f"here {1 - evaluation.robust:.4f}.",
+            f"Randomisation gain Σ α_i η_i − η(α): {evaluation.gain:.4f}.",
+            *([] if evaluation.conflict is None else [evaluation.conflict.sentence]),
+            _pairs(evaluation),
+            f"A further member should have a risk of at most {evaluation.next_member.high:.4f} (rule of thumb).",
+        ]
         if evaluation.classes == 2:
             said.append(
                 "With two classes some deterministic threshold vote is at least as robust: the advantage of "
                 "drawing is compute alone."
             )
     found = ", ".join(f"{_FOUND.get(name, name)} {count}" for name, count in evaluation.found_by.items())
-    said.append(f"Worst cases found by: {found}.")
-    said.append(
-        f"Cost: {evaluation.cost.forwards:,} forward and {evaluation.cost.backwards:,} backward member passes, "
-        f"{evaluation.seconds:.1f} s."
-    )
-    choices = "; ".join(f"{what} chosen on {split}" for what, split in evaluation.chosen_on.items())
-    said.append(
-        f"Evaluated on {called(evaluation.data, evaluation.split)}, {evaluation.n} inputs"
-        + (f"; {choices}." if choices else ".")
-    )
-    said += [f"Note: {note}." for note in evaluation.notes]
-    said += _warnings(evaluation)
-    return said
+    about = [f"{called(evaluation.data, evaluation.split)}, {evaluation.n} inputs"]
+    about += [f"{what} chosen on {split}" for what, split in evaluation.chosen_on.items()]
+    return [
+        *said,
+        f"Worst cases found by: {found}.",
+        f"Cost: {cost.forwards:,} forward and {cost.backwards:,} backward member passes, {evaluation.seconds:.1f} s.",
+        f"Evaluated on {'; '.join(about)}.",
+        *(f"Note: {note}." for note in evaluation.notes),
+        *_warnings(evaluation),
+    ]
 
 
 def _pairs(evaluation: Evaluation) -> str:

@@ -1,6 +1,4 @@
-"""Other libraries: their attacks, scikit-learn classifiers as members and as an interface, one model for code that
-expects one.
-"""
+"""Other libraries: their attacks, scikit-learn's classifiers and interface, one model for code that expects one."""
 
 from randens.interop.attack_libraries import (
     Foreign,

@@ -45,8 +45,7 @@ _AUTOATTACK_VERSIONS = {
 
 
 class View(nn.Module):
-    """The classifier that a foreign attack receives: logits of one member, or log-probabilities of the
-    mixture, [k, C].
+    """What a foreign attack receives as classifier: logits of a member, or the mixture's log-probabilities, [k, C].
 
     Members are hidden from `parameters`, `train`, `zero_grad` and `to`. Every pass is counted in the search's
     cost. Inputs are given in the box `low`..`high`. With `unit` they are scaled to 0..1, and vectors become

@@ -40,8 +40,7 @@ _MOST_EXACT = 10
 
 @dataclass(eq=False, repr=False)
 class RandomizedEnsembleClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """A randomized ensemble of M classifiers, trained and weighted against an adversary; a member is drawn
-    per input.
+    """M classifiers, trained and weighted against an adversary, of which one is drawn per input.
 
     Parameters
     ----------
@@ -288,9 +287,7 @@ class RandomizedEnsembleClassifier(ClassifierMixin, BaseEstimator):  # type: ign
 
     @staticmethod
     def _judges(rec: RandomizedEnsemble, threat: Threat, seed: int) -> list[Attack]:
-        """Return the exact attack if it is affordable; else `saddle`, and random search for members without
-        gradients.
-        """
+        """The exact attack if it is affordable; else `saddle`, and random search for members without gradients."""
         linear = all(
             isinstance(m, models.Classifier) and m.architecture["name"] == "linear" for m in rec.members
         )

@@ -112,7 +112,8 @@ class Adapted(nn.Module):
     Parameters
     ----------
     module : nn.Module
-        Any classifier whose answer `logits_of` understands.
+        A classifier whose answer `logits_of` understands: a tensor, a tuple that starts with one, a mapping or an
+        object with ``logits`` (Hugging Face), or a single logit for class 1.
     mean, std : sequence of float, optional
         Per channel; the module is given (x − mean) / std.
 
@@ -157,12 +158,8 @@ def adapt(
 
     Parameters
     ----------
-    module : nn.Module
-        A classifier whose answer `logits_of` understands: a tensor, a tuple that starts with one, a mapping or an
-        object with ``logits`` (Hugging Face), or a single logit for class 1.
-    mean, std : sequence of float, optional
-        The normalisation that the classifier expects, per channel. The member itself takes plain pixels in
-        [0, 1], so that attacks work on pixels.
+    module, mean, std
+        As for `Adapted`. The member itself takes plain pixels in [0, 1], so that attacks work on pixels.
 
     Returns
     -------

@@ -87,7 +87,7 @@ class Classifier(nn.Module):
 
 
 @dataclass(frozen=True)
-class _Body:
+class _Network:
     """make: called with input shape, classes and options. smallest: the least height and width of an image, None
     where inputs need not be images. options: the network's own, with their usual values."""
 
@@ -97,15 +97,15 @@ class _Body:
 
 
 _small_resnet = partial(networks.ResNet, projections=False)
-_BODIES: Mapping[str, _Body] = {
-    "convnet": _Body(networks.ConvNet, 2, {"width": 16, "hidden": 64}),
-    "linear": _Body(networks.Linear),
-    "mlp": _Body(networks.MLP, None, {"width": 128, "depth": 2}),
-    "mobilenetv1": _Body(networks.MobileNetV1, 8, {"width": 32}),
-    "resnet18": _Body(partial(networks.ResNet, blocks=(2, 2, 2, 2), projections=True), 8, {"width": 64}),
-    "resnet20": _Body(partial(_small_resnet, blocks=(3, 3, 3)), 4, {"width": 16}),
-    "resnet8": _Body(partial(_small_resnet, blocks=(1, 1, 1)), 4, {"width": 16, "stride": 1}),
-    "strided": _Body(networks.StridedNet, 4, {"width": 16}),
+_NETWORKS: Mapping[str, _Network] = {
+    "convnet": _Network(networks.ConvNet, 2, {"width": 16, "hidden": 64}),
+    "linear": _Network(networks.Linear),
+    "mlp": _Network(networks.MLP, None, {"width": 128, "depth": 2}),
+    "mobilenetv1": _Network(networks.MobileNetV1, 8, {"width": 32}),
+    "resnet18": _Network(partial(networks.ResNet, blocks=(2, 2, 2, 2), projections=True), 8, {"width": 64}),
+    "resnet20": _Network(partial(_small_resnet, blocks=(3, 3, 3)), 4, {"width": 16}),
+    "resnet8": _Network(partial(_small_resnet, blocks=(1, 1, 1)), 4, {"width": 16, "stride": 1}),
+    "strided": _Network(networks.StridedNet, 4, {"width": 16}),
 }
 
 
@@ -122,7 +122,7 @@ def names() -> tuple[str, ...]:
     >>> "resnet20" in names()
     True
     """
-    return tuple(sorted(_BODIES))
+    return tuple(sorted(_NETWORKS))
 
 
 def create(
@@ -166,9 +166,9 @@ def create(
     >>> model(torch.zeros(2, 3, 32, 32)).shape
     torch.Size([2, 10])
     """
-    if name not in _BODIES:
-        unknown("model", name, _BODIES)
-    known = _BODIES[name]
+    if name not in _NETWORKS:
+        unknown("model", name, _NETWORKS)
+    known = _NETWORKS[name]
     shape = _input_shape(input_shape)
     _positive("classes", classes, minimum=2)
     if width is not None:
@@ -207,15 +207,14 @@ def create(
 
 
 def build(architecture: Mapping[str, Any], *, seed: int = 0) -> Classifier:
-    """Build the network that `architecture` describes (as read from JSON), so that weights can be loaded into
-    it.
+    """Build the network that `architecture` describes (as read from JSON), to load weights into.
 
     Its initial weights are those of `seed`; torch's global generator is not used.
 
     Parameters
     ----------
     architecture : mapping
-        As a `Classifier` carries it.
+        As a `Classifier` carries it: name, classes, input_shape and the network's own options.
     seed : int
         Of the weights until others are loaded.
 
@@ -247,7 +246,7 @@ def weights(architecture: Mapping[str, Any]) -> int:
     Parameters
     ----------
     architecture : mapping
-        As `network.architecture` gives it: name, classes, input_shape and the network's own options.
+        As for `build`.
 
     Returns
     -------
@@ -259,8 +258,8 @@ def weights(architecture: Mapping[str, Any]) -> int:
     >>> weights({"name": "linear", "classes": 3, "input_shape": [1, 2, 2]})
     15
     """
-    if str(architecture.get("name")) not in _BODIES:
-        unknown("model", str(architecture.get("name")), _BODIES)
+    if str(architecture.get("name")) not in _NETWORKS:
+        unknown("model", str(architecture.get("name")), _NETWORKS)
     try:
         with torch.device("meta"):
             body = build(architecture).body

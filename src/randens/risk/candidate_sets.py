@@ -59,10 +59,8 @@ def candidate_sampling(profile: RiskProfile, *, clean_risks: ArrayLike | None = 
 
     Parameters
     ----------
-    profile : RiskProfile
-        What attacks have found.
-    clean_risks : array, optional
-        Break ties between equally good probabilities.
+    profile, clean_risks
+        As for `exact_sampling`.
 
     Returns
     -------

@@ -1,5 +1,4 @@
-"""Choose sampling probabilities by an upper confidence bound of the true risk, not by the risk on the given
-inputs.
+"""Choose sampling probabilities by an upper confidence bound of the true risk, not by the risk on these inputs.
 
 With r_k(α) = max_{u ∈ U_k} u·α the risk at inputs of configuration k and p_k their frequency among n inputs, the
 bound is the worst mean over all weights q of the inputs near p (distributionally robust, χ² ball):
@@ -146,8 +145,7 @@ def confident_sampling(
         chosen = profile.best_rows(point)
         fooled = unpack(profile.masks[chosen], members)
         q = worst_weights(profile.weights, fooled @ point - offsets, radius)
-        # The probabilities sum to 1, so a constant can be added to all coefficients and cuts stay linear in
-        # α.
+        # The probabilities sum to 1, so a constant added to all coefficients keeps a cut linear in α.
         cut = q @ fooled - float(q @ offsets)
         rows.append(chosen)
         weights.append(q)
@@ -199,14 +197,10 @@ def upper_bound(
 
     Parameters
     ----------
-    profile : RiskProfile
-        η on n inputs; its `size` must be known.
+    profile, confidence, reference
+        As for `confident_sampling`.
     probs : array [M]
         α.
-    confidence : float
-        One-sided, between ½ and 1.
-    reference : array [M], str or None
-        β [M] or "uniform"; None bounds the risk itself.
 
     Returns
     -------

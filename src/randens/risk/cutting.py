@@ -20,16 +20,15 @@ from randens.risk.confidence import ConfidentSampling, confident_sampling, upper
 from randens.risk.exact_lp import exact_sampling
 from randens.risk.profile import RiskProfile
 
-__all__ = ["Oracle", "Solver", "Watch", "cutting_planes"]
+__all__ = ["Oracle", "Solver", "AfterSweep", "cutting_planes"]
 
 Oracle = Callable[[NDArray[np.float64]], RiskProfile]
-"""Attacks every input at the given probabilities, keeps what it finds in a pool, and returns the pool's
-profile.
+"""Attacks every input at the given probabilities; returns the profile of the pool of everything found.
 
 The pool must only grow, and the same inputs must be attacked every time.
 """
 
-Watch = Callable[[NDArray[np.float64], float, float, float], None]
+AfterSweep = Callable[[NDArray[np.float64], float, float, float], None]
 """Called as watch(probs attacked, their risk, the best risk so far, lower bound) after every sweep."""
 
 
@@ -46,7 +45,7 @@ def cutting_planes(
     clean_risks: ArrayLike | None = None,
     confidence: float | None = None,
     progress: Progress | None = None,
-    watch: Watch | None = None,
+    watch: AfterSweep | None = None,
     solver: Solver | None = None,
     tried: Sequence[ArrayLike] = (),
     profile: RiskProfile | None = None,
@@ -114,8 +113,7 @@ def cutting_planes(
             report("sampling", sweeps, limit)
         lowest = solve(profile)
         iterations += lowest.iterations
-        # The pool has grown since the earlier points were attacked, and may now hold worse witnesses for
-        # them.
+        # The pool has grown since earlier points were attacked, and may hold worse witnesses for them.
         risks = [_objective(profile, point, confidence) for point in attacked]
         clean = np.zeros(len(alpha)) if clean_risks is None else np.asarray(clean_risks, dtype=np.float64)
         best = min(range(len(risks)), key=lambda k: (risks[k], float(attacked[k] @ clean)))

@@ -51,10 +51,8 @@ def best_step(start: ArrayLike, iterations: int) -> float:
 
     Parameters
     ----------
-    start : array
-        α at the beginning.
-    iterations : int
-        T.
+    start, iterations
+        As for `theorem4_bound`.
 
     Returns
     -------

@@ -85,9 +85,7 @@ def attackers_strategy(craft: Adversary, victims: Victims, start: Start) -> Stra
 
 
 def _solved(pool: WitnessPool) -> Strategy:
-    """Solve by cutting planes: a cut is the attacker's best response to one α, its multiplier the probability
-    of it.
-    """
+    """By cutting planes: a cut is the attacker's best response to one α, its multiplier the probability of it."""
     program = CutProgram(pool.members)
     alpha = np.full(pool.members, 1 / pool.members)
     answers: list[NDArray[np.int64]] = []

@@ -1,5 +1,4 @@
-"""Functions that make members differ: tied paths, distilled features, the linearised game, a bounded risk,
-teachers.
+"""What makes members differ: tied paths, distilled features, the linearised game, a bounded risk, teachers.
 
 The methods of `randens.training.methods` that are designed to make drawing pay use these functions. Drawing
 lowers the risk only if the members' gradients conflict, so that one perturbation cannot fool all members; see
@@ -32,8 +31,7 @@ __all__ = [
 
 
 def tied_paths(members: Sequence[nn.Module]) -> list[nn.Module]:
-    """Return members that share every tensor except the weights of one middle layer, which are mutually
-    orthogonal.
+    """Members that share every tensor except the weights of one middle layer, which are mutually orthogonal.
 
     The shared tensors are those of the first member. The layer is the middle one of all convolutions and
     linear layers. Filter by filter, the members' copies are orthogonal and have the norm of the first
@@ -112,8 +110,7 @@ def distilled(craft: Adversary, victim: Forward, start: Start, order: Tensor) ->
 
 
 def game_value(forwards: Sequence[Forward], x: Tensor, y: Tensor, threat: Threat) -> tuple[Tensor, Tensor]:
-    """Return the value of the linearised game with one perturbation of size ε, per input and in units of ε,
-    [n].
+    """The value of the linearised game with one perturbation of size ε, per input and in units of ε, [n].
 
     With margins m_i and their gradients w_i at x: J = mean_i m_i/(ε‖w_i‖_q) − ‖mean_i w_i/‖w_i‖_q‖_q, the value at
     λ uniform of the game between a perturbation and the members. Where J > 0 one perturbation cannot fool all

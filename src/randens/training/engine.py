@@ -350,8 +350,7 @@ class Engine:
             try:
                 indices = range(checkpoint.position["finished"])
                 self.add_finished([part(checkpoint.tensors, f"finished.{index}") for index in indices])
-                # If the recipe now has fewer members than are finished, the run ends with the finished
-                # ones.
+                # If the recipe now has fewer members, the run ends with the finished ones.
                 if checkpoint.position["stage"] is not None and len(self.finished) < self.recipe.members:
                     stage = self._begin()
                     restore(stage, checkpoint, self.batches)

@@ -63,8 +63,7 @@ class Roster:
 
 @dataclass(frozen=True)
 class Lesson:
-    """A batch for the members that are trained on it: adversarial inputs of each, and the function that runs
-    each.
+    """A batch for the members trained on it: adversarial inputs of each, and the function that runs each.
 
     `members` are the modules behind `forwards`, `teachers` the frozen members that the stage started from.
     """
@@ -116,7 +115,7 @@ class Method:
         return roster.trained, uniform(len(roster.trained))
 
     def judged(self, roster: Roster) -> RandomizedEnsemble:
-        """Return the value by which checkpoints of a stage are compared: its risk under attack on validation data."""
+        """The ensemble by whose risk under attack on validation data the checkpoints of a stage are compared."""
         return RandomizedEnsemble(list(roster.trained))
 
     def begun(self, members: list[nn.Module]) -> list[nn.Module]:
@@ -251,9 +250,7 @@ class BAT(Method):
 
 
 class _Together(Method):
-    """Train all members at once, each on its own adversarial examples: IAT in one stage, the base of other
-    methods.
-    """
+    """IAT in one stage, the base of other methods: all members at once, each on its own adversarial examples."""
 
     def stages(self, members: int) -> list[int]:
         return [members]

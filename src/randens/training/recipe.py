@@ -73,7 +73,7 @@ NotNegative = Annotated[float, BeforeValidator(_fraction), Field(ge=0, allow_inf
 Share = Annotated[float, BeforeValidator(_fraction), Field(ge=0, lt=1, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 _AtOnce = Literal["joint", "shared", "paths", "features", "conflict", "bounded", "distil"]
-Method = Literal[_AtOnce, "at", "iat", "mrboost", "barre", "bat", "columns"]
+MethodName = Literal[_AtOnce, "at", "iat", "mrboost", "barre", "bat", "columns"]
 
 
 AttackName = Annotated[str, AfterValidator(current_name)]
@@ -264,7 +264,7 @@ class Recipe(_Part):
     (1, 0.0314)
     """
 
-    method: Method
+    method: MethodName
     members: Count = 1
     epochs: Count
     later_epochs: Count | None = None

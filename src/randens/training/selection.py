@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from randens.risk import rule_of_thumb
-from randens.training.methods import Method, Roster, Weights
+from randens.training.methods import Method, Roster
 from randens.training.recipe import Recipe
 from randens.training.state import Best, Stage
 from randens.training.validation import Batch, Validated, attacked, validation_attack
@@ -64,30 +64,23 @@ class CheckpointRule:
         risks = verdict.pool.profile().member_risks
         if self.method.watched:
             # Only the members in training can lose robustness; they are the last of those attacked.
-            yield from self._overfitting(stage, 1 - float(np.max(risks[-len(stage.trained) :])), accuracy)
+            robust = 1 - float(np.max(risks[-len(stage.trained) :]))
+            stage.watch = stage.watch.seen(robust, accuracy, self.part.collapse)
+            if stage.watch.faults:
+                best = stage.watch.best
+                said = (
+                    f"catastrophic overfitting, accuracy under attack fell from {best:.1%} to {robust:.1%} while "
+                    f"training accuracy rose to {accuracy:.1%}"
+                )
+                yield self._remark("overfitting", said, stage.watch.faults, robust=robust, best=best)
         if self.part.rule_of_thumb and len(stage.probs) > 1:
-            yield from self._rule_of_thumb(stage, risks)
+            # Equation 15 for the member in training, which is the last one.
+            risk, limit = float(risks[-1]), float(rule_of_thumb(risks[:-1]).high)
+            stage.watch = stage.watch.within(risk <= limit)
+            if stage.watch.strays:
+                said = f"its risk {risk:.1%} is above {limit:.1%}, the rule of thumb's limit"
+                yield self._remark("rule-of-thumb", said, stage.watch.strays, risk=risk, limit=limit)
 
-    def _overfitting(self, stage: Stage, robust: float, accuracy: float) -> Iterator[Remark]:
-        watch = stage.watch = stage.watch.seen(robust, accuracy, self.part.collapse)
-        if watch.faults:
-            stops = watch.faults >= self.part.patience
-            yield Remark(
-                "overfitting",
-                f"catastrophic overfitting, accuracy under attack fell from {watch.best:.1%} to {robust:.1%} while "
-                f"training accuracy rose to {accuracy:.1%}; {_ENDS if stops else 'watching'}",
-                {"robust": robust, "best": watch.best, "stops": stops},
-            )
-
-    def _rule_of_thumb(self, stage: Stage, risks: Weights) -> Iterator[Remark]:
-        """Equation 15 for the member in training, which is the last of `risks`."""
-        limit = float(rule_of_thumb(risks[:-1]).high)
-        watch = stage.watch = stage.watch.within(bool(risks[-1] <= limit))
-        if watch.strays:
-            stops = watch.strays >= self.part.patience
-            yield Remark(
-                "rule-of-thumb",
-                f"its risk {risks[-1]:.1%} is above {limit:.1%}, the rule of thumb's limit; "
-                + (_ENDS if stops else "watching"),
-                {"risk": float(risks[-1]), "limit": limit, "stops": stops},
-            )
+    def _remark(self, event: str, said: str, times: int, **values: float) -> Remark:
+        stops = times >= self.part.patience
+        return Remark(event, f"{said}; {_ENDS if stops else 'watching'}", {**values, "stops": stops})

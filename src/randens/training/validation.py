@@ -65,8 +65,7 @@ class Validated:
 
 
 def attacked(rec: RandomizedEnsemble, x: Tensor, y: Tensor, attack: Attack) -> Validated:
-    """Attack `rec` at its α on (x, y); the batches are divided among the ranks, and every rank gets the whole
-    result.
+    """Attack `rec` at its α on (x, y); ranks share the batches, and every rank gets the whole result.
 
     A batch's random numbers depend only on its number, so the number of ranks does not change the result.
     """
@@ -85,9 +84,7 @@ def validation_attack(recipe: Recipe, name: str) -> Attack:
 
 
 def directions(members: Sequence[nn.Module], x: Tensor, y: Tensor, threat: Threat) -> Conflict | None:
-    """Return the joint reach of the members on validation data; None for one member or a threat without a
-    dual norm.
-    """
+    """The joint reach of the members on validation data; None for one member or a threat without a dual norm."""
     if len(members) == 1 or not threat.is_ball:
         return None
     return conflict_of(RandomizedEnsemble(members), Inputs(x, y, "held", "validation"), threat)
