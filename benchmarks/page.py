@@ -70,7 +70,7 @@ _TEXTS = {
     "step that is best for Theorem 4.",
     "cutting_planes": "The same question with real attacks: three small networks on digits, every sweep attacks all "
     "inputs with the saddle climber. All answers are scored on the pool of all perturbations found.",
-    "training": "ResNet-20, three crafting gradients per step.",
+    "training": "ResNet-20; three crafting gradients per step, unless a row says N-FGSM (one) or PGD-2.",
     "augmentation": "Against the cheapest training step there is, a natural one.",
     "inference": "ResNet-20, one thread. *Lean* keeps only drawn members in memory. One session called again and again "
     "finds its weights in the processor's cache; M sessions in turn do not. So a prediction is also compared with *all "
