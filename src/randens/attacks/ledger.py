@@ -41,6 +41,7 @@ class Ledger:
         self._set_count = torch.zeros(self.n, dtype=torch.int64, device=self.device)
         self.resistance = torch.zeros(self.n, self.members, dtype=torch.int64, device=self.device)
         self.safe = torch.zeros(self.n, self.members, dtype=torch.bool, device=self.device)
+        self._left_out = torch.zeros(self.n, dtype=torch.bool, device=self.device)
         self._refused = torch.zeros(self.n, 0, self.members, dtype=torch.bool, device=self.device)
         self._kept: list[tuple[Tensor, Tensor, Tensor, str]] = []
         self._kept_rows = self._new_from = 0
@@ -67,6 +68,16 @@ class Ledger:
         finally:
             self.source = before
 
+    @contextlib.contextmanager
+    def leaving_out(self, rows: Tensor | None) -> Iterator[None]:
+        """Count the inputs `rows` (bool [n]) as finished in this context."""
+        before = self._left_out
+        self._left_out = before if rows is None else before | rows
+        try:
+            yield
+        finally:
+            self._left_out = before
+
     @property
     def finished(self) -> Tensor:
         """Bool [n]: one known perturbation fools every member that can be drawn, but for those proved safe."""
@@ -74,10 +85,10 @@ class Ledger:
 
     @property
     def unfinished(self) -> Tensor:
-        """Rows whose risk can still increase."""
+        """Rows whose risk can still increase, but for those left out."""
         if not self.drop_finished:
             return torch.arange(self.n, device=self.device)
-        return (~self.finished).nonzero().flatten()
+        return (~(self.finished | self._left_out)).nonzero().flatten()
 
     def weigh(self, values: Tensor) -> Tensor:
         """Σ_i α_i values_i, [k]: of sets of members [k, M] the risk u·α.

