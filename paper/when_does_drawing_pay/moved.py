@@ -1,7 +1,7 @@
 """Training images of digits turned, scaled and shifted a little: copies against overfitting.
 
-All networks of the study are more robust on their training images than on others. Copies make the difference smaller, for
-single networks and ensembles alike. Both are trained on the same copies. Only the images themselves are judged.
+The study's networks are more robust on their training images than on others, single networks and ensembles alike. Both
+are trained on the same copies. Only the images themselves are judged.
 """
 
 from __future__ import annotations
