@@ -1,7 +1,7 @@
-"""Training images of digits turned, scaled and shifted a little: copies that keep small networks from overfitting.
+"""Training images of digits turned, scaled and shifted a little: copies against overfitting.
 
-Ensembles that are trained together fit the training images better than one network does. Without copies most of that is
-lost on other images. Single networks are trained on the same copies. Only the images themselves are judged.
+The study's networks are more robust on their training images than on others, single networks and ensembles alike. Both
+are trained on the same copies. Only the images themselves are judged.
 """
 
 from __future__ import annotations

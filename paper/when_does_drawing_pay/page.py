@@ -39,10 +39,10 @@ from paper.when_does_drawing_pay.plan import (
     NARROW_LENGTHS,
     NORMS,
     RADII,
-    SCRATCH,
     SEEDS,
     SMALL_FINAL,
     STRIDED,
+    TRIED,
     WIDTHS,
     ZOO,
     Cell,
@@ -334,17 +334,18 @@ def _verdict() -> str:
             f"Doubling the epochs of AT from {longest // 2} to {longest} changes single networks by {_points(change)} "
             f"points on validation data: {'their plateau' if abs(change) < PLATEAU else 'not their plateau'}."
         )
-    partly, plain = final(), final(FINALS[1])
-    if shown == FINAL and plain.results:
+    partly, without = final(), next(cell for cell in FINALS if cell.member.data != MOVED)
+    plain = final(without)
+    if shown.member.data == MOVED and plain.results:
         said += (
             f" Without moved copies of the training images the best single networks reach "
-            f"{_percent(float(plain.single.mean()))} %, and {FINALS[1].members} members drawn evenly "
+            f"{_percent(float(plain.single.mean()))} %, and {without.members} members drawn evenly "
             f"{_percent(float(plain.drawn.mean()))} %."
         )
     if shown != FINAL and partly.results:
         low, high = partly.interval()
         said += (
-            f" With moved copies of the training images, members of {FINAL.total} epochs, {len(partly.results)} of "
+            f" {FINAL.members} members of {FINAL.total} epochs on moved copies of the images, {len(partly.results)} of "
             f"{len(FINAL_SEEDS)} seeds so far: drawn evenly {_percent(float(partly.drawn.mean()))} %, "
             f"{_points(float((partly.drawn - partly.single).mean()))} points ({_points(low)} to {_points(high)}) "
             "against the best single network."
@@ -354,7 +355,7 @@ def _verdict() -> str:
 
 def _copied() -> str:
     """On validation data: the ensembles that were tried with copies, and AT of their lengths."""
-    tried = (*SCRATCH, FINAL)
+    tried = (*TRIED, FINAL)
     lengths = sorted({cell.member.epochs for cell in tried})
     shown = [(f"AT, {MEMBERS} members, {e} epochs", _like(data=MOVED, epochs=e)) for e in lengths]
     for cell in tried:

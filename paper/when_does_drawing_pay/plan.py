@@ -20,10 +20,10 @@ __all__ = [
     "FINALS",
     "FINAL_SEEDS",
     "MOVED",
-    "SCRATCH",
     "SMALL_FINAL",
     "STACKED",
     "STRIDED",
+    "TRIED",
     "ZOO",
     "Cell",
     "Member",
@@ -273,7 +273,7 @@ def _cells() -> Iterable[Cell]:
         *(Cell(member=Member(width=NARROW, epochs=epochs)) for epochs in NARROW_LENGTHS),
         NARROW_BOUNDED,
         *(Cell(member=Member(MOVED, epochs=epochs)) for epochs in MOVED_LENGTHS),
-        *SCRATCH,
+        *TRIED,
         FINAL,
     ]
     for group in groups:
@@ -282,10 +282,13 @@ def _cells() -> Iterable[Cell]:
 
 # Of the final comparison, with `singles`: the best on validation data; then those that were compared before.
 FINAL = Cell("bounded", Member(MOVED, epochs=MOVED_LENGTHS[-1]), members=MANY, weight=SHARE)
-# From random weights: as many members as possible, and members trained for as long as the longest single networks.
-SCRATCH = tuple(
-    Cell("bounded", Member(MOVED, epochs=epochs), members=members, weight=SHARE, scratch=True)
-    for epochs, members in ((50, 2 * MOST), (MOVED_LENGTHS[-1], MANY))
+# On validation data only: from random weights, many members or long training; and twice as many members as the final.
+TRIED = (
+    *(
+        Cell("bounded", Member(MOVED, epochs=epochs), members=members, weight=SHARE, scratch=True)
+        for epochs, members in ((50, 2 * MOST), (MOVED_LENGTHS[-1], MANY))
+    ),
+    replace(FINAL, members=MOST),
 )
 FINALS = (
     FINAL,
