@@ -59,7 +59,7 @@ BENCHMARKS = (
         "cutting_planes", "probabilities under real attack: cutting planes against Algorithm 1", 240, 90
     ),
     Benchmark(
-        "training", "a training step against its bare passes; layouts, precisions, processes", 600, 120
+        "training", "a training step against its bare passes; layouts, precisions, processes", 900, 120
     ),
     Benchmark("witness_store", "what the witness store saves and costs", 600, 240, needs_members=True),
     Benchmark("augmentation", "augmentation as a share of a training step", 120, 60),

@@ -123,12 +123,13 @@ class Images:
 
     def batch(self, rows: Tensor, craft: Adversary, generators: Sequence[torch.Generator]) -> Batch:
         """rows [S, n]: the images of every run, whose attack begins where its generator says, as the engine's does."""
-        x = self.x[rows]
         if self.limits is None:
+            x = self.x[rows]
             begun = [craft.begin(one, generator) for one, generator in zip(x, generators, strict=True)]
             return Batch(x.flatten(2), self.y[rows], torch.stack(begun).flatten(2), None)
-        low, high = (limit[rows].flatten(2) for limit in self.limits)
-        x, eps = x.flatten(2), craft.threat.eps
+        # Whole rows are copied: twice as fast as indexing, which goes number by number.
+        x, low, high = (F.embedding(rows, value.flatten(1)) for value in (self.x, *self.limits))
+        eps = craft.threat.eps
         for one, generator in zip(noise := torch.empty_like(x), generators, strict=True):
             one.uniform_(-eps, eps, generator=generator)
         return Batch(x, self.y[rows], torch.minimum(torch.maximum(x + noise, low), high), (low, high))

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paper.when_does_drawing_pay.final import compared, finals
+from paper.when_does_drawing_pay.moved import COPIES
 from paper.when_does_drawing_pay.plan import (
     AVERAGES,
     BASE,
@@ -31,6 +32,8 @@ from paper.when_does_drawing_pay.plan import (
     MEMBERS,
     MOST,
     MOST_LENGTHS,
+    MOVED,
+    MOVED_LENGTHS,
     NARROW,
     NARROW_BOUNDED,
     NARROW_LENGTHS,
@@ -39,6 +42,7 @@ from paper.when_does_drawing_pay.plan import (
     SEEDS,
     SMALL_FINAL,
     STRIDED,
+    TRIED,
     WIDTHS,
     ZOO,
     Cell,
@@ -60,6 +64,7 @@ WORDS = {
     "shared-0.5": "½ of the examples common",
     "bounded-0.5": "½ common, bounded risk",
     "bounded-0.75": "¾ common, bounded risk",
+    "bounded-0.5-scratch": "½ common, bounded risk, from random weights",
     "shared-1": "all examples common (joint training)",
     "columns": "column generation",
     "conflict": "value of the linearised game",
@@ -156,6 +161,7 @@ def axes_of_the_map() -> list[tuple[str, list[tuple[str, Group]]]]:
             f"epochs, width {NARROW}",
             [(str(e), _like(epochs=e, width=NARROW)) for e in NARROW_LENGTHS],
         ),
+        ("epochs, moved copies", [(str(e), _like(data=MOVED, epochs=e)) for e in MOVED_LENGTHS]),
         (
             f"epochs, {MOST} members by bounded",
             [(str(e), _like("bounded", 0.5, epochs=e, members=MOST)) for e in MOST_LENGTHS],
@@ -318,25 +324,46 @@ def _verdict() -> str:
     goal = f"{100 * TARGET:.0f} points in {len(FINAL_SEEDS) - 1} of {len(FINAL_SEEDS)} seeds"
     met = found.seeds >= len(FINAL_SEEDS) - 1
     said += f"The target, {goal}, is {'met' if met else 'missed'}."
-    longest, total = max(LENGTHS), shown.member.epochs + shown.member.further
-    before, after = (_like(epochs=epochs) for epochs in (longest // 2, longest))
+    data, total = shown.member.data, shown.total
+    longest, alone = max(_lengths(data)), max(one.epochs + one.more for one in singles(shown))
+    before, after = (_like(data=data, epochs=epochs) for epochs in (longest // 2, longest))
     if before and after:
         change = after.members - before.members
         said += (
-            f" The longest single networks were trained for {longest} epochs, the members for {total} in all. "
+            f" The longest single networks were trained for {alone} epochs, the members for {total} in all. "
             f"Doubling the epochs of AT from {longest // 2} to {longest} changes single networks by {_points(change)} "
             f"points on validation data: {'their plateau' if abs(change) < PLATEAU else 'not their plateau'}."
         )
-    partly = final()
+    partly, without = final(), next(cell for cell in FINALS if cell.member.data != MOVED)
+    plain = final(without)
+    if shown.member.data == MOVED and plain.results:
+        said += (
+            f" Without moved copies of the training images the best single networks reach "
+            f"{_percent(float(plain.single.mean()))} %, and {without.members} members drawn evenly "
+            f"{_percent(float(plain.drawn.mean()))} %."
+        )
     if shown != FINAL and partly.results:
         low, high = partly.interval()
         said += (
-            f" Members of {FINAL.member.epochs + FINAL.member.further} epochs, {len(partly.results)} of "
+            f" {FINAL.members} members of {FINAL.total} epochs on moved copies of the images, {len(partly.results)} of "
             f"{len(FINAL_SEEDS)} seeds so far: drawn evenly {_percent(float(partly.drawn.mean()))} %, "
             f"{_points(float((partly.drawn - partly.single).mean()))} points ({_points(low)} to {_points(high)}) "
             "against the best single network."
         )
     return said
+
+
+def _copied() -> str:
+    """On validation data: the ensembles that were tried with copies, and AT of their lengths."""
+    tried = (*TRIED, FINAL)
+    lengths = sorted({cell.member.epochs for cell in tried})
+    shown = [(f"AT, {MEMBERS} members, {e} epochs", _like(data=MOVED, epochs=e)) for e in lengths]
+    for cell in tried:
+        start = "from random weights" if cell.scratch else f"from AT of {cell.member.epochs} epochs"
+        name = f"{cell.members} members by `{cell.method}`, {start}, {cell.total} epochs in all"
+        shown.append((name, group(replace(cell, seed=seed) for seed in SEEDS)))
+    rows = [_row(name, one) for name, one in shown if one]
+    return "\n".join(_table(("moved copies, validation", *_HEAD), rows)) if rows else "Not computed yet."
 
 
 def _final(cell: Cell = FINAL) -> str:
@@ -377,14 +404,19 @@ def _final(cell: Cell = FINAL) -> str:
 
 def _earlier(cell: Cell) -> str:
     """A comparison with other ensembles, by the same rule for the single networks."""
-    total = cell.member.epochs + cell.member.further
-    said = f"{cell.members} members of {cell.member.epochs} epochs, trained together up to epoch {total}:"
+    said = (
+        f"{cell.members} members of {cell.member.epochs} epochs, trained together up to epoch {cell.total}:"
+    )
     return f"{said}\n\n{_final(cell)}"
 
 
-def plateau(lengths: Sequence[int] = LENGTHS, width: int = Member().width) -> int | None:
+def _lengths(data: str) -> tuple[int, ...]:
+    return MOVED_LENGTHS if data == MOVED else LENGTHS
+
+
+def plateau(lengths: Sequence[int] = LENGTHS, **changes: Any) -> int | None:
     """From which length on every doubling changes the members by less than half a point; None where none does."""
-    steps = [(epochs, _like(epochs=epochs, width=width)) for epochs in lengths]
+    steps = [(epochs, _like(epochs=epochs, **changes)) for epochs in lengths]
     there = [(epochs, one) for epochs, one in steps if one]
     start = None
     for (short, before), (long, after) in reversed(list(pairwise(there))):
@@ -394,11 +426,11 @@ def plateau(lengths: Sequence[int] = LENGTHS, width: int = Member().width) -> in
     return start
 
 
-def _plateau(lengths: Sequence[int] = LENGTHS, width: int = Member().width) -> str:
-    there = [one for epochs in lengths if (one := _like(epochs=epochs, width=width))]
-    changes = [_points(after.members - before.members) for before, after in pairwise(there)][-3:]
-    listed = f" The last lengths differ by {', '.join(changes)} points." if len(changes) > 1 else ""
-    start = plateau(lengths, width)
+def _plateau(lengths: Sequence[int] = LENGTHS, **changes: Any) -> str:
+    there = [one for epochs in lengths if (one := _like(epochs=epochs, **changes))]
+    steps = [_points(after.members - before.members) for before, after in pairwise(there)][-3:]
+    listed = f" The last lengths differ by {', '.join(steps)} points." if len(steps) > 1 else ""
+    start = plateau(lengths, **changes)
     if start is None:
         said = "The last doubling of the epochs still changes the members by half a point or more: no plateau yet."
     else:
@@ -464,11 +496,16 @@ def write_page(target: Path, figures: Mapping[str, str]) -> None:
         ("Training length", _plateau()),
         (
             f"Training length, {NARROW} units",
-            f"{_plateau(NARROW_LENGTHS, NARROW)} {_narrow()}",
+            f"{_plateau(NARROW_LENGTHS, width=NARROW)} {_narrow()}",
+        ),
+        (
+            "Training length, moved copies",
+            f"An epoch is over {COPIES} moved copies of every image: {COPIES} times as many steps as above. "
+            f"{_plateau(MOVED_LENGTHS, data=MOVED)}",
         ),
         (
             f"Training length, {MOST} members by `bounded`",
-            "Epochs of AT before `bounded`, which adds half as many. The final comparison takes the last.",
+            "Epochs of AT before `bounded`, which adds half as many.",
         ),
         ("Width", "Units of each hidden layer."),
         ("Radius", "Members are trained and attacked at ε."),
@@ -492,9 +529,10 @@ def write_page(target: Path, figures: Mapping[str, str]) -> None:
         members=MEMBERS,
         base=BASE,
         further=FURTHER,
+        copies=COPIES,
         epochs=FINAL.member.epochs,
-        total=FINAL.member.epochs + FINAL.member.further,
-        longest=max(LENGTHS),
+        total=FINAL.total,
+        copied=_copied(),
         small_width=SMALL_FINAL.member.width,
         small_epochs=SMALL_FINAL.member.epochs,
         small_further=SMALL_FINAL.member.further,
@@ -555,15 +593,12 @@ def _zoo() -> str:
 def _cifar() -> str:
     """The tables of CIFAR-10, or that there are none yet."""
     small = [(cell, group([cell])) for cell in CIFAR if cell.member.data == AVERAGES]
-    rows = [
-        [f"{WORDS[cell.label]}, {cell.member.epochs} epochs{_twice(cell)}", *_row("", one)[1:-1]]
-        for cell, one in small
-        if one
-    ]
+    rows = [[_small_name(cell), *_row("", one)[1:-1]] for cell, one in small if one]
     said = ["Not computed yet: `python -m paper.when_does_drawing_pay cifar10`."]
     if rows:
         said = _table(("method", *_HEAD[:-1]), rows)
-    lengths = [(cell.member.epochs, one) for cell, one in small if cell.method == "iat" and one]
+    alike = [(cell, one) for cell, one in small if cell.method == "iat" and cell.members == MEMBERS]
+    lengths = [(cell.member.epochs, one) for cell, one in alike if one]
     if len(lengths) > 1:
         (short, before), (long, after) = lengths[-2:]
         change = after.members - before.members
@@ -574,8 +609,10 @@ def _cifar() -> str:
     return "\n".join([*said, "", _small()])
 
 
-def _twice(cell: Cell) -> str:
-    return f", {cell.k} of {cell.members} averaged" if cell.k > 1 else ""
+def _small_name(cell: Cell) -> str:
+    """A row of the table: epochs in all, members and radius."""
+    said = f"{WORDS[cell.label]}, {cell.total} epochs, M = {cell.members}, ε = {cell.member.eps:g}"
+    return said + (f", {cell.k} of {cell.members} averaged" if cell.k > 1 else "")
 
 
 def _network(one: Result) -> str:

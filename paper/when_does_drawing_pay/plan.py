@@ -19,9 +19,11 @@ __all__ = [
     "FINAL",
     "FINALS",
     "FINAL_SEEDS",
+    "MOVED",
     "SMALL_FINAL",
     "STACKED",
     "STRIDED",
+    "TRIED",
     "ZOO",
     "Cell",
     "Member",
@@ -45,8 +47,9 @@ FURTHER = BASE // 2
 MEMBERS = 4
 MANY = 8
 MOST = 16
+SHARE = 0.5  # of the examples that are common, in every ensemble that is compared on test data
 MOST_LENGTHS = (400, 1600, 3200)
-LONG = MOST_LENGTHS[-1]  # epochs of the members that the final comparison starts from
+LONG = MOST_LENGTHS[-1]
 IDEAS: tuple[tuple[str, float | None], ...] = (
     ("bounded", 0.5),
     ("shared", 0.5),
@@ -69,13 +72,18 @@ STACKED = (
     "distil",
 )  # methods of the stacked trainer; the engine trains the others
 AVERAGES = "cifar10-averages"
+MOVED = "digits-moved"  # digits, trained on moved copies; an epoch is over all copies
+MOVED_LENGTHS = (25, 50, 100, 200)
 RECIPE = Path(__file__).parents[2] / "recipes" / "study" / "cifar10-strided-at.toml"
 ATTACKS = ("adaptive-pgd-s", "arc", "arc-r-20", "arc-r-100", "lattice", "saddle", "suite")
 
 
 @dataclass(frozen=True)
 class Member:
-    """One network by adversarial training; what every ensemble of the map is made of, or starts from."""
+    """One network by adversarial training; what every ensemble of the map is made of, or starts from.
+
+    more: so many epochs further. by: with which loss these are; without `more`, all epochs.
+    """
 
     data: str = "digits"
     width: int = 32
@@ -95,12 +103,13 @@ class Member:
     @property
     def name(self) -> str:
         more = f"-and-{self.more}{'' if self.by == 'at' else '-' + self.by}" if self.more else ""
-        return f"{self.data}-at-{self.settings}-s{self.seed}{more}"
+        by = "at" if self.more else self.by
+        return f"{self.data}-{by}-{self.settings}-s{self.seed}{more}"
 
     @property
     def further(self) -> int:
         """Epochs by which the methods go on from members like this."""
-        return self.epochs // {"digits": 2, "cifar10": 3, AVERAGES: 1}[self.data]
+        return self.epochs // {"digits": 2, "cifar10": 3, AVERAGES: 1, MOVED: 4}[self.data]
 
     @property
     def on(self) -> Member:
@@ -114,17 +123,19 @@ class Member:
 
     def recipe(self) -> Recipe:
         """How it is trained."""
-        return recipe_from(_settings(self))
+        weight = None if self.by == "at" else SHARE
+        return recipe_from(_settings(self) | {"method": self.by, "weight": weight})
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One ensemble: `method` on members like `member`, whose seeds are 20·seed, 20·seed + 1, …
+    """One ensemble: `method` on members like `member`, whose seeds are 20·seed, 20·seed + 1, … (100·seed for `MOVED`)
 
     "iat": these members themselves. "mixed": the same with the widths `MIXED`. "continued": each of them trained on by
     AT for half as many epochs again, which is what the other methods are compared with at equal passes. attacks: by
     which attacks it is judged beside the saddle climber. k: k of the members are drawn and their logits averaged; the
-    subsets of k are what is judged.
+    subsets of k are what is judged. scratch: the method trains random weights for the members' epochs, instead of going
+    on from members.
     """
 
     method: str = "iat"
@@ -134,11 +145,13 @@ class Cell:
     attacks: tuple[str, ...] = ()
     weight: float | None = None
     k: int = 1
+    scratch: bool = False
 
     @property
     def label(self) -> str:
         """The method, with its weight."""
-        return self.method if self.weight is None else f"{self.method}-{self.weight:g}"
+        weight = "" if self.weight is None else f"-{self.weight:g}"
+        return f"{self.method}{weight}{'-scratch' if self.scratch else ''}"
 
     @property
     def run(self) -> str:
@@ -146,22 +159,31 @@ class Cell:
         return f"{self.member.data}-{self.label}-m{self.members}-{self.member.settings}-s{self.seed}"
 
     @property
+    def total(self) -> int:
+        """Epochs of a member, in all."""
+        alone = self.scratch or self.method in AS_THEY_ARE
+        return self.member.epochs + (0 if alone else self.member.further)
+
+    @property
     def name(self) -> str:
         """Of its result; the same members judged otherwise have another."""
         return self.run + ("-attacks" if self.attacks else "") + (f"-k{self.k}" if self.k > 1 else "")
 
     def base(self) -> list[Member]:
-        """The members it is made of or starts from."""
-        alike = [replace(self.member, seed=20 * self.seed + index) for index in range(self.members)]
+        """The members it is made of or starts from; those of the same epochs by AT where it starts from none."""
+        apart = 100 if self.member.data == MOVED else 20
+        alike = [replace(self.member, seed=apart * self.seed + index) for index in range(self.members)]
         if self.method != "mixed":
             return alike
         return [replace(one, width=width) for one, width in zip(alike, MIXED, strict=True)]
 
     def recipe(self, first: list[str]) -> Recipe:
-        """How the method goes on from the runs `first`."""
+        """How the method goes on from the runs `first`, or, without any, from random weights."""
         content, further = _settings(self.member), self.member.further
         content |= {"method": self.method, "members": self.members, "seed": 1000 + self.seed}
         content |= {"weight": self.weight, "sampling": {"method": "uniform", "every": 10**6}}
+        if self.scratch:
+            return recipe_from(content)
         if self.method in BOOSTED:
             # α uniform; later members have the epochs that the other methods add to all of them.
             content |= {"first": first[0], "start": "previous", "later_epochs": further}
@@ -209,7 +231,7 @@ def _settings(member: Member) -> dict[str, Any]:
         "ema": 0.998 if averages else 0.99,
         "precision": "float32",
         "model": {"name": "mlp", "width": member.width, "depth": 1 if averages else 2},
-        "data": {"name": "cifar10" if averages else member.data},
+        "data": {"name": "cifar10" if averages else "digits"},
         "threat": {"norm": member.norm, "eps": eps},
         "adversary": {
             "name": "pgd",
@@ -250,17 +272,31 @@ def _cells() -> Iterable[Cell]:
         *(Cell("bounded", Member(epochs=epochs), members=MOST, weight=0.5) for epochs in MOST_LENGTHS),
         *(Cell(member=Member(width=NARROW, epochs=epochs)) for epochs in NARROW_LENGTHS),
         NARROW_BOUNDED,
+        *(Cell(member=Member(MOVED, epochs=epochs)) for epochs in MOVED_LENGTHS),
+        *TRIED,
+        FINAL,
     ]
     for group in groups:
         yield from (replace(group, seed=seed) for seed in SEEDS)
 
 
-# Of the final comparison, with `singles`; first the one that is best on validation data.
-FINALS = tuple(
-    Cell("bounded", Member(epochs=epochs), members=members, weight=0.5)
-    for epochs, members in ((LONG, MOST), (2 * BASE, MANY), (BASE, MANY))
+# Of the final comparison, with `singles`: the best on validation data; then those that were compared before.
+FINAL = Cell("bounded", Member(MOVED, epochs=MOVED_LENGTHS[-1]), members=MANY, weight=SHARE)
+# On validation data only: from random weights, many members or long training; and twice as many members as the final.
+TRIED = (
+    *(
+        Cell("bounded", Member(MOVED, epochs=epochs), members=members, weight=SHARE, scratch=True)
+        for epochs, members in ((50, 2 * MOST), (MOVED_LENGTHS[-1], MANY))
+    ),
+    replace(FINAL, members=MOST),
 )
-FINAL = FINALS[0]
+FINALS = (
+    FINAL,
+    *(
+        Cell("bounded", Member(epochs=epochs), members=members, weight=SHARE)
+        for epochs, members in ((LONG, MOST), (2 * BASE, MANY), (BASE, MANY))
+    ),
+)
 NARROW_BOUNDED = Cell("bounded", Member(width=NARROW, epochs=NARROW_LENGTHS[-1]), members=MANY, weight=0.5)
 
 CELLS: tuple[Cell, ...] = tuple(dict.fromkeys(_cells()))
@@ -269,12 +305,16 @@ CELLS: tuple[Cell, ...] = tuple(dict.fromkeys(_cells()))
 def singles(cell: Cell) -> list[Member]:
     """Single networks of the members' size to compare with: those that the members are or started from, some of them
     trained on by AT and by the ensemble's own loss for as many epochs as the ensemble was, and some of every greater
-    length that AT was run for."""
+    length that AT was run for. Where the ensemble starts from random weights: some by its own loss, and some by AT of
+    every length."""
     base = cell.base()
     if cell.method in AS_THEY_ARE:
         return base
     some = base[:MEMBERS]
-    lengths = LENGTHS if cell.member.data == "digits" else AVERAGES_LENGTHS
+    lengths = {"digits": LENGTHS, MOVED: MOVED_LENGTHS, AVERAGES: AVERAGES_LENGTHS}[cell.member.data]
+    if cell.scratch:
+        same = [replace(one, by="bounded") for one in some]
+        return [*same, *(replace(one, epochs=e) for e in lengths for one in some)]
     longer = [replace(one, epochs=e) for e in lengths if e > cell.member.epochs for one in some]
     return [*base, *(one.on for one in some), *(one.bounded for one in some), *longer]
 
@@ -286,6 +326,11 @@ CIFAR: tuple[Cell, ...] = (
     *(Cell("iat", replace(_AVERAGES, epochs=epochs)) for epochs in AVERAGES_LENGTHS),
     SMALL_FINAL,
     replace(SMALL_FINAL, k=2),
+    # More members and a larger radius, where natural and robust accuracy are further apart.
+    *(
+        Cell(method, replace(_AVERAGES, eps=1.0, epochs=epochs), members=MOST, weight=weight)
+        for method, epochs, weight in (("bounded", 4, SHARE), ("iat", 8, None))
+    ),
     STRIDED,
 )
 

@@ -12,7 +12,8 @@ from torch import nn
 
 import randens
 from paper.when_does_drawing_pay import averages, stacked
-from paper.when_does_drawing_pay.plan import AS_THEY_ARE, AVERAGES, FINAL, STACKED, Cell, Member
+from paper.when_does_drawing_pay.moved import moved
+from paper.when_does_drawing_pay.plan import AS_THEY_ARE, AVERAGES, MOVED, SHARE, STACKED, Cell, Member
 from randens.core.files import write_atomic
 from randens.models import Classifier
 from randens.training.recipe import Recipe, recipe_from
@@ -22,13 +23,13 @@ __all__ = ["ensemble_of", "member_of", "passes_of", "prepare", "train_members"]
 Say = Callable[[str], None]
 Ensemble = randens.RandomizedEnsemble
 
-_AT_ONCE = 24
+_AT_ONCE = 32
 
 
 def prepare(cells: Iterable[Cell], folder: Path, say: Say = print) -> None:
     """Train what these cells are made of and is not there yet, as many runs at once as differ in their seeds only."""
     wanted = [cell for cell in cells if cell.member.data != "cifar10"]
-    train_members([member for cell in wanted for member in cell.base()], folder, say)
+    train_members([member for cell in wanted if not cell.scratch for member in cell.base()], folder, say)
     on = [member.on for cell in wanted if cell.method == "continued" for member in cell.base()]
     train_members(on, folder, say)
     groups: dict[Hashable, list[Cell]] = defaultdict(list)
@@ -37,7 +38,9 @@ def prepare(cells: Iterable[Cell], folder: Path, say: Say = print) -> None:
             groups[replace(cell, seed=0)].append(cell)
     for group in groups.values():
         say(f"{group[0].run}: training {len(group)} seeds at once")
-        first = [[member_of(folder / member.name) for member in cell.base()] for cell in group]
+        first: list[list[nn.Module]] | None = None
+        if not group[0].scratch:
+            first = [[member_of(folder / member.name) for member in cell.base()] for cell in group]
         recipes = [cell.recipe(["given"] * cell.members) for cell in group]
         for cell, made in zip(group, _trained(group[0].member, recipes, first), strict=True):
             _keep(folder / cell.run, made.members, made.passes)
@@ -67,7 +70,7 @@ def train_members(members: Iterable[Member], folder: Path, say: Say = print) -> 
 
 def ensemble_of(cell: Cell, folder: Path) -> tuple[Ensemble, int]:
     """The members of a cell, drawn evenly, and the member passes that training them took in all."""
-    base = [folder / member.name for member in cell.base()]
+    base = [] if cell.scratch else [folder / member.name for member in cell.base()]
     if cell.member.data != "cifar10":
         prepare([cell], folder, say=lambda _: None)
     else:
@@ -92,6 +95,8 @@ def _trained(
     member: Member, recipes: Sequence[Recipe], first: Sequence[Sequence[nn.Module]] | None
 ) -> list[stacked.Trained]:
     """Side by side; for networks on averages, on averages, and back on pixels afterwards."""
+    if member.data == MOVED:
+        return stacked.train(recipes, first, moved(randens.data.load("digits", "train")))
     if member.data != AVERAGES:
         return stacked.train(recipes, first)
     data = averages.averaged(randens.data.load("cifar10", "train"))
@@ -109,7 +114,7 @@ def _classifier(member: nn.Module) -> Classifier:
 
 def _further(member: Member, run: str = "given") -> Recipe:
     """One network trained on alone, with the settings by which the methods go on from several."""
-    weight = None if member.by == "at" else FINAL.weight
+    weight = None if member.by == "at" else SHARE
     content = Cell("shared", member, members=1).recipe([run]).to_json()
     return recipe_from(content | {"method": member.by, "weight": weight, "seed": 1000 + member.seed})
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 import randens
-from paper.when_does_drawing_pay.plan import Cell, Shipped
+from paper.when_does_drawing_pay.plan import MOVED, Cell, Shipped
 from paper.when_does_drawing_pay.trained import ensemble_of, passes_of
 from randens.attacks import Attack
 from randens.core.files import write_atomic
@@ -106,8 +106,9 @@ def shipped(cell: Shipped, say: Say = print) -> dict[str, Any]:
 
 def images_of(name: str, split: str) -> tuple[torch.Tensor, torch.Tensor]:
     """All images of digits; of CIFAR-10 the first 2,000 test images, or a thousand validation images."""
-    data = randens.data.load("digits" if name == "digits" else "cifar10", split)
-    if name == "digits":
+    digits = name in ("digits", MOVED)
+    data = randens.data.load("digits" if digits else "cifar10", split)
+    if digits:
         return data[: len(data)]
     return data[:2000] if split == "test" else data[500:1500]
 

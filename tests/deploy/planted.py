@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import threading
 import time
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from randens.deploy import Bundle, Predictor, layout
+from randens.deploy.limits import Limits
 from randens.deploy.server import Settings, create_app, listen, make_server
 
 BOX = {"norm": "linf", "eps": 0.1, "bounds": [0.0, 1.0]}
@@ -103,8 +105,14 @@ class Running:
 def running(
     bundle: Bundle, settings: Settings | None = None, predictor: Predictor | None = None
 ) -> Iterator[Running]:
-    """Serve a bundle from a thread of this process."""
+    """Serve a bundle from a thread of this process.
+
+    Unless the settings limit the time of an answer, it has the client's time: a loaded machine may take long.
+    """
     chosen = settings or Settings()
+    if chosen.limits.answer_seconds == Limits().answer_seconds:
+        patient = dataclasses.replace(chosen.limits, answer_seconds=300.0)
+        chosen = dataclasses.replace(chosen, limits=patient)
     app = create_app(predictor or Predictor(bundle), chosen)
     bound = listen("127.0.0.1", 0)
     server = make_server(app, chosen.limits)

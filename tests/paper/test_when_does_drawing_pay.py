@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from paper.when_does_drawing_pay import averages, final, page, plan, trained, work
+from paper.when_does_drawing_pay import averages, final, moved, page, plan, trained, work
 from paper.when_does_drawing_pay.figures import write_figures
 from torch import nn
 
@@ -57,7 +57,9 @@ def test_every_cell_has_a_name_of_its_own_and_a_recipe() -> None:
     assert len(set(names)) == len(names)
     for cell in (*plan.CELLS, *plan.CIFAR):
         seeds = [member.seed for member in cell.base()]
-        assert seeds == [20 * cell.seed + index for index in range(cell.members)]
+        apart = 100 if cell.member.data == plan.MOVED else 20
+        assert cell.members <= apart  # ensembles of other seeds have other members
+        assert seeds == [apart * cell.seed + index for index in range(cell.members)]
         assert cell.member.recipe().method == "at"
         if cell.method not in (*plan.AS_THEY_ARE, "continued"):
             recipe = cell.recipe(["run"] * cell.members)
@@ -82,6 +84,15 @@ def test_methods_and_their_control_have_the_same_epochs_and_rate() -> None:
         if cell.method in (*plan.AS_THEY_ARE, "continued"):
             continue
         recipe = cell.recipe(["run"] * cell.members)
+        if cell.scratch:
+            alone = cell.member.recipe()
+            assert recipe.first is None
+            assert (recipe.epochs, recipe.adversary, recipe.optimizer) == (
+                alone.epochs,
+                alone.adversary,
+                alone.optimizer,
+            )
+            continue
         boosted = cell.method in plan.BOOSTED
         assert recipe.epochs_of(1 if boosted else 0) == cell.member.further
         assert recipe.lr_of(1) == recipe.lr_of(0) == cell.member.recipe().lr_of(0) / 2
@@ -199,18 +210,20 @@ def test_the_verdict_is_that_of_the_test_data(tmp_path: Path, monkeypatch: pytes
 
 
 def test_no_member_is_trained_for_longer_than_the_single_networks() -> None:
-    for cell in (final.finals()[3], plan.SMALL_FINAL):
+    for cell in (*(final.finals(one)[3] for one in plan.FINALS), plan.SMALL_FINAL):
         alone = plan.singles(cell)
         names = [member.name for member in alone]
         assert len(set(names)) == len(names)
         assert {replace(member, seed=0, epochs=0, more=0, by="at") for member in alone} == {
             replace(cell.member, epochs=0)
         }
-        total = cell.member.epochs + cell.member.further
+        total = cell.member.epochs + (0 if cell.scratch else cell.member.further)
+        assert total == cell.total
         ways = {(member.epochs + member.more, member.by) for member in alone}
         assert {(total, "at"), (total, "bounded")} < ways
         assert max(epochs for epochs, _ in ways) >= total
-        assert {member.seed // 20 for member in alone} == {cell.seed}
+        apart = 100 if cell.member.data == plan.MOVED else 20
+        assert {member.seed // apart for member in alone} == {cell.seed}
 
 
 def test_a_cell_with_a_result_is_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,6 +318,38 @@ def test_a_network_on_averages_is_one_on_pixels() -> None:
     assert torch.allclose(
         moved.flatten(1).norm(dim=1), step.flatten(1).norm(dim=1) / averages.SIDE, atol=1e-5
     )
+
+
+def test_copies_are_moved_a_little_and_are_the_same_every_time() -> None:
+    x = torch.zeros(3, 1, 8, 8)
+    x[:, :, 2:6, 2:6] = 1.0
+    data = randens.data.from_arrays(x.numpy(), [0, 1, 2])
+    copies = moved.moved(data)
+    assert len(copies) == 3 * moved.COPIES
+    assert copies.y.tolist() == [0, 1, 2] * moved.COPIES
+    assert torch.equal(copies.stored, moved.moved(data).stored)
+    assert copies.stored.min() >= 0
+    assert copies.stored.max() <= 1 + 1e-6
+    # Less than a pixel: what is two pixels inside the square stays, what is two outside too.
+    assert torch.allclose(copies.stored[:, :, 3:5, 3:5], torch.ones(1), atol=1e-5)
+    assert copies.stored[:, :, 0].abs().max() <= 1e-6
+    apart = (copies.stored - x.repeat(moved.COPIES, 1, 1, 1)).flatten(1).norm(dim=1)
+    assert (apart > 0).all()
+    assert len(apart.unique()) == len(apart)
+
+
+def test_an_ensemble_from_random_weights_needs_no_members_before(tmp_path: Path) -> None:
+    member = plan.Member(plan.MOVED, width=4, epochs=1)
+    cell = plan.Cell("bounded", member, members=2, weight=0.5, scratch=True)
+    said: list[str] = []
+    trained.prepare([cell], tmp_path, say=said.append)
+    assert [path.name for path in tmp_path.iterdir()] == [cell.run]
+    rec, passes = trained.ensemble_of(cell, tmp_path)
+    assert len(rec) == 2
+    assert passes == pytest.approx(2 * 4 * 1257 * moved.COPIES, rel=0.02)
+    trained.train_members([replace(member, by="bounded")], tmp_path, say=said.append)
+    assert len(said) == 2
+    assert (tmp_path / replace(member, by="bounded").name).is_dir()
 
 
 def test_members_are_trained_once_and_found_again(tmp_path: Path) -> None:
