@@ -15,7 +15,7 @@ from torch import nn
 from randens import RandomizedEnsemble, Threat, attacks, quickstart
 from randens.core.errors import InputError
 from randens.evaluation import Advice, Evaluation, advise, deployment_advice, evaluate
-from randens.report.load import AdviceNote
+from randens.evaluation.deployment_advice import AdviceDocument
 
 
 def opposite(n: int = 60) -> tuple[RandomizedEnsemble, tuple[torch.Tensor, torch.Tensor]]:
@@ -182,7 +182,7 @@ def test_every_option_is_tested_with_all_perturbations() -> None:
 
 def test_advice_is_written_for_the_report() -> None:
     document = json.loads(json.dumps(decided().to_json(), allow_nan=False))
-    note = AdviceNote.model_validate(document)
+    note = AdviceDocument.model_validate(document)
     assert [option.k for option in note.options] == [1, 1, 2]
     assert note.sentences == list(decided().sentences)
 

@@ -140,6 +140,26 @@ def test_the_card_says_what_the_files_say(filled: Path) -> None:
     assert "first 40 images of digits test" in text
 
 
+def test_the_card_shows_k_of_m_of_its_own_members(filled: Path, runs: Path, tmp_path: Path) -> None:
+    rec = randens.load(runs / "barre" / "ensemble")
+    assert rec.threat is not None
+    images = data.load("digits", "test").subset(slice(0, 40))
+    advice = evaluation.advise(rec, images, attacks.create("pgd", rec.threat, steps=3))
+    run = tmp_path / "barre"
+    shutil.copytree(runs / "barre", run)
+    advice.save(run / "advice.json")
+    text = zoo.card(zoo.add(run, "digits-barre", filled))
+    for option in advice.options:
+        assert f"| {' | '.join(option.cells)} |" in text
+    assert f"deterministic, all {len(rec)}" in text
+    advice.save(runs / "at" / "advice.json")
+    try:
+        with pytest.raises(InputError, match="other members"):
+            zoo.add(runs / "at", "digits-at", filled)
+    finally:
+        (runs / "at" / "advice.json").unlink()
+
+
 def test_results_compare_image_by_image(filled: Path) -> None:
     page = results(filled)
     one, two = (zoo.entry(f"digits-{name}", filled).evaluations["evaluation"] for name in ("barre", "at"))

@@ -15,16 +15,18 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import Field
 from torch import nn
 
 from randens import models
 from randens.attacks import Attack, Cost
 from randens.attacks.dataset import as_attacks
+from randens.core.documents import Document, ThreatDocument
 from randens.core.errors import InputError
 from randens.core.files import Plain, picked
 from randens.core.progress import Progress, renamed, silent, within
@@ -41,7 +43,7 @@ from randens.threat import Threat
 from randens.witness import WitnessPool
 from randens.witness.store import WitnessStore, as_store, input_keys, member_key
 
-__all__ = ["Advice", "Choice", "Option", "advise"]
+__all__ = ["Advice", "AdviceDocument", "Choice", "Option", "advise"]
 
 _FORMAT = "randens-advice-1"
 _MOST_SUBSETS = 64
@@ -155,6 +157,37 @@ class Advice(Kept):
             "ensemble confidence cost passes"
         )
         return {"format": _FORMAT, **picked(self, names)}
+
+
+class OptionDocument(Document):
+    """One option of advice.json."""
+
+    name: str
+    kind: str
+    k: int = Field(ge=1)
+    flops: float
+    natural: Estimate
+    robust: Estimate
+
+    @property
+    def row(self) -> Row:
+        """As a line of a table."""
+        return Row(self.name, Accuracy(self.natural, self.robust), self.flops, self.kind)
+
+
+class AdviceDocument(Document):
+    """What the report and the cards of the zoo show of advice.json."""
+
+    format: Literal["randens-advice-1"]
+    options: list[OptionDocument] = Field(min_length=1)
+    sentences: list[str] = Field(default_factory=list)
+    ensemble: str = ""
+    data: str
+    split: str
+    n: int = Field(ge=1)
+    threat: ThreatDocument | None = None
+    confidence: float
+    attacks: list[str] = Field(default_factory=list)
 
 
 def advise(

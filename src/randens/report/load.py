@@ -21,6 +21,7 @@ from randens.core.runs import Run
 from randens.data import ImageData
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation import Estimate, Evaluation
+from randens.evaluation.deployment_advice import AdviceDocument
 from randens.evaluation.draw_statistics import GradientNoise
 from randens.evaluation.labelled_data import fingerprint
 from randens.evaluation.random_model_evaluation import ChosenAttack, DrawsStage, Spread
@@ -28,7 +29,6 @@ from randens.threat import Threat
 from randens.training.methods import METHOD_NAMES
 
 __all__ = [
-    "AdviceNote",
     "AttackLine",
     "AttackTable",
     "AuditCheck",
@@ -241,32 +241,6 @@ class TrainingNote(Document):
     validation: ValidationNote = ValidationNote()
 
 
-class OptionLine(Document):
-    """One way to answer, as `randens advise` measured it."""
-
-    name: str
-    kind: str
-    k: int = Field(ge=1)
-    flops: float
-    natural: Estimate
-    robust: Estimate
-
-
-class AdviceNote(Document):
-    """What the report shows of advice.json."""
-
-    format: Literal["randens-advice-1"]
-    options: list[OptionLine] = Field(min_length=1)
-    sentences: list[str] = Field(default_factory=list)
-    ensemble: str = ""
-    data: str
-    split: str
-    n: int = Field(ge=1)
-    threat: ThreatDocument | None = None
-    confidence: float
-    attacks: list[str] = Field(default_factory=list)
-
-
 class AuditCheck(Document):
     """One check of an audit."""
 
@@ -324,7 +298,7 @@ class LoadedRun:
     gallery: Gallery | None = None
     audit: AuditNote | None = None
     stochastic: StochasticNote | None = None
-    advice: AdviceNote | None = None
+    advice: AdviceDocument | None = None
     trainings: tuple[tuple[str, TrainingNote], ...] = ()
     curves: tuple[TrainingCurve, ...] = ()
     passes: float = 0.0
@@ -382,7 +356,7 @@ def load_run(path: str | os.PathLike[str], name: str | None = None) -> LoadedRun
         gallery=extra("gallery", lambda: _read(run, "report/gallery", Gallery)),
         audit=extra("audit", lambda: _read(run, "audit", AuditNote)),
         stochastic=extra("stochastic", lambda: _read(run, "stochastic", StochasticNote)),
-        advice=extra("advice", lambda: _read(run, "advice", AdviceNote)),
+        advice=extra("advice", lambda: _read(run, "advice", AdviceDocument)),
         trainings=tuple((one.path.name, note) for one, note in trainings),
         curves=extra("training", lambda: _curves(run)) or (),
         passes=_passes(run, trainings),

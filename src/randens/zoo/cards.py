@@ -8,6 +8,7 @@ from typing import Any
 
 from randens.core.files import sha256
 from randens.evaluation import Evaluation, result_tables
+from randens.evaluation.deployment_advice import AdviceDocument
 from randens.evaluation.results import THREAT_MODEL
 from randens.training.methods import METHOD_NAMES
 from randens.zoo.entries import Entry
@@ -55,6 +56,8 @@ def card(entry: Entry) -> str:
         text += [f"- {line}" for line in result_tables.statements(evaluation)] + [""]
     if not entry.evaluations:
         text += ["Not evaluated on test data.", ""]
+    if entry.advice is not None:
+        text += _k_of_m(entry.advice)
     cost = entry.training["cost"]
     versions = ", ".join(f"{name} {number}" for name, number in manifest["versions"].items())
     text += [
@@ -81,6 +84,14 @@ def card(entry: Entry) -> str:
         for path in sorted(entry.run.ensemble.iterdir()):
             text.append(f"| `ensemble/{path.name}` | `{sha256(path.read_bytes())}` |")
     return "\n".join(text) + "\n"
+
+
+def _k_of_m(advice: AdviceDocument) -> list[str]:
+    """What averaging more members buys, with what it costs."""
+    about = f"the first {advice.n:,} images of {advice.data} {advice.split} (`advice.json`)"
+    table = result_tables.markdown([option.row for option in advice.options])
+    said = [f"- {line}" for line in advice.sentences]
+    return [f"### k of M averaged, {' + '.join(advice.attacks)}: {about}", "", table, "", *said, ""]
 
 
 def _how_to_get(entry: Entry) -> list[str]:

@@ -23,6 +23,8 @@ from randens.core.files import seal, write_json
 from randens.core.runs import Run
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation import Evaluation
+from randens.evaluation.deployment_advice import AdviceDocument
+from randens.evaluation.labelled_data import fingerprint
 from randens.evaluation.results import CostDocument
 from randens.training.recipe import Recipe, recipe_from
 
@@ -32,7 +34,7 @@ _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _TRIALS = "trials"
 # The folders of a path inside a word of a command; a fraction like 8/255 is none.
 _PLACE = re.compile(r"(?:(?<!\w)/|[\w.~-]*[^\W\d][\w.~-]*/)(?:[\w.~-]+/)*")
-_KEPT = ("training.json", "sampling.json", "metrics.jsonl")
+_KEPT = ("training.json", "sampling.json", "advice.json", "metrics.jsonl")
 
 
 class _EntryManifest(Document):
@@ -70,11 +72,14 @@ class Entry:
         Its folder.
     evaluations : mapping of str to Evaluation
         By file name without its ending.
+    advice : AdviceDocument, optional
+        Robust accuracy against compute: a member, a drawn one, k of M averaged, all; by `randens advise`.
     """
 
     name: str
     run: Run
     evaluations: Mapping[str, Evaluation]
+    advice: AdviceDocument | None = None
 
     @property
     def recipe(self) -> Mapping[str, Any]:
@@ -177,7 +182,7 @@ def entry(name: str, zoo: Path | None = None) -> Entry:
     fitted(_EntryManifest, run.manifest, run.path / "manifest.json")
     read_document(run.path / "training.json", _Training)
     files = sorted(run.path.glob("evaluation*.json"))
-    return Entry(name, run, {path.stem: Evaluation.load(path) for path in files})
+    return Entry(name, run, {path.stem: Evaluation.load(path) for path in files}, _advice(run))
 
 
 def load(name: str, zoo: Path | None = None) -> RandomizedEnsemble:
@@ -242,7 +247,7 @@ def add(
 ) -> Entry:
     """Put a finished run into the zoo under `name`; an existing entry of that name is replaced.
 
-    The entry keeps the manifest, ensemble, training summary, metrics and evaluations. In the command that
+    The entry keeps the manifest, ensemble, training summary, metrics, evaluations and advice. In the command that
     made the run, paths are shortened to their last part, because folders of another machine are useless.
 
     Parameters
@@ -347,6 +352,11 @@ def trials(zoo: Path | None = None) -> tuple[Entry, ...]:
     return tuple(entry(name, folder) for name in names(folder))
 
 
+def _advice(run: Run) -> AdviceDocument | None:
+    path = run.path / "advice.json"
+    return read_document(path, AdviceDocument) if path.is_file() else None
+
+
 def _finished(run_folder: str | os.PathLike[str]) -> Run:
     run = Run.open(run_folder)
     if not run.ensemble.is_dir() or not (run.path / "training.json").is_file():
@@ -363,6 +373,9 @@ def _put(run: Run, folder: Path, name: str, commit: str | None, *, members: bool
     rec = ensemble.load(run.ensemble)
     for path in sorted(run.path.glob("evaluation*.json")):
         Evaluation.load(path).check(rec)
+    advice = _advice(run)
+    if advice is not None and advice.ensemble != fingerprint(rec):
+        raise InputError(f"{run.path / 'advice.json'} is about other members; run randens advise again")
     fresh = folder / f".{name}.new"
     shutil.rmtree(fresh, ignore_errors=True)
     _copy(run.path, fresh, members=members)
