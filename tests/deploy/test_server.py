@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +24,7 @@ from tests.deploy.planted import Running, chi_squared, random_bundle, running, t
 from tests.deploy.test_decoding import npy, picture
 
 from randens.core.errors import InputError
-from randens.deploy import Prediction, Predictor, server
+from randens.deploy import Bundle, Prediction, Predictor, server
 from randens.deploy.server import Limits, Settings, create_app, is_loopback, listen, loopback_hosts
 
 SURELY = 1e-7
@@ -334,15 +334,33 @@ class Slow(Predictor):
         return super().predict(x)
 
 
+class Held(Slow):
+    """Answers nobody before it is released, however late requests arrive."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        super().__init__(bundle)
+        self.released = threading.Event()
+
+    def predict(self, x: Any) -> Prediction:
+        assert self.released.wait(300)
+        return super().predict(x)
+
+
 def test_too_many_at_once_are_told_to_come_back(tmp_path: Path) -> None:
     bundle = random_bundle(tmp_path / "b")
+    held = Held(bundle)
     with (
-        running(bundle, Settings(Limits(active=2)), Slow(bundle)) as server,
+        running(bundle, Settings(Limits(active=2)), held) as server,
         ThreadPoolExecutor(8) as threads,
     ):
         jobs = [
             threads.submit(server.client.post, "/v1/predict", json={"inputs": X.tolist()}) for _ in range(8)
         ]
+        try:
+            for _ in zip(range(6), as_completed(jobs, timeout=120), strict=False):
+                pass  # six are refused while two are held
+        finally:
+            held.released.set()
         answers = [job.result() for job in jobs]
         codes = sorted(a.status_code for a in answers)
         assert set(codes) == {200, 429}
@@ -461,8 +479,9 @@ def test_concurrent_requests_share_calls_and_all_are_right(tmp_path: Path, right
 
 def test_stopping_finishes_what_was_accepted(tmp_path: Path) -> None:
     bundle = random_bundle(tmp_path / "b")
+    held = Held(bundle)
     with ThreadPoolExecutor(12) as threads:
-        with running(bundle, Settings(Limits(batch=3)), Slow(bundle)) as server:
+        with running(bundle, Settings(Limits(batch=3)), held) as server:
             jobs = [
                 threads.submit(
                     httpx.post, f"{server.url}/v1/predict", json={"inputs": X.tolist()}, timeout=300
@@ -470,8 +489,15 @@ def test_stopping_finishes_what_was_accepted(tmp_path: Path) -> None:
                 for _ in range(6)
             ]
             # Each call takes one request and 0.3 s: when the stop comes, most still wait.
-            while "randens_active_requests 6.0" not in server.client.get("/metrics").text:
-                time.sleep(0.02)
+            try:
+                for _ in range(3000):
+                    if "randens_active_requests 6.0" in server.client.get("/metrics").text:
+                        break
+                    time.sleep(0.02)
+                else:
+                    pytest.fail("six requests were not accepted")
+            finally:
+                held.released.set()
         answers = [job.result() for job in jobs]
     assert [a.status_code for a in answers] == [200] * 6
     with pytest.raises(httpx.ConnectError):
