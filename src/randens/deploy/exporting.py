@@ -30,7 +30,7 @@ from randens.deploy import layout
 from randens.deploy.bundle import Average, Bundle, Sample
 from randens.deploy.predictor import Predictor
 from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble, evaluating, networks_of
-from randens.evaluation.labelled_data import Data, fingerprint, labelled
+from randens.evaluation.argument_checks import Data, fingerprint, labelled
 
 __all__ = ["appearing", "class_names", "export", "quiet"]
 

@@ -36,7 +36,7 @@ _KEPT = ("training.json", "sampling.json", "metrics.jsonl")
 
 
 class _EntryManifest(Document):
-    """manifest.json of an entry."""
+    """manifest.json of an entry; a field of its recipe that this version does not know is refused."""
 
     recipe: Recipe
     versions: dict[str, str]
