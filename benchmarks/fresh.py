@@ -24,7 +24,7 @@ from benchmarks.harness import Row, Settings, Side, Timing
 from randens import RandomizedEnsemble, Threat
 from randens.core.errors import InputError
 from randens.core.files import read_json, write_json
-from randens.evaluation.labelled_data import fingerprint
+from randens.evaluation.argument_checks import fingerprint
 
 FIRST, COUNT = 2000, 512
 BATCH = 32

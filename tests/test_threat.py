@@ -14,7 +14,7 @@ from torch import Tensor
 
 from randens import Threat
 from randens.core.errors import InputError
-from randens.threat import Region
+from randens.threat import Region, grid
 
 NORMS = ("linf", "l2", "l1")
 norms = st.sampled_from(NORMS)
@@ -118,6 +118,12 @@ def test_json_round_trip_and_scaling() -> None:
 def test_bad_radii_are_named(eps: object) -> None:
     with pytest.raises(InputError, match="eps is"):
         Threat("linf", eps)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("eps", [np.array(0.1), torch.tensor(0.1), None, [None]])
+def test_bad_grids_of_radii_are_named(eps: object) -> None:
+    with pytest.raises(InputError, match="eps is"):
+        grid("eps", eps)
 
 
 @pytest.mark.parametrize("bounds", [(1, 0), (0, 0), (0,), "ab", (0, float("nan"))])

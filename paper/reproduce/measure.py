@@ -23,7 +23,7 @@ from randens.core.progress import Progress, silent
 from randens.core.runs import Run
 from randens.data import ImageData
 from randens.ensemble import RandomizedEnsemble
-from randens.evaluation.labelled_data import fingerprint
+from randens.evaluation.argument_checks import fingerprint
 from randens.evaluation.results import Accuracy, Evaluation
 from randens.evaluation.run_folder import open_subject
 from randens.evaluation.sampling import optimize_sampling

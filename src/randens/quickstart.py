@@ -36,7 +36,7 @@ from randens.evaluation import (
     optimize_sampling,
     transferred,
 )
-from randens.evaluation.labelled_data import fingerprint
+from randens.evaluation.argument_checks import fingerprint
 from randens.report import measure, write_report
 from randens.report.load import load_run
 from randens.report.verdicts import against, budget, drawing

@@ -7,7 +7,7 @@ import functools
 import math
 import numbers
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, ParamSpec, TypeVar, cast
@@ -87,9 +87,10 @@ def grid(name: str, value: object) -> tuple[float, ...]:
             raise InputError(f"{name} is {value!r}; the first radius must be below the last")
         found = [first + (last - first) * i / (count - 1) for i in range(count)]
     else:
-        parts = (
-            value.split(",") if isinstance(value, str) else value if isinstance(value, Iterable) else [value]
-        )
+        try:
+            parts = value.split(",") if isinstance(value, str) else list(value)  # type: ignore[call-overload]
+        except TypeError:  # a number, or an array without dimensions
+            parts = [value]
         found = [number(name, part) for part in parts]
     if not found or min(found) < 0 or not all(map(math.isfinite, found)):
         raise InputError(f"{name} is {value!r}; radii must be finite numbers ≥ 0, e.g. 0:16/255:9")

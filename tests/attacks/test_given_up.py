@@ -101,3 +101,27 @@ def test_random_search_goes_on_where_a_margin_shrinks() -> None:
     close = randens.attacks.RandomSearch(THREAT, queries=queries)(member([1, 1], 0.21), *zeros(4))
     assert not close.errors.any()
     assert close.cost.forwards / 4 >= queries
+
+
+class Step(nn.Module):
+    """A tree of one threshold, which no change of 0.1 reaches: the margin is 1 at every point tried."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        above = (x[:, :1] > 0.2).float()
+        return torch.cat([1 - above, above], dim=1)
+
+
+class Tie(nn.Module):
+    """Equal logits at 0, which count as right; elsewhere the margin is larger."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        gap = x.abs().sum(dim=1, keepdim=True)
+        return torch.cat([gap, torch.zeros_like(gap)], dim=1)
+
+
+@pytest.mark.parametrize("kind", [Step, Tie])
+def test_random_search_goes_on_where_margins_say_nothing(kind: type[nn.Module]) -> None:
+    queries = 40
+    found = randens.attacks.RandomSearch(THREAT, queries=queries)(kind(), *zeros(4))
+    assert not found.errors.any()
+    assert found.cost.forwards / 4 >= queries

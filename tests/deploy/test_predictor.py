@@ -178,6 +178,15 @@ def test_one_input_gets_the_answer_it_gets_among_others(tmp_path: Path) -> None:
         assert answer.labels.tolist() == [int(answer.logits[0].argmax())]
 
 
+def test_the_byte_order_of_inputs_does_not_matter(tmp_path: Path) -> None:
+    predictor = Predictor(random_bundle(tmp_path / "b"))
+    x = images(3, (1, 4, 4), 0)
+    swapped = x.astype(x.dtype.newbyteorder())
+    np.testing.assert_array_equal(predictor.logits(swapped), predictor.logits(x))
+    with pytest.raises(InputError, match="valid inputs lie in"):
+        predictor.check(swapped + 1)
+
+
 @pytest.mark.parametrize("high", [1.0, 0.1, 255.0])
 def test_bounds_are_inclusive_to_the_last_bit(tmp_path: Path, high: float) -> None:
     threat = BOX | {"bounds": [0.0, high]}

@@ -94,6 +94,7 @@ DATA: dict[str, Callable[[], Any]] = {
     "data set": lambda: TensorDataset(X, Y),
     "loader": lambda: DataLoader(TensorDataset(X, Y), batch_size=7),
     "batches": lambda: [(X[:8], Y[:8]), (X[8:], Y[8:])],
+    "two batches of a loader": lambda: list(DataLoader(TensorDataset(X, Y), batch_size=len(X) // 2 + 1)),
     "dicts": lambda: [{"pixel_values": x, "labels": int(y)} for x, y in zip(X, Y, strict=True)],
 }
 

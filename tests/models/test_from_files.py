@@ -8,14 +8,17 @@ import sys
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from randens import models
 from randens.core.errors import FileError, InputError, ModelError
+from randens.models.from_files import OnnxMember
 
 
 @dataclass
@@ -124,6 +127,15 @@ def test_onnx_file(tmp_path: Path, dynamic: bool) -> None:
         x = torch.rand(n, 1, 8, 8)
         with torch.no_grad():
             assert torch.allclose(member(x), original(x), atol=1e-5)
+
+
+def test_onnx_files_with_another_number_of_answers_are_refused() -> None:
+    given = SimpleNamespace(name="x", shape=["n", 4])
+    session = SimpleNamespace(
+        get_inputs=lambda: [given], run=lambda _, inputs: [np.repeat(inputs["x"], 2, axis=0)]
+    )
+    with pytest.raises(ModelError, match=r"net\.onnx returned shape \(6, 4\) for 3 inputs"):
+        OnnxMember(session, Path("net.onnx"))(torch.rand(3, 4))
 
 
 def test_onnx_refuses_gradients_instead_of_faking_them(tmp_path: Path) -> None:

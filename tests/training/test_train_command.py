@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from randens import training
 from randens.cli import train as command
 from randens.cli.main import run
 from randens.core.progress import Progress
+from randens.core.runs import Run
 
 _TINY = ["--set", "epochs=1", "--set", "validation.size=30", "--set", "model.width=8"]
 RECIPE = str(Path(__file__).resolve().parents[2] / "recipes" / "cpu" / "digits-mlp-barre.toml")
@@ -81,6 +83,29 @@ def test_ctrl_c_finishes_the_step_and_the_same_command_continues(
     assert signal.getsignal(signal.SIGINT) is before
     assert run(arguments) == 0
     assert "continuing after member 1, epoch 1, step 5" in capsys.readouterr().err
+
+
+def test_json_is_what_training_wrote_even_without_a_summary(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(_recipe: object, folder: Path, *_: object, **__: object) -> None:
+        Run.create(folder).write("training", {"finished": True})
+
+    monkeypatch.setattr(training, "train", train)
+    arguments = ["train", RECIPE, "--out", str(tmp_path / "run")]
+    assert run([*arguments, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"run": str(tmp_path / "run"), "finished": True}
+
+
+def test_a_signal_that_reached_another_process_stops_this_one_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(*_: object, **__: object) -> None:
+        raise training.Stopped("stopped; the state is saved")
+
+    monkeypatch.setattr(training, "train", train)
+    assert run(["train", RECIPE, "--out", str(tmp_path / "run")]) == 128
+    assert "stopped; the state is saved" in capsys.readouterr().err
 
 
 def test_the_folder_is_named_after_the_recipe(

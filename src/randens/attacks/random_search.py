@@ -21,7 +21,8 @@ class RandomSearch(Attack):
 
     Parts are squares of all channels for images and random coordinates otherwise; they shrink as the queries
     are used up (after Andriushchenko et al.'s Square attack, here on u·α itself). An input is given up after a
-    quarter of the queries if every member has more than 3/4 of its margin left, and after half if more than 1/2.
+    quarter of the queries if every member has more than 3/4 of its margin left, and after half if more than 1/2; a
+    margin that has not changed at all, as those of trees may not, says nothing.
 
     Parameters
     ----------
@@ -42,21 +43,28 @@ class RandomSearch(Attack):
         point = s.project(torch.arange(s.n, device=s.device), s.x + s.threat.eps * _signs(s))
         rows = s.unfinished
         start, value, slack = s.x.new_ones(s.n, s.members), s.best_value.clone(), s.best_value.clone()
-        scale, nearest = torch.ones_like(start), torch.full_like(value, torch.inf)
-        start[rows] = s.examine(rows, s.x[rows])[1]
+        scale, nearest = torch.ones_like(start), torch.full_like(start, torch.inf)
+        wrong, start[rows], _ = s.examine(rows, s.x[rows])
+        # `silent`: members whose margin has not changed yet, or was a tie. Those that are wrong already or never drawn
+        # do not count.
+        silent = torch.zeros_like(start, dtype=torch.bool)
+        silent[rows] = ~wrong & (s.probs > 0)
+        counted = silent.clone()
         errors, margin, scale[rows] = s.examine(rows, point[rows])
         value[rows], slack[rows] = s.weigh(errors), _slack(s, margin / scale[rows])
         for query in range(self.queries):
             mask, signs = _part(s, 0.5 * 0.1 ** (2 * query / self.queries)), _signs(s)
             rows = s.unfinished
-            rows = rows[nearest[rows] <= _most_left(query / self.queries)]
+            least = nearest[rows].masked_fill(silent[rows], 0).amin(dim=1)
+            rows = rows[least <= _most_left(query / self.queries)]
             if not len(rows):
                 return
             moved = _changed(s, rows, point[rows], mask[rows], signs[rows])
             fooled, margin, _ = s.examine(rows, moved)
             risk, room = s.weigh(fooled), _slack(s, margin / scale[rows])
-            share = (margin / start[rows]).masked_fill((start[rows] <= 0) | (s.probs == 0), torch.inf)
-            nearest[rows] = torch.minimum(nearest[rows], share.amin(dim=1).to(nearest))
+            share = (margin / start[rows]).masked_fill(~counted[rows], torch.inf)
+            nearest[rows] = torch.minimum(nearest[rows], share)
+            silent[rows] &= (margin == start[rows]) | (start[rows] <= 0)
             better = (risk > value[rows]) | ((risk == value[rows]) & (room < slack[rows]))
             taken = rows[better]
             point[taken], value[taken], slack[taken] = moved[better], risk[better], room[better]

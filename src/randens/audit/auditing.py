@@ -25,7 +25,7 @@ from randens.core.progress import Progress, silent
 from randens.core.runs import Kept
 from randens.data import ImageData
 from randens.ensemble import RandomizedEnsemble
-from randens.evaluation.labelled_data import Data, fingerprint, labelled, threat_of
+from randens.evaluation.argument_checks import Data, fingerprint, labelled, threat_of
 from randens.evaluation.results import Evaluation
 from randens.threat import Threat
 from randens.witness.store import WitnessStore, as_store

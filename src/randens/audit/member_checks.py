@@ -16,8 +16,8 @@ from randens.attacks.losses import margins
 from randens.audit.case import Case, Check, logits
 from randens.data import Inputs
 from randens.ensemble import RandomizedEnsemble, evaluating, frozen, to_layout
+from randens.evaluation.argument_checks import fingerprint
 from randens.evaluation.gradient_conflict import conflict_of
-from randens.evaluation.labelled_data import fingerprint
 from randens.evaluation.results import Evaluation
 
 __all__ = ["belongs", "checks", "scorable", "splits"]

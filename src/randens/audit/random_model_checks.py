@@ -17,8 +17,8 @@ from randens.core.errors import InputError
 from randens.core.progress import Progress, silent
 from randens.data import Inputs
 from randens.ensemble import RandomizedEnsemble
+from randens.evaluation.argument_checks import Data, fingerprint, labelled, threat_of
 from randens.evaluation.draw_statistics import gradient_noise, members_of, randomness
-from randens.evaluation.labelled_data import Data, fingerprint, labelled, threat_of
 from randens.random_model import RandomizedModel, expanded, is_random
 from randens.threat import Threat
 

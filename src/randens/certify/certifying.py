@@ -34,7 +34,7 @@ from randens.core.files import picked
 from randens.core.progress import Progress, silent
 from randens.core.runs import Kept
 from randens.ensemble import RandomizedEnsemble, evaluating
-from randens.evaluation.labelled_data import Data, fingerprint, labelled, threat_of
+from randens.evaluation.argument_checks import Data, fingerprint, labelled, threat_of
 from randens.risk import RiskProfile, Sampling, optimal_sampling
 from randens.risk.sets import to_words
 from randens.threat import Region, Threat

@@ -21,7 +21,7 @@ def console() -> Console:
     """Standard output; numbers and paths are neither coloured nor wrapped."""
     from rich.console import Console
 
-    return Console(highlight=False, soft_wrap=True)
+    return Console(highlight=False, soft_wrap=True, emoji=False)
 
 
 def show(result: Any, as_json: bool, lines: Iterable[Any]) -> None:

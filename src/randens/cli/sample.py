@@ -51,7 +51,7 @@ def sample(
     Example: randens sample runs/quickstart-1 --apply
     """
     from randens import evaluation
-    from randens.evaluation.labelled_data import fingerprint
+    from randens.evaluation.argument_checks import fingerprint
     from randens.risk import optimal_sampling
     from randens.risk.sampling import compare_methods, contributions
 

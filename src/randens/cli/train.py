@@ -73,29 +73,33 @@ def train(
             run_training(chosen, folder, shown, say=say, stop=lambda: bool(signals), force=force, jobs=jobs)
         except Stopped as stopped:
             say(str(stopped))
-            raise typer.Exit(128 + signals[0]) from None
+            # The signal may have reached another process only.
+            raise typer.Exit(128 + next(iter(signals), 0)) from None
     if leads:
         _report(folder, as_json)
 
 
 def _report(folder: Path, as_json: bool) -> None:
-    from randens.core.documents import read_document
     from randens.core.runs import Run
+
+    show({"run": folder, **Run.open(folder).read("training")}, as_json, _lines(folder))
+
+
+def _lines(folder: Path) -> Iterator[str]:
+    from randens.core.documents import read_document
     from randens.training.run_files import Summary
 
-    document = {"run": folder, **Run.open(folder).read("training")}
     summary = read_document(folder / "training.json", Summary)
     found = summary.validation
     if found is None:
         raise FileError(f"{folder / 'training.json'} does not hold a summary; train again with --force")
     probs = ", ".join(f"{p:.3g}" for p in summary.probs)
-    lines = [
+    yield (
         f"{summary.method}, {summary.members} members, α = ({probs}): natural "
         f"{found.natural_accuracy:.1%}, under {found.attack} {found.robust_accuracy:.1%} "
-        f"on {found.images} validation images.",
-        f"The ensemble is in {folder}. Judge it on test data: randens evaluate {folder}",
-    ]
-    show(document, as_json, lines)
+        f"on {found.images} validation images."
+    )
+    yield f"The ensemble is in {folder}. Judge it on test data: randens evaluate {folder}"
 
 
 @contextlib.contextmanager

@@ -103,7 +103,7 @@ def as_inputs(data: Any, *, split: str = "test", limit: int | None = None) -> In
         raise InputError(f"data holds the splits {', '.join(map(str, data))}; choose one, e.g. data['test']")
     if all(hasattr(data, name) for name in ("column_names", "features", "__getitem__")):
         x, y, name, found, classes = _hugging_face(data, limit)
-    elif isinstance(data, (tuple, list)) and len(data) == 2 and not isinstance(data[0], (tuple, Mapping)):
+    elif _is_pair(data):
         kind = file or ("tensors" if isinstance(data[0], Tensor) else "arrays")
         x, y, name, found, classes = data[0], data[1], kind, "unknown", None
     else:
@@ -157,6 +157,16 @@ def _named(data: str | os.PathLike[str], split: str) -> Any:
     if path.is_dir():
         return image_folder(path, split=split if split in SPLITS else "test")
     return unknown("data set", text, names())
+
+
+def _is_pair(data: Any) -> bool:
+    """Whether data are inputs and labels; list(loader) with two batches [x, y] is a list of two as well."""
+    if not isinstance(data, (tuple, list)) or len(data) != 2 or isinstance(data[0], (tuple, Mapping)):
+        return False
+    return not all(
+        isinstance(part, list) and len(part) == 2 and isinstance(part[1], Tensor) and part[1].dim() == 1
+        for part in data
+    )
 
 
 def _hugging_face(data: Any, limit: int | None) -> tuple[Any, Any, str, str, int | None]:

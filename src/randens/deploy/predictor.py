@@ -177,7 +177,8 @@ class Predictor:
             )
         if given.shape[1:] != self._shape or given.ndim == 0:
             raise InputError(f"x has shape {list(given.shape)}; it must be {self._wanted}")
-        if given.dtype.char == "f" and given.flags.c_contiguous:
+        # Of float32, also in the other byte order, `char` is "f"; comparing the types would take longer.
+        if given.dtype.char == "f" and given.dtype.isnative and given.flags.c_contiguous:
             inputs = given
         else:
             with np.errstate(over="ignore"):

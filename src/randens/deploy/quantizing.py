@@ -25,7 +25,7 @@ from randens.deploy.bundle import Bundle
 from randens.deploy.exporting import appearing, quiet
 from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble, networks_of
 from randens.evaluation import Evaluation, evaluate, transferred
-from randens.evaluation.labelled_data import Data, fingerprint, labelled
+from randens.evaluation.argument_checks import Data, fingerprint, labelled
 
 __all__ = ["StraightThrough", "quantize"]
 

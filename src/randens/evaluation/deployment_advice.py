@@ -33,9 +33,9 @@ from randens.core.progress import Progress, renamed, silent, within
 from randens.core.runs import Kept
 from randens.data import Inputs
 from randens.ensemble import RandomizedEnsemble
+from randens.evaluation.argument_checks import Data, fingerprint, labelled
 from randens.evaluation.gradient_conflict import Conflict
 from randens.evaluation.intervals import Estimate, difference, estimate
-from randens.evaluation.labelled_data import Data, fingerprint, labelled
 from randens.evaluation.result_tables import Row
 from randens.evaluation.results import Accuracy
 from randens.evaluation.worst_case import evaluate_ensemble, transferred

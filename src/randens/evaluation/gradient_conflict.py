@@ -25,7 +25,7 @@ from randens.core.documents import Document
 from randens.core.errors import InputError
 from randens.data import Inputs
 from randens.ensemble import RandomizedEnsemble, frozen, to_layout
-from randens.evaluation.labelled_data import Data, labelled, threat_of
+from randens.evaluation.argument_checks import Data, labelled, threat_of
 from randens.threat import Threat
 
 __all__ = ["Conflict", "ConflictDocument", "conflict", "conflict_of", "joint_reach"]

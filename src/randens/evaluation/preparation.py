@@ -29,7 +29,7 @@ from randens.core.errors import InputError, ModelError, RandensError, RandensWar
 from randens.core.runs import Run
 from randens.data import Inputs, as_inputs, check_range
 from randens.ensemble import RandomizedEnsemble, evaluating, load
-from randens.evaluation.labelled_data import check_shapes, class_count
+from randens.evaluation.argument_checks import check_shapes, class_count
 from randens.evaluation.run_folder import open_subject
 from randens.models import Adapted, adapt, logits_of, preprocessing_of
 from randens.random_model import RandomizedModel

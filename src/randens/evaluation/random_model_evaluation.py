@@ -40,6 +40,7 @@ from randens.core.files import Saved, picked
 from randens.core.progress import Progress, silent
 from randens.data import Inputs
 from randens.ensemble import RandomizedEnsemble, frozen
+from randens.evaluation.argument_checks import Data, labelled
 from randens.evaluation.draw_statistics import (
     NOISE,
     OTHER,
@@ -54,7 +55,6 @@ from randens.evaluation.draw_statistics import (
     single_draw,
 )
 from randens.evaluation.intervals import Estimate
-from randens.evaluation.labelled_data import Data, labelled
 from randens.random_model import FrozenDraw, RandomizedModel, expanded, is_random
 from randens.threat import Threat
 

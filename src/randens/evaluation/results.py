@@ -22,9 +22,9 @@ from randens.core.files import Plain, document_checksum, picked, read_json, seal
 from randens.core.runs import Kept
 from randens.ensemble import RandomizedEnsemble, check_probs
 from randens.evaluation import result_tables
+from randens.evaluation.argument_checks import fingerprint
 from randens.evaluation.gradient_conflict import Conflict, ConflictDocument
 from randens.evaluation.intervals import Estimate, estimate
-from randens.evaluation.labelled_data import fingerprint
 from randens.risk import Bounds, RiskProfile, RuleOfThumb, bounds, rule_of_thumb
 from randens.risk.pairs import Theorem1Test, theorem1_test, two_classifiers
 from randens.risk.sets import from_words, to_words

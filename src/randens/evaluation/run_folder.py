@@ -15,7 +15,7 @@ from randens.core.errors import FileError, InputError, whole
 from randens.core.runs import Run
 from randens.data import ImageData
 from randens.ensemble import RandomizedEnsemble, load
-from randens.evaluation.labelled_data import fingerprint
+from randens.evaluation.argument_checks import fingerprint
 from randens.evaluation.results import Evaluation
 from randens.threat import Threat
 from randens.witness.store import WitnessStore

@@ -29,9 +29,9 @@ from randens.core.files import picked
 from randens.core.progress import Progress, silent
 from randens.data import Inputs
 from randens.ensemble import RandomizedEnsemble
+from randens.evaluation.argument_checks import Data, labelled
 from randens.evaluation.draw_statistics import SCORE, score
 from randens.evaluation.intervals import Estimate
-from randens.evaluation.labelled_data import Data, labelled
 from randens.random_model import FrozenDraw, expanded, is_random
 from randens.risk import (
     ConfidentSampling,

@@ -23,8 +23,8 @@ from randens.core.files import sha256, write_atomic
 from randens.core.progress import Progress, silent
 from randens.data import Inputs
 from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble, check_probs, networks_of
+from randens.evaluation.argument_checks import Data, class_count, fingerprint, labelled
 from randens.evaluation.gradient_conflict import Conflict, ConflictDocument, conflict_of
-from randens.evaluation.labelled_data import Data, class_count, fingerprint, labelled
 from randens.evaluation.preparation import BOX, AttackLike, doubts, prepare
 from randens.evaluation.random_model_evaluation import evaluate_stochastic
 from randens.evaluation.results import Evaluation, PassesDocument, Points

@@ -91,9 +91,12 @@ class OnnxMember(nn.Module):
                 "attack it with a method that needs none, or use the original network"
             )
         images = np.ascontiguousarray(x.detach().cpu().float().numpy())
-        size = self._batch or max(1, len(images))
-        parts = [images[start : start + size] for start in range(0, max(1, len(images)), size)]
-        outputs = np.concatenate([self._run(part)[: len(part)] for part in parts])
+        if self._batch is None:
+            outputs = self._run(images)
+        else:
+            starts = range(0, max(1, len(images)), self._batch)
+            parts = [images[start : start + self._batch] for start in starts]
+            outputs = np.concatenate([self._run(part)[: len(part)] for part in parts])
         return logits_of(torch.from_numpy(outputs), len(x), self._file.name).to(x.device)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OnnxMember:

@@ -23,8 +23,8 @@ from randens.audit.auditing import Audit, stored_audit
 from randens.audit.case import Check
 from randens.core.errors import InputError, RandensError
 from randens.evaluation import Estimate, Evaluation
+from randens.evaluation.argument_checks import fingerprint
 from randens.evaluation.intervals import estimate
-from randens.evaluation.labelled_data import fingerprint
 from randens.evaluation.results import Points
 from randens.evaluation.run_folder import Subject, open_subject
 from randens.evaluation.worst_case import average_of

@@ -21,9 +21,9 @@ from randens.core.runs import Run
 from randens.data import ImageData
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation import Estimate, Evaluation
+from randens.evaluation.argument_checks import fingerprint
 from randens.evaluation.deployment_advice import AdviceDocument
 from randens.evaluation.draw_statistics import GradientNoise
-from randens.evaluation.labelled_data import fingerprint
 from randens.evaluation.random_model_evaluation import ChosenAttack, DrawsStage, Spread
 from randens.threat import Threat
 from randens.training.methods import METHOD_NAMES

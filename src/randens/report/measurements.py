@@ -19,8 +19,8 @@ from randens.core.runs import Run
 from randens.data import ImageData
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation import estimate
+from randens.evaluation.argument_checks import Data, as_image_data
 from randens.evaluation.curves import sweep
-from randens.evaluation.labelled_data import Data, as_image_data
 from randens.evaluation.preparation import prepare
 from randens.models import on_device
 from randens.report.load import AttackLine, AttackTable, Gallery, Radii, Radius, measured_on

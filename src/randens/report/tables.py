@@ -99,7 +99,7 @@ def results(runs: Sequence[LoadedRun]) -> list[dict[str, Any]]:
         for row in result_tables.rows(result, name if len(runs) > 1 else one.method):
             main = row.kind in ("randomized", "single")
             shown = (
-                f"{row.name.partition(' = ')[0]} = {probs(result.probs)}"
+                f"{row.name.rpartition(' = ')[0]} = {probs(result.probs)}"
                 if row.kind == "randomized"
                 else row.name
             )

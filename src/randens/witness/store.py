@@ -531,7 +531,7 @@ class WitnessStore:
             theirs, ours = _columns(segment.about.members, members)
             if not ours:
                 continue
-            fooled, checked = segment.arrays["fooled"][:, theirs], segment.arrays["checked"]
+            fooled, checked = segment.arrays["fooled"][:, theirs] != 0, segment.arrays["checked"]
             for name, verdict, again in zip(map(bytes, segment.arrays["ids"]), fooled, checked, strict=True):
                 if name not in found:
                     found[name] = np.full(len(members), -1, dtype=np.int8)

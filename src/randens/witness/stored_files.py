@@ -119,8 +119,8 @@ def question_text(text: str) -> QuestionDocument:
 
 def segment_document(tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> SegmentDocument:
     """The metadata of a segment, compared with its arrays; a `FileError` says what is wrong."""
-    numbers = ("members", "sources", "work", "made", "eps")
-    plain = {key: _parsed(text) if key in numbers else text for key, text in metadata.items()}
+    json_keys = ("members", "sources", "work", "made", "eps")
+    plain = {key: _parsed(text) if key in json_keys else text for key, text in metadata.items()}
     found = fitted(SegmentDocument, plain, "a segment of the witness store")
     if found.asked is not None:
         question_text(found.asked)

@@ -23,8 +23,8 @@ from randens.core.files import seal, write_json
 from randens.core.runs import Run
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation import Evaluation
+from randens.evaluation.argument_checks import fingerprint
 from randens.evaluation.deployment_advice import AdviceDocument
-from randens.evaluation.labelled_data import fingerprint
 from randens.evaluation.results import CostDocument
 from randens.training.recipe import Recipe, recipe_from
 
@@ -38,7 +38,7 @@ _KEPT = ("training.json", "sampling.json", "advice.json", "metrics.jsonl")
 
 
 class _EntryManifest(Document):
-    """manifest.json of an entry."""
+    """manifest.json of an entry; a field of its recipe that this version does not know is refused."""
 
     recipe: Recipe
     versions: dict[str, str]

@@ -1,4 +1,4 @@
-"""Checks before an evaluation: inputs that fit the ensemble, and the ensemble's fingerprint."""
+"""Checks of what evaluations are given: inputs and a threat that fit the ensemble, and the ensemble's fingerprint."""
 
 from __future__ import annotations
 
