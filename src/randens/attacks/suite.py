@@ -23,9 +23,8 @@ from randens.threat import Threat
 __all__ = ["PRESETS", "Suite", "parts"]
 
 PRESETS = ("fast", "standard", "thorough")
-_RESISTED = (
-    5  # failed searches for one member alone, all that `standard` makes before it attacks members together
-)
+# Failed searches for one member alone: as many as `standard` makes before it attacks members together.
+_RESISTED = 5
 
 
 @dataclass(frozen=True, kw_only=True)

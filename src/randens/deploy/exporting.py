@@ -92,10 +92,8 @@ def export(
             report("exporting members", index, len(networks))
             models.append(_to_onnx(network, shape, index))
         report("exporting members", len(networks), len(networks))
-        averages = []
-        if any(
-            isinstance(member, DeterministicEnsemble) for member in rec.members
-        ):  # else every file is a member
+        averages = []  # none if every file is a member
+        if any(isinstance(member, DeterministicEnsemble) for member in rec.members):
             for member, part in zip(rec.members, parts, strict=True):
                 shares = member.weights.tolist() if isinstance(member, DeterministicEnsemble) else [1.0]
                 averages.append(Average(of=tuple(part), weights=tuple(shares)))
