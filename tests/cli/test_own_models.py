@@ -10,6 +10,7 @@ import torch
 from tests.attacks.cases import convnet, digits
 from tests.cli.commands import Shell
 
+import randens
 from randens.evaluation import Evaluation
 
 X, Y = (t[:20] for t in digits("test"))
@@ -71,3 +72,11 @@ def test_curves_of_a_run_and_of_a_file(shell: Shell, files: Path, run_folder: Pa
     assert list(cost["lines"]) == ["fgsm"]
     assert "--plot is" in shell.refused("curve", run_folder, "--plot", "curve.gif")
     assert "--eps is '0:1'" in shell.refused("curve", run_folder, "--eps", "0:1")
+
+
+def test_the_curve_of_a_saved_ensemble_is_in_its_own_norm(shell: Shell, files: Path) -> None:
+    network = randens.models.create("linear", classes=10, input_shape=(1, 8, 8), seed=0)
+    randens.RandomizedEnsemble([network], threat=randens.Threat("l2", 0.5)).save(files / "saved")
+    words = ("--eps", "0:2:2", "--attack", "fgsm", "--limit", "5")
+    found = shell.json("curve", "--model", "saved", "--data", "digits", *words)
+    assert (found["norm"], [point["eps"] for point in found["points"]]) == ("l2", [0.0, 2.0])

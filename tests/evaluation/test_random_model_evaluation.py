@@ -322,7 +322,8 @@ def test_the_audit_sees_gradients_that_are_noise_and_draws_that_are_too_few() ->
     assert not found.passed
 
 
-def test_gradient_noise_is_what_the_model_makes_it() -> None:
+@pytest.mark.parametrize("scale", [1.0, 1e25])  # the squares of the larger gradients are not in float32
+def test_gradient_noise_is_what_the_model_makes_it(scale: float) -> None:
     """Margin gradients w + noise: the variance of their mean over S draws is σ²d/S against ‖w‖²."""
 
     class Rough(nn.Module):
@@ -332,7 +333,7 @@ def test_gradient_noise_is_what_the_model_makes_it() -> None:
 
         def forward(self, x: Tensor) -> Tensor:
             margin = x @ self.w + (x * torch.randn_like(x)).sum(dim=1)
-            return torch.stack([0 * margin, margin], dim=1)
+            return scale * torch.stack([0 * margin, margin], dim=1)
 
     x, y = torch.ones(200, 50), torch.ones(200, dtype=torch.int64)
     found = gradient_noise(RandomizedModel(Rough(), 4), x, y, Threat("l2", 1.0), draws=10)

@@ -204,11 +204,11 @@ class Evaluating(InputOptions):
             subject = self.subject(self.run, eps)
             store = subject.store(fresh=self.fresh, verify=self.verify)
             images = subject.load(self.split, self.limit)
-            return Given(subject.rec, images, subject.threat, subject=subject, store=store)
+            return Given(subject.rec, images, subject=subject, store=store)
         assert self.model is not None
         factory = ":" in self.model and not Path(self.model).exists()
         model = from_factory(self.model, run_code=self.run_code) if factory else self.model
-        return Given(model, self.data, self.threat(eps), preprocessing=self.preprocessing())
+        return Given(model, self.data, preprocessing=self.preprocessing())
 
     def preprocessing(self) -> tuple[Any, ...] | None:
         """What --mean and --std mean: the pair that `randens.evaluate` takes, or None."""
@@ -221,11 +221,11 @@ class Evaluating(InputOptions):
             for name, text in (("--mean", self.mean), ("--std", self.std))
         )
 
-    def threat(self, eps: float | None = None) -> Threat:
+    def threat(self) -> Threat:
         """Return the threat for the user's own networks: linf with 8/255 by default."""
         from randens.threat import Threat, norm_name
 
-        radius = number("--eps", self.eps) if eps is None else eps
+        radius = number("--eps", self.eps)
         if self.norm is not None and norm_name(self.norm) != "linf" and radius is None:
             raise InputError(f"--norm is {self.norm!r}; give its radius too, with --eps")
         return Threat(self.norm or "linf", 8 / 255 if radius is None else radius)
@@ -233,11 +233,10 @@ class Evaluating(InputOptions):
 
 @dataclass(frozen=True)
 class Given:
-    """What to evaluate: a model with its data and threat; a run folder has its subject and store, too."""
+    """What to evaluate: a model with its data; a run folder has its subject and store, too."""
 
     model: Any
     data: Any
-    threat: Threat
     preprocessing: Any = None
     subject: Subject | None = None
     store: WitnessStore | None = None

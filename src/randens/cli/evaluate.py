@@ -86,7 +86,8 @@ def _members(case: _Options) -> None:
     from randens import evaluation
 
     given = case.given()
-    subject, threat = given.subject, given.threat
+    subject = given.subject
+    threat = case.threat() if subject is None else subject.threat
     chosen = choices.make_attacks(case.attack, ("suite",), threat, case.settings, case.seed)
     several = subject is None or len(subject.rec) > 1
     with case.running() as (processes, progress):

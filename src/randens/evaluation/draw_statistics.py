@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from randens.attacks.eot import draw_gradients, sources
 from randens.attacks.losses import expected_margin, margins
+from randens.core.devices import widest
 from randens.core.documents import Document
 from randens.core.errors import InputError
 from randens.ensemble import RandomizedEnsemble, frozen
@@ -236,8 +237,10 @@ def gradient_noise(
     with frozen(model), torch.enable_grad():
         for number in (0, 1):
             found = draw_gradients(sources(model), x, y, _mean_margin, draws, seed + 100_003 * number)
-            slopes.append(torch.nan_to_num(found.gradients, 0.0, 0.0, 0.0).flatten(2))
-    weights = found.weights.to(x.dtype)
+            # In float64: squares of steep gradients overflow in float32.
+            wide = widest(found.gradients, x.device)
+            slopes.append(torch.nan_to_num(wide, 0.0, 0.0, 0.0).flatten(2))
+    weights = found.weights.to(slopes[0])
     own = slopes[0] / weights[:, None, None]
     lengths = torch.linalg.vector_norm(own, threat.q, dim=2, keepdim=True)
     units = torch.einsum("s,snd->nd", weights, own / lengths.clamp_min(1e-30))
