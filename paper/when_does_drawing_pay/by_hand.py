@@ -127,7 +127,7 @@ class Images:
             x = self.x[rows]
             begun = [craft.begin(one, generator) for one, generator in zip(x, generators, strict=True)]
             return Batch(x.flatten(2), self.y[rows], torch.stack(begun).flatten(2), None)
-        # Whole rows are copied: twice as fast as indexing, which goes number by number.
+        # Copies whole rows, where indexing goes number by number.
         x, low, high = (F.embedding(rows, value.flatten(1)) for value in (self.x, *self.limits))
         eps = craft.threat.eps
         for one, generator in zip(noise := torch.empty_like(x), generators, strict=True):

@@ -330,7 +330,8 @@ def _verdict() -> str:
     if before and after:
         change = after.members - before.members
         said += (
-            f" The longest single networks were trained for {alone} epochs, the members for {total} in all. "
+            f" The longest single networks of this comparison were trained for {alone} epochs, "
+            f"the members for {total} in all. "
             f"Doubling the epochs of AT from {longest // 2} to {longest} changes single networks by {_points(change)} "
             f"points on validation data: {'their plateau' if abs(change) < PLATEAU else 'not their plateau'}."
         )

@@ -73,7 +73,8 @@ STACKED = (
 )  # methods of the stacked trainer; the engine trains the others
 AVERAGES = "cifar10-averages"
 MOVED = "digits-moved"  # digits, trained on moved copies; an epoch is over all copies
-MOVED_LENGTHS = (25, 50, 100, 200)
+MOVED_LENGTHS = (25, 50, 100, 200, 400, 800)
+MOVED_FINAL = 200  # epochs of the members that the final comparison starts from
 RECIPE = Path(__file__).parents[2] / "recipes" / "study" / "cifar10-strided-at.toml"
 ATTACKS = ("adaptive-pgd-s", "arc", "arc-r-20", "arc-r-100", "lattice", "saddle", "suite")
 
@@ -281,14 +282,16 @@ def _cells() -> Iterable[Cell]:
 
 
 # Of the final comparison, with `singles`: the best on validation data; then those that were compared before.
-FINAL = Cell("bounded", Member(MOVED, epochs=MOVED_LENGTHS[-1]), members=MANY, weight=SHARE)
-# On validation data only: from random weights, many members or long training; and twice as many members as the final.
+FINAL = Cell("bounded", Member(MOVED, epochs=MOVED_FINAL), members=MANY, weight=SHARE)
+# On validation data only: from random weights, many members or long training; twice as many members as the final; and
+# the final one from the longest AT.
 TRIED = (
     *(
         Cell("bounded", Member(MOVED, epochs=epochs), members=members, weight=SHARE, scratch=True)
-        for epochs, members in ((50, 2 * MOST), (MOVED_LENGTHS[-1], MANY))
+        for epochs, members in ((50, 2 * MOST), (MOVED_FINAL, MANY))
     ),
     replace(FINAL, members=MOST),
+    replace(FINAL, member=Member(MOVED, epochs=MOVED_LENGTHS[-1])),
 )
 FINALS = (
     FINAL,
@@ -311,7 +314,8 @@ def singles(cell: Cell) -> list[Member]:
     if cell.method in AS_THEY_ARE:
         return base
     some = base[:MEMBERS]
-    lengths = {"digits": LENGTHS, MOVED: MOVED_LENGTHS, AVERAGES: AVERAGES_LENGTHS}[cell.member.data]
+    moved = tuple(e for e in MOVED_LENGTHS if e <= MOVED_FINAL)
+    lengths = {"digits": LENGTHS, MOVED: moved, AVERAGES: AVERAGES_LENGTHS}[cell.member.data]
     if cell.scratch:
         same = [replace(one, by="bounded") for one in some]
         return [*same, *(replace(one, epochs=e) for e in lengths for one in some)]
