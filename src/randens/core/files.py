@@ -10,6 +10,7 @@ import math
 import os
 import sys
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from randens.core.errors import FileError, InputError
 
 __all__ = [
     "Plain",
+    "Saved",
     "check_seal",
     "data_folder",
     "document_checksum",
@@ -136,12 +138,12 @@ class Plain:
         return {name: plain(value) for name, value in vars(self).items()}
 
 
-class Saved:
+class Saved(ABC):
     """Base of results that are saved as JSON."""
 
+    @abstractmethod
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary for JSON."""
-        raise NotImplementedError
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the JSON, atomically."""
