@@ -33,7 +33,7 @@ __all__ = [
 
 SEEDS = (0, 1, 2)
 FINAL_SEEDS = (0, 1, 2, 3, 4)
-LENGTHS = (50, 100, 200, 400, 800, 1600, 3200, 6400)
+LENGTHS = (50, 100, 200, 400, 800, 1600, 3200, 6400, 12800)
 WIDTHS = (16, 32, 52)  # 52: twice the FLOPs of 32, as 2 of M have
 MIXED = (16, 16, 32, 52)  # widths of members that differ in it; their mean FLOPs are 0.95 of those of 32
 RADII = (0.1, 0.2, 0.3)
@@ -75,6 +75,8 @@ AVERAGES = "cifar10-averages"
 MOVED = "digits-moved"  # digits, trained on moved copies; an epoch is over all copies
 MOVED_LENGTHS = (25, 50, 100, 200, 400, 800)
 MOVED_FINAL = 200  # epochs of the members that the final comparison starts from
+# The longest that are among the single networks of a comparison; longer ones were trained later, for the plateau.
+LONGEST = {"digits": 6400, MOVED: MOVED_FINAL, AVERAGES: AVERAGES_LENGTHS[-1]}
 RECIPE = Path(__file__).parents[2] / "recipes" / "study" / "cifar10-strided-at.toml"
 ATTACKS = ("adaptive-pgd-s", "arc", "arc-r-20", "arc-r-100", "lattice", "saddle", "suite")
 
@@ -308,14 +310,15 @@ CELLS: tuple[Cell, ...] = tuple(dict.fromkeys(_cells()))
 def singles(cell: Cell) -> list[Member]:
     """Single networks of the members' size to compare with: those that the members are or started from, some of them
     trained on by AT and by the ensemble's own loss for as many epochs as the ensemble was, and some of every greater
-    length that AT was run for. Where the ensemble starts from random weights: some by its own loss, and some by AT of
+    length up to `LONGEST`. Where the ensemble starts from random weights: some by its own loss, and some by AT of
     every length."""
     base = cell.base()
     if cell.method in AS_THEY_ARE:
         return base
     some = base[:MEMBERS]
-    moved = tuple(e for e in MOVED_LENGTHS if e <= MOVED_FINAL)
-    lengths = {"digits": LENGTHS, MOVED: moved, AVERAGES: AVERAGES_LENGTHS}[cell.member.data]
+    data = cell.member.data
+    run = {"digits": LENGTHS, MOVED: MOVED_LENGTHS, AVERAGES: AVERAGES_LENGTHS}[data]
+    lengths = tuple(epochs for epochs in run if epochs <= LONGEST[data])
     if cell.scratch:
         same = [replace(one, by="bounded") for one in some]
         return [*same, *(replace(one, epochs=e) for e in lengths for one in some)]
