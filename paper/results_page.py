@@ -18,7 +18,7 @@ from randens.training.methods import METHOD_NAMES
 from randens.zoo.cards import attacks_of, given_names, training_sentence
 from randens.zoo.entries import Entry, entry, names, trials
 
-__all__ = ["results"]
+__all__ = ["best_ensembles", "results"]
 
 _MAIN = "evaluation"
 # The paper's budget: PGD-10 for a hundred epochs on 50,000 images, members 1 to m attacked while m is trained.
@@ -64,7 +64,8 @@ def results(zoo: Path | None = None) -> str:
     >>> "robust" in results()
     True
     """
-    shown = _rows([entry(name, zoo) for name in names(zoo)])
+    found = [entry(name, zoo) for name in names(zoo)]
+    shown = _rows(found)
     text = [
         "# Results",
         "",
@@ -77,10 +78,54 @@ def results(zoo: Path | None = None) -> str:
     ]
     if not shown:
         return "\n".join([*text, "No entry has been evaluated.", ""])
-    text += _table(shown) + _settings(shown)
+    text += _table(shown) + _settings(shown) + _best(found)
     text += _comparisons(shown) + _budgets(shown) + _members(shown) + _seeds(shown) + _goals(shown)
     text += _tried(trials(zoo)) + _differences(shown)
     return "\n".join(text) + "\n"
+
+
+def best_ensembles(found: Sequence[Entry]) -> list[str]:
+    """Which shipped entry is the best randomized ensemble and which the best k of M, a sentence each."""
+    said = []
+    drawn = [e for e in found if e.ships and _MAIN in e.evaluations and e.evaluations[_MAIN].members > 1]
+    if drawn:
+        best = max(drawn, key=lambda e: e.evaluations[_MAIN].robust)
+        main = best.evaluations[_MAIN]
+        member = max(a.robust.value for a in main.member_accuracies)
+        said.append(
+            f"The best randomized ensemble is `{best.name}`: {_interval(main.accuracy)} robust at the compute of one "
+            f"member, its best member {percent(member)} ({main.n:,} {main.split} images)."
+            + (f" {_one_hot(main)}." if main.probs.max() == 1 else "")
+        )
+    averaged = [
+        (option.row.accuracy.robust.value, e, option.row)
+        for e in found
+        if e.ships and e.advice is not None
+        for option in e.advice.options
+        if option.row.kind == "subset"
+    ]
+    if averaged:
+        _, best, row = max(averaged, key=lambda one: one[0])
+        assert best.advice is not None
+        others = [
+            f"{other.name}: {percent(other.accuracy.robust.value)} at {count(other.flops)}"
+            for other in (option.row for option in best.advice.options)
+            if other.kind != "subset"
+        ]
+        said.append(
+            f"The best k of M is in `{best.name}`: {row.name}, {_interval(row.accuracy)} robust at {count(row.flops)} "
+            f"FLOPs ({best.advice.n:,} {best.advice.split} images; {'; '.join(others)})."
+        )
+    return said
+
+
+def _best(found: Sequence[Entry]) -> list[str]:
+    said = [f"- {sentence}" for sentence in best_ensembles(found)]
+    return ["## The best ensembles", "", *said, ""] if said else []
+
+
+def _one_hot(main: Evaluation) -> str:
+    return f"α puts all weight on member {main.probs.argmax()}; nothing is drawn"
 
 
 def _rows(found: Sequence[Entry]) -> list[_Row]:
@@ -159,9 +204,7 @@ def _comparisons(shown: Sequence[_Row]) -> list[str]:
     for one in ensembles:
         main = one.main
         if main.probs.max() == 1:
-            lines.append(
-                f"- {one.title}: α puts all weight on member {main.probs.argmax()}; nothing is drawn"
-            )
+            lines.append(f"- {one.title}: {_one_hot(main)}")
             continue
         best = max(a.robust.value for a in main.member_accuracies)
         lines.append(
