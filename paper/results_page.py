@@ -9,6 +9,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paper.reproduce.tables import paper
 from randens.evaluation import Evaluation, difference
@@ -193,14 +194,19 @@ def _comparisons(shown: Sequence[_Row]) -> list[str]:
     ensembles = [row for row in shown if row.main.members > 1]
     lines = []
     for name in sorted({name for row in shown for name in row.item.evaluations}):
-        pairs = [(one, [_gain(one, two, name) for two in singles]) for one in ensembles]
-        pairs = [(one, gains) for one, gains in pairs if any(gains)]
+        pairs = [
+            (title, [_gain(mine, risks, flops, two.item.evaluations.get(name)) for two in singles])
+            for one in ensembles
+            if (mine := one.item.evaluations.get(name)) is not None
+            for title, risks, flops in _ways(one.title, mine)
+        ]
+        pairs = [(title, gains) for title, gains in pairs if any(gains)]
         if not pairs:
             continue
         lines += [f"Points of robust accuracy over single networks (`{name}`), with 95 % intervals:", ""]
         lines += [_line(["", *(f"over {two.title}" for two in singles)])]
         lines += [_line(["---", *["---:"] * len(singles)])]
-        lines += [_line([one.title, *gains]) for one, gains in pairs] + [""]
+        lines += [_line([title, *gains]) for title, gains in pairs] + [""]
     for one in ensembles:
         main = one.main
         if main.probs.max() == 1:
@@ -214,16 +220,22 @@ def _comparisons(shown: Sequence[_Row]) -> list[str]:
     return ["## Against single members, image by image", "", *lines, ""] if lines else []
 
 
-def _gain(one: _Row, two: _Row, name: str) -> str:
-    """How much more robust `one` is than `two`; empty if the attacks or the images differ."""
-    mine, theirs = one.item.evaluations.get(name), two.item.evaluations.get(name)
-    if mine is None or theirs is None:
+def _ways(title: str, mine: Evaluation) -> list[tuple[str, NDArray[np.float64], float]]:
+    """How an ensemble can be used, as far as it was attacked: name, risk of every image, FLOPs."""
+    ways = [(title, mine.risk, mine.expected_flops)]
+    if mine.points.deterministic_worst is not None:
+        averaged = mine.points.deterministic_worst.astype(np.float64)
+        ways.append((f"{title}, mean of all logits", averaged, float(sum(mine.flops))))
+    return ways
+
+
+def _gain(mine: Evaluation, risks: NDArray[np.float64], flops: float, theirs: Evaluation | None) -> str:
+    """How much more robust a use of an ensemble is than a network; empty if the attacks or the images differ."""
+    if theirs is None or (mine.n, mine.split, mine.attacks) != (theirs.n, theirs.split, theirs.attacks):
         return ""
-    if (mine.n, mine.split, mine.attacks) != (theirs.n, theirs.split, theirs.attacks):
-        return ""
-    gain = difference(theirs.risk, mine.risk)
-    flops = mine.expected_flops / theirs.expected_flops
-    cost = "" if abs(flops - 1) < 0.005 else f", {flops:.2f} times the FLOPs"
+    gain = difference(theirs.risk, risks)
+    times = flops / theirs.expected_flops
+    cost = "" if abs(times - 1) < 0.005 else f", {times:.2f} times the FLOPs"
     return f"{_points(gain.value)} ({_points(gain.low)} to {_points(gain.high)}){cost}"
 
 

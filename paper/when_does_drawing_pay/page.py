@@ -431,8 +431,8 @@ def _earlier(cell: Cell) -> str:
 
 
 @dataclass(frozen=True)
-class Doubling:
-    """What twice the epochs change of the same networks, paired by seed and image: mean and standard error."""
+class Change:
+    """What more epochs change of the same networks, paired by seed and image: mean and standard error."""
 
     short: int
     long: int
@@ -463,17 +463,20 @@ def standard_error(table: Numbers) -> float:
     return float(np.sqrt(max(both - own, by_row.var(ddof=1) / rows)))
 
 
-def doublings(lengths: Sequence[int], **changes: Any) -> list[Doubling]:
-    """Of AT, for every two lengths that have results of the same seeds."""
-    found = []
-    for short, long in pairwise(lengths):
-        before, after = ({r["seed"]: r for r in _like(epochs=e, **changes).results} for e in (short, long))
-        seeds = sorted(before.keys() & after.keys())
-        if long != 2 * short or not seeds:
-            continue
-        table = np.concatenate([_right(after[seed]) - _right(before[seed]) for seed in seeds])
-        found.append(Doubling(short, long, len(table), float(table.mean()), standard_error(table)))
-    return found
+def over(short: int, long: int, **changes: Any) -> Change | None:
+    """Of AT, between two lengths that have results of the same seeds; None where none has."""
+    before, after = ({r["seed"]: r for r in _like(epochs=e, **changes).results} for e in (short, long))
+    seeds = sorted(before.keys() & after.keys())
+    if not seeds:
+        return None
+    table = np.concatenate([_right(after[seed]) - _right(before[seed]) for seed in seeds])
+    return Change(short, long, len(table), float(table.mean()), standard_error(table))
+
+
+def doublings(lengths: Sequence[int], **changes: Any) -> list[Change]:
+    """Of AT, as far as there are results."""
+    found = [over(short, long, **changes) for short, long in pairwise(lengths) if long == 2 * short]
+    return [one for one in found if one is not None]
 
 
 def _right(result: Result) -> Numbers:
@@ -481,7 +484,7 @@ def _right(result: Result) -> Numbers:
     return np.array([[bit == "0" for bit in row] for row in result["fooled_at_all"]], dtype=np.float64)
 
 
-def _doublings_of(data: str) -> list[Doubling]:
+def _doublings_of(data: str) -> list[Change]:
     """By which the plateau of these data is judged: of as many networks as there are."""
     if data != MOVED:
         return doublings(LENGTHS)
@@ -537,6 +540,12 @@ def _flat() -> str:
             said += "It is the last doubling: the plateau begins there at the earliest."
         else:
             said += "No later doubling changes more: the plateau."
+    if (whole := over(steps[0].short, steps[-1].long, data=MOVED, members=MANY)) is not None and steps[1:]:
+        low, high = whole.interval
+        said += (
+            f" From {whole.short} to {whole.long} epochs AT changes by {_points(whole.change)} points in all "
+            f"({_points(low)} to {_points(high)})."
+        )
     return "\n".join([said, "", *_table(head, rows)])
 
 

@@ -200,6 +200,15 @@ def test_results_compare_image_by_image(filled: Path) -> None:
     one, two = (zoo.entry(f"digits-{name}", filled).evaluations["evaluation"] for name in ("barre", "at"))
     gain = 100 * float(np.mean(two.risk - one.risk))
     assert f"| BARRE | {gain:+.1f} (" in page
+    assert one.deterministic is not None
+    averaged = 100 * (one.deterministic.robust.value - two.robust)
+    (row,) = [
+        line
+        for line in page.splitlines()
+        if line.startswith("| BARRE, mean of all logits | ") and " to " in line
+    ]
+    assert f" {averaged:+.1f} (" in row
+    assert f"{sum(one.flops) / two.flops[0]:.2f} times the FLOPs" in row
     best = max(a.robust.value for a in one.member_accuracies)
     drawn = f"drawing at random is worth {100 * (one.robust - best):+.1f} points"
     assert (drawn in page) == (one.probs.max() < 1)
