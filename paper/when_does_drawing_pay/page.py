@@ -383,7 +383,30 @@ def _copied() -> str:
         name = f"{cell.members} members by `{cell.method}`, {start}, {cell.total} epochs in all"
         shown.append((name, group(replace(cell, seed=seed) for seed in SEEDS)))
     rows = [_row(name, one) for name, one in shown if one]
-    return "\n".join(_table(("moved copies, validation", *_HEAD), rows)) if rows else "Not computed yet."
+    if not rows:
+        return "Not computed yet."
+    return "\n".join([*_table(("moved copies, validation", *_HEAD), rows), *_from_at()])
+
+
+def _from_at() -> list[str]:
+    """The ensembles that go on from AT against the best network by AT that they started from."""
+    cells = {
+        cell.member.epochs: cell for cell in (FINAL, *TRIED) if cell.members == MANY and not cell.scratch
+    }
+    said = []
+    for epochs, cell in sorted(cells.items()):
+        one = group(replace(cell, seed=seed) for seed in SEEDS)
+        found = versus_best(one, _like(data=MOVED, epochs=epochs, members=MANY))
+        if found is not None:
+            mean, low, high, _ = found
+            said.append(f"{_points(mean)} points from {epochs} epochs ({_points(low)} to {_points(high)})")
+    if not said:
+        return []
+    return [
+        f"Drawn evenly, {MANY} members by `{FINAL.method}` differ from the best of the {MANY} networks by AT that they "
+        f"start from by {', '.join(said)}; the networks are chosen on these images, and the intervals are over images.",
+        "",
+    ]
 
 
 def _final(cell: Cell = FINAL) -> str:

@@ -258,6 +258,26 @@ def test_the_plateau_is_where_doubling_changes_nothing_any_more(
     assert f"The last lengths differ by +50.0, +0.0, {'+0.0' if last == 3 else '−25.0'} points." in text
 
 
+def test_ensembles_from_at_are_compared_with_the_best_network_they_start_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(work, "RESULTS", tmp_path)
+    many = plan.FINAL.members
+    # Drawn 75 %; of the networks by AT the best is right on two of four.
+    results = {
+        plan.FINAL: _result(0, ["0110"] * many, [0, many // 2, many // 2, 0], members=many),
+        plan.Cell(member=plan.FINAL.member, members=many): _result(
+            0, ["1110"] * (many - 1) + ["1010"], [many] * 4, members=many
+        ),
+    }
+    for cell, result in results.items():
+        assert cell in plan.CELLS
+        work.result_of(cell).write_text(json.dumps(result), encoding="utf-8")
+    page.write_page(tmp_path / "page.md", {})
+    text = (tmp_path / "page.md").read_text(encoding="utf-8")
+    assert f"start from by +25.0 points from {plan.FINAL.member.epochs} epochs (" in text
+
+
 def test_the_standard_error_is_the_spread_over_networks_and_images() -> None:
     """Of a table with effects of its rows, of its columns and of neither, drawn again and again."""
     rng = np.random.default_rng(0)
