@@ -562,7 +562,9 @@ def _flat() -> str:
         elif one is steps[-1]:
             said += "It is the last doubling: the plateau begins there at the earliest."
         else:
-            said += "No later doubling changes more: the plateau."
+            said += (
+                f"No later doubling up to {steps[-1].long} epochs changes it by {half} or more: the plateau."
+            )
     if (whole := over(steps[0].short, steps[-1].long, data=MOVED, members=MANY)) is not None and steps[1:]:
         low, high = whole.interval
         said += (

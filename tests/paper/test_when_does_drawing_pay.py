@@ -301,7 +301,10 @@ def test_the_standard_error_is_the_spread_over_networks_and_images() -> None:
             "Every doubling changes AT by 0.5 points or more: no plateau up to 800 epochs.",
         ),
         ({200: 1, 400: 2, 800: 2}, "It is the last doubling: the plateau begins there at the earliest."),
-        ({200: 1, 400: 2, 800: 2, 1600: 2}, "No later doubling changes more: the plateau."),
+        (
+            {200: 1, 400: 2, 800: 2, 1600: 2},
+            "No later doubling up to 1600 epochs changes it by 0.5 points or more: the plateau.",
+        ),
         (
             {200: 1, 400: 1, 800: 2, 1600: 2},
             "has 200 epochs (+0.0 points, 95 % interval +0.0 to +0.0). It is no plateau, as later doublings change "
