@@ -44,18 +44,22 @@ def test_restarts_searched_together_find_what_each_finds_alone(norm: str) -> Non
     assert solved(range(1, 4), 1000) >= max(alone) > 0
 
 
+class Idle(Saddle):
+    """Proposes nothing, and notes which restarts it was asked for."""
+
+    def search(self, s: Search) -> None:
+        begun.append((s.restart, s.together))
+
+
+begun: list[tuple[int, int]] = []
+
+
 def test_a_pass_is_not_wider_than_asked_for() -> None:
     case = planted("linf", n=6)
-    with attacking(case.rec):
-        s = Search(case.rec, case.x, case.y, case.threat, drop_finished=False)
-        begun: list[tuple[int, int]] = []
-        s.begin = lambda restart, stream, together: begun.append((restart, together))  # type: ignore[method-assign]  # noqa: ARG005
-
-        class Idle(Saddle):
-            def search(self, s: Search) -> None:
-                """Propose nothing."""
-
-        Idle(case.threat).run(s, range(6), width=13)
+    begun.clear()
+    Idle(case.threat).run(
+        Search(case.rec, case.x, case.y, case.threat, drop_finished=False), range(6), width=13
+    )
     assert begun == [(0, 1), (1, 2), (3, 2), (5, 1)]
 
 
