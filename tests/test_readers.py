@@ -134,6 +134,9 @@ def test_member_files_stay_inside_their_folder(tmp_path: Path, file: str) -> Non
         (("flops",), [1, 2]),
         (("flags", "unstable"), 2),
         (("flags", "gradients"), {"pgd": [0.5]}),
+        (("attacks", 0, "name"), ...),
+        (("attacks", 0, "name"), 3),
+        (("attacks", 0, "preset"), ["standard"]),
     ],
 )
 def test_evaluations_that_contradict_themselves_are_refused(

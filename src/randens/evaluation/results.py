@@ -90,6 +90,13 @@ class _Flags(Document):
     gradients: dict[str, dict[str, list[Share]]] = Field(default_factory=dict)
 
 
+class _AttackDocument(Document):
+    """An attack and its options, which differ from one attack to the next."""
+
+    name: str
+    preset: str | None = None
+
+
 class EvaluationDocument(Document):
     """evaluation.json."""
 
@@ -102,7 +109,7 @@ class EvaluationDocument(Document):
     classes: Annotated[int, Field(ge=1)]
     chosen_on: dict[str, str]
     threat: ThreatDocument
-    attacks: list[dict[str, Any]]
+    attacks: list[_AttackDocument]
     flops: list[Count]
     cost: CostDocument
     confidence: Annotated[float, Field(gt=0, lt=1)]
