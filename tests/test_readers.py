@@ -31,7 +31,7 @@ def test_the_files_are_good_before_they_are_forged(folder: Path) -> None:
 
 
 def test_forged_documents_are_read_or_refused(folder: Path) -> None:
-    found = readers.forged(folder, 70, seed=1, pages=2)
+    found = readers.forged(folder, 70, seed=1, pages=4)
     assert found.faults == []
     assert found.refused > found.tried // 4
     assert found.read > 0
@@ -45,7 +45,7 @@ def test_forged_witness_files_are_read_or_refused(folder: Path) -> None:
 
 
 def test_damaged_files_are_read_or_refused(folder: Path) -> None:
-    found = readers.damaged(folder, 60, seed=1, pages=2)
+    found = readers.damaged(folder, 60, seed=1, pages=4)
     assert found.faults == []
     assert found.refused > found.tried // 4
 

@@ -415,10 +415,11 @@ class Evaluation(Kept):
         found = []
         attacked = [self.probs, *self.also.values()]
         for i, j in itertools.combinations(range(self.members), 2):
-            two = two_classifiers(self.profile.restrict((i, j)))
+            both = self.profile.restrict((i, j))
+            two = two_classifiers(both)
             gap = abs(two.member_risks[0] - two.member_risks[1])
             together = any(alpha[i] > 0 and alpha[j] > 0 for alpha in attacked)
-            test = theorem1_test(self.profile.restrict((i, j)), self.n, confidence=self.confidence)
+            test = theorem1_test(both, self.n, confidence=self.confidence)
             found.append(Pair(i, j, two.conflict, gap, two.helps, together, test))
         return tuple(found)
 
