@@ -9,6 +9,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paper.reproduce.tables import paper
 from randens.evaluation import Evaluation, difference
@@ -18,7 +19,7 @@ from randens.training.methods import METHOD_NAMES
 from randens.zoo.cards import attacks_of, given_names, training_sentence
 from randens.zoo.entries import Entry, entry, names, trials
 
-__all__ = ["results"]
+__all__ = ["best_ensembles", "results"]
 
 _MAIN = "evaluation"
 # The paper's budget: PGD-10 for a hundred epochs on 50,000 images, members 1 to m attacked while m is trained.
@@ -64,7 +65,8 @@ def results(zoo: Path | None = None) -> str:
     >>> "robust" in results()
     True
     """
-    shown = _rows([entry(name, zoo) for name in names(zoo)])
+    found = [entry(name, zoo) for name in names(zoo)]
+    shown = _rows(found)
     text = [
         "# Results",
         "",
@@ -77,10 +79,54 @@ def results(zoo: Path | None = None) -> str:
     ]
     if not shown:
         return "\n".join([*text, "No entry has been evaluated.", ""])
-    text += _table(shown) + _settings(shown)
+    text += _table(shown) + _settings(shown) + _best(found)
     text += _comparisons(shown) + _budgets(shown) + _members(shown) + _seeds(shown) + _goals(shown)
     text += _tried(trials(zoo)) + _differences(shown)
     return "\n".join(text) + "\n"
+
+
+def best_ensembles(found: Sequence[Entry]) -> list[str]:
+    """Which shipped entry is the best randomized ensemble and which the best k of M, a sentence each."""
+    said = []
+    drawn = [e for e in found if e.ships and _MAIN in e.evaluations and e.evaluations[_MAIN].members > 1]
+    if drawn:
+        best = max(drawn, key=lambda e: e.evaluations[_MAIN].robust)
+        main = best.evaluations[_MAIN]
+        member = max(a.robust.value for a in main.member_accuracies)
+        said.append(
+            f"The best randomized ensemble is `{best.name}`: {_interval(main.accuracy)} robust at the compute of one "
+            f"member, its best member {percent(member)} ({main.n:,} {main.split} images)."
+            + (f" {_one_hot(main)}." if main.probs.max() == 1 else "")
+        )
+    averaged = [
+        (option.row.accuracy.robust.value, e, option.row)
+        for e in found
+        if e.ships and e.advice is not None
+        for option in e.advice.options
+        if option.row.kind == "subset"
+    ]
+    if averaged:
+        _, best, row = max(averaged, key=lambda one: one[0])
+        assert best.advice is not None
+        others = [
+            f"{other.name}: {percent(other.accuracy.robust.value)} at {count(other.flops)}"
+            for other in (option.row for option in best.advice.options)
+            if other.kind != "subset"
+        ]
+        said.append(
+            f"The best k of M is in `{best.name}`: {row.name}, {_interval(row.accuracy)} robust at {count(row.flops)} "
+            f"FLOPs ({best.advice.n:,} {best.advice.split} images; {'; '.join(others)})."
+        )
+    return said
+
+
+def _best(found: Sequence[Entry]) -> list[str]:
+    said = [f"- {sentence}" for sentence in best_ensembles(found)]
+    return ["## The best ensembles", "", *said, ""] if said else []
+
+
+def _one_hot(main: Evaluation) -> str:
+    return f"α puts all weight on member {main.probs.argmax()}; nothing is drawn"
 
 
 def _rows(found: Sequence[Entry]) -> list[_Row]:
@@ -148,20 +194,23 @@ def _comparisons(shown: Sequence[_Row]) -> list[str]:
     ensembles = [row for row in shown if row.main.members > 1]
     lines = []
     for name in sorted({name for row in shown for name in row.item.evaluations}):
-        pairs = [(one, [_gain(one, two, name) for two in singles]) for one in ensembles]
-        pairs = [(one, gains) for one, gains in pairs if any(gains)]
+        pairs = [
+            (title, [_gain(mine, risks, flops, two.item.evaluations.get(name)) for two in singles])
+            for one in ensembles
+            if (mine := one.item.evaluations.get(name)) is not None
+            for title, risks, flops in _ways(one.title, mine)
+        ]
+        pairs = [(title, gains) for title, gains in pairs if any(gains)]
         if not pairs:
             continue
         lines += [f"Points of robust accuracy over single networks (`{name}`), with 95 % intervals:", ""]
         lines += [_line(["", *(f"over {two.title}" for two in singles)])]
         lines += [_line(["---", *["---:"] * len(singles)])]
-        lines += [_line([one.title, *gains]) for one, gains in pairs] + [""]
+        lines += [_line([title, *gains]) for title, gains in pairs] + [""]
     for one in ensembles:
         main = one.main
         if main.probs.max() == 1:
-            lines.append(
-                f"- {one.title}: α puts all weight on member {main.probs.argmax()}; nothing is drawn"
-            )
+            lines.append(f"- {one.title}: {_one_hot(main)}")
             continue
         best = max(a.robust.value for a in main.member_accuracies)
         lines.append(
@@ -171,16 +220,22 @@ def _comparisons(shown: Sequence[_Row]) -> list[str]:
     return ["## Against single members, image by image", "", *lines, ""] if lines else []
 
 
-def _gain(one: _Row, two: _Row, name: str) -> str:
-    """How much more robust `one` is than `two`; empty if the attacks or the images differ."""
-    mine, theirs = one.item.evaluations.get(name), two.item.evaluations.get(name)
-    if mine is None or theirs is None:
+def _ways(title: str, mine: Evaluation) -> list[tuple[str, NDArray[np.float64], float]]:
+    """How an ensemble can be used, as far as it was attacked: name, risk of every image, FLOPs."""
+    ways = [(title, mine.risk, mine.expected_flops)]
+    if mine.points.deterministic_worst is not None:
+        averaged = mine.points.deterministic_worst.astype(np.float64)
+        ways.append((f"{title}, mean of all logits", averaged, float(sum(mine.flops))))
+    return ways
+
+
+def _gain(mine: Evaluation, risks: NDArray[np.float64], flops: float, theirs: Evaluation | None) -> str:
+    """How much more robust a use of an ensemble is than a network; empty if the attacks or the images differ."""
+    if theirs is None or (mine.n, mine.split, mine.attacks) != (theirs.n, theirs.split, theirs.attacks):
         return ""
-    if (mine.n, mine.split, mine.attacks) != (theirs.n, theirs.split, theirs.attacks):
-        return ""
-    gain = difference(theirs.risk, mine.risk)
-    flops = mine.expected_flops / theirs.expected_flops
-    cost = "" if abs(flops - 1) < 0.005 else f", {flops:.2f} times the FLOPs"
+    gain = difference(theirs.risk, risks)
+    times = flops / theirs.expected_flops
+    cost = "" if abs(times - 1) < 0.005 else f", {times:.2f} times the FLOPs"
     return f"{_points(gain.value)} ({_points(gain.low)} to {_points(gain.high)}){cost}"
 
 

@@ -508,7 +508,6 @@ SCALES: dict[str, _Scale] = {
         names=paper_names(),
         zoo={
             "cifar10-resnet20-at": "cifar10-resnet20-at",
-            "cifar10-resnet20-mrboost": "cifar10-resnet20-mrboost-m3",
             "cifar10-resnet20-barre": "cifar10-resnet20-barre-m3",
         },
     ),

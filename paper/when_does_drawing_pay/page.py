@@ -34,6 +34,7 @@ from paper.when_does_drawing_pay.plan import (
     MOST_LENGTHS,
     MOVED,
     MOVED_LENGTHS,
+    MOVED_LONG,
     NARROW,
     NARROW_BOUNDED,
     NARROW_LENGTHS,
@@ -52,7 +53,17 @@ from paper.when_does_drawing_pay.plan import (
 )
 from paper.when_does_drawing_pay.work import result_of
 
-__all__ = ["WORDS", "Group", "axes_of_the_map", "group", "methods", "versus_best", "write_page"]
+__all__ = [
+    "WORDS",
+    "Group",
+    "axes_of_the_map",
+    "doublings",
+    "group",
+    "methods",
+    "standard_error",
+    "versus_best",
+    "write_page",
+]
 
 TARGET = 0.03
 SMALL_TARGET = 0.02  # on CIFAR-10
@@ -162,6 +173,10 @@ def axes_of_the_map() -> list[tuple[str, list[tuple[str, Group]]]]:
             [(str(e), _like(epochs=e, width=NARROW)) for e in NARROW_LENGTHS],
         ),
         ("epochs, moved copies", [(str(e), _like(data=MOVED, epochs=e)) for e in MOVED_LENGTHS]),
+        (
+            f"epochs, moved copies, M = {MANY}",
+            [(str(e), _like(data=MOVED, epochs=e, members=MANY)) for e in MOVED_LONG],
+        ),
         (
             f"epochs, {MOST} members by bounded",
             [(str(e), _like("bounded", 0.5, epochs=e, members=MOST)) for e in MOST_LENGTHS],
@@ -325,15 +340,16 @@ def _verdict() -> str:
     met = found.seeds >= len(FINAL_SEEDS) - 1
     said += f"The target, {goal}, is {'met' if met else 'missed'}."
     data, total = shown.member.data, shown.total
-    longest, alone = max(_lengths(data)), max(one.epochs + one.more for one in singles(shown))
-    before, after = (_like(data=data, epochs=epochs) for epochs in (longest // 2, longest))
-    if before and after:
-        change = after.members - before.members
+    alone = max(one.epochs + one.more for one in singles(shown))
+    if steps := _doublings_of(data):
+        last = steps[-1]
+        low, high = last.interval
         said += (
             f" The longest single networks of this comparison were trained for {alone} epochs, "
             f"the members for {total} in all. "
-            f"Doubling the epochs of AT from {longest // 2} to {longest} changes single networks by {_points(change)} "
-            f"points on validation data: {'their plateau' if abs(change) < PLATEAU else 'not their plateau'}."
+            f"Doubling the epochs of AT from {last.short} to {last.long} changes {last.networks} single networks by "
+            f"{_points(last.change)} points on validation data (95 % interval over networks and images {_points(low)} "
+            f"to {_points(high)}): {'their plateau' if abs(last.change) < PLATEAU else 'not their plateau'}."
         )
     partly, without = final(), next(cell for cell in FINALS if cell.member.data != MOVED)
     plain = final(without)
@@ -358,13 +374,39 @@ def _copied() -> str:
     """On validation data: the ensembles that were tried with copies, and AT of their lengths."""
     tried = (*TRIED, FINAL)
     lengths = sorted({cell.member.epochs for cell in tried})
-    shown = [(f"AT, {MEMBERS} members, {e} epochs", _like(data=MOVED, epochs=e)) for e in lengths]
+    counts = {e: MANY if e in MOVED_LONG else MEMBERS for e in lengths}
+    shown = [
+        (f"AT, {m} members, {e} epochs", _like(data=MOVED, epochs=e, members=m)) for e, m in counts.items()
+    ]
     for cell in tried:
         start = "from random weights" if cell.scratch else f"from AT of {cell.member.epochs} epochs"
         name = f"{cell.members} members by `{cell.method}`, {start}, {cell.total} epochs in all"
         shown.append((name, group(replace(cell, seed=seed) for seed in SEEDS)))
     rows = [_row(name, one) for name, one in shown if one]
-    return "\n".join(_table(("moved copies, validation", *_HEAD), rows)) if rows else "Not computed yet."
+    if not rows:
+        return "Not computed yet."
+    return "\n".join([*_table(("moved copies, validation", *_HEAD), rows), *_from_at()])
+
+
+def _from_at() -> list[str]:
+    """The ensembles that go on from AT against the best network by AT that they started from."""
+    cells = {
+        cell.member.epochs: cell for cell in (FINAL, *TRIED) if cell.members == MANY and not cell.scratch
+    }
+    said = []
+    for epochs, cell in sorted(cells.items()):
+        one = group(replace(cell, seed=seed) for seed in SEEDS)
+        found = versus_best(one, _like(data=MOVED, epochs=epochs, members=MANY))
+        if found is not None:
+            mean, low, high, _ = found
+            said.append(f"{_points(mean)} points from {epochs} epochs ({_points(low)} to {_points(high)})")
+    if not said:
+        return []
+    return [
+        f"Drawn evenly, {MANY} members by `{FINAL.method}` differ from the best of the {MANY} networks by AT that they "
+        f"start from by {', '.join(said)}; the networks are chosen on these images, and the intervals are over images.",
+        "",
+    ]
 
 
 def _final(cell: Cell = FINAL) -> str:
@@ -411,20 +453,125 @@ def _earlier(cell: Cell) -> str:
     return f"{said}\n\n{_final(cell)}"
 
 
-def _lengths(data: str) -> tuple[int, ...]:
-    return MOVED_LENGTHS if data == MOVED else LENGTHS
+@dataclass(frozen=True)
+class Change:
+    """What more epochs change of the same networks, paired by seed and image: mean and standard error."""
+
+    short: int
+    long: int
+    networks: int
+    change: float
+    error: float
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 %, over networks and images."""
+        return self.change - 1.96 * self.error, self.change + 1.96 * self.error
+
+
+def standard_error(table: Numbers) -> float:
+    """Of the mean of [networks, images], both drawn at random.
+
+    The variances of the rows' means and of the columns' means, each over their number, both count what belongs to
+    neither; it is taken off once.
+    """
+    rows, columns = table.shape
+    if min(rows, columns) < 2:
+        return float("nan")
+    by_row, by_column = table.mean(axis=1), table.mean(axis=0)
+    rest = table - by_row[:, None] - by_column + table.mean()
+    own = (rest**2).sum() / ((rows - 1) * (columns - 1)) / table.size
+    both = by_row.var(ddof=1) / rows + by_column.var(ddof=1) / columns
+    # Never less than one of them alone, which the difference could be by chance.
+    return float(np.sqrt(max(both - own, by_row.var(ddof=1) / rows)))
+
+
+def over(short: int, long: int, **changes: Any) -> Change | None:
+    """Of AT, between two lengths that have results of the same seeds; None where none has."""
+    before, after = ({r["seed"]: r for r in _like(epochs=e, **changes).results} for e in (short, long))
+    seeds = sorted(before.keys() & after.keys())
+    if not seeds:
+        return None
+    table = np.concatenate([_right(after[seed]) - _right(before[seed]) for seed in seeds])
+    return Change(short, long, len(table), float(table.mean()), standard_error(table))
+
+
+def doublings(lengths: Sequence[int], **changes: Any) -> list[Change]:
+    """Of AT, as far as there are results."""
+    found = [over(short, long, **changes) for short, long in pairwise(lengths) if long == 2 * short]
+    return [one for one in found if one is not None]
+
+
+def _right(result: Result) -> Numbers:
+    """[members, images]: 1 where no witness fools the member."""
+    return np.array([[bit == "0" for bit in row] for row in result["fooled_at_all"]], dtype=np.float64)
+
+
+def _doublings_of(data: str) -> list[Change]:
+    """By which the plateau of these data is judged: of as many networks as there are."""
+    if data != MOVED:
+        return doublings(LENGTHS)
+    return doublings(MOVED_LONG, data=MOVED, members=MANY) or doublings(MOVED_LENGTHS, data=MOVED)
 
 
 def plateau(lengths: Sequence[int] = LENGTHS, **changes: Any) -> int | None:
     """From which length on every doubling changes the members by less than half a point; None where none does."""
-    steps = [(epochs, _like(epochs=epochs, **changes)) for epochs in lengths]
-    there = [(epochs, one) for epochs, one in steps if one]
     start = None
-    for (short, before), (long, after) in reversed(list(pairwise(there))):
-        if long != 2 * short or abs(after.members - before.members) >= PLATEAU:
+    for one in reversed(doublings(lengths, **changes)):
+        if abs(one.change) >= PLATEAU or start not in (None, one.long):
             break
-        start = short
+        start = one.short
     return start
+
+
+def _flat() -> str:
+    """Where the plateau with moved copies is, with what the networks and images leave open."""
+    steps = doublings(MOVED_LONG, data=MOVED, members=MANY)
+    if not steps:
+        return "Not computed yet."
+    rows = [
+        [
+            f"{one.short} → {one.long}",
+            _points(one.change),
+            f"{100 * one.error:.1f}",
+            f"{_points(one.interval[0])} to {_points(one.interval[1])}",
+            str(one.networks),
+        ]
+        for one in steps
+    ]
+    head = ("epochs", "change of AT, points", "standard error", "95 % interval", "networks")
+    half = f"{100 * PLATEAU:g} points"
+    small = [one for one in steps if abs(one.change) < PLATEAU]
+    if not small:
+        said = f"Every doubling changes AT by {half} or more: no plateau up to {steps[-1].long} epochs."
+    else:
+        one = small[0]
+        low, high = one.interval
+        sure = max(abs(low), abs(high)) < PLATEAU
+        later = [other for other in steps if other.short > one.short and abs(other.change) >= PLATEAU]
+        said = (
+            f"The shortest training whose doubling changes AT by less than {half} has {one.short} epochs "
+            f"({_points(one.change)} points, 95 % interval {_points(low)} to {_points(high)}"
+            f"{'' if sure else ', which holds larger changes as well'}). "
+        )
+        listed = ", ".join(
+            f"from {other.short} to {other.long} epochs {_points(other.change)}" for other in later
+        )
+        if later:
+            said += f"It is no plateau, as later doublings change more: {listed} points."
+        elif one is steps[-1]:
+            said += "It is the last doubling: the plateau begins there at the earliest."
+        else:
+            said += (
+                f"No later doubling up to {steps[-1].long} epochs changes it by {half} or more: the plateau."
+            )
+    if (whole := over(steps[0].short, steps[-1].long, data=MOVED, members=MANY)) is not None and steps[1:]:
+        low, high = whole.interval
+        said += (
+            f" From {whole.short} to {whole.long} epochs AT changes by {_points(whole.change)} points in all "
+            f"({_points(low)} to {_points(high)})."
+        )
+    return "\n".join([said, "", *_table(head, rows)])
 
 
 def _plateau(lengths: Sequence[int] = LENGTHS, **changes: Any) -> str:
@@ -503,6 +650,10 @@ def write_page(target: Path, figures: Mapping[str, str]) -> None:
             "Training length, moved copies",
             f"An epoch is over {COPIES} moved copies of every image: {COPIES} times as many steps as above. "
             f"{_plateau(MOVED_LENGTHS, data=MOVED)}",
+        ),
+        (
+            f"Training length, moved copies, {MANY} members of each seed",
+            f"More networks, for the plateau. {_flat()}",
         ),
         (
             f"Training length, {MOST} members by `bounded`",

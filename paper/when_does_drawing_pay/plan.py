@@ -74,6 +74,7 @@ STACKED = (
 AVERAGES = "cifar10-averages"
 MOVED = "digits-moved"  # digits, trained on moved copies; an epoch is over all copies
 MOVED_LENGTHS = (25, 50, 100, 200, 400, 800)
+MOVED_LONG = (200, 400, 800, 1600, 3200)  # with `MANY` members of each seed, which the plateau needs
 MOVED_FINAL = 200  # epochs of the members that the final comparison starts from
 # The longest that are among the single networks of a comparison; longer ones were trained later, for the plateau.
 LONGEST = {"digits": 6400, MOVED: MOVED_FINAL, AVERAGES: AVERAGES_LENGTHS[-1]}
@@ -276,6 +277,7 @@ def _cells() -> Iterable[Cell]:
         *(Cell(member=Member(width=NARROW, epochs=epochs)) for epochs in NARROW_LENGTHS),
         NARROW_BOUNDED,
         *(Cell(member=Member(MOVED, epochs=epochs)) for epochs in MOVED_LENGTHS),
+        *(Cell(member=Member(MOVED, epochs=epochs), members=MANY) for epochs in MOVED_LONG),
         *TRIED,
         FINAL,
     ]
@@ -286,14 +288,14 @@ def _cells() -> Iterable[Cell]:
 # Of the final comparison, with `singles`: the best on validation data; then those that were compared before.
 FINAL = Cell("bounded", Member(MOVED, epochs=MOVED_FINAL), members=MANY, weight=SHARE)
 # On validation data only: from random weights, many members or long training; twice as many members as the final; and
-# the final one from the longest AT.
+# the final one from longer AT.
 TRIED = (
     *(
         Cell("bounded", Member(MOVED, epochs=epochs), members=members, weight=SHARE, scratch=True)
         for epochs, members in ((50, 2 * MOST), (MOVED_FINAL, MANY))
     ),
     replace(FINAL, members=MOST),
-    replace(FINAL, member=Member(MOVED, epochs=MOVED_LENGTHS[-1])),
+    *(replace(FINAL, member=Member(MOVED, epochs=epochs)) for epochs in (800, 1600)),
 )
 FINALS = (
     FINAL,
@@ -345,9 +347,9 @@ _KINDS = (
     ("iat", ("cifar10-resnet20-at-25", "cifar10-resnet20-at-seed1")),
     ("barre", ("cifar10-resnet20-barre-m3",)),
     ("mixed", ("cifar10-resnet20-at-seed1", "cifar10-resnet20-barre-m3")),
+    ("longest", ("cifar10-resnet20-at-25", "cifar10-resnet20-barre-m3")),
 )
 ZOO: tuple[Shipped, ...] = (
     *(Shipped(label, entries) for label, entries in _KINDS),
-    Shipped("barre", _KINDS[1][1], k=2),
-    Shipped("mixed", _KINDS[2][1], k=2),
+    *(Shipped(label, entries, k=2) for label, entries in _KINDS[1:]),
 )

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from paper.results_page import results
+from paper.results_page import best_ensembles, results
 from tests.cli.commands import Shell, shell
 from tests.training.small_runs import small
 
@@ -160,11 +160,55 @@ def test_the_card_shows_k_of_m_of_its_own_members(filled: Path, runs: Path, tmp_
         (runs / "at" / "advice.json").unlink()
 
 
+def test_the_best_ensembles_are_those_of_the_cards(filled: Path, tmp_path: Path) -> None:
+    entries = [zoo.entry(name, filled) for name in zoo.names(filled)]
+    (said,) = best_ensembles(entries)  # no entry has advice
+    main = entries[1].evaluations["evaluation"]
+    best = max(a.robust.value for a in main.member_accuracies)
+    assert f"is `digits-barre`: {percent(main.robust)} (" in said
+    assert f"its best member {percent(best)} (40 test images)" in said
+    assert ("nothing is drawn" in said) == (main.probs.max() == 1)
+    # Of two entries with advice, the one whose k of M is more robust.
+    rec = training.train(small(threat=RADIUS, method="iat", members=3), tmp_path / "three")
+    assert rec.threat is not None
+    images = data.load("digits", "test").subset(slice(0, 40))
+    found = {}
+    for name, attack in (("weak", "pgd"), ("strong", "saddle")):
+        run = Path(shutil.copytree(tmp_path / "three", tmp_path / name))
+        found[name] = evaluation.advise(rec, images, attacks.create(attack, rec.threat))
+        found[name].save(run / "advice.json")
+        zoo.add(run, name, filled)
+    robust = {
+        name: max(o.accuracy.robust.value for o in advice.options if o.kind == "subset")
+        for name, advice in found.items()
+    }
+    said = best_ensembles([zoo.entry(name, filled) for name in zoo.names(filled)])[1]
+    assert f"2 of 3 averaged, {percent(max(robust.values()))} (" in said
+    assert any(f"`{name}`" in said for name, value in robust.items() if value == max(robust.values()))
+
+
+def test_the_zoos_page_names_the_best_ensembles() -> None:
+    said = best_ensembles([zoo.entry(name) for name in zoo.names()])
+    page = " ".join((zoo.root().parent / "docs" / "zoo.md").read_text(encoding="utf-8").split())
+    assert len(said) == 2
+    for sentence in said:
+        assert sentence in page
+
+
 def test_results_compare_image_by_image(filled: Path) -> None:
     page = results(filled)
     one, two = (zoo.entry(f"digits-{name}", filled).evaluations["evaluation"] for name in ("barre", "at"))
     gain = 100 * float(np.mean(two.risk - one.risk))
     assert f"| BARRE | {gain:+.1f} (" in page
+    assert one.deterministic is not None
+    averaged = 100 * (one.deterministic.robust.value - two.robust)
+    (row,) = [
+        line
+        for line in page.splitlines()
+        if line.startswith("| BARRE, mean of all logits | ") and " to " in line
+    ]
+    assert f" {averaged:+.1f} (" in row
+    assert f"{sum(one.flops) / two.flops[0]:.2f} times the FLOPs" in row
     best = max(a.robust.value for a in one.member_accuracies)
     drawn = f"drawing at random is worth {100 * (one.robust - best):+.1f} points"
     assert (drawn in page) == (one.probs.max() < 1)
