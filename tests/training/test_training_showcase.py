@@ -75,8 +75,10 @@ def _differences(tmp_path: Path, seed: int) -> tuple[float, float]:
 
 
 def test_barre_beats_at(tmp_path: Path) -> None:
-    """One seed, half the epochs, ARC-R and a quick portfolio; the slow test below has five seeds, the whole recipe, every
-    attack and the default portfolio. Seeds 0 to 3 gain 3 to 10 points."""
+    """One seed, half the epochs, ARC-R and a quick portfolio; seeds 0 to 3 gain 3 to 10 points.
+
+    The slow test below has five seeds, the whole recipe, every attack and the default portfolio.
+    """
     rec = _barre(tmp_path, 0, "epochs=40", "later_epochs=20")
     assert _risk(_alone(rec), "arc-r") - _risk(rec, "arc-r") > 0.01
     assert _risk(_alone(rec), "suite", preset="fast") - _risk(rec, "suite", preset="fast") > 0.01
