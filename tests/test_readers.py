@@ -31,7 +31,7 @@ def test_the_files_are_good_before_they_are_forged(folder: Path) -> None:
 
 
 def test_forged_documents_are_read_or_refused(folder: Path) -> None:
-    found = readers.forged(folder, 70, seed=1, pages=2)
+    found = readers.forged(folder, 70, seed=1, pages=4)
     assert found.faults == []
     assert found.refused > found.tried // 4
     assert found.read > 0
@@ -45,7 +45,7 @@ def test_forged_witness_files_are_read_or_refused(folder: Path) -> None:
 
 
 def test_damaged_files_are_read_or_refused(folder: Path) -> None:
-    found = readers.damaged(folder, 60, seed=1, pages=2)
+    found = readers.damaged(folder, 60, seed=1, pages=4)
     assert found.faults == []
     assert found.refused > found.tried // 4
 
@@ -134,6 +134,9 @@ def test_member_files_stay_inside_their_folder(tmp_path: Path, file: str) -> Non
         (("flops",), [1, 2]),
         (("flags", "unstable"), 2),
         (("flags", "gradients"), {"pgd": [0.5]}),
+        (("attacks", 0, "name"), ...),
+        (("attacks", 0, "name"), 3),
+        (("attacks", 0, "preset"), ["standard"]),
     ],
 )
 def test_evaluations_that_contradict_themselves_are_refused(

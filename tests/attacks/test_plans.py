@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from tests.attacks.planted import Array, Planted, planted, truth, unequal
 from torch import Tensor
 
 from randens import attacks
+from randens.attacks import plans
+from randens.attacks.game import Solution, solve_game
 from randens.attacks.ledger import Ledger
 from randens.attacks.plans import MOST_MEMBERS, planned
 from randens.attacks.search import Search, attacking
@@ -49,6 +53,24 @@ def test_what_was_refused_is_not_named_again() -> None:
     for row, other in zip(again.tolist(), others, strict=True):
         assert not bool((other | ~before[row]).all())  # does not contain the refused one
     assert bool((s.refused(rows, sets).diagonal()).all())
+
+
+def test_games_that_ruled_out_a_set_are_not_solved_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = planted("linf", n=6)
+    solved: list[int] = []
+
+    def counted(c: Tensor, *rest: Any) -> Solution:
+        solved.append(len(c))
+        return solve_game(c, *rest)
+
+    monkeypatch.setattr(plans, "solve_game", counted)
+    with attacking(case.rec):
+        # With so small a radius the linear models rule out every set.
+        s = Search(case.rec, case.x, case.y, case.threat.scaled(1e-4))
+        assert len(planned(s, 40, 0.05)[0]) == 0
+        first = len(solved)
+        assert len(planned(s, 40, 0.05)[0]) == 0
+    assert len(solved) == first > 0
 
 
 def test_sets_that_contain_a_refused_one_are_refused() -> None:

@@ -143,7 +143,8 @@ def _optima(case: Planted) -> Array:
 @pytest.mark.parametrize("boxed", [False, True])
 @pytest.mark.parametrize(("members", "classes"), [(3, 2), (3, 4), (4, 3)])
 def test_bounds_meet_for_linear_members(norm: str, boxed: bool, members: int, classes: int) -> None:
-    case = planted(norm, n=15, members=members, classes=classes, boxed=boxed, seed=members)
+    n = 10
+    case = planted(norm, n=n, members=members, classes=classes, boxed=boxed, seed=members)
     found = attacks.create("exact", case.threat)(case.rec, case.x, case.y)
     whole = certify(case.rec, (case.x, case.y), case.threat, pool=found.pool)
     optima = _optima(case)
@@ -151,7 +152,7 @@ def test_bounds_meet_for_linear_members(norm: str, boxed: bool, members: int, cl
     assert whole.lower() == pytest.approx(float(found.risk.mean()), abs=1e-12)
     # The bounds meet on every input but those that only rounding decides.
     decided = np.isclose(found.risk.numpy(), optima)
-    assert decided.sum() >= 14
+    assert decided.sum() >= n - 1
     rows = torch.from_numpy(np.flatnonzero(decided))
     clear = certify(case.rec, (case.x[rows], case.y[rows]), case.threat)
     assert clear.upper() == pytest.approx(float(found.risk[rows].mean()), abs=1e-12)

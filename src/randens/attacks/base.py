@@ -82,6 +82,7 @@ class Attack:
     name: ClassVar[str] = ""
     exact: ClassVar[bool] = False  # true only where the optimum is proven
     norms: ClassVar[tuple[str, ...]] = ("linf", "l2", "l1")  # balls that the attack can search
+    side_by_side: ClassVar[bool] = False  # whether `search` takes several restarts at once
 
     def __post_init__(self) -> None:
         if not isinstance(self.threat, Threat):
@@ -111,6 +112,19 @@ class Attack:
     def search(self, s: Search) -> None:
         """Propose points for the batch that `s` owns."""
         raise InputError(f"{type(self).__name__} defines no search; it cannot attack {s.n} inputs")
+
+    def run(self, s: Search, restarts: range, stream: int = 0, *, width: int) -> None:
+        """Search once per restart, the last ones side by side if `search` can and no pass gets wider than `width`.
+
+        Most inputs are decided by the first restart. The few that are left would make small batches, whose passes
+        cost more per input.
+        """
+        while restarts and len(left := s.unfinished):
+            several = width // len(left) if self.side_by_side and restarts[0] else 1
+            count = max(1, min(several, len(restarts)))
+            s.begin(restarts[0], stream, count)
+            self.search(s)
+            restarts = restarts[count:]
 
     def __call__(self, rec: nn.Module, x: Tensor, y: Tensor) -> Found:
         """Attack `rec` (or a single classifier: an ensemble of one) on inputs x with labels y."""
@@ -178,10 +192,7 @@ class Attack:
             clean=clean,
             safe=safe,
         )
-        for restart in range(self.restarts):
-            s.begin(restart)
-            if len(s.unfinished):
-                self.search(s)
+        self.run(s, range(self.restarts), width=self.batch_size)
         errors = s.conclude().cpu()
         count = max(1, s.n)
         flags = {"zero_gradient": s.no_gradient, "nan_gradient": s.nan_gradient, "unstable": s.unstable}

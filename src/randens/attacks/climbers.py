@@ -34,18 +34,20 @@ Reach = Callable[[Search, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 def climb(s: Search, sweep: int, resisted: Tensor, reach: Reach, patience: int | None = None) -> None:
     """Make one sweep through the members in random order; add each to the fooled set F if a point is found.
 
-    The first sweep takes every input. Later sweeps look for other maximal sets: they take the inputs where
-    some member is missing from the best set and has not resisted alone, and begin with such a member.
-    `resisted` [n, M] marks members that were attacked alone and not fooled. Members that `patience` searches
+    Restarts that are searched together are L = together·n lanes, each with its own point, order and set F.
+    The first sweep takes every lane. Later sweeps look for other maximal sets: they take the lanes where some
+    member is missing from the input's best set and has not resisted alone, and begin with such a member.
+    `resisted` [L, M] marks members that were attacked alone and not fooled. Members that `patience` searches
     of this or of other attacks have attacked alone without success are skipped.
     """
     skipped = s.safe | (s.probs <= 0)
     if patience is not None:
         skipped = skipped | (s.resistance >= patience)
+    skipped = skipped[s.owner]
     order = s.ranks()
-    chosen = torch.ones(s.n, dtype=torch.bool, device=s.device)
+    chosen = torch.ones(len(order), dtype=torch.bool, device=s.device)
     if sweep:
-        missing = ~resisted & ~s.best_errors & ~skipped
+        missing = ~resisted & ~s.best_errors[s.owner] & ~skipped
         order = order - 2.0 * missing * (order == _largest(order, missing))
         chosen = missing.any(dim=1)
     elif s.restart == 0:
@@ -53,39 +55,43 @@ def climb(s: Search, sweep: int, resisted: Tensor, reach: Reach, patience: int |
         order = order + (s.probs > s.probs.unsqueeze(1)).sum(dim=1)
     order = order.argsort(dim=1)
     point = s.start()
-    errors = s.clean_errors.clone() if s.restart == 0 else torch.zeros_like(s.clean_errors)
+    errors = s.clean_errors.clone() if s.restart == 0 else torch.zeros_like(skipped)
     for position in range(s.members):
-        rows = s.unfinished
-        member = order[rows, position]
-        fresh = chosen[rows] & ~errors[rows, member] & ~skipped[rows, member]
+        lanes = s.going[s.owner].nonzero().flatten()
+        member = order[lanes, position]
+        fresh = chosen[lanes] & ~errors[lanes, member] & ~skipped[lanes, member]
         # No pass for sets of foolable members that cannot get a larger probability than the best set.
-        coming = torch.zeros_like(errors[rows]).scatter(1, order[rows, position:], True) & ~skipped[rows]
-        heaviest = s.weigh(errors[rows] | coming)
+        coming = torch.zeros_like(errors[lanes]).scatter(1, order[lanes, position:], True) & ~skipped[lanes]
+        heaviest, rows = s.weigh(errors[lanes] | coming), s.owner[lanes]
         fresh &= (heaviest > s.best_value[rows] + 1e-9) | ~s.foolable[rows, member]
-        rows, member = rows[fresh], member[fresh]
+        lanes, rows, member = lanes[fresh], rows[fresh], member[fresh]
         if not len(rows):
             continue
-        targets = errors[rows].clone()
+        targets = errors[lanes].clone()
         targets[torch.arange(len(rows), device=s.device), member] = True
         targets &= s.probs > 0
-        ended, fooled = reach(s, rows, point[rows], targets)
+        ended, fooled = reach(s, rows, point[lanes], targets)
         success = (fooled | ~targets).all(dim=1)
-        point[rows[success]] = ended[success]
-        errors[rows[success]] = fooled[success]
+        point[lanes[success]] = ended[success]
+        errors[lanes[success]] = fooled[success]
         alone = ~success & (targets.sum(dim=1) == 1)
-        resisted[rows[alone], member[alone]] = True
-        s.resistance[rows[alone], member[alone]] += 1
+        resisted[lanes[alone], member[alone]] = True
+        once = torch.ones_like(rows[alone])
+        s.resistance.index_put_((rows[alone], member[alone]), once, accumulate=True)
 
 
 def attempt(s: Search, reach: Reach, iterations: int, kappa: float) -> None:
     """Aim from the clean input at the set of largest probability that the members' linear models do not rule
-    out.
+    out; of several restarts searched together, each takes the next such set.
     """
-    rows, targets = planned(s, iterations, kappa)
+    plans = []
+    for _ in range(s.together):
+        plans.append(planned(s, iterations, kappa))
+        # Also if it will be reached: sets of larger probability were ruled out or tried before.
+        s.refuse(*plans[-1])
+    rows, targets = (torch.cat(parts) for parts in zip(*plans, strict=True))
     if len(rows):
-        _, errors = reach(s, rows, s.x[rows], targets)
-        missed = ~(errors | ~targets).all(dim=1)
-        s.refuse(rows[missed], targets[missed])
+        reach(s, rows, s.x[rows], targets)
 
 
 def _largest(order: Tensor, among: Tensor) -> Tensor:
@@ -282,6 +288,7 @@ class Saddle(Attack):
     hopeless: float = 1.0
     hyperplanes: int = 2  # runners-up considered by every restart after the first
     restarts: int = field(default=3, kw_only=True)
+    side_by_side = True
 
     def search(self, s: Search) -> None:
         reach = partial(
@@ -293,7 +300,7 @@ class Saddle(Attack):
             hopeless=self.hopeless,
             classes=1 if s.restart == 0 else self.hyperplanes,
         )
-        resisted = torch.zeros_like(s.foolable)
+        resisted = torch.zeros_like(s.foolable[s.owner])
         for sweep in range(self.orders):
             if sweep:
                 attempt(s, reach, self.iterations, self.kappa)

@@ -86,9 +86,14 @@ class Ledger:
     @property
     def unfinished(self) -> Tensor:
         """Rows whose risk can still increase, but for those left out."""
+        return self.going.nonzero().flatten()
+
+    @property
+    def going(self) -> Tensor:
+        """Bool [n]: the inputs that are `unfinished`."""
         if not self.drop_finished:
-            return torch.arange(self.n, device=self.device)
-        return (~(self.finished | self._left_out)).nonzero().flatten()
+            return torch.ones(self.n, dtype=torch.bool, device=self.device)
+        return ~(self.finished | self._left_out)
 
     def weigh(self, values: Tensor) -> Tensor:
         """Σ_i α_i values_i, [k]: of sets of members [k, M] the risk u·α.
@@ -118,6 +123,18 @@ class Ledger:
         return (filled & contains).any(dim=1) | ~sets.any(dim=1)
 
     def _record(self, rows: Tensor, points: Tensor, errors: Tensor) -> None:
+        """Record the points of inputs `rows` [k], in which an input may occur several times."""
+        ordered, order = rows.sort(stable=True)
+        repeat = torch.arange(len(rows), device=self.device) - torch.searchsorted(ordered, ordered)
+        if not bool(repeat.any()):
+            self._record_once(rows, points, errors)
+            return
+        for number in range(int(repeat.max()) + 1):
+            part = order[repeat == number]
+            self._record_once(rows[part], points[part], errors[part])
+
+    def _record_once(self, rows: Tensor, points: Tensor, errors: Tensor) -> None:
+        """`_record` where every input occurs once."""
         values = self.weigh(errors)
         better = (values > self.best_value[rows]).nonzero().flatten()
         if len(better):

@@ -60,6 +60,8 @@ def planned(s: Search, iterations: int, kappa: float) -> tuple[Tensor, Tensor]:
             support = _support(solved, c[gone], a[gone], region[gone], slack)[refuted]
             inside = (sets.unsqueeze(0) | ~support.unsqueeze(1)).all(dim=2)
             open_[left] &= ~inside
+            # The linear models stay as they are, so later plans need not solve these games again.
+            s.refuse(rows[left], support)
     undecided = left[open_[left].any(dim=1)] if len(left) else left
     choice[undecided] = weights.expand(len(undecided), -1).masked_fill(~open_[undecided], -1.0).argmax(dim=1)
     named = (choice >= 0).nonzero().flatten()

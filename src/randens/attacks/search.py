@@ -77,8 +77,7 @@ class Search(Oracle):
         clean: Tensor | None = None,
         safe: Tensor | None = None,
     ) -> None:
-        self.seed, self.restart = seed, 0
-        self.generator, self._shuffler = torch.Generator(), torch.Generator()
+        self.seed = seed
         super().__init__(
             rec,
             x,
@@ -91,19 +90,28 @@ class Search(Oracle):
             clean=clean,
             safe=safe,
         )
+        self.begin(0)
 
-    def begin(self, restart: int, stream: int = 0) -> None:
-        """Restart number `restart`: its random numbers depend on the seed, the stream and the number only."""
-        self.restart = restart
-        seed = (self.seed * 1_000_003 + stream * 15_485_863 + restart * 7919 + 1) % (2**63)
-        self.generator.manual_seed(seed)
-        self._shuffler.manual_seed(seed ^ 0x5DEECE66D)
+    def begin(self, restart: int, stream: int = 0, together: int = 1) -> None:
+        """Begin restart number `restart`, or `together` restarts from that number on, which are searched at once.
+
+        The random numbers of a restart depend on the seed, the stream and its number only. `owner` [together·n] is
+        the input that each of the points `start()` belongs to.
+        """
+        self.restart, self.together = restart, together
+        self.owner = torch.arange(self.n, device=self.device).repeat(together)
+        self._generators, self._shufflers = [], []
+        for number in range(restart, restart + together):
+            seed = (self.seed * 1_000_003 + stream * 15_485_863 + number * 7919 + 1) % (2**63)
+            self._generators.append(torch.Generator().manual_seed(seed))
+            self._shufflers.append(torch.Generator().manual_seed(seed ^ 0x5DEECE66D))
+        self.generator = self._generators[0]
 
     def start(self) -> Tensor:
-        """Return the starting points of a restart for the whole batch: first the clean inputs, later random
-        points.
-        """
-        return self.x.clone() if self.restart == 0 else to_layout(self.threat.random(self.x, self.generator))
+        """Starting points [together·n, ...] for the whole batch: first the clean inputs, later random points."""
+        if self.restart == 0:
+            return self.x.clone()
+        return to_layout(torch.cat([self.threat.random(self.x, each) for each in self._generators]))
 
     def random_start(self) -> Tensor:
         """Random points of the ball, for the whole batch."""
@@ -114,16 +122,17 @@ class Search(Oracle):
         return torch.rand(self.n, *shape, generator=self.generator).to(self.device)
 
     def ranks(self) -> Tensor:
-        """Uniform random numbers [n, M] to order the members by.
+        """Uniform random numbers [together·n, M] to order the members by.
 
         They have a generator of their own, so that the random points do not depend on the number of members
         and M copies of one member give the same result as one.
         """
-        return torch.rand(self.n, self.members, generator=self._shuffler).to(self.device)
+        drawn = [torch.rand(self.n, self.members, generator=each) for each in self._shufflers]
+        return torch.cat(drawn).to(self.device)
 
     def order(self) -> list[int]:
         """A random order of the members, the same for the whole batch."""
-        return torch.randperm(self.members, generator=self._shuffler).tolist()
+        return torch.randperm(self.members, generator=self._shufflers[0]).tolist()
 
 
 @contextlib.contextmanager

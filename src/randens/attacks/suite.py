@@ -125,10 +125,8 @@ class Suite(Attack):
                 s.credited(attack.name),
                 s.leaving_out(_hopeless(s) if together and self.preset == "standard" else None),
             ):
-                for restart in range(again * attack.restarts, (again + 1) * attack.restarts):
-                    s.begin(restart, stream)
-                    if len(s.unfinished):
-                        attack.search(s)
+                restarts = range(again * attack.restarts, (again + 1) * attack.restarts)
+                attack.run(s, restarts, stream, width=self.batch_size)
 
 
 def _hopeless(s: Search) -> Tensor:

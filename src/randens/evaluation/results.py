@@ -90,6 +90,13 @@ class _Flags(Document):
     gradients: dict[str, dict[str, list[Share]]] = Field(default_factory=dict)
 
 
+class _AttackDocument(Document):
+    """An attack and its options, which differ from one attack to the next."""
+
+    name: str
+    preset: str | None = None
+
+
 class EvaluationDocument(Document):
     """evaluation.json."""
 
@@ -102,7 +109,7 @@ class EvaluationDocument(Document):
     classes: Annotated[int, Field(ge=1)]
     chosen_on: dict[str, str]
     threat: ThreatDocument
-    attacks: list[dict[str, Any]]
+    attacks: list[_AttackDocument]
     flops: list[Count]
     cost: CostDocument
     confidence: Annotated[float, Field(gt=0, lt=1)]
@@ -408,10 +415,11 @@ class Evaluation(Kept):
         found = []
         attacked = [self.probs, *self.also.values()]
         for i, j in itertools.combinations(range(self.members), 2):
-            two = two_classifiers(self.profile.restrict((i, j)))
+            both = self.profile.restrict((i, j))
+            two = two_classifiers(both)
             gap = abs(two.member_risks[0] - two.member_risks[1])
             together = any(alpha[i] > 0 and alpha[j] > 0 for alpha in attacked)
-            test = theorem1_test(self.profile.restrict((i, j)), self.n, confidence=self.confidence)
+            test = theorem1_test(both, self.n, confidence=self.confidence)
             found.append(Pair(i, j, two.conflict, gap, two.helps, together, test))
         return tuple(found)
 
