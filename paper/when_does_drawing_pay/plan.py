@@ -74,7 +74,7 @@ STACKED = (
 AVERAGES = "cifar10-averages"
 MOVED = "digits-moved"  # digits, trained on moved copies; an epoch is over all copies
 MOVED_LENGTHS = (25, 50, 100, 200, 400, 800)
-MOVED_LONG = (200, 400, 800, 1600, 3200)  # with `MANY` members of each seed, which the plateau needs
+MOVED_LONG = (200, 400, 800, 1600)  # with `MANY` members of each seed, which the plateau needs
 MOVED_FINAL = 200  # epochs of the members that the final comparison starts from
 # The longest that are among the single networks of a comparison; longer ones were trained later, for the plateau.
 LONGEST = {"digits": 6400, MOVED: MOVED_FINAL, AVERAGES: AVERAGES_LENGTHS[-1]}
