@@ -32,7 +32,8 @@ ALIKE := --ignore=tests/attacks/test_attack_inputs.py \
   --ignore=tests/training/test_training_recipe.py
 PYTEST := $(BIN)/python -m pytest -q
 # A file's tests share what they train and attack, so one worker runs all of them; tests/conftest.py sets the order.
-WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
+# Three for two cores: a worker often waits for a process, a browser or a server that it has started.
+WORKERS := -n 3 --dist loadfile --no-loadscope-reorder
 
 .PHONY: help quickstart test lint types rooms pytest slowest slow portable portable-short pythons mutants docs bench bench-docs clean
 

@@ -350,7 +350,11 @@ def test_figure_4_is_a_table_on_the_page(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("data", "network"), GROUPS)
 def test_the_page_made_again(data: str, network: str, tmp_path: Path) -> None:
-    """The rows of a network on a data set, trained and measured again: every cell within the measured noise."""
+    """The rows of a network on a data set, trained and measured again: every cell within the measured noise.
+
+    One member in hundreds ends in quite another optimum on another processor: the limit of the largest difference is one
+    that all groups and kinds together exceed once in a hundred times.
+    """
     result = reproduce("digits", tmp_path, names=group(data, network))
     assert not {run.name for run in result.missing} & set(group(data, network))
     if (data, network) == ("cifar10", "resnet20"):
@@ -361,5 +365,5 @@ def test_the_page_made_again(data: str, network: str, tmp_path: Path) -> None:
     for name in KINDS:
         gaps = [abs(value - kept[key]) for key, value in again.items() if kind(key[2]) == name]
         if gaps:
-            assert max(gaps) <= noise().limit(name, len(gaps))
+            assert max(gaps) <= noise().limit(name, len(gaps), error=0.01 / (len(GROUPS) * len(KINDS)))
             assert sum(gaps) / len(gaps) <= noise().mean_limit(name)

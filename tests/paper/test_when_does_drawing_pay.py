@@ -211,7 +211,7 @@ def test_the_verdict_is_that_of_the_test_data(tmp_path: Path, monkeypatch: pytes
 
 
 def test_no_member_is_trained_for_longer_than_the_single_networks() -> None:
-    for cell in (*(final.finals(one)[3] for one in plan.FINALS), plan.SMALL_FINAL):
+    for cell in (*(final.finals(one)[3] for one in plan.FINALS), plan.SMALL_FINALS[1]):
         alone = plan.singles(cell)
         names = [member.name for member in alone]
         assert len(set(names)) == len(names)
@@ -354,7 +354,7 @@ def test_the_page_says_what_the_test_images_of_cifar10_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(work, "RESULTS", tmp_path)
-    cell = plan.SMALL_FINAL
+    cell, other, _ = plan.SMALL_FINALS
     result = _result(0, ["0110", "0111"], [0, 1, 1, 0]) | {"flops": 415_744, "cell": cell.name}
     work.result_of(cell).write_text(json.dumps(result), encoding="utf-8")
     page.write_page(tmp_path / "page.md", {})
@@ -373,6 +373,15 @@ def test_the_page_says_what_the_test_images_of_cifar10_say(
     assert "drawn evenly 75.0 %" in text
     assert "difference +25.0 points" in text
     assert "the interval above 0 is missed" in text  # four images say nothing: the interval holds 0
+    assert "under the portfolio, 1 seed:" in text
+    # A second seed, whose single network is never fooled: 25 points below it.
+    _keep(other, judged | {"single": "another", "single_robust": 1.0, "single_fooled": "0000"})
+    page.write_page(tmp_path / "page.md", {})
+    text = (tmp_path / "page.md").read_text(encoding="utf-8")
+    assert "2 seeds: drawn evenly 75.0 %" in text
+    assert "(`a network`, `another`, chosen on validation images of 1) 75.0 %" in text
+    assert "difference +0.0 points" in text
+    assert "by seed +25.0, −25.0" in text
 
 
 def test_a_network_on_averages_is_one_on_pixels() -> None:
