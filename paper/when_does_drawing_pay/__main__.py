@@ -10,7 +10,7 @@ from pathlib import Path
 from paper.when_does_drawing_pay.figures import write_figures
 from paper.when_does_drawing_pay.final import compare, finals
 from paper.when_does_drawing_pay.page import write_page
-from paper.when_does_drawing_pay.plan import CELLS, CIFAR, FINALS, SMALL_FINAL, STRIDED, ZOO
+from paper.when_does_drawing_pay.plan import CELLS, CIFAR, FINALS, SMALL_FINALS, STRIDED, ZOO
 from paper.when_does_drawing_pay.trained import prepare
 from paper.when_does_drawing_pay.work import compute, result_of, shipped
 
@@ -41,7 +41,7 @@ def main() -> None:
             prepare(alike, arguments.folder)
             compute(cell, arguments.folder)
     if arguments.what in ("all", "cifar10"):
-        compare([SMALL_FINAL, STRIDED], arguments.folder)
+        compare([*SMALL_FINALS, STRIDED], arguments.folder)
     if arguments.what in ("all", "final"):
         for cell in FINALS:
             compare(finals(cell), arguments.folder)

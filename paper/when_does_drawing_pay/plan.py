@@ -20,7 +20,8 @@ __all__ = [
     "FINALS",
     "FINAL_SEEDS",
     "MOVED",
-    "SMALL_FINAL",
+    "SEEDS",
+    "SMALL_FINALS",
     "STACKED",
     "STRIDED",
     "TRIED",
@@ -331,10 +332,14 @@ def singles(cell: Cell) -> list[Member]:
 STRIDED = Cell("iat", Member("cifar10", width=8, epochs=12, eps=0.5, norm="l2"), members=2)
 _AVERAGES = Member(AVERAGES, width=32, epochs=AVERAGES_LENGTHS[0], eps=0.5, norm="l2")
 SMALL_FINAL = Cell("bounded", _AVERAGES, weight=0.5)
-CIFAR: tuple[Cell, ...] = (
+SMALL_FINALS = tuple(replace(SMALL_FINAL, seed=seed) for seed in SEEDS)
+_SMALL = (
     *(Cell("iat", replace(_AVERAGES, epochs=epochs)) for epochs in AVERAGES_LENGTHS),
     SMALL_FINAL,
     replace(SMALL_FINAL, k=2),
+)
+CIFAR: tuple[Cell, ...] = (
+    *(replace(cell, seed=seed) for cell in _SMALL for seed in SEEDS),
     # More members and a larger radius, where natural and robust accuracy are further apart.
     *(
         Cell(method, replace(_AVERAGES, eps=1.0, epochs=epochs), members=MOST, weight=weight)
