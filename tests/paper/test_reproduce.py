@@ -352,8 +352,8 @@ def test_figure_4_is_a_table_on_the_page(tmp_path: Path) -> None:
 def test_the_page_made_again(data: str, network: str, tmp_path: Path) -> None:
     """The rows of a network on a data set, trained and measured again: every cell within the measured noise.
 
-    One member in hundreds ends in quite another optimum on another processor. So all groups and kinds together exceed the
-    limit of the largest difference once in a hundred times.
+    One member in hundreds ends in quite another optimum on another processor. So the limit of the largest difference
+    is one that all groups and kinds together exceed once in a hundred times.
     """
     result = reproduce("digits", tmp_path, names=group(data, network))
     assert not {run.name for run in result.missing} & set(group(data, network))
