@@ -69,7 +69,7 @@ pytest: $(VENV)/installed-dev
 	$(ONE_THREAD) $(PYTEST) $(WORKERS) --slowest 20
 
 slowest: $(VENV)/installed-dev
-	$(ONE_THREAD) $(PYTEST) $(WORKERS) --slowest 20 --slowest-page docs/testing.md
+	$(ONE_THREAD) $(PYTEST) $(WORKERS) --slowest 20 --slowest-page=docs/testing.md
 
 slow: $(VENV)/installed-dev
 	$(ONE_THREAD) $(PYTEST) $(WORKERS) -m slow --slowest 20

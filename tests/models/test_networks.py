@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from typing import Any
 
 import pytest
@@ -183,6 +184,35 @@ def test_seed_decides_the_weights_and_leaves_the_global_generator_alone(name: st
     assert not torch.equal(one(x), other.eval()(x))
     torch.manual_seed(0)
     assert torch.equal(small(name, seed=1).eval()(x), one(x))
+
+
+def test_threads_do_not_get_each_others_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second thread seeds the global generator between the first one's seeding and its drawing, if it can."""
+    expected = [small("mlp", seed=seed).state_dict() for seed in (1, 2)]
+    made: dict[int, nn.Module] = {}
+    seeded, drawn = threading.Event(), threading.Event()
+    initialise = networks.initialise
+
+    def create(seed: int) -> None:
+        made[seed] = small("mlp", seed=seed)
+
+    def slowly(body: nn.Module) -> None:
+        if threading.current_thread() is second:
+            seeded.set()
+            drawn.wait(10)
+            initialise(body)
+        else:
+            second.start()
+            seeded.wait(0.5)  # in vain while only one thread at a time may draw
+            initialise(body)
+            drawn.set()
+
+    second = threading.Thread(target=create, args=(2,))
+    monkeypatch.setattr(networks, "initialise", slowly)
+    create(1)
+    second.join()
+    for weights, seed in zip(expected, (1, 2), strict=True):
+        assert all(torch.equal(value, weights[name]) for name, value in made[seed].state_dict().items())
 
 
 def test_members_without_a_seed_differ() -> None:

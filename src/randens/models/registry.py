@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,6 +27,8 @@ Shape = tuple[int, ...]
 _LARGEST = {"width": 1 << 16, "hidden": 1 << 16, "depth": 1000}
 _MOST_CLASSES = 1 << 20
 _MOST_INPUTS = 1 << 28
+# Initial weights come from torch's global generator: two threads that seed it at once would get each other's numbers.
+_SEEDED = threading.Lock()
 
 
 class Classifier(nn.Module):
@@ -196,7 +199,7 @@ def create(
         architecture["std"] = stds
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63):
         raise InputError(f"seed={seed!r} must be an integer from 0 to 2**63 - 1, or None")
-    with torch.random.fork_rng(devices=[], enabled=seed is not None):
+    with _SEEDED, torch.random.fork_rng(devices=[], enabled=seed is not None):
         if seed is not None:
             torch.default_generator.manual_seed(seed)
         body = known.make(shape, classes, **arguments)
