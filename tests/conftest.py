@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import sys
 from collections.abc import Generator
 from pathlib import Path
 
@@ -14,11 +15,12 @@ import pytest
 # Modules stay loaded: looking for garbage among them took a third of the time in which tests are collected.
 gc.disable()
 
+THREADS = int(os.environ.get("RANDENS_TEST_THREADS", "1"))
 # What needs no torch is tested without it too.
 with contextlib.suppress(ImportError):
     import torch
 
-    torch.set_num_threads(int(os.environ.get("RANDENS_TEST_THREADS", "1")))
+    torch.set_num_threads(THREADS)
 # Timings on shared cores say nothing; examples are the same at every run, so that a failure can be repeated.
 hypothesis.settings.register_profile("randens", deadline=None, derandomize=True, max_examples=50)
 hypothesis.settings.load_profile("randens")
@@ -94,6 +96,13 @@ def _cpu_seconds() -> float:
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     _begun[item.nodeid] = _cpu_seconds()
     return (yield)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Every test begins with the same number of threads: a command sets it for its process, which here goes on."""
+    if "torch" in sys.modules and torch.get_num_threads() != THREADS:
+        torch.set_num_threads(THREADS)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from tests.conftest import pytest_terminal_summary, write_table
+from tests.conftest import THREADS, pytest_terminal_summary, write_table
 
 import randens
 
@@ -101,3 +101,11 @@ def test_the_files_that_the_gates_name_are_there() -> None:
     for path in ("Makefile", ".ci/pythons", ".ci/run", "tests/conftest.py"):
         named = set(re.findall(r"\btests/[\w/]+(?:\.py)?", (ROOT / path).read_text(encoding="utf-8")))
         assert not {name for name in named if not (ROOT / name).exists()}, path
+
+
+@pytest.mark.parametrize("run", ["first", "second"])
+def test_every_test_begins_with_the_same_number_of_threads(run: str) -> None:
+    """The first run leaves another number behind, as a command with --threads does; the second does not notice."""
+    torch = pytest.importorskip("torch")
+    assert torch.get_num_threads() == THREADS, run
+    torch.set_num_threads(3 - THREADS)
