@@ -62,10 +62,10 @@ def test_a_point_that_misses_a_target_is_not_kept() -> None:
         (True, False, True): (0.6, 0.6),
     }
 
-    def reach(s: Search, rows: Tensor, points: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def reach(s: Search, lanes: Tensor, points: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         asked.append((points[0].tolist(), targets[0].tolist()))
         ended = torch.tensor([ends[tuple(targets[0].tolist())]])
-        return ended, s.judge(rows, ended, targets)
+        return ended, s.judge(s.owner[lanes], ended, targets)
 
     with attacking(rec):
         s = Search(rec, X, Y, threat)

@@ -96,8 +96,9 @@ def test_attacks_find_the_same_at_a_lower_price(name: str) -> None:
     # Rounding differs in the last bits, so single inputs may go another way; most must not.
     assert (one.risk == two.risk).double().mean() >= 0.8
     assert abs(float(one.risk.mean() - two.risk.mean())) < 0.05
-    # An average that shares nothing says that it costs one pass; it really costs two.
-    assert one.cost.forwards < 2 * two.cost.forwards
+    # An average that shares nothing says that it costs one pass; it really costs two. Where averages have different
+    # runners-up, shared networks are run forward once more to save backward passes, so the sum counts.
+    assert one.cost.forwards + one.cost.backwards < 2 * (two.cost.forwards + two.cost.backwards)
     assert one.cost.backwards <= 2 * two.cost.backwards
 
 

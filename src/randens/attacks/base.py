@@ -119,6 +119,7 @@ class Attack:
         Most inputs are decided by the first restart. The few that are left would make small batches, whose passes
         cost more per input.
         """
+        s.width = width
         while restarts and len(left := s.unfinished):
             several = width // len(left) if self.side_by_side and restarts[0] else 1
             count = max(1, min(several, len(restarts)))

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from randens.attacks.base import Attack, register
 from randens.attacks.game import solve_game
+from randens.attacks.oracle import Memory
 from randens.attacks.plans import planned
 from randens.attacks.search import Search
 from randens.ensemble import to_layout
@@ -28,7 +29,7 @@ _PATIENCE = 5  # `lattice`, the last of a portfolio, skips a member after so man
 _PLAN = 40  # iterations of each game of a plan
 
 Reach = Callable[[Search, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""reach(s, rows, points [k, ...], targets bool [k, M]) → (points, errors [k, M]) where it ended."""
+"""reach(s, lanes, points [k, ...], targets bool [k, M]) → (points, errors [k, M]) where it ended."""
 
 
 def climb(s: Search, sweep: int, resisted: Tensor, reach: Reach, patience: int | None = None) -> None:
@@ -51,8 +52,8 @@ def climb(s: Search, sweep: int, resisted: Tensor, reach: Reach, patience: int |
         order = order - 2.0 * missing * (order == _largest(order, missing))
         chosen = missing.any(dim=1)
     elif s.restart == 0:
-        # Members of larger probability first; equal ones in random order.
-        order = order + (s.probs > s.probs.unsqueeze(1)).sum(dim=1)
+        # Members of larger probability first; equal ones in a random order, one for all inputs: fewer, wider passes.
+        order = order[:1].expand_as(order) + (s.probs > s.probs.unsqueeze(1)).sum(dim=1)
     order = order.argsort(dim=1)
     point = s.start()
     errors = s.clean_errors.clone() if s.restart == 0 else torch.zeros_like(skipped)
@@ -70,7 +71,7 @@ def climb(s: Search, sweep: int, resisted: Tensor, reach: Reach, patience: int |
         targets = errors[lanes].clone()
         targets[torch.arange(len(rows), device=s.device), member] = True
         targets &= s.probs > 0
-        ended, fooled = reach(s, rows, point[lanes], targets)
+        ended, fooled = reach(s, lanes, point[lanes], targets)
         success = (fooled | ~targets).all(dim=1)
         point[lanes[success]] = ended[success]
         errors[lanes[success]] = fooled[success]
@@ -89,9 +90,9 @@ def attempt(s: Search, reach: Reach, iterations: int, kappa: float) -> None:
         plans.append(planned(s, iterations, kappa))
         # Also if it will be reached: sets of larger probability were ruled out or tried before.
         s.refuse(*plans[-1])
-    rows, targets = (torch.cat(parts) for parts in zip(*plans, strict=True))
-    if len(rows):
-        reach(s, rows, s.x[rows], targets)
+    lanes = torch.cat([number * s.n + rows for number, (rows, _) in enumerate(plans)])
+    if len(lanes):
+        reach(s, lanes, s.x[s.owner[lanes]], torch.cat([targets for _, targets in plans]))
 
 
 def _largest(order: Tensor, among: Tensor) -> Tensor:
@@ -99,9 +100,36 @@ def _largest(order: Tensor, among: Tensor) -> Tensor:
     return order.masked_fill(~among, -1.0).amax(dim=1, keepdim=True)
 
 
+class Path:
+    """The points that a search comes by, and the verdicts known there; they are settled together at its end."""
+
+    def __init__(self, rows: Tensor, points: Tensor, targets: Tensor) -> None:
+        self.rows, self.targets = rows, targets
+        self.points, self.errors = points.clone(), torch.zeros_like(targets)
+        self._left: list[Tensor] = []
+        self._seen: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def see(self, left: Tensor, errors: Tensor, known: Tensor) -> Tensor:
+        """Note the verdicts [k, M] of the `known` members at the points `left` [k]; bool [k]: is a target left?"""
+        self.errors[left] = errors
+        self._left.append(left)
+        self._seen.append((self.points[left], errors, known))
+        return (self.targets[left] & ~errors).any(dim=1)
+
+    def settle(self, s: Search) -> tuple[Tensor, Tensor]:
+        """Complete what can be a new set; return the points where the search ended, and the verdicts there."""
+        if self._left:
+            points, errors, known = (torch.cat(parts) for parts in zip(*self._seen, strict=True))
+            done = s.settle(self.rows[torch.cat(self._left)], points, errors, known)
+            parts = torch.split(done, [len(left) for left in self._left])
+            for left, part in zip(self._left, parts, strict=True):
+                self.errors[left] = part
+        return self.points, self.errors
+
+
 def descend(
     s: Search,
-    rows: Tensor,
+    lanes: Tensor,
     points: Tensor,
     targets: Tensor,
     *,
@@ -114,7 +142,7 @@ def descend(
 
     Starts from the current point, then from the clean input, then from `elsewhere` [n, ...].
     """
-    ended, errors = points.clone(), torch.zeros_like(targets)
+    rows, ended, errors = s.owner[lanes], points.clone(), torch.zeros_like(targets)
     # Do not repeat the descent from the clean input.
     elsewhere_only = (points == s.x[rows]).flatten(1).all(dim=1)
     for number, start in enumerate((points, s.x[rows], elsewhere[rows])):
@@ -130,25 +158,25 @@ def descend(
 def _descend_from(
     s: Search, rows: Tensor, start: Tensor, targets: Tensor, steps: int, step: float, kappa: float
 ) -> tuple[Tensor, Tensor]:
-    points, errors = start.clone(), torch.zeros_like(targets)
+    path = Path(rows, start, targets)
     left = torch.arange(len(rows), device=s.device)
     for number in range(steps):
         # Steps shrink from four times `step` to 0: large enough to leave x, small enough to end between
         # boundaries.
         stride = 4 * step * (1 - number / steps) ** 2 * s.threat.eps
         steepest = 2 * number < steps
-        lin = s.linearise(rows[left], points[left], targets[left])
-        errors[left] = lin.errors
-        going = ~(lin.errors | ~lin.wanted).all(dim=1)
-        left = left[going]
+        lin = s.linearise(rows[left], path.points[left], targets[left])
+        going = path.see(left, lin.errors, lin.wanted)
+        left, lin = left[going], lin[going]
         if not len(left):
-            return points, errors
-        scale = torch.linalg.vector_norm(lin.gradients[going], s.threat.q, dim=2).clamp_min(1e-20)
-        pulling = (lin.margins[going] / scale > -kappa * s.threat.eps) & lin.wanted[going]
-        pull = (lin.gradients[going] * (pulling / scale).unsqueeze(2)).sum(dim=1).reshape(points[left].shape)
-        points[left] = s.project(rows[left], _stepped(s, points[left], pull, stride, steepest=steepest))
-    errors[left] = s.judge(rows[left], points[left], targets[left])
-    return points, errors
+            return path.settle(s)
+        scale = torch.linalg.vector_norm(lin.gradients, s.threat.q, dim=2).clamp_min(1e-20)
+        pulling = (lin.margins / scale > -kappa * s.threat.eps) & lin.wanted
+        points = path.points[left]
+        pull = (lin.gradients * (pulling / scale).unsqueeze(2)).sum(dim=1).reshape(points.shape)
+        path.points[left] = s.project(rows[left], _stepped(s, points, pull, stride, steepest=steepest))
+    path.see(left, s.verdicts(rows[left], path.points[left], targets[left]), targets[left])
+    return path.settle(s)
 
 
 def _stepped(s: Search, points: Tensor, pull: Tensor, stride: float, *, steepest: bool) -> Tensor:
@@ -167,7 +195,7 @@ def _stepped(s: Search, points: Tensor, pull: Tensor, stride: float, *, steepest
 
 def play(
     s: Search,
-    rows: Tensor,
+    lanes: Tensor,
     points: Tensor,
     targets: Tensor,
     *,
@@ -177,38 +205,42 @@ def play(
     trust: float,
     hopeless: float,
     classes: int,
+    memory: Memory,
 ) -> tuple[Tensor, Tensor]:
     """Search a point that fools T: move to the solution of the linearised game, linearise there, and repeat.
 
     Round r may move by at most `trust`^r times the ball's diameter. A target set is given up if the game's
-    dual proves, in the linear model, that it is out of reach by more than `hopeless`·ε.
+    dual proves, in the linear model, that it is out of reach by more than `hopeless`·ε. `memory` keeps the linear
+    models where all of T are fooled: the search for a larger set begins there.
     """
-    points, errors = points.clone(), torch.zeros_like(targets)
+    rows = s.owner[lanes]
+    path = Path(rows, points, targets)
     eps, centre, region = s.threat.eps, s.x[rows].flatten(1), Region.around(s.x[rows], s.threat)
     left = torch.arange(len(rows), device=s.device)
     for number in range(rounds):
-        lin = s.linearise(rows[left], points[left], targets[left], classes)
-        errors[left] = lin.errors
-        unfooled = ~(lin.errors | ~lin.wanted).all(dim=1)
-        left = left[unfooled]
+        here = path.points[left]
+        known = memory.known(lanes[left], here) & targets[left]
+        lin = s.linearise(rows[left], here, targets[left] & ~known, classes)
+        lin = memory.recall(lanes[left], known, lin)
+        unfooled = path.see(left, lin.errors, lin.wanted)
+        memory.keep(lanes[left[~unfooled]], here[~unfooled], lin[~unfooled])
+        left, lin = left[unfooled], lin[unfooled]
         if not len(left):
-            return points, errors
-        delta = points[left].flatten(1) - centre[left]
-        gradients = lin.gradients[unfooled]
-        scale = torch.linalg.vector_norm(gradients, s.threat.q, dim=2).clamp_min(1e-20)
-        a = gradients / scale.unsqueeze(2)
-        c = lin.margins[unfooled] / scale + kappa * eps - torch.bmm(a, delta.unsqueeze(2)).squeeze(2)
+            return path.settle(s)
+        delta = path.points[left].flatten(1) - centre[left]
+        scale = torch.linalg.vector_norm(lin.gradients, s.threat.q, dim=2).clamp_min(1e-20)
+        a = lin.gradients / scale.unsqueeze(2)
+        c = lin.margins / scale + kappa * eps - torch.bmm(a, delta.unsqueeze(2)).squeeze(2)
         domain = region[left].near(delta, reach=2 * eps * trust**number)
         solved = solve_game(c, a, targets[left], domain, delta, iterations)
-        moved = (centre[left] + solved.delta).reshape(points[left].shape)
-        points[left] = s.project(rows[left], to_layout(moved))
+        moved = (centre[left] + solved.delta).reshape(path.points[left].shape)
+        path.points[left] = s.project(rows[left], to_layout(moved))
         possible = solved.floor <= hopeless * eps
         left, value = left[possible], solved.value[possible]
     # No verdict is computed for a point that is far from fooling all of T by the linear model.
     near = left[value <= hopeless * eps]
-    if len(near):
-        errors[near] = s.judge(rows[near], points[near], targets[near])
-    return points, errors
+    path.see(near, s.verdicts(rows[near], path.points[near], targets[near]), targets[near])
+    return path.settle(s)
 
 
 @register("lattice")
@@ -299,6 +331,7 @@ class Saddle(Attack):
             trust=self.trust,
             hopeless=self.hopeless,
             classes=1 if s.restart == 0 else self.hyperplanes,
+            memory=Memory(s.x[s.owner], s.members),
         )
         resisted = torch.zeros_like(s.foolable[s.owner])
         for sweep in range(self.orders):

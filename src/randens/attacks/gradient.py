@@ -18,47 +18,50 @@ from randens.attacks.losses import (
     mixture_cross_entropy,
 )
 from randens.attacks.search import Search
+from randens.ensemble import to_layout
 
 __all__ = ["ascend", "ascend_adaptively"]
 
 
-def ascend(s: Search, loss: Loss, *, steps: int, step: float, members: Sequence[int] | None = None) -> None:
+def ascend(s: Search, *losses: Loss, steps: int, step: float, members: Sequence[int] | None = None) -> None:
     """Projected gradient ascent (Eq. 95): δ ← Π(δ + step·ε·μ_p(∇ loss)); every iterate is scored.
 
-    With `members`, an input makes no further steps once all of them are known to be foolable there.
+    Several losses ascend side by side, each from a starting point of its own: few wide passes instead of many
+    narrow ones. With `members`, an input makes no further steps once all of them are known to be foolable there.
     """
-    point = s.start()
-    rows = _open(s, members)
+    point, loss = _starts(s, losses), _each_its_own(losses)
+    lanes, rows = _open(s, members, losses)
     for _ in range(steps):
         if not len(rows):
             return
-        gradient = s.gradient(rows, point[rows], loss, members)
-        point[rows] = s.project(rows, s.threat.step(point[rows], gradient, step * s.threat.eps))
-        rows = _open(s, members)
-    s.judge(rows, point[rows])
+        gradient = s.gradient(rows, point[lanes], loss, members)
+        point[lanes] = s.project(rows, s.threat.step(point[lanes], gradient, step * s.threat.eps))
+        lanes, rows = _open(s, members, losses)
+    s.judge(rows, point[lanes])
     if members is not None and len(members) == 1:
-        s.resistance[_open(s, members), members[0]] += 1
+        s.resistance[_open(s, members, losses[:1])[1], members[0]] += 1
 
 
-def ascend_adaptively(s: Search, loss: Loss, *, steps: int, members: Sequence[int] | None = None) -> None:
+def ascend_adaptively(s: Search, *losses: Loss, steps: int, members: Sequence[int] | None = None) -> None:
     """Ascent with momentum whose step halves, from 2ε, wherever the loss has stopped rising.
 
     The step rule of Croce and Hein's Auto-PGD: at checkpoints, an input that improved in fewer than 3/4 of
-    the steps since the last one, or whose best loss and step did not change, returns to its best point.
+    the steps since the last one, or whose best loss and step did not change, returns to its best point. Several losses
+    ascend side by side, as in `ascend`.
     """
-    point = s.start()
+    point, loss = _starts(s, losses), _each_its_own(losses)
     previous = point.clone()
     best = point.clone()
-    best_loss = torch.full((s.n,), -torch.inf, device=s.device, dtype=s.x.dtype)
+    best_loss = torch.full((len(point),), -torch.inf, device=s.device, dtype=s.x.dtype)
     last_loss = best_loss.clone()
-    size = torch.full((s.n,), 2.0, device=s.device, dtype=s.x.dtype)
-    risen = torch.zeros(s.n, device=s.device)
-    checked_loss, halved = best_loss.clone(), torch.ones(s.n, dtype=torch.bool, device=s.device)
+    size = torch.full((len(point),), 2.0, device=s.device, dtype=s.x.dtype)
+    risen = torch.zeros(len(point), device=s.device)
+    checked_loss, halved = best_loss.clone(), torch.ones(len(point), dtype=torch.bool, device=s.device)
     checkpoints = _checkpoints(steps)
     last_check = 0
     shape = (-1,) + (1,) * (s.x.dim() - 1)
     for k in range(steps):
-        rows = _open(s, members)
+        lanes, rows = _open(s, members, losses)
         if not len(rows):
             return
         values = torch.empty(len(rows), device=s.device, dtype=s.x.dtype)
@@ -68,12 +71,12 @@ def ascend_adaptively(s: Search, loss: Loss, *, steps: int, members: Sequence[in
             values.copy_(value.detach())
             return value
 
-        gradient = s.gradient(rows, point[rows], noting, members)
-        risen[rows] += (values > last_loss[rows]).float()
-        last_loss[rows] = values
-        higher = values > best_loss[rows]
-        best_loss[rows] = torch.where(higher, values, best_loss[rows])
-        best[rows] = torch.where(higher.reshape(shape), point[rows], best[rows])
+        gradient = s.gradient(rows, point[lanes], noting, members)
+        risen[lanes] += (values > last_loss[lanes]).float()
+        last_loss[lanes] = values
+        higher = values > best_loss[lanes]
+        best_loss[lanes] = torch.where(higher, values, best_loss[lanes])
+        best[lanes] = torch.where(higher.reshape(shape), point[lanes], best[lanes])
         if k in checkpoints:
             stalled = risen < 0.75 * (k - last_check)
             stuck = ~halved & (best_loss <= checked_loss)
@@ -83,23 +86,37 @@ def ascend_adaptively(s: Search, loss: Loss, *, steps: int, members: Sequence[in
             previous = torch.where(halved.reshape(shape), best, previous)
             checked_loss, last_check = best_loss.clone(), k
             risen.zero_()
-        here, before = point[rows], previous[rows]
-        target = s.project(rows, s.threat.step(here, gradient, size[rows] * s.threat.eps))
+        here, before = point[lanes], previous[lanes]
+        target = s.project(rows, s.threat.step(here, gradient, size[lanes] * s.threat.eps))
         if k:
             target = s.project(rows, here + 0.75 * (target - here) + 0.25 * (here - before))
-        previous[rows] = here
-        point[rows] = target
-    rows = _open(s, members)
-    s.judge(rows, point[rows])
+        previous[lanes] = here
+        point[lanes] = target
+    lanes, rows = _open(s, members, losses)
+    s.judge(rows, point[lanes])
 
 
-def _open(s: Search, members: Sequence[int] | None) -> Tensor:
-    """Return the rows that need another step."""
+def _starts(s: Search, losses: Sequence[Loss]) -> Tensor:
+    return to_layout(torch.cat([s.start() for _ in losses]))
+
+
+def _each_its_own(losses: Sequence[Loss]) -> Loss:
+    """One loss of several blocks of inputs, as many inputs in each: the first block by the first loss, and so on."""
+
+    def joined(z: Tensor, y: Tensor, probs: Tensor) -> Tensor:
+        blocks = zip(losses, z.chunk(len(losses), dim=1), y.chunk(len(losses)), strict=True)
+        return torch.cat([loss(part, labels, probs) for loss, part, labels in blocks])
+
+    return losses[0] if len(losses) == 1 else joined
+
+
+def _open(s: Search, members: Sequence[int] | None, losses: Sequence[Loss]) -> tuple[Tensor, Tensor]:
+    """The points that need another step, of every loss in turn, and the inputs that they belong to."""
     rows = s.unfinished
-    if members is None:
-        return rows
-    done = s.foolable[rows][:, list(members)].all(dim=1)
-    return rows[~done]
+    if members is not None:
+        rows = rows[~s.foolable[rows][:, list(members)].all(dim=1)]
+    lanes = torch.cat([rows + number * s.n for number in range(len(losses))])
+    return lanes, rows.repeat(len(losses))
 
 
 def _checkpoints(steps: int) -> set[int]:

@@ -7,6 +7,7 @@ own.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -24,7 +25,7 @@ from randens.models import send
 from randens.threat import Threat
 from randens.witness import WitnessPool
 
-__all__ = ["Linearisation", "Oracle"]
+__all__ = ["Linearisation", "Memory", "Oracle"]
 
 # A verdict must not depend on rounding. Another batch size, layout or folded BatchNorm changes logits by about 1e-6 of
 # the largest one, so a member counts as fooled only if its margin is larger than that.
@@ -43,6 +44,48 @@ class Linearisation:
     gradients: Tensor
     wanted: Tensor
     errors: Tensor
+
+    def __getitem__(self, rows: Tensor) -> Linearisation:
+        return Linearisation(self.margins[rows], self.gradients[rows], self.wanted[rows], self.errors[rows])
+
+
+Boundaries = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+"""Ranks [p] and members [p], gaps [p, G], their gradients [p, G, d], and whether the member is fooled [p]."""
+
+
+class Memory:
+    """The members' linear models at one point per lane, `points` [L, ...], as far as they were computed there."""
+
+    def __init__(self, points: Tensor, members: int) -> None:
+        none = torch.zeros(len(points), members, dtype=torch.bool, device=points.device)
+        gradients = points.new_zeros(len(points), members, points[0].numel() if len(points) else 0)
+        self.points = points.clone()
+        self.models = Linearisation(points.new_zeros(none.shape), gradients, none, none.clone())
+
+    def known(self, lanes: Tensor, points: Tensor) -> Tensor:
+        """Bool [k, M]: the members whose models at `points` [k, ...] are kept."""
+        same = (points == self.points[lanes]).flatten(1).all(dim=1)
+        return self.models.wanted[lanes] & same.unsqueeze(1)
+
+    def recall(self, lanes: Tensor, wanted: Tensor, into: Linearisation) -> Linearisation:
+        """`into` with the models of the members `wanted` [k, M] at the lanes' points."""
+        rank, member = wanted.nonzero(as_tuple=True)
+        into.margins[rank, member] = self.models.margins[lanes[rank], member]
+        into.gradients[rank, member] = self.models.gradients[lanes[rank], member]
+        into.errors[rank, member] = self.models.errors[lanes[rank], member]
+        return Linearisation(into.margins, into.gradients, into.wanted | wanted, into.errors)
+
+    def keep(self, lanes: Tensor, points: Tensor, models: Linearisation) -> None:
+        """Keep models [k, M] at `points`, and forget those of the points that the lanes were at before."""
+        elsewhere = (points != self.points[lanes]).flatten(1).any(dim=1)
+        self.models.wanted[lanes[elsewhere]] = False
+        self.points[lanes] = points
+        rank, member = models.wanted.nonzero(as_tuple=True)
+        at = lanes[rank], member
+        self.models.margins[at] = models.margins[rank, member]
+        self.models.gradients[at] = models.gradients[rank, member]
+        self.models.errors[at] = models.errors[rank, member]
+        self.models.wanted[at] = True
 
 
 class Oracle(Ledger):
@@ -89,7 +132,7 @@ class Oracle(Ledger):
         self.no_gradient = torch.zeros(self.n, self.members, dtype=torch.bool)
         self.nan_gradient = torch.zeros(self.n, self.members, dtype=torch.bool)
         self.unstable = torch.zeros(self.n, self.members, dtype=torch.bool)
-        self._clean: Linearisation | None = None
+        self._clean: Memory | None = None
         self._classes: int | None = None
         self.clean_errors = self._judge_clean() if clean is None else clean.to(self.device)
         self.begin_from(self.clean_errors, pool, safe)
@@ -129,6 +172,26 @@ class Oracle(Ledger):
         self._fill(rows, points, errors, ~errors, margin, spread)
         self._record(rows, points, errors)
         return errors, margin, spread
+
+    def verdicts(self, rows: Tensor, points: Tensor, wanted: Tensor) -> Tensor:
+        """Exact verdicts of the members `wanted` [k, M] at legal `points`; others count as not fooled. Not recorded."""
+        errors = torch.zeros_like(wanted)
+        self._fill(rows, points, errors, wanted)
+        return errors
+
+    def settle(self, rows: Tensor, points: Tensor, errors: Tensor, known: Tensor) -> Tensor:
+        """Complete verdicts [k, M] of the `known` members, and record them, where the fooled ones form a new set.
+
+        An attack collects the points of several steps and settles them together: a few wide passes cost less than
+        many narrow ones. Of points of one input that fool the same known members, only the last is completed.
+        """
+        if not len(rows):
+            return errors
+        keys = torch.cat([rows.unsqueeze(1), errors.to(rows.dtype)], dim=1)
+        _, same = torch.unique(keys, dim=0, return_inverse=True)
+        numbers = torch.arange(len(rows), device=self.device)
+        last = torch.zeros_like(numbers).scatter_reduce(0, same, numbers, "amax")[same] == numbers
+        return self._settle(rows, points, errors, known, last & ~self._dominated(rows, errors))
 
     def _promising(self, rows: Tensor, errors: Tensor, known: Tensor) -> Tensor:
         """Bool [k]: some member is fooled, and the set could be new once the members not `known` are
@@ -358,85 +421,65 @@ class Oracle(Ledger):
         self._learn_logits(rows, inputs.detach(), z.detach(), chosen)
         return gradient.detach()
 
-    def _shared_linearisation(
-        self, rows: Tensor, points: Tensor, wanted: Tensor, classes: int
-    ) -> Linearisation:
-        """`linearise` of members that average the same networks: their passes are shared."""
-        planes = shared_planes(self._gradient_members, points, self.y[rows], wanted, classes)
-        self.cost.forwards += planes.forwards
-        self.cost.backwards += planes.backwards
-        values = self.x.new_zeros(len(rows), self.members)
-        gradients = self.x.new_zeros(len(rows), self.members, self.x[0].numel())
-        errors = torch.zeros(len(rows), self.members, dtype=torch.bool, device=self.device)
-        for index in range(self.members):
-            part = wanted[:, index].nonzero().flatten()
-            if not len(part):
-                continue
-            self._check_logits(index, planes.z[index])
-            found = planes.gradients[index][part]
-            normals = torch.stack(
-                [self._usable(rows[part], found[:, g], index) for g in range(found.shape[1])], dim=1
-            )
-            norms = torch.linalg.vector_norm(normals, self.threat.q, dim=2).clamp_min(1e-20)
-            nearest = (planes.gaps[index][part] / norms).argmin(dim=1)
-            first = torch.arange(len(part), device=self.device)
-            values[part, index] = planes.gaps[index][part][first, nearest].to(values.dtype)
-            gradients[part, index] = normals[first, nearest]
-            errors[part, index] = self._fooled(planes.z[index][part], self.y[rows[part]])
-        errors = self._learn(rows, points, errors, wanted, self._promising(rows, errors, wanted))
-        return Linearisation(values, gradients, wanted, errors)
-
     def linearise(self, rows: Tensor, points: Tensor, wanted: Tensor, classes: int = 1) -> Linearisation:
         """Margins and their gradients for the members `wanted` [k, M] at legal `points`: one pass per wanted member.
 
         With several `classes`, the margin is taken against the nearest of that many runners-up, at as many
-        backward passes. The passes' verdicts are recorded and returned.
+        backward passes. The passes' verdicts are returned; `settle` completes and records them.
         """
-        if self._gradient_members.shares and bool(wanted.any()):
-            return self._shared_linearisation(rows, points, wanted, classes)
-        k = len(rows)
-        values = self.x.new_zeros(k, self.members)
-        gradients = self.x.new_zeros(k, self.members, self.x[0].numel())
-        errors = torch.zeros(k, self.members, dtype=torch.bool, device=self.device)
+        k, asked = len(rows), wanted
+        values, errors = self.x.new_zeros(k, self.members), torch.zeros_like(wanted)
+        models = Linearisation(values, self.x.new_zeros(k, self.members, self.x[0].numel()), wanted, errors)
         # Every climb starts at the clean inputs; known linearisations there are not computed again.
-        clean = (points == self.x[rows]).flatten(1).all(dim=1)
-        memory = self._clean_memory() if classes == 1 and bool(clean.any()) else None
-        asked = wanted
-        if memory is not None:
-            stored = clean.unsqueeze(1) & memory.wanted[rows] & wanted
-            rank, member = stored.nonzero(as_tuple=True)
-            values[rank, member] = memory.margins[rows[rank], member]
-            gradients[rank, member] = memory.gradients[rows[rank], member]
-            errors[rank, member] = memory.errors[rows[rank], member]
+        clean = (
+            (points == self.x[rows]).flatten(1).all(dim=1).nonzero().flatten() if classes == 1 else rows[:0]
+        )
+        if len(clean):
+            memory = self._clean = self._clean or Memory(self.x, self.members)
+            stored = memory.known(rows, points) & wanted
+            memory.recall(rows, stored, models)
             asked = wanted & ~stored
-        for rank, member in _pairs(asked, together=self._gradient_members.stack is not None):
-            gaps, normals, fooled = self._planes(rows[rank], points[rank], member, classes)
-            norms = torch.linalg.vector_norm(normals.flatten(2), self.threat.q, dim=2).clamp_min(1e-20)
-            nearest = (gaps / norms).argmin(dim=1)
-            first = torch.arange(len(rank), device=self.device)
-            values[rank, member] = gaps[first, nearest].to(values.dtype)
-            gradients[rank, member] = normals[first, nearest].flatten(1)
-            errors[rank, member] = fooled
-            if memory is not None:
-                fresh = clean[rank].nonzero().flatten()
-                at = rows[rank[fresh]], member[fresh]
-                memory.margins[at] = values[rank[fresh], member[fresh]]
-                memory.gradients[at] = gradients[rank[fresh], member[fresh]]
-                memory.errors[at] = fooled[fresh]
-                memory.wanted[at] = True
-        errors = self._learn(rows, points, errors, wanted, self._promising(rows, errors, wanted))
-        return Linearisation(values, gradients, wanted, errors)
+        if bool(asked.any()):
+            shares = self._gradient_members.shares
+            found = (self._shared_boundaries if shares else self._boundaries)(rows, points, asked, classes)
+            for rank, member, gaps, normals, fooled in found:
+                norms = torch.linalg.vector_norm(normals, self.threat.q, dim=2).clamp_min(1e-20)
+                nearest = (gaps / norms).argmin(dim=1)
+                first = torch.arange(len(rank), device=self.device)
+                values[rank, member] = gaps[first, nearest].to(values.dtype)
+                models.gradients[rank, member] = normals[first, nearest]
+                errors[rank, member] = fooled
+            if len(clean):
+                memory.keep(rows[clean], points[clean], models[clean])
+        return dataclasses.replace(models, errors=self._exact(rows, points, errors, wanted))
 
-    def _clean_memory(self) -> Linearisation:
-        if self._clean is None:
-            none = torch.zeros(self.n, self.members, dtype=torch.bool, device=self.device)
-            self._clean = Linearisation(
-                self.x.new_zeros(self.n, self.members),
-                self.x.new_zeros(self.n, self.members, self.x[0].numel()),
-                none,
-                none.clone(),
+    def _boundaries(self, rows: Tensor, points: Tensor, wanted: Tensor, classes: int) -> Iterator[Boundaries]:
+        """The nearest boundaries of the members `wanted` [k, M], member by member or all at once."""
+        for rank, member in _pairs(wanted, together=self._gradient_members.stack is not None):
+            gaps, normals, fooled = self._planes(rows[rank], points[rank], member, classes)
+            yield rank, member, gaps, normals.flatten(2), fooled
+
+    def _shared_boundaries(
+        self, rows: Tensor, points: Tensor, wanted: Tensor, classes: int
+    ) -> Iterator[Boundaries]:
+        """`_boundaries` of members that average the same networks: their passes are shared."""
+        planes = shared_planes(self._gradient_members, points, self.y[rows], wanted, classes)
+        self.cost.forwards += planes.forwards
+        self.cost.backwards += planes.backwards
+        for rank, member in _pairs(wanted, together=False):
+            index = int(member[0])
+            z, found = planes.z[index], planes.gradients[index][rank]
+            self._check_logits(index, z)
+            normals = torch.stack(
+                [self._usable(rows[rank], each, index) for each in found.unbind(dim=1)], dim=1
             )
-        return self._clean
+            yield rank, member, planes.gaps[index][rank], normals, self._fooled(z[rank], self.y[rows[rank]])
+
+    def _exact(self, rows: Tensor, points: Tensor, errors: Tensor, wanted: Tensor) -> Tensor:
+        """The verdicts of a gradient pass if they are exact; otherwise promising points are judged, and recorded."""
+        if self._gradient_members.exact:
+            return errors
+        return self._learn(rows, points, errors, wanted, self._promising(rows, errors, wanted))
 
     def hyperplanes(self, rows: Tensor, points: Tensor, index: int, count: int) -> tuple[Tensor, Tensor]:
         """The `count` smallest z_y − z_j of member `index` [k, G] and their gradients [k, G, ...].

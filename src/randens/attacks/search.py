@@ -26,6 +26,8 @@ __all__ = ["Cost", "Linearisation", "Search", "attacking"]
 class Search(Oracle):
     """One batch of inputs under attack by one ensemble's adversary: ledger, oracle, restarts and random numbers.
 
+    An attack that searches several points per input side by side makes no pass of more than `width` points.
+
     Everything random comes from `generator`, and draws are made for the whole batch, so that dropping inputs does not
     change the rest.
 
@@ -77,7 +79,7 @@ class Search(Oracle):
         clean: Tensor | None = None,
         safe: Tensor | None = None,
     ) -> None:
-        self.seed = seed
+        self.seed, self.width = seed, max(1, len(x))
         super().__init__(
             rec,
             x,

@@ -6,6 +6,7 @@ are fixed per preset, in steps, which do not depend on the machine.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -14,7 +15,7 @@ from randens.attacks.arc import ARC, ARCR
 from randens.attacks.base import Attack, register
 from randens.attacks.climbers import Lattice, Saddle
 from randens.attacks.gradient import FGSM, PGD, ascend, ascend_adaptively
-from randens.attacks.losses import expected_margin, expected_mce, mixture_cross_entropy, standardised
+from randens.attacks.losses import Loss, expected_margin, expected_mce, mixture_cross_entropy, standardised
 from randens.attacks.random_search import RandomSearch
 from randens.attacks.search import Search
 from randens.core.errors import unknown
@@ -29,15 +30,14 @@ _RESISTED = 5
 
 @dataclass(frozen=True, kw_only=True)
 class _Adaptive(Attack):
-    """Adaptive PGD with three losses in turn: mixture cross-entropy, margin, margin-maximising cross-entropy."""
+    """Adaptive PGD with three losses: mixture cross-entropy, margin, margin-maximising cross-entropy."""
 
     steps: int = 20
     name = "adaptive-pgd-3"
 
     def search(self, s: Search) -> None:
-        for name, loss in _LOSSES.items():
-            with s.credited(name):
-                ascend(s, loss, steps=self.steps, step=0.25)
+        for losses in _side_by_side(s):
+            ascend(s, *losses, steps=self.steps, step=0.25)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,19 +48,23 @@ class _Automatic(Attack):
     name = "apgd-3"
 
     def search(self, s: Search) -> None:
-        for name, loss in _LOSSES.items():
-            with s.credited(name.replace("adaptive-pgd", "apgd on")):
-                ascend_adaptively(s, loss, steps=self.steps)
+        for losses in _side_by_side(s):
+            ascend_adaptively(s, *losses, steps=self.steps)
         with s.credited("apgd on members"):
             for member in s.probs.nonzero().flatten().tolist():
                 ascend_adaptively(s, expected_margin, steps=self.steps, members=[member])
 
 
-_LOSSES = {
-    "adaptive-pgd-s": standardised(mixture_cross_entropy),
-    "adaptive-pgd-margin": expected_margin,
-    "adaptive-pgd-mce": standardised(expected_mce),
-}
+_LOSSES = (standardised(mixture_cross_entropy), expected_margin, standardised(expected_mce))
+
+
+def _side_by_side(s: Search) -> Iterator[tuple[Loss, ...]]:
+    """The losses, as many at a time as keep a pass within the batch size."""
+    left: tuple[Loss, ...] = _LOSSES
+    while left and len(rows := s.unfinished):
+        several = max(1, s.width // len(rows))
+        yield left[:several]
+        left = left[several:]
 
 
 def parts(preset: str, threat: Threat) -> tuple[Attack, ...]:
