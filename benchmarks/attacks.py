@@ -370,8 +370,8 @@ def rows(settings: Settings) -> Iterator[Row]:
         if settings.quick
         else {
             "fast": images,
-            "standard": min(images, 64),
-            "thorough": min(images, 8),
+            "standard": images,
+            "thorough": min(images, 32),
         }
     )
     yield from suite_rows(subject, presets, repeats)

@@ -312,12 +312,12 @@ class Saddle(Attack):
     ('saddle', True)
     """
 
-    relinearisations: int = 4
+    relinearisations: int = 6
     iterations: int = 40
     orders: int = 2
     kappa: float = 0.05
     trust: float = 0.6
-    hopeless: float = 1.0
+    hopeless: float = 0.4
     hyperplanes: int = 2  # runners-up considered by every restart after the first
     restarts: int = field(default=3, kw_only=True)
     side_by_side = True
