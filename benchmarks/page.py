@@ -62,7 +62,7 @@ _TEXTS = {
     "the textbook's, in points: below zero is stronger; there, seconds are of a run that may have been continued.",
     "strength": "Linear members in conflict, whose optimum is known: M = 5, d = 20; *unequal α* are ensembles whose "
     "probabilities come from a Dirichlet distribution and whose members can all be fooled alone. Seconds of one run.",
-    "small_networks": "Four fully connected networks with two hidden layers of 32 units, digits. Members of one shape "
+    "small_networks": "Four fully connected networks with two hidden layers of 128 units, digits. Members of one shape "
     "are run together, by one batched product per layer; on the other side each is run by itself. The attacks' own "
     "work between the passes is the same on both sides.",
     "sampling": "Planted witnesses, M = 2 to 16, n = 100 to 100,000. A sweep is one look at all inputs. The exact "

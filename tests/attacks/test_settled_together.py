@@ -59,6 +59,19 @@ def test_of_points_that_fool_the_same_known_members_the_last_is_completed() -> N
     assert torch.equal(s.best_x[0], points[1])
 
 
+def test_linearise_records_at_once_what_models_only_returns() -> None:
+    s = _search()
+    rows, points = torch.tensor([0]), torch.tensor([[-0.8, 0.9]])
+    lin = s.models(rows, points, _known(0).unsqueeze(0))
+    assert lin.errors.tolist() == [[True, False, False]]
+    assert s.best_value.tolist() == [0.0, 0.0]
+    assert lin.margins[0, 0] == pytest.approx(-0.3)
+    again = s.linearise(rows, points, _known(0).unsqueeze(0))
+    assert torch.equal(again.gradients, lin.gradients)
+    assert again.errors.tolist() == [[True, False, True]]
+    assert s.best_value.tolist() == pytest.approx([0.7, 0.0])
+
+
 def test_a_set_that_is_known_already_costs_no_pass() -> None:
     s = _search()
     both = torch.tensor([[-0.8, 0.9]])

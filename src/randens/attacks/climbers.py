@@ -165,7 +165,7 @@ def _descend_from(
         # boundaries.
         stride = 4 * step * (1 - number / steps) ** 2 * s.threat.eps
         steepest = 2 * number < steps
-        lin = s.linearise(rows[left], path.points[left], targets[left])
+        lin = s.models(rows[left], path.points[left], targets[left])
         going = path.see(left, lin.errors, lin.wanted)
         left, lin = left[going], lin[going]
         if not len(left):
@@ -220,7 +220,7 @@ def play(
     for number in range(rounds):
         here = path.points[left]
         known = memory.known(lanes[left], here) & targets[left]
-        lin = s.linearise(rows[left], here, targets[left] & ~known, classes)
+        lin = s.models(rows[left], here, targets[left] & ~known, classes)
         lin = memory.recall(lanes[left], known, lin)
         unfooled = path.see(left, lin.errors, lin.wanted)
         memory.keep(lanes[left[~unfooled]], here[~unfooled], lin[~unfooled])

@@ -422,10 +422,19 @@ class Oracle(Ledger):
         return gradient.detach()
 
     def linearise(self, rows: Tensor, points: Tensor, wanted: Tensor, classes: int = 1) -> Linearisation:
+        """`models`, whose verdicts are completed and recorded at once where they are promising."""
+        lin = self.models(rows, points, wanted, classes)
+        if not self._gradient_members.exact:
+            return lin
+        promising = self._promising(rows, lin.errors, wanted)
+        return dataclasses.replace(lin, errors=self._settle(rows, points, lin.errors, wanted, promising))
+
+    def models(self, rows: Tensor, points: Tensor, wanted: Tensor, classes: int = 1) -> Linearisation:
         """Margins and their gradients for the members `wanted` [k, M] at legal `points`: one pass per wanted member.
 
         With several `classes`, the margin is taken against the nearest of that many runners-up, at as many
-        backward passes. The passes' verdicts are returned; `settle` completes and records them.
+        backward passes. The passes' verdicts are returned and not recorded: an attack collects those of several steps
+        for `settle`. Those of bfloat16 passes are judged, and recorded, at once.
         """
         k, asked = len(rows), wanted
         values, errors = self.x.new_zeros(k, self.members), torch.zeros_like(wanted)
