@@ -25,6 +25,7 @@ from benchmarks.attacks import FASTER_SADDLE, SADDLES, STEPS, channels_first, cl
 from benchmarks.harness import Row, Settings, Side, Timing, as_fast
 from randens import RandomizedEnsemble, Threat
 from randens.attacks import Found
+from randens.attacks.found import Cost
 from randens.core.errors import InputError
 
 FIRST, COUNT = 2000, 512
@@ -72,8 +73,8 @@ def _in_turns(rec: RandomizedEnsemble, x: Tensor, y: Tensor, threat: Threat) -> 
     for attack in attacks.values():
         attack(rec, x[:8], y[:8])
     names = ["textbook ARC-R", *attacks]
-    seconds, risk, spent = (dict.fromkeys(names, 0.0) for _ in range(3))
-    backwards = dict.fromkeys(names, 0.0)
+    seconds, risk = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)
+    spent = {name: Cost() for name in names}
     tick = clock()
     for number, begin in enumerate(range(0, len(x), BATCH)):
         part, labels = x[begin : begin + BATCH], y[begin : begin + BATCH]
@@ -89,8 +90,8 @@ def _in_turns(rec: RandomizedEnsemble, x: Tensor, y: Tensor, threat: Threat) -> 
             seconds[name] += tick() - start
             if isinstance(found, Found):
                 risk[name] += float(found.risk.sum())
-                spent[name] += found.cost.forwards
-                backwards[name] += found.cost.backwards
+                spent[name].forwards += found.cost.forwards
+                spent[name].backwards += found.cost.backwards
             else:
                 risk[name] += float(rec.risk(found, labels).sum())
     sides = [
@@ -98,7 +99,7 @@ def _in_turns(rec: RandomizedEnsemble, x: Tensor, y: Tensor, threat: Threat) -> 
             name,
             Timing(seconds[name], seconds[name], 1),
             1 - risk[name] / len(x),
-            f"{spent[name] / len(x):.1f} f {backwards[name] / len(x):.1f} b" if spent[name] else "",
+            _passes(spent[name], len(x)) if name in attacks else "",
         )
         for name in names
     ]
@@ -122,8 +123,11 @@ def _survey(
     start = time.perf_counter()
     found = attack.survey(rec, (x, y), folder=KEPT / label.replace(" ", "-"))
     seconds = time.perf_counter() - start
-    passes = f"{found.cost.forwards / len(x):.1f} f {found.cost.backwards / len(x):.1f} b"
-    return Side(label, Timing(seconds, seconds, 1), found.robust_accuracy, passes)
+    return Side(label, Timing(seconds, seconds, 1), found.robust_accuracy, _passes(found.cost, len(x)))
+
+
+def _passes(cost: Cost, images: int) -> str:
+    return f"{cost.forwards / images:.1f} f {cost.backwards / images:.1f} b"
 
 
 if __name__ == "__main__":

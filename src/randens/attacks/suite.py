@@ -55,12 +55,12 @@ class _Automatic(Attack):
                 ascend_adaptively(s, expected_margin, steps=self.steps, members=[member])
 
 
-_LOSSES = (standardised(mixture_cross_entropy), expected_margin, standardised(expected_mce))
+_LOSSES: tuple[Loss, ...] = (standardised(mixture_cross_entropy), expected_margin, standardised(expected_mce))
 
 
 def _side_by_side(s: Search) -> Iterator[tuple[Loss, ...]]:
     """The losses, as many at a time as keep a pass within the batch size."""
-    left: tuple[Loss, ...] = _LOSSES
+    left = _LOSSES
     while left and len(rows := s.unfinished):
         several = max(1, s.width // len(rows))
         yield left[:several]
