@@ -193,7 +193,8 @@ class Attack:
             clean=clean,
             safe=safe,
         )
-        self.run(s, range(self.restarts), width=self.batch_size)
+        with s.one_thread():
+            self.run(s, range(self.restarts), width=self.batch_size)
         errors = s.conclude().cpu()
         count = max(1, s.n)
         flags = {"zero_gradient": s.no_gradient, "nan_gradient": s.nan_gradient, "unstable": s.unstable}

@@ -17,19 +17,21 @@ import math
 import operator
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.fx.experimental.optimization import fuse
 
+from randens.attacks.compiled import Compiled, compiled
 from randens.attacks.stacked import Stack, stack_of
 from randens.core.errors import ModelError, RandensWarning, unknown
 from randens.ensemble import DeterministicEnsemble, networks_of, to_layout
 from randens.models import logits_of
 from randens.models.precision import bfloat16_pays, probe
 
-__all__ = ["GradientMembers", "folded"]
+__all__ = ["GradientMembers", "folded", "torch_threads"]
 
 _PRECISIONS = ("auto", "float32", "bfloat16")
 _RANDOM = 1e-3  # relative to the largest logit; sums on a GPU differ by less
@@ -64,35 +66,28 @@ class GradientMembers:
         self.shares = len(networks) < sum(len(part) for part in self.parts)
         self._members = [_kept_folded(m) if fold and convolutional else m for m in networks]
         self._originals = list(networks)
+        self._threads = torch.get_num_threads()
+        self._compiled: list[Compiled | None] = [None] * len(networks)
         alike = self.exact and not self.shares and all(weights == [1.0] for weights in self.weights)
         self.stack: Stack | None = stack_of(networks) if alike else None
-        self._checked = False
+        self._sample: Tensor | None = None
+        self._answers: list[Tensor] = []
+        self._trusted: set[int] = set()
 
     def verify(self, x: Tensor) -> None:
-        """Check on a few inputs, once: keep folded members that agree with the originals, and warn of random
-        ones.
+        """Check on a few inputs, once: use compiled and folded members that agree with the originals, and warn of
+        random ones.
         """
-        if self._checked or not len(x):
+        if self._sample is not None or not len(x):
             return
-        self._checked = True
-        random = []
-        with torch.no_grad():
-            for index, original in enumerate(self._originals):
-                z = logits_of(original(x[:4]), len(x[:4]), f"member {index}")
-                if self._members[index] is not original:
-                    if self._agrees(index, x[:4], z):
-                        continue
-                    # The copy is from an earlier attack, and the weights changed without torch's version
-                    # counters noticing.
-                    self._members[index] = folded(original)
-                    if self._agrees(index, x[:4], z):
-                        continue
-                    self._members[index] = original
-                again = logits_of(original(x[:4]), len(x[:4]), f"member {index}")
-                if bool((z - again).abs().max() > _RANDOM * z.abs().max()):
-                    random.append(index)
-        if self.stack is not None and not self._agree_together(x[:4]):
+        self._sample = to_layout(x[:4])
+        self._answers = [self._original(network) for network in range(len(self._originals))]
+        if self.stack is not None and not self._agree_together(self._sample):
             self.stack = None
+        if self.stack is None:
+            for network in range(len(self._originals)):
+                self._compile(network, tuple(x.shape[1:]))
+        random = [i for i, each in enumerate(self._compiled) if each is None and self._is_random(i)]
         if random:
             warnings.warn(
                 f"members {random} answer the same input differently each time, in eval mode; what an attack finds on "
@@ -101,22 +96,92 @@ class GradientMembers:
                 stacklevel=2,
             )
 
-    def _agrees(self, index: int, x: Tensor, z: Tensor) -> bool:
+    def _original(self, network: int) -> Tensor:
+        """The answer of a network as it was given, on the sample."""
+        assert self._sample is not None
+        with torch.no_grad():
+            return logits_of(self._originals[network](self._sample), len(self._sample), f"member {network}")
+
+    def _compile(self, network: int, shape: tuple[int, ...]) -> None:
+        """Compile a network, if it can be compiled and then answers as before."""
+        assert self._sample is not None
+        if self._sample.dtype != torch.float32:
+            return
+        candidate = _kept_compiled(self._members[network], shape, self._threads)
+        if candidate is not None and not self._agrees(network, candidate.logits):
+            # As for a folded copy: the weights may have changed unnoticed.
+            _COMPILED.pop(self._members[network], None)
+            candidate = _kept_compiled(self._checked(network), shape, self._threads)
+        if candidate is not None and self._agrees(network, candidate.logits):
+            self._compiled[network] = candidate
+
+    def _is_random(self, network: int) -> bool:
+        """Check the folded copy. Without one, does the network answer the same input differently?"""
+        if self._checked(network) is not self._originals[network]:
+            return False
+        z, again = self._answers[network], self._original(network)
+        return bool((z - again).abs().max() > _RANDOM * z.abs().max())
+
+    def _checked(self, network: int) -> nn.Module:
+        """The folded network, if it answers as the original does; checked when it is first used."""
+        original, candidate = self._originals[network], self._members[network]
+        if candidate is not original and network not in self._trusted and self._sample is not None:
+            if not self._agrees(network, candidate):
+                # The copy is from an earlier attack, and the weights changed without torch's version
+                # counters noticing.
+                candidate = folded(original)
+            self._members[network] = candidate if self._agrees(network, candidate) else original
+        self._trusted.add(network)
+        return self._members[network]
+
+    def compiled(self, index: int) -> Compiled | None:
+        """The member as one compiled network, if it is one."""
+        if self.weights[index] != [1.0]:
+            return None
+        return self._compiled[self.parts[index][0]]
+
+    @contextlib.contextmanager
+    def one_thread(self) -> Iterator[None]:
+        """One torch thread if all members are compiled: they have threads of their own.
+
+        torch's threads wait for their next operation by running in circles, on the cores that the passes need.
+        """
+        if not all(self.compiled(index) for index in range(len(self.parts))):
+            yield
+            return
+        with torch_threads(1):
+            yield
+
+    @contextlib.contextmanager
+    def all_threads(self) -> Iterator[None]:
+        """As many torch threads as there were before, for passes by torch."""
+        with torch_threads(self._threads):
+            yield
+
+    def _agrees(self, network: int, candidate: Callable[[Tensor], Any]) -> bool:
+        """Whether `candidate` answers the sample as the network does."""
+        assert self._sample is not None
         try:
-            answer = logits_of(self._members[index](x), len(x), f"member {index}")
-            return bool((answer - z).abs().max() <= 1e-5 * z.abs().max())
+            with torch.no_grad():
+                answer = logits_of(candidate(self._sample), len(self._sample), f"member {network}")
+            return self._same(network, answer)
         except (RuntimeError, ModelError):
             return False
 
+    def _same(self, network: int, answer: Tensor) -> bool:
+        z = self._answers[network]
+        return bool((answer - z).abs().max() <= 1e-5 * z.abs().max())
+
     def _agree_together(self, x: Tensor) -> bool:
+        stack = self.stack
+        assert stack is not None
+        count = len(stack)
+        members = torch.arange(count, device=x.device).repeat_interleave(len(x))
         try:
-            assert self.stack is not None
-            count = len(self.stack)
-            members = torch.arange(count, device=x.device).repeat_interleave(len(x))
-            answers = self.stack.at(x.repeat(count, *(1 for _ in x.shape[1:])), members).z.chunk(count)
+            answers = stack.at(x.repeat(count, *(1 for _ in x.shape[1:])), members).z.chunk(count)
         except RuntimeError:
             return False
-        return all(self._agrees(index, x, z) for index, z in enumerate(answers))
+        return all(self._same(index, z) for index, z in enumerate(answers))
 
     def __call__(self, index: int, inputs: Tensor) -> Tensor:
         return self.combined(index, [self.run(network, inputs) for network in self.parts[index]])
@@ -126,11 +191,14 @@ class GradientMembers:
         # Not every device has autocast, and float32 needs none.
         lower = contextlib.nullcontext() if self.exact else torch.autocast(self.device, torch.bfloat16)
         with lower:
-            answer = self._members[network](inputs)
+            answer = self._checked(network)(inputs)
         return logits_of(answer, len(inputs), f"member {network}")
 
     def judge(self, network: int, inputs: Tensor) -> Tensor:
         """Return the logits for a verdict: never in lower precision, without gradients."""
+        compiled = self._compiled[network]
+        if compiled is not None and len(inputs):
+            return compiled.logits(inputs)
         with torch.no_grad():
             if self.exact:
                 return self.run(network, to_layout(inputs))
@@ -161,6 +229,42 @@ class GradientMembers:
         return table
 
 
+@contextlib.contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """So many torch threads; restored on leaving."""
+    before = torch.get_num_threads()
+    if count == before:
+        yield
+        return
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+_COMPILED: weakref.WeakKeyDictionary[nn.Module, tuple[tuple[object, ...], Compiled | None]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def _kept_compiled(network: nn.Module, shape: tuple[int, ...], threads: int) -> Compiled | None:
+    """Return `compiled`, cached like `folded`."""
+    try:
+        state = (shape, threads, *_state(network))
+        kept = _COMPILED.get(network)
+    except (RuntimeError, TypeError):
+        return compiled(network, shape, threads)
+    if kept is None or kept[0] != state:
+        kept = _COMPILED[network] = state, compiled(network, shape, threads)
+    return kept[1]
+
+
+def _state(network: nn.Module) -> tuple[object, ...]:
+    """Changes with the weights, as far as torch's version counters notice."""
+    return tuple((t.data_ptr(), t._version, t.shape) for t in (*network.parameters(), *network.buffers()))
+
+
 _FOLDED: weakref.WeakKeyDictionary[nn.Module, tuple[tuple[object, ...], nn.Module]] = (
     weakref.WeakKeyDictionary()
 )
@@ -169,7 +273,7 @@ _FOLDED: weakref.WeakKeyDictionary[nn.Module, tuple[tuple[object, ...], nn.Modul
 def _kept_folded(member: nn.Module) -> nn.Module:
     """Return `folded`, cached while the weights stay the same: folding takes as long as dozens of passes."""
     try:
-        state = tuple((t.data_ptr(), t._version, t.shape) for t in (*member.parameters(), *member.buffers()))
+        state = _state(member)
         kept = _FOLDED.get(member)
     except (RuntimeError, TypeError):  # Tensors of inference mode have no version; some modules have no hash.
         return folded(member)

@@ -7,6 +7,7 @@ own.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from randens.attacks.compiled import Compiled
 from randens.attacks.ledger import Ledger
 from randens.attacks.losses import Loss, margins
 from randens.attacks.members import GradientMembers
@@ -134,8 +136,13 @@ class Oracle(Ledger):
         self.unstable = torch.zeros(self.n, self.members, dtype=torch.bool)
         self._clean: Memory | None = None
         self._classes: int | None = None
-        self.clean_errors = self._judge_clean() if clean is None else clean.to(self.device)
+        with self.one_thread():
+            self.clean_errors = self._judge_clean() if clean is None else clean.to(self.device)
         self.begin_from(self.clean_errors, pool, safe)
+
+    def one_thread(self) -> contextlib.AbstractContextManager[None]:
+        """For the search: one torch thread where the members have threads of their own."""
+        return self._gradient_members.one_thread()
 
     def project(self, rows: Tensor, points: Tensor) -> Tensor:
         """Return the nearest legal points to `points`."""
@@ -251,9 +258,13 @@ class Oracle(Ledger):
     def _forward(self, index: int, points: Tensor) -> Tensor:
         with torch.no_grad():
             points = to_layout(points)
-            # Folding changes less than `_TIE` allows for.
-            exact = self._gradient_members.exact
-            z = self._gradient_members(index, points) if exact else self.rec._ask(index, points)
+            # Folding and compiling change less than `_TIE` allows for.
+            members = self._gradient_members
+            compiled = members.compiled(index)
+            if compiled is not None:
+                z = compiled.logits(points)
+            else:
+                z = members(index, points) if members.exact else self.rec._ask(index, points)
         self.cost.forwards += len(points) * self._passes[index]
         self._check_logits(index, z)
         return z
@@ -330,7 +341,8 @@ class Oracle(Ledger):
         """
         rows = (~self._best_checked).nonzero().flatten()
         if len(rows):
-            again = self.rec.errors(self.best_x[rows], self.y[rows])
+            with self._gradient_members.all_threads():
+                again = self.rec.errors(self.best_x[rows], self.y[rows])
             self.unstable[rows] = (self.best_errors[rows] & ~again).cpu()
             self.best_errors[rows] = again
             self.cost.forwards += len(rows) * sum(self._gradient_members.passes)
@@ -352,6 +364,13 @@ class Oracle(Ledger):
             return self._shared_gradient(rows, inputs, loss, chosen, weights)
         if self._gradient_members.stack is not None and len(rows):
             return self._stacked_gradient(self._gradient_members.stack, rows, points, loss, chosen, weights)
+        with self._gradient_members.all_threads():
+            return self._plain_gradient(rows, inputs, loss, chosen, weights)
+
+    def _plain_gradient(
+        self, rows: Tensor, inputs: Tensor, loss: Loss, chosen: Sequence[int], weights: Tensor
+    ) -> Tensor:
+        """`gradient` member by member, with torch's own derivatives."""
         outputs = self._outputs(inputs, chosen)
         z = torch.stack(outputs).detach().requires_grad_(True)
         value = loss(z, self.y[rows], weights.to(self.device))
@@ -365,8 +384,8 @@ class Oracle(Ledger):
             # flagged.
             fooled = self._fooled(z[position].detach(), self.y[rows])
             usable.append(self._usable(rows, own, index, watched=~fooled))
-        self.cost.backwards += len(points) * sum(self._passes[i] for i in chosen)
-        self._learn_logits(rows, points, z.detach(), chosen)
+        self.cost.backwards += len(inputs) * sum(self._passes[i] for i in chosen)
+        self._learn_logits(rows, inputs.detach(), z.detach(), chosen)
         gradient = usable[0]
         for other in usable[1:]:
             gradient = gradient + other
@@ -515,8 +534,11 @@ class Oracle(Ledger):
         stack = self._gradient_members.stack
         if stack is not None and len(rows):
             return self._stacked_planes(stack, rows, points, member, count)
-        inputs = to_layout(points).detach().requires_grad_(True)
         index = int(member[0]) if len(member) else 0
+        compiled = self._gradient_members.compiled(index)
+        if compiled is not None and len(rows):
+            return self._compiled_planes(compiled, rows, points, member, count)
+        inputs = to_layout(points).detach().requires_grad_(True)
         z, passes = self._gradient_members(index, inputs), len(inputs) * self._passes[index]
         self.cost.forwards += passes
         self._check_logits(member, z)
@@ -532,6 +554,20 @@ class Oracle(Ledger):
             gradients.append(self._usable(rows, gradient, member))
         self.cost.backwards += passes * near.shape[1]
         return chosen.detach(), torch.stack(gradients, dim=1), self._fooled(z.detach(), self.y[rows])
+
+    def _compiled_planes(
+        self, network: Compiled, rows: Tensor, points: Tensor, member: Tensor, count: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """`_planes` of a compiled member: one call for all passes."""
+        count = min(count, network.classes - 1)
+        z, gradients = network.planes(points, self.y[rows], count)
+        self._check_logits(member, z)
+        y = self.y[rows].unsqueeze(1)
+        chosen = (z.gather(1, y) - z).scatter_(1, y, torch.inf).topk(count, dim=1, largest=False).values
+        usable = [self._usable(rows, gradient, member) for gradient in gradients]
+        self.cost.forwards += len(rows)
+        self.cost.backwards += len(rows) * count
+        return chosen, torch.stack(usable, dim=1), self._fooled(z, self.y[rows])
 
     def _stacked_planes(
         self, stack: Stack, rows: Tensor, points: Tensor, member: Tensor, count: int
