@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import itertools
 import math
 import operator
 import os
@@ -26,7 +27,7 @@ from torch import Tensor, fx, nn
 
 from randens.models import Classifier
 
-__all__ = ["Compiled", "compiled"]
+__all__ = ["Compiled", "Pass", "compiled", "passes"]
 
 Array = NDArray[np.float32]
 Pull = Callable[[str], Sequence[str]]
@@ -37,6 +38,25 @@ _CALL = 2**24  # multiplications of one call, after which its overhead does not 
 _WIDEST = 64  # inputs of one call
 _STEEP = 3e38  # the slope of a mask: 0 where a ReLU is 0, and 1 elsewhere
 _OPSET, _IR = 17, 8
+
+
+@dataclass(frozen=True, eq=False)
+class Pass:
+    """A pass of one network that is still to be made: its graph, its inputs, and how many of them one call takes."""
+
+    session: Any
+    inputs: dict[str, Array]
+    width: int
+
+    @property
+    def calls(self) -> list[slice]:
+        return [slice(begin, begin + self.width) for begin in range(0, len(self.inputs["x"]), self.width)]
+
+    def call(self, part: slice) -> list[Array]:
+        found: list[Array] = self.session.run(
+            None, {name: array[part] for name, array in self.inputs.items()}
+        )
+        return found
 
 
 class Compiled:
@@ -50,33 +70,44 @@ class Compiled:
 
     def logits(self, x: Tensor) -> Tensor:
         """Inputs [n, ...] → logits [n, C]."""
-        return self._run("logits", x=x)[0]
+        return passes([self.forward(x)], self.threads)[0][0]
 
-    def planes(self, x: Tensor, y: Tensor, count: int) -> tuple[Tensor, list[Tensor]]:
-        """Logits [n, C], and G gradients [n, ...] of z_y − z_j for the G = `count` largest other logits z_j."""
+    def forward(self, x: Tensor) -> Pass:
+        """The pass that gives the logits [n, C] of inputs [n, ...]."""
+        return self._pass("logits", x=x)
+
+    def planes(self, x: Tensor, y: Tensor, count: int) -> Pass:
+        """The pass that gives the logits [n, C], and the gradients [n, ...] of z_y − z_j for each of the `count`
+        largest other logits z_j.
+        """
         kind = f"planes {count}"
         if kind not in self._sessions:
             self._sessions[kind] = _session(self._network.planes(count))
-        z, *gradients = self._run(kind, x=x, right=F.one_hot(y, self.classes).to(x.dtype))
-        return z, gradients
+        return self._pass(kind, x=x, right=F.one_hot(y, self.classes).to(x.dtype))
 
-    def _run(self, kind: str, **inputs: Tensor) -> list[Tensor]:
-        session, width = self._sessions[kind], self._network.width
+    def _pass(self, kind: str, **inputs: Tensor) -> Pass:
         arrays = {name: value.detach().contiguous().numpy() for name, value in inputs.items()}
-        calls = [slice(begin, begin + width) for begin in range(0, len(arrays["x"]), width)]
-        threads = min(self.threads, len(calls))
+        return Pass(self._sessions[kind], arrays, self._network.width)
 
-        def run(number: int) -> list[list[Array]]:
-            """One thread's calls."""
-            return [
-                session.run(None, {name: array[call] for name, array in arrays.items()})
-                for call in calls[number::threads]
-            ]
 
-        others = [_workers(threads - 1).submit(run, number) for number in range(1, threads)]
-        shares = [run(0), *(other.result() for other in others)]
-        found = [shares[number % threads][number // threads] for number in range(len(calls))]
-        return [torch.from_numpy(np.concatenate(column)) for column in zip(*found, strict=True)]
+def passes(wanted: Sequence[Pass], threads: int) -> list[list[Tensor]]:
+    """Make passes of one or several networks, side by side on `threads` threads; the outputs of each."""
+    calls = [(each, part) for each in wanted for part in each.calls]
+    threads = max(1, min(threads, len(calls)))
+    # Neighbours together, because the weights of a network stay in the cache of the core that uses them.
+    ends = [len(calls) * number // threads for number in range(threads + 1)]
+
+    def run(number: int) -> list[list[Array]]:
+        """One thread's share of the calls."""
+        return [each.call(part) for each, part in calls[ends[number] : ends[number + 1]]]
+
+    others = [_workers(threads - 1).submit(run, number) for number in range(1, threads)]
+    found = itertools.chain(run(0), *(other.result() for other in others))
+    outputs = []
+    for each in wanted:
+        columns = zip(*itertools.islice(found, len(each.calls)), strict=True)
+        outputs.append([torch.from_numpy(np.concatenate(column)) for column in columns])
+    return outputs
 
 
 def compiled(network: nn.Module, shape: tuple[int, ...], threads: int) -> Compiled | None:

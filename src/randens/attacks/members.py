@@ -66,7 +66,7 @@ class GradientMembers:
         self.shares = len(networks) < sum(len(part) for part in self.parts)
         self._members = [_kept_folded(m) if fold and convolutional else m for m in networks]
         self._originals = list(networks)
-        self._threads = torch.get_num_threads()
+        self.threads = torch.get_num_threads()
         self._compiled: list[Compiled | None] = [None] * len(networks)
         alike = self.exact and not self.shares and all(weights == [1.0] for weights in self.weights)
         self.stack: Stack | None = stack_of(networks) if alike else None
@@ -107,11 +107,11 @@ class GradientMembers:
         assert self._sample is not None
         if self._sample.dtype != torch.float32:
             return
-        candidate = _kept_compiled(self._members[network], shape, self._threads)
+        candidate = _kept_compiled(self._members[network], shape, self.threads)
         if candidate is not None and not self._agrees(network, candidate.logits):
             # As for a folded copy: the weights may have changed unnoticed.
             _COMPILED.pop(self._members[network], None)
-            candidate = _kept_compiled(self._checked(network), shape, self._threads)
+            candidate = _kept_compiled(self._checked(network), shape, self.threads)
         if candidate is not None and self._agrees(network, candidate.logits):
             self._compiled[network] = candidate
 
@@ -140,22 +140,35 @@ class GradientMembers:
             return None
         return self._compiled[self.parts[index][0]]
 
+    def compiled_at(self, index: int) -> Compiled:
+        """The member as one compiled network; it must be one."""
+        found = self.compiled(index)
+        assert found is not None
+        return found
+
+    @property
+    def all_compiled(self) -> bool:
+        """Whether every member is one compiled network."""
+        return all(self.compiled(index) is not None for index in range(len(self.parts)))
+
+    @property
+    def exact_planes(self) -> bool:
+        """Whether the verdicts that come with the gradients of margins are those of float32 passes."""
+        return self.exact or self.all_compiled
+
     @contextlib.contextmanager
     def one_thread(self) -> Iterator[None]:
         """One torch thread if all members are compiled: they have threads of their own.
 
         torch's threads wait for their next operation by running in circles, on the cores that the passes need.
         """
-        if not all(self.compiled(index) for index in range(len(self.parts))):
-            yield
-            return
-        with torch_threads(1):
+        with torch_threads(1 if self.all_compiled else torch.get_num_threads()):
             yield
 
     @contextlib.contextmanager
     def all_threads(self) -> Iterator[None]:
         """As many torch threads as there were before, for passes by torch."""
-        with torch_threads(self._threads):
+        with torch_threads(self.threads):
             yield
 
     def _agrees(self, network: int, candidate: Callable[[Tensor], Any]) -> bool:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from randens.attacks.compiled import Compiled
+from randens.attacks.compiled import passes
 from randens.attacks.ledger import Ledger
 from randens.attacks.losses import Loss, margins
 from randens.attacks.members import GradientMembers
@@ -245,6 +245,9 @@ class Oracle(Ledger):
             for rank, member in _pairs(wanted, together=False):
                 yield rank, member, whole[int(member[0])][rank]
             return
+        if self._gradient_members.all_compiled:
+            yield from self._compiled_answers(points, wanted)
+            return
         stack = self._gradient_members.stack
         for rank, member in _pairs(wanted, together=stack is not None):
             if stack is None:
@@ -254,6 +257,15 @@ class Oracle(Ledger):
                 self.cost.forwards += len(member)
                 self._check_logits(member, z)
                 yield rank, member, z
+
+    def _compiled_answers(self, points: Tensor, wanted: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """`_answers` of compiled members, side by side."""
+        members, parts = self._gradient_members, list(_pairs(wanted, together=False))
+        planned = [members.compiled_at(int(member[0])).forward(points[rank]) for rank, member in parts]
+        for (rank, member), (z,) in zip(parts, passes(planned, members.threads), strict=True):
+            self.cost.forwards += len(rank)
+            self._check_logits(int(member[0]), z)
+            yield rank, member, z
 
     def _forward(self, index: int, points: Tensor) -> Tensor:
         with torch.no_grad():
@@ -443,7 +455,7 @@ class Oracle(Ledger):
     def linearise(self, rows: Tensor, points: Tensor, wanted: Tensor, classes: int = 1) -> Linearisation:
         """`models`, whose verdicts are completed and recorded at once where they are promising."""
         lin = self.models(rows, points, wanted, classes)
-        if not self._gradient_members.exact:
+        if not self._gradient_members.exact_planes:
             return lin
         promising = self._promising(rows, lin.errors, wanted)
         return dataclasses.replace(lin, errors=self._settle(rows, points, lin.errors, wanted, promising))
@@ -483,6 +495,13 @@ class Oracle(Ledger):
 
     def _boundaries(self, rows: Tensor, points: Tensor, wanted: Tensor, classes: int) -> Iterator[Boundaries]:
         """The nearest boundaries of the members `wanted` [k, M], member by member or all at once."""
+        if self._gradient_members.all_compiled:
+            parts = list(_pairs(wanted, together=False))
+            planned = [(rows[rank], points[rank], int(member[0])) for rank, member in parts]
+            found = self._compiled_planes(planned, classes)
+            for (rank, member), (gaps, normals, fooled) in zip(parts, found, strict=True):
+                yield rank, member, gaps, normals.flatten(2), fooled
+            return
         for rank, member in _pairs(wanted, together=self._gradient_members.stack is not None):
             gaps, normals, fooled = self._planes(rows[rank], points[rank], member, classes)
             yield rank, member, gaps, normals.flatten(2), fooled
@@ -505,9 +524,9 @@ class Oracle(Ledger):
 
     def _exact(self, rows: Tensor, points: Tensor, errors: Tensor, wanted: Tensor) -> Tensor:
         """The verdicts of a gradient pass if they are exact; otherwise promising points are judged, and recorded."""
-        if self._gradient_members.exact:
+        if self._gradient_members.exact_planes:
             return errors
-        return self._learn(rows, points, errors, wanted, self._promising(rows, errors, wanted))
+        return self._judged(rows, points, self._promising(rows, errors, wanted))
 
     def hyperplanes(self, rows: Tensor, points: Tensor, index: int, count: int) -> tuple[Tensor, Tensor]:
         """The `count` smallest z_y − z_j of member `index` [k, G] and their gradients [k, G, ...].
@@ -521,7 +540,11 @@ class Oracle(Ledger):
         seen = torch.zeros_like(errors)
         seen[:, index] = True
         # As in `judge`: the point's verdict was computed when the step was accepted.
-        self._learn(rows, points, errors, seen, ~self._dominated(rows, errors))
+        promising = ~self._dominated(rows, errors)
+        if self._gradient_members.exact_planes:
+            self._settle(rows, points, errors, seen, promising)
+        else:
+            self._judged(rows, points, promising)
         return gaps, gradients
 
     def _planes(
@@ -535,9 +558,8 @@ class Oracle(Ledger):
         if stack is not None and len(rows):
             return self._stacked_planes(stack, rows, points, member, count)
         index = int(member[0]) if len(member) else 0
-        compiled = self._gradient_members.compiled(index)
-        if compiled is not None and len(rows):
-            return self._compiled_planes(compiled, rows, points, member, count)
+        if self._gradient_members.compiled(index) is not None and len(rows):
+            return next(self._compiled_planes([(rows, points, index)], count))
         inputs = to_layout(points).detach().requires_grad_(True)
         z, passes = self._gradient_members(index, inputs), len(inputs) * self._passes[index]
         self.cost.forwards += passes
@@ -556,18 +578,21 @@ class Oracle(Ledger):
         return chosen.detach(), torch.stack(gradients, dim=1), self._fooled(z.detach(), self.y[rows])
 
     def _compiled_planes(
-        self, network: Compiled, rows: Tensor, points: Tensor, member: Tensor, count: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """`_planes` of a compiled member: one call for all passes."""
-        count = min(count, network.classes - 1)
-        z, gradients = network.planes(points, self.y[rows], count)
-        self._check_logits(member, z)
-        y = self.y[rows].unsqueeze(1)
-        chosen = (z.gather(1, y) - z).scatter_(1, y, torch.inf).topk(count, dim=1, largest=False).values
-        usable = [self._usable(rows, gradient, member) for gradient in gradients]
-        self.cost.forwards += len(rows)
-        self.cost.backwards += len(rows) * count
-        return chosen, torch.stack(usable, dim=1), self._fooled(z, self.y[rows])
+        self, parts: Sequence[tuple[Tensor, Tensor, int]], count: int
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """`_planes` of compiled members, side by side; parts are rows [k], points [k, ...] and a member."""
+        members = self._gradient_members
+        count = min(count, self.classes - 1)
+        planned = [members.compiled_at(i).planes(points, self.y[rows], count) for rows, points, i in parts]
+        made = passes(planned, members.threads)
+        for (rows, _, index), (z, *gradients) in zip(parts, made, strict=True):
+            self.cost.forwards += len(rows)
+            self.cost.backwards += len(rows) * count
+            self._check_logits(index, z)
+            y = self.y[rows].unsqueeze(1)
+            gaps = (z.gather(1, y) - z).scatter_(1, y, torch.inf).topk(count, dim=1, largest=False).values
+            usable = torch.stack([self._usable(rows, each, index) for each in gradients], dim=1)
+            yield gaps, usable, self._fooled(z, self.y[rows])
 
     def _stacked_planes(
         self, stack: Stack, rows: Tensor, points: Tensor, member: Tensor, count: int
@@ -597,15 +622,10 @@ class Oracle(Ledger):
         self.cost.forwards += len(inputs) * sum(self._passes[i] for i in chosen)
         return outputs
 
-    def _learn(self, rows: Tensor, points: Tensor, errors: Tensor, seen: Tensor, promising: Tensor) -> Tensor:
-        """Record the verdicts that a gradient pass also gave; return the exact ones.
-
-        Inexact verdicts (bfloat16) only decide which points are judged in float32.
-        """
-        if self._gradient_members.exact:
-            return self._settle(rows, points, errors, seen, promising)
+    def _judged(self, rows: Tensor, points: Tensor, promising: Tensor) -> Tensor:
+        """Exact verdicts [k, M], recorded, where those of a bfloat16 pass are `promising` [k]; none elsewhere."""
+        exact = torch.zeros(len(rows), self.members, dtype=torch.bool, device=self.device)
         chosen = promising.nonzero().flatten()
-        exact = torch.zeros_like(errors)
         if len(chosen):
             exact[chosen] = self.judge(rows[chosen], points[chosen])
         return exact
@@ -620,7 +640,11 @@ class Oracle(Ledger):
         seen = torch.zeros_like(errors)
         errors[:, chosen] = fooled.t()
         seen[:, chosen] = True
-        self._learn(rows, points, errors, seen, self._promising(rows, errors, seen))
+        promising = self._promising(rows, errors, seen)
+        if self._gradient_members.exact:
+            self._settle(rows, points, errors, seen, promising)
+        else:
+            self._judged(rows, points, promising)
 
     def _usable(
         self, rows: Tensor, gradient: Tensor, member: int | Tensor, watched: Tensor | None = None
