@@ -68,6 +68,37 @@ def test_gradients_stay_with_their_own_network(shares: list[int]) -> None:
         torch.testing.assert_close(found[j : j + 1], expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("chosen", [[0, 1, 2], [1, 2], [0, 2], [1]])
+def test_inputs_that_networks_share_give_each_network_its_own_answer(chosen: list[int], depth: int) -> None:
+    members, (x, _) = networks(depth=depth), batch(6)
+    stack = stack_of(members)
+    assert stack is not None
+    run = stack.at_each(x, chosen)
+    slopes = torch.linspace(-1.0, 1.0, run.z.numel()).reshape(run.z.shape)
+    found = run.gradient(slopes)
+    for index, z, gradient, slope in zip(
+        chosen, *(torch.split(part, len(x)) for part in (run.z, found, slopes)), strict=True
+    ):
+        inputs = x.clone().requires_grad_(True)
+        answer = members[index](inputs)
+        (expected,) = torch.autograd.grad((answer * slope).sum(), inputs)
+        torch.testing.assert_close(z, answer.detach(), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_a_gradient_may_be_taken_twice() -> None:
+    """What overwrites the gradient on its way must not touch the pass or the slopes."""
+    stack, (x, _) = stack_of(networks()), batch(6)
+    assert stack is not None
+    run = stack.at_each(x, range(3))
+    slopes = torch.linspace(-1.0, 1.0, run.z.numel()).reshape(run.z.shape)
+    kept = slopes.clone()
+    first = run.gradient(slopes)
+    assert torch.equal(run.gradient(slopes), first)
+    assert torch.equal(slopes, kept)
+
+
 def _hooked() -> nn.Module:
     network = nn.Sequential(nn.Flatten(), nn.Linear(16, 4)).eval()
     network[1].register_forward_hook(lambda *parts: -parts[2])

@@ -377,8 +377,8 @@ class Oracle(Ledger):
     ) -> Tensor:
         """`gradient` of members that are run together: every member has a copy of the inputs, so none meets another."""
         count, k = len(chosen), len(rows)
+        run = stack.at_each(points, sorted(chosen))
         member = torch.tensor(sorted(chosen), device=self.device).repeat_interleave(k)
-        run = stack.at(points.repeat(count, *(1 for _ in points.shape[1:])), member)
         self._check_logits(member, run.z)
         z = torch.unflatten(run.z, 0, (count, k)).requires_grad_(True)
         order = torch.tensor(chosen, device=self.device).argsort()
