@@ -8,6 +8,7 @@ own.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -276,15 +277,17 @@ class Oracle(Ledger):
     @staticmethod
     def _check_logits(member: int | Tensor, z: Tensor) -> None:
         """`member` is one for all rows of z, or one per row."""
-        if not bool(torch.isfinite(z).all()):
+        # A sum is the cheapest test: it is finite only if all are. Where it overflows, all are looked at.
+        if not math.isfinite(float(z.detach().sum())) and not bool(torch.isfinite(z).all()):
             bad = ~torch.isfinite(z).all(dim=1)
             index = member if isinstance(member, int) else int(member[bad][0])
             raise ModelError(f"member {index} returns NaN or infinite logits; it cannot be scored")
 
     @staticmethod
-    def _fooled(z: Tensor, y: Tensor) -> Tensor:
-        margin = margins(z.unsqueeze(0), y).squeeze(0)
-        return margin < -_TIE * z.abs().amax(dim=1)
+    def _fooled(z: Tensor, y: Tensor, margin: Tensor | None = None) -> Tensor:
+        """Bool [k]: verdicts from the logits z [k, C], and from the margins [k] where they are known."""
+        margin = margins(z.unsqueeze(0), y).squeeze(0) if margin is None else margin
+        return margin < -_TIE * torch.linalg.vector_norm(z, torch.inf, dim=1)
 
     def _judge_clean(self) -> Tensor:
         if not self.n:
@@ -531,7 +534,10 @@ class Oracle(Ledger):
             gradient = _pull_back(chosen[:, g], 1.0, inputs, keep=not last)
             gradients.append(self._usable(rows, gradient, member))
         self.cost.backwards += passes * near.shape[1]
-        return chosen.detach(), torch.stack(gradients, dim=1), self._fooled(z.detach(), self.y[rows])
+        # The smallest gap is the margin.
+        chosen = chosen.detach()
+        fooled = self._fooled(z.detach(), self.y[rows], chosen[:, 0])
+        return chosen, torch.stack(gradients, dim=1), fooled
 
     def _stacked_planes(
         self, stack: Stack, rows: Tensor, points: Tensor, member: Tensor, count: int
@@ -542,14 +548,15 @@ class Oracle(Ledger):
         y = self.y[rows].unsqueeze(1)
         gaps = (run.z.gather(1, y) - run.z).scatter_(1, y, torch.inf)
         chosen, near = gaps.topk(min(count, gaps.shape[1] - 1), dim=1, largest=False)
-        right = torch.zeros_like(run.z).scatter_(1, y, 1.0)
-        gradients = [
-            self._usable(rows, run.gradient(right.scatter(1, near[:, g : g + 1], -1.0)), member)
-            for g in range(near.shape[1])
-        ]
+        planes = near.shape[1]
+        slopes = run.z.new_zeros(len(rows), planes, run.z.shape[1])
+        slopes.scatter_(2, y.unsqueeze(1).expand(-1, planes, 1), 1.0).scatter_(2, near.unsqueeze(2), -1.0)
+        gradients = run.gradients(slopes)
+        owner, input_ = (each.repeat_interleave(planes) for each in (member, rows))
+        usable = self._usable(input_, gradients.flatten(0, 1), owner).reshape(gradients.shape)
         self.cost.forwards += len(rows)
-        self.cost.backwards += len(rows) * near.shape[1]
-        return chosen, torch.stack(gradients, dim=1), self._fooled(run.z, self.y[rows])
+        self.cost.backwards += len(rows) * planes
+        return chosen, usable, self._fooled(run.z, self.y[rows], chosen[:, 0])
 
     def _outputs(self, inputs: Tensor, chosen: Sequence[int]) -> list[Tensor]:
         """The chosen members' logits, each with a graph of its own."""
@@ -598,6 +605,9 @@ class Oracle(Ledger):
         if not gradient[:1].numel():
             return gradient
         largest = torch.linalg.vector_norm(gradient, torch.inf, dim=tuple(range(1, gradient.dim())))
+        low, high = (float(end) for end in largest.aminmax())
+        if low > 0 and math.isfinite(high):
+            return gradient
         bad, zero = ~torch.isfinite(largest), largest == 0
         if watched is not None:
             zero &= watched
