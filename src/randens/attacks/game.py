@@ -20,6 +20,7 @@ __all__ = ["Solution", "project_simplex", "solve_game"]
 
 _CACHED = 2**18  # entries of A that are processed together
 _SMALL = 400  # numbers of one matrix below which torch's batched product is a plain loop, slow along rows
+_FEW = 16  # such matrices up to which that loop is still the fastest way
 _LISTED = 4  # columns up to which the thresholds of all their subsets are one product
 _HUGE = 1e30  # instead of infinity, of which products make NaN
 _CLOSE = 1e-4  # relative to the largest change by δ: iterations stop this close to the optimum
@@ -115,7 +116,7 @@ def _alone(c: Tensor, slope: Tensor, domain: Region, delta: Tensor) -> Solution:
 
 def _moved(current: Tensor, weights: Tensor, matrix: Tensor, scale: Tensor) -> Tensor:
     """current [k, 1, d] + scale [k, 1, 1] · weights [k, 1, T] · matrix [k, T, d]."""
-    if matrix[0].numel() < _SMALL:
+    if matrix[0].numel() < _SMALL and len(matrix) > _FEW:
         return torch.addcmul(current, scale, (matrix * weights.transpose(1, 2)).sum(dim=1, keepdim=True))
     return torch.baddbmm(current, scale * weights, matrix)
 

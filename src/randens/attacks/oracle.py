@@ -71,6 +71,8 @@ class Memory:
     def recall(self, lanes: Tensor, wanted: Tensor, into: Linearisation) -> Linearisation:
         """`into` with the models of the members `wanted` [k, M] at the lanes' points."""
         rank, member = wanted.nonzero(as_tuple=True)
+        if not len(rank):
+            return into
         into.margins[rank, member] = self.models.margins[lanes[rank], member]
         into.gradients[rank, member] = self.models.gradients[lanes[rank], member]
         into.errors[rank, member] = self.models.errors[lanes[rank], member]
@@ -78,6 +80,8 @@ class Memory:
 
     def keep(self, lanes: Tensor, points: Tensor, models: Linearisation) -> None:
         """Keep models [k, M] at `points`, and forget those of the points that the lanes were at before."""
+        if not len(lanes):
+            return
         elsewhere = (points != self.points[lanes]).flatten(1).any(dim=1)
         self.models.wanted[lanes[elsewhere]] = False
         self.points[lanes] = points
@@ -455,11 +459,14 @@ class Oracle(Ledger):
             shares = self._gradient_members.shares
             found = (self._shared_boundaries if shares else self._boundaries)(rows, points, asked, classes)
             for rank, member, gaps, normals, fooled in found:
-                norms = torch.linalg.vector_norm(normals, self.threat.q, dim=2).clamp_min(1e-20)
-                nearest = (gaps / norms).argmin(dim=1)
-                first = torch.arange(len(rank), device=self.device)
-                values[rank, member] = gaps[first, nearest].to(values.dtype)
-                models.gradients[rank, member] = normals[first, nearest]
+                gap, normal = gaps[:, 0], normals[:, 0]
+                if gaps.shape[1] > 1:
+                    norms = torch.linalg.vector_norm(normals, self.threat.q, dim=2).clamp_min(1e-20)
+                    nearest = (gaps / norms).argmin(dim=1)
+                    first = torch.arange(len(rank), device=self.device)
+                    gap, normal = gaps[first, nearest], normals[first, nearest]
+                values[rank, member] = gap.to(values.dtype)
+                models.gradients[rank, member] = normal
                 errors[rank, member] = fooled
             if len(clean):
                 memory.keep(rows[clean], points[clean], models[clean])
