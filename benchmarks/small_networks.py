@@ -58,8 +58,7 @@ def passes(prepared: GradientMembers, x: Tensor, y: Tensor) -> None:
             inputs = x.detach().requires_grad_(True)
             torch.autograd.grad(nn.functional.cross_entropy(prepared(index, inputs), y), inputs)
         return
-    member = torch.arange(count).repeat_interleave(len(x))
-    run = prepared.stack.at(x.repeat(count, *(1 for _ in x.shape[1:])), member)
+    run = prepared.stack.at_each(x, range(count))
     z = run.z.requires_grad_(True)
     (slopes,) = torch.autograd.grad(nn.functional.cross_entropy(z, y.repeat(count)), z)
     run.gradient(slopes)

@@ -114,8 +114,12 @@ class BareStep:
         memory = torch.channels_last if layout == "last" else torch.contiguous_format
         self.low = dtype == "bfloat16"
         self.nets: list[nn.Module] = []
+        # The engine's members normalise their inputs, which is a part of every pass.
+        mean, std = images(batch, "train").mean_std()
         for seed in range(members):
-            net: nn.Module = models.create("resnet20", classes=10, input_shape=(3, 32, 32), seed=seed)
+            net: nn.Module = models.create(
+                "resnet20", classes=10, input_shape=(3, 32, 32), mean=mean, std=std, seed=seed
+            )
             net.to(memory_format=memory)  # type: ignore[call-overload]
             self.nets.append(net)
         # Earlier members are finished: like the engine, attack them with their BatchNorm folded.

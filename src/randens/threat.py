@@ -470,11 +470,11 @@ class Region:
         return Region(low, high, self.radius, self.p)
 
     def project(self, delta: Tensor) -> Tensor:
-        """The nearest point for linf and l1; scaled onto the ball and clipped for l2."""
+        """The nearest point for linf and l1; scaled onto the ball and clipped for l2; [..., d]."""
         if self.radius is not None and self.p == 1:
             return self._project_l1(delta)
         if self.radius is not None:
-            norm = torch.linalg.vector_norm(delta, dim=1, keepdim=True)
+            norm = torch.linalg.vector_norm(delta, dim=-1, keepdim=True)
             delta = delta * (self.radius / norm.clamp_min(self.radius))
         return self._clip(delta)
 
@@ -517,12 +517,12 @@ class Region:
         return torch.maximum(cheap, dual)
 
     def floor(self, slope: Tensor) -> Tensor:
-        """A cheap lower bound [n] on min slope·δ: over the box or over the ball alone; exact for linf."""
-        in_box = torch.minimum(slope * self.low, slope * self.high).sum(dim=1)
+        """A cheap lower bound [...] on min slope·δ, slope [..., d], over the box or the ball alone; exact for linf."""
+        in_box = torch.minimum(slope * self.low, slope * self.high).sum(dim=-1)
         if self.radius is None:
             return in_box
         dual = math.inf if self.p == 1 else 2.0
-        return torch.maximum(in_box, -self.radius * torch.linalg.vector_norm(slope, dual, dim=1))
+        return torch.maximum(in_box, -self.radius * torch.linalg.vector_norm(slope, dual, dim=-1))
 
     def _stretch(self, slope: Tensor) -> Tensor:
         """The largest s [n, 1], to rounding, with ‖clip(−s·unit slope)‖ ≤ radius."""
@@ -550,17 +550,17 @@ class Region:
         size = delta.abs()
         room = torch.where(delta > 0, self.high, -self.low).clamp_min(0.0)
         begin = (size - room).clamp_min(0.0)
-        whole = torch.minimum(size, room).sum(dim=1, keepdim=True)
-        kinks = torch.cat([begin, size], dim=1)
-        order = kinks.argsort(dim=1)
-        places = kinks.gather(1, order)
-        slopes = torch.where(order < size.shape[1], -1.0, 1.0).to(size.dtype).cumsum(dim=1)
-        ahead = torch.diff(places, dim=1)
-        left = torch.cat([whole, whole + (slopes[:, :-1] * ahead).cumsum(dim=1)], dim=1)
+        whole = torch.minimum(size, room).sum(dim=-1, keepdim=True)
+        kinks = torch.cat([begin, size], dim=-1)
+        order = kinks.argsort(dim=-1)
+        places = kinks.gather(-1, order)
+        slopes = torch.where(order < size.shape[-1], -1.0, 1.0).to(size.dtype).cumsum(dim=-1)
+        ahead = torch.diff(places, dim=-1)
+        left = torch.cat([whole, whole + (slopes[..., :-1] * ahead).cumsum(dim=-1)], dim=-1)
         # The last kink at which there is still too much; where there is none, nothing is taken.
-        index = ((left > self.radius).sum(dim=1, keepdim=True) - 1).clamp_min(0)
-        slope = slopes.gather(1, index).clamp(max=-1.0)
-        cut = places.gather(1, index) + (left.gather(1, index) - self.radius) / -slope
+        index = ((left > self.radius).sum(dim=-1, keepdim=True) - 1).clamp_min(0)
+        slope = slopes.gather(-1, index).clamp(max=-1.0)
+        cut = places.gather(-1, index) + (left.gather(-1, index) - self.radius) / -slope
         cut = torch.where(whole > self.radius, cut, torch.zeros_like(cut))
         return delta.sign() * torch.minimum((size - cut).clamp_min(0.0), room)
 

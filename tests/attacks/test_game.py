@@ -117,6 +117,25 @@ def test_a_row_does_not_depend_on_its_batch(seed: int, radius: float | None) -> 
         torch.testing.assert_close(together.floor[pick], alone.floor, rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize(("radius", "p"), [(None, 2.0), (0.3, 2.0), (0.4, 1.0)])
+def test_regions_take_perturbations_with_a_middle_dimension(radius: float | None, p: float) -> None:
+    flat = box(6)
+    flat, thick = (
+        Region(low, high, radius, p)
+        for low, high in ((flat.low, flat.high), (flat.low.unsqueeze(1), flat.high.unsqueeze(1)))
+    )
+    points = torch.randn(6, D, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    torch.testing.assert_close(thick.project(points.unsqueeze(1)).squeeze(1), flat.project(points))
+    torch.testing.assert_close(thick.floor(points.unsqueeze(1)).squeeze(1), flat.floor(points))
+
+
+def test_solutions_can_be_used_with_autograd() -> None:
+    c, a, support, delta = game(0)
+    solved = solve_game(c, a, support, box(len(c)), delta, 10)
+    for found in (solved.delta, solved.value, solved.floor, solved.weights):
+        assert not found.is_inference()
+
+
 def test_one_target_is_solved_in_closed_form() -> None:
     c, a, _, delta = game(0)
     support = torch.zeros(len(c), 3, dtype=torch.bool)

@@ -68,6 +68,49 @@ def test_gradients_stay_with_their_own_network(shares: list[int]) -> None:
         torch.testing.assert_close(found[j : j + 1], expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("chosen", [[0, 1, 2], [1, 2], [0, 2], [1]])
+def test_inputs_that_networks_share_give_each_network_its_own_answer(chosen: list[int], depth: int) -> None:
+    members, (x, _) = networks(depth=depth), batch(6)
+    stack = stack_of(members)
+    assert stack is not None
+    run = stack.at_each(x, chosen)
+    slopes = torch.linspace(-1.0, 1.0, run.z.numel()).reshape(run.z.shape)
+    found = run.gradient(slopes)
+    for index, z, gradient, slope in zip(
+        chosen, *(torch.split(part, len(x)) for part in (run.z, found, slopes)), strict=True
+    ):
+        inputs = x.clone().requires_grad_(True)
+        answer = members[index](inputs)
+        (expected,) = torch.autograd.grad((answer * slope).sum(), inputs)
+        torch.testing.assert_close(z, answer.detach(), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("shares", [[0, 0, 0, 1, 1, 2], [0, 0, 1, 1, 2, 2], [1, 1, 1, 1, 1, 1]])
+def test_gradients_of_several_combinations_are_those_of_each(shares: list[int]) -> None:
+    stack, (x, _) = stack_of(networks()), batch(6)
+    assert stack is not None
+    run = stack.at(x, torch.tensor(shares))
+    slopes = torch.randn(len(x), 3, run.z.shape[1], generator=torch.Generator().manual_seed(0))
+    found = run.gradients(slopes)
+    assert found.shape == (len(x), 3, *SHAPE)
+    for g in range(3):
+        torch.testing.assert_close(found[:, g], run.gradient(slopes[:, g]), rtol=1e-5, atol=1e-6)
+
+
+def test_a_gradient_may_be_taken_twice() -> None:
+    """What overwrites the gradient on its way must not touch the pass or the slopes."""
+    stack, (x, _) = stack_of(networks()), batch(6)
+    assert stack is not None
+    run = stack.at_each(x, range(3))
+    slopes = torch.linspace(-1.0, 1.0, run.z.numel()).reshape(run.z.shape)
+    kept = slopes.clone()
+    first = run.gradient(slopes)
+    assert torch.equal(run.gradient(slopes), first)
+    assert torch.equal(slopes, kept)
+
+
 def _hooked() -> nn.Module:
     network = nn.Sequential(nn.Flatten(), nn.Linear(16, 4)).eval()
     network[1].register_forward_hook(lambda *parts: -parts[2])
@@ -164,3 +207,15 @@ def test_the_member_with_nan_logits_is_named() -> None:
         members[2].get_parameter("body.layers.5.bias")[0] = torch.nan
     with pytest.raises(ModelError, match="member 2 returns NaN"):
         attacks.create("saddle", Threat("linf", 0.05))(RandomizedEnsemble(members), x, y)
+
+
+def test_large_finite_logits_are_scored() -> None:
+    """Their sum overflows; none of them is infinite."""
+    z = torch.full((2, 4), 3e38)
+    Search._check_logits(0, z)
+    z[1, 2] = torch.inf
+    with pytest.raises(ModelError, match="member 1 "):
+        Search._check_logits(torch.tensor([0, 1]), z)
+    z[1, 3] = -torch.inf  # the sum is NaN
+    with pytest.raises(ModelError, match="member 1 "):
+        Search._check_logits(torch.tensor([0, 1]), z)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from randens.threat import Region
@@ -19,6 +20,9 @@ __all__ = ["Solution", "project_simplex", "solve_game"]
 
 _CACHED = 2**18  # entries of A that are processed together
 _SMALL = 400  # numbers of one matrix below which torch's batched product is a plain loop, slow along rows
+_FEW = 16  # such matrices up to which that loop is still the fastest way
+_LISTED = 4  # columns up to which the thresholds of all their subsets are one product
+_HUGE = 1e30  # instead of infinity, of which products make NaN
 _CLOSE = 1e-4  # relative to the largest change by δ: iterations stop this close to the optimum
 
 
@@ -34,25 +38,34 @@ class Solution:
 
 def project_simplex(v: Tensor, support: Tensor) -> Tensor:
     """Nearest point of the simplex over the columns where `support` is true; v, support [k, T]."""
-    return _onto_simplex(v.shape[1], v)(v.masked_fill(~support, -torch.inf))
+    return _onto_simplex(v.shape[1], v)(v.masked_fill(~support, -_HUGE))
 
 
 def _onto_simplex(columns: int, like: Tensor) -> Callable[[Tensor], Tensor]:
-    """The projection onto the simplex of v [..., T], which is −∞ outside the support.
+    """The projection onto the simplex of v [..., T], which is −`_HUGE` outside the support.
 
     (Σ of the j largest − 1)/j rises with j up to the number of columns that stay positive, and falls after it: its
-    largest value is the threshold. For two columns that is half their difference, kept within ±½, around ½.
+    largest value is the threshold. It is the largest over all subsets, too, which needs no sorting. For two columns
+    that is half their difference, kept within ±½, around ½.
     """
     if columns == 2:
         halves = torch.tensor([[0.5, -0.5], [-0.5, 0.5]], device=like.device, dtype=like.dtype)
         return lambda v: torch.matmul(v, halves).clamp_(-0.5, 0.5).add_(0.5)
-    inverse_ranks = 1.0 / torch.arange(1, columns + 1, device=like.device, dtype=like.dtype)
+    ranks = torch.arange(1, columns + 1, device=like.device)
+    inverse_ranks = 1.0 / ranks.to(like.dtype)
+    numbers = torch.arange(1, 2 ** min(columns, _LISTED), device=like.device).unsqueeze(1)
+    subsets = ((numbers >> (ranks[:_LISTED] - 1)) & 1).to(like.dtype)
+    shares = subsets / subsets.sum(dim=1, keepdim=True)
+    less = -shares.amax(dim=1)
 
-    def project(v: Tensor) -> Tensor:
+    def listed(v: Tensor) -> Tensor:
+        return (v - F.linear(v, shares, less).amax(dim=-1, keepdim=True)).clamp_min_(0)
+
+    def sorted_(v: Tensor) -> Tensor:
         sums = v.sort(dim=-1, descending=True).values.cumsum(dim=-1).sub_(1)
         return (v - sums.mul_(inverse_ranks).amax(dim=-1, keepdim=True)).clamp_min_(0)
 
-    return project
+    return listed if columns <= _LISTED else sorted_
 
 
 def solve_game(
@@ -81,7 +94,9 @@ def solve_game(
         )
         inside = support[rows].gather(1, columns)
         matrix = a[rows.unsqueeze(1), columns] * inside.unsqueeze(2)
-        part = _play(c[rows].gather(1, columns), matrix, inside, domain[rows], delta[rows], iterations)
+        # Without autograd's records, which take a tenth of the time; what is kept is copied out of `part`.
+        with torch.inference_mode():
+            part = _play(c[rows].gather(1, columns), matrix, inside, domain[rows], delta[rows], iterations)
         _store(solution, rows, part)
         solution.weights[rows] = torch.zeros_like(solution.weights[rows]).scatter(1, columns, part.weights)
     return solution
@@ -99,11 +114,11 @@ def _alone(c: Tensor, slope: Tensor, domain: Region, delta: Tensor) -> Solution:
     )
 
 
-def _moved(current: Tensor, weights: Tensor, matrix: Tensor) -> Tensor:
-    """current [k, 1, d] + weights [k, 1, T] · matrix [k, T, d]."""
-    if matrix[0].numel() < _SMALL:
-        return current + (matrix * weights.transpose(1, 2)).sum(dim=1, keepdim=True)
-    return torch.baddbmm(current, weights, matrix)
+def _moved(current: Tensor, weights: Tensor, matrix: Tensor, scale: Tensor) -> Tensor:
+    """current [k, 1, d] + scale [k, 1, 1] · weights [k, 1, T] · matrix [k, T, d]."""
+    if matrix[0].numel() < _SMALL and len(matrix) > _FEW:
+        return torch.addcmul(current, scale, (matrix * weights.transpose(1, 2)).sum(dim=1, keepdim=True))
+    return torch.baddbmm(current, scale * weights, matrix)
 
 
 def _play(
@@ -111,48 +126,56 @@ def _play(
 ) -> Solution:
     """The iterations, for rows with several targets; `matrix` [k, T, d] is zero outside `support`.
 
-    δ, λ and A·δ have a middle dimension of 1, which batched products want. An iteration of a small network's game is
-    mostly the number of its operations, so there are as few as possible.
+    Everything has a middle dimension of 1, which batched products want. An iteration of a small network's game is
+    mostly the number of its operations, so there are as few as possible: `matrix` and c are scaled by λ's step, and
+    c is added by the product.
     """
-    weights = (support.to(c.dtype) / support.sum(dim=1, keepdim=True)).unsqueeze(1)
-    bounded = c.masked_fill(~support, 0.0)
-    c = c.masked_fill(~support, -torch.inf).unsqueeze(1)
-    onto_simplex = _onto_simplex(c.shape[2], c)
-    transposed = matrix.transpose(1, 2)
+    domain = Region(domain.low.unsqueeze(1), domain.high.unsqueeze(1), domain.radius, domain.p)
+    support = support.unsqueeze(1)
+    weights = support.to(c.dtype) / support.sum(dim=2, keepdim=True)
+    onto_simplex = _onto_simplex(c.shape[1], c)
     # Steps scaled to the sizes of δ's domain and of the simplex; their product stays below 1/‖A‖².
-    operator = torch.linalg.matrix_norm(torch.bmm(matrix, transposed), ord="fro").sqrt()
-    operator = operator.clamp_min(1e-20).unsqueeze(1)
-    size = torch.linalg.vector_norm((domain.high - domain.low), dim=1, keepdim=True) / 2
+    square = torch.bmm(matrix, matrix.transpose(1, 2))
+    operator = torch.linalg.matrix_norm(square, ord="fro", keepdim=True).sqrt().clamp_min(1e-20)
+    size = torch.linalg.vector_norm((domain.high - domain.low), dim=2, keepdim=True) / 2
     if domain.radius is not None:
         size = size.clamp(max=domain.radius)
-    down = (-0.95 * size / operator).unsqueeze(1)
-    up = (0.95 / (size.clamp_min(1e-20) * operator)).unsqueeze(1)
-    pull = up * c
-    current = domain.project(delta).unsqueeze(1)
-    reached = torch.bmm(current, transposed)
-    best, best_value = current.squeeze(1), (c + reached).amax(dim=(1, 2))
-    floor, kept_weights = torch.full_like(best_value, -torch.inf), weights.squeeze(1)
+    size = size.clamp_min(1e-20)
+    up = 0.95 / (size * operator)
+    step = -size.square()  # δ's step over λ's
+    matrix = up * matrix
+    transposed = matrix.transpose(1, 2)
+    pull = (up * c.unsqueeze(1)).clamp(-_HUGE, _HUGE)
+    offset = pull.masked_fill(~support, 0.0).transpose(1, 2)
+    pull = pull.masked_fill(~support, -_HUGE)
+    current = domain.project(delta.unsqueeze(1))
+    reached = torch.baddbmm(pull, current, transposed)  # up · (c + A·δ)
+    best, best_value = current, reached.amax(dim=2, keepdim=True)
+    floor, kept_weights = torch.full_like(best_value, -torch.inf), weights
     mean_delta, mean_weights = torch.zeros_like(current), torch.zeros_like(weights)
-    close, done = _CLOSE * (size * operator).squeeze(1), torch.zeros_like(best_value, dtype=torch.bool)
+    close, left = 0.95 * _CLOSE, torch.ones_like(best_value, dtype=torch.bool)
     for count in range(1, iterations + 1):
-        moved = _moved(current, down * weights, matrix)
-        current = domain.project(moved.squeeze(1)).unsqueeze(1)
-        before, reached = reached, torch.bmm(current, transposed)
-        weights = onto_simplex((weights + pull).addcmul_(up, torch.lerp(before, reached, 2.0)))
+        current = domain.project(_moved(current, weights, matrix, step))
+        before, reached = reached, torch.baddbmm(pull, current, transposed)
+        weights = onto_simplex(torch.lerp(before, reached, 2.0).add_(weights))
         mean_delta.lerp_(current, 1 / count)
         mean_weights.lerp_(weights, 1 / count)
         if count % 5 == 0 or count == iterations:
-            for candidate, there in ((current, reached), (mean_delta, torch.bmm(mean_delta, transposed))):
-                value = (c + there).amax(dim=(1, 2))
-                better = (value < best_value) & ~done
-                best = torch.where(better.unsqueeze(1), candidate.squeeze(1), best)
+            for candidate, there in (
+                (current, reached),
+                (mean_delta, torch.baddbmm(pull, mean_delta, transposed)),
+            ):
+                value = there.amax(dim=2, keepdim=True)
+                better = (value < best_value) & left
+                best = torch.where(better, candidate, best)
                 best_value = torch.where(better, value, best_value)
-            slope = torch.bmm(mean_weights, matrix).squeeze(1)
-            bound = (mean_weights.squeeze(1) * bounded).sum(dim=1) + domain.floor(slope)
-            higher = (bound > floor) & ~done
+            bound = domain.floor(torch.bmm(mean_weights, matrix)).unsqueeze(2)
+            bound = torch.baddbmm(bound, mean_weights, offset)
+            higher = (bound > floor) & left
             floor = torch.where(higher, bound, floor)
-            kept_weights = torch.where(higher.unsqueeze(1), mean_weights.squeeze(1), kept_weights)
-            done = best_value - floor <= close
-            if bool(done.all()):
+            kept_weights = torch.where(higher, mean_weights, kept_weights)
+            left = best_value - floor > close
+            if not bool(left.any()):
                 break
-    return Solution(best, best_value, floor, kept_weights)
+    value, floor = ((each / up).flatten() for each in (best_value, floor))
+    return Solution(best.squeeze(1), value, floor, kept_weights.squeeze(1))

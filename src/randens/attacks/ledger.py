@@ -117,10 +117,8 @@ class Ledger:
 
     def _dominated(self, rows: Tensor, sets: Tensor) -> Tensor:
         """Bool [k]: is the set empty, or contained in one already pooled for its input?"""
-        slots = torch.arange(self._sets.shape[1], device=self.device)
-        filled = slots < self._set_count[rows].unsqueeze(1)
-        contains = (self._sets[rows] >= sets.unsqueeze(1)).all(dim=2)
-        return (filled & contains).any(dim=1) | ~sets.any(dim=1)
+        # Slots that are not in use hold the empty set: it contains an empty one, and no other.
+        return (self._sets[rows] >= sets.unsqueeze(1)).all(dim=2).any(dim=1)
 
     def _record(self, rows: Tensor, points: Tensor, errors: Tensor) -> None:
         """Record the points of inputs `rows` [k], in which an input may occur several times."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -72,6 +73,8 @@ class Memory:
     def recall(self, lanes: Tensor, wanted: Tensor, into: Linearisation) -> Linearisation:
         """`into` with the models of the members `wanted` [k, M] at the lanes' points."""
         rank, member = wanted.nonzero(as_tuple=True)
+        if not len(rank):
+            return into
         into.margins[rank, member] = self.models.margins[lanes[rank], member]
         into.gradients[rank, member] = self.models.gradients[lanes[rank], member]
         into.errors[rank, member] = self.models.errors[lanes[rank], member]
@@ -79,6 +82,8 @@ class Memory:
 
     def keep(self, lanes: Tensor, points: Tensor, models: Linearisation) -> None:
         """Keep models [k, M] at `points`, and forget those of the points that the lanes were at before."""
+        if not len(lanes):
+            return
         elsewhere = (points != self.points[lanes]).flatten(1).any(dim=1)
         self.models.wanted[lanes[elsewhere]] = False
         self.points[lanes] = points
@@ -299,15 +304,17 @@ class Oracle(Ledger):
     @staticmethod
     def _check_logits(member: int | Tensor, z: Tensor) -> None:
         """`member` is one for all rows of z, or one per row."""
-        if not bool(torch.isfinite(z).all()):
+        # A sum is the cheapest test: it is finite only if all are. Where it overflows, all are looked at.
+        if not math.isfinite(float(z.detach().sum())) and not bool(torch.isfinite(z).all()):
             bad = ~torch.isfinite(z).all(dim=1)
             index = member if isinstance(member, int) else int(member[bad][0])
             raise ModelError(f"member {index} returns NaN or infinite logits; it cannot be scored")
 
     @staticmethod
-    def _fooled(z: Tensor, y: Tensor) -> Tensor:
-        margin = margins(z.unsqueeze(0), y).squeeze(0)
-        return margin < -_TIE * z.abs().amax(dim=1)
+    def _fooled(z: Tensor, y: Tensor, margin: Tensor | None = None) -> Tensor:
+        """Bool [k]: verdicts from the logits z [k, C], and from the margins [k] where they are known."""
+        margin = margins(z.unsqueeze(0), y).squeeze(0) if margin is None else margin
+        return margin < -_TIE * torch.linalg.vector_norm(z, torch.inf, dim=1)
 
     def _judge_clean(self) -> Tensor:
         if not self.n:
@@ -408,8 +415,8 @@ class Oracle(Ledger):
     ) -> Tensor:
         """`gradient` of members that are run together: every member has a copy of the inputs, so none meets another."""
         count, k = len(chosen), len(rows)
+        run = stack.at_each(points, sorted(chosen))
         member = torch.tensor(sorted(chosen), device=self.device).repeat_interleave(k)
-        run = stack.at(points.repeat(count, *(1 for _ in points.shape[1:])), member)
         self._check_logits(member, run.z)
         z = torch.unflatten(run.z, 0, (count, k)).requires_grad_(True)
         order = torch.tensor(chosen, device=self.device).argsort()
@@ -483,11 +490,14 @@ class Oracle(Ledger):
             shares = self._gradient_members.shares
             found = (self._shared_boundaries if shares else self._boundaries)(rows, points, asked, classes)
             for rank, member, gaps, normals, fooled in found:
-                norms = torch.linalg.vector_norm(normals, self.threat.q, dim=2).clamp_min(1e-20)
-                nearest = (gaps / norms).argmin(dim=1)
-                first = torch.arange(len(rank), device=self.device)
-                values[rank, member] = gaps[first, nearest].to(values.dtype)
-                models.gradients[rank, member] = normals[first, nearest]
+                gap, normal = gaps[:, 0], normals[:, 0]
+                if gaps.shape[1] > 1:
+                    norms = torch.linalg.vector_norm(normals, self.threat.q, dim=2).clamp_min(1e-20)
+                    nearest = (gaps / norms).argmin(dim=1)
+                    first = torch.arange(len(rank), device=self.device)
+                    gap, normal = gaps[first, nearest], normals[first, nearest]
+                values[rank, member] = gap.to(values.dtype)
+                models.gradients[rank, member] = normal
                 errors[rank, member] = fooled
             if len(clean):
                 memory.keep(rows[clean], points[clean], models[clean])
@@ -575,7 +585,10 @@ class Oracle(Ledger):
             gradient = _pull_back(chosen[:, g], 1.0, inputs, keep=not last)
             gradients.append(self._usable(rows, gradient, member))
         self.cost.backwards += passes * near.shape[1]
-        return chosen.detach(), torch.stack(gradients, dim=1), self._fooled(z.detach(), self.y[rows])
+        # The smallest gap is the margin.
+        chosen = chosen.detach()
+        fooled = self._fooled(z.detach(), self.y[rows], chosen[:, 0])
+        return chosen, torch.stack(gradients, dim=1), fooled
 
     def _compiled_planes(
         self, parts: Sequence[tuple[Tensor, Tensor, int]], count: int
@@ -603,14 +616,15 @@ class Oracle(Ledger):
         y = self.y[rows].unsqueeze(1)
         gaps = (run.z.gather(1, y) - run.z).scatter_(1, y, torch.inf)
         chosen, near = gaps.topk(min(count, gaps.shape[1] - 1), dim=1, largest=False)
-        right = torch.zeros_like(run.z).scatter_(1, y, 1.0)
-        gradients = [
-            self._usable(rows, run.gradient(right.scatter(1, near[:, g : g + 1], -1.0)), member)
-            for g in range(near.shape[1])
-        ]
+        planes = near.shape[1]
+        slopes = run.z.new_zeros(len(rows), planes, run.z.shape[1])
+        slopes.scatter_(2, y.unsqueeze(1).expand(-1, planes, 1), 1.0).scatter_(2, near.unsqueeze(2), -1.0)
+        gradients = run.gradients(slopes)
+        owner, input_ = (each.repeat_interleave(planes) for each in (member, rows))
+        usable = self._usable(input_, gradients.flatten(0, 1), owner).reshape(gradients.shape)
         self.cost.forwards += len(rows)
-        self.cost.backwards += len(rows) * near.shape[1]
-        return chosen, torch.stack(gradients, dim=1), self._fooled(run.z, self.y[rows])
+        self.cost.backwards += len(rows) * planes
+        return chosen, usable, self._fooled(run.z, self.y[rows], chosen[:, 0])
 
     def _outputs(self, inputs: Tensor, chosen: Sequence[int]) -> list[Tensor]:
         """The chosen members' logits, each with a graph of its own."""
@@ -658,6 +672,9 @@ class Oracle(Ledger):
         if not gradient[:1].numel():
             return gradient
         largest = torch.linalg.vector_norm(gradient, torch.inf, dim=tuple(range(1, gradient.dim())))
+        low, high = (float(end) for end in largest.aminmax())
+        if low > 0 and math.isfinite(high):
+            return gradient
         bad, zero = ~torch.isfinite(largest), largest == 0
         if watched is not None:
             zero &= watched

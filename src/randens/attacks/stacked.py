@@ -17,6 +17,7 @@ from randens.models import Classifier, networks
 
 __all__ = ["Stack", "StackedPass", "stack_of"]
 
+threshold_backward = torch.ops.aten.threshold_backward.grad_input
 _LARGEST = 2**16  # weights of a member; larger members use the processor fully on their own
 
 Layer = tuple[Tensor, Tensor]
@@ -26,36 +27,78 @@ Layer = tuple[Tensor, Tensor]
 class Stack:
     """M networks of one shape, run together. Gradients are computed here: torch's autograd takes longer than the
     products.
+
+    Weights are kept in both layouts, [M, out, in] and [M, in, out]: products with a transposed view are slower.
     """
 
     def __init__(self, networks: Sequence[Sequence[Layer]]) -> None:
         layers = list(zip(*networks, strict=True))
-        self.weights = [torch.stack([w.t() for w, _ in layer]) for layer in layers]
+        self.weights = [torch.stack([w for w, _ in layer]) for layer in layers]
+        self.transposed = [weight.transpose(1, 2).contiguous() for weight in self.weights]
         self.biases = [torch.stack([b for _, b in layer]).unsqueeze(1) for layer in layers]
+        self._parts: dict[tuple[int, int], _Part] = {}
 
     def __len__(self) -> int:
         return len(self.weights[0])
 
     def at(self, inputs: Tensor, members: Tensor) -> StackedPass:
         """Inputs [p, ...], input j through network members[j]; members [p] ascending, p ≥ 1."""
+        first, last = int(members[0]), int(members[-1])
+        if first == last:
+            return self.at_each(inputs, [first])
         counts = torch.bincount(members, minlength=len(self)).tolist()
-        used = [index for index, count in enumerate(counts) if count]
-        part, most = slice(used[0], used[-1] + 1), max(counts)
-        hidden, place = inputs.detach().flatten(1), None
-        if any(count != most for count in counts[part]):
+        most, place = max(counts), None
+        if any(count != most for count in counts[first : last + 1]):
             # Every network gets as many rows as the largest group; the padding's outputs are not read.
             shift = torch.tensor(
-                [(i - part.start) * most - sum(counts[:i]) for i in range(len(self))], device=members.device
+                [(i - first) * most - sum(counts[:i]) for i in range(len(self))], device=members.device
             )
             place = torch.arange(len(members), device=members.device) + shift[members]
-        groups = (part.stop - part.start, most)
-        weights, active = [weight[part] for weight in self.weights], []
-        with torch.no_grad():
-            hidden = torch.baddbmm(self.biases[0][part], _spread(hidden, place, groups), weights[0])
-            for weight, bias in zip(weights[1:], self.biases[1:], strict=True):
-                active.append(hidden.relu_())
-                hidden = torch.baddbmm(bias[part], active[-1], weight)
-        return StackedPass(_gathered(hidden, place), inputs.shape, place, groups, active, weights)
+        rows = _spread(inputs.detach().flatten(1), place, (last + 1 - first, most))
+        return _run(self._part(first, last), rows, place, inputs.shape)
+
+    def at_each(self, inputs: Tensor, networks: Sequence[int]) -> StackedPass:
+        """Every input [k, ...] through each of the networks, ascending: rows [len(networks)·k], network by network."""
+        rows = inputs.detach().flatten(1).expand(len(networks), -1, -1)  # no copies: all read the same inputs
+        shape = torch.Size([len(networks) * len(inputs), *inputs.shape[1:]])
+        first, last = networks[0], networks[-1]
+        gapless = last - first + 1 == len(networks)
+        part = self._part(first, last) if gapless else self._taken(list(networks))
+        return _run(part, rows, None, shape)
+
+    def _part(self, first: int, last: int) -> _Part:
+        """Views of neighbouring networks, which are kept: making them takes as long as a small product."""
+        if (first, last) not in self._parts:
+            self._parts[first, last] = self._taken(slice(first, last + 1))
+        return self._parts[first, last]
+
+    def _taken(self, networks: slice | list[int]) -> _Part:
+        kinds = self.weights, self.transposed, self.biases
+        weights, transposed, biases = ([each[networks] for each in kind] for kind in kinds)
+        return _Part(weights, transposed[:-1], biases[:-1], biases[-1].transpose(1, 2))
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """Some networks of a stack: weights [networks, out, in] of all layers; transposed weights and biases of all but the
+    last; the last bias [networks, C, 1].
+    """
+
+    weights: list[Tensor]
+    transposed: list[Tensor]
+    biases: list[Tensor]
+    last: Tensor
+
+
+def _run(part: _Part, hidden: Tensor, place: Tensor | None, shape: torch.Size) -> StackedPass:
+    """The networks of `part`, each on its own rows of `hidden` [networks, rows, d]; no tensor here has a gradient."""
+    groups, active = (hidden.shape[0], hidden.shape[1]), []
+    for weight, bias in zip(part.transposed, part.biases, strict=True):
+        hidden = torch.baddbmm(bias, hidden, weight).relu_()
+        active.append(hidden)
+    # Few classes: the product is several times as fast with the rows as columns.
+    z = torch.baddbmm(part.last, part.weights[-1], hidden.transpose(1, 2)).transpose(1, 2)
+    return StackedPass(_gathered(z, place), shape, place, groups, active, part.weights)
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +106,7 @@ class StackedPass:
     """One pass of a `Stack` over p inputs of `shape`: logits z [p, C], and what the backward pass needs.
 
     groups: networks and rows of each; place [p]: the inputs' rows among theirs, None where they are in order; active:
-    outputs of the ReLUs [networks, rows, width]; weights: of the layers [networks, in, out].
+    outputs of the ReLUs [networks, rows, width]; weights: of the layers [networks, out, in].
     """
 
     z: Tensor
@@ -75,14 +118,20 @@ class StackedPass:
 
     def gradient(self, slopes: Tensor) -> Tensor:
         """Σ_c slopes_c ∂z_c/∂input for every input, [p, ...]; slopes [p, C]."""
-        with torch.no_grad():
-            gradient = _spread(slopes, self.place, self.groups)
-            for number in reversed(range(len(self.weights))):
-                gradient = torch.bmm(gradient, self.weights[number].transpose(1, 2))
-                if number:
-                    # Not a product with `active > 0`, whose mixed types are several times slower.
-                    gradient = torch.ops.aten.threshold_backward(gradient, self.active[number - 1], 0)
-            return _gathered(gradient, self.place).reshape(self.shape)
+        return self.gradients(slopes.unsqueeze(1)).reshape(self.shape)
+
+    def gradients(self, slopes: Tensor) -> Tensor:
+        """The gradients of G combinations of the logits, [p, G, ...]; slopes [p, G, C]."""
+        planes, (networks, rows) = slopes.shape[1], self.groups
+        spread = _spread(slopes.detach().flatten(1), self.place, self.groups)
+        gradient = torch.bmm(spread.reshape(networks, rows * planes, -1), self.weights[-1])
+        for weight, active in zip(self.weights[-2::-1], self.active[::-1], strict=True):
+            # Not a product with `active > 0`, whose mixed types are several times slower.
+            each = gradient if planes == 1 else gradient.view(networks, rows, planes, -1)
+            threshold_backward(each, active if planes == 1 else active.unsqueeze(2), 0, grad_input=each)
+            gradient = torch.bmm(gradient, weight)
+        found = _gathered(gradient.reshape(networks, rows, -1), self.place)
+        return found.reshape(self.shape[0], planes, *self.shape[1:])
 
 
 def _spread(rows: Tensor, place: Tensor | None, groups: tuple[int, int]) -> Tensor:
