@@ -40,6 +40,7 @@ from benchmarks.harness import (
 )
 from randens import RandomizedEnsemble, Threat
 from randens.attacks import Found
+from randens.attacks.compiled import passes
 from randens.attacks.members import GradientMembers
 from randens.models.precision import probe
 
@@ -152,17 +153,33 @@ class Subject:
 
 
 class Bare:
-    """Passes of one prepared member on one batch and nothing else: the limit."""
+    """Passes of one prepared member on one batch and nothing else: the limit.
 
-    def __init__(self, member: nn.Module, x: Tensor, y: Tensor, precision: str = "float32") -> None:
+    As the attack makes them: compiled ones where it takes gradients of margins, torch's where it takes those of a loss.
+    """
+
+    def __init__(
+        self, member: nn.Module, x: Tensor, y: Tensor, precision: str = "float32", *, margins: bool = True
+    ) -> None:
         self.members = GradientMembers([member], precision)
         self.x, self.y = x.contiguous(memory_format=torch.channels_last), y
+        if margins:
+            self.members.verify(self.x)
+        self.compiled = self.members.compiled(0)
 
     def forward(self) -> None:
+        if self.compiled is not None:
+            with self.members.one_thread():
+                self.compiled.logits(self.x)
+            return
         with torch.no_grad():
             self.members(0, self.x)
 
     def both(self) -> None:
+        if self.compiled is not None:
+            with self.members.one_thread():
+                passes([self.compiled.planes(self.x, self.y, 1)], self.members.threads)
+            return
         inputs = self.x.detach().requires_grad_(True)
         torch.autograd.grad(nn.functional.cross_entropy(self.members(0, inputs), self.y), inputs)
 
@@ -298,7 +315,7 @@ def single_rows(subject: Subject, precision: str, repeats: int) -> Iterator[Row]
     """PGD-20 on one model against other libraries, and against the bare cost of its passes."""
     member, plain, x, y = subject.rec.members[0], subject.plain[0], subject.x, subject.y
     alone = Subject(RandomizedEnsemble([member]), x, y, subject.threat, [plain])
-    bare = Bare(member, x, y, precision)
+    bare = Bare(member, x, y, precision, margins=False)
     # On one model the loss-level adaptive attack is PGD; it drops nothing when told so, and its passes are full.
     undropped = partial(alone.attack, "adaptive-pgd-l", precision=precision, drop_finished=False)
     cost = undropped().cost

@@ -54,7 +54,8 @@ _TEXTS = {
     "attacks": "ResNet-20, CIFAR-10, linf ε = 8/255. The textbook ARC-R is its algorithm box written down in "
     "`benchmarks/attacks.py`: channels first, float32, every member evaluated anew after every step, nothing "
     "dropped. *Its passes, bare* is what the forward and backward passes that an attack has counted cost by "
-    "themselves, at the full batch: nothing that makes those passes can be faster.",
+    "themselves, at the full batch: nothing that makes those passes can be faster. Those of ARC-R, saddle and the "
+    "suites are compiled passes; PGD's gradients are taken by torch, and so are the passes it is compared with.",
     "peers": "One ResNet-20, and three drawn at random, on CIFAR-10 validation images. The others see the ensemble as "
     "a model that draws a member for every input, and average 20 gradients per step.",
     "fresh": "CIFAR-10 test images from 2000 on, which no setting was chosen on; three ResNet-20s. First the saddle "

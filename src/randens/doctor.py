@@ -4,6 +4,7 @@ seconds.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import tempfile
@@ -63,6 +64,7 @@ def diagnose(folder: str | os.PathLike[str] = ".") -> Diagnosis:
             _device(),
             Finding("threads", True, f"{torch.get_num_threads()} for torch, {os.cpu_count()} cores"),
             _bfloat16(),
+            _compiled(),
             _disk(Path(folder)),
             _data(),
             _tried("theory", _theory),
@@ -85,6 +87,14 @@ def _bfloat16() -> Finding:
         return Finding("bfloat16", True, f"not usable here, float32 is used ({found.reason})")
     gain = f"{found.ratio:.2g} times as fast as float32" if found.ratio else "float32 could not be timed"
     return Finding("bfloat16", True, f"works, {gain}; {'used' if found.pays else 'not used'} for gradients")
+
+
+def _compiled() -> Finding:
+    missing = [name for name in ("onnx", "onnxruntime") if importlib.util.find_spec(name) is None]
+    if missing:
+        packages = " and ".join(missing)
+        return Finding("compiled passes", True, f"not used: install {packages} for faster attacks on a CPU")
+    return Finding("compiled passes", True, "used for attacks on convolutional networks on a CPU")
 
 
 def _disk(folder: Path) -> Finding:

@@ -6,9 +6,11 @@ import pytest
 import torch
 from benchmarks.attacks import Bare, channels_first, limit, textbook_arc_r
 from benchmarks.harness import Timed, Timing
+from torch import Tensor
 
 from randens import RandomizedEnsemble, Threat, attacks, models
 from randens.attacks import Cost, Found
+from randens.attacks.compiled import Pass
 
 
 def _ensemble() -> RandomizedEnsemble:
@@ -66,6 +68,28 @@ def test_bare_passes_are_as_many_as_asked_for() -> None:
     member = rec.members[0]
     counted: list[bool] = []
     handle = member.register_forward_hook(lambda *_: counted.append(torch.is_grad_enabled()))
-    Bare(member, x, y).spend(forwards=5, backwards=3)
+    Bare(member, x, y, margins=False).spend(forwards=5, backwards=3)
     handle.remove()
     assert counted == [True] * 3 + [False] * 2
+
+
+def test_bare_passes_are_compiled_where_those_of_the_attack_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    member = models.create("resnet8", classes=10, input_shape=(3, 8, 8), seed=0, width=4).eval()
+    x, y = torch.rand(3, 3, 8, 8), torch.arange(3)
+    bare = Bare(member, x, y)
+    assert bare.compiled is not None
+    made: list[str] = []
+    forward, planes = bare.compiled.forward, bare.compiled.planes
+
+    def counted_forward(x: Tensor) -> Pass:
+        made.append("forward")
+        return forward(x)
+
+    def counted_planes(x: Tensor, y: Tensor, count: int) -> Pass:
+        made.append("planes")
+        return planes(x, y, count)
+
+    monkeypatch.setattr(bare.compiled, "forward", counted_forward)
+    monkeypatch.setattr(bare.compiled, "planes", counted_planes)
+    bare.spend(forwards=5, backwards=3)
+    assert made == ["planes"] * 3 + ["forward"] * 2

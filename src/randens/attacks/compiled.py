@@ -119,11 +119,12 @@ def compiled(network: nn.Module, shape: tuple[int, ...], threads: int) -> Compil
     parameters = [*network.parameters(), *network.buffers()]
     fits = len(shape) == 3 and sum(p.numel() for p in parameters) <= _LARGEST
     plain = all(p.device.type == "cpu" and p.dtype in (torch.float32, torch.int64) for p in parameters)
-    if not fits or not plain:
+    convolutional = any(isinstance(part, (nn.Conv2d, fx.GraphModule)) for part in network.modules())
+    if not fits or not plain or not convolutional:
         return None
     try:
         return Compiled(_Network(network, shape), threads)
-    except (ImportError, _NotKnown, fx.proxy.TraceError):
+    except (ImportError, _NotKnown):
         return None
 
 
@@ -310,7 +311,7 @@ class _Network:
         body = network
         if isinstance(network, Classifier) and type(network) is Classifier:
             self.mean, self.std, body = network.mean, network.std, network.body
-        self.body = body if isinstance(body, fx.GraphModule) else fx.symbolic_trace(body)
+        self.body = body if isinstance(body, fx.GraphModule) else _traced(body)
         graph, z = self._forward()
         if len(graph.shapes[z]) != 1 or not graph.multiplications:
             raise _NotKnown("an output that is no row of logits, or no convolution")
@@ -381,6 +382,13 @@ class _Network:
         return onnx.helper.make_model(
             made, opset_imports=[onnx.helper.make_opsetid("", _OPSET)], ir_version=_IR
         )
+
+
+def _traced(network: nn.Module) -> fx.GraphModule:
+    try:
+        return fx.symbolic_trace(network)
+    except Exception as error:  # Tracing runs the network's own code, which may raise anything.
+        raise _NotKnown(type(network).__name__) from error
 
 
 def _onnx() -> Any:
