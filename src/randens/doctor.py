@@ -93,8 +93,10 @@ def _compiled() -> Finding:
     missing = [name for name in ("onnx", "onnxruntime") if importlib.util.find_spec(name) is None]
     if missing:
         packages = " and ".join(missing)
-        return Finding("compiled passes", True, f"not used: install {packages} for faster attacks on a CPU")
-    return Finding("compiled passes", True, "used for attacks on convolutional networks on a CPU")
+        return Finding(
+            "compiled passes", True, f"not used: install {packages} for faster attacks on an x86 processor"
+        )
+    return Finding("compiled passes", True, "used for attacks on convolutional networks on an x86 processor")
 
 
 def _disk(folder: Path) -> Finding:

@@ -165,6 +165,9 @@ def test_control_flow_sizes_types_and_missing_packages_are_left_to_torch(
         compiled(nn.Sequential(nn.Conv2d(3, 300, 8), nn.Flatten(), nn.Linear(300, 20000)), (3, 8, 8), 1)
         is None
     )
+    with monkeypatch.context() as patched:
+        patched.setattr("platform.machine", lambda: "arm64")
+        assert compiled(folded(net), shape, 1) is None
     monkeypatch.setitem(sys.modules, "onnx", None)
     assert compiled(folded(net), shape, 1) is None
 
@@ -246,9 +249,32 @@ def test_verdicts_of_compiled_passes_are_exact_with_bfloat16_gradients() -> None
     used = GradientMembers(list(ensemble().members))
     used.verify(torch.rand(4, 3, 16, 16))
     used.exact = False
-    assert used.exact_planes
+    assert not used.exact_planes
+    with used.one_thread():
+        assert used.exact_planes
+    assert not used.exact_planes
     averages = GradientMembers(list(ensemble().subsets(2).members))
     averages.verify(torch.rand(4, 3, 16, 16))
     averages.exact = False
-    assert not averages.exact_planes
+    with averages.one_thread():
+        assert not averages.exact_planes
     assert not averages.all_compiled
+
+
+def test_gradients_of_losses_are_left_to_torch_with_all_its_threads() -> None:
+    rec, before = ensemble(), torch.get_num_threads()
+    seen = []
+
+    class Looking(attacks.PGD):
+        name = "looking"
+
+        def search(self, s: attacks.Search) -> None:
+            seen.append(torch.get_num_threads())
+            super().search(s)
+
+    torch.set_num_threads(2)
+    try:
+        Looking(Threat("linf", 2 / 255))(rec, torch.rand(4, 3, 16, 16), torch.arange(4))
+        assert seen == [2]
+    finally:
+        torch.set_num_threads(before)

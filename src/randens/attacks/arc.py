@@ -140,6 +140,7 @@ class _ARC(Attack):
     steps: int = 20
     hyperplanes: int = 2
     step: float | None = None  # local radius in units of ε; None: the paper's choice for the ensemble's size
+    margins_only = True
 
 
 @register("arc")

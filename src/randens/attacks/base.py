@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import warnings
@@ -83,6 +84,7 @@ class Attack:
     exact: ClassVar[bool] = False  # true only where the optimum is proven
     norms: ClassVar[tuple[str, ...]] = ("linf", "l2", "l1")  # balls that the attack can search
     side_by_side: ClassVar[bool] = False  # whether `search` takes several restarts at once
+    margins_only: ClassVar[bool] = False  # whether `search` needs no gradients but those of margins
 
     def __post_init__(self) -> None:
         if not isinstance(self.threat, Threat):
@@ -124,7 +126,8 @@ class Attack:
             several = width // len(left) if self.side_by_side and restarts[0] else 1
             count = max(1, min(several, len(restarts)))
             s.begin(restarts[0], stream, count)
-            self.search(s)
+            with s.one_thread() if self.margins_only else contextlib.nullcontext():
+                self.search(s)
             restarts = restarts[count:]
 
     def __call__(self, rec: nn.Module, x: Tensor, y: Tensor) -> Found:
@@ -193,8 +196,7 @@ class Attack:
             clean=clean,
             safe=safe,
         )
-        with s.one_thread():
-            self.run(s, range(self.restarts), width=self.batch_size)
+        self.run(s, range(self.restarts), width=self.batch_size)
         errors = s.conclude().cpu()
         count = max(1, s.n)
         flags = {"zero_gradient": s.no_gradient, "nan_gradient": s.nan_gradient, "unstable": s.unstable}

@@ -271,6 +271,7 @@ class Lattice(Attack):
     step: float = 0.15
     orders: int = 2
     kappa: float = 0.01
+    margins_only = True
 
     def search(self, s: Search) -> None:
         resisted = torch.zeros_like(s.foolable)
@@ -321,6 +322,7 @@ class Saddle(Attack):
     hyperplanes: int = 2  # runners-up considered by every restart after the first
     restarts: int = field(default=3, kw_only=True)
     side_by_side = True
+    margins_only = True
 
     def search(self, s: Search) -> None:
         reach = partial(

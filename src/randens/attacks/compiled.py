@@ -14,6 +14,7 @@ import itertools
 import math
 import operator
 import os
+import platform
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -37,6 +38,7 @@ _LARGEST = 2**22  # weights of a network; larger ones use the processor fully by
 _CALL = 2**24  # multiplications of one call, after which its overhead does not matter
 _WIDEST = 64  # inputs of one call
 _STEEP = 3e38  # the slope of a mask: 0 where a ReLU is 0, and 1 elsewhere
+_PROCESSORS = ("x86_64", "amd64")  # elsewhere ONNX Runtime's convolutions may be slower than torch's
 _OPSET, _IR = 17, 8
 
 
@@ -113,9 +115,11 @@ def passes(wanted: Sequence[Pass], threads: int) -> list[list[Tensor]]:
 def compiled(network: nn.Module, shape: tuple[int, ...], threads: int) -> Compiled | None:
     """`network`, in eval mode, for inputs of `shape`.
 
-    None where ONNX or its runtime is not installed, for large networks, and where the network has other parts than
-    convolutions, linear layers, ReLUs, sums and means.
+    None where ONNX or its runtime is not installed, for large networks, on processors where it was not measured, and
+    where the network has other parts than convolutions, linear layers, ReLUs, sums and means.
     """
+    if platform.machine().lower() not in _PROCESSORS:
+        return None
     parameters = [*network.parameters(), *network.buffers()]
     fits = len(shape) == 3 and sum(p.numel() for p in parameters) <= _LARGEST
     plain = all(p.device.type == "cpu" and p.dtype in (torch.float32, torch.int64) for p in parameters)

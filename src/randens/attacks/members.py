@@ -67,6 +67,7 @@ class GradientMembers:
         self._members = [_kept_folded(m) if fold and convolutional else m for m in networks]
         self._originals = list(networks)
         self.threads = torch.get_num_threads()
+        self.alone = False  # whether compiled members have the cores to themselves, and are used
         self._compiled: list[Compiled | None] = [None] * len(networks)
         alike = self.exact and not self.shares and all(weights == [1.0] for weights in self.weights)
         self.stack: Stack | None = stack_of(networks) if alike else None
@@ -154,16 +155,20 @@ class GradientMembers:
     @property
     def exact_planes(self) -> bool:
         """Whether the verdicts that come with the gradients of margins are those of float32 passes."""
-        return self.exact or self.all_compiled
+        return self.exact or self.alone
 
     @contextlib.contextmanager
     def one_thread(self) -> Iterator[None]:
-        """One torch thread if all members are compiled: they have threads of their own.
+        """Use compiled members if all are, and one torch thread beside theirs.
 
         torch's threads wait for their next operation by running in circles, on the cores that the passes need.
         """
-        with torch_threads(1 if self.all_compiled else torch.get_num_threads()):
-            yield
+        before, self.alone = self.alone, self.all_compiled
+        try:
+            with torch_threads(1 if self.alone else torch.get_num_threads()):
+                yield
+        finally:
+            self.alone = before
 
     @contextlib.contextmanager
     def all_threads(self) -> Iterator[None]:
@@ -209,9 +214,6 @@ class GradientMembers:
 
     def judge(self, network: int, inputs: Tensor) -> Tensor:
         """Return the logits for a verdict: never in lower precision, without gradients."""
-        compiled = self._compiled[network]
-        if compiled is not None and len(inputs):
-            return compiled.logits(inputs)
         with torch.no_grad():
             if self.exact:
                 return self.run(network, to_layout(inputs))

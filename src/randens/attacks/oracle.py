@@ -146,7 +146,7 @@ class Oracle(Ledger):
         self.begin_from(self.clean_errors, pool, safe)
 
     def one_thread(self) -> contextlib.AbstractContextManager[None]:
-        """For the search: one torch thread where the members have threads of their own."""
+        """For verdicts and gradients of margins: compiled members with threads of their own, and one torch thread."""
         return self._gradient_members.one_thread()
 
     def project(self, rows: Tensor, points: Tensor) -> Tensor:
@@ -250,7 +250,7 @@ class Oracle(Ledger):
             for rank, member in _pairs(wanted, together=False):
                 yield rank, member, whole[int(member[0])][rank]
             return
-        if self._gradient_members.all_compiled:
+        if self._gradient_members.alone:
             yield from self._compiled_answers(points, wanted)
             return
         stack = self._gradient_members.stack
@@ -277,9 +277,8 @@ class Oracle(Ledger):
             points = to_layout(points)
             # Folding and compiling change less than `_TIE` allows for.
             members = self._gradient_members
-            compiled = members.compiled(index)
-            if compiled is not None:
-                z = compiled.logits(points)
+            if members.alone:
+                z = members.compiled_at(index).logits(points)
             else:
                 z = members(index, points) if members.exact else self.rec._ask(index, points)
         self.cost.forwards += len(points) * self._passes[index]
@@ -505,7 +504,7 @@ class Oracle(Ledger):
 
     def _boundaries(self, rows: Tensor, points: Tensor, wanted: Tensor, classes: int) -> Iterator[Boundaries]:
         """The nearest boundaries of the members `wanted` [k, M], member by member or all at once."""
-        if self._gradient_members.all_compiled:
+        if self._gradient_members.alone:
             parts = list(_pairs(wanted, together=False))
             planned = [(rows[rank], points[rank], int(member[0])) for rank, member in parts]
             found = self._compiled_planes(planned, classes)
@@ -568,7 +567,7 @@ class Oracle(Ledger):
         if stack is not None and len(rows):
             return self._stacked_planes(stack, rows, points, member, count)
         index = int(member[0]) if len(member) else 0
-        if self._gradient_members.compiled(index) is not None and len(rows):
+        if self._gradient_members.alone and len(rows):
             return next(self._compiled_planes([(rows, points, index)], count))
         inputs = to_layout(points).detach().requires_grad_(True)
         z, passes = self._gradient_members(index, inputs), len(inputs) * self._passes[index]

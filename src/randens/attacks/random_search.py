@@ -38,6 +38,7 @@ class RandomSearch(Attack):
     """
 
     queries: int = 100
+    margins_only = True
 
     def search(self, s: Search) -> None:
         point = s.project(torch.arange(s.n, device=s.device), s.x + s.threat.eps * _signs(s))
@@ -82,6 +83,7 @@ class SparseSearch(Attack):
     """
 
     queries: int = 300
+    margins_only = True
     norms: ClassVar[tuple[str, ...]] = ("linf", "l2", "l1", "l0")
 
     def search(self, s: Search) -> None:
