@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -278,3 +281,32 @@ def test_gradients_of_losses_are_left_to_torch_with_all_its_threads() -> None:
         assert seen == [2]
     finally:
         torch.set_num_threads(before)
+
+
+def test_folded_members_are_checked_in_float32_before_they_answer_in_bfloat16(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    used = GradientMembers(list(ensemble().members))
+    x = torch.rand(4, 3, 16, 16)
+    used.verify(x)
+    used.exact = False
+    low = []
+
+    @contextlib.contextmanager
+    def lower(*_: object) -> Iterator[None]:
+        low.append(True)
+        yield
+        low.clear()
+
+    checks = []
+    agrees = used._agrees
+
+    def noted(network: int, candidate: Callable[[Tensor], Any]) -> bool:
+        checks.append(bool(low))
+        return agrees(network, candidate)
+
+    monkeypatch.setattr(used, "_agrees", noted)
+    monkeypatch.setattr(torch, "autocast", lower)
+    used.run(0, x)
+    assert checks == [False]
+    assert used._members[0] is not used._originals[0]

@@ -130,8 +130,9 @@ class GradientMembers:
             if not self._agrees(network, candidate):
                 # The copy is from an earlier attack, and the weights changed without torch's version
                 # counters noticing.
-                candidate = folded(original)
-            self._members[network] = candidate if self._agrees(network, candidate) else original
+                fresh = folded(original)
+                candidate = fresh if self._agrees(network, fresh) else original
+            self._members[network] = candidate
         self._trusted.add(network)
         return self._members[network]
 
@@ -206,10 +207,11 @@ class GradientMembers:
 
     def run(self, network: int, inputs: Tensor) -> Tensor:
         """Logits of one of the networks behind the members, in float32."""
+        module = self._checked(network)  # in float32: a bfloat16 answer would not be the original's
         # Not every device has autocast, and float32 needs none.
         lower = contextlib.nullcontext() if self.exact else torch.autocast(self.device, torch.bfloat16)
         with lower:
-            answer = self._checked(network)(inputs)
+            answer = module(inputs)
         return logits_of(answer, len(inputs), f"member {network}")
 
     def judge(self, network: int, inputs: Tensor) -> Tensor:
