@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from randens import RandomizedEnsemble, Threat, attacks, models
 from randens.attacks import members as gradient_members
@@ -310,3 +312,29 @@ def test_folded_members_are_checked_in_float32_before_they_answer_in_bfloat16(
     used.run(0, x)
     assert checks == [False]
     assert used._members[0] is not used._originals[0]
+
+
+@pytest.mark.parametrize("normalised", [True, False])
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_members_are_not_kept_alive(normalised: bool, wrapped: bool) -> None:
+    layers: list[nn.Module] = [nn.Conv2d(3, 4, 3), *([nn.BatchNorm2d(4)] if normalised else []), nn.ReLU()]
+    net: nn.Module = nn.Sequential(*layers, nn.Flatten(), nn.Linear(4 * 36, CLASSES)).eval()
+    net = fx.symbolic_trace(net) if wrapped else net
+    attacks.create("saddle", Threat("linf", 0.1), restarts=1)(net, torch.rand(3, 3, 8, 8), torch.arange(3))
+    used = GradientMembers([net])
+    used.verify(torch.rand(3, 3, 8, 8))
+    assert used.all_compiled
+    kept = weakref.ref(net)
+    del net, used
+    gc.collect()
+    assert kept() is None
+
+
+def test_a_graph_that_the_runtime_refuses_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, shape = network("resnet8 16")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise ValueError("no")
+
+    monkeypatch.setattr("onnxruntime.InferenceSession", refuse)
+    assert compiled(folded(net), shape, 1) is None

@@ -8,6 +8,7 @@ graph: the transposed convolutions, and the ReLUs' masks.
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 import itertools
@@ -152,7 +153,12 @@ def _session(model: Any) -> Any:
     options = runtime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 3
-    return runtime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    try:
+        return runtime.InferenceSession(
+            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
+    except Exception as error:  # ONNX Runtime's exceptions have no public base class.
+        raise _NotKnown("a graph that ONNX Runtime refuses") from error
 
 
 @dataclass
@@ -315,7 +321,8 @@ class _Network:
         body = network
         if isinstance(network, Classifier) and type(network) is Classifier:
             self.mean, self.std, body = network.mean, network.std, network.body
-        self.body = body if isinstance(body, fx.GraphModule) else _traced(body)
+        # A copy: who keeps this object by the network must not keep the network alive.
+        self.body = copy.deepcopy(body) if isinstance(body, fx.GraphModule) else _traced(body)
         graph, z = self._forward()
         if len(graph.shapes[z]) != 1 or not graph.multiplications:
             raise _NotKnown("an output that is no row of logits, or no convolution")
