@@ -96,7 +96,7 @@ def _compiled() -> Finding:
         return Finding(
             "compiled passes", True, f"not used: install {packages} for faster attacks on an x86 processor"
         )
-    return Finding("compiled passes", True, "used for attacks on convolutional networks on an x86 processor")
+    return Finding("compiled", True, "used for attacks on convolutional networks on an x86 processor")
 
 
 def _disk(folder: Path) -> Finding:
