@@ -171,12 +171,6 @@ class GradientMembers:
         finally:
             self.alone = before
 
-    @contextlib.contextmanager
-    def all_threads(self) -> Iterator[None]:
-        """As many torch threads as there were before, for passes by torch."""
-        with torch_threads(self.threads):
-            yield
-
     def _agrees(self, network: int, candidate: Callable[[Tensor], Any]) -> bool:
         """Whether `candidate` answers the sample as the network does."""
         assert self._sample is not None

@@ -359,8 +359,7 @@ class Oracle(Ledger):
         """
         rows = (~self._best_checked).nonzero().flatten()
         if len(rows):
-            with self._gradient_members.all_threads():
-                again = self.rec.errors(self.best_x[rows], self.y[rows])
+            again = self.rec.errors(self.best_x[rows], self.y[rows])
             self.unstable[rows] = (self.best_errors[rows] & ~again).cpu()
             self.best_errors[rows] = again
             self.cost.forwards += len(rows) * sum(self._gradient_members.passes)
@@ -382,8 +381,7 @@ class Oracle(Ledger):
             return self._shared_gradient(rows, inputs, loss, chosen, weights)
         if self._gradient_members.stack is not None and len(rows):
             return self._stacked_gradient(self._gradient_members.stack, rows, points, loss, chosen, weights)
-        with self._gradient_members.all_threads():
-            return self._plain_gradient(rows, inputs, loss, chosen, weights)
+        return self._plain_gradient(rows, inputs, loss, chosen, weights)
 
     def _plain_gradient(
         self, rows: Tensor, inputs: Tensor, loss: Loss, chosen: Sequence[int], weights: Tensor
