@@ -17,11 +17,13 @@ from torch import Tensor
 
 from randens.core.devices import has_float64
 from randens.core.errors import InputError, RandensWarning, unknown
+from randens.core.tensors import either, norms, take
 
 __all__ = ["Region", "Threat", "grid", "norm_name", "number"]
 
 _Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
+_FAR = 3e38  # times a slope: beyond every bound
 _NORMS = {"linf": (math.inf, 1.0), "l2": (2.0, 2.0), "l1": (1.0, math.inf), "l0": (0.0, math.nan)}
 _SPELLINGS = {
     "inf": "linf",
@@ -244,7 +246,7 @@ class Threat:
         if self.norm == "l0":
             differs = x_adv != x  # pixels (in any channel) or features
             return (differs.any(dim=1) if x.dim() == 4 else differs).flatten(1).sum(dim=1).double()
-        return torch.linalg.vector_norm((x_adv.double() - x.double()).flatten(1), self.p, dim=1)
+        return norms((x_adv.double() - x.double()).flatten(1), self.p)
 
     @_in_float64
     def contains(self, x_adv: Tensor, x: Tensor) -> Tensor:
@@ -281,8 +283,7 @@ class Threat:
         moves each coordinate towards x and so never leaves the ball again. l0: the largest changes are kept.
         """
         if self.norm == "linf":
-            low, high = self.interval(x)
-            return torch.minimum(torch.maximum(x_adv, low), high)
+            return torch.clamp(x_adv, *self.interval(x))
         if self.norm == "l0":
             return self._project_l0(x_adv, x)
         if self.norm == "l1":
@@ -300,8 +301,8 @@ class Threat:
         exact = x.double()
         low, high = (exact - self.eps).to(x.dtype), (exact + self.eps).to(x.dtype)
         inward = torch.full_like(x, math.inf)
-        low = torch.where(exact - low.double() > self.eps, torch.nextafter(low, inward), low)
-        high = torch.where(high.double() - exact > self.eps, torch.nextafter(high, -inward), high)
+        low = either(exact - low.double() > self.eps, torch.nextafter(low, inward), low)
+        high = either(high.double() - exact > self.eps, torch.nextafter(high, -inward), high)
         if self.bounds is not None:
             low, high = low.clamp(min=self.bounds[0]), high.clamp(max=self.bounds[1])
         return low, high
@@ -359,6 +360,10 @@ class Threat:
 
     def random(self, x: Tensor, generator: torch.Generator) -> Tensor:
         """A random legal point for each input, uniform in the ball before the box is applied."""
+        return self.project(self.noisy(x, generator), x)
+
+    def noisy(self, x: Tensor, generator: torch.Generator) -> Tensor:
+        """A random point of the ball around each input, which the box does not cut off yet."""
         noise = torch.empty(x.shape, dtype=x.dtype)
         if self.norm == "l0":
             assert self.bounds is not None
@@ -383,7 +388,7 @@ class Threat:
             radius = torch.rand(len(x), generator=generator, dtype=x.dtype) ** (1.0 / dimension) * self.eps
             norms = torch.linalg.vector_norm(noise.flatten(1), dim=1).clamp_min(1e-12)
             noise = noise * _per_input(radius / norms, x)
-        return self.project(x + noise.to(x.device), x)
+        return x + noise.to(x.device)
 
     def steepest(self, gradient: Tensor) -> Tensor:
         """μ_p(g): the unit-norm direction along which a linear function with gradient g rises fastest."""
@@ -417,7 +422,7 @@ class Threat:
 
     def dual_norm(self, gradient: Tensor) -> Tensor:
         """‖g‖_q per input: how much a linear function with gradient g changes per unit of ε."""
-        return torch.linalg.vector_norm(gradient.flatten(1), self.q, dim=1)
+        return norms(gradient.flatten(1), self.q)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form, read back by `from_dict`."""
@@ -462,7 +467,9 @@ class Region:
 
     def __getitem__(self, rows: Tensor | slice) -> Region:
         """The sets of some of the inputs; a row may be taken several times."""
-        return Region(self.low[rows], self.high[rows], self.radius, self.p)
+        if isinstance(rows, slice):
+            return Region(self.low[rows], self.high[rows], self.radius, self.p)
+        return Region(take(self.low, rows), take(self.high, rows), self.radius, self.p)
 
     def near(self, delta: Tensor, reach: float) -> Region:
         """Return the region restricted to points within `reach` of `delta` [n, d] in every coordinate."""
@@ -478,18 +485,21 @@ class Region:
             delta = delta * (self.radius / norm.clamp_min(self.radius))
         return self._clip(delta)
 
-    def lowest(self, slope: Tensor) -> Tensor:
-        """The δ [n, d] at which slope·δ is smallest; slope [n, d].
+    def lowest(self, slope: Tensor, start: Tensor | None = None) -> Tensor:
+        """The δ [n, d] at which slope·δ is smallest; slope [n, d]. Where the slope is 0, it is `start` [n, d], or 0.
 
         With a ball it is clip(−s·slope) for the s that uses up the radius: coordinates that hit the box leave their
         share of the radius to the others. s is found by bisection. With an l1 ball the steepest coordinates are filled
         one after another.
         """
+        start = torch.zeros_like(slope) if start is None else start
         if self.radius is None:
-            return torch.where(slope > 0, self.low, self.high)
+            return self._clip(torch.add(start, slope, alpha=-_FAR))
         if self.p == 1:
-            return -slope.sign() * _filled(slope.abs(), self._room(slope), self.radius)
-        return self._clip(-self._stretch(slope) * _unit(slope))
+            found = -slope.sign() * _filled(slope.abs(), self._room(slope), self.radius)
+        else:
+            found = self._clip(-self._stretch(slope) * _unit(slope))
+        return torch.where(slope == 0, start, found)
 
     def minimum(self, slope: Tensor) -> Tensor:
         """A lower bound [n] on min slope·δ that never exceeds it: the minimum itself for linf, up to rounding for l2.
@@ -522,7 +532,7 @@ class Region:
         if self.radius is None:
             return in_box
         dual = math.inf if self.p == 1 else 2.0
-        return torch.maximum(in_box, -self.radius * torch.linalg.vector_norm(slope, dual, dim=-1))
+        return torch.maximum(in_box, -self.radius * norms(slope, dual))
 
     def _stretch(self, slope: Tensor) -> Tensor:
         """The largest s [n, 1], to rounding, with ‖clip(−s·unit slope)‖ ≤ radius."""
@@ -657,8 +667,8 @@ class UnionThreat(Threat):
         lows, highs = zip(*(part.interval(x) for part in self.sets), strict=True)
         return torch.stack(lows).amin(dim=0), torch.stack(highs).amax(dim=0)
 
-    def random(self, x: Tensor, generator: torch.Generator) -> Tensor:
-        """A random point of a random part, for each input."""
+    def noisy(self, x: Tensor, generator: torch.Generator) -> Tensor:
+        """A random legal point of a random part, for each input."""
         chosen = torch.randint(0, len(self.sets), (len(x),), generator=generator).to(x.device)
         point = x.clone()
         for index, part in enumerate(self.sets):

@@ -17,6 +17,7 @@ from randens.attacks.base import Attack, register
 from randens.attacks.search import Search
 from randens.attacks.walk import Plane, Walk
 from randens.core.errors import InputError
+from randens.core.tensors import norms, take
 from randens.threat import Threat
 
 __all__ = ["arc", "binary_linear_arc"]
@@ -56,10 +57,11 @@ def arc(
             plane, again = walk.boundary(rows, i, hyperplanes)
             back = walk.errors[rows, i] & ~again
             # b(δ_l + βg)/‖δ_l + βg‖
-            pulled = _pull(local[rows], delta[rows], plane, back, s.threat, b, first=position == 0)
-            candidate = s.project(rows, delta[rows] + pulled)
+            here = take(delta, rows)
+            pulled = _pull(take(local, rows), here, plane, back, s.threat, b, first=position == 0)
+            candidate = s.project(rows, here + pulled)
             accepted = walk.accept(rows, candidate, i, plane)
-            local[rows[accepted]] = pulled[accepted]
+            local[rows[accepted]] = take(pulled, accepted.nonzero().flatten())
 
 
 def _pull(
@@ -82,7 +84,7 @@ def _pull(
         beta = torch.where(zeta < b, b / reach * residual.abs() + _RHO * threat.eps, beta)
     stride = beta.clamp(max=1e3 * threat.eps)
     pulled = threat.step(centre + local, -side.reshape(shape) * plane.normal, stride) - centre
-    length = torch.linalg.vector_norm(pulled.flatten(1), threat.p, dim=1).clamp_min(1e-20)
+    length = norms(pulled.flatten(1), threat.p).clamp_min(1e-20)
     scaled: Tensor = pulled * (b / length).reshape(shape)
     return scaled
 
@@ -101,7 +103,7 @@ def binary_linear_arc(
     delta = torch.zeros_like(x)
     value = (_wrong(weights, biases, x, y).double() @ probs.double()).clone()
     for i in probs.argsort(descending=True, stable=True).tolist():
-        norm = torch.linalg.vector_norm(weights[i], threat.q)
+        norm = norms(weights[i], threat.q)
         # Distance to the boundary, negative if wrong already.
         signed = y * (x @ weights[i] + biases[i]) / norm
         direction = threat.steepest(-y.unsqueeze(1) * weights[i])
@@ -113,7 +115,7 @@ def binary_linear_arc(
             delta.flatten(1).any(dim=1), eps / grip * moved.abs() + _RHO * eps, eps + 0 * moved
         )
         pulled = delta + beta.unsqueeze(1) * direction
-        length = torch.linalg.vector_norm(pulled, threat.p, dim=1).clamp_min(1e-20)
+        length = norms(pulled, threat.p).clamp_min(1e-20)
         pulled = pulled * (eps / length).unsqueeze(1)
         risk = _wrong(weights, biases, x + pulled, y).double() @ probs.double()
         accept = (signed < eps) & (risk >= value)

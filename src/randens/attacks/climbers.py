@@ -20,7 +20,7 @@ from randens.attacks.game import solve_game
 from randens.attacks.oracle import Memory
 from randens.attacks.plans import planned
 from randens.attacks.search import Search
-from randens.ensemble import to_layout
+from randens.core.tensors import norms, take
 from randens.threat import Region
 
 __all__ = ["Reach", "climb", "descend", "play"]
@@ -113,7 +113,7 @@ class Path:
         """Note the verdicts [k, M] of the `known` members at the points `left` [k]; bool [k]: is a target left?"""
         self.errors[left] = errors
         self._left.append(left)
-        self._seen.append((self.points[left], errors, known))
+        self._seen.append((take(self.points, left), errors, known))
         return (self.targets[left] & ~errors).any(dim=1)
 
     def settle(self, s: Search) -> tuple[Tensor, Tensor]:
@@ -165,15 +165,15 @@ def _descend_from(
         # boundaries.
         stride = 4 * step * (1 - number / steps) ** 2 * s.threat.eps
         steepest = 2 * number < steps
-        lin = s.models(rows[left], path.points[left], targets[left])
-        going = path.see(left, lin.errors, lin.wanted)
+        lin = s.models(rows[left], take(path.points, left), targets[left])
+        going = path.see(left, lin.errors, lin.wanted).nonzero().flatten()
         left, lin = left[going], lin[going]
         if not len(left):
             return path.settle(s)
-        scale = torch.linalg.vector_norm(lin.gradients, s.threat.q, dim=2).clamp_min(1e-20)
+        scale = norms(lin.gradients, s.threat.q).clamp_min(1e-20)
         pulling = (lin.margins / scale > -kappa * s.threat.eps) & lin.wanted
-        points = path.points[left]
-        pull = (lin.gradients * (pulling / scale).unsqueeze(2)).sum(dim=1).reshape(points.shape)
+        points = take(path.points, left)
+        pull = torch.bmm((pulling / scale).unsqueeze(1), lin.gradients).reshape(points.shape)
         path.points[left] = s.project(rows[left], _stepped(s, points, pull, stride, steepest=steepest))
     path.see(left, s.verdicts(rows[left], path.points[left], targets[left]), targets[left])
     return path.settle(s)
@@ -188,7 +188,7 @@ def _stepped(s: Search, points: Tensor, pull: Tensor, stride: float, *, steepest
     """
     if steepest or s.threat.norm != "linf":
         return s.threat.step(points, -pull, stride)
-    length = torch.linalg.vector_norm(pull.flatten(1), dim=1).clamp_min(1e-20)
+    length = norms(pull.flatten(1), 2).clamp_min(1e-20)
     size = stride * pull[0].numel() ** 0.5
     return points - (size / length).reshape((-1,) + (1,) * (pull.dim() - 1)) * pull
 
@@ -215,26 +215,29 @@ def play(
     """
     rows = s.owner[lanes]
     path = Path(rows, points, targets)
-    eps, centre, region = s.threat.eps, s.x[rows].flatten(1), Region.around(s.x[rows], s.threat)
+    eps, x = s.threat.eps, take(s.x, rows)
+    centre, region = x.flatten(1), Region.around(x, s.threat)
     left = torch.arange(len(rows), device=s.device)
     for number in range(rounds):
-        here = path.points[left]
+        here = take(path.points, left)
         known = memory.known(lanes[left], here) & targets[left]
         lin = s.models(rows[left], here, targets[left] & ~known, classes)
         lin = memory.recall(lanes[left], known, lin)
-        unfooled = path.see(left, lin.errors, lin.wanted)
-        memory.keep(lanes[left[~unfooled]], here[~unfooled], lin[~unfooled])
+        open_ = path.see(left, lin.errors, lin.wanted)
+        unfooled, fooled = open_.nonzero().flatten(), (~open_).nonzero().flatten()
+        memory.keep(lanes[left[fooled]], take(here, fooled), lin[fooled])
         left, lin = left[unfooled], lin[unfooled]
         if not len(left):
             return path.settle(s)
-        delta = path.points[left].flatten(1) - centre[left]
-        scale = torch.linalg.vector_norm(lin.gradients, s.threat.q, dim=2).clamp_min(1e-20)
+        around = take(centre, left)
+        delta = take(here, unfooled).flatten(1) - around
+        scale = norms(lin.gradients, s.threat.q).clamp_min(1e-20)
         a = lin.gradients / scale.unsqueeze(2)
-        c = lin.margins / scale + kappa * eps - torch.bmm(a, delta.unsqueeze(2)).squeeze(2)
+        c = lin.margins / scale + kappa * eps - torch.bmm(delta.unsqueeze(1), a.transpose(1, 2)).squeeze(1)
         domain = region[left].near(delta, reach=2 * eps * trust**number)
         solved = solve_game(c, a, targets[left], domain, delta, iterations)
-        moved = (centre[left] + solved.delta).reshape(path.points[left].shape)
-        path.points[left] = s.project(rows[left], to_layout(moved))
+        moved = (around + solved.delta).reshape(len(left), *here.shape[1:])
+        path.points[left] = s.project(rows[left], moved)
         possible = solved.floor <= hopeless * eps
         left, value = left[possible], solved.value[possible]
     # No verdict is computed for a point that is far from fooling all of T by the linear model.

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from randens.core.tensors import either, take
 from randens.threat import Region
 
 __all__ = ["Solution", "project_simplex", "solve_game"]
@@ -22,6 +23,7 @@ _CACHED = 2**18  # entries of A that are processed together
 _SMALL = 400  # numbers of one matrix below which torch's batched product is a plain loop, slow along rows
 _FEW = 16  # such matrices up to which that loop is still the fastest way
 _LISTED = 4  # columns up to which the thresholds of all their subsets are one product
+_LOOK = 10  # iterations between two looks at how good the current point and the mean of all are
 _HUGE = 1e30  # instead of infinity, of which products make NaN
 _CLOSE = 1e-4  # relative to the largest change by δ: iterations stop this close to the optimum
 
@@ -82,7 +84,8 @@ def solve_game(
     single = (counts == 1).nonzero().flatten()
     if len(single):
         target = support[single].int().argmax(dim=1)
-        _store(solution, single, _alone(c[single, target], a[single, target], domain[single], delta[single]))
+        slope = take(a.flatten(0, 1), single * a.shape[1] + target)
+        _store(solution, single, _alone(c[single, target], slope, domain[single], take(delta, single)))
         solution.weights[single, target] = 1.0
     several = (counts > 1).nonzero().flatten()
     # Parts that fit the processor's cache for all iterations, grouped by the number of targets.
@@ -93,10 +96,12 @@ def solve_game(
             support[rows].int().argsort(dim=1, descending=True, stable=True)[:, : int(counts[rows].max())]
         )
         inside = support[rows].gather(1, columns)
-        matrix = a[rows.unsqueeze(1), columns] * inside.unsqueeze(2)
+        chosen = (rows.unsqueeze(1) * a.shape[1] + columns).flatten()
+        matrix = torch.unflatten(take(a.flatten(0, 1), chosen), 0, columns.shape) * inside.unsqueeze(2)
         # Without autograd's records, which take a tenth of the time on a CPU; what is kept is copied out of `part`.
         with torch.inference_mode(c.device.type == "cpu"):
-            part = _play(c[rows].gather(1, columns), matrix, inside, domain[rows], delta[rows], iterations)
+            gaps, start = c[rows].gather(1, columns), take(delta, rows)
+            part = _play(gaps, matrix, inside, domain[rows], start, iterations)
         _store(solution, rows, part)
         solution.weights[rows] = torch.zeros_like(solution.weights[rows]).scatter(1, columns, part.weights)
     return solution
@@ -108,7 +113,7 @@ def _store(solution: Solution, rows: Tensor, part: Solution) -> None:
 
 def _alone(c: Tensor, slope: Tensor, domain: Region, delta: Tensor) -> Solution:
     """Solve rows with one target: c [k], slope [k, d]. A slope of zero gives no move."""
-    best = torch.where(slope == 0, delta, domain.lowest(slope))
+    best = domain.lowest(slope, delta)
     return Solution(
         best, c + (slope * best).sum(dim=1), c + domain.floor(slope), torch.ones_like(c).unsqueeze(1)
     )
@@ -160,14 +165,14 @@ def _play(
         weights = onto_simplex(torch.lerp(before, reached, 2.0).add_(weights))
         mean_delta.lerp_(current, 1 / count)
         mean_weights.lerp_(weights, 1 / count)
-        if count % 5 == 0 or count == iterations:
+        if count % _LOOK == 0 or count == iterations:
             for candidate, there in (
                 (current, reached),
                 (mean_delta, torch.baddbmm(pull, mean_delta, transposed)),
             ):
                 value = there.amax(dim=2, keepdim=True)
                 better = (value < best_value) & left
-                best = torch.where(better, candidate, best)
+                best = either(better, candidate, best)
                 best_value = torch.where(better, value, best_value)
             bound = domain.floor(torch.bmm(mean_weights, matrix)).unsqueeze(2)
             bound = torch.baddbmm(bound, mean_weights, offset)

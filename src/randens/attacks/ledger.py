@@ -14,7 +14,6 @@ from torch import Tensor
 
 from randens.attacks.found import Cost
 from randens.core.devices import widest
-from randens.ensemble import to_layout
 from randens.witness import WitnessPool
 
 __all__ = ["Ledger"]
@@ -171,7 +170,7 @@ class Ledger:
             _, first = np.unique(pool.points[left], return_index=True)
             now = left[np.sort(first)]
             rows = torch.from_numpy(pool.points[now]).to(self.device)
-            points = to_layout(torch.from_numpy(pool.x_adv[now]).to(self.x))
+            points = torch.from_numpy(pool.x_adv[now]).to(self.x)
             names = np.array([pool.sources[r] for r in now])
             for name in dict.fromkeys(names.tolist()):
                 mine = np.flatnonzero(names == name)

@@ -109,12 +109,15 @@ class GradientMembers:
         if self._sample.dtype != torch.float32:
             return
         candidate = _kept_compiled(self._members[network], shape, self.threads)
-        if candidate is not None and not self._agrees(network, candidate.logits):
+        if candidate is None:
+            return
+        if not self._agrees(network, candidate.logits):
             # As for a folded copy: the weights may have changed unnoticed.
             _COMPILED.pop(self._members[network], None)
             candidate = _kept_compiled(self._checked(network), shape, self.threads)
-        if candidate is not None and self._agrees(network, candidate.logits):
-            self._compiled[network] = candidate
+            if candidate is None or not self._agrees(network, candidate.logits):
+                return
+        self._compiled[network] = candidate
 
     def _is_random(self, network: int) -> bool:
         """Check the folded copy. Without one, does the network answer the same input differently?"""

@@ -23,6 +23,7 @@ from randens.attacks.members import GradientMembers
 from randens.attacks.shared_networks import shared_planes
 from randens.attacks.stacked import Stack
 from randens.core.errors import InputError, ModelError
+from randens.core.tensors import norms, take
 from randens.ensemble import RandomizedEnsemble, to_layout
 from randens.models import send
 from randens.threat import Threat
@@ -33,6 +34,7 @@ __all__ = ["Linearisation", "Memory", "Oracle"]
 # A verdict must not depend on rounding. Another batch size, layout or folded BatchNorm changes logits by about 1e-6 of
 # the largest one, so a member counts as fooled only if its margin is larger than that.
 _TIE = 5e-5
+_FIRST = 32  # numbers of two points that are compared before the others
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,10 @@ class Linearisation:
     errors: Tensor
 
     def __getitem__(self, rows: Tensor) -> Linearisation:
-        return Linearisation(self.margins[rows], self.gradients[rows], self.wanted[rows], self.errors[rows])
+        """Those of some points, by their numbers [j]."""
+        return Linearisation(
+            self.margins[rows], take(self.gradients, rows), self.wanted[rows], self.errors[rows]
+        )
 
 
 Boundaries = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -67,8 +72,7 @@ class Memory:
 
     def known(self, lanes: Tensor, points: Tensor) -> Tensor:
         """Bool [k, M]: the members whose models at `points` [k, ...] are kept."""
-        same = (points == self.points[lanes]).flatten(1).all(dim=1)
-        return self.models.wanted[lanes] & same.unsqueeze(1)
+        return self.models.wanted[lanes] & _equal(points, take(self.points, lanes)).unsqueeze(1)
 
     def recall(self, lanes: Tensor, wanted: Tensor, into: Linearisation) -> Linearisation:
         """`into` with the models of the members `wanted` [k, M] at the lanes' points."""
@@ -76,7 +80,7 @@ class Memory:
         if not len(rank):
             return into
         into.margins[rank, member] = self.models.margins[lanes[rank], member]
-        into.gradients[rank, member] = self.models.gradients[lanes[rank], member]
+        into.gradients[rank, member] = _pick(self.models.gradients, lanes[rank], member)
         into.errors[rank, member] = self.models.errors[lanes[rank], member]
         return Linearisation(into.margins, into.gradients, into.wanted | wanted, into.errors)
 
@@ -84,13 +88,13 @@ class Memory:
         """Keep models [k, M] at `points`, and forget those of the points that the lanes were at before."""
         if not len(lanes):
             return
-        elsewhere = (points != self.points[lanes]).flatten(1).any(dim=1)
+        elsewhere = ~_equal(points, take(self.points, lanes))
         self.models.wanted[lanes[elsewhere]] = False
         self.points[lanes] = points
         rank, member = models.wanted.nonzero(as_tuple=True)
         at = lanes[rank], member
         self.models.margins[at] = models.margins[rank, member]
-        self.models.gradients[at] = models.gradients[rank, member]
+        self.models.gradients[at] = _pick(models.gradients, rank, member)
         self.models.errors[at] = models.errors[rank, member]
         self.models.wanted[at] = True
 
@@ -127,14 +131,14 @@ class Oracle(Ledger):
         dtype = first.dtype if first is not None and first.is_floating_point() else x.dtype
         # Rounding to the members' precision may leave the box by half a unit in the last place.
         moved = send(x.detach(), rec.device).to(dtype)
-        moved = to_layout(moved if threat.bounds is None else moved.clamp(*threat.bounds))
-        super().__init__(moved, rec.probs, source, drop_finished=drop_finished)
+        moved = moved if threat.bounds is None else moved.clamp(*threat.bounds)
+        self._gradient_members = gradient_members or GradientMembers(list(rec.members))
+        self._gradient_members.verify(moved)
+        super().__init__(self.laid(moved), rec.probs, source, drop_finished=drop_finished)
         self.rec, self.y = rec, y.to(self.device, torch.int64)
         self.threat = threat = _around_rounded(threat, self.x, x.detach())
         # For linf the legal set is an interval per coordinate, computed once.
         self._interval = threat.interval(self.x) if threat.norm == "linf" else None
-        self._gradient_members = gradient_members or GradientMembers(list(rec.members))
-        self._gradient_members.verify(self.x)
         self._passes = [int(getattr(m, "passes", 1)) for m in rec.members]
         self.no_gradient = torch.zeros(self.n, self.members, dtype=torch.bool)
         self.nan_gradient = torch.zeros(self.n, self.members, dtype=torch.bool)
@@ -149,12 +153,16 @@ class Oracle(Ledger):
         """For verdicts and gradients of margins: compiled members with threads of their own, and one torch thread."""
         return self._gradient_members.one_thread()
 
+    def laid(self, points: Tensor) -> Tensor:
+        """Points in the layout that the members read: torch's, or that of ONNX Runtime if all are compiled."""
+        return points.contiguous() if self._gradient_members.all_compiled else to_layout(points)
+
     def project(self, rows: Tensor, points: Tensor) -> Tensor:
         """Return the nearest legal points to `points`."""
         if self._interval is None:
-            return to_layout(self.threat.project(points, self.x[rows]))
-        low, high = self._interval
-        return to_layout(torch.minimum(torch.maximum(points, low[rows]), high[rows]))
+            return self.laid(self.threat.project(points, take(self.x, rows)))
+        low, high = (take(end, rows) for end in self._interval)
+        return self.laid(torch.clamp(points, low, high))
 
     def judge(self, rows: Tensor, points: Tensor, first: Tensor | None = None) -> Tensor:
         """Return exact verdicts bool [k, M] for the projections of `points`; record and pool new witnesses.
@@ -266,7 +274,7 @@ class Oracle(Ledger):
     def _compiled_answers(self, points: Tensor, wanted: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """`_answers` of compiled members, side by side."""
         members, parts = self._gradient_members, list(_pairs(wanted, together=False))
-        planned = [members.compiled_at(int(member[0])).forward(points[rank]) for rank, member in parts]
+        planned = [members.compiled_at(int(member[0])).forward(take(points, rank)) for rank, member in parts]
         for (rank, member), (z,) in zip(parts, passes(planned, members.threads), strict=True):
             self.cost.forwards += len(rank)
             self._check_logits(int(member[0]), z)
@@ -313,7 +321,7 @@ class Oracle(Ledger):
     def _fooled(z: Tensor, y: Tensor, margin: Tensor | None = None) -> Tensor:
         """Bool [k]: verdicts from the logits z [k, C], and from the margins [k] where they are known."""
         margin = margins(z.unsqueeze(0), y).squeeze(0) if margin is None else margin
-        return margin < -_TIE * torch.linalg.vector_norm(z, torch.inf, dim=1)
+        return margin < -_TIE * norms(z, torch.inf)
 
     def _judge_clean(self) -> Tensor:
         if not self.n:
@@ -475,9 +483,7 @@ class Oracle(Ledger):
         values, errors = self.x.new_zeros(k, self.members), torch.zeros_like(wanted)
         models = Linearisation(values, self.x.new_zeros(k, self.members, self.x[0].numel()), wanted, errors)
         # Every climb starts at the clean inputs; known linearisations there are not computed again.
-        clean = (
-            (points == self.x[rows]).flatten(1).all(dim=1).nonzero().flatten() if classes == 1 else rows[:0]
-        )
+        clean = _equal(points, take(self.x, rows)).nonzero().flatten() if classes == 1 else rows[:0]
         if len(clean):
             memory = self._clean = self._clean or Memory(self.x, self.members)
             stored = memory.known(rows, points) & wanted
@@ -489,10 +495,10 @@ class Oracle(Ledger):
             for rank, member, gaps, normals, fooled in found:
                 gap, normal = gaps[:, 0], normals[:, 0]
                 if gaps.shape[1] > 1:
-                    norms = torch.linalg.vector_norm(normals, self.threat.q, dim=2).clamp_min(1e-20)
-                    nearest = (gaps / norms).argmin(dim=1)
+                    sizes = norms(normals, self.threat.q).clamp_min(1e-20)
+                    nearest = (gaps / sizes).argmin(dim=1)
                     first = torch.arange(len(rank), device=self.device)
-                    gap, normal = gaps[first, nearest], normals[first, nearest]
+                    gap, normal = gaps[first, nearest], _pick(normals, first, nearest)
                 values[rank, member] = gap.to(values.dtype)
                 models.gradients[rank, member] = normal
                 errors[rank, member] = fooled
@@ -504,7 +510,7 @@ class Oracle(Ledger):
         """The nearest boundaries of the members `wanted` [k, M], member by member or all at once."""
         if self._gradient_members.alone:
             parts = list(_pairs(wanted, together=False))
-            planned = [(rows[rank], points[rank], int(member[0])) for rank, member in parts]
+            planned = [(rows[rank], take(points, rank), int(member[0])) for rank, member in parts]
             found = self._compiled_planes(planned, classes)
             for (rank, member), (gaps, normals, fooled) in zip(parts, found, strict=True):
                 yield rank, member, gaps, normals.flatten(2), fooled
@@ -601,8 +607,8 @@ class Oracle(Ledger):
             self._check_logits(index, z)
             y = self.y[rows].unsqueeze(1)
             gaps = (z.gather(1, y) - z).scatter_(1, y, torch.inf).topk(count, dim=1, largest=False).values
-            usable = torch.stack([self._usable(rows, each, index) for each in gradients], dim=1)
-            yield gaps, usable, self._fooled(z, self.y[rows])
+            usable = [self._usable(rows, each, index).unsqueeze(1) for each in gradients]
+            yield gaps, usable[0] if count == 1 else torch.cat(usable, dim=1), self._fooled(z, self.y[rows])
 
     def _stacked_planes(
         self, stack: Stack, rows: Tensor, points: Tensor, member: Tensor, count: int
@@ -668,7 +674,7 @@ class Oracle(Ledger):
         # One pass over the gradient, in its own layout; NaN and infinity reach the norm.
         if not gradient[:1].numel():
             return gradient
-        largest = torch.linalg.vector_norm(gradient, torch.inf, dim=tuple(range(1, gradient.dim())))
+        largest = gradient.abs().amax(dim=tuple(range(1, gradient.dim())))
         low, high = (float(end) for end in largest.aminmax())
         if low > 0 and math.isfinite(high):
             return gradient
@@ -694,6 +700,20 @@ def _pairs(wanted: Tensor, *, together: bool) -> Iterator[tuple[Tensor, Tensor]]
     counts = wanted.sum(dim=0).tolist()
     parts = zip(torch.split(rank, counts), torch.split(member, counts), strict=True)
     yield from (part for part in parts if len(part[0]))
+
+
+def _equal(a: Tensor, b: Tensor) -> Tensor:
+    """Bool [k]: which of the points a, b [k, ...] are the same. Most differ early: the rest is compared for few."""
+    a, b = a.flatten(1), b.flatten(1)
+    same = (a[:, :_FIRST] == b[:, :_FIRST]).all(dim=1)
+    rows = same.nonzero().flatten()
+    same[rows] = (take(a, rows) - take(b, rows)).abs().sum(dim=1) == 0
+    return same
+
+
+def _pick(values: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """values[rows, columns] for values [k, m, d]."""
+    return take(values.flatten(0, 1), rows * values.shape[1] + columns)
 
 
 def _around_rounded(threat: Threat, rounded: Tensor, x: Tensor) -> Threat:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from randens.attacks.game import Solution, solve_game
 from randens.attacks.search import Search
+from randens.core.tensors import norms, take
 from randens.threat import Region
 
 __all__ = ["MOST_MEMBERS", "planned"]
@@ -40,7 +41,7 @@ def planned(s: Search, iterations: int, kappa: float) -> tuple[Tensor, Tensor]:
     useful = open_.any(dim=1)
     rows, open_ = rows[useful], open_[useful]
     lin = s.linearise(rows, s.x[rows], wanted[useful])
-    scale = torch.linalg.vector_norm(lin.gradients, s.threat.q, dim=2).clamp_min(1e-20)
+    scale = norms(lin.gradients, s.threat.q).clamp_min(1e-20)
     a = lin.gradients / scale.unsqueeze(2)
     c = lin.margins / scale + kappa * s.threat.eps
     region, slack = Region.around(s.x[rows], s.threat), kappa * s.threat.eps
@@ -51,13 +52,13 @@ def planned(s: Search, iterations: int, kappa: float) -> tuple[Tensor, Tensor]:
         if not len(left):
             break
         heaviest = weights.expand(len(left), -1).masked_fill(~open_[left], -1.0).argmax(dim=1)
-        origin = torch.zeros_like(region.low[left])
-        solved = solve_game(c[left], a[left], sets[heaviest], region[left], origin, iterations)
+        origin = region.low.new_zeros(len(left), a.shape[2])
+        solved = solve_game(c[left], take(a, left), sets[heaviest], region[left], origin, iterations)
         refuted = solved.floor > slack
         choice[left[~refuted]] = heaviest[~refuted]
         gone, left = left, left[refuted]
         if len(left):
-            support = _support(solved, c[gone], a[gone], region[gone], slack)[refuted]
+            support = _support(solved, c[gone], take(a, gone), region[gone], slack)[refuted]
             inside = (sets.unsqueeze(0) | ~support.unsqueeze(1)).all(dim=2)
             open_[left] &= ~inside
             # The linear models stay as they are, so later plans need not solve these games again.

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from randens.attacks.found import Cost
 from randens.attacks.members import GradientMembers
 from randens.attacks.oracle import Linearisation, Oracle
-from randens.ensemble import RandomizedEnsemble, frozen, to_layout
+from randens.ensemble import RandomizedEnsemble, frozen
 from randens.threat import Threat
 from randens.witness import WitnessPool
 
@@ -113,11 +113,15 @@ class Search(Oracle):
         """Starting points [together·n, ...] for the whole batch: first the clean inputs, later random points."""
         if self.restart == 0:
             return self.x.clone()
-        return to_layout(torch.cat([self.threat.random(self.x, each) for each in self._generators]))
+        return torch.cat([self._random(each) for each in self._generators])
 
     def random_start(self) -> Tensor:
         """Random points of the ball, for the whole batch."""
-        return to_layout(self.threat.random(self.x, self.generator))
+        return self._random(self.generator)
+
+    def _random(self, generator: torch.Generator) -> Tensor:
+        everyone = torch.arange(self.n, device=self.device)
+        return self.project(everyone, self.threat.noisy(self.x, generator))
 
     def uniform(self, *shape: int) -> Tensor:
         """Uniform random numbers [n, *shape] from the search's generator."""

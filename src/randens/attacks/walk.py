@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from randens.attacks.oracle import Oracle
+from randens.core.tensors import norms, take
 from randens.threat import Threat
 
 __all__ = ["Plane", "Walk", "nearest"]
@@ -31,7 +32,7 @@ class Plane:
     norm: Tensor
 
     def __getitem__(self, rows: Tensor) -> Plane:
-        return Plane(self.distance[rows], self.normal[rows], self.norm[rows])
+        return Plane(self.distance[rows], take(self.normal, rows), self.norm[rows])
 
     def along(self, step: Tensor) -> Tensor:
         """Return how much a step [k, ...] adds to the distance, [k]."""
@@ -44,10 +45,11 @@ class Plane:
 
 def nearest(gaps: Tensor, normals: Tensor, threat: Threat) -> Plane:
     """The nearest of G boundaries; gaps [k, G], normals [k, G, ...]."""
-    norms = torch.linalg.vector_norm(normals.flatten(2), threat.q, dim=2).clamp_min(1e-20)
-    signed, closest = (gaps / norms).min(dim=1)
+    sizes = norms(normals.flatten(2), threat.q).clamp_min(1e-20)
+    signed, closest = (gaps / sizes).min(dim=1)
     chosen = torch.arange(len(gaps), device=gaps.device)
-    return Plane(signed, normals[chosen, closest], norms[chosen, closest])
+    normal = take(normals.flatten(0, 1), chosen * gaps.shape[1] + closest)
+    return Plane(signed, normal, sizes[chosen, closest])
 
 
 class Walk:
@@ -79,11 +81,12 @@ class Walk:
         again = self._known[rows, index]
         new, kept = rows[~again], self._planes[index]
         if len(new):
-            found = nearest(*self.s.hyperplanes(new, self.point[new], index, count), self.s.threat)
+            found = nearest(*self.s.hyperplanes(new, take(self.point, new), index, count), self.s.threat)
             kept.distance[new], kept.normal[new], kept.norm[new] = found.distance, found.normal, found.norm
             self._known[new, index] = True
         plane = kept[rows]
-        in_reach = plane.after(self.s.x[rows] - self.point[rows]) < (1 + _FAR) * self.s.threat.eps
+        back = take(self.s.x, rows) - take(self.point, rows)
+        in_reach = plane.after(back) < (1 + _FAR) * self.s.threat.eps
         self._far[rows[in_reach | self.errors[rows].any(dim=1)]] = 0
         return plane, again
 
@@ -94,11 +97,16 @@ class Walk:
         boundary. After a step back to a boundary, all members are evaluated.
         """
         asked = self.errors[rows] | self.errors[rows, index].unsqueeze(1)
-        asked[:, index] |= plane.after(candidate - self.point[rows]) < _NEAR * self.s.threat.eps
+        asked[:, index] |= plane.after(candidate - take(self.point, rows)) < _NEAR * self.s.threat.eps
         found = self.s.judge(rows, candidate, asked)
         risk = self.s.weigh(found)
-        going = risk >= self.value[rows]
+        accepted = risk >= self.value[rows]
+        going = accepted.nonzero().flatten()
         taken = rows[going]
-        self.point[taken], self.errors[taken], self.value[taken] = candidate[going], found[going], risk[going]
+        self.point[taken], self.errors[taken], self.value[taken] = (
+            take(candidate, going),
+            found[going],
+            risk[going],
+        )
         self._known[taken] = False
-        return going
+        return accepted
