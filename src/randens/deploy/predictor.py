@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import contextlib
-import ctypes
 import importlib
 import math
 import mmap
@@ -18,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from randens.core.errors import FileError, InputError, ModelError, whole
+from randens.core.memory import return_freed_memory
 from randens.deploy.bundle import Average, Bundle
 
 __all__ = ["Prediction", "Predictor"]
@@ -91,7 +90,7 @@ class Predictor:
             Average(of=(i,), weights=(1.0,)) for i in range(len(self))
         )
         if lean:
-            _return_freed_memory()
+            return_freed_memory()
         self._lean = lean
         probs = np.asarray(self.bundle.probs)
         self._cumulative = np.cumsum(probs)
@@ -359,9 +358,3 @@ def _runtime() -> Any:
         return importlib.import_module("onnxruntime")
     except ImportError:
         raise ModelError("a bundle needs ONNX Runtime; install it with `pip install onnxruntime`") from None
-
-
-def _return_freed_memory() -> None:
-    """Return freed memory to the system, if the C library can."""
-    with contextlib.suppress(OSError, AttributeError, TypeError):
-        ctypes.CDLL(None).malloc_trim(0)

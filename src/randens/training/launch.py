@@ -14,6 +14,7 @@ from randens.callbacks import Callback, check_callbacks
 from randens.core.distributed import Workers, workers
 from randens.core.errors import InputError
 from randens.core.locks import only_writer
+from randens.core.memory import kept_memory
 from randens.core.progress import Progress, silent
 from randens.core.runs import Run
 from randens.data import ImageData
@@ -104,7 +105,7 @@ def train(
             side_by_side = SideBySide(engine, at_once, data)
             return engine.run_all(side_by_side.train if side_by_side.wanted else None)
 
-    with workers(chosen.device) as processes:
+    with workers(chosen.device) as processes, kept_memory():
         return run_in(processes)
 
 
