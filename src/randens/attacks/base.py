@@ -85,6 +85,7 @@ class Attack:
     norms: ClassVar[tuple[str, ...]] = ("linf", "l2", "l1")  # balls that the attack can search
     side_by_side: ClassVar[bool] = False  # whether `search` takes several restarts at once
     margins_only: ClassVar[bool] = False  # whether `search` needs no gradients but those of margins
+    entropies_only: ClassVar[bool] = False  # whether it needs none but those of losses in `OF_ENTROPIES`
 
     def __post_init__(self) -> None:
         if not isinstance(self.threat, Threat):
@@ -126,7 +127,9 @@ class Attack:
             several = width // len(left) if self.side_by_side and restarts[0] else 1
             count = max(1, min(several, len(restarts)))
             s.begin(restarts[0], stream, count)
-            with s.one_thread() if self.margins_only else contextlib.nullcontext():
+            # In bfloat16, torch's passes are the faster ones where batches are wide, as those of losses are.
+            compiled = self.margins_only or (self.entropies_only and s.float32)
+            with s.one_thread() if compiled else contextlib.nullcontext():
                 self.search(s)
             restarts = restarts[count:]
 

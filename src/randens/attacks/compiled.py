@@ -1,8 +1,8 @@
 """Convolutional networks as graphs for ONNX Runtime, in which a narrow batch costs no more per input than a wide one.
 
 An attack soon works on few inputs. There torch spends most of its time between the operations of a network, and waits
-for its threads after each of them. Here a whole pass is one call, with the gradients of the margins if they are
-wanted, and the inputs are divided among threads that do not wait for each other.
+for its threads after each of them. Here a whole pass is one call, with the gradients of margins or of the cross-entropy
+if they are wanted, and the inputs are divided among threads that do not wait for each other.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import importlib
 import itertools
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +25,7 @@ from torch import Tensor, fx, nn
 
 from randens.attacks.onnx_graphs import Network, NotKnown
 
-__all__ = ["Compiled", "Pass", "compiled", "passes"]
+__all__ = ["Compiled", "Pass", "compiled", "joined_passes", "passes"]
 
 Array = NDArray[np.float32]
 
@@ -53,7 +53,10 @@ class Pass:
 
 
 class Compiled:
-    """One network on inputs of one shape: its logits, and the gradients of its margins. Always float32."""
+    """One network on inputs of one shape: its logits, and the gradients of its margins or of its cross-entropy.
+
+    Always float32.
+    """
 
     def __init__(self, network: Network, threads: int) -> None:
         self.threads = threads
@@ -67,24 +70,39 @@ class Compiled:
 
     def forward(self, x: Tensor) -> Pass:
         """The pass that gives the logits [n, C] of inputs [n, ...]."""
-        return self._pass("logits", x=x)
+        return self._pass("logits", self._network.forward, x=x)
 
     def planes(self, x: Tensor, y: Tensor, count: int) -> Pass:
         """The pass that gives the logits [n, C], and the gradients [n, ...] of z_y − z_j for each of the `count`
         largest other logits z_j.
         """
-        kind = f"planes {count}"
-        if kind not in self._sessions:
-            self._sessions[kind] = _session(self._network.planes(count))
-        return self._pass(kind, x=x, right=F.one_hot(y, self.classes).to(x.dtype))
+        graph = functools.partial(self._network.planes, count)
+        return self._pass(f"planes {count}", graph, x=x, right=F.one_hot(y, self.classes).to(x.dtype))
 
-    def _pass(self, kind: str, **inputs: Tensor) -> Pass:
+    def entropy(self, x: Tensor, y: Tensor) -> Pass:
+        """The pass that gives the logits [n, C], and the gradient [n, ...] of the cross-entropy with labels y [n]."""
+        return self._pass("entropy", self._network.entropy, x=x, right=F.one_hot(y, self.classes).to(x.dtype))
+
+    def _pass(self, kind: str, graph: Callable[[], Any], **inputs: Tensor) -> Pass:
+        if kind not in self._sessions:
+            self._sessions[kind] = _session(graph())
         arrays = {name: value.detach().contiguous().numpy() for name, value in inputs.items()}
         return Pass(self._sessions[kind], arrays, self._network.width)
 
 
 def passes(wanted: Sequence[Pass], threads: int) -> list[list[Tensor]]:
     """Make passes of one or several networks, side by side on `threads` threads; the outputs of each."""
+    found = iter(_calls(wanted, threads))
+    return [_joined(list(itertools.islice(found, len(each.calls)))) for each in wanted]
+
+
+def joined_passes(wanted: Sequence[Pass], threads: int) -> list[Tensor]:
+    """`passes` with the same outputs, those of one network after those of another."""
+    return _joined(_calls(wanted, threads))
+
+
+def _calls(wanted: Sequence[Pass], threads: int) -> list[list[Array]]:
+    """Every call's outputs, in order."""
     calls = [(each, part) for each in wanted for part in each.calls]
     threads = max(1, min(threads, len(calls)))
     # Neighbours together, because the weights of a network stay in the cache of the core that uses them.
@@ -95,12 +113,11 @@ def passes(wanted: Sequence[Pass], threads: int) -> list[list[Tensor]]:
         return [each.call(part) for each, part in calls[ends[number] : ends[number + 1]]]
 
     others = [_workers(threads - 1).submit(run, number) for number in range(1, threads)]
-    found = itertools.chain(run(0), *(other.result() for other in others))
-    outputs = []
-    for each in wanted:
-        columns = zip(*itertools.islice(found, len(each.calls)), strict=True)
-        outputs.append([torch.from_numpy(np.concatenate(column)) for column in columns])
-    return outputs
+    return list(itertools.chain(run(0), *(other.result() for other in others)))
+
+
+def _joined(calls: Sequence[list[Array]]) -> list[Tensor]:
+    return [torch.from_numpy(np.concatenate(column)) for column in zip(*calls, strict=True)]
 
 
 def compiled(network: nn.Module, shape: tuple[int, ...], threads: int) -> Compiled | None:

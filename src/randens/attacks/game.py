@@ -23,6 +23,7 @@ _CACHED = 2**18  # entries of A that are processed together
 _SMALL = 400  # numbers of one matrix below which torch's batched product is a plain loop, slow along rows
 _FEW = 16  # such matrices up to which that loop is still the fastest way
 _LISTED = 4  # columns up to which the thresholds of all their subsets are one product
+_BISECTIONS = 12  # of the weights of two targets
 _LOOK = 10  # iterations between two looks at how good the current point and the mean of all are
 _HUGE = 1e30  # instead of infinity, of which products make NaN
 _CLOSE = 1e-4  # relative to the largest change by δ: iterations stop this close to the optimum
@@ -75,9 +76,9 @@ def solve_game(
 ) -> Solution:
     """Primal-dual iterations (Chambolle and Pock) from `delta`; c [k, T], a [k, T, d], support bool [k, T].
 
-    A single target has a closed form. Iterations continue after δ has fooled all targets, or after λ has
-    proven that no δ can, because a better compromise fools more members. They end where δ is optimal by λ's
-    bound. Rows of a batch do not depend on each other.
+    A single target has a closed form, and two targets in a box are found by bisection. Iterations continue after δ
+    has fooled all targets, or after λ has proven that no δ can, because a better compromise fools more members. They
+    end where δ is optimal by λ's bound. Rows of a batch do not depend on each other.
     """
     counts = support.sum(dim=1)
     solution = Solution(delta.clone(), c.new_zeros(len(c)), c.new_zeros(len(c)), torch.zeros_like(c))
@@ -87,7 +88,16 @@ def solve_game(
         slope = take(a.flatten(0, 1), single * a.shape[1] + target)
         _store(solution, single, _alone(c[single, target], slope, domain[single], take(delta, single)))
         solution.weights[single, target] = 1.0
-    several = (counts > 1).nonzero().flatten()
+    pairs = (counts == 2).nonzero().flatten() if domain.radius is None else single[:0]
+    if len(pairs):
+        columns = support[pairs].int().topk(2, dim=1).indices
+        first, second = (take(a.flatten(0, 1), pairs * a.shape[1] + each) for each in columns.unbind(dim=1))
+        gaps, start = c[pairs].gather(1, columns), take(delta, pairs)
+        with torch.inference_mode(c.device.type == "cpu"):
+            part = _pair(gaps, first, second, domain[pairs], start)
+        _store(solution, pairs, part)
+        solution.weights[pairs] = torch.zeros_like(c[pairs]).scatter(1, columns, part.weights)
+    several = (counts > (2 if domain.radius is None else 1)).nonzero().flatten()
     # Parts that fit the processor's cache for all iterations, grouped by the number of targets.
     several = several[counts[several].argsort(stable=True)]
     width = max(1, _CACHED // max(1, a.shape[1] * a.shape[2]))
@@ -117,6 +127,42 @@ def _alone(c: Tensor, slope: Tensor, domain: Region, delta: Tensor) -> Solution:
     return Solution(
         best, c + (slope * best).sum(dim=1), c + domain.floor(slope), torch.ones_like(c).unsqueeze(1)
     )
+
+
+def _pair(c: Tensor, first: Tensor, second: Tensor, domain: Region, start: Tensor) -> Solution:
+    """Solve rows with two targets in a box: c [k, 2], slopes first, second [k, d]; `start` [k, d] where a slope is 0.
+
+    With the weight λ on the first target and 1 − λ on the second, the lowest δ(λ) is a corner of the box. By how much
+    the first target is above the second there falls with λ. Bisection encloses the λ at which it changes its sign;
+    between the two corners lies the δ at which both targets are equal, or the better corner, if λ is 0 or 1.
+    """
+    gap, slope = c[:, :1] - c[:, 1:], first - second
+
+    def corner(weight: Tensor) -> tuple[Tensor, Tensor]:
+        """δ(λ), and by how much the first target is above the second there."""
+        lowest = domain.lowest(torch.addcmul(second, weight, slope), start)
+        return lowest, gap + _products(lowest, slope)
+
+    low, high = torch.zeros_like(gap), torch.ones_like(gap)
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        above = corner(middle)[1] > 0
+        low, high = torch.where(above, middle, low), torch.where(above, high, middle)
+    (near, above), (far, below) = corner(low), corner(high)
+    above, below = above.clamp_min(0), -below.clamp(max=0)
+    best = torch.lerp(near, far, above / (above + below).clamp_min(1e-30))
+    value = torch.maximum(c[:, :1] + _products(best, first), c[:, 1:] + _products(best, second))
+    weight = torch.cat([low, high], dim=1)
+    floors = c[:, 1:] + weight * gap
+    floors += torch.stack([domain.floor(torch.addcmul(second, each, slope)) for each in (low, high)], dim=1)
+    floor, higher = floors.max(dim=1, keepdim=True)
+    weight = weight.gather(1, higher)
+    return Solution(best, value.flatten(), floor.flatten(), torch.cat([weight, 1 - weight], dim=1))
+
+
+def _products(a: Tensor, b: Tensor) -> Tensor:
+    """Inner products [k, 1] of rows a, b [k, d]."""
+    return torch.bmm(a.unsqueeze(1), b.unsqueeze(1).transpose(1, 2)).flatten(1)
 
 
 def _moved(current: Tensor, weights: Tensor, matrix: Tensor, scale: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from randens.attacks.losses import (
     mixture_cross_entropy,
 )
 from randens.attacks.search import Search
-from randens.ensemble import to_layout
+from randens.core.tensors import take
 
 __all__ = ["ascend", "ascend_adaptively"]
 
@@ -34,8 +34,9 @@ def ascend(s: Search, *losses: Loss, steps: int, step: float, members: Sequence[
     for _ in range(steps):
         if not len(rows):
             return
-        gradient = s.gradient(rows, point[lanes], loss, members)
-        point[lanes] = s.project(rows, s.threat.step(point[lanes], gradient, step * s.threat.eps))
+        here = take(point, lanes)
+        gradient = s.gradient(rows, here, loss, members)
+        point[lanes] = s.project(rows, s.threat.step(here, gradient, step * s.threat.eps))
         lanes, rows = _open(s, members, losses)
     s.judge(rows, point[lanes])
     if members is not None and len(members) == 1:
@@ -97,7 +98,7 @@ def ascend_adaptively(s: Search, *losses: Loss, steps: int, members: Sequence[in
 
 
 def _starts(s: Search, losses: Sequence[Loss]) -> Tensor:
-    return to_layout(torch.cat([s.start() for _ in losses]))
+    return s.laid(torch.cat([s.start() for _ in losses]))
 
 
 def _each_its_own(losses: Sequence[Loss]) -> Loss:
@@ -141,6 +142,8 @@ class FGSM(Attack):
     ('fgsm', True)
     """
 
+    entropies_only = True
+
     def search(self, s: Search) -> None:
         for member in s.probs.nonzero().flatten().tolist():
             ascend(s, expected_cross_entropy, steps=1, step=1.0, members=[member])
@@ -168,6 +171,7 @@ class PGD(Attack):
 
     steps: int = 20
     step: float = 0.25
+    entropies_only = True
 
     def search(self, s: Search) -> None:
         for member in s.probs.nonzero().flatten().tolist():
@@ -186,6 +190,8 @@ class AdaptiveFGSM(Attack):
     >>> attack.name, attack == randens.attacks.create("afgsm", attack.threat)
     ('afgsm', True)
     """
+
+    entropies_only = True
 
     def search(self, s: Search) -> None:
         ascend(s, expected_cross_entropy, steps=1, step=1.0)
@@ -210,6 +216,8 @@ class AdaptivePGDL(_AdaptivePGD):
     ('adaptive-pgd-l', True)
     """
 
+    entropies_only = True
+
     def search(self, s: Search) -> None:
         ascend(s, expected_cross_entropy, steps=self.steps, step=self.step)
 
@@ -226,6 +234,8 @@ class AdaptivePGDS(_AdaptivePGD):
     >>> attack.name, attack == randens.attacks.create("adaptive-pgd-s", attack.threat, steps=40)
     ('adaptive-pgd-s', True)
     """
+
+    entropies_only = True
 
     def search(self, s: Search) -> None:
         ascend(s, mixture_cross_entropy, steps=self.steps, step=self.step)

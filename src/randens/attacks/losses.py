@@ -14,7 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 __all__ = [
+    "OF_ENTROPIES",
     "Loss",
+    "cross_entropies",
     "expected_bounded_risk",
     "expected_cross_entropy",
     "expected_margin",
@@ -41,12 +43,12 @@ def margins(z: Tensor, y: Tensor) -> Tensor:
 
 def expected_cross_entropy(z: Tensor, y: Tensor, probs: Tensor) -> Tensor:
     """Σ_i α_i CE(z_i, y): expectation at the loss (APGD-L, Eq. 96)."""
-    return probs.to(z.dtype) @ _cross_entropies(z, y)
+    return _expected(cross_entropies(z, y), probs)
 
 
 def mixture_cross_entropy(z: Tensor, y: Tensor, probs: Tensor) -> Tensor:
     """−log Σ_i α_i softmax(z_i)_y: expectation at the softmax (APGD-S), by logsumexp."""
-    return -torch.logsumexp(probs.to(z.dtype).log().unsqueeze(1) - _cross_entropies(z, y), dim=0)
+    return _mixed(cross_entropies(z, y), probs)
 
 
 def mean_logit_cross_entropy(z: Tensor, y: Tensor, probs: Tensor) -> Tensor:
@@ -112,5 +114,24 @@ def standardised(loss: Loss) -> Loss:
     return scaled
 
 
-def _cross_entropies(z: Tensor, y: Tensor) -> Tensor:
+def cross_entropies(z: Tensor, y: Tensor) -> Tensor:
+    """CE(z_i, y) of every member, [M, n]."""
     return -z.log_softmax(dim=2).gather(2, y.expand(z.shape[0], -1).unsqueeze(2)).squeeze(2)
+
+
+def _expected(entropies: Tensor, probs: Tensor) -> Tensor:
+    return probs.to(entropies.dtype) @ entropies
+
+
+def _mixed(entropies: Tensor, probs: Tensor) -> Tensor:
+    return -torch.logsumexp(probs.to(entropies.dtype).log().unsqueeze(1) - entropies, dim=0)
+
+
+OF_ENTROPIES: dict[Loss, Callable[[Tensor, Tensor], Tensor]] = {
+    expected_cross_entropy: _expected,
+    mixture_cross_entropy: _mixed,
+}
+"""Losses that depend on the members' cross-entropies e [M, n] only, as functions of e and α.
+
+Their gradient is Σ_i ∂loss/∂e_i · ∇e_i: a member's own gradient is taken before the other members' logits are known.
+"""

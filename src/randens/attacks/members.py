@@ -157,6 +157,11 @@ class GradientMembers:
         return all(self.compiled(index) is not None for index in range(len(self.parts)))
 
     @property
+    def together(self) -> bool:
+        """Whether all members are run at once, each on its own points."""
+        return self.stack is not None or self.alone
+
+    @property
     def exact_planes(self) -> bool:
         """Whether the verdicts that come with the gradients of margins are those of float32 passes."""
         return self.exact or self.alone

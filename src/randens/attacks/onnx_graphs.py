@@ -1,4 +1,4 @@
-"""A convolutional network as an ONNX graph, forward, and back from its margins to its input.
+"""A convolutional network as an ONNX graph, forward, and back from its margins or its loss to its input.
 
 The reverse pass is written into the graph: the transposed convolutions, and the ReLUs' masks. What is not written here
 raises `NotKnown`, and the network is left to torch.
@@ -222,6 +222,13 @@ class Network:
             other = graph.call("Gather", hot, graph.constant(number, np.int64), axis=1)
             gradients.append(graph.gradient(z, graph.call("Sub", "right", other), "x"))
         return self._model(graph, {"x": self.shape, "right": (self.classes,)}, [z, *gradients])
+
+    def entropy(self) -> Any:
+        """Forward, and back from the cross-entropy with the label at which `right` [n, C] is 1."""
+        graph, z = self._forward()
+        slope = graph.call("Sub", graph.call("Softmax", z, axis=1), "right")
+        gradient = graph.gradient(z, slope, "x")
+        return self._model(graph, {"x": self.shape, "right": (self.classes,)}, [z, gradient])
 
     def _forward(self) -> tuple[_Graph, str]:
         graph = _Graph(shapes={"x": self.shape})

@@ -10,15 +10,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from randens.attacks.compiled import passes
+from randens.attacks.compiled import joined_passes, passes
 from randens.attacks.ledger import Ledger
-from randens.attacks.losses import Loss, margins
+from randens.attacks.losses import OF_ENTROPIES, Loss, cross_entropies, margins
 from randens.attacks.members import GradientMembers
 from randens.attacks.shared_networks import shared_planes
 from randens.attacks.stacked import Stack
@@ -149,8 +149,16 @@ class Oracle(Ledger):
             self.clean_errors = self._judge_clean() if clean is None else clean.to(self.device)
         self.begin_from(self.clean_errors, pool, safe)
 
+    @property
+    def float32(self) -> bool:
+        """Whether gradients are taken in float32."""
+        return self._gradient_members.exact
+
     def one_thread(self) -> contextlib.AbstractContextManager[None]:
-        """For verdicts and gradients of margins: compiled members with threads of their own, and one torch thread."""
+        """Use compiled members, if all are, with threads of their own and one torch thread.
+
+        For verdicts, and for gradients of margins and of losses in `OF_ENTROPIES`; torch takes those of other losses.
+        """
         return self._gradient_members.one_thread()
 
     def laid(self, points: Tensor) -> Tensor:
@@ -258,26 +266,19 @@ class Oracle(Ledger):
             for rank, member in _pairs(wanted, together=False):
                 yield rank, member, whole[int(member[0])][rank]
             return
-        if self._gradient_members.alone:
-            yield from self._compiled_answers(points, wanted)
-            return
-        stack = self._gradient_members.stack
-        for rank, member in _pairs(wanted, together=stack is not None):
-            if stack is None:
+        members = self._gradient_members
+        for rank, member in _pairs(wanted, together=members.together):
+            if not members.together:
                 yield rank, member, self._forward(int(member[0]), points[rank])
+                continue
+            chosen = take(points, rank)
+            if members.stack is not None:
+                z = members.stack.at(chosen, member).z
             else:
-                z = stack.at(points[rank], member).z
-                self.cost.forwards += len(member)
-                self._check_logits(member, z)
-                yield rank, member, z
-
-    def _compiled_answers(self, points: Tensor, wanted: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """`_answers` of compiled members, side by side."""
-        members, parts = self._gradient_members, list(_pairs(wanted, together=False))
-        planned = [members.compiled_at(int(member[0])).forward(take(points, rank)) for rank, member in parts]
-        for (rank, member), (z,) in zip(parts, passes(planned, members.threads), strict=True):
-            self.cost.forwards += len(rank)
-            self._check_logits(int(member[0]), z)
+                planned = [members.compiled_at(i).forward(chosen[part]) for i, part in _by_member(member)]
+                (z,) = joined_passes(planned, members.threads)
+            self.cost.forwards += len(member)
+            self._check_logits(member, z)
             yield rank, member, z
 
     def _forward(self, index: int, points: Tensor) -> Tensor:
@@ -382,9 +383,11 @@ class Oracle(Ledger):
         The pass also yields verdicts, which are recorded.
         """
         chosen = list(members) if members is not None else self.probs.nonzero().flatten().tolist()
-        inputs = to_layout(points).detach().requires_grad_(True)
         alone = torch.full((len(chosen),), 1.0 / len(chosen), device=self.device)
         weights = self.probs[chosen] if members is None else alone
+        if self._gradient_members.alone and len(rows) and loss in OF_ENTROPIES:
+            return self._compiled_gradient(rows, points, OF_ENTROPIES[loss], chosen, weights)
+        inputs = to_layout(points).detach().requires_grad_(True)
         if self._gradient_members.shares:
             return self._shared_gradient(rows, inputs, loss, chosen, weights)
         if self._gradient_members.stack is not None and len(rows):
@@ -414,6 +417,32 @@ class Oracle(Ledger):
         for other in usable[1:]:
             gradient = gradient + other
         return gradient
+
+    def _compiled_gradient(
+        self,
+        rows: Tensor,
+        points: Tensor,
+        of_entropies: Callable[[Tensor, Tensor], Tensor],
+        chosen: Sequence[int],
+        weights: Tensor,
+    ) -> Tensor:
+        """`gradient` of compiled members: their cross-entropies' gradients, each by its share in the loss."""
+        members, y = self._gradient_members, self.y[rows]
+        planned = [members.compiled_at(index).entropy(points, y) for index in chosen]
+        outputs, gradients = zip(*passes(planned, members.threads), strict=True)
+        self.cost.forwards += len(rows) * len(chosen)
+        self.cost.backwards += len(rows) * len(chosen)
+        for index, z in zip(chosen, outputs, strict=True):
+            self._check_logits(index, z)
+        z = torch.stack(outputs)
+        entropies = cross_entropies(z, y).requires_grad_(True)
+        (shares,) = torch.autograd.grad(of_entropies(entropies, weights).sum(), entropies)
+        total = torch.zeros_like(points)
+        for index, own, share, answer in zip(chosen, gradients, shares, outputs, strict=True):
+            own = own * share.reshape((-1,) + (1,) * (own.dim() - 1))
+            total += self._usable(rows, own, index, watched=~self._fooled(answer, y))
+        self._learn_logits(rows, points, z, chosen)
+        return total
 
     def _stacked_gradient(
         self, stack: Stack, rows: Tensor, points: Tensor, loss: Loss, chosen: Sequence[int], weights: Tensor
@@ -508,15 +537,8 @@ class Oracle(Ledger):
 
     def _boundaries(self, rows: Tensor, points: Tensor, wanted: Tensor, classes: int) -> Iterator[Boundaries]:
         """The nearest boundaries of the members `wanted` [k, M], member by member or all at once."""
-        if self._gradient_members.alone:
-            parts = list(_pairs(wanted, together=False))
-            planned = [(rows[rank], take(points, rank), int(member[0])) for rank, member in parts]
-            found = self._compiled_planes(planned, classes)
-            for (rank, member), (gaps, normals, fooled) in zip(parts, found, strict=True):
-                yield rank, member, gaps, normals.flatten(2), fooled
-            return
-        for rank, member in _pairs(wanted, together=self._gradient_members.stack is not None):
-            gaps, normals, fooled = self._planes(rows[rank], points[rank], member, classes)
+        for rank, member in _pairs(wanted, together=self._gradient_members.together):
+            gaps, normals, fooled = self._planes(rows[rank], take(points, rank), member, classes)
             yield rank, member, gaps, normals.flatten(2), fooled
 
     def _shared_boundaries(
@@ -565,14 +587,14 @@ class Oracle(Ledger):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Gaps [k, G], their gradients [k, G, ...] and verdicts [k] of member[j] at points[j], nothing recorded.
 
-        All `member` [k] are the same, unless the members are stacked.
+        `member` [k] is ascending; all are the same, unless the members are run together.
         """
         stack = self._gradient_members.stack
         if stack is not None and len(rows):
             return self._stacked_planes(stack, rows, points, member, count)
-        index = int(member[0]) if len(member) else 0
         if self._gradient_members.alone and len(rows):
-            return next(self._compiled_planes([(rows, points, index)], count))
+            return self._compiled_planes(rows, points, member, count)
+        index = int(member[0]) if len(member) else 0
         inputs = to_layout(points).detach().requires_grad_(True)
         z, passes = self._gradient_members(index, inputs), len(inputs) * self._passes[index]
         self.cost.forwards += passes
@@ -594,21 +616,24 @@ class Oracle(Ledger):
         return chosen, torch.stack(gradients, dim=1), fooled
 
     def _compiled_planes(
-        self, parts: Sequence[tuple[Tensor, Tensor, int]], count: int
-    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """`_planes` of compiled members, side by side; parts are rows [k], points [k, ...] and a member."""
-        members = self._gradient_members
+        self, rows: Tensor, points: Tensor, member: Tensor, count: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """`_planes` of compiled members, side by side."""
+        members, y = self._gradient_members, self.y[rows]
         count = min(count, self.classes - 1)
-        planned = [members.compiled_at(i).planes(points, self.y[rows], count) for rows, points, i in parts]
-        made = passes(planned, members.threads)
-        for (rows, _, index), (z, *gradients) in zip(parts, made, strict=True):
-            self.cost.forwards += len(rows)
-            self.cost.backwards += len(rows) * count
-            self._check_logits(index, z)
-            y = self.y[rows].unsqueeze(1)
-            gaps = (z.gather(1, y) - z).scatter_(1, y, torch.inf).topk(count, dim=1, largest=False).values
-            usable = [self._usable(rows, each, index).unsqueeze(1) for each in gradients]
-            yield gaps, usable[0] if count == 1 else torch.cat(usable, dim=1), self._fooled(z, self.y[rows])
+        planned = [
+            members.compiled_at(index).planes(points[part], y[part], count)
+            for index, part in _by_member(member)
+        ]
+        z, *gradients = joined_passes(planned, members.threads)
+        self.cost.forwards += len(rows)
+        self.cost.backwards += len(rows) * count
+        self._check_logits(member, z)
+        label = y.unsqueeze(1)
+        gaps = (z.gather(1, label) - z).scatter_(1, label, torch.inf).topk(count, dim=1, largest=False).values
+        usable = [self._usable(rows, each, member).unsqueeze(1) for each in gradients]
+        normals = usable[0] if count == 1 else torch.cat(usable, dim=1)
+        return gaps, normals, self._fooled(z, y, gaps[:, 0])
 
     def _stacked_planes(
         self, stack: Stack, rows: Tensor, points: Tensor, member: Tensor, count: int
@@ -714,6 +739,15 @@ def _equal(a: Tensor, b: Tensor) -> Tensor:
 def _pick(values: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """values[rows, columns] for values [k, m, d]."""
     return take(values.flatten(0, 1), rows * values.shape[1] + columns)
+
+
+def _by_member(member: Tensor) -> Iterator[tuple[int, slice]]:
+    """The members in `member` [k], which is ascending, and where each stands."""
+    found, counts = torch.unique_consecutive(member, return_counts=True)
+    begin = 0
+    for index, count in zip(found.tolist(), counts.tolist(), strict=True):
+        yield index, slice(begin, begin + count)
+        begin += count
 
 
 def _around_rounded(threat: Threat, rounded: Tensor, x: Tensor) -> Threat:
