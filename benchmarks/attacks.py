@@ -155,17 +155,23 @@ class Subject:
 class Bare:
     """Passes of one prepared member on one batch and nothing else: the limit.
 
-    As the attack makes them: compiled ones where it takes gradients of margins, torch's where it takes those of a loss.
+    As the attack makes them: `compiled` where it takes gradients of margins or, in float32, of the cross-entropy;
+    otherwise torch's.
     """
 
     def __init__(
-        self, member: nn.Module, x: Tensor, y: Tensor, precision: str = "float32", *, margins: bool = True
+        self, member: nn.Module, x: Tensor, y: Tensor, precision: str = "float32", *, compiled: bool = True
     ) -> None:
         self.members = GradientMembers([member], precision)
-        self.x, self.y = x.contiguous(memory_format=torch.channels_last), y
-        if margins:
-            self.members.verify(self.x)
+        self.y = y
+        if compiled:
+            self.members.verify(x)
         self.compiled = self.members.compiled(0)
+        self.x = x.contiguous(
+            memory_format=torch.channels_last if self.compiled is None else torch.contiguous_format
+        )
+        classes = 0 if self.compiled is None else self.compiled.classes
+        self.right = nn.functional.one_hot(y, classes).float() if classes else None
 
     def forward(self) -> None:
         if self.compiled is not None:
@@ -176,9 +182,9 @@ class Bare:
             self.members(0, self.x)
 
     def both(self) -> None:
-        if self.compiled is not None:
+        if self.compiled is not None and self.right is not None:
             with self.members.one_thread():
-                passes([self.compiled.planes(self.x, self.y, 1)], self.members.threads)
+                passes([self.compiled.planes(self.x, self.right, 1)], self.members.threads)
             return
         inputs = self.x.detach().requires_grad_(True)
         torch.autograd.grad(nn.functional.cross_entropy(self.members(0, inputs), self.y), inputs)
@@ -315,7 +321,7 @@ def single_rows(subject: Subject, precision: str, repeats: int) -> Iterator[Row]
     """PGD-20 on one model against other libraries, and against the bare cost of its passes."""
     member, plain, x, y = subject.rec.members[0], subject.plain[0], subject.x, subject.y
     alone = Subject(RandomizedEnsemble([member]), x, y, subject.threat, [plain])
-    bare = Bare(member, x, y, precision, margins=False)
+    bare = Bare(member, x, y, precision, compiled=precision == "float32")
     # On one model the loss-level adaptive attack is PGD; it drops nothing when told so, and its passes are full.
     undropped = partial(alone.attack, "adaptive-pgd-l", precision=precision, drop_finished=False)
     cost = undropped().cost

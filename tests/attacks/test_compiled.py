@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import sys
 import weakref
@@ -15,8 +16,10 @@ from torch import Tensor, fx, nn
 
 from randens import RandomizedEnsemble, Threat, attacks, models
 from randens.attacks import members as gradient_members
-from randens.attacks.compiled import compiled, passes
+from randens.attacks.compiled import compiled, joined_passes, passes
+from randens.attacks.losses import OF_ENTROPIES, Loss
 from randens.attacks.members import GradientMembers, folded
+from randens.attacks.search import attacking
 
 CLASSES = 5
 
@@ -72,6 +75,17 @@ NAMES = (
 )
 
 
+def hot(y: Tensor) -> Tensor:
+    return nn.functional.one_hot(y, CLASSES).float()
+
+
+def assert_gradients_close(gradient: Tensor, expected: Tensor) -> None:
+    off = (gradient - expected).flatten(1).norm(dim=1) / expected.flatten(1).norm(dim=1)
+    # A ReLU whose input is zero but for rounding may be open on one side and closed on the other.
+    assert off.median() < 1e-5
+    assert off.max() < 0.05
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("count", [1, 3])
 def test_logits_and_gradients_are_those_of_torch(name: str, count: int) -> None:
@@ -82,7 +96,7 @@ def test_logits_and_gradients_are_those_of_torch(name: str, count: int) -> None:
     inputs = x.clone().requires_grad_(True)
     z = net(inputs)
     torch.testing.assert_close(made.logits(x), z.detach(), rtol=1e-4, atol=1e-5 * float(z.abs().max()))
-    found, *gradients = passes([made.planes(x, y, count)], 2)[0]
+    found, *gradients = passes([made.planes(x, hot(y), count)], 2)[0]
     torch.testing.assert_close(found, z.detach(), rtol=1e-4, atol=1e-5 * float(z.abs().max()))
     gaps = z.gather(1, y.unsqueeze(1)) - z
     near = gaps.detach().scatter(1, y.unsqueeze(1), torch.inf).topk(count, dim=1, largest=False).indices
@@ -90,10 +104,11 @@ def test_logits_and_gradients_are_those_of_torch(name: str, count: int) -> None:
     for number, gradient in enumerate(gradients):
         chosen = gaps.gather(1, near[:, number : number + 1]).sum()
         (expected,) = torch.autograd.grad(chosen, inputs, retain_graph=True)
-        off = (gradient - expected).flatten(1).norm(dim=1) / expected.flatten(1).norm(dim=1)
-        # A ReLU whose input is zero but for rounding may be open on one side and closed on the other.
-        assert off.median() < 1e-5
-        assert off.max() < 0.05
+        assert_gradients_close(gradient, expected)
+    found, gradient = passes([made.entropy(x, hot(y))], 2)[0]
+    torch.testing.assert_close(found, z.detach(), rtol=1e-4, atol=1e-5 * float(z.abs().max()))
+    (expected,) = torch.autograd.grad(nn.functional.cross_entropy(z, y, reduction="sum"), inputs)
+    assert_gradients_close(gradient, expected)
 
 
 @pytest.mark.parametrize("name", ["resnet8 16", "strided 11"])
@@ -102,10 +117,14 @@ def test_results_depend_neither_on_the_threads_nor_on_the_other_inputs(name: str
     made = compiled(folded(net), shape, threads=1)
     assert made is not None
     x, y = torch.rand(7, *shape), torch.arange(7) % CLASSES
-    alone = passes([made.planes(x, y, 1)], 1)[0]
+    alone = passes([made.planes(x, hot(y), 1)], 1)[0]
     for threads in (2, 3, 16):
-        first, second = passes([made.planes(x, y, 1), made.forward(x[2:5])], threads)
+        first, second = passes([made.planes(x, hot(y), 1), made.forward(x[2:5])], threads)
         assert all(torch.equal(a, b) for a, b in zip(alone, first, strict=True))
+        twice = joined_passes([made.planes(x, hot(y), 1), made.planes(x[2:5], hot(y[2:5]), 1)], threads)
+        for whole, part in zip(twice, alone, strict=True):
+            assert torch.equal(whole[:7], part)
+            torch.testing.assert_close(whole[7:], part[2:5], rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(second[0], alone[0][2:5], rtol=1e-5, atol=1e-6)
 
 
@@ -186,7 +205,9 @@ def ensemble() -> RandomizedEnsemble:
     return RandomizedEnsemble(nets, probs=[0.5, 0.3, 0.2])
 
 
-@pytest.mark.parametrize("name", ["saddle", "arc-r", "lattice", "adaptive-pgd-l", "suite"])
+@pytest.mark.parametrize(
+    "name", ["saddle", "arc-r", "lattice", "pgd", "adaptive-pgd-l", "adaptive-pgd-s", "apgd", "suite"]
+)
 def test_attacks_find_the_same_as_without(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rec = ensemble()
     x = torch.rand(12, 3, 16, 16)
@@ -266,23 +287,48 @@ def test_verdicts_of_compiled_passes_are_exact_with_bfloat16_gradients() -> None
     assert not averages.all_compiled
 
 
-def test_gradients_of_losses_are_left_to_torch_with_all_its_threads() -> None:
+@pytest.mark.parametrize(
+    ("kind", "float32", "threads"),
+    [(attacks.PGD, True, 1), (attacks.PGD, False, 2), (attacks.APGD, True, 2), (attacks.Saddle, False, 1)],
+)
+def test_gradients_are_left_to_torch_with_all_its_threads_where_it_takes_them(
+    kind: type[attacks.Attack], float32: bool, threads: int
+) -> None:
     rec, before = ensemble(), torch.get_num_threads()
+    x, y = torch.rand(4, 3, 16, 16), torch.arange(4)
+    prepared = GradientMembers(list(rec.members))
+    prepared.exact = float32  # false: as if gradients were taken in bfloat16
     seen = []
 
-    class Looking(attacks.PGD):
-        name = "looking"
-
-        def search(self, s: attacks.Search) -> None:
-            seen.append(torch.get_num_threads())
-            super().search(s)
-
+    looking = dataclasses.make_dataclass(
+        "looking",
+        [],
+        bases=(kind,),
+        frozen=True,
+        namespace={"search": lambda *_: seen.append(torch.get_num_threads())},
+    )
     torch.set_num_threads(2)
     try:
-        Looking(Threat("linf", 2 / 255))(rec, torch.rand(4, 3, 16, 16), torch.arange(4))
-        assert seen == [2]
+        with attacking(rec):
+            looking(Threat("linf", 2 / 255), restarts=1).attack_batch(rec, x, y, prepared=prepared)
+        assert seen == [threads]
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("loss", OF_ENTROPIES)
+@pytest.mark.parametrize("members", [None, [1]])
+def test_gradients_of_losses_are_those_of_torch(loss: Loss, members: list[int] | None) -> None:
+    rec = ensemble()
+    x, y, rows = torch.rand(6, 3, 16, 16), torch.arange(6) % CLASSES, torch.tensor([4, 0, 1, 5])
+    with attacking(rec):
+        s = attacks.Search(rec, x, y, Threat("linf", 2 / 255))
+        expected = s.gradient(rows, x[rows], loss, members)
+        spent = dataclasses.replace(s.cost)
+        with s.one_thread():
+            found = s.gradient(rows, x[rows], loss, members)
+    assert_gradients_close(found, expected)
+    assert s.cost.backwards == 2 * spent.backwards == 2 * len(rows) * len(members or rec.members)
 
 
 def test_folded_members_are_checked_in_float32_before_they_answer_in_bfloat16(

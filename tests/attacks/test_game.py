@@ -74,6 +74,26 @@ def test_linf_value_is_the_linear_programmes(seed: int) -> None:
     np.testing.assert_allclose(solved.floor.numpy(), expected, atol=2e-3)
 
 
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("lift", [0.0, 3.0, -3.0])
+def test_two_targets_in_a_box_are_solved_exactly(seed: int, lift: float) -> None:
+    """Also where one of them decides alone, and where slopes are 0."""
+    c, a, _, delta = game(seed, targets=3)
+    c[:, 1] += lift
+    a[0, 1] = a[1, 0] = 0
+    a[2, :, :4] = 0
+    support = torch.tensor([[True, True, False], [True, False, True], [False, True, True]]).repeat(2, 1)
+    domain, start = box(len(c)), delta + 0.05
+    solved = solve_game(c, a, support, domain, start, iterations=1)
+    expected = [value_by_lp(c, a, support, domain, row) for row in range(len(c))]
+    np.testing.assert_allclose(solved.value.numpy(), expected, atol=1e-3)
+    np.testing.assert_allclose(solved.floor.numpy(), expected, atol=1e-3)
+    assert bool((solved.floor <= torch.tensor(expected, dtype=torch.float64) + 1e-12).all())
+    assert torch.equal(solved.delta[2, :4], start[2, :4]), "a coordinate without slope was moved"
+    torch.testing.assert_close(solved.weights.sum(dim=1), torch.ones(len(c), dtype=torch.float64))
+    assert not bool(solved.weights[~support].any())
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_l2_value_is_the_duals(seed: int) -> None:
     c, a, support, delta = game(seed)

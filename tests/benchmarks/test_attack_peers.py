@@ -68,7 +68,7 @@ def test_bare_passes_are_as_many_as_asked_for() -> None:
     member = rec.members[0]
     counted: list[bool] = []
     handle = member.register_forward_hook(lambda *_: counted.append(torch.is_grad_enabled()))
-    Bare(member, x, y, margins=False).spend(forwards=5, backwards=3)
+    Bare(member, x, y, compiled=False).spend(forwards=5, backwards=3)
     handle.remove()
     assert counted == [True] * 3 + [False] * 2
 
@@ -85,9 +85,9 @@ def test_bare_passes_are_compiled_where_those_of_the_attack_are(monkeypatch: pyt
         made.append("forward")
         return forward(x)
 
-    def counted_planes(x: Tensor, y: Tensor, count: int) -> Pass:
+    def counted_planes(x: Tensor, right: Tensor, count: int) -> Pass:
         made.append("planes")
-        return planes(x, y, count)
+        return planes(x, right, count)
 
     monkeypatch.setattr(bare.compiled, "forward", counted_forward)
     monkeypatch.setattr(bare.compiled, "planes", counted_planes)

@@ -219,10 +219,13 @@ def play(
     centre, region = x.flatten(1), Region.around(x, s.threat)
     left = torch.arange(len(rows), device=s.device)
     for number in range(rounds):
-        here = take(path.points, left)
-        known = memory.known(lanes[left], here) & targets[left]
-        lin = s.models(rows[left], here, targets[left] & ~known, classes)
-        lin = memory.recall(lanes[left], known, lin)
+        here, wanted = take(path.points, left), targets[left]
+        if number:
+            lin = s.models(rows[left], here, wanted, classes)
+        else:
+            known = memory.known(lanes[left], here) & wanted
+            lin = s.models(rows[left], here, wanted & ~known, classes)
+            lin = memory.recall(lanes[left], known, lin)
         open_ = path.see(left, lin.errors, lin.wanted)
         unfooled, fooled = open_.nonzero().flatten(), (~open_).nonzero().flatten()
         memory.keep(lanes[left[fooled]], take(here, fooled), lin[fooled])
@@ -232,9 +235,9 @@ def play(
         around = take(centre, left)
         delta = take(here, unfooled).flatten(1) - around
         scale = norms(lin.gradients, s.threat.q).clamp_min(1e-20)
-        a = lin.gradients / scale.unsqueeze(2)
+        a = lin.gradients.div_(scale.unsqueeze(2))
         c = lin.margins / scale + kappa * eps - torch.bmm(delta.unsqueeze(1), a.transpose(1, 2)).squeeze(1)
-        domain = region[left].near(delta, reach=2 * eps * trust**number)
+        domain = region[left].near(delta, reach=2 * eps * trust**number) if number else region[left]
         solved = solve_game(c, a, targets[left], domain, delta, iterations)
         moved = (around + solved.delta).reshape(len(left), *here.shape[1:])
         path.points[left] = s.project(rows[left], moved)

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, fx, nn
 
@@ -72,16 +71,16 @@ class Compiled:
         """The pass that gives the logits [n, C] of inputs [n, ...]."""
         return self._pass("logits", self._network.forward, x=x)
 
-    def planes(self, x: Tensor, y: Tensor, count: int) -> Pass:
+    def planes(self, x: Tensor, right: Tensor, count: int) -> Pass:
         """The pass that gives the logits [n, C], and the gradients [n, ...] of z_y − z_j for each of the `count`
-        largest other logits z_j.
+        largest other logits z_j; `right` [n, C] is 1 at the label y, and 0 elsewhere.
         """
         graph = functools.partial(self._network.planes, count)
-        return self._pass(f"planes {count}", graph, x=x, right=F.one_hot(y, self.classes).to(x.dtype))
+        return self._pass(f"planes {count}", graph, x=x, right=right)
 
-    def entropy(self, x: Tensor, y: Tensor) -> Pass:
-        """The pass that gives the logits [n, C], and the gradient [n, ...] of the cross-entropy with labels y [n]."""
-        return self._pass("entropy", self._network.entropy, x=x, right=F.one_hot(y, self.classes).to(x.dtype))
+    def entropy(self, x: Tensor, right: Tensor) -> Pass:
+        """The pass that gives the logits [n, C], and the gradient [n, ...] of the cross-entropy with those labels."""
+        return self._pass("entropy", self._network.entropy, x=x, right=right)
 
     def _pass(self, kind: str, graph: Callable[[], Any], **inputs: Tensor) -> Pass:
         if kind not in self._sessions:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from randens.attacks.compiled import joined_passes, passes
@@ -352,6 +354,11 @@ class Oracle(Ledger):
                 self.cost.forwards += len(close) * self._passes[index]
         return errors
 
+    @functools.cached_property
+    def _right(self) -> Tensor:
+        """[n, C]: 1 at the label, 0 elsewhere."""
+        return F.one_hot(self.y, self.classes).to(self.x.dtype)
+
     @property
     def classes(self) -> int:
         """How many classes the members tell apart."""
@@ -428,7 +435,8 @@ class Oracle(Ledger):
     ) -> Tensor:
         """`gradient` of compiled members: their cross-entropies' gradients, each by its share in the loss."""
         members, y = self._gradient_members, self.y[rows]
-        planned = [members.compiled_at(index).entropy(points, y) for index in chosen]
+        right = take(self._right, rows)
+        planned = [members.compiled_at(index).entropy(points, right) for index in chosen]
         outputs, gradients = zip(*passes(planned, members.threads), strict=True)
         self.cost.forwards += len(rows) * len(chosen)
         self.cost.backwards += len(rows) * len(chosen)
@@ -621,8 +629,9 @@ class Oracle(Ledger):
         """`_planes` of compiled members, side by side."""
         members, y = self._gradient_members, self.y[rows]
         count = min(count, self.classes - 1)
+        right = take(self._right, rows)
         planned = [
-            members.compiled_at(index).planes(points[part], y[part], count)
+            members.compiled_at(index).planes(points[part], right[part], count)
             for index, part in _by_member(member)
         ]
         z, *gradients = joined_passes(planned, members.threads)
