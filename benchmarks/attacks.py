@@ -47,6 +47,7 @@ from randens.models.precision import probe
 STEPS = 20
 SADDLES: dict[str, dict[str, int]] = {
     "saddle, orders=1": {"orders": 1, "restarts": 1},
+    "saddle, orders=1 restarts=2 relinearisations=3": {"orders": 1, "restarts": 2, "relinearisations": 3},
     "saddle, orders=1 restarts=2": {"orders": 1, "restarts": 2},
     "saddle (default)": {},
 }

@@ -24,6 +24,7 @@ __all__ = ["Prediction", "Predictor"]
 _CHUNK = 512  # inputs per pass: bounds the memory
 
 _random_bytes = os.urandom  # the operating system's secure generator
+_largest = np.maximum.reduce
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +92,7 @@ class Predictor:
         )
         if lean:
             return_freed_memory()
-        self._lean = lean
+        self._lean, self._averaged = lean, bool(self.bundle.averages)
         probs = np.asarray(self.bundle.probs)
         self._cumulative = np.cumsum(probs)
         self._steps: list[float] = self._cumulative.tolist()
@@ -125,9 +126,10 @@ class Predictor:
         inputs = self.check(x)
         if len(inputs) == 1:
             index = self._draw_one()
-            logits, members = self._answer(index, inputs), np.array([index], dtype=np.int64)
-            self._release({index})
-            return Prediction(_label_of_one(logits), logits, members)
+            logits = self._answer(index, inputs)
+            if self._lean:
+                self._release({index})
+            return Prediction(_label_of_one(logits), logits, np.array([index], dtype=np.int64))
         members = self.draw(len(inputs))
         drawn = set(members.tolist())
         if len(drawn) == 1:
@@ -137,14 +139,13 @@ class Predictor:
             for index in drawn:
                 rows = np.flatnonzero(members == index)
                 logits[rows] = self._answer(index, inputs[rows])
-        self._release(drawn)
+        if self._lean:
+            self._release(drawn)
         _check_finite(logits)
         return Prediction(logits.argmax(axis=1), logits, members)
 
     def _release(self, drawn: set[int]) -> None:
-        """With `lean`: release the memory of the networks that the `drawn` members do not use."""
-        if not self._lean:
-            return
+        """Release the memory of the networks that the `drawn` members do not use."""
         used = {network for index in drawn for network in self._averages[index].of}
         for index, member in enumerate(self._members):
             if index not in used:
@@ -159,7 +160,7 @@ class Predictor:
         )
 
     def _answer(self, index: int, inputs: NDArray[np.float32]) -> NDArray[np.float32]:
-        if not self.bundle.averages:
+        if not self._averaged:
             return self._members[index].run(inputs)
         average = self._averages[index]
         return _mean([self._members[i].run(inputs) for i in average.of], average.weights)
@@ -184,10 +185,13 @@ class Predictor:
                 inputs = np.ascontiguousarray(given, dtype=np.float32)
         if not inputs.size:
             return inputs
-        flat = inputs.reshape(-1)
-        if self._highest is not None and np.maximum.reduce(flat.view(np.uint32)) <= self._highest:
+        # None: all dimensions. Reshaping first would take as long as the comparison.
+        if self._highest is not None and _largest(inputs.view(np.uint32), None) <= self._highest:
             return inputs
-        low, high = float(np.minimum.reduce(flat)), float(np.maximum.reduce(flat))  # NaN if there is one
+        low, high = (
+            float(np.minimum.reduce(inputs, None)),
+            float(_largest(inputs, None)),
+        )  # NaN if there is one
         if not (math.isfinite(low) and math.isfinite(high)):
             raise InputError("x holds NaN or infinite values; inputs must be finite")
         if self._bounds is not None and (low < self._bounds[0] or high > self._bounds[1]):
@@ -220,7 +224,11 @@ class _Loaded:
         self._names = _names(self._session)
 
     def run(self, inputs: NDArray[np.float32]) -> NDArray[np.float32]:
-        return _run(self._session, *self._names, inputs)
+        if len(inputs) > _CHUNK:
+            return _in_chunks(self._session, *self._names, inputs)
+        name, wanted = self._names
+        answer: NDArray[np.float32] = self._session.run(wanted, {name: inputs})[0]
+        return answer
 
     def rest(self) -> None:
         """Do nothing."""
@@ -255,7 +263,7 @@ class _Mapped:
 
     def run(self, inputs: NDArray[np.float32]) -> NDArray[np.float32]:
         self._resident = True
-        return _run(self._session, *self._names, inputs)
+        return _in_chunks(self._session, *self._names, inputs)
 
     def rest(self) -> None:
         """Release the pages. If another thread uses them, they are read again."""
@@ -319,11 +327,10 @@ def _names(session: Any) -> tuple[str, list[str]]:
     return session.get_inputs()[0].name, [session.get_outputs()[0].name]
 
 
-def _run(session: Any, name: str, wanted: list[str], inputs: NDArray[np.float32]) -> NDArray[np.float32]:
-    if len(inputs) <= _CHUNK:
-        answer: NDArray[np.float32] = session.run(wanted, {name: inputs})[0]
-        return answer
-    parts = [inputs[start : start + _CHUNK] for start in range(0, len(inputs), _CHUNK)]
+def _in_chunks(
+    session: Any, name: str, wanted: list[str], inputs: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    parts = [inputs[start : start + _CHUNK] for start in range(0, max(1, len(inputs)), _CHUNK)]
     return np.concatenate([session.run(wanted, {name: part})[0] for part in parts])
 
 
