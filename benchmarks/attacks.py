@@ -179,8 +179,8 @@ class Bare:
             with self.members.one_thread():
                 self.compiled.logits(self.x)
             return
-        with torch.no_grad():
-            self.members(0, self.x)
+        # A forward pass without a gradient is for a verdict, which is never computed in lower precision.
+        self.members.judge(0, self.x)
 
     def both(self) -> None:
         if self.compiled is not None and self.right is not None:

@@ -399,7 +399,8 @@ class Oracle(Ledger):
             return self._shared_gradient(rows, inputs, loss, chosen, weights)
         if self._gradient_members.stack is not None and len(rows):
             return self._stacked_gradient(self._gradient_members.stack, rows, points, loss, chosen, weights)
-        return self._plain_gradient(rows, inputs, loss, chosen, weights)
+        # In the layout of the points: to add two layouts takes several times as long as to convert one.
+        return self.laid(self._plain_gradient(rows, inputs, loss, chosen, weights))
 
     def _plain_gradient(
         self, rows: Tensor, inputs: Tensor, loss: Loss, chosen: Sequence[int], weights: Tensor
