@@ -25,7 +25,7 @@ def far_apart(members: int, distance: float) -> RandomizedEnsemble:
     return RandomizedEnsemble([linear(weight, bias) for _ in range(members)])
 
 
-@pytest.mark.parametrize(("distance", "steps"), [(1.6, 3), (1.4, 20)])
+@pytest.mark.parametrize(("distance", "steps"), [(1.4, 2), (1.3, 20)])
 def test_inputs_out_of_reach_are_given_up(distance: float, steps: int) -> None:
     rec, n = far_apart(3, distance), 4
     x, y = torch.zeros(n, 3), torch.zeros(n, dtype=torch.int64)
