@@ -20,7 +20,7 @@ __all__ = ["Plane", "Walk", "nearest"]
 
 # By the members' own linear models: no verdict on a step that ends further than _NEAR·ε before the boundary it goes
 # to, and no further steps once all boundaries were further than _FAR·ε outside the ball for _PATIENCE steps in a row.
-# Chosen on validation images: on 1,152 of them, with two seeds each, as many members were fooled as with 0.25, 0.5 and 3.
+# Chosen on validation images: on 1,152 of them, with two seeds, as many members were fooled as with 0.25, 0.5 and 3.
 _NEAR, _FAR, _PATIENCE = 0.15, 0.35, 2
 
 
