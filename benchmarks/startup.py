@@ -8,6 +8,7 @@ untrained networks of the quickstart's size; ARC-R on 100 test images. The goals
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -31,8 +32,15 @@ def digits_ensemble(folder: Path) -> Path:
 
 def process(*arguments: str) -> Callable[[], None]:
     def run() -> None:
+        # Users have compiled modules beside the sources; without them most of the time is compiling.
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         done = subprocess.run(
-            [sys.executable, "-c", *arguments], capture_output=True, text=True, check=False, timeout=120
+            [sys.executable, "-c", *arguments],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
         )
         if done.returncode:
             raise RuntimeError(f"{arguments[1:]}: exit code {done.returncode}: {done.stderr[-300:]}")
