@@ -267,7 +267,7 @@ HOT += (
 ON_THE_CPU = {
     ("ensemble.py", "check_probs"),
     ("ensemble.py", "draw"),
-    ("threat.py", "random"),
+    ("threat.py", "noisy"),
     ("attacks/search.py", "__init__"),
     ("attacks/search.py", "uniform"),
     ("attacks/search.py", "ranks"),

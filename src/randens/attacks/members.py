@@ -81,7 +81,7 @@ class GradientMembers:
         """
         if self._sample is not None or not len(x):
             return
-        self._sample = to_layout(x[:2])
+        self._sample = to_layout(x[:4])
         self._answers = [self._original(network) for network in range(len(self._originals))]
         if self.stack is not None and not self._agree_together(self._sample):
             self.stack = None
