@@ -471,7 +471,7 @@ class Region:
             return Region(self.low[rows], self.high[rows], self.radius, self.p)
         return Region(take(self.low, rows), take(self.high, rows), self.radius, self.p)
 
-    def near(self, delta: Tensor, reach: float) -> Region:
+    def near(self, delta: Tensor, reach: float | Tensor) -> Region:
         """Return the region restricted to points within `reach` of `delta` [n, d] in every coordinate."""
         low, high = torch.maximum(self.low, delta - reach), torch.minimum(self.high, delta + reach)
         return Region(low, high, self.radius, self.p)

@@ -6,17 +6,20 @@ import contextlib
 import dataclasses
 import gc
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, fx, nn
 
 from randens import RandomizedEnsemble, Threat, attacks, models
 from randens.attacks import members as gradient_members
-from randens.attacks.compiled import compiled, joined_passes, passes
+from randens.attacks.compiled import Pass, compiled, joined_passes, passes
 from randens.attacks.losses import OF_ENTROPIES, Loss
 from randens.attacks.members import GradientMembers, folded
 from randens.attacks.search import attacking
@@ -126,6 +129,38 @@ def test_results_depend_neither_on_the_threads_nor_on_the_other_inputs(name: str
             assert torch.equal(whole[:7], part)
             torch.testing.assert_close(whole[7:], part[2:5], rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(second[0], alone[0][2:5], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 7])
+def test_a_thread_that_is_done_takes_calls_that_another_has_not_begun(threads: int) -> None:
+    """The first call waits until all others are made, also those of its thread's share."""
+    others = threading.Event()
+    made: list[int] = []
+
+    class Slow:
+        def run(self, _: None, inputs: dict[str, NDArray[np.float32]]) -> list[NDArray[np.float32]]:
+            number = int(inputs["x"][0, 0])
+            if number == 0 and threads > 1:
+                assert others.wait(20)
+            made.append(number)
+            if len(made) == 11:
+                others.set()
+            return [2 * inputs["x"]]
+
+    x = np.arange(12, dtype=np.float32).reshape(12, 1)
+    wanted = [Pass(Slow(), {"x": x[:5]}, 1), Pass(Slow(), {"x": x[5:]}, 1)]
+    first, second = passes(wanted, threads)
+    assert torch.equal(torch.cat([first[0], second[0]]), torch.from_numpy(2 * x))
+    assert sorted(made) == list(range(12))
+
+
+def test_a_call_that_fails_fails_the_pass() -> None:
+    class Broken:
+        def run(self, _: None, inputs: dict[str, NDArray[np.float32]]) -> list[NDArray[np.float32]]:
+            raise ValueError(f"call {inputs['x'][0, 0]:g}")
+
+    with pytest.raises(ValueError, match="call"):
+        passes([Pass(Broken(), {"x": np.zeros((4, 1), np.float32)}, 1)], 2)
 
 
 def test_one_call_takes_one_input_of_a_large_network_and_many_of_a_small_one() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from randens import RandomizedEnsemble, Threat, attacks
-from randens.attacks.climbers import climb
+from randens.attacks.climbers import Reach, climb
 from randens.attacks.search import Search, attacking
 
 
@@ -62,15 +62,20 @@ def test_a_point_that_misses_a_target_is_not_kept() -> None:
         (True, False, True): (0.6, 0.6),
     }
 
-    def reach(s: Search, lanes: Tensor, points: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        asked.append((points[0].tolist(), targets[0].tolist()))
-        ended = torch.tensor([ends[tuple(targets[0].tolist())]])
-        return ended, s.judge(s.owner[lanes], ended, targets)
+    class Scripted(Reach):
+        def step(self) -> tuple[Tensor, Tensor, Tensor]:
+            (lanes, self.lanes), targets = (self.lanes, self.lanes[:0]), self.targets[self.lanes]
+            asked.append((self.points[lanes[0]].tolist(), targets[0].tolist()))
+            ended = torch.tensor([ends[tuple(targets[0].tolist())]])
+            return lanes, ended, self.s.judge(self.s.owner[lanes], ended, targets)
+
+        def move(self, *_: object) -> Tensor:
+            raise AssertionError
 
     with attacking(rec):
         s = Search(rec, X, Y, threat)
         s.begin(0)
-        climb(s, 0, torch.zeros(1, 3, dtype=torch.bool), reach)
+        climb(s, 0, torch.zeros(1, 3, dtype=torch.bool), Scripted(s, 1))
     assert [targets for _, targets in asked] == [list(targets) for targets in ends]
     assert asked[2][0] == pytest.approx([0.6, 0.0])
     assert s.best_value.tolist() == pytest.approx([0.69])

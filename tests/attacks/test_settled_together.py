@@ -140,12 +140,17 @@ def test_one_order_of_equal_members_for_all_inputs_at_first() -> None:
     s = Search(RandomizedEnsemble(list(s.rec.members)), s.x, s.y, s.threat)
     asked: list[Tensor] = []
 
-    def reach(_: Search, __: Tensor, points: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        asked.append(targets)
-        return points, torch.zeros_like(targets)
+    class Failing(climbers.Reach):
+        def step(self) -> tuple[Tensor, Tensor, Tensor]:
+            lanes, self.lanes = self.lanes, self.lanes[:0]
+            asked.append(self.targets[lanes])
+            return lanes, self.points[lanes], torch.zeros_like(asked[-1])
+
+        def move(self, *_: object) -> Tensor:
+            raise AssertionError
 
     with attacking(s.rec):
-        climbers.climb(s, 0, torch.zeros(2, 3, dtype=torch.bool), reach)
+        climbers.climb(s, 0, torch.zeros(2, 3, dtype=torch.bool), Failing(s, 1))
     assert len(asked) == 3
     assert all(torch.equal(targets[0], targets[1]) for targets in asked)
     assert sorted(int(targets[0].int().argmax()) for targets in asked) == [0, 1, 2]

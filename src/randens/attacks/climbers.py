@@ -8,28 +8,86 @@ between the perturbation and the members of T.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import abc
+import dataclasses
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from randens.attacks.base import Attack, register
 from randens.attacks.game import solve_game
-from randens.attacks.oracle import Memory
+from randens.attacks.oracle import Linearisation, Memory
 from randens.attacks.plans import planned
 from randens.attacks.search import Search
 from randens.core.tensors import norms, take
 from randens.threat import Region
 
-__all__ = ["Reach", "climb", "descend", "play"]
+__all__ = ["Descents", "Games", "Reach", "attempt", "climb"]
 
 _PATIENCE = 5  # `lattice`, the last of a portfolio, skips a member after so many failed searches for it
 _PLAN = 40  # iterations of each game of a plan
 
-Reach = Callable[[Search, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""reach(s, lanes, points [k, ...], targets bool [k, M]) → (points, errors [k, M]) where it ended."""
+
+class Reach(abc.ABC):
+    """Searches for points that fool target sets, one search per lane; a lane does not wait for others.
+
+    Each step takes every lane from its point to the next one. Lanes of different targets and of different numbers of
+    steps make their passes together, so that there are few and wide ones.
+    """
+
+    def __init__(self, s: Search, steps: int) -> None:
+        self.s, self.steps = s, steps
+        self.lanes = s.owner[:0]  # whose search is under way
+        self.points = take(s.x, s.owner)
+        self.targets = torch.zeros(len(s.owner), s.members, dtype=torch.bool, device=s.device)
+        self.made = torch.zeros_like(s.owner)  # steps
+
+    def begin(self, lanes: Tensor, points: Tensor, targets: Tensor) -> None:
+        """Search from `points` [k, ...] for points that fool all of `targets` bool [k, M]."""
+        self.points[lanes], self.targets[lanes], self.made[lanes] = points, targets, 0
+        self.lanes = torch.cat([self.lanes, lanes])
+
+    def step(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Make one step; lanes [k] whose search ended, the points [k, ...] where it did, and verdicts [k, M] there.
+
+        Searches for inputs whose risk cannot increase any more are dropped.
+        """
+        s = self.s
+        lanes = self.lanes[s.going[s.owner[self.lanes]]]
+        rows, here, wanted = s.owner[lanes], take(self.points, lanes), self.targets[lanes]
+        lin = self.linearised(lanes, here, wanted)
+        errors = s.settle(rows, here, lin.errors, lin.wanted)
+        open_ = (wanted & ~errors).any(dim=1)
+        fooled, left = (~open_).nonzero().flatten(), open_.nonzero().flatten()
+        self.reached(lanes[fooled], take(here, fooled), lin[fooled])
+        further = open_.clone()
+        if len(left):
+            further[left] = self.move(lanes[left], take(here, left), lin[left])
+        self.lanes, over = lanes[further], (~further).nonzero().flatten()
+        return lanes[over], take(here, over), errors[over]
+
+    def linearised(self, lanes: Tensor, here: Tensor, wanted: Tensor) -> Linearisation:
+        """Models of the members `wanted` at the lanes' points; after the last step only their verdicts."""
+        s, rows = self.s, self.s.owner[lanes]
+        last = (self.made[lanes] == self.steps).nonzero().flatten()
+        if not len(last):
+            return self.models(lanes, here, wanted)
+        moving = wanted.index_fill(0, last, False)
+        lin = self.models(lanes, here, moving)
+        verdicts = s.verdicts(rows[last], take(here, last), wanted[last])
+        return dataclasses.replace(lin, wanted=wanted, errors=lin.errors.index_copy(0, last, verdicts))
+
+    def models(self, lanes: Tensor, here: Tensor, wanted: Tensor) -> Linearisation:
+        """Linear models of the members `wanted` at the lanes' points."""
+        return self.s.models(self.s.owner[lanes], here, wanted)
+
+    def reached(self, lanes: Tensor, points: Tensor, models: Linearisation) -> None:  # noqa: B027
+        """Do nothing by default where the lanes' targets are fooled at `points`."""
+
+    @abc.abstractmethod
+    def move(self, lanes: Tensor, here: Tensor, lin: Linearisation) -> Tensor:
+        """Move the lanes' points; bool [k], whether their searches go on."""
 
 
 def climb(s: Search, sweep: int, resisted: Tensor, reach: Reach, patience: int | None = None) -> None:
@@ -39,7 +97,8 @@ def climb(s: Search, sweep: int, resisted: Tensor, reach: Reach, patience: int |
     The first sweep takes every lane. Later sweeps look for other maximal sets: they take the lanes where some
     member is missing from the input's best set and has not resisted alone, and begin with such a member.
     `resisted` [L, M] marks members that were attacked alone and not fooled. Members that `patience` searches
-    of this or of other attacks have attacked alone without success are skipped.
+    of this or of other attacks have attacked alone without success are skipped. Lanes with a search under way go on
+    from where it ends.
     """
     skipped = s.safe | (s.probs <= 0)
     if patience is not None:
@@ -57,42 +116,55 @@ def climb(s: Search, sweep: int, resisted: Tensor, reach: Reach, patience: int |
     order = order.argsort(dim=1)
     point = s.start()
     errors = s.clean_errors.clone() if s.restart == 0 else torch.zeros_like(skipped)
-    for position in range(s.members):
-        lanes = s.going[s.owner].nonzero().flatten()
-        member = order[lanes, position]
-        fresh = chosen[lanes] & ~errors[lanes, member] & ~skipped[lanes, member]
-        # No pass for sets of foolable members that cannot get a larger probability than the best set.
-        coming = torch.zeros_like(errors[lanes]).scatter(1, order[lanes, position:], True) & ~skipped[lanes]
-        heaviest, rows = s.weigh(errors[lanes] | coming), s.owner[lanes]
-        fresh &= (heaviest > s.best_value[rows] + 1e-9) | ~s.foolable[rows, member]
-        lanes, rows, member = lanes[fresh], rows[fresh], member[fresh]
-        if not len(rows):
-            continue
-        targets = errors[lanes].clone()
-        targets[torch.arange(len(rows), device=s.device), member] = True
-        targets &= s.probs > 0
-        ended, fooled = reach(s, lanes, point[lanes], targets)
+    position = torch.zeros_like(s.owner)
+    idle = chosen.index_fill(0, reach.lanes, False).nonzero().flatten()
+    while True:
+        idle = idle[chosen[idle] & s.going[s.owner[idle]]]
+        place, member = _following(s, idle, order[idle], position[idle], errors[idle], skipped[idle])
+        lanes, position[idle] = idle[member >= 0], place + 1
+        targets = errors[lanes].scatter(1, member[member >= 0].unsqueeze(1), True) & (s.probs > 0)
+        reach.begin(lanes, take(point, lanes), targets)
+        if not len(reach.lanes):
+            return
+        idle, ended, fooled = reach.step()
+        targets = reach.targets[idle]
         success = (fooled | ~targets).all(dim=1)
-        point[lanes[success]] = ended[success]
-        errors[lanes[success]] = fooled[success]
+        point[idle[success]], errors[idle[success]] = ended[success], fooled[success]
         alone = ~success & (targets.sum(dim=1) == 1)
-        resisted[lanes[alone], member[alone]] = True
-        once = torch.ones_like(rows[alone])
-        s.resistance.index_put_((rows[alone], member[alone]), once, accumulate=True)
+        rows, member = s.owner[idle[alone]], targets[alone].int().argmax(dim=1)
+        resisted[idle[alone], member] = True
+        s.resistance.index_put_((rows, member), torch.ones_like(rows), accumulate=True)
+
+
+def _following(
+    s: Search, lanes: Tensor, order: Tensor, position: Tensor, errors: Tensor, skipped: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The next member [k] of every lane, −1 if none is left, and its place [k] in the lane's order [k, M].
+
+    Members before `position` [k], fooled ones and `skipped` ones [k, M] are passed over, and those that are foolable
+    alone but with all that follow do not make a set of larger probability than the best one.
+    """
+    rows = s.owner[lanes]
+    coming = ~errors & ~skipped
+    gain = (coming * s.probs).gather(1, order)
+    heaviest = s.weigh(errors).unsqueeze(1) + gain.flip(1).cumsum(dim=1).flip(1)
+    worth = (heaviest > s.best_value[rows].unsqueeze(1) + 1e-9) | ~s.foolable[rows].gather(1, order)
+    places = torch.arange(order.shape[1], device=s.device)
+    fresh = coming.gather(1, order) & worth & (places >= position.unsqueeze(1))
+    place = fresh.int().argmax(dim=1)
+    member = order.gather(1, place.unsqueeze(1)).squeeze(1)
+    return place, torch.where(fresh.any(dim=1), member, -1)
 
 
 def attempt(s: Search, reach: Reach, iterations: int, kappa: float) -> None:
     """Aim from the clean input at the set of largest probability that the members' linear models do not rule
-    out; of several restarts searched together, each takes the next such set.
+    out; of several restarts searched together, each takes the next such set. The searches are begun only.
     """
-    plans = []
-    for _ in range(s.together):
-        plans.append(planned(s, iterations, kappa))
+    for number in range(s.together):
+        rows, targets = planned(s, iterations, kappa)
         # Also if it will be reached: sets of larger probability were ruled out or tried before.
-        s.refuse(*plans[-1])
-    lanes = torch.cat([number * s.n + rows for number, (rows, _) in enumerate(plans)])
-    if len(lanes):
-        reach(s, lanes, s.x[s.owner[lanes]], torch.cat([targets for _, targets in plans]))
+        s.refuse(rows, targets)
+        reach.begin(number * s.n + rows, take(s.x, rows), targets)
 
 
 def _largest(order: Tensor, among: Tensor) -> Tensor:
@@ -100,153 +172,113 @@ def _largest(order: Tensor, among: Tensor) -> Tensor:
     return order.masked_fill(~among, -1.0).amax(dim=1, keepdim=True)
 
 
-class Path:
-    """The points that a search comes by, and the verdicts known there; they are settled together at its end."""
+class Descents(Reach):
+    """Projected descent of Σ_{j∈T} relu(margin_j + κ)/‖∇margin_j‖_q, which stops once all of T are fooled.
 
-    def __init__(self, rows: Tensor, points: Tensor, targets: Tensor) -> None:
-        self.rows, self.targets = rows, targets
-        self.points, self.errors = points.clone(), torch.zeros_like(targets)
-        self._left: list[Tensor] = []
-        self._seen: list[tuple[Tensor, Tensor, Tensor]] = []
-
-    def see(self, left: Tensor, errors: Tensor, known: Tensor) -> Tensor:
-        """Note the verdicts [k, M] of the `known` members at the points `left` [k]; bool [k]: is a target left?"""
-        self.errors[left] = errors
-        self._left.append(left)
-        self._seen.append((take(self.points, left), errors, known))
-        return (self.targets[left] & ~errors).any(dim=1)
-
-    def settle(self, s: Search) -> tuple[Tensor, Tensor]:
-        """Complete what can be a new set; return the points where the search ended, and the verdicts there."""
-        if self._left:
-            points, errors, known = (torch.cat(parts) for parts in zip(*self._seen, strict=True))
-            done = s.settle(self.rows[torch.cat(self._left)], points, errors, known)
-            parts = torch.split(done, [len(left) for left in self._left])
-            for left, part in zip(self._left, parts, strict=True):
-                self.errors[left] = part
-        return self.points, self.errors
-
-
-def descend(
-    s: Search,
-    lanes: Tensor,
-    points: Tensor,
-    targets: Tensor,
-    *,
-    steps: int,
-    step: float,
-    kappa: float,
-    elsewhere: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """Reach T by projected descent of Σ_{j∈T} relu(margin_j + κ)/‖∇margin_j‖_q, stopping once all of T are fooled.
-
-    Starts from the current point, then from the clean input, then from `elsewhere` [n, ...].
+    It starts from the current point, then from the clean input, then from `elsewhere` [n, ...].
     """
-    rows, ended, errors = s.owner[lanes], points.clone(), torch.zeros_like(targets)
-    # Do not repeat the descent from the clean input.
-    elsewhere_only = (points == s.x[rows]).flatten(1).all(dim=1)
-    for number, start in enumerate((points, s.x[rows], elsewhere[rows])):
-        missing = ~(errors | ~targets).all(dim=1)
-        missing = (missing & ~elsewhere_only if number == 1 else missing).nonzero().flatten()
-        if len(missing):
-            ended[missing], errors[missing] = _descend_from(
-                s, rows[missing], start[missing], targets[missing], steps, step, kappa
-            )
-    return ended, errors
 
+    def __init__(self, s: Search, *, steps: int, step: float, kappa: float, elsewhere: Tensor) -> None:
+        super().__init__(s, steps)
+        self.length, self.kappa, self.elsewhere = step, kappa, elsewhere
+        self.starts = torch.zeros_like(s.owner)  # how many were tried before this one
 
-def _descend_from(
-    s: Search, rows: Tensor, start: Tensor, targets: Tensor, steps: int, step: float, kappa: float
-) -> tuple[Tensor, Tensor]:
-    path = Path(rows, start, targets)
-    left = torch.arange(len(rows), device=s.device)
-    for number in range(steps):
-        # Steps shrink from four times `step` to 0: large enough to leave x, small enough to end between
-        # boundaries.
-        stride = 4 * step * (1 - number / steps) ** 2 * s.threat.eps
-        steepest = 2 * number < steps
-        lin = s.models(rows[left], take(path.points, left), targets[left])
-        going = path.see(left, lin.errors, lin.wanted).nonzero().flatten()
-        left, lin = left[going], lin[going]
-        if not len(left):
-            return path.settle(s)
+    def begin(self, lanes: Tensor, points: Tensor, targets: Tensor) -> None:
+        super().begin(lanes, points, targets)
+        # The descent from the clean input is not repeated.
+        clean = (points == take(self.s.x, self.s.owner[lanes])).flatten(1).all(dim=1)
+        self.starts[lanes] = clean.to(self.starts.dtype)
+
+    def move(self, lanes: Tensor, here: Tensor, lin: Linearisation) -> Tensor:
+        s, made = self.s, self.made[lanes]
+        rows, over = s.owner[lanes], made == self.steps
         scale = norms(lin.gradients, s.threat.q).clamp_min(1e-20)
-        pulling = (lin.margins / scale > -kappa * s.threat.eps) & lin.wanted
-        points = take(path.points, left)
-        pull = torch.bmm((pulling / scale).unsqueeze(1), lin.gradients).reshape(points.shape)
-        path.points[left] = s.project(rows[left], _stepped(s, points, pull, stride, steepest=steepest))
-    path.see(left, s.verdicts(rows[left], path.points[left], targets[left]), targets[left])
-    return path.settle(s)
+        pulling = (lin.margins / scale > -self.kappa * s.threat.eps) & lin.wanted
+        pull = torch.bmm((pulling / scale).unsqueeze(1), lin.gradients).reshape(here.shape)
+        # Steps shrink from four times the length to 0: large enough to leave x, small enough to end between boundaries.
+        stride = (4 * self.length * s.threat.eps * (1 - made / self.steps).square()).to(here.dtype)
+        moved = s.project(rows, _stepped(s, here, pull, stride, steepest=2 * made < self.steps))
+        first = self.starts[lanes] == 0
+        again = torch.where(_per_lane(first, here), take(s.x, rows), take(self.elsewhere, rows))
+        self.points[lanes] = torch.where(_per_lane(over, here), again, moved)
+        self.made[lanes] = (made + 1).masked_fill(over, 0)
+        self.starts[lanes] += over
+        return self.starts[lanes] < 3
 
 
-def _stepped(s: Search, points: Tensor, pull: Tensor, stride: float, *, steepest: bool) -> Tensor:
-    """Make one step against the gradient: steepest for the norm, or of the same length along the gradient
-    itself.
+def _per_lane(values: Tensor, points: Tensor) -> Tensor:
+    """values [k] with as many dimensions as points [k, ...]."""
+    return values.reshape((-1,) + (1,) * (points.dim() - 1))
+
+
+def _stepped(s: Search, points: Tensor, pull: Tensor, stride: Tensor, *, steepest: Tensor) -> Tensor:
+    """Make one step of length `stride` [k] against the gradient: steepest for the norm, or of the same length along the
+    gradient itself.
 
     In linf the steepest step moves all coordinates, even those whose sign the members disagree about. The
     later, short steps go along the gradient itself and can end between boundaries.
     """
-    if steepest or s.threat.norm != "linf":
-        return s.threat.step(points, -pull, stride)
+    fastest = s.threat.step(points, -pull, stride)
+    if s.threat.norm != "linf" or bool(steepest.all()):
+        return fastest
     length = norms(pull.flatten(1), 2).clamp_min(1e-20)
-    size = stride * pull[0].numel() ** 0.5
-    return points - (size / length).reshape((-1,) + (1,) * (pull.dim() - 1)) * pull
+    along = points - _per_lane(stride * pull[0].numel() ** 0.5 / length, points) * pull
+    return torch.where(_per_lane(steepest, points), fastest, along)
 
 
-def play(
-    s: Search,
-    lanes: Tensor,
-    points: Tensor,
-    targets: Tensor,
-    *,
-    rounds: int,
-    iterations: int,
-    kappa: float,
-    trust: float,
-    hopeless: float,
-    classes: int,
-    memory: Memory,
-) -> tuple[Tensor, Tensor]:
-    """Search a point that fools T: move to the solution of the linearised game, linearise there, and repeat.
+class Games(Reach):
+    """Moves to the solution of the linearised game, linearises there, and repeats.
 
-    Round r may move by at most `trust`^r times the ball's diameter. A target set is given up if the game's
-    dual proves, in the linear model, that it is out of reach by more than `hopeless`·ε. `memory` keeps the linear
-    models where all of T are fooled: the search for a larger set begins there.
+    Move r may be at most `trust`^r times the ball's diameter. A search is given up if the game's dual proves, in
+    the linear model, that the targets are out of reach by more than that model may err: `hopeless`·ε for the first
+    two moves, then less by `trust`² each time, as the error of a linear model falls with the square of its reach.
+    `memory` keeps the linear models where all of T are fooled: the search for a larger set begins there.
     """
-    rows = s.owner[lanes]
-    path = Path(rows, points, targets)
-    eps, x = s.threat.eps, take(s.x, rows)
-    centre, region = x.flatten(1), Region.around(x, s.threat)
-    left = torch.arange(len(rows), device=s.device)
-    for number in range(rounds):
-        here, wanted = take(path.points, left), targets[left]
-        if number:
-            lin = s.models(rows[left], here, wanted, classes)
-        else:
-            known = memory.known(lanes[left], here) & wanted
-            lin = s.models(rows[left], here, wanted & ~known, classes)
-            lin = memory.recall(lanes[left], known, lin)
-        open_ = path.see(left, lin.errors, lin.wanted)
-        unfooled, fooled = open_.nonzero().flatten(), (~open_).nonzero().flatten()
-        memory.keep(lanes[left[fooled]], take(here, fooled), lin[fooled])
-        left, lin = left[unfooled], lin[unfooled]
-        if not len(left):
-            return path.settle(s)
-        around = take(centre, left)
-        delta = take(here, unfooled).flatten(1) - around
+
+    def __init__(
+        self,
+        s: Search,
+        *,
+        rounds: int,
+        iterations: int,
+        kappa: float,
+        trust: float,
+        hopeless: float,
+        classes: int,
+    ) -> None:
+        super().__init__(s, rounds)
+        self.iterations, self.classes = iterations, classes
+        self.kappa, self.trust, self.hopeless = kappa, trust, hopeless
+        self.centre, self.region = s.x.flatten(1), Region.around(s.x, s.threat)
+        self.memory = Memory(self.points, s.members)
+
+    def models(self, lanes: Tensor, here: Tensor, wanted: Tensor) -> Linearisation:
+        known = self.memory.known(lanes, here) & wanted
+        lin = self.s.models(self.s.owner[lanes], here, wanted & ~known, self.classes)
+        return self.memory.recall(lanes, known, lin)
+
+    def reached(self, lanes: Tensor, points: Tensor, models: Linearisation) -> None:
+        self.memory.keep(lanes, points, models)
+
+    def move(self, lanes: Tensor, here: Tensor, lin: Linearisation) -> Tensor:
+        s, made, eps = self.s, self.made[lanes], self.s.threat.eps
+        rows, over = s.owner[lanes], made == self.steps
+        centre = take(self.centre, rows)
+        delta = here.flatten(1) - centre
         scale = norms(lin.gradients, s.threat.q).clamp_min(1e-20)
         a = lin.gradients.div_(scale.unsqueeze(2))
-        c = lin.margins / scale + kappa * eps - torch.bmm(delta.unsqueeze(1), a.transpose(1, 2)).squeeze(1)
-        domain = region[left].near(delta, reach=2 * eps * trust**number) if number else region[left]
-        solved = solve_game(c, a, targets[left], domain, delta, iterations)
-        moved = (around + solved.delta).reshape(len(left), *here.shape[1:])
-        path.points[left] = s.project(rows[left], moved)
-        possible = solved.floor <= hopeless * eps
-        left, value = left[possible], solved.value[possible]
-    # No verdict is computed for a point that is far from fooling all of T by the linear model.
-    near = left[value <= hopeless * eps]
-    path.see(near, s.verdicts(rows[near], path.points[near], targets[near]), targets[near])
-    return path.settle(s)
+        c = lin.margins / scale + self.kappa * eps
+        c -= torch.bmm(delta.unsqueeze(1), a.transpose(1, 2)).squeeze(1)
+        domain = self.region[rows].near(
+            delta, reach=(2 * eps * self.trust**made).to(delta.dtype).unsqueeze(1)
+        )
+        solved = solve_game(c, a, self.targets[lanes], domain, delta, self.iterations)
+        self.points[lanes] = s.project(rows, (centre + solved.delta).reshape(here.shape))
+        self.made[lanes] = made + 1
+        # No verdict is computed for a point that is far from fooling all of T by the linear model.
+        bound = torch.where(made + 1 == self.steps, solved.value, solved.floor)
+        slack = (self.hopeless - self.kappa) * self.trust ** (2 * (made - 1).clamp_min(0))
+        return ~over & (bound <= (self.kappa + slack) * eps)
 
 
 @register("lattice")
@@ -283,7 +315,7 @@ class Lattice(Attack):
         resisted = torch.zeros_like(s.foolable)
         for sweep in range(self.orders):
             elsewhere = s.random_start()
-            reach = partial(descend, steps=self.steps, step=self.step, kappa=self.kappa, elsewhere=elsewhere)
+            reach = Descents(s, steps=self.steps, step=self.step, kappa=self.kappa, elsewhere=elsewhere)
             if sweep:
                 attempt(s, reach, _PLAN, self.kappa)
             climb(s, sweep, resisted, reach, _PATIENCE)
@@ -296,7 +328,7 @@ class Saddle(Attack):
 
     The first restart linearises against each member's runner-up class from the clean input. This decides most
     inputs with two or three passes each. Later restarts start at random points and choose among several
-    runners-up.
+    runners-up. With several restarts, the first one tries one order of the members only.
 
     Parameters
     ----------
@@ -331,18 +363,19 @@ class Saddle(Attack):
     margins_only = True
 
     def search(self, s: Search) -> None:
-        reach = partial(
-            play,
+        reach = Games(
+            s,
             rounds=self.relinearisations,
             iterations=self.iterations,
             kappa=self.kappa,
             trust=self.trust,
             hopeless=self.hopeless,
             classes=1 if s.restart == 0 else self.hyperplanes,
-            memory=Memory(s.x[s.owner], s.members),
         )
+        # Few inputs need a second order; those of all restarts are tried side by side, after the first restart.
+        orders = 1 if s.restart == 0 and self.restarts > 1 else self.orders
         resisted = torch.zeros_like(s.foolable[s.owner])
-        for sweep in range(self.orders):
+        for sweep in range(orders):
             if sweep:
                 attempt(s, reach, self.iterations, self.kappa)
             climb(s, sweep, resisted, reach)

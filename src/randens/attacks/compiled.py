@@ -7,11 +7,13 @@ if they are wanted, and the inputs are divided among threads that do not wait fo
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import itertools
 import os
 import platform
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -103,16 +105,28 @@ def joined_passes(wanted: Sequence[Pass], threads: int) -> list[Tensor]:
 def _calls(wanted: Sequence[Pass], threads: int) -> list[list[Array]]:
     """Every call's outputs, in order."""
     calls = [(each, part) for each in wanted for part in each.calls]
+    found: list[list[Array]] = [[] for _ in calls]
     threads = max(1, min(threads, len(calls)))
-    # Neighbours together, because the weights of a network stay in the cache of the core that uses them.
-    ends = [len(calls) * number // threads for number in range(threads + 1)]
+    # Neighbours together, because the weights of a network stay in the cache of the core that uses them. The caller,
+    # who begins at once, has the larger share.
+    ends = [-(-len(calls) * number // threads) for number in range(threads + 1)]
+    shares = [deque(range(begin, end)) for begin, end in itertools.pairwise(ends)]
 
-    def run(number: int) -> list[list[Array]]:
-        """One thread's share of the calls."""
-        return [each.call(part) for each, part in calls[ends[number] : ends[number + 1]]]
+    def run(number: int) -> None:
+        """Make one thread's share of the calls, and then those that other threads have not begun, from the end."""
+        for share in (shares[number], *shares[number + 1 :], *shares[:number]):
+            take = share.popleft if share is shares[number] else share.pop
+            with contextlib.suppress(IndexError):  # nothing is left: only taking one tells, if two threads do
+                while True:
+                    place = take()
+                    each, part = calls[place]
+                    found[place] = each.call(part)
 
     others = [_workers(threads - 1).submit(run, number) for number in range(1, threads)]
-    return list(itertools.chain(run(0), *(other.result() for other in others)))
+    run(0)
+    for other in others:
+        other.result()
+    return found
 
 
 def _joined(calls: Sequence[list[Array]]) -> list[Tensor]:

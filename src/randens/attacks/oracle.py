@@ -93,7 +93,11 @@ class Memory:
         elsewhere = ~_equal(points, take(self.points, lanes))
         self.models.wanted[lanes[elsewhere]] = False
         self.points[lanes] = points
-        rank, member = models.wanted.nonzero(as_tuple=True)
+        self.add(lanes, models.wanted, models)
+
+    def add(self, lanes: Tensor, which: Tensor, models: Linearisation) -> None:
+        """Keep the models `which` bool [k, M] at the points where the lanes are."""
+        rank, member = which.nonzero(as_tuple=True)
         at = lanes[rank], member
         self.models.margins[at] = models.margins[rank, member]
         self.models.gradients[at] = _pick(models.gradients, rank, member)
@@ -521,12 +525,14 @@ class Oracle(Ledger):
         values, errors = self.x.new_zeros(k, self.members), torch.zeros_like(wanted)
         models = Linearisation(values, self.x.new_zeros(k, self.members, self.x[0].numel()), wanted, errors)
         # Every climb starts at the clean inputs; known linearisations there are not computed again.
-        clean = _equal(points, take(self.x, rows)).nonzero().flatten() if classes == 1 else rows[:0]
-        if len(clean):
+        clean = _equal(points, take(self.x, rows)).unsqueeze(1) if classes == 1 else None
+        if clean is not None and bool(clean.any()):
             memory = self._clean = self._clean or Memory(self.x, self.members)
-            stored = memory.known(rows, points) & wanted
+            stored = memory.models.wanted[rows] & clean & wanted
             memory.recall(rows, stored, models)
             asked = wanted & ~stored
+        else:
+            memory = None
         if bool(asked.any()):
             shares = self._gradient_members.shares
             found = (self._shared_boundaries if shares else self._boundaries)(rows, points, asked, classes)
@@ -540,8 +546,8 @@ class Oracle(Ledger):
                 values[rank, member] = gap.to(values.dtype)
                 models.gradients[rank, member] = normal
                 errors[rank, member] = fooled
-            if len(clean):
-                memory.keep(rows[clean], points[clean], models[clean])
+            if memory is not None and clean is not None:
+                memory.add(rows, asked & clean, models)
         return dataclasses.replace(models, errors=self._exact(rows, points, errors, wanted))
 
     def _boundaries(self, rows: Tensor, points: Tensor, wanted: Tensor, classes: int) -> Iterator[Boundaries]:
