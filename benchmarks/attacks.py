@@ -16,7 +16,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -163,7 +163,7 @@ class Bare:
     def __init__(
         self, member: nn.Module, x: Tensor, y: Tensor, precision: str = "float32", *, compiled: bool = True
     ) -> None:
-        self.members = GradientMembers([member], precision)
+        self.member, self.members = member, GradientMembers([member], precision)
         self.y = y
         if compiled:
             self.members.verify(x)
@@ -190,6 +190,11 @@ class Bare:
         inputs = self.x.detach().requires_grad_(True)
         torch.autograd.grad(nn.functional.cross_entropy(self.members(0, inputs), self.y), inputs)
 
+    def confirm(self, inputs: int) -> None:
+        """A pass of the member as it was given, over so many inputs."""
+        with torch.no_grad():
+            self.member(self.x[:inputs].contiguous(memory_format=torch.channels_last))
+
     def spend(self, forwards: int, backwards: int) -> None:
         for _ in range(backwards):
             self.both()
@@ -197,15 +202,49 @@ class Bare:
             self.forward()
 
 
-def limit(found: Found, measured: dict[str, Timed[Any]], batch: int) -> Side:
-    """What the passes of an attack cost bare, from the time of one pass over `batch` inputs."""
+@dataclass(frozen=True)
+class Passes:
+    """What passes cost bare: seconds per input of a forward pass, of one with a gradient, and of a confirmation.
 
-    def total(forward: float, both: float) -> float:
-        return (found.cost.forwards * forward + found.cost.backwards * (both - forward)) / batch
+    Attacks confirm the verdicts that they report with the members as they were given, whose passes take longer than
+    those of compiled members. Each is (best, median).
+    """
 
-    forward, both = measured["forward"].timing, measured["both"].timing
-    timing = Timing(total(forward.best, both.best), total(forward.median, both.median), forward.repeats)
-    return Side("its passes, bare", timing)
+    forward: tuple[float, float]
+    both: tuple[float, float]
+    confirmation: tuple[float, float] | None = None
+
+    @classmethod
+    def of(cls, measured: dict[str, Timed[Any]], batch: int, confirmed: int = 0) -> Passes:
+        """From times of passes over `batch` inputs, and of a confirmation of `confirmed` inputs."""
+
+        def each(name: str, inputs: int) -> tuple[float, float]:
+            timing = measured[name].timing
+            return timing.best / inputs, timing.median / inputs
+
+        last = each("confirmation", confirmed) if "confirmation" in measured else None
+        return cls(each("forward", batch), each("both", batch), last)
+
+
+def perturbed(found: Found, x: Tensor) -> int:
+    """Inputs whose verdicts are confirmed at the end of an attack: those whose worst case is not the input itself."""
+    return int((found.x_adv != x).flatten(1).any(dim=1).sum())
+
+
+def limit(found: Sequence[Found], x: Tensor, cost: Passes) -> Side:
+    """What the passes of attacks on x cost bare, as their mean."""
+
+    def total(which: int) -> float:
+        seconds = 0.0
+        for each in found:
+            forward, backward = cost.forward[which], cost.both[which] - cost.forward[which]
+            seconds += each.cost.forwards * forward + each.cost.backwards * backward
+            if cost.confirmation is not None:
+                confirmations = perturbed(each, x) * each.errors.shape[1]
+                seconds += confirmations * (cost.confirmation[which] - forward)
+        return seconds / len(found)
+
+    return Side("its passes, bare", Timing(total(0), total(1), len(found)))
 
 
 class Seeded:
@@ -293,7 +332,12 @@ def ensemble_rows(subject: Subject, which: str, precision: str, repeats: int) ->
     for name, (kind, options) in names.items():
         cases[name] = Seeded(partial(subject.seeded, kind, precision=precision, **options))
     # The limit is measured right beside what it limits.
-    cases |= {"forward": bare.forward, "both": bare.both}
+    confirmed = max(1, perturbed(subject.attack("saddle", precision=precision), subject.x))
+    cases |= {
+        "forward": bare.forward,
+        "both": bare.both,
+        "confirmation": partial(bare.confirm, confirmed),
+    }
     bare.both()
     measured = interleaved(cases, repeats, seconds=260, clock=clock())
     textbook = side("textbook ARC-R", measured["textbook"], subject)
@@ -312,10 +356,11 @@ def ensemble_rows(subject: Subject, which: str, precision: str, repeats: int) ->
     for name in SADDLES:
         if name != quickest:
             yield as_fast(f"{name}, {precision}", sides[name], textbook)
+    cost = Passes.of(measured, len(subject.x), confirmed)
     for name in names:
-        found = measured[name].value[-1]
         goal = NEAR_BARE_SADDLE if name in SADDLES else None
-        yield of_cost(f"{name}, {precision}", sides[name], limit(found, measured, len(subject.x)), goal)
+        bare_side = limit(measured[name].value, subject.x, cost)
+        yield of_cost(f"{name}, {precision}", sides[name], bare_side, goal)
 
 
 def single_rows(subject: Subject, precision: str, repeats: int) -> Iterator[Row]:
@@ -325,8 +370,8 @@ def single_rows(subject: Subject, precision: str, repeats: int) -> Iterator[Row]
     bare = Bare(member, x, y, precision, compiled=precision == "float32")
     # On one model the loss-level adaptive attack is PGD; it drops nothing when told so, and its passes are full.
     undropped = partial(alone.attack, "adaptive-pgd-l", precision=precision, drop_finished=False)
-    cost = undropped().cost
-    spent = cost.forwards // len(x), cost.backwards // len(x)
+    made = undropped().cost
+    spent = made.forwards // len(x), made.backwards // len(x)
     cases: dict[str, Callable[[], Any]] = {
         "PGD-20": partial(alone.attack, "pgd", precision=precision),
         "nothing dropped": undropped,
@@ -354,7 +399,8 @@ def single_rows(subject: Subject, precision: str, repeats: int) -> Iterator[Row]
         Side("its passes, bare", measured["its passes"].timing, passes=f"{spent[0]} f {spent[1]} b"),
         NEAR_BARE,
     )
-    yield of_cost(f"PGD-20, {precision}", ours, limit(measured["PGD-20"].value, measured, len(x)))
+    cost = Passes.of(measured, len(x))
+    yield of_cost(f"PGD-20, {precision}", ours, limit([measured["PGD-20"].value], x, cost))
 
 
 def suite_rows(subject: Subject, images: dict[str, int], repeats: int) -> Iterator[Row]:
@@ -362,10 +408,12 @@ def suite_rows(subject: Subject, images: dict[str, int], repeats: int) -> Iterat
     for preset, count in images.items():
         part = subject.part(count)
         bare = Bare(part.rec.members[0], part.x, part.y)
+        confirmed = max(1, perturbed(part.attack("saddle", precision="float32"), part.x))
         cases: dict[str, Callable[[], Any]] = {
             preset: partial(part.attack, "suite", preset=preset, precision="float32"),
             "forward": bare.forward,
             "both": bare.both,
+            "confirmation": partial(bare.confirm, confirmed),
         }
         measured = interleaved(cases, repeats if preset == "fast" else 1, clock=clock())
         ours = side(f"suite {preset}", measured[preset], part)
@@ -373,7 +421,7 @@ def suite_rows(subject: Subject, images: dict[str, int], repeats: int) -> Iterat
         yield of_cost(
             f"suite {preset}, float32",
             ours,
-            limit(measured[preset].value, measured, count),
+            limit([measured[preset].value], part.x, Passes.of(measured, count, confirmed)),
             NEAR_BARE_SUITE.get(preset),
             note=f"{count} images, {per_image:.2g} s each",
             facts={"images": float(count), "seconds_per_image": per_image},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from tests.attacks.planted import linear
@@ -209,3 +211,25 @@ def test_gradients_at_the_inputs_are_computed_once() -> None:
     assert torch.equal(again.gradients[wanted], first.gradients[wanted])
     assert again.margins.tolist() == [[0.5, 0.5], [0.25, 0.25], [0.5, 0.5]]
     assert isinstance(s, Oracle)
+
+
+def test_a_remote_member_is_looked_at_by_one_later_restart() -> None:
+    """A is out of reach by 2ε, B by 0.3ε: from restart 2 on, A is left alone."""
+    s = _search([_along([1.0, 0.0], 3.0), _along([0.0, 1.0], 1.3)], n=2)
+    asked: list[tuple[int, list[bool]]] = []
+    for restart, together in ((0, 1), (1, 3)):
+        s.begin(restart, together=together)
+        reach = _games(s, rounds=1)
+        begin = reach.begin
+
+        def noted(lanes: Tensor, points: Tensor, targets: Tensor, begin: Callable[..., None] = begin) -> None:
+            asked.extend(zip(s.numbers[lanes].tolist(), targets.tolist(), strict=True))
+            begin(lanes, points, targets)
+
+        reach.begin = noted  # type: ignore[method-assign]
+        with attacking(s.rec):
+            climbers.climb(s, 0, torch.zeros(len(s.owner), 2, dtype=torch.bool), reach)
+        assert s.remote.tolist() == [[True, False], [True, False]]
+    a, b = [True, False], [False, True]
+    wanted = [(0, a), (0, b), (1, a), (1, b), (2, b), (3, b)]
+    assert sorted(asked) == sorted([*wanted, *wanted])

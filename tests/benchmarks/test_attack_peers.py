@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
-from benchmarks.attacks import Bare, channels_first, limit, textbook_arc_r
+from benchmarks.attacks import Bare, Passes, channels_first, limit, perturbed, textbook_arc_r
 from benchmarks.harness import Timed, Timing
 from torch import Tensor
 
@@ -56,10 +58,38 @@ def test_the_limit_is_what_the_counted_passes_cost() -> None:
         "both": Timed(Timing(3.0, 5.0, 3), None),
     }
     # 48 forwards of batches of 24 are two passes, 24 backwards are one: 2·1 + 1·(3 − 1), medians 2·2 + (5 − 2).
-    timing = limit(found, measured, 24).timing
+    timing = limit([found], x, Passes.of(measured, 24)).timing
     assert timing is not None
     assert timing.best == pytest.approx(4.0)
     assert timing.median == pytest.approx(7.0)
+
+
+def test_confirmations_are_counted_at_their_own_cost() -> None:
+    rec = _ensemble()
+    x, y = _batch(rec)
+    found: Found = attacks.create("fgsm", Threat("linf", 0.1))(rec, x, y)
+    x_adv = x.clone()
+    x_adv[:5, ..., 0] += 0.01
+    moved = dataclasses.replace(found, x_adv=x_adv, cost=Cost(48, 24))
+    still = dataclasses.replace(found, x_adv=x.clone(), cost=Cost(48, 24))
+    assert (perturbed(moved, x), perturbed(still, x)) == (5, 0)
+    measured = {
+        "forward": Timed(Timing(24.0, 48.0, 3), None),
+        "both": Timed(Timing(72.0, 120.0, 3), None),
+        "confirmation": Timed(Timing(20.0, 30.0, 3), None),
+    }
+    # An input costs 1 forward, 3 with a gradient and 2 to confirm: 48 + 24·2, and 5 inputs of each member cost 1 more.
+    cost = Passes.of(measured, 24, 10)
+    members = found.errors.shape[1]
+    assert members > 1
+    for each, more in ((moved, 5.0 * members), (still, 0.0)):
+        timing = limit([each], x, cost).timing
+        assert timing is not None
+        assert timing.best == pytest.approx(96.0 + more)
+    both = limit([moved, still], x, cost).timing
+    assert both is not None
+    assert both.best == pytest.approx(96.0 + 2.5 * members)
+    assert both.median == pytest.approx(48 * 2.0 + 24 * 3.0 + 2.5 * members)
 
 
 def test_bare_passes_are_as_many_as_asked_for() -> None:

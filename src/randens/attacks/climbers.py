@@ -27,6 +27,7 @@ __all__ = ["Descents", "Games", "Reach", "attempt", "climb"]
 
 _PATIENCE = 5  # `lattice`, the last of a portfolio, skips a member after so many failed searches for it
 _PLAN = 40  # iterations of each game of a plan
+_REMOTE = 1.5  # times ε: a member out of reach by more than this, in the linear model at the input, is remote
 
 
 class Reach(abc.ABC):
@@ -103,7 +104,8 @@ def climb(s: Search, sweep: int, resisted: Tensor, reach: Reach, patience: int |
     skipped = s.safe | (s.probs <= 0)
     if patience is not None:
         skipped = skipped | (s.resistance >= patience)
-    skipped = skipped[s.owner]
+    # Out of reach by far from the input itself: of the later restarts, one looks at such a member again.
+    skipped = skipped[s.owner] | (s.remote[s.owner] & (s.numbers > 1).unsqueeze(1))
     order = s.ranks()
     chosen = torch.ones(len(order), dtype=torch.bool, device=s.device)
     if sweep:
@@ -272,7 +274,11 @@ class Games(Reach):
         domain = self.region[rows].near(
             delta, reach=(2 * eps * self.trust**made).to(delta.dtype).unsqueeze(1)
         )
-        solved = solve_game(c, a, self.targets[lanes], domain, delta, self.iterations)
+        targets = self.targets[lanes]
+        solved = solve_game(c, a, targets, domain, delta, self.iterations)
+        if s.restart == 0:
+            far = (targets.sum(dim=1) == 1) & (made == 0) & (solved.floor > _REMOTE * eps)
+            s.remote[rows] |= targets & far.unsqueeze(1)
         self.points[lanes] = s.project(rows, (centre + solved.delta).reshape(here.shape))
         self.made[lanes] = made + 1
         # No verdict is computed for a point that is far from fooling all of T by the linear model.

@@ -23,7 +23,8 @@ class Ledger:
     """n inputs x [n, ...] of M members with probabilities α: `best_x`, `best_errors`, `foolable`, `cost`, the pool.
 
     `rows` arguments index the batch; `points` are perturbed inputs of those rows. `resistance` [n, M] counts the
-    searches that aimed at one member alone and did not fool it; `safe` [n, M] is where a proof says that none can.
+    searches that aimed at one member alone and did not fool it; `remote` [n, M] is where the linear model at the input
+    says that no search will, by far; `safe` [n, M] is where a proof says that none can.
     """
 
     def __init__(self, x: Tensor, probs: Tensor, source: str = "", *, drop_finished: bool = True) -> None:
@@ -40,6 +41,7 @@ class Ledger:
         self._set_count = torch.zeros(self.n, dtype=torch.int64, device=self.device)
         self.resistance = torch.zeros(self.n, self.members, dtype=torch.int64, device=self.device)
         self.safe = torch.zeros(self.n, self.members, dtype=torch.bool, device=self.device)
+        self.remote = torch.zeros_like(self.safe)
         self._left_out = torch.zeros(self.n, dtype=torch.bool, device=self.device)
         self._refused = torch.zeros(self.n, 0, self.members, dtype=torch.bool, device=self.device)
         self._kept: list[tuple[Tensor, Tensor, Tensor, str]] = []

@@ -98,10 +98,12 @@ class Search(Oracle):
         """Begin restart number `restart`, or `together` restarts from that number on, which are searched at once.
 
         The random numbers of a restart depend on the seed, the stream and its number only. `owner` [together·n] is
-        the input that each of the points `start()` belongs to.
+        the input that each of the points `start()` belongs to, and `numbers` [together·n] its restart.
         """
         self.restart, self.together = restart, together
         self.owner = torch.arange(self.n, device=self.device).repeat(together)
+        numbers = torch.arange(restart, restart + together, device=self.device)
+        self.numbers = numbers.repeat_interleave(self.n)
         self._generators, self._shufflers = [], []
         for number in range(restart, restart + together):
             seed = (self.seed * 1_000_003 + stream * 15_485_863 + number * 7919 + 1) % (2**63)
