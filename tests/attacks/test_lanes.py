@@ -233,3 +233,4 @@ def test_a_remote_member_is_looked_at_by_one_later_restart() -> None:
     a, b = [True, False], [False, True]
     wanted = [(0, a), (0, b), (1, a), (1, b), (2, b), (3, b)]
     assert sorted(asked) == sorted([*wanted, *wanted])
+    assert s.resistance.tolist() == [[4, 4], [4, 4]]

@@ -104,8 +104,12 @@ def climb(s: Search, sweep: int, resisted: Tensor, reach: Reach, patience: int |
     skipped = s.safe | (s.probs <= 0)
     if patience is not None:
         skipped = skipped | (s.resistance >= patience)
-    # Out of reach by far from the input itself: of the later restarts, one looks at such a member again.
-    skipped = skipped[s.owner] | (s.remote[s.owner] & (s.numbers > 1).unsqueeze(1))
+    # Out of reach by far from the input itself: of the later restarts, one looks at such a member again. For the others
+    # it counts as a member that was attacked alone and not fooled.
+    far = s.remote[s.owner] & (s.numbers > 1).unsqueeze(1)
+    if not sweep:
+        s.resistance += far.reshape(s.together, s.n, s.members).sum(dim=0)
+    skipped = skipped[s.owner] | far
     order = s.ranks()
     chosen = torch.ones(len(order), dtype=torch.bool, device=s.device)
     if sweep:

@@ -24,8 +24,9 @@ from randens.threat import Threat
 __all__ = ["PRESETS", "Suite", "parts"]
 
 PRESETS = ("fast", "standard", "thorough")
-# Failed searches for one member alone: as many as `standard` makes before it attacks members together.
-_RESISTED = 5
+# Failed searches for one member alone. Before it attacks members together, `standard` makes five: four of saddle, the
+# first of which may have aimed at the member together with others only, and one of pgd.
+_RESISTED = 4
 
 
 @dataclass(frozen=True, kw_only=True)
