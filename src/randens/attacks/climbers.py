@@ -61,7 +61,8 @@ class Reach(abc.ABC):
         errors = s.settle(rows, here, lin.errors, lin.wanted)
         open_ = (wanted & ~errors).any(dim=1)
         fooled, left = (~open_).nonzero().flatten(), open_.nonzero().flatten()
-        self.reached(lanes[fooled], take(here, fooled), lin[fooled])
+        if len(fooled):
+            self.reached(lanes[fooled], take(here, fooled), lin[fooled])
         further = open_.clone()
         if len(left):
             further[left] = self.move(lanes[left], take(here, left), lin[left])
@@ -126,10 +127,11 @@ def climb(s: Search, sweep: int, resisted: Tensor, reach: Reach, patience: int |
     idle = chosen.index_fill(0, reach.lanes, False).nonzero().flatten()
     while True:
         idle = idle[chosen[idle] & s.going[s.owner[idle]]]
-        place, member = _following(s, idle, order[idle], position[idle], errors[idle], skipped[idle])
-        lanes, position[idle] = idle[member >= 0], place + 1
-        targets = errors[lanes].scatter(1, member[member >= 0].unsqueeze(1), True) & (s.probs > 0)
-        reach.begin(lanes, take(point, lanes), targets)
+        if len(idle):
+            place, member = _following(s, idle, order[idle], position[idle], errors[idle], skipped[idle])
+            lanes, position[idle] = idle[member >= 0], place + 1
+            targets = errors[lanes].scatter(1, member[member >= 0].unsqueeze(1), True) & (s.probs > 0)
+            reach.begin(lanes, take(point, lanes), targets)
         if not len(reach.lanes):
             return
         idle, ended, fooled = reach.step()
@@ -253,8 +255,11 @@ class Games(Reach):
         classes: int,
     ) -> None:
         super().__init__(s, rounds)
-        self.iterations, self.classes = iterations, classes
-        self.kappa, self.trust, self.hopeless = kappa, trust, hopeless
+        self.iterations, self.kappa, self.classes = iterations, kappa, classes
+        moves = torch.arange(rounds + 1, dtype=s.x.dtype, device=s.device)
+        self.reach = 2 * s.threat.eps * trust ** moves.unsqueeze(1)
+        errs = (hopeless - kappa) * trust ** (2 * (moves - 1).clamp_min(0))
+        self.limit = (kappa + errs) * s.threat.eps  # of the bound of each move's game
         self.centre, self.region = s.x.flatten(1), Region.around(s.x, s.threat)
         self.memory = Memory(self.points, s.members)
 
@@ -275,9 +280,7 @@ class Games(Reach):
         a = lin.gradients.div_(scale.unsqueeze(2))
         c = lin.margins / scale + self.kappa * eps
         c -= torch.bmm(delta.unsqueeze(1), a.transpose(1, 2)).squeeze(1)
-        domain = self.region[rows].near(
-            delta, reach=(2 * eps * self.trust**made).to(delta.dtype).unsqueeze(1)
-        )
+        domain = self.region[rows].near(delta, self.reach[made])
         targets = self.targets[lanes]
         solved = solve_game(c, a, targets, domain, delta, self.iterations)
         if s.restart == 0:
@@ -287,8 +290,7 @@ class Games(Reach):
         self.made[lanes] = made + 1
         # No verdict is computed for a point that is far from fooling all of T by the linear model.
         bound = torch.where(made + 1 == self.steps, solved.value, solved.floor)
-        slack = (self.hopeless - self.kappa) * self.trust ** (2 * (made - 1).clamp_min(0))
-        return ~over & (bound <= (self.kappa + slack) * eps)
+        return ~over & (bound <= self.limit[made])
 
 
 @register("lattice")

@@ -74,7 +74,10 @@ class Memory:
 
     def known(self, lanes: Tensor, points: Tensor) -> Tensor:
         """Bool [k, M]: the members whose models at `points` [k, ...] are kept."""
-        return self.models.wanted[lanes] & _equal(points, take(self.points, lanes)).unsqueeze(1)
+        kept = self.models.wanted[lanes]
+        if not bool(kept.any()):
+            return kept
+        return kept & _equal(points, take(self.points, lanes)).unsqueeze(1)
 
     def recall(self, lanes: Tensor, wanted: Tensor, into: Linearisation) -> Linearisation:
         """`into` with the models of the members `wanted` [k, M] at the lanes' points."""
@@ -216,16 +219,18 @@ class Oracle(Ledger):
     def settle(self, rows: Tensor, points: Tensor, errors: Tensor, known: Tensor) -> Tensor:
         """Complete verdicts [k, M] of the `known` members, and record them, where the fooled ones form a new set.
 
-        An attack collects the points of several steps and settles them together: a few wide passes cost less than
-        many narrow ones. Of points of one input that fool the same known members, only the last is completed.
+        The points of all searches that are under way are settled together: one wide pass costs less than many narrow
+        ones. Of points of one input that fool the same known members, only the last is completed.
         """
-        if not len(rows):
+        promising = ~self._dominated(rows, errors)
+        chosen = promising.nonzero().flatten()
+        if not len(chosen):
             return errors
-        keys = torch.cat([rows.unsqueeze(1), errors.to(rows.dtype)], dim=1)
+        keys = torch.cat([rows[chosen].unsqueeze(1), errors[chosen].to(rows.dtype)], dim=1)
         _, same = torch.unique(keys, dim=0, return_inverse=True)
-        numbers = torch.arange(len(rows), device=self.device)
-        last = torch.zeros_like(numbers).scatter_reduce(0, same, numbers, "amax")[same] == numbers
-        return self._settle(rows, points, errors, known, last & ~self._dominated(rows, errors))
+        last = torch.zeros_like(chosen).scatter_reduce(0, same, chosen, "amax")[same] == chosen
+        promising[chosen] = last
+        return self._settle(rows, points, errors, known, promising)
 
     def _promising(self, rows: Tensor, errors: Tensor, known: Tensor) -> Tensor:
         """Bool [k]: some member is fooled, and the set could be new once the members not `known` are
