@@ -154,12 +154,13 @@ def test_a_thread_that_is_done_takes_calls_that_another_has_not_begun(threads: i
     assert sorted(made) == list(range(12))
 
 
-def test_a_call_that_fails_fails_the_pass() -> None:
+@pytest.mark.parametrize("kind", [ValueError, IndexError])
+def test_a_call_that_fails_fails_the_pass(kind: type[Exception]) -> None:
     class Broken:
         def run(self, _: None, inputs: dict[str, NDArray[np.float32]]) -> list[NDArray[np.float32]]:
-            raise ValueError(f"call {inputs['x'][0, 0]:g}")
+            raise kind(f"call {inputs['x'][0, 0]:g}")
 
-    with pytest.raises(ValueError, match="call"):
+    with pytest.raises(kind, match="call"):
         passes([Pass(Broken(), {"x": np.zeros((4, 1), np.float32)}, 1)], 2)
 
 

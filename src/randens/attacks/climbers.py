@@ -257,7 +257,7 @@ class Games(Reach):
         super().__init__(s, rounds)
         self.iterations, self.kappa, self.classes = iterations, kappa, classes
         moves = torch.arange(rounds + 1, dtype=s.x.dtype, device=s.device)
-        self.reach = 2 * s.threat.eps * trust ** moves.unsqueeze(1)
+        self.furthest = 2 * s.threat.eps * trust ** moves.unsqueeze(1)
         errs = (hopeless - kappa) * trust ** (2 * (moves - 1).clamp_min(0))
         self.limit = (kappa + errs) * s.threat.eps  # of the bound of each move's game
         self.centre, self.region = s.x.flatten(1), Region.around(s.x, s.threat)
@@ -280,7 +280,7 @@ class Games(Reach):
         a = lin.gradients.div_(scale.unsqueeze(2))
         c = lin.margins / scale + self.kappa * eps
         c -= torch.bmm(delta.unsqueeze(1), a.transpose(1, 2)).squeeze(1)
-        domain = self.region[rows].near(delta, self.reach[made])
+        domain = self.region[rows].near(delta, self.furthest[made])
         targets = self.targets[lanes]
         solved = solve_game(c, a, targets, domain, delta, self.iterations)
         if s.restart == 0:

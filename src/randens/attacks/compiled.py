@@ -7,7 +7,6 @@ if they are wanted, and the inputs are divided among threads that do not wait fo
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
 import itertools
@@ -116,11 +115,13 @@ def _calls(wanted: Sequence[Pass], threads: int) -> list[list[Array]]:
         """Make one thread's share of the calls, and then those that other threads have not begun, from the end."""
         for share in (shares[number], *shares[number + 1 :], *shares[:number]):
             take = share.popleft if share is shares[number] else share.pop
-            with contextlib.suppress(IndexError):  # nothing is left: only taking one tells, if two threads do
-                while True:
+            while share:
+                try:
                     place = take()
-                    each, part = calls[place]
-                    found[place] = each.call(part)
+                except IndexError:  # another thread has just taken the last one
+                    break
+                each, part = calls[place]
+                found[place] = each.call(part)
 
     others = [_workers(threads - 1).submit(run, number) for number in range(1, threads)]
     run(0)
