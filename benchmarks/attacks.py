@@ -62,6 +62,9 @@ NEAR_BARE = Goal(at_most=1.08)
 NEAR_BARE_SADDLE = Goal(at_most=1.2)
 NEAR_BARE_SUITE = {"standard": Goal(at_most=1.25), "thorough": Goal(at_most=1.35)}
 
+IN_A_ROW = {"forward": 10, "both": 10, "confirmation": 10}
+"""Bare passes are timed for about as long as an attack takes: a single one may fall into a quieter moment."""
+
 
 def one_thread() -> bool:
     """With one thread, processor time is what the process itself needs, whatever else the machine does."""
@@ -339,7 +342,7 @@ def ensemble_rows(subject: Subject, which: str, precision: str, repeats: int) ->
         "confirmation": partial(bare.confirm, confirmed),
     }
     bare.both()
-    measured = interleaved(cases, repeats, seconds=260, clock=clock())
+    measured = interleaved(cases, repeats, calls=IN_A_ROW, seconds=260, clock=clock())
     textbook = side("textbook ARC-R", measured["textbook"], subject)
     sides = {name: side(f"{name}, {precision}", measured[name], subject) for name in names}
     yield as_fast(f"ARC-R, {precision}", sides["ARC-R"], textbook, FASTER_ARC, note=which)
@@ -382,7 +385,7 @@ def single_rows(subject: Subject, precision: str, repeats: int) -> Iterator[Row]
     for package, attack in _PGD.items():
         if importlib.util.find_spec(package):
             cases[package] = partial(attack, plain, x.contiguous(), y, subject.threat.eps)
-    measured = interleaved(cases, repeats, seconds=80, clock=clock())
+    measured = interleaved(cases, repeats, calls=IN_A_ROW, seconds=80, clock=clock())
     ours = side(f"PGD-20, {precision}", measured["PGD-20"], alone)
     for package, label in PEERS.items():
         goal = None if package == "art" else FASTER_PGD
@@ -415,7 +418,7 @@ def suite_rows(subject: Subject, images: dict[str, int], repeats: int) -> Iterat
             "both": bare.both,
             "confirmation": partial(bare.confirm, confirmed),
         }
-        measured = interleaved(cases, repeats if preset == "fast" else 1, clock=clock())
+        measured = interleaved(cases, repeats if preset == "fast" else 1, calls=IN_A_ROW, clock=clock())
         ours = side(f"suite {preset}", measured[preset], part)
         per_image = measured[preset].timing.best / count
         yield of_cost(

@@ -95,14 +95,15 @@ def interleaved(
     repeats: int,
     *,
     warm_up: int = 0,
-    calls: int = 1,
+    calls: int | Mapping[str, int] = 1,
     seconds: float = math.inf,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Timed[T]]:
     """Time all cases in turns, so that whatever else the machine does hits all of them alike.
 
-    A repeat is the mean of `calls` calls. After two rounds no further one begins that would end later than
-    `seconds` after the first began. With `clock` time.process_time only this process's own work counts.
+    A repeat is the mean of `calls` calls; a mapping says how many of which case, and others are called once. After
+    two rounds no further one begins that would end later than `seconds` after the first began. With `clock`
+    time.process_time only this process's own work counts.
     """
     times: dict[str, list[float]] = {name: [] for name in cases}
     values: dict[str, T] = {}
@@ -115,10 +116,11 @@ def interleaved(
         if done >= 2 and spent * (done + 1) / done > seconds:
             break
         for name, call in cases.items():
+            count = calls if isinstance(calls, int) else calls.get(name, 1)
             start = clock()
-            for _ in range(calls):
+            for _ in range(count):
                 values[name] = call()
-            times[name].append((clock() - start) / calls)
+            times[name].append((clock() - start) / count)
     return {name: Timed(Timing.of(times[name]), values[name]) for name in cases}
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from randens import risk
 from randens.attacks.game import project_simplex, solve_game
+from randens.attacks.slopes import Slopes
 from randens.risk import simplex
 from randens.threat import Region
 
@@ -67,7 +68,7 @@ def value_in_ball(c: Tensor, a: Tensor, support: Tensor, radius: float, row: int
 def test_linf_value_is_the_linear_programmes(seed: int) -> None:
     c, a, support, delta = game(seed)
     domain = box(len(c))
-    solved = solve_game(c, a, support, domain, delta, iterations=2000)
+    solved = solve_game(c, Slopes.of(a), support, domain, delta, iterations=2000)
     expected = [value_by_lp(c, a, support, domain, row) for row in range(len(c))]
     np.testing.assert_allclose(solved.value.numpy(), expected, atol=2e-3)
     assert bool((solved.floor <= torch.tensor(expected, dtype=torch.float64) + 1e-12).all())
@@ -84,7 +85,7 @@ def test_two_targets_in_a_box_are_solved_exactly(seed: int, lift: float) -> None
     a[2, :, :4] = 0
     support = torch.tensor([[True, True, False], [True, False, True], [False, True, True]]).repeat(2, 1)
     domain, start = box(len(c)), delta + 0.05
-    solved = solve_game(c, a, support, domain, start, iterations=1)
+    solved = solve_game(c, Slopes.of(a), support, domain, start, iterations=1)
     expected = [value_by_lp(c, a, support, domain, row) for row in range(len(c))]
     np.testing.assert_allclose(solved.value.numpy(), expected, atol=1e-3)
     np.testing.assert_allclose(solved.floor.numpy(), expected, atol=1e-3)
@@ -97,7 +98,7 @@ def test_two_targets_in_a_box_are_solved_exactly(seed: int, lift: float) -> None
 @pytest.mark.parametrize("seed", range(3))
 def test_l2_value_is_the_duals(seed: int) -> None:
     c, a, support, delta = game(seed)
-    solved = solve_game(c, a, support, Region(delta - 9, delta + 9, 0.6), delta, iterations=2000)
+    solved = solve_game(c, Slopes.of(a), support, Region(delta - 9, delta + 9, 0.6), delta, iterations=2000)
     expected = [value_in_ball(c, a, support, 0.6, row) for row in range(len(c))]
     np.testing.assert_allclose(solved.value.numpy(), expected, atol=2e-3)
     assert bool((solved.floor <= torch.tensor(expected, dtype=torch.float64) + 1e-9).all())
@@ -108,7 +109,7 @@ def test_floor_and_value_bracket_every_perturbation(seed: int, radius: float | N
     """λ's floor is below what any legal δ reaches, whether or not the iterations have converged."""
     c, a, support, delta = game(seed, rows=4)
     domain = box(len(c), radius)
-    solved = solve_game(c, a, support, domain, delta, iterations)
+    solved = solve_game(c, Slopes.of(a), support, domain, delta, iterations)
     assert bool((solved.floor <= solved.value + 1e-12).all())
     generator = torch.Generator().manual_seed(seed)
     for _ in range(20):
@@ -128,11 +129,11 @@ def test_floor_and_value_bracket_every_perturbation(seed: int, radius: float | N
 def test_a_row_does_not_depend_on_its_batch(seed: int, radius: float | None) -> None:
     c, a, support, delta = game(seed)
     domain = box(len(c), radius)
-    together = solve_game(c, a, support, domain, delta, 25)
+    together = solve_game(c, Slopes.of(a), support, domain, delta, 25)
     for row in range(len(c)):
         pick = slice(row, row + 1)
         part = Region(domain.low[pick], domain.high[pick], radius)
-        alone = solve_game(c[pick], a[pick], support[pick], part, delta[pick], 25)
+        alone = solve_game(c[pick], Slopes.of(a[pick]), support[pick], part, delta[pick], 25)
         torch.testing.assert_close(together.delta[pick], alone.delta, rtol=0, atol=1e-9)
         torch.testing.assert_close(together.floor[pick], alone.floor, rtol=0, atol=1e-9)
 
@@ -151,7 +152,7 @@ def test_regions_take_perturbations_with_a_middle_dimension(radius: float | None
 
 def test_solutions_can_be_used_with_autograd() -> None:
     c, a, support, delta = game(0)
-    solved = solve_game(c, a, support, box(len(c)), delta, 10)
+    solved = solve_game(c, Slopes.of(a), support, box(len(c)), delta, 10)
     for found in (solved.delta, solved.value, solved.floor, solved.weights):
         assert not found.is_inference()
 
@@ -161,7 +162,7 @@ def test_one_target_is_solved_in_closed_form() -> None:
     support = torch.zeros(len(c), 3, dtype=torch.bool)
     support[:, 1] = True
     domain = box(len(c))
-    solved = solve_game(c, a, support, domain, delta, 1)
+    solved = solve_game(c, Slopes.of(a), support, domain, delta, 1)
     expected = [value_by_lp(c, a, support, domain, row) for row in range(len(c))]
     np.testing.assert_allclose(solved.value.numpy(), expected, atol=1e-9)
     np.testing.assert_allclose(solved.floor.numpy(), expected, atol=1e-9)
@@ -170,7 +171,7 @@ def test_one_target_is_solved_in_closed_form() -> None:
 def test_a_zero_row_moves_nothing() -> None:
     c, a, support, delta = game(1)
     start = delta + 0.05
-    solved = solve_game(c, torch.zeros_like(a), support, box(len(c)), start, 10)
+    solved = solve_game(c, Slopes.of(torch.zeros_like(a)), support, box(len(c)), start, 10)
     assert torch.equal(solved.delta, start)
     torch.testing.assert_close(solved.value, c.masked_fill(~support, -torch.inf).amax(dim=1))
 
@@ -193,7 +194,7 @@ def test_games_agree_with_the_theory_of_mixed_strategies() -> None:
     a = torch.tensor([[[1.0, 0.0], [-1.0, 0.0]]], dtype=torch.float64)
     c = torch.full((1, 2), 0.3, dtype=torch.float64)
     one = torch.ones(1, 2, dtype=torch.float64)
-    solved = solve_game(c, a, torch.ones(1, 2, dtype=torch.bool), Region(-one, one), 0 * one, 200)
+    solved = solve_game(c, Slopes.of(a), torch.ones(1, 2, dtype=torch.bool), Region(-one, one), 0 * one, 200)
     assert float(solved.value) == pytest.approx(0.3)
     assert float(solved.floor) == pytest.approx(0.3)
     np.testing.assert_allclose(solved.weights.numpy(), [[0.5, 0.5]], atol=1e-6)

@@ -213,6 +213,24 @@ def test_gradients_at_the_inputs_are_computed_once() -> None:
     assert isinstance(s, Oracle)
 
 
+def test_a_point_that_the_last_move_reached_is_linearised_by_the_next_search() -> None:
+    """Only its verdicts are computed at first; models that were never computed must not be remembered."""
+    s = _search([_along([1.0, 0.0], 0.5), _along([0.0, 1.0], 0.5)])
+    reach, lane = _games(s, rounds=1), torch.tensor([0])
+    reach.begin(lane, s.x, torch.tensor([[True, False]]))
+    with attacking(s.rec):
+        ended = [len(reach.step()[0]) for _ in range(2)]
+        there = reach.points.clone()
+        before = s.cost.backwards
+        models = reach.models(lane, there, torch.tensor([[True, True]]))
+    assert ended == [0, 1]
+    assert s.best_errors[0, 0]
+    assert s.cost.backwards - before == 2
+    # Margins are 0.5 − x₁ and 0.5 − x₂.
+    assert torch.allclose(models.margins, 0.5 - there)
+    assert models.gradients.tolist() == [[[-1.0, 0.0], [0.0, -1.0]]]
+
+
 def test_a_remote_member_is_looked_at_by_one_later_restart() -> None:
     """A is out of reach by 2ε, B by 0.3ε: from restart 2 on, A is left alone."""
     s = _search([_along([1.0, 0.0], 3.0), _along([0.0, 1.0], 1.3)], n=2)

@@ -12,6 +12,7 @@ from randens import RandomizedEnsemble, Threat, attacks
 from randens.attacks import climbers
 from randens.attacks.oracle import Linearisation, Memory
 from randens.attacks.search import Search, attacking
+from randens.attacks.slopes import Slopes
 
 LEFT, RIGHT, UP = [-1.0, 0.0], [1.0, 0.0], [0.0, 1.0]
 
@@ -84,7 +85,7 @@ def test_a_set_that_is_known_already_costs_no_pass() -> None:
 
 def _models(points: Tensor, wanted: Tensor) -> Linearisation:
     values = points.sum(dim=1, keepdim=True) + torch.arange(3.0)
-    return Linearisation(values, values.unsqueeze(2) * torch.ones(2), wanted, values > 1)
+    return Linearisation(values, Slopes.of(values.unsqueeze(2) * torch.ones(2)), wanted, values > 1)
 
 
 def test_models_are_remembered_at_their_point_and_forgotten_elsewhere() -> None:
@@ -99,13 +100,12 @@ def test_models_are_remembered_at_their_point_and_forgotten_elsewhere() -> None:
     # What a lane learns at the same point is added; what it learns at another one replaces everything.
     memory.keep(lanes[:1], here[:1], _models(here[:1], _known(1).unsqueeze(0)))
     assert memory.known(lanes, here).tolist() == [[True, True, True], [False, True, False]]
-    empty = Linearisation(
-        torch.zeros(2, 3), torch.zeros(2, 3, 2), torch.zeros(2, 3, dtype=torch.bool), kept.wanted
-    )
+    nothing = torch.zeros(2, 3, dtype=torch.bool)
+    empty = Linearisation(torch.zeros(2, 3), Slopes.none(here, 3), nothing, kept.wanted)
     found = memory.recall(lanes, memory.known(lanes, here), empty)
     true = _models(here, memory.known(lanes, here))
     assert torch.equal(found.margins, true.margins * true.wanted)
-    assert torch.equal(found.gradients, true.gradients * true.wanted.unsqueeze(2))
+    assert torch.equal(found.gradients, true.gradients)
     assert torch.equal(found.errors & found.wanted, true.errors & true.wanted)
     assert torch.equal(found.wanted, true.wanted)
     memory.keep(lanes[:1], -here[:1], _models(-here[:1], _known(2).unsqueeze(0)))
@@ -123,7 +123,7 @@ def test_remembered_models_save_passes_and_change_nothing(kind: str, monkeypatch
     with_memory = attack(given.rec, given.x, given.y)
 
     def nothing(memory: Memory, lanes: Tensor, _: Tensor) -> Tensor:
-        return torch.zeros_like(memory.models.wanted[lanes])
+        return torch.zeros_like(memory.which[lanes])
 
     monkeypatch.setattr(climbers, "Memory", type("Forgetful", (Memory,), {"known": nothing}))
     without = attack(given.rec, given.x, given.y)

@@ -20,6 +20,7 @@ from randens.attacks.game import solve_game
 from randens.attacks.oracle import Linearisation, Memory
 from randens.attacks.plans import planned
 from randens.attacks.search import Search
+from randens.attacks.slopes import Slopes
 from randens.core.tensors import norms, take
 from randens.threat import Region
 
@@ -58,7 +59,7 @@ class Reach(abc.ABC):
         lanes = self.lanes[s.going[s.owner[self.lanes]]]
         rows, here, wanted = s.owner[lanes], take(self.points, lanes), self.targets[lanes]
         lin = self.linearised(lanes, here, wanted)
-        errors = s.settle(rows, here, lin.errors, lin.wanted)
+        errors = s.settle(rows, here, lin.errors, wanted)
         open_ = (wanted & ~errors).any(dim=1)
         fooled, left = (~open_).nonzero().flatten(), open_.nonzero().flatten()
         if len(fooled):
@@ -78,7 +79,7 @@ class Reach(abc.ABC):
         moving = wanted.index_fill(0, last, False)
         lin = self.models(lanes, here, moving)
         verdicts = s.verdicts(rows[last], take(here, last), wanted[last])
-        return dataclasses.replace(lin, wanted=wanted, errors=lin.errors.index_copy(0, last, verdicts))
+        return dataclasses.replace(lin, errors=lin.errors.index_copy(0, last, verdicts))
 
     def models(self, lanes: Tensor, here: Tensor, wanted: Tensor) -> Linearisation:
         """Linear models of the members `wanted` at the lanes' points."""
@@ -200,9 +201,10 @@ class Descents(Reach):
     def move(self, lanes: Tensor, here: Tensor, lin: Linearisation) -> Tensor:
         s, made = self.s, self.made[lanes]
         rows, over = s.owner[lanes], made == self.steps
-        scale = norms(lin.gradients, s.threat.q).clamp_min(1e-20)
+        gradients = lin.gradients
+        scale = norms(gradients, s.threat.q).clamp_min(1e-20)
         pulling = (lin.margins / scale > -self.kappa * s.threat.eps) & lin.wanted
-        pull = torch.bmm((pulling / scale).unsqueeze(1), lin.gradients).reshape(here.shape)
+        pull = torch.bmm((pulling / scale).unsqueeze(1), gradients).reshape(here.shape)
         # Steps shrink from four times the length to 0: large enough to leave x, small enough to end between boundaries.
         stride = (4 * self.length * s.threat.eps * (1 - made / self.steps).square()).to(here.dtype)
         moved = s.project(rows, _stepped(s, here, pull, stride, steepest=2 * made < self.steps))
@@ -272,17 +274,27 @@ class Games(Reach):
         self.memory.keep(lanes, points, models)
 
     def move(self, lanes: Tensor, here: Tensor, lin: Linearisation) -> Tensor:
+        further = self.made[lanes] < self.steps
+        moving = further.nonzero().flatten()
+        if len(moving):
+            further[moving] = self._moved(lanes[moving], take(here, moving), lin[moving])
+        return further
+
+    def _moved(self, lanes: Tensor, here: Tensor, lin: Linearisation) -> Tensor:
+        """Move to the solutions of the games; bool [k], whether the targets may still be in reach."""
         s, made, eps = self.s, self.made[lanes], self.s.threat.eps
-        rows, over = s.owner[lanes], made == self.steps
+        rows, targets = s.owner[lanes], self.targets[lanes]
         centre = take(self.centre, rows)
         delta = here.flatten(1) - centre
-        scale = norms(lin.gradients, s.threat.q).clamp_min(1e-20)
-        a = lin.gradients.div_(scale.unsqueeze(2))
-        c = lin.margins / scale + self.kappa * eps
-        c -= torch.bmm(delta.unsqueeze(1), a.transpose(1, 2)).squeeze(1)
+        rank, member = lin.wanted.nonzero(as_tuple=True)
+        slopes = Slopes.none(delta, s.members).joined(rank, member, lin.slopes.at(rank, member))
+        scale = norms(slopes.values, s.threat.q).clamp_min(1e-20)
+        slopes.values.div_(scale.unsqueeze(1))
+        c = torch.zeros_like(lin.margins)
+        moved = (slopes.values * take(delta, rank)).sum(dim=1)
+        c[rank, member] = lin.margins[rank, member] / scale + self.kappa * eps - moved
         domain = self.region[rows].near(delta, self.furthest[made])
-        targets = self.targets[lanes]
-        solved = solve_game(c, a, targets, domain, delta, self.iterations)
+        solved = solve_game(c, slopes, targets, domain, delta, self.iterations)
         if s.restart == 0:
             far = (targets.sum(dim=1) == 1) & (made == 0) & (solved.floor > _REMOTE * eps)
             s.remote[rows] |= targets & far.unsqueeze(1)
@@ -290,7 +302,7 @@ class Games(Reach):
         self.made[lanes] = made + 1
         # No verdict is computed for a point that is far from fooling all of T by the linear model.
         bound = torch.where(made + 1 == self.steps, solved.value, solved.floor)
-        return ~over & (bound <= self.limit[made])
+        return bound <= self.limit[made]
 
 
 @register("lattice")

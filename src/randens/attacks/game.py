@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from randens.attacks.slopes import Slopes
 from randens.core.tensors import either, take
 from randens.threat import Region
 
@@ -72,9 +73,9 @@ def _onto_simplex(columns: int, like: Tensor) -> Callable[[Tensor], Tensor]:
 
 
 def solve_game(
-    c: Tensor, a: Tensor, support: Tensor, domain: Region, delta: Tensor, iterations: int
+    c: Tensor, a: Slopes, support: Tensor, domain: Region, delta: Tensor, iterations: int
 ) -> Solution:
-    """Primal-dual iterations (Chambolle and Pock) from `delta`; c [k, T], a [k, T, d], support bool [k, T].
+    """Primal-dual iterations (Chambolle and Pock) from `delta`; c [k, T], A's rows a, support bool [k, T].
 
     A single target has a closed form, and two targets in a box are found by bisection. Iterations continue after δ
     has fooled all targets, or after λ has proven that no δ can, because a better compromise fools more members. They
@@ -85,13 +86,13 @@ def solve_game(
     single = (counts == 1).nonzero().flatten()
     if len(single):
         target = support[single].int().argmax(dim=1)
-        slope = take(a.flatten(0, 1), single * a.shape[1] + target)
-        _store(solution, single, _alone(c[single, target], slope, domain[single], take(delta, single)))
+        slope, start = a.at(single, target), take(delta, single)
+        _store(solution, single, _alone(c[single, target], slope, domain[single], start))
         solution.weights[single, target] = 1.0
     pairs = (counts == 2).nonzero().flatten() if domain.radius is None else single[:0]
     if len(pairs):
         columns = support[pairs].int().topk(2, dim=1).indices
-        first, second = (take(a.flatten(0, 1), pairs * a.shape[1] + each) for each in columns.unbind(dim=1))
+        first, second = (a.at(pairs, each) for each in columns.unbind(dim=1))
         gaps, start = c[pairs].gather(1, columns), take(delta, pairs)
         with torch.inference_mode(c.device.type == "cpu"):
             part = _pair(gaps, first, second, domain[pairs], start)
@@ -100,14 +101,15 @@ def solve_game(
     several = (counts > (2 if domain.radius is None else 1)).nonzero().flatten()
     # Parts that fit the processor's cache for all iterations, grouped by the number of targets.
     several = several[counts[several].argsort(stable=True)]
-    width = max(1, _CACHED // max(1, a.shape[1] * a.shape[2]))
+    width = max(1, _CACHED // max(1, c.shape[1] * delta.shape[1]))
     for rows in torch.split(several, width) if len(several) else ():
         columns = (
             support[rows].int().argsort(dim=1, descending=True, stable=True)[:, : int(counts[rows].max())]
         )
         inside = support[rows].gather(1, columns)
-        chosen = (rows.unsqueeze(1) * a.shape[1] + columns).flatten()
-        matrix = torch.unflatten(take(a.flatten(0, 1), chosen), 0, columns.shape) * inside.unsqueeze(2)
+        # Targets come first; the places after them are filled with the first one, and then with zeros.
+        filled = torch.where(inside, columns, columns[:, :1])
+        matrix = a.at(rows.unsqueeze(1), filled) * inside.unsqueeze(2)
         # Without autograd's records, which take a tenth of the time on a CPU; what is kept is copied out of `part`.
         with torch.inference_mode(c.device.type == "cpu"):
             gaps, start = c[rows].gather(1, columns), take(delta, rows)

@@ -23,6 +23,7 @@ from randens.attacks.ledger import Ledger
 from randens.attacks.losses import OF_ENTROPIES, Loss, cross_entropies, margins
 from randens.attacks.members import GradientMembers
 from randens.attacks.shared_networks import shared_planes
+from randens.attacks.slopes import Slopes
 from randens.attacks.stacked import Stack
 from randens.core.errors import InputError, ModelError
 from randens.core.tensors import norms, take
@@ -43,20 +44,23 @@ _FIRST = 32  # numbers of two points that are compared before the others
 class Linearisation:
     """First-order model of members at a point: margin_i(x') ≈ margin_i + gradient_i·(x' − x).
 
-    margins [k, M], gradients [k, M, d], zero where `wanted` [k, M] is false; errors [k, M]: members known
-    to be fooled at the point itself.
+    margins [k, M], zero where `wanted` [k, M] is false; slopes: the gradients of the wanted ones; errors [k, M]:
+    members known to be fooled at the point itself.
     """
 
     margins: Tensor
-    gradients: Tensor
+    slopes: Slopes
     wanted: Tensor
     errors: Tensor
 
+    @property
+    def gradients(self) -> Tensor:
+        """Of all members at all points [k, M, d], zero where `wanted` is false."""
+        return self.slopes.table(self.wanted)
+
     def __getitem__(self, rows: Tensor) -> Linearisation:
         """Those of some points, by their numbers [j]."""
-        return Linearisation(
-            self.margins[rows], take(self.gradients, rows), self.wanted[rows], self.errors[rows]
-        )
+        return Linearisation(self.margins[rows], self.slopes[rows], self.wanted[rows], self.errors[rows])
 
 
 Boundaries = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -67,14 +71,15 @@ class Memory:
     """The members' linear models at one point per lane, `points` [L, ...], as far as they were computed there."""
 
     def __init__(self, points: Tensor, members: int) -> None:
-        none = torch.zeros(len(points), members, dtype=torch.bool, device=points.device)
-        gradients = points.new_zeros(len(points), members, points[0].numel() if len(points) else 0)
         self.points = points.clone()
-        self.models = Linearisation(points.new_zeros(none.shape), gradients, none, none.clone())
+        self.which = torch.zeros(len(points), members, dtype=torch.bool, device=points.device)
+        self.margins = points.new_zeros(self.which.shape)
+        self.gradients = points.new_zeros(len(points), members, points[0].numel() if len(points) else 0)
+        self.errors = torch.zeros_like(self.which)
 
     def known(self, lanes: Tensor, points: Tensor) -> Tensor:
         """Bool [k, M]: the members whose models at `points` [k, ...] are kept."""
-        kept = self.models.wanted[lanes]
+        kept = self.which[lanes]
         if not bool(kept.any()):
             return kept
         return kept & _equal(points, take(self.points, lanes)).unsqueeze(1)
@@ -84,17 +89,17 @@ class Memory:
         rank, member = wanted.nonzero(as_tuple=True)
         if not len(rank):
             return into
-        into.margins[rank, member] = self.models.margins[lanes[rank], member]
-        into.gradients[rank, member] = _pick(self.models.gradients, lanes[rank], member)
-        into.errors[rank, member] = self.models.errors[lanes[rank], member]
-        return Linearisation(into.margins, into.gradients, into.wanted | wanted, into.errors)
+        at = lanes[rank], member
+        into.margins[rank, member], into.errors[rank, member] = self.margins[at], self.errors[at]
+        slopes = into.slopes.joined(rank, member, _pick(self.gradients, *at))
+        return Linearisation(into.margins, slopes, into.wanted | wanted, into.errors)
 
     def keep(self, lanes: Tensor, points: Tensor, models: Linearisation) -> None:
         """Keep models [k, M] at `points`, and forget those of the points that the lanes were at before."""
         if not len(lanes):
             return
         elsewhere = ~_equal(points, take(self.points, lanes))
-        self.models.wanted[lanes[elsewhere]] = False
+        self.which[lanes[elsewhere]] = False
         self.points[lanes] = points
         self.add(lanes, models.wanted, models)
 
@@ -102,10 +107,9 @@ class Memory:
         """Keep the models `which` bool [k, M] at the points where the lanes are."""
         rank, member = which.nonzero(as_tuple=True)
         at = lanes[rank], member
-        self.models.margins[at] = models.margins[rank, member]
-        self.models.gradients[at] = _pick(models.gradients, rank, member)
-        self.models.errors[at] = models.errors[rank, member]
-        self.models.wanted[at] = True
+        self.margins[at], self.errors[at] = models.margins[rank, member], models.errors[rank, member]
+        self.gradients[at] = models.slopes.at(rank, member)
+        self.which[at] = True
 
 
 class Oracle(Ledger):
@@ -152,7 +156,6 @@ class Oracle(Ledger):
         self.no_gradient = torch.zeros(self.n, self.members, dtype=torch.bool)
         self.nan_gradient = torch.zeros(self.n, self.members, dtype=torch.bool)
         self.unstable = torch.zeros(self.n, self.members, dtype=torch.bool)
-        self._clean: Memory | None = None
         self._classes: int | None = None
         with self.one_thread():
             self.clean_errors = self._judge_clean() if clean is None else clean.to(self.device)
@@ -364,6 +367,11 @@ class Oracle(Ledger):
         return errors
 
     @functools.cached_property
+    def _clean_models(self) -> Memory:
+        """The members' linear models at the inputs, as far as they were computed."""
+        return Memory(self.x, self.members)
+
+    @functools.cached_property
     def _right(self) -> Tensor:
         """[n, C]: 1 at the label, 0 elsewhere."""
         return F.one_hot(self.y, self.classes).to(self.x.dtype)
@@ -526,18 +534,17 @@ class Oracle(Ledger):
         backward passes. The passes' verdicts are returned and not recorded: an attack collects those of several steps
         for `settle`. Those of bfloat16 passes are judged, and recorded, at once.
         """
-        k, asked = len(rows), wanted
-        values, errors = self.x.new_zeros(k, self.members), torch.zeros_like(wanted)
-        models = Linearisation(values, self.x.new_zeros(k, self.members, self.x[0].numel()), wanted, errors)
+        known = torch.zeros_like(wanted)
+        margin, errors = self.x.new_zeros(wanted.shape), torch.zeros_like(wanted)
+        slopes = Slopes.none(points.flatten(1), self.members)
         # Every climb starts at the clean inputs; known linearisations there are not computed again.
-        clean = _equal(points, take(self.x, rows)).unsqueeze(1) if classes == 1 else None
-        if clean is not None and bool(clean.any()):
-            memory = self._clean = self._clean or Memory(self.x, self.members)
-            stored = memory.models.wanted[rows] & clean & wanted
-            memory.recall(rows, stored, models)
-            asked = wanted & ~stored
-        else:
-            memory = None
+        clean = (
+            _equal(points, take(self.x, rows)) if classes == 1 else torch.zeros_like(rows, dtype=torch.bool)
+        )
+        memory = self._clean_models if bool(clean.any()) else None
+        if memory is not None:
+            known = memory.which[rows] & clean.unsqueeze(1) & wanted
+        asked = wanted & ~known
         if bool(asked.any()):
             shares = self._gradient_members.shares
             found = (self._shared_boundaries if shares else self._boundaries)(rows, points, asked, classes)
@@ -548,12 +555,13 @@ class Oracle(Ledger):
                     nearest = (gaps / sizes).argmin(dim=1)
                     first = torch.arange(len(rank), device=self.device)
                     gap, normal = gaps[first, nearest], _pick(normals, first, nearest)
-                values[rank, member] = gap.to(values.dtype)
-                models.gradients[rank, member] = normal
-                errors[rank, member] = fooled
-            if memory is not None and clean is not None:
-                memory.add(rows, asked & clean, models)
-        return dataclasses.replace(models, errors=self._exact(rows, points, errors, wanted))
+                margin[rank, member], errors[rank, member] = gap.to(margin.dtype), fooled
+                slopes = slopes.joined(rank, member, normal.to(margin.dtype))
+        models = Linearisation(margin, slopes, asked, errors)
+        if memory is not None:
+            memory.add(rows, asked & clean.unsqueeze(1), models)
+            models = memory.recall(rows, known, models)
+        return dataclasses.replace(models, errors=self._exact(rows, points, models.errors, wanted))
 
     def _boundaries(self, rows: Tensor, points: Tensor, wanted: Tensor, classes: int) -> Iterator[Boundaries]:
         """The nearest boundaries of the members `wanted` [k, M], member by member or all at once."""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from randens.attacks.game import Solution, solve_game
 from randens.attacks.search import Search
+from randens.attacks.slopes import Slopes
 from randens.core.tensors import norms, take
 from randens.threat import Region
 
@@ -41,10 +42,12 @@ def planned(s: Search, iterations: int, kappa: float) -> tuple[Tensor, Tensor]:
     useful = open_.any(dim=1)
     rows, open_ = rows[useful], open_[useful]
     lin = s.linearise(rows, s.x[rows], wanted[useful])
-    scale = norms(lin.gradients, s.threat.q).clamp_min(1e-20)
-    a = lin.gradients / scale.unsqueeze(2)
+    a = lin.gradients
+    scale = norms(a, s.threat.q).clamp_min(1e-20)
+    a /= scale.unsqueeze(2)
     c = lin.margins / scale + kappa * s.threat.eps
     region, slack = Region.around(s.x[rows], s.threat), kappa * s.threat.eps
+    slopes = Slopes.of(a)
     choice = torch.full((len(rows),), -1, dtype=torch.int64, device=s.device)
     left = torch.arange(len(rows), device=s.device)
     for _ in range(_GAMES):
@@ -53,7 +56,7 @@ def planned(s: Search, iterations: int, kappa: float) -> tuple[Tensor, Tensor]:
             break
         heaviest = weights.expand(len(left), -1).masked_fill(~open_[left], -1.0).argmax(dim=1)
         origin = region.low.new_zeros(len(left), a.shape[2])
-        solved = solve_game(c[left], take(a, left), sets[heaviest], region[left], origin, iterations)
+        solved = solve_game(c[left], slopes[left], sets[heaviest], region[left], origin, iterations)
         refuted = solved.floor > slack
         choice[left[~refuted]] = heaviest[~refuted]
         gone, left = left, left[refuted]
