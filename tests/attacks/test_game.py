@@ -64,6 +64,19 @@ def value_in_ball(c: Tensor, a: Tensor, support: Tensor, radius: float, row: int
     return -float(min(found))
 
 
+@pytest.mark.parametrize("radius", [None, 0.6])
+def test_iterations_begin_at_the_given_weights(radius: float | None) -> None:
+    """From the solution's own λ and δ, a few iterations are as good as many from the centre."""
+    c, a, _, delta = game(3, rows=20)
+    support, domain, slopes = torch.ones_like(c, dtype=torch.bool), box(len(c), radius), Slopes.of(a)
+    best = solve_game(c, slopes, support, domain, delta, 4000)
+    again = solve_game(c, slopes, support, domain, best.delta, 2, best.weights)
+    centre = solve_game(c, slopes, support, domain, best.delta, 2)
+    worse, worse_from_centre = (float((best.floor - each.floor).max()) for each in (again, centre))
+    assert worse < 0.002
+    assert worse_from_centre > 0.02
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_linf_value_is_the_linear_programmes(seed: int) -> None:
     c, a, support, delta = game(seed)

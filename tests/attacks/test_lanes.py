@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from randens import RandomizedEnsemble, Threat, attacks
 from randens.attacks import climbers
 from randens.attacks.climbers import Games
+from randens.attacks.game import Solution, solve_game
 from randens.attacks.oracle import Oracle
 from randens.attacks.search import Search, attacking
 
@@ -211,6 +213,35 @@ def test_gradients_at_the_inputs_are_computed_once() -> None:
     assert torch.equal(again.gradients[wanted], first.gradients[wanted])
     assert again.margins.tolist() == [[0.5, 0.5], [0.25, 0.25], [0.5, 0.5]]
     assert isinstance(s, Oracle)
+
+
+def test_each_game_begins_with_the_weights_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one of a search begins at the centre, also where the lane has searched before."""
+    ways = [[1.0, 0.2], [-1.0, 0.3], [0.1, 1.0]]
+    s = _search([_along(way, 0.6) for way in ways])
+    reach, lane, everyone = _games(s, hopeless=9.0, rounds=3), torch.tensor([0]), torch.ones(1, 3)
+    begun: list[Tensor] = []
+    ended: list[Tensor] = []
+
+    def noted(*given: Any) -> Solution:
+        begun.append(given[-1].clone())
+        solved = solve_game(*given)
+        ended.append(solved.weights.clone())
+        return solved
+
+    monkeypatch.setattr(climbers, "solve_game", noted)
+    with attacking(s.rec):
+        for _ in range(2):
+            reach.begin(lane, s.x, everyone.bool())
+            while len(reach.lanes):
+                reach.step()
+    assert len(begun) == 6
+    centre = everyone / 3
+    for first in (0, 3):
+        assert torch.allclose(begun[first], centre)
+        for later in (first + 1, first + 2):
+            assert torch.equal(begun[later], ended[later - 1])
+            assert not torch.allclose(begun[later], centre, atol=1e-2)
 
 
 def test_a_point_that_the_last_move_reached_is_linearised_by_the_next_search() -> None:

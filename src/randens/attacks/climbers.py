@@ -239,6 +239,7 @@ def _stepped(s: Search, points: Tensor, pull: Tensor, stride: Tensor, *, steepes
 class Games(Reach):
     """Moves to the solution of the linearised game, linearises there, and repeats.
 
+    Each game begins with the λ of the one before it.
     Move r may be at most `trust`^r times the ball's diameter. A search is given up if the game's dual proves, in
     the linear model, that the targets are out of reach by more than that model may err: `hopeless`·ε for the first
     two moves, then less by `trust`² each time, as the error of a linear model falls with the square of its reach.
@@ -263,7 +264,12 @@ class Games(Reach):
         errs = (hopeless - kappa) * trust ** (2 * (moves - 1).clamp_min(0))
         self.limit = (kappa + errs) * s.threat.eps  # of the bound of each move's game
         self.centre, self.region = s.x.flatten(1), Region.around(s.x, s.threat)
+        self.weights = s.x.new_zeros(len(s.owner), s.members)  # λ of the lanes' last games
         self.memory = Memory(self.points, s.members)
+
+    def begin(self, lanes: Tensor, points: Tensor, targets: Tensor) -> None:
+        super().begin(lanes, points, targets)
+        self.weights[lanes] = targets.to(self.weights.dtype) / targets.sum(dim=1, keepdim=True)
 
     def models(self, lanes: Tensor, here: Tensor, wanted: Tensor) -> Linearisation:
         known = self.memory.known(lanes, here) & wanted
@@ -294,7 +300,8 @@ class Games(Reach):
         moved = (slopes.values * take(delta, rank)).sum(dim=1)
         c[rank, member] = lin.margins[rank, member] / scale + self.kappa * eps - moved
         domain = self.region[rows].near(delta, self.furthest[made])
-        solved = solve_game(c, slopes, targets, domain, delta, self.iterations)
+        solved = solve_game(c, slopes, targets, domain, delta, self.iterations, self.weights[lanes])
+        self.weights[lanes] = solved.weights
         if s.restart == 0:
             far = (targets.sum(dim=1) == 1) & (made == 0) & (solved.floor > _REMOTE * eps)
             s.remote[rows] |= targets & far.unsqueeze(1)
@@ -376,7 +383,7 @@ class Saddle(Attack):
     """
 
     relinearisations: int = 6
-    iterations: int = 40
+    iterations: int = 20
     orders: int = 2
     kappa: float = 0.05
     trust: float = 0.6
@@ -401,5 +408,5 @@ class Saddle(Attack):
         resisted = torch.zeros_like(s.foolable[s.owner])
         for sweep in range(orders):
             if sweep:
-                attempt(s, reach, self.iterations, self.kappa)
+                attempt(s, reach, _PLAN, self.kappa)
             climb(s, sweep, resisted, reach)
