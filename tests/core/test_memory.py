@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from randens.core import memory
+
 PROGRAM = """
 import resource
 import numpy as np
@@ -39,3 +41,13 @@ def test_freed_memory_is_used_again_and_returned_at_the_end() -> None:
     outside, inside, held, after = (int(word) for word in done.stdout.split())
     assert inside < outside / 20, "the same blocks were asked for again"
     assert after < held - 48 * 2**20, "freed memory was not returned"
+
+
+def test_freed_memory_is_returned_once_in_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, returned = [0.0], []
+    monkeypatch.setattr("randens.core.memory.time.monotonic", lambda: now[0])
+    monkeypatch.setattr(memory, "return_freed_memory", lambda: returned.append(now[0]))
+    returning = memory.Returning(seconds=2.0)
+    for now[0] in (0.0, 1.9, 2.0, 3.9, 4.1, 5.0, 6.2):
+        returning()
+    assert returned == [2.0, 4.1, 6.2]

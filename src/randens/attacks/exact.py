@@ -417,6 +417,9 @@ def _double(member: nn.Module) -> nn.Module:
 class Exact(Attack):
     """The optimum for linear members (binary or multiclass, linf, l2 and l1, with the box); at most 10 members.
 
+    A member counts as fooled where its margin is below −τ; τ is 8e-5 of the largest logit that δ can cause. Closer to
+    its boundary lies a tie, which rounding decides: another attack may count it as an error.
+
     Examples
     --------
     >>> import randens

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import time
 from collections.abc import Iterator
 
-__all__ = ["kept_memory", "return_freed_memory"]
+__all__ = ["Returning", "kept_memory", "return_freed_memory"]
 
 _TRIM, _MAPPED = -1, -3  # glibc's numbers for the two limits
 _NO_LIMIT = 2**30
@@ -39,6 +40,26 @@ def return_freed_memory() -> None:
     """Return freed memory to the operating system, if the C library can."""
     with contextlib.suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+class Returning:
+    """Call it between pieces of work: freed memory goes back, at most once in `seconds`.
+
+    What many small pieces free lies scattered, and the C library keeps more of it with every piece.
+
+    Examples
+    --------
+    >>> returning = Returning(seconds=60)
+    >>> returning()
+    """
+
+    def __init__(self, seconds: float = 1.0) -> None:
+        self.seconds, self._last = seconds, time.monotonic()
+
+    def __call__(self) -> None:
+        if time.monotonic() - self._last >= self.seconds:
+            return_freed_memory()
+            self._last = time.monotonic()
 
 
 def _limit(sizes: dict[int, int]) -> None:
