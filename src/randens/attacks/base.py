@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
+import numbers
 import os
 import warnings
 from collections.abc import Callable
@@ -35,6 +37,26 @@ _EARLIER = {
     "apgd-margin": "adaptive-pgd-margin",
     "apgd-mce": "adaptive-pgd-mce",
     "auto-pgd": "apgd",
+}
+_WHOLE = (
+    "restarts",
+    "batch_size",
+    "steps",
+    "orders",
+    "relinearisations",
+    "iterations",
+    "hyperplanes",
+    "queries",
+    "constants",
+    "samples",
+)
+_NUMBERS: dict[str, tuple[Callable[[float], bool], str]] = {
+    "step": (lambda v: 0 < v < math.inf, "a number > 0, in units of eps"),
+    "rate": (lambda v: 0 < v < math.inf, "a number > 0"),
+    "constant": (lambda v: 0 < v < math.inf, "a number > 0"),
+    "kappa": (lambda v: 0 <= v < math.inf, "a number ≥ 0"),
+    "trust": (lambda v: 0 < v <= 1, "a number > 0 and ≤ 1"),
+    "hopeless": (lambda v: v > 0, "a number > 0"),
 }
 AttackType = TypeVar("AttackType", bound="type[Attack]")
 
@@ -96,21 +118,15 @@ class Attack:
                 raise InputError(
                     f"attack {self.name!r} cannot search the norm {part.norm}; attacks that can: {able}"
                 )
-        for option in (
-            "restarts",
-            "batch_size",
-            "steps",
-            "orders",
-            "relinearisations",
-            "hyperplanes",
-            "queries",
-        ):
+        for option in _WHOLE:
             whole(option, getattr(self, option, 1))
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise InputError(f"seed is {self.seed!r}; it must be a whole number")
-        step = getattr(self, "step", None)
-        if step is not None and not 0 < step < float("inf"):
-            raise InputError(f"step is {step!r}; it must be a number > 0, in units of eps")
+        for option, (valid, description) in _NUMBERS.items():
+            value = getattr(self, option, None)
+            number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+            if value is not None and not (number and valid(float(value))):
+                raise InputError(f"{option} is {value!r}; it must be {description}")
 
     def search(self, s: Search) -> None:
         """Propose points for the batch that `s` owns."""
