@@ -186,7 +186,7 @@ def test_a_climb_goes_on_from_where_an_attempt_ended(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Games, "begin", noted)
     reach = _games(s)
     with attacking(s.rec):
-        climbers.attempt(s, reach, 40, 0.05)
+        climbers.attempt(s, reach, 0.05)
         assert reach.lanes.tolist() == [0]
         climbers.climb(s, 1, torch.zeros(1, 3, dtype=torch.bool), reach)
     assert begun[0] == ([0.0, 0.0], [True, False, False])

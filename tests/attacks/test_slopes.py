@@ -1,4 +1,4 @@
-"""Gradients without room for those that nobody asked for."""
+"""Gradients of some members at some points."""
 
 from __future__ import annotations
 

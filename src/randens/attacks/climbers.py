@@ -165,12 +165,12 @@ def _following(
     return place, torch.where(fresh.any(dim=1), member, -1)
 
 
-def attempt(s: Search, reach: Reach, iterations: int, kappa: float) -> None:
+def attempt(s: Search, reach: Reach, kappa: float) -> None:
     """Aim from the clean input at the set of largest probability that the members' linear models do not rule
     out; of several restarts searched together, each takes the next such set. The searches are begun only.
     """
     for number in range(s.together):
-        rows, targets = planned(s, iterations, kappa)
+        rows, targets = planned(s, _PLAN, kappa)
         # Also if it will be reached: sets of larger probability were ruled out or tried before.
         s.refuse(rows, targets)
         reach.begin(number * s.n + rows, take(s.x, rows), targets)
@@ -297,8 +297,8 @@ class Games(Reach):
         scale = norms(slopes.values, s.threat.q).clamp_min(1e-20)
         slopes.values.div_(scale.unsqueeze(1))
         c = torch.zeros_like(lin.margins)
-        moved = (slopes.values * take(delta, rank)).sum(dim=1)
-        c[rank, member] = lin.margins[rank, member] / scale + self.kappa * eps - moved
+        change = (slopes.values * take(delta, rank)).sum(dim=1)  # by what δ has moved already
+        c[rank, member] = lin.margins[rank, member] / scale + self.kappa * eps - change
         domain = self.region[rows].near(delta, self.furthest[made])
         solved = solve_game(c, slopes, targets, domain, delta, self.iterations, self.weights[lanes])
         self.weights[lanes] = solved.weights
@@ -348,7 +348,7 @@ class Lattice(Attack):
             elsewhere = s.random_start()
             reach = Descents(s, steps=self.steps, step=self.step, kappa=self.kappa, elsewhere=elsewhere)
             if sweep:
-                attempt(s, reach, _PLAN, self.kappa)
+                attempt(s, reach, self.kappa)
             climb(s, sweep, resisted, reach, _PATIENCE)
 
 
@@ -408,5 +408,5 @@ class Saddle(Attack):
         resisted = torch.zeros_like(s.foolable[s.owner])
         for sweep in range(orders):
             if sweep:
-                attempt(s, reach, _PLAN, self.kappa)
+                attempt(s, reach, self.kappa)
             climb(s, sweep, resisted, reach)

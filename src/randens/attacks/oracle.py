@@ -546,6 +546,7 @@ class Oracle(Ledger):
             known = memory.which[rows] & clean.unsqueeze(1) & wanted
         asked = wanted & ~known
         if bool(asked.any()):
+            parts: list[tuple[Tensor, Tensor, Tensor]] = []
             shares = self._gradient_members.shares
             found = (self._shared_boundaries if shares else self._boundaries)(rows, points, asked, classes)
             for rank, member, gaps, normals, fooled in found:
@@ -556,7 +557,11 @@ class Oracle(Ledger):
                     first = torch.arange(len(rank), device=self.device)
                     gap, normal = gaps[first, nearest], _pick(normals, first, nearest)
                 margin[rank, member], errors[rank, member] = gap.to(margin.dtype), fooled
-                slopes = slopes.joined(rank, member, normal.to(margin.dtype))
+                parts.append((rank, member, normal.to(margin.dtype)))
+            # At once: joining them one by one would copy the first ones again and again.
+            slopes = slopes.joined(
+                *(each[0] if len(each) == 1 else torch.cat(each) for each in zip(*parts, strict=True))
+            )
         models = Linearisation(margin, slopes, asked, errors)
         if memory is not None:
             memory.add(rows, asked & clean.unsqueeze(1), models)

@@ -1,4 +1,4 @@
-"""Gradients of some members at some points, without room for those that nobody asked for."""
+"""Gradients of some members at some points; only computed ones take memory."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ __all__ = ["Slopes"]
 class Slopes:
     """The gradient of member m at point k is values[place[k, m]]: values [p, d], place [k, M].
 
-    A climb asks for one or two members per point. A table of all of them would be mostly zeros, and to fill, to copy
-    and to measure it would take longer than the passes leave time for. Where nothing was asked for, `place` says
-    nothing.
+    A climb needs the gradients of one or two members per point. A table for all M members would be mostly zeros, which
+    take time to fill and to copy. Where no gradient was computed, `place` is meaningless.
     """
 
     values: Tensor
