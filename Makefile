@@ -10,41 +10,17 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile -
 PIP := $(BIN)/python $(PIP_INSTALL)
 # One torch thread per test worker: two workers with two threads each would fight for two cores.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
-
-# Other processors, imitated on this one: which instructions torch, its libraries and NumPy may use, and how many threads.
-# What this processor lacks, they do without. The last digits of logits differ from one to the next.
-OLD := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_CBWR=COMPATIBLE NPY_DISABLE_CPU_FEATURES="AVX2 FMA3" \
-  OPENBLAS_CORETYPE=Nehalem
-AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_CBWR=AVX2 OPENBLAS_CORETYPE=Haswell
-TWO_THREADS := OMP_NUM_THREADS=2 MKL_NUM_THREADS=2 RANDENS_TEST_THREADS=2
-# Where a digit can decide: the tests of attacks, of what is measured with them, of training, and of figures.
-DIGITS := tests/attacks tests/audit tests/certify tests/evaluation tests/training tests/witness tests/docs/test_drawings.py \
-  tests/docs/test_site.py::test_the_figures_are_those_of_the_code tests/benchmarks/test_page.py
-# Among them, tests of refused input, of commands, of recipes, of processes and of kills: no digit decides there.
-ALIKE := --ignore=tests/attacks/test_attack_inputs.py \
-  --ignore=tests/attacks/test_attack_command.py \
-  --ignore=tests/attacks/test_dataset.py \
-  --ignore=tests/training/test_compiling.py \
-  --ignore=tests/training/test_side_by_side.py \
-  --ignore=tests/training/test_train_command.py \
-  --ignore=tests/training/test_training_distributed.py \
-  --ignore=tests/training/test_training_kill.py \
-  --ignore=tests/training/test_training_recipe.py
 PYTEST := $(BIN)/python -m pytest -q
-# A file's tests share what they train and attack, so one worker runs all of them; tests/conftest.py sets the order.
-# Three for two cores: a worker often waits for a process, a browser or a server that it has started.
-WORKERS := -n 3 --dist loadfile --no-loadscope-reorder
+# A file's tests share what they train and attack, so one worker runs all of them.
+WORKERS := -n 2 --dist loadfile
 
-.PHONY: help quickstart test lint types rooms pytest slowest slow portable portable-short pythons mutants docs bench bench-docs clean
+.PHONY: help quickstart test lint types rooms pytest slow pythons docs bench bench-docs clean
 
 help:
 	@echo "make quickstart   train, attack and explain a randomized ensemble, in minutes"
 	@echo "make test         ruff, mypy, import rules and the tests"
-	@echo "make slowest      the tests, and the 20 that take longest into docs/testing.md"
 	@echo "make slow         the tests that take long, before a release"
-	@echo "make portable     the tests as on an older processor, on one with AVX2, and on this one with two threads"
 	@echo "make pythons      what needs no torch, on every Python from 3.10 to 3.13 that is installed"
-	@echo "make mutants      hand-made faults in a copy of the package, and whether the tests notice them"
 	@echo "make docs         the documentation as a site, into site/"
 	@echo "make bench        ratios against peers and against the limit; ARGS='--quick' for a short run"
 	@echo "make bench-docs   docs/benchmarks.md and its plots from benchmarks/results.json"
@@ -66,27 +42,13 @@ rooms: $(VENV)/installed-dev
 	$(BIN)/lint-imports
 
 pytest: $(VENV)/installed-dev
-	$(ONE_THREAD) $(PYTEST) $(WORKERS) --slowest 20
-
-slowest: $(VENV)/installed-dev
-	$(ONE_THREAD) $(PYTEST) $(WORKERS) --slowest 20 --slowest-page=docs/testing.md
+	$(ONE_THREAD) $(PYTEST) $(WORKERS)
 
 slow: $(VENV)/installed-dev
-	$(ONE_THREAD) $(PYTEST) $(WORKERS) -m slow --slowest 20
-
-portable: $(VENV)/installed-dev
-	$(ONE_THREAD) $(OLD) $(PYTEST) $(WORKERS)
-	$(ONE_THREAD) $(AVX2) $(PYTEST) $(WORKERS)
-	$(TWO_THREADS) $(PYTEST)
-
-portable-short: $(VENV)/installed-dev
-	$(ONE_THREAD) $(OLD) $(PYTEST) $(WORKERS) $(DIGITS) $(ALIKE)
+	$(ONE_THREAD) $(PYTEST) $(WORKERS) -m slow
 
 pythons:
 	.ci/pythons
-
-mutants: $(VENV)/installed-dev
-	$(ONE_THREAD) $(BIN)/python -m tests.mutation.run
 
 # Warnings are errors (never with --quiet, which drops them uncounted). The variable silences a notice about the
 # builder's successor, which is no warning.

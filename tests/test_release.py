@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from tests.conftest import THREADS, pytest_terminal_summary, write_table
+from tests.conftest import THREADS, pytest_terminal_summary
 
 import randens
 
@@ -77,7 +77,6 @@ def test_a_line_says_that_tests_in_a_browser_were_left_out(reason: str, told: bo
     lines: list[str] = []
     reporter = SimpleNamespace(
         stats={"skipped": [SimpleNamespace(longrepr=("a.py", 1, reason))] * 3},
-        config=SimpleNamespace(getoption=lambda _: 0),
         write_line=lines.append,
     )
     steps = pytest_terminal_summary(cast(pytest.TerminalReporter, reporter))
@@ -86,15 +85,6 @@ def test_a_line_says_that_tests_in_a_browser_were_left_out(reason: str, told: bo
     if told:
         assert len(lines) == 1
         assert lines[0].startswith("3 tests in a browser were skipped; to run them: apt-get install chromium")
-
-
-def test_the_slowest_tests_are_written_into_their_page(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("before\n<!-- slowest -->\nold\n<!-- end -->\nafter\n", encoding="utf-8")
-    for _ in range(2):
-        write_table(page, 12.3, 2, [(12.0, "tests/a.py::test_b")])
-    table = "| test | seconds |\n|---|---:|\n| all 2 tests | 12 |\n| `a.py::test_b` | 12.0 |\n"
-    assert page.read_text(encoding="utf-8") == (f"before\n<!-- slowest -->\n\n{table}\n<!-- end -->\nafter\n")
 
 
 def test_the_files_that_the_gates_name_are_there() -> None:

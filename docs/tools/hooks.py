@@ -15,7 +15,7 @@ from mkdocs.structure.pages import Page
 from randens.cli.main import VERBS, _app
 
 PACKAGE = Path(__file__).parents[2] / "src" / "randens"
-ROOMS = (
+_LAYERS = (
     "risk",
     "attacks",
     "evaluation",
@@ -30,6 +30,7 @@ ROOMS = (
     "zoo",
     "errors",
 )
+ROOMS = tuple(n for n in _LAYERS if (PACKAGE / n).is_dir() or (PACKAGE / f"{n}.py").is_file())
 
 # Pages that commands write from results; until they have been, a sentence stands in for them.
 WRITTEN = {

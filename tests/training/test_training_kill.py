@@ -18,7 +18,7 @@ from randens.training import train
 _CHILD = """
 import os, signal, sys
 import torch
-torch.set_num_threads(int(os.environ.get("RANDENS_TEST_THREADS", "1")))
+torch.set_num_threads(1)
 from randens.training import train
 from tests.training.small_runs import small
 

@@ -1,1 +1,0 @@
-"""Attacks on the software itself: on its server, its readers and its processes."""
