@@ -42,7 +42,6 @@ from randens import RandomizedEnsemble, Threat
 from randens.attacks import Found
 from randens.attacks.compiled import passes
 from randens.attacks.members import GradientMembers
-from randens.models.precision import probe
 
 STEPS = 20
 SADDLES: dict[str, dict[str, int]] = {
@@ -450,15 +449,6 @@ def rows(settings: Settings) -> Iterator[Row]:
         }
     )
     yield from suite_rows(subject, presets, repeats)
-    works = probe()
-    if works.bfloat16 is None:
-        why = f"bfloat16 does not work here ({works.reason})"
-        yield left_out("ARC-R, bfloat16", "textbook ARC-R", why, FASTER_ARC)
-        yield left_out("saddle to the textbook's accuracy, bfloat16", "textbook ARC-R", why, FASTER_SADDLE)
-        yield left_out("PGD-20, bfloat16", "Foolbox", why, FASTER_PGD)
-        return
-    yield from ensemble_rows(subject, which, "bfloat16", repeats)
-    yield from single_rows(subject, "bfloat16", repeats)
 
 
 if __name__ == "__main__":

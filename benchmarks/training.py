@@ -1,13 +1,10 @@
-"""What a training step costs beyond its bare forward and backward passes, and what layout, precision, compiling and
-a second process bring. ResNet-20, batch 128; three crafting gradients, unless a row says N-FGSM (one) or PGD-2.
+"""What a training step costs beyond its bare forward and backward passes, and what layout, compiling and a
+second process bring. ResNet-20, batch 128; three crafting gradients, unless a row says N-FGSM (one) or PGD-2.
 
 The engine's step (batch, augmentation, random start, adversary, loss, optimiser, moving average, accounting) is
 timed from outside, by its progress reports, against the same passes in a bare loop; both on one thread and in
-processor time, so that other processes on the machine matter little. Precisions that end the process are measured in
-a child process; where one does not work, that is said. Two processes are compared with one by the clock on the wall,
-one thread each, by the same recipe. Members of IAT trained side by side are compared with members trained one after the
-other: whole runs with all cores, and, from a short and a long run, their further epochs without the start of the
-processes.
+processor time, so that other processes on the machine matter little. Two processes are compared with
+one by the clock on the wall, one thread each, by the same recipe.
 
     python -m benchmarks.training
 """
@@ -21,7 +18,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +31,10 @@ from randens.attacks.members import folded
 from randens.core.files import read_json, write_json
 from randens.core.memory import kept_memory
 from randens.ensemble import frozen
-from randens.models.precision import probe
 from randens.training import Recipe, train
 
 GRADIENTS = 3
 NEAR_BARE = Goal(at_most=1.08)
-THREE_TIMES = Goal(at_least=3)
 
 
 @dataclass(frozen=True)
@@ -108,12 +102,10 @@ class BareStep:
         members: int,
         *,
         layout: str = "last",
-        dtype: str = "float32",
         gradients: int = GRADIENTS,
     ) -> None:
         self.gradients = gradients
         memory = torch.channels_last if layout == "last" else torch.contiguous_format
-        self.low = dtype == "bfloat16"
         self.nets: list[nn.Module] = []
         # The engine's members normalise their inputs, which is a part of every pass.
         mean, std = images(batch, "train").mean_std()
@@ -131,9 +123,7 @@ class BareStep:
         self.y = torch.arange(batch) % 10
 
     def loss(self, net: nn.Module, point: Tensor) -> Tensor:
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.low):
-            z = net(point)
-        return nn.functional.cross_entropy(z.float(), self.y)
+        return nn.functional.cross_entropy(net(point), self.y)
 
     def __call__(self) -> None:
         last = self.nets[-1]
@@ -178,15 +168,11 @@ def step_rows(size: Size, rounds: int) -> Iterator[Row]:
 
 
 def layout_rows(size: Size, repeats: int) -> Iterator[Row]:
-    """Float32 channels first against channels_last, and against bfloat16 channels_last where that works."""
+    """Float32 channels first against channels_last."""
     cases = {
         "first": BareStep(size.batch, 1, layout="first"),
         "last": BareStep(size.batch, 1, layout="last"),
     }
-    lower = probe()
-    low = "passes of a step, bfloat16 channels_last"
-    if lower.bfloat16 is not None:
-        cases["bfloat16"] = BareStep(size.batch, 1, dtype="bfloat16")
     measured = interleaved(cases, repeats, warm_up=1, clock=time.process_time)
     first = Side("float32 channels first", measured["first"].timing)
     yield as_fast(
@@ -195,12 +181,6 @@ def layout_rows(size: Size, repeats: int) -> Iterator[Row]:
         first,
         note="one thread, processor time",
     )
-    if "bfloat16" in cases:
-        ours = Side("bfloat16 channels_last", measured["bfloat16"].timing)
-        yield as_fast(low, ours, first, THREE_TIMES, note="one thread, processor time")
-    else:
-        why = f"bfloat16 does not work here ({lower.reason})"
-        yield left_out(low, first.name, why, THREE_TIMES)
 
 
 def process_rows(size: Size, rounds: int) -> Iterator[Row]:
@@ -230,53 +210,6 @@ def compile_row(size: Size) -> Row:
         Side("eager", Timing.of(eager)),
         note="one thread, processor time, after compiling",
     )
-
-
-def side_by_side_rows(size: Size, epochs: int) -> Iterator[Row]:
-    """IAT with as many members as cores: all at once in processes, or one after the other."""
-    name, other = "IAT, members side by side", "one after the other"
-    cores = machine.cores()
-    if cores < 2:
-        yield left_out(name, other, "there is only one core")
-        return
-    members = min(cores, 4)
-    pair = (images(size.batch * size.steps, "train"), images(8, "validation"))
-
-    def run(jobs: int, length: int) -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            chosen = recipe(size.batch, "iat", members, epochs=length)
-            train(chosen, Path(folder) / "run", data=pair, jobs=jobs)
-
-    cases = {
-        f"{side} {length}": partial(run, jobs, length)
-        for length in sorted({1, epochs})
-        for side, jobs in ((name, members), (other, 1))
-    }
-    torch.set_num_threads(cores)
-    try:
-        measured = interleaved(cases, repeats=2)
-    finally:
-        torch.set_num_threads(1)
-    ours, theirs = (measured[f"{side} {epochs}"].timing for side in (name, other))
-    note = f"M = {members}, {cores} threads in all, by the wall clock; "
-    yield as_fast(
-        name,
-        Side(f"{members} processes", ours),
-        Side(other, theirs),
-        note=f"{note}whole runs of {epochs * size.steps} steps each, with the start of the processes",
-    )
-    if epochs > 1:
-        first = [measured[f"{side} 1"].timing for side in (name, other)]
-        further = [
-            Timing(long.best - short.best, long.median - short.median, long.repeats)
-            for long, short in zip((ours, theirs), first, strict=True)
-        ]
-        yield as_fast(
-            f"{name}, further epochs",
-            Side(f"{members} processes", further[0]),
-            Side(other, further[1]),
-            note=f"{note}the {epochs - 1} epochs after the first",
-        )
 
 
 def in_processes(count: int, size: Size) -> list[float]:
@@ -329,7 +262,6 @@ def rows(settings: Settings) -> Iterator[Row]:
         except Exception as error:  # Compiling needs a C++ compiler and fails in many ways.
             yield left_out(compiled, "eager", f"torch.compile does not work here ({type(error).__name__})")
     yield from process_rows(size, 1 if settings.quick else 2)
-    yield from side_by_side_rows(size, epochs=1 if settings.quick else 4)
 
 
 if __name__ == "__main__":

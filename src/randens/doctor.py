@@ -18,11 +18,11 @@ import torch
 
 from randens import attacks, models
 from randens import data as datasets
+from randens.core.devices import native_bfloat16, pick_device
 from randens.core.errors import RandensError
 from randens.core.runs import versions
 from randens.ensemble import RandomizedEnsemble, load
 from randens.evaluation import optimize_sampling
-from randens.models.precision import probe
 from randens.risk import RiskProfile, optimal_sampling
 from randens.threat import Threat
 
@@ -82,11 +82,10 @@ def _device() -> Finding:
 
 
 def _bfloat16() -> Finding:
-    found = probe()
-    if found.bfloat16 is None:
-        return Finding("bfloat16", True, f"not usable here, float32 is used ({found.reason})")
-    gain = f"{found.ratio:.2g} times as fast as float32" if found.ratio else "float32 could not be timed"
-    return Finding("bfloat16", True, f"works, {gain}; {'used' if found.pays else 'not used'} for gradients")
+    used = native_bfloat16(pick_device())
+    return Finding(
+        "bfloat16", True, "native, used by precision = auto" if used else "not native: float32 is used"
+    )
 
 
 def _compiled() -> Finding:

@@ -170,14 +170,10 @@ def test_the_ledger_counts_what_was_planned(tmp_path: Path) -> None:
     recipe = small(method="mrboost", members=2, validation={"size": 10})
     train(recipe, tmp_path / "run")
     cost = Run.open(tmp_path / "run").read("training")["cost"]
-    estimated = estimate(recipe, measure=False)
+    estimated = estimate(recipe)
     planned = estimated.crafting + estimated.training
     assert planned == 2 * (3 + 5) * 1257
     assert planned < cost["backwards"] <= estimated.passes
-    assert estimated.seconds is None
-    measured = estimate(recipe)
-    assert measured.seconds is not None
-    assert measured.seconds > 0
     assert "member passes" in measured.sentence()
 
 

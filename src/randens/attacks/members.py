@@ -26,10 +26,10 @@ from torch.fx.experimental.optimization import fuse
 
 from randens.attacks.compiled import Compiled, compiled
 from randens.attacks.stacked import Stack, stack_of
+from randens.core.devices import native_bfloat16
 from randens.core.errors import ModelError, RandensWarning, unknown
 from randens.ensemble import DeterministicEnsemble, networks_of, to_layout
 from randens.models import logits_of
-from randens.models.precision import bfloat16_pays, probe
 
 __all__ = ["GradientMembers", "folded", "torch_threads"]
 
@@ -49,12 +49,8 @@ class GradientMembers:
         first = next((p for m in members for p in m.parameters()), None)
         self.device = first.device.type if first is not None else "cpu"
         if precision == "auto":
-            precision = "bfloat16" if convolutional and bfloat16_pays(self.device) else "float32"
-        elif precision == "bfloat16" and self.device == "cpu" and probe().bfloat16 is None:
-            # On some machines the first bfloat16 instruction ends the process.
-            raise ModelError(
-                f"precision is 'bfloat16', which does not work on this machine: {probe().reason}"
-            )
+            low = convolutional and first is not None and native_bfloat16(first.device)
+            precision = "bfloat16" if low else "float32"
         self.precision = precision
         self.exact = precision == "float32"
         networks, self.parts = networks_of(members)

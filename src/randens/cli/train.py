@@ -40,21 +40,14 @@ def train(
         str | None,
         typer.Option(help="Where to train: auto, cpu, cuda, cuda:N or mps; the recipe's device by default."),
     ] = None,
-    jobs: Annotated[
-        int | None,
-        typer.Option(
-            help="Members of method iat trained at a time, each in its own process; chosen by the length of "
-            "the training and the cores by default."
-        ),
-    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Continue although the recipe has changed.")] = False,
     as_json: Json = False,
 ) -> None:
     """Train an ensemble by RECIPE. The same command continues a run that was interrupted or killed.
 
-    It first prints the cost of the run on this machine. Ctrl-C saves a
-    checkpoint and ends with exit code 130, SIGTERM with 143. The result is a
-    run folder for the other commands.
+    It first prints the member passes of the run. Ctrl-C saves a checkpoint
+    and ends with exit code 130, SIGTERM with 143. The result is a run folder
+    for the other commands.
 
     Example: randens train digits-convnet-barre --set epochs=5
     """
@@ -70,7 +63,7 @@ def train(
     with _stop_on_signal(say) as signals, bars() as progress:
         try:
             shown = progress if leads else silent
-            run_training(chosen, folder, shown, say=say, stop=lambda: bool(signals), force=force, jobs=jobs)
+            run_training(chosen, folder, shown, say=say, stop=lambda: bool(signals), force=force)
         except Stopped as stopped:
             say(str(stopped))
             # The signal may have reached another process only.

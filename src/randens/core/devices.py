@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from randens.core.errors import InputError
 
-__all__ = ["has_float64", "on_device", "pick_device", "send", "widest"]
+__all__ = ["has_float64", "native_bfloat16", "on_device", "pick_device", "send", "widest"]
 
 _SINGLE = frozenset({"mps"})  # kinds of devices whose largest floating-point type is float32
 
@@ -27,6 +27,11 @@ def has_float64(device: torch.device) -> bool:
 def widest(values: Tensor, device: torch.device) -> Tensor:
     """Values on a device, in the largest floating-point type that it has: float64, or float32 where that is missing."""
     return values.to(torch.float64 if has_float64(device) else torch.float32).to(device)
+
+
+def native_bfloat16(device: torch.device) -> bool:
+    """Whether a device computes in bfloat16 by instructions of its own; only CUDA GPUs are trusted to say so."""
+    return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def pick_device(name: str | torch.device | None = "auto") -> torch.device:

@@ -6,8 +6,6 @@ from randens.training.journal import Diverged
 from randens.training.launch import train
 from randens.training.recipe import Recipe, find_recipe, load_recipe, shipped_recipes
 
-Estimate = CostEstimate  # an earlier name
-
 __all__ = [
     "CostEstimate",
     "Diverged",

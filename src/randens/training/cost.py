@@ -1,4 +1,4 @@
-"""Estimate the cost of a recipe: member passes, which do not depend on the machine, and time on this machine.
+"""Estimate the cost of a recipe in member passes, which do not depend on the machine.
 
 A pass is one member on one image, forward and backward. The count for validation is an upper bound: it
 assumes that no image is finished early and no choice of α converges early.
@@ -7,32 +7,20 @@ assumes that no image is finished early and no choice of α converges early.
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
 
-import torch
 from torch import nn
 
 from randens import data, models
-from randens.core.distributed import pick_device
-from randens.ensemble import frozen, to_layout
 from randens.training import losses
 from randens.training.adversaries import adversary
 from randens.training.alpha import due
 from randens.training.initial_members import Blueprint
 from randens.training.methods import METHODS, Roster, uniform
 from randens.training.osp import attacks_per_choice
-from randens.training.placement import arithmetic
 from randens.training.recipe import Recipe
 
-__all__ = ["CostEstimate", "StagePlan", "crafting_pass", "estimate", "plan", "seconds_of", "training_pass"]
-
-Cast = Callable[[], AbstractContextManager[Any]]
-Clock = Callable[[], float]
-Pass = Callable[[nn.Module, torch.Tensor, Cast], None]
+__all__ = ["CostEstimate", "StagePlan", "estimate", "plan"]
 
 
 @dataclass(frozen=True)
@@ -52,7 +40,7 @@ class StagePlan:
 
 @dataclass(frozen=True)
 class CostEstimate:
-    """Member passes by kind, and seconds if passes were measured.
+    """Member passes by kind.
 
     `crafting` passes go back to the input, `training` passes to the weights; `validation` passes are the
     attack's, at most. `flops` and `parameters` are one member's.
@@ -63,7 +51,6 @@ class CostEstimate:
     validation: int
     flops: int
     parameters: int
-    seconds: float | None = None
 
     @property
     def passes(self) -> int:
@@ -77,11 +64,10 @@ class CostEstimate:
 
     def sentence(self) -> str:
         """Return a sentence for the user before the run starts."""
-        said = (
+        return (
             f"{_big(self.passes)} member passes: {_big(self.crafting)} to craft, {_big(self.training)} to "
             f"train, at most {_big(self.validation)} to validate; {_big(self.total_flops)} FLOP"
         )
-        return said if self.seconds is None else f"{said}; about {_duration(self.seconds)} on this machine"
 
 
 def plan(recipe: Recipe) -> list[StagePlan]:
@@ -109,27 +95,24 @@ def plan(recipe: Recipe) -> list[StagePlan]:
     return stages
 
 
-def estimate(recipe: Recipe, *, measure: bool = True) -> CostEstimate:
-    """Cost of a recipe: member passes and, with `measure`, the time, from a few passes on random images.
+def estimate(recipe: Recipe) -> CostEstimate:
+    """Count the member passes of a recipe.
 
     Parameters
     ----------
     recipe : Recipe
         What would be trained.
-    measure : bool
-        Time a few passes on this machine; without it the seconds are unknown.
 
     Returns
     -------
     CostEstimate
-        Passes, FLOPs and seconds.
+        Passes and FLOPs.
 
     Examples
     --------
     >>> from randens.training import load_recipe
-    >>> cost = estimate(load_recipe("digits-mlp-barre"), measure=False)
-    >>> cost.passes > 0, cost.seconds
-    (True, None)
+    >>> estimate(load_recipe("digits-mlp-barre")).passes > 0
+    True
     """
     known = data.entry(recipe.data.name)
     images, held = known.sizes["train"], known.sizes["validation"]
@@ -142,52 +125,7 @@ def estimate(recipe: Recipe, *, measure: bool = True) -> CostEstimate:
     validation = (sum(s.validation for s in stages) + last) * held
     model = Blueprint(recipe, len(known.classes), known.shape)()
     flops, parameters = models.flops(model), models.parameters(model)
-    seconds = None
-    if measure:
-        craft, train = _measured(recipe, model)
-        seconds = craft * (crafting + validation) + train * training
-    return CostEstimate(crafting, training, validation, flops, parameters, seconds)
-
-
-def _measured(recipe: Recipe, model: models.Classifier) -> tuple[float, float]:
-    """Seconds per image of one crafting pass and of one training pass, in the recipe's batch size."""
-    device = pick_device(recipe.device)
-    model = model.to(device)
-    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    cast = arithmetic(recipe.precision, device, model)
-    generator = torch.Generator().manual_seed(0)
-    x = to_layout(torch.rand(recipe.batch_size, *model.input_shape, generator=generator)).to(device)
-    with frozen(model):
-        craft = min(seconds_of(crafting_pass, model, x, cast) for _ in range(3))
-    model.train()
-    train = min(seconds_of(training_pass, model, x, cast) for _ in range(3))
-    return craft / len(x), train / len(x)
-
-
-def crafting_pass(model: nn.Module, x: torch.Tensor, cast: Cast) -> None:
-    """One pass forward and back to the input."""
-    variable = x.detach().requires_grad_()
-    with cast():
-        z = model(variable)
-    torch.autograd.grad(z.float().square().mean(), variable)
-
-
-def training_pass(model: nn.Module, x: torch.Tensor, cast: Cast) -> None:
-    """One pass forward and back to the weights."""
-    with cast():
-        z = model(x)
-    torch.autograd.backward(z.float().square().mean())
-
-
-def seconds_of(
-    one_pass: Pass, model: nn.Module, x: torch.Tensor, cast: Cast, clock: Clock = time.perf_counter
-) -> float:
-    """The time that a pass takes."""
-    begun = clock()
-    one_pass(model, x, cast)
-    if x.device.type == "cuda":
-        torch.cuda.synchronize()
-    return clock() - begun
+    return CostEstimate(crafting, training, validation, flops, parameters)
 
 
 def _big(value: float) -> str:
@@ -195,11 +133,3 @@ def _big(value: float) -> str:
         if value >= size:
             return f"{value / size:.3g}{letter}"
     return f"{value:.0f}"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    if seconds < 5400:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h" if seconds < 172_800 else f"{seconds / 86_400:.1f} days"

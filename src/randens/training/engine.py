@@ -8,7 +8,6 @@ global generator. So a run that was killed and continued uses the same random nu
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +27,6 @@ from randens.data import Augment, ImageData
 from randens.ensemble import RandomizedEnsemble, frozen, to_layout
 from randens.training.adversaries import Adversary, Start, Victims, adversary
 from randens.training.alpha import AlphaRule
-from randens.training.compiling import CompileChoice, CompileTrial
 from randens.training.cost import plan
 from randens.training.initial_members import Blueprint, seed_for
 from randens.training.journal import Journal
@@ -78,7 +76,6 @@ class Engine:
         self.method = METHODS[recipe.method](recipe.weight)
         self.inherits = recipe.start == "previous" or (recipe.start == "auto" and self.method.inherits)
         self.sizes = self.method.stages(recipe.members)
-        self.numbers = range(len(self.sizes))  # the stages that this engine trains
         self.loss, crops = training_loss(recipe.loss), recipe.data
         self.augment = Augment(crops.crop_padding, crops.flip) if crops.crop_padding or crops.flip else None
         self.batches = math.ceil(len(train_data) / recipe.batch_size)
@@ -93,14 +90,10 @@ class Engine:
         )
         told = [*(callbacks if processes.writes else ()), *board]
         work = [stage.work for stage in plan(recipe)]
-        self.trial = CompileTrial()
         self.journal = Journal(run, processes, recipe.checkpoint.seconds, self.batches, work, progress, told)
 
-    def run_all(self, at_once: Callable[[Stage | None], None] | None = None) -> RandomizedEnsemble:
-        """Run every unfinished stage, choose α, and save the ensemble.
-
-        at_once: trains all members that are not finished; without it they are trained one after the other.
-        """
+    def run_all(self) -> RandomizedEnsemble:
+        """Run every unfinished stage, choose α, and save the ensemble."""
         stage = self._resume()
         if len(self.finished) > self.recipe.members:
             raise InputError(
@@ -112,27 +105,15 @@ class Engine:
                     f"member {len(self.finished)} did not lower the value of the game: no more are added"
                 )
                 break
-            if at_once is not None and self.journal.work[len(self.finished)]:
-                at_once(stage)
-            else:
-                self._train(stage or self._begin())
+            stage = stage or self._begin()
+            self._run_stage(stage)
+            self._conclude(stage)
             stage = None
         return self._finish()
 
-    def run_member(self, number: int) -> None:
-        """Train member `number` alone; the last checkpoint then holds it as the only finished member."""
-        self.numbers = range(number, number + 1)
-        stage = self._resume()
-        if not self.finished:
-            self._train(stage or self._begin())
-
-    def _train(self, stage: Stage) -> None:
-        self._run_stage(stage)
-        self._conclude(stage)
-
     def _begin(self) -> Stage:
         """Create the next stage, with its members initialised by the method."""
-        before = self.numbers.start + len(self.finished)
+        before = len(self.finished)
         number = next(n for n in range(len(self.sizes) + 1) if sum(self.sizes[:n]) >= before)
         trained = []
         for index in range(before, before + self.sizes[number]):
@@ -171,42 +152,12 @@ class Engine:
         epochs = self.recipe.epochs_of(stage.number)
         wrapped = self.place.wrapped(stage.trained)
         while stage.epoch < epochs and self.checkpoints.goes_on(stage):
-            begun, complete = time.monotonic(), stage.step == 0
+            begun = time.monotonic()
             self._run_epoch(stage, epochs, wrapped)
-            seconds = time.monotonic() - begun
             self._judge(stage, epochs, begun)
             stage.next_epoch()
-            if complete and self._compiles(stage, epochs, seconds):
-                wrapped = self.place.wrapped(stage.trained)
             self.journal.save_if_due(self.finished, stage)
             self.journal.tell(stage, epochs)
-
-    def _compiles(self, stage: Stage, epochs: int, seconds: float) -> bool:
-        """Decide once, after an epoch that took `seconds`, whether members are compiled from now on."""
-        if self.recipe.compile != "auto" or self.journal.choice is not None or self.processes.world > 1:
-            return False
-        planned, later = plan(self.recipe), [n for n in self.numbers if n > stage.number]
-        epoch = planned[stage.number].work / epochs
-        left = seconds * (epochs - stage.epoch + sum(planned[n].work for n in later) / epoch)
-        if left < self.trial.least:
-            return False
-        sizes = sorted(set(np.diff(self.bounds).tolist()))
-        batches = [to_layout(self.train_data[:size][0]).to(self.processes.device) for size in sizes]
-        members = sum(self.sizes[n] for n in (stage.number, *later))
-        choice = self.trial(
-            stage.trained[0], batches, planned[stage.number], self.place.arithmetic, left, members
-        )
-        self.journal.choice = choice
-        self.say(f"{stage.where}: {choice.reason}")
-        self.journal.log("compile", stage, **dataclasses.asdict(choice))
-        self._follow(choice)
-        # What was measured once is never measured again.
-        self.journal.save(self.finished, stage)
-        return choice.compiled
-
-    def _follow(self, choice: CompileChoice | None) -> None:
-        if self.recipe.compile == "auto" and choice is not None and choice.compiled:
-            self.place.compile(dynamic=len(self.train_data) % self.batches != 0)
 
     def _run_epoch(self, stage: Stage, epochs: int, wrapped: list[Forward]) -> None:
         generator = self._generator("order", stage.number, stage.epoch)
@@ -360,10 +311,9 @@ class Engine:
                     f"the checkpoints in {checkpoints.folder} do not fit this recipe: {reason}"
                 ) from error
             if stage is not None or self.finished:
-                last = f"member {self.numbers.start + len(self.finished)}"
+                last = f"member {len(self.finished)}"
                 self.say(f"continuing after {last if stage is None else stage.where}")
         self.journal.rewind(checkpoint)
-        self._follow(self.journal.choice)
         return stage
 
     def add_finished(self, states: Sequence[Mapping[str, Tensor]]) -> None:

@@ -17,7 +17,6 @@ from randens.core.progress import Progress
 from randens.core.runs import Run
 from randens.evaluation.gradient_conflict import Conflict
 from randens.training.checkpoint import Checkpoint, Checkpoints
-from randens.training.compiling import CompileChoice
 from randens.training.run_files import rewind_metrics
 from randens.training.state import Spent, Stage, pack
 from randens.training.validation import Validated
@@ -51,7 +50,6 @@ class Journal:
         self.progress, self.callbacks = progress, callbacks
         self.checkpoints = Checkpoints(run.path / "checkpoints")
         self.spent = Spent()
-        self.choice: CompileChoice | None = None
         self._saved_at = time.monotonic()
 
     def spend(self, found: Found) -> Found:
@@ -76,7 +74,7 @@ class Journal:
         now = time.monotonic()
         self.spent.seconds += now - self._saved_at
         self._saved_at = now
-        checkpoint = pack(finished, stage, self.spent, self.batches, self.choice)
+        checkpoint = pack(finished, stage, self.spent, self.batches)
         for name, tensor in checkpoint.tensors.items():
             if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
                 raise self.diverged(stage, f"{name} is not finite")
@@ -86,8 +84,6 @@ class Journal:
         """Continue from a checkpoint or from the start: drop metrics that will be logged again."""
         if checkpoint is not None:
             self.spent = Spent(**checkpoint.position["ledger"])
-            choice = checkpoint.position.get("compile")
-            self.choice = None if choice is None else CompileChoice(**choice)
         if self.processes.writes:
             rewind_metrics(self.run, self.spent.lines)
 

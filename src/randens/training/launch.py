@@ -24,7 +24,6 @@ from randens.training.initial_members import Blueprint, given_member
 from randens.training.methods import METHODS
 from randens.training.recipe import Recipe, load_recipe
 from randens.training.run_files import is_finished, open_folder
-from randens.training.side_by_side import SideBySide, jobs_for
 
 __all__ = ["train"]
 
@@ -39,7 +38,6 @@ def train(
     data: tuple[ImageData, ImageData] | None = None,
     force: bool = False,
     callbacks: Sequence[Callback] = (),
-    jobs: int | None = 1,
 ) -> RandomizedEnsemble:
     """Train an ensemble, or continue a run; under ``torchrun`` or ``srun`` every process makes the same call.
 
@@ -61,10 +59,6 @@ def train(
         Continue although the recipe has changed.
     callbacks : sequence of Callback
         Called for batches, epochs and the end of the run, by the process that writes files.
-    jobs : int, optional
-        Members that are trained at a time, each in a process of its own; for method "iat" with fresh members.
-        None: as many as there are threads if the training is long. A script that asks for several processes
-        must keep its calls under ``if __name__ == "__main__":``.
 
     Returns
     -------
@@ -92,7 +86,6 @@ def train(
         blueprint = Blueprint.of(chosen, train_data)
         given = [given_member(path, blueprint) for path in chosen.given]
         blueprint()  # refuses a network that cannot be made before the folder is
-        at_once = jobs_for(jobs, blueprint, len(train_data), processes)
         with only_writer(folder) if processes.writes else contextlib.nullcontext():
             if processes.writes:
                 open_folder(chosen, folder, speak, force)
@@ -102,8 +95,7 @@ def train(
                 speak(f"{folder} is finished already; its ensemble is returned")
                 return load(run.ensemble)
             engine = Engine(blueprint, run, processes, train_data, held, given, told, speak, stop, callbacks)
-            side_by_side = SideBySide(engine, at_once, data)
-            return engine.run_all(side_by_side.train if side_by_side.wanted else None)
+            return engine.run_all()
 
     with workers(chosen.device) as processes, kept_memory():
         return run_in(processes)

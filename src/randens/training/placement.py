@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from randens.attacks.members import folded
-from randens.core.devices import widest
+from randens.core.devices import native_bfloat16, widest
 from randens.core.distributed import Workers
-from randens.models.precision import bfloat16_pays
 from randens.training.adversaries import Victims
 from randens.training.initial_members import Blueprint
 from randens.training.losses import Forward
@@ -23,16 +22,12 @@ from randens.training.methods import Method, Roster
 __all__ = ["Placement", "arithmetic"]
 
 
-def arithmetic(
-    precision: str, device: torch.device, model: nn.Module
-) -> Callable[[], AbstractContextManager[Any]]:
-    """Return a context for passes of `model`: "float32", "bfloat16", or "auto" for the faster one on this device.
+def arithmetic(precision: str, device: torch.device) -> Callable[[], AbstractContextManager[Any]]:
+    """Return a context for passes: "float32", "bfloat16", or "auto", bfloat16 where the device has it natively.
 
     Weights, losses and verdicts are always float32.
     """
-    convolutional = any(isinstance(m, nn.Conv2d) for m in model.modules())
-    low = precision == "bfloat16" or (precision == "auto" and convolutional and bfloat16_pays(device.type))
-    if not low:
+    if precision == "float32" or (precision == "auto" and not native_bfloat16(device)):
         return contextlib.nullcontext
     return lambda: torch.autocast(device.type, dtype=torch.bfloat16)
 
@@ -42,9 +37,8 @@ class Placement:
 
     def __init__(self, blueprint: Blueprint, processes: Workers) -> None:
         self.blueprint, self.processes = blueprint, processes
-        self.arithmetic = arithmetic(blueprint.recipe.precision, processes.device, blueprint())
-        self.compiles = blueprint.recipe.compile is True
-        self.dynamic = False
+        self.arithmetic = arithmetic(blueprint.recipe.precision, processes.device)
+        self.compiles = blueprint.recipe.compile
         self._forwards: dict[nn.Module, Forward] = {}
 
     def place(self, member: nn.Module) -> nn.Module:
@@ -85,11 +79,6 @@ class Placement:
             # torch keeps a limited number of compiled versions of one function, for all members together.
             torch.compiler.reset()
 
-    def compile(self, dynamic: bool) -> None:
-        """Compile members from now on; `dynamic` if batches differ in size."""
-        self._forwards.clear()
-        self.compiles, self.dynamic = True, dynamic
-
     def average_buffers(self, members: Sequence[nn.Module]) -> None:
         """Average the BatchNorm statistics that the ranks gathered on their own parts."""
         if self.processes.world == 1:
@@ -100,7 +89,7 @@ class Placement:
                     buffer.copy_(self.processes.total(buffer.clone()) / self.processes.world)
 
     def _compiled(self, member: nn.Module) -> Any:
-        return torch.compile(member, dynamic=self.dynamic or None) if self.compiles else member
+        return torch.compile(member) if self.compiles else member
 
     def forward(self, member: Forward) -> Forward:
         """How a member is run: in the recipe's precision, with logits in float32."""

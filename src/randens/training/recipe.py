@@ -27,6 +27,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    StrictBool,
     ValidationError,
     model_validator,
 )
@@ -59,12 +60,6 @@ def _device(value: str) -> str:
     """The name of a device; whether it is there shows when training begins."""
     if not re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?|mps", value):
         raise ValueError(f"{value!r} is no device; valid: auto, cpu, cuda, cuda:N, mps")
-    return value
-
-
-def _compile(value: object) -> object:
-    if not isinstance(value, bool) and value != "auto":
-        raise ValueError(f"{value!r} is not valid; valid: auto, true, false")
     return value
 
 
@@ -246,10 +241,12 @@ class Recipe(_Part):
         Takes the first member, or the first few, from earlier runs; method "at" continues its training.
     ema : float
         Decay of the weights' moving average; 0: no average.
-    precision, device, batch_norm : str
+    precision : str
+        "float32", "bfloat16" for passes while training, or "auto": bfloat16 where the device has it natively.
+    device, batch_norm : str
         How passes are computed.
-    compile : bool or "auto"
-        Compile the members; with "auto" a measured trial decides, in long runs only.
+    compile : bool
+        Compile the members by `torch.compile`.
     log_every, tensorboard : int, bool
         Steps between two lines of metrics.jsonl; write TensorBoard's files too.
     model, data, threat, adversary, loss, optimizer, schedule, sampling, validation, checkpoint : mapping
@@ -276,7 +273,7 @@ class Recipe(_Part):
     ema: Share = 0.0
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     device: Annotated[str, AfterValidator(_device)] = "auto"
-    compile: Annotated[bool | Literal["auto"], BeforeValidator(_compile)] = "auto"
+    compile: StrictBool = False
     batch_norm: Literal["local", "synced"] = "synced"
     log_every: Count = 50
     tensorboard: bool = False

@@ -54,7 +54,7 @@ def open_folder(recipe: Recipe, folder: Path, say: Callable[[str], None], force:
         raise FileError(
             f"{folder / 'manifest.json'} holds no recipe; it was altered, so choose another folder"
         )
-    said = "; ".join(difference(_completed(before, recipe), recipe.to_json()))
+    said = "; ".join(difference(_completed(before), recipe.to_json()))
     if not said:
         return
     if not force:
@@ -68,16 +68,12 @@ def open_folder(recipe: Recipe, folder: Path, say: Callable[[str], None], force:
     (folder / "training.json").unlink(missing_ok=True)
 
 
-def _completed(stored: Mapping[str, Any], recipe: Recipe) -> Mapping[str, Any]:
+def _completed(stored: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a stored recipe with the defaults of fields that were added later."""
     try:
-        completed = recipe_from(stored).to_json()
+        return recipe_from(stored).to_json()
     except InputError:
         return stored
-    if completed["compile"] is False and recipe.compile == "auto":
-        # The default was false before; such a run continues.
-        completed["compile"] = "auto"
-    return completed
 
 
 def is_finished(run: Run) -> bool:

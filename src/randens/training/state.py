@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from randens.core.files import picked
 from randens.training.checkpoint import Checkpoint
-from randens.training.compiling import CompileChoice
 from randens.training.methods import Weights
 from randens.training.recipe import OptimizerPart
 
@@ -145,18 +144,11 @@ def sgd(members: Sequence[nn.Module], part: OptimizerPart) -> torch.optim.SGD:
     )
 
 
-def pack(
-    finished: Sequence[nn.Module],
-    stage: Stage | None,
-    ledger: Spent,
-    batches: int,
-    choice: CompileChoice | None,
-) -> Checkpoint:
+def pack(finished: Sequence[nn.Module], stage: Stage | None, ledger: Spent, batches: int) -> Checkpoint:
     """Return the state that a continued run needs; random numbers depend only on the position."""
     tensors: dict[str, Tensor] = {}
     _put(tensors, "finished", [m.state_dict() for m in finished])
     position: dict[str, Any] = {"finished": len(finished), "ledger": asdict(ledger), "stage": None}
-    position["compile"] = None if choice is None else asdict(choice)
     if stage is not None:
         _put(tensors, "trained", [m.state_dict() for m in stage.trained])
         if stage.averaged is not stage.trained:
