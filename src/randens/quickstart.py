@@ -86,7 +86,7 @@ class Quickstart:
 def recipes(seed: int = 0, device: str = "auto") -> tuple[Recipe, Recipe]:
     """(AT, bounded) for two hidden layers of 32 units on the 8×8 digits, linf with ε = 0.2.
 
-    The network, ε, the method and the share of epochs with a growing ε are those of `paper.when_does_drawing_pay`,
+    The network, ε, the method and the share of epochs with a growing ε are those of docs/when-does-drawing-pay.md,
     where validation data chose the method. AT trains for as many epochs as the ensemble's members together.
     """
     members, epochs = 4, 200
