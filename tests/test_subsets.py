@@ -45,7 +45,7 @@ def test_averages_keep_their_weights_and_ordinary_members_their_format(tmp_path:
     x = torch.rand(4, 5)
     with torch.no_grad():
         torch.testing.assert_close(again.logits(x), mixed.logits(x))
-    assert read_json(tmp_path / "mixed" / "ensemble.json")["format"] == "randens-ensemble-2"
+    assert read_json(tmp_path / "mixed" / "ensemble.json")["format"] == "randens-ensemble-1"
     assert read_json(rec.save(tmp_path / "plain") / "ensemble.json")["format"] == "randens-ensemble-1"
     manifest = read_json(tmp_path / "plain" / "ensemble.json")
     write_json(tmp_path / "plain" / "ensemble.json", {**manifest, "format": "randens-ensemble-9"})

@@ -35,7 +35,6 @@ from randens.threat import Threat
 __all__ = ["DeterministicEnsemble", "RandomizedEnsemble", "evaluating", "frozen", "load"]
 
 _FORMAT = "randens-ensemble-1"
-_AVERAGING = "randens-ensemble-2"  # members that average networks, which are stored once each
 _MOST_SUBSETS = 64  # a set of fooled members is one 64-bit word
 _CHUNK = 512  # inputs per forward pass where only verdicts are wanted: bounds the memory
 
@@ -376,7 +375,7 @@ class RandomizedEnsemble(_Ensemble):
                 entries.append({"file": name, "sha256": sha256(content), "architecture": architecture})
             averaging = any(isinstance(member, DeterministicEnsemble) for member in self.members)
             manifest: dict[str, Any] = {
-                "format": _AVERAGING if averaging else _FORMAT,
+                "format": _FORMAT,
                 "probs": self.probs.tolist(),
                 "classes": list(self.classes) if self.classes is not None else None,
                 "threat": self.threat.to_dict() if self.threat is not None else None,
@@ -503,8 +502,8 @@ def load(
     """
     folder, source = Path(path), Path(path) / "ensemble.json"
     read = read_json(source)
-    if not isinstance(read, dict) or read.get("format") not in (_FORMAT, _AVERAGING):
-        raise FileError(f"{source} is not an ensemble of format {_FORMAT} or {_AVERAGING}")
+    if not isinstance(read, dict) or read.get("format") != _FORMAT:
+        raise FileError(f"{source} is not an ensemble of format {_FORMAT}")
     if read.get("checksum") != document_checksum(read):
         raise FileError(f"{source} does not match its checksum; it was altered or damaged")
     manifest = documents.fitted(_EnsembleDocument, read, source)

@@ -22,7 +22,7 @@ import randens
 from randens import DeterministicEnsemble, RandensWarning, RandomizedEnsemble, Threat, attacks
 from randens.core.errors import FileError, InputError, ModelError
 from randens.core.runs import Run
-from randens.evaluation import Evaluation, cost_curve, from_factory
+from randens.evaluation import Evaluation, from_factory
 from randens.evaluation.preparation import as_rec
 
 EPS = 0.1
@@ -526,24 +526,13 @@ def test_a_curve_cannot_rise_even_if_an_attack_is_weaker_at_a_larger_radius() ->
     assert found.points[1].deterministic == found.points[0].deterministic
 
 
-def test_drawings_and_cost(tmp_path: Path) -> None:
+def test_curves_are_drawn_and_wrong_radii_refused(tmp_path: Path) -> None:
     found = randens.curve(nets(), (X[:8], Y[:8]), [0, 0.1], "fgsm")
     found.plot(tmp_path / "curve.png")
-    cost = cost_curve(nets(), (X[:8], Y[:8]), ["pgd", "random"], budgets=(5, 1), eps=0.15)
-    cost.plot(tmp_path / "cost.svg")
     assert (tmp_path / "curve.png").read_bytes()[1:4] == b"PNG"
-    assert "<svg" in (tmp_path / "cost.svg").read_text()
-    for points in cost.lines.values():
-        assert [p.budget for p in points] == [1, 5]
-        assert points[0].passes < points[1].passes
-        assert points[0].robust >= points[1].robust
-    assert len(cost.to_frame()) == 4
-    assert "passes per input" in repr(cost)
     for wrong in ("0:1", "1:0:3", "a:b:3", "0:0.1:x", [-1], []):
         with pytest.raises(InputError, match="eps is"):
             randens.curve(nets(), (X, Y), wrong)
-    with pytest.raises(InputError, match="budgets is"):
-        cost_curve(nets(), (X, Y), ["pgd"], budgets=())
 
 
 def test_old_names_work_with_a_warning_and_mean_the_same() -> None:

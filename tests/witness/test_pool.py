@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 import numpy as np
 import pytest
-import safetensors.numpy
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -128,22 +126,6 @@ def test_taking_inputs_and_members() -> None:
         (1, [True, False]),
         (0, [True, True]),
     ]
-
-
-def test_files_of_the_first_format_are_still_read(tmp_path: Path) -> None:
-    tensors = {"points": np.array([3]), "fooled": np.array([[1, 0]], dtype=np.uint8), "source": np.array([0])}
-    metadata = {"format": "randens-witnesses-1", "n": "5", "members": "2", "source.0": "arc"}
-    digest = hashlib.sha256(repr(sorted(metadata.items())).encode())
-    for key in sorted(tensors):
-        digest.update(f"{key} {tensors[key].shape} {tensors[key].dtype}\n".encode() + tensors[key].tobytes())
-    for checksum, readable in ((digest.hexdigest(), True), ("0" * 64, False)):
-        path = tmp_path / "old.safetensors"
-        path.write_bytes(safetensors.numpy.save(tensors, {**metadata, "checksum": checksum}))
-        if readable:
-            assert WitnessPool.load(path).sources == ("arc",)
-        else:
-            with pytest.raises(FileError, match="checksum"):
-                WitnessPool.load(path)
 
 
 def test_nothing_found_is_no_risk() -> None:

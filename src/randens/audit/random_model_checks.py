@@ -67,9 +67,7 @@ def audit_stochastic(
     start = time.perf_counter()
     report = progress or silent
     if not is_random(model):
-        raise InputError(
-            f"model is a {type(model).__name__} without random members; use randens.evaluation.audit"
-        )
+        raise InputError(f"model is a {type(model).__name__} without random members; use randens.audit.audit")
     chosen = threat_of(model, threat)
     inputs = labelled(data, expanded(model, 2))
     found = randomness(model, inputs.x)

@@ -30,8 +30,8 @@ def audit(
 
     Example: randens audit runs/quickstart-1
     """
+    from randens.audit import audit as run_audit
     from randens.evaluation import Evaluation
-    from randens.evaluation import audit as run_audit
     from randens.models import pick_device
 
     opened = case.opened()

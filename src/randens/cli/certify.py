@@ -13,7 +13,7 @@ from randens.cli.output import show
 from randens.cli.progress_bars import bars
 
 if TYPE_CHECKING:
-    from randens.evaluation import Certification
+    from randens.certify import Certification
 
 
 @choices.asked(choices.Attacking)
@@ -39,6 +39,7 @@ def certify(
     Example: randens certify runs/quickstart-1 --eps 0.03 --limit 50
     """
     from randens import evaluation
+    from randens.certify import certify as run_certify
 
     opened = case.opened("saddle")
     subject, images, store = opened.subject, opened.images, opened.store
@@ -53,7 +54,7 @@ def certify(
             folder=store,
             progress=progress,
         )
-        result = evaluation.certify(
+        result = run_certify(
             subject.rec,
             images,
             subject.threat,

@@ -18,10 +18,6 @@ def curve(
         str,
         typer.Option(help="Radii, first:last:count or numbers separated by commas; with --cost, one radius."),
     ] = "0:16/255:9",
-    cost: Annotated[
-        bool,
-        typer.Option("--cost", help="Accuracy against member passes of each --attack, at the last radius."),
-    ] = False,
     deterministic: Annotated[bool, typer.Option(help="Also attack the mean of all logits.")] = True,
     plot: Annotated[Path | None, typer.Option(help="Draw the curves into this PNG, SVG or PDF file.")] = None,
     output: Annotated[
@@ -59,16 +55,11 @@ def curve(
             "seed": case.seed,
             "progress": progress,
         }
-        if cost:
-            chosen = tuple(case.attack or ("pgd", "apgd", "arc-r", "saddle"))
-            found = evaluation.cost_curve(given.model, given.data, chosen, eps=radii[-1], **shared)
-        else:
-            shared |= {"deterministic": deterministic, "folder": given.store}
-            found = evaluation.curve(given.model, given.data, radii, case.attack, **shared)
+        shared |= {"deterministic": deterministic, "folder": given.store}
+        found = evaluation.curve(given.model, given.data, radii, case.attack, **shared)
     if not processes.writes:
         return
-    name = "cost-curve.json" if cost else "curve.json"
-    path = output or (subject.run.path / name if subject is not None else None)
+    path = output or (subject.run.path / "curve.json" if subject is not None else None)
     if path is not None:
         write_json(path, found.to_json())
     if plot is not None:

@@ -7,8 +7,6 @@ from randens.data.fetching import Fetched, Verified, fetch, present, verify
 from randens.data.image_folders import image_folder
 from randens.data.images import SPLITS, ImageData, from_arrays, from_dataset
 
-Verdict = Verified  # an earlier name
-
 __all__ = [
     "SPLITS",
     "Augment",

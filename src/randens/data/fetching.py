@@ -127,7 +127,7 @@ def verify(name: str, *, folder: str | os.PathLike[str] | None = None) -> Verifi
 
     Returns
     -------
-    Verdict
+    Verified
         Whether its files are whole.
 
     Examples

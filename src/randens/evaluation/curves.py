@@ -7,9 +7,8 @@ with one pool of witnesses: no curve can rise, and known witnesses are not searc
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,26 +18,22 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from randens.attacks import Attack, Cost
-from randens.core.errors import InputError
 from randens.core.files import Plain, Saved, picked
-from randens.core.progress import Progress, renamed, silent, within
+from randens.core.progress import Progress, silent, within
 from randens.data import called
 from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble
 from randens.evaluation.intervals import Estimate, estimate
-from randens.evaluation.preparation import AttackLike, Prepared, choose_attacks, prepare
+from randens.evaluation.preparation import AttackLike, Prepared, prepare
 from randens.evaluation.result_tables import data_frame, html_table, percent
 from randens.evaluation.worst_case import evaluate_ensemble
 from randens.models import on_device
-from randens.threat import Threat, grid
+from randens.threat import grid
 from randens.witness import WitnessPool
 from randens.witness.store import WitnessStore, as_store
 
 __all__ = [
-    "CostCurve",
-    "CostPoint",
     "Curve",
     "CurvePoint",
-    "cost_curve",
     "curve",
     "curve_of",
     "sweep",
@@ -271,149 +266,6 @@ def curve_of(
         confidence,
         pool,
     )
-
-
-@dataclass(frozen=True)
-class CostPoint:
-    """The result of an attack with one budget.
-
-    Parameters
-    ----------
-    budget : int
-        The option's value.
-    passes : float
-        Member passes per input, forward and backward.
-    robust : Estimate
-        The robust accuracy.
-    """
-
-    budget: int
-    passes: float
-    robust: Estimate
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class CostCurve(Saved):
-    """Robust accuracy against member passes, a line per attack; shown as a table.
-
-    Parameters
-    ----------
-    lines : mapping from str to tuple of CostPoint
-        By attack.
-    threat : Threat
-        The perturbation set of all attacks.
-    n : int
-        How many inputs.
-    """
-
-    lines: Mapping[str, tuple[CostPoint, ...]]
-    threat: Threat
-    n: int
-
-    def __repr__(self) -> str:
-        rows = [f"{'attack':<16}{'budget':>8}{'passes per input':>18}{'robust':>10}"]
-        for name, points in self.lines.items():
-            rows += [f"{name:<16}{p.budget:>8}{p.passes:>18.1f}{_shown(p.robust):>10}" for p in points]
-        return "\n".join([*rows, f"{self.n} inputs, {self.threat.norm} ε = {self.threat.eps:.4g}"])
-
-    def to_json(self) -> dict[str, Any]:
-        """A plain dictionary for JSON."""
-        return {"format": "randens-cost-curve-1", **picked(self, "threat n lines")}
-
-    def to_frame(self) -> Any:
-        """A pandas data frame, one row per attack and budget."""
-        return data_frame(
-            [
-                {"attack": name, "budget": p.budget, "passes": p.passes, "robust": float(p.robust)}
-                for name, points in self.lines.items()
-                for p in points
-            ]
-        )
-
-    def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
-        """Draw accuracy against passes, on a logarithmic axis; returns the matplotlib figure."""
-        figure, axes = _axes("member passes per input", "robust accuracy")
-        for name, points in self.lines.items():
-            axes.plot([p.passes for p in points], [float(p.robust) for p in points], marker="o", label=name)
-        axes.set_xscale("log")
-        return _finish(figure, axes, path)
-
-
-def cost_curve(
-    model: Any,
-    data: Any,
-    attacks: Sequence[str] = ("pgd", "apgd", "arc-r", "saddle"),
-    *,
-    budgets: Sequence[int] = _STEPS,
-    eps: float | str | None = None,
-    norm: str | float | None = None,
-    bounds: tuple[float, float] | None = (0.0, 1.0),
-    device: str | torch.device | None = None,
-    preprocessing: Any = None,
-    probs: ArrayLike | Tensor | None = None,
-    split: str = "test",
-    limit: int | None = None,
-    seed: int = 0,
-    confidence: float = 0.95,
-    progress: Progress | None = None,
-) -> CostCurve:
-    """Measure robust accuracy against the cost of the attack, as in cost-normalised benchmarks of attacks.
-
-    Each attack runs alone on the ensemble, without known witnesses, once per budget; passes are counted, not
-    timed.
-
-    Parameters
-    ----------
-    model, data, eps, norm, bounds, device, preprocessing, probs, split, limit, seed, confidence, progress
-        As `randens.evaluate` takes them.
-    attacks : sequence of str
-        Names.
-    budgets : sequence of int
-        Values for each attack's own unit of effort: steps, queries, orders or restarts, whichever it has first.
-
-    Returns
-    -------
-    CostCurve
-        A line per attack, by increasing passes. Along a line the best so far counts.
-
-    Examples
-    --------
-    >>> import randens
-    >>> net = randens.models.create("linear", classes=10, input_shape=(1, 8, 8), seed=0)
-    >>> found = cost_curve(net, "digits", ["pgd", "random"], budgets=(1, 4), limit=8)
-    >>> sorted(found.lines)
-    ['pgd', 'random']
-    """
-    tell = progress or silent
-    chosen = choose_attacks(
-        list(attacks), eps=eps, norm=norm, bounds=bounds, known=getattr(model, "threat", None), seed=seed
-    )
-    case = prepare(
-        model, data, chosen, bounds=bounds, preprocessing=preprocessing, probs=probs, split=split, limit=limit
-    )
-    effort = sorted({int(b) for b in budgets})
-    if not effort or effort[0] < 1:
-        raise InputError(f"budgets is {budgets!r}; give whole numbers ≥ 1, e.g. {_STEPS}")
-    lines: dict[str, tuple[CostPoint, ...]] = {}
-    with on_device(case.rec, device):
-        for attack in case.attacks:
-            option = next(name for name in _BUDGETS if hasattr(attack, name))
-            found = []
-            for budget in effort:
-                task = f"{attack.name}, {option} = {budget}"
-                effort_of: dict[str, Any] = {option: budget}
-                survey = dataclasses.replace(attack, **effort_of).survey(
-                    case.rec, (case.inputs.x, case.inputs.y), progress=renamed(tell, task)
-                )
-                passes = (survey.cost.forwards + survey.cost.backwards) / len(case.inputs)
-                found.append((budget, passes, survey.risk.numpy()))
-            found.sort(key=lambda point: point[1])
-            best = itertools.accumulate((risk for _, _, risk in found), np.maximum)
-            lines[attack.name] = tuple(
-                CostPoint(budget, passes, estimate(1 - risk, confidence))
-                for (budget, passes, _), risk in zip(found, best, strict=True)
-            )
-    return CostCurve(lines, case.threat, len(case.inputs))
 
 
 def sweep(

@@ -18,21 +18,17 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import sparse
-from scipy.optimize import linprog
 from torch import Tensor
 
 from randens.attacks import Attack, Cost
 from randens.attacks.dataset import Knowledge, as_attacks
-from randens.core.errors import InputError, ModelError, whole
+from randens.core.errors import InputError, whole
 from randens.core.files import picked
 from randens.core.progress import Progress, silent
 from randens.data import Inputs
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation.argument_checks import Data, labelled
-from randens.evaluation.draw_statistics import SCORE, score
-from randens.evaluation.intervals import Estimate
-from randens.random_model import FrozenDraw, expanded, is_random
+from randens.random_model import FrozenDraw
 from randens.risk import (
     ConfidentSampling,
     CrossFit,
@@ -49,10 +45,8 @@ from randens.witness.store import WitnessStore, as_store
 
 __all__ = [
     "AttackedSampling",
-    "StochasticSampling",
     "Sweep",
     "optimize_sampling",
-    "optimize_stochastic_sampling",
     "share_fooled",
 ]
 
@@ -240,7 +234,7 @@ def optimize_sampling(
     whole("max_sweeps", max_sweeps)
     if isinstance(rec, RandomizedEnsemble) and rec.stochastic:
         raise InputError(
-            "rec has members that answer at random; use randens.evaluation.optimize_stochastic_sampling for them"
+            "rec has members that answer at random; probabilities are chosen for deterministic members only"
         )
     inputs = _held_out(data, rec)
     chosen = as_attacks(attack)
@@ -304,129 +298,6 @@ def optimize_sampling(
     )
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class StochasticSampling(Sampling):
-    """Sampling probabilities of random members.
-
-    Attributes
-    ----------
-    risk, lower_bound : float
-        On the draws that scored the perturbations.
-    accuracy, uniform : Estimate
-        Expected accuracy at the chosen and at equal probabilities, on fresh draws and the perturbations that are worst
-        there; these inputs are the population.
-    split : str
-        The data it was chosen on.
-    attacks, tol : tuple of str, float
-        The attacks on the draws, and the gap at which to stop.
-    cost : Cost
-        Member passes behind the result.
-    """
-
-    accuracy: Estimate
-    uniform: Estimate
-    split: str = "unknown"
-    attacks: tuple[str, ...] = ()
-    tol: float = 0.0
-    cost: Cost = field(default_factory=Cost)
-
-    @property
-    def claim(self) -> str:
-        """What may be said about these probabilities, and no more."""
-        return (
-            f"no probabilities are better by more than {self.gap:.2g} against every perturbation found, on the draws "
-            f"that measured them ({_sweeps(self.sweeps)} of {' and '.join(self.attacks)}; a stronger attack may change "
-            "both)"
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """A plain dictionary for JSON."""
-        names = "claim accuracy uniform attacks split tol cost"
-        return {**super().to_json(), **picked(self, names)}
-
-
-def optimize_stochastic_sampling(
-    rec: RandomizedEnsemble,
-    data: Data,
-    attack: Attack | Sequence[Attack],
-    tol: float = 1e-3,
-    max_sweeps: int = 10,
-    progress: Progress | None = None,
-) -> StochasticSampling:
-    """Find the probabilities with the smallest risk under attack for an ensemble with random members.
-
-    This is a cutting-plane loop: attack frozen draws at α, score the perturbations on draws that no attack
-    uses, find the best α for all perturbations, and repeat until the gap is at most `tol`.
-
-    Parameters
-    ----------
-    rec : RandomizedEnsemble
-        Some of its members are random.
-    data, attack, tol, max_sweeps, progress
-        As for `optimize_sampling`.
-
-    Returns
-    -------
-    StochasticSampling
-        `.probs`, `.risk`, `.lower_bound`, and `.accuracy` on fresh draws.
-
-    Examples
-    --------
-    >>> import torch, randens
-    >>> noisy = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(4, 3))
-    >>> model = randens.RandomizedModel(noisy, draws=4, active=torch.nn.Dropout)
-    >>> rec = randens.RandomizedEnsemble([model, torch.nn.Linear(4, 3)])
-    >>> pgd = randens.attacks.create("pgd", randens.Threat("linf", 0.1), steps=2)
-    >>> best = optimize_stochastic_sampling(rec, (torch.rand(6, 4), torch.arange(6) % 3), pgd, max_sweeps=2)
-    >>> best.lower_bound <= best.risk
-    True
-    """
-    if not isinstance(rec, RandomizedEnsemble) or not is_random(rec):
-        raise InputError("rec has no random members; use randens.optimize_sampling")
-    inputs = _held_out(data, expanded(rec, 2))
-    chosen = as_attacks(attack)
-    report = progress or silent
-    judges = expanded(rec, _JUDGES, _SELECT)
-    y = inputs.y.to(judges.device)
-    points: list[Tensor] = [inputs.x]
-    shares = [share_fooled(rec, judges, inputs.x, y)]
-    cost = Cost(forwards=len(inputs) * len(judges))
-    alpha = rec.probs.cpu().numpy().copy()
-    attacked: list[NDArray[np.float64]] = []
-    while True:
-        report("sampling of random members", len(attacked), max_sweeps)
-        for one in chosen:
-            found = one(expanded(rec.with_probs(alpha)), inputs.x, inputs.y)
-            points.append(found.x_adv)
-            shares.append(share_fooled(rec, judges, found.x_adv, y))
-            cost += found.cost + Cost(forwards=len(inputs) * len(judges))
-        attacked.append(alpha)
-        table = np.stack(shares)
-        best, bound = _lowest(table)
-        risks = [_risk(table, point) for point in attacked]
-        lowest = int(np.argmin(risks))
-        settled = any(np.abs(best - point).max() < 1e-9 for point in attacked)
-        if risks[lowest] - bound <= tol or settled or len(attacked) >= max_sweeps:
-            break
-        alpha = best
-    report("sampling of random members", max_sweeps, max_sweeps)
-    equal = np.full(len(rec), 1 / len(rec))
-    return StochasticSampling(
-        probs=attacked[lowest],
-        risk=risks[lowest],
-        lower_bound=min(bound, risks[lowest]),
-        method="cutting-planes",
-        iterations=len(attacked),
-        sweeps=len(attacked),
-        accuracy=_fresh(rec, attacked[lowest], table, points, inputs.y),
-        uniform=_fresh(rec, equal, table, points, inputs.y),
-        split=inputs.split,
-        attacks=tuple(a.name for a in chosen),
-        tol=float(tol),
-        cost=cost,
-    )
-
-
 def _sweeps(number: int) -> str:
     return f"{number} sweep{'s' if number != 1 else ''}"
 
@@ -453,45 +324,3 @@ def _held_out(data: Data, rec: RandomizedEnsemble) -> Inputs:
             "evaluate them on the test split"
         )
     return inputs
-
-
-def _risk(table: NDArray[np.float64], probs: NDArray[np.float64]) -> float:
-    """η(α) over perturbations table [W, n, M]."""
-    return float((table @ probs).max(axis=0).mean())
-
-
-def _lowest(table: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
-    """The α [M] with the lowest mean_j max_w u_wj·α, and that value: a linear program over (α, t [n])."""
-    count, n, members = table.shape
-    # One row for each perturbation of each input: u·α − t_j ≤ 0.
-    cuts = sparse.hstack(
-        [sparse.csr_array(table.reshape(-1, members)), -sparse.vstack([sparse.eye_array(n)] * count)]
-    )
-    result = linprog(
-        np.concatenate([np.zeros(members), np.full(n, 1 / n)]),
-        A_ub=cuts.tocsr(),
-        b_ub=np.zeros(count * n),
-        A_eq=np.concatenate([np.ones(members), np.zeros(n)])[None, :],
-        b_eq=[1.0],
-        bounds=(0, None),
-        method="highs",
-    )
-    if result.status != 0:
-        raise ModelError(f"the linear program for {members} random members failed: {result.message}")
-    probs = np.clip(result.x[:members], 0.0, None)
-    return probs / probs.sum(), float(result.fun)
-
-
-def _fresh(
-    rec: RandomizedEnsemble,
-    probs: NDArray[np.float64],
-    table: NDArray[np.float64],
-    points: Sequence[Tensor],
-    y: Tensor,
-) -> Estimate:
-    """Expected accuracy at α on fresh draws, each input at the perturbation that is worst on the scoring draws."""
-    worst = np.argmax(table @ probs, axis=0)
-    x_adv = points[0].clone()
-    for row, number in enumerate(worst.tolist()):
-        x_adv[row] = points[number][row]
-    return score(rec.with_probs(probs), x_adv, y, _SCORED, seed=SCORE + 90_000_000).over_draws(0.95)

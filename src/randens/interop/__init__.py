@@ -1,4 +1,4 @@
-"""Other libraries: their attacks, scikit-learn's classifiers and interface, one model for code that expects one."""
+"""Other libraries: their attacks, scikit-learn's classifiers, one model for code that expects one."""
 
 from randens.interop.attack_libraries import (
     Foreign,
@@ -8,14 +8,12 @@ from randens.interop.attack_libraries import (
     from_torchattacks,
 )
 from randens.interop.single_model import Mixture
-from randens.interop.sklearn_estimator import RandomizedEnsembleClassifier
 from randens.interop.sklearn_members import QueriedMember, sklearn_ensemble, sklearn_member
 
 __all__ = [
     "Foreign",
     "Mixture",
     "QueriedMember",
-    "RandomizedEnsembleClassifier",
     "from_art",
     "from_autoattack",
     "from_foolbox",

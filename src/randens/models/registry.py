@@ -234,7 +234,6 @@ def build(architecture: Mapping[str, Any], *, seed: int = 0) -> Classifier:
     try:
         plain = json.loads(json.dumps(dict(architecture)))
         name = plain.pop("name")
-        plain.pop("seed", None)
         return create(name, seed=seed, **plain)
     except (KeyError, TypeError) as error:
         raise ModelError(

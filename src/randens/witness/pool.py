@@ -7,9 +7,8 @@ The risk is η(α) = mean_j max_u u·α (Proposition 1).
 
 from __future__ import annotations
 
-import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ from randens.witness.stored_files import pool_document
 __all__ = ["WitnessPool"]
 
 _FORMAT = "randens-witnesses-2"
-_FIRST_FORMAT = "randens-witnesses-1"  # still read
 
 
 class WitnessPool:
@@ -220,11 +218,10 @@ class WitnessPool:
         """Read a pool written by `save`."""
         source = Path(path)
         tensors, metadata = read_tensors(source, "witnesses")
-        if metadata.get("format") not in (_FORMAT, _FIRST_FORMAT):
+        if metadata.get("format") != _FORMAT:
             raise FileError(f"{source} is not a witness file of format {_FORMAT}")
-        first = metadata["format"] == _FIRST_FORMAT
         stated = metadata.pop("checksum", None)
-        if stated != (_first_checksum(metadata, tensors) if first else tensor_checksum(tensors, metadata)):
+        if stated != tensor_checksum(tensors, metadata):
             raise FileError(f"{source} does not match its checksum; it was altered or damaged")
         about = pool_document(tensors, metadata, source)
         return WitnessPool(
@@ -245,14 +242,6 @@ def read_tensors(path: Path, what: str) -> tuple[dict[str, NDArray[np.generic]],
             return {key: file.get_tensor(key) for key in file.keys()}, file.metadata() or {}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise FileError(f"cannot read {what} from {path}: {error}") from error
-
-
-def _first_checksum(metadata: Mapping[str, str], tensors: Mapping[str, NDArray[np.generic]]) -> str:
-    digest = hashlib.sha256(repr(sorted(metadata.items())).encode())
-    for key in sorted(tensors):
-        digest.update(f"{key} {tensors[key].shape} {tensors[key].dtype}\n".encode())
-        digest.update(np.ascontiguousarray(tensors[key]).tobytes())
-    return digest.hexdigest()
 
 
 def _stack(pools: Sequence[WitnessPool], n: int, members: int, offsets: Sequence[int]) -> WitnessPool:
