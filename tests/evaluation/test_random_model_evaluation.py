@@ -15,10 +15,10 @@ from torch import Tensor, nn
 import randens
 from randens import RandomizedEnsemble, RandomizedModel, Threat, attacks
 from randens.attacks import Attack
+from randens.audit import audit
 from randens.core.errors import InputError
 from randens.evaluation import (
     StochasticEvaluation,
-    audit,
     bounded_mean,
     draw_statistics,
     evaluate_stochastic,

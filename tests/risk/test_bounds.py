@@ -100,20 +100,19 @@ def test_a_second_member_above_the_rule_never_helps(eta: float) -> None:
 
 @settings(deadline=None)
 @given(st.integers(1, 40))
-def test_necessary_size_is_the_reciprocal_rounded_up(k: int) -> None:
-    assert necessary_size(1 / k) == k
-    assert necessary_size(min(1.0, 1 / k * 1.001)) == k
+def test_the_necessary_size_is_the_first_above_the_reciprocal(k: int) -> None:
+    assert necessary_size(1 / k) == k + 1
+    assert necessary_size(min(1.0, 1 / k * 1.001)) == (k if k > 1 else 2)
     assert necessary_size(1 / k * 0.999) == k + 1
 
 
-def test_broken_members_help_only_from_the_necessary_size_on() -> None:
-    eta = 0.3
+@pytest.mark.parametrize("eta", [0.3, 0.5, 1 / 3, 0.25, 0.7])
+def test_broken_members_help_only_from_the_necessary_size_on(eta: float) -> None:
     size = necessary_size(eta)
     for members in range(1, 7):
-        risks = [eta] + [1.0] * (members - 1)
-        floor = bounds(risks).floor
+        floor = bounds([eta] + [1.0] * (members - 1)).floor
         assert floor == pytest.approx(min(eta, 1 / members))
-        assert (floor < eta - 1e-12) == (members >= size and members > 1)
+        assert (floor < eta - 1e-12) == (members >= size)
 
 
 @pytest.mark.parametrize(
@@ -209,7 +208,7 @@ def test_an_equal_floor_is_no_gain_and_is_not_called_one() -> None:
     found = explain([0.5, 1.0])
     said = " ".join(found.sentences)
     assert "Drawing cannot help" in said
-    assert "large enough to equal it, too small to beat it" in said
+    assert "too small" in said
     assert "too small." in " ".join(explain([0.3, 1.0]).sentences)
     assert "must have a risk below 60.00%" in " ".join(explain([0.3, 1.0]).sentences)
     assert "whatever its risk" in " ".join(explain([0.6, 1.0]).sentences)

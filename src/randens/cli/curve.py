@@ -1,4 +1,4 @@
-"""`randens curve`: robust accuracy against the radius, or against the attack's cost."""
+"""`randens curve`: robust accuracy against the radius."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def curve(
     case: choices.Evaluating,
     eps: Annotated[
         str,
-        typer.Option(help="Radii, first:last:count or numbers separated by commas; with --cost, one radius."),
+        typer.Option(help="Radii, first:last:count or numbers separated by commas."),
     ] = "0:16/255:9",
     deterministic: Annotated[bool, typer.Option(help="Also attack the mean of all logits.")] = True,
     plot: Annotated[Path | None, typer.Option(help="Draw the curves into this PNG, SVG or PDF file.")] = None,
@@ -27,8 +27,7 @@ def curve(
     """Draw robust accuracy against ε for the ensemble of RUN, its members and the deterministic ensemble.
 
     All radii share one pool of witnesses: a witness at a small radius counts
-    at every larger one, so no curve rises. With --cost, each attack runs with
-    growing budgets instead, and accuracy is plotted against member passes.
+    at every larger one, so no curve rises.
 
     Example: randens curve runs/quickstart-1 --eps 0:16/255:5 --limit 50 --plot
     curve.svg

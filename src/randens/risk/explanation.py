@@ -24,8 +24,8 @@ class Explanation:
 
     bounds: Theorem 3. next_member: the risk a further member should have. best_member: index of the most
     robust one. possible_gain: its risk − floor, the largest possible gain of drawing over using it alone.
-    needed_size: ⌈1/η₁⌉ where all members but one are broken, else None: with fewer members the ensemble is worse
-    than that one, with 1/η₁ of them no better (Equation 16). sentences: all of it in words.
+    needed_size: where all members but one are broken, the fewest members that can beat that one (`necessary_size`),
+    else None. sentences: all of it in words.
     """
 
     bounds: Bounds
@@ -104,14 +104,9 @@ def _gain(limits: Bounds, best: int, lowest: float) -> str:
 
 def _broken(size: int, limits: Bounds, best: int) -> str:
     members = len(limits.member_risks)
-    if members < size:
-        verdict = "too small"
-    elif limits.m == 1:
-        verdict = "large enough to equal it, too small to beat it"
-    else:
-        verdict = "large enough for that"
+    verdict = "too small" if members < size else "large enough for that"
     return (
-        f"All members but {best} are always fooled: it takes at least {size} members to be as good as that one "
+        f"All members but {best} are always fooled: it takes at least {size} members to beat that one "
         f"(Equation 16), and an ensemble of {members} is {verdict}."
     )
 

@@ -110,9 +110,10 @@ def rule_of_thumb(member_risks: ArrayLike) -> RuleOfThumb:
 
 
 def necessary_size(eta1: float) -> int:
-    """⌈1/η₁⌉: the fewest members with which one robust member among broken ones can beat f₁ (Theorem 3).
+    """⌊1/η₁⌋ + 1: the fewest members with which one robust member among broken ones can beat f₁ (Theorem 3).
 
-    Broken means η_i = 1, as in BAT, where η(α) ≥ min(η₁, 1/M). The size is necessary, not sufficient.
+    Broken means η_i = 1, as in BAT, where η(α) ≥ min(η₁, 1/M). With ⌈1/η₁⌉ members, the size of
+    Equation 16, they can be as good as f₁. Either size is necessary, not sufficient.
 
     Parameters
     ----------
@@ -132,8 +133,8 @@ def necessary_size(eta1: float) -> int:
     (risk,) = as_risks("eta1", [eta1])
     if risk == 0:
         raise InputError("eta1 is 0; a member that is never fooled cannot be improved on")
-    # 1/3 as a float is a little less than a third, which must not add a member.
-    return max(1, math.ceil(1.0 / float(risk) - 1e-9))
+    # The tolerance keeps the rounding of 1/η₁ from hiding a whole number.
+    return math.floor(1.0 / float(risk) + 1e-9) + 1
 
 
 def auxiliary_risk(member_risks: ArrayLike, probs: ArrayLike) -> float:
