@@ -72,13 +72,7 @@ def test_levels_follow_the_table() -> None:
         "barre": "softmax",
         "bat": "loss",
         "joint": "softmax",
-        "columns": "softmax",
-        "shared": "softmax",
-        "paths": "loss",
-        "features": "loss",
-        "conflict": "loss",
         "bounded": "bounded",
-        "distil": "loss",
     }
     assert METHODS["joint"]().stages(3) == [3]
     assert METHODS["barre"]().stages(3) == [1, 1, 1]

@@ -75,13 +75,7 @@ class Victims:
 
     def only(self, index: int) -> Victims:
         """Return one of the members alone."""
-        return self.some([index])
-
-    def some(self, indices: Sequence[int]) -> Victims:
-        """Return some of the members, with equal probabilities."""
-        members, forwards = [self.members[i] for i in indices], [self.forwards[i] for i in indices]
-        even = torch.full_like(self.probs[: len(indices)], 1 / len(indices))
-        return Victims(tuple(members), tuple(forwards), even)
+        return Victims((self.members[index],), (self.forwards[index],), torch.ones_like(self.probs[:1]))
 
     def logits(self, x: Tensor) -> Tensor:
         """[M, n, C], float32."""
@@ -90,19 +84,16 @@ class Victims:
 
 @dataclass(frozen=True)
 class Start:
-    """A batch, the starting point of the search for each input, a seed for later random choices, and the
-    positions of the images in the training data, for methods that store something per image."""
+    """A batch, the starting point of the search for each input, and a seed for later random choices."""
 
     x: Tensor
     y: Tensor
     point: Tensor
     seed: int = 0
-    images: Tensor | None = None
 
-    def rows(self, chosen: Tensor) -> Start:
+    def __getitem__(self, rows: slice) -> Start:
         """A part of the batch."""
-        images = None if self.images is None else self.images[chosen.to(self.images.device)]
-        return Start(self.x[chosen], self.y[chosen], self.point[chosen], self.seed, images)
+        return Start(self.x[rows], self.y[rows], self.point[rows], self.seed)
 
 
 @dataclass(frozen=True)

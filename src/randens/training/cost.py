@@ -90,8 +90,9 @@ def plan(recipe: Recipe) -> list[StagePlan]:
         if method.reweighs and before:
             updates = sum(due(recipe.sampling, before + size, done, epochs) for done in range(1, epochs + 1))
             attacks += updates * (1 + attacks_per_choice(recipe.sampling, before + size))
-        passes = method.passes(craft, len(victims), losses.passes(recipe.loss), size)
-        stages.append(StagePlan(epochs, *passes, validation=attacks * several * per_attack + reach))
+        training = losses.passes(recipe.loss) * size
+        validation = attacks * several * per_attack + reach
+        stages.append(StagePlan(epochs, craft.passes(len(victims)), training, validation))
     return stages
 
 

@@ -31,7 +31,7 @@ from randens.training.cost import plan
 from randens.training.initial_members import Blueprint, seed_for
 from randens.training.journal import Journal
 from randens.training.losses import Forward, passes, training_loss
-from randens.training.methods import METHODS, Lesson, Roster, uniform
+from randens.training.methods import METHODS, Lesson, Roster
 from randens.training.placement import Placement
 from randens.training.run_files import write_summary
 from randens.training.schedule import learning_rate
@@ -100,11 +100,6 @@ class Engine:
                 f"members is {self.recipe.members}; {self.run.path} holds {len(self.finished)} already"
             )
         while stage is not None or len(self.finished) < sum(self.sizes):
-            if self.method.studies and self.finished and not self._studied():
-                self.say(
-                    f"member {len(self.finished)} did not lower the value of the game: no more are added"
-                )
-                break
             stage = stage or self._begin()
             self._run_stage(stage)
             self._conclude(stage)
@@ -123,27 +118,11 @@ class Engine:
             elif self.inherits and self.finished:
                 source = self.finished[-1]
             trained.append(self.place.new(index, None if source is None else source.state_dict()))
-        trained = self.method.begun(trained)
         for member in trained:
             self.processes.prepare(member, self.recipe.batch_norm == "synced").train()
         averaged = [self.place.new(state=m.state_dict()) for m in trained] if self.recipe.ema else trained
         probs = self.alpha.start(before + len(trained))
         return Stage(number, before, trained, averaged, sgd(trained, self.recipe.optimizer), probs)
-
-    def _studied(self) -> bool:
-        """Let the method examine the finished members before the next stage, on training images drawn once."""
-        images = torch.randperm(len(self.train_data), generator=self._generator("study"))
-        images = images[: self.recipe.sampling.size].sort().values
-        x, y = self.train_data[images]
-        craft = adversary(self.recipe.adversary, self.threat, self.method.level)
-        point = craft.begin(x, self._generator("study", len(self.finished)))
-        x, y, point = (values.to(self.processes.device) for values in (to_layout(x), y, to_layout(point)))
-        weights = widest(torch.from_numpy(uniform(len(self.finished))), self.processes.device)
-        forwards = [self.place.forward(member) for member in self.finished]
-        finished = Victims.of(self.finished, weights, forwards)
-        spent = len(x) * craft.passes(len(finished.members))
-        self.journal.spent.spend(spent, spent)
-        return self.method.study(craft, finished, Start(x, y, point, images=images))
 
     def _run_stage(self, stage: Stage) -> None:
         """Run the epochs of a stage until the end, or until the checkpoint rule stops it early."""
@@ -196,24 +175,19 @@ class Engine:
         point = craft.begin(x, generator)
         own, device = self.processes.part(len(x)), self.processes.device
         x, y, point = to_layout(x[own]).to(device), y[own].to(device), to_layout(point[own]).to(device)
-        learners = self.method.learners(len(wrapped), seed_for(self.recipe.seed, "learners", *where))
         with contextlib.ExitStack() as crafting:
             for member in stage.trained:
                 crafting.enter_context(frozen(member))
             seed = seed_for(self.recipe.seed, "arc", *where, self.processes.rank)
-            start = Start(x, y, point, seed, rows[own])
-            made = self.method.examples(craft, victims, start, learners)
+            made = self.method.examples(craft, victims, Start(x, y, point, seed), len(wrapped))
         x_adv = [to_layout(points.detach()) for points in made]
-        forwards = [wrapped[index] for index in learners]
-        lesson = Lesson(x, y, x_adv, forwards, stage.trained, self.given, self.threat)
+        lesson = Lesson(x, y, x_adv, wrapped)
         total = torch.zeros((), device=device)
         sums = widest(torch.zeros(len(wrapped) + 1), device)
-        # If a member learns from every tenth batch, its loss there counts ten times.
-        share = len(wrapped) / len(learners)
-        for index, (losses, z) in zip(learners, self.method.losses(self.loss, lesson), strict=True):
+        for index, (losses, z) in enumerate(self.method.losses(self.loss, lesson)):
             total = total + losses.sum()
-            sums[index] = losses.detach().sum() * share
-            sums[-1] += (z.detach().argmax(dim=1) == y).sum() / len(learners)
+            sums[index] = losses.detach().sum()
+            sums[-1] += (z.detach().argmax(dim=1) == y).sum() / len(wrapped)
         sums = self.processes.total(sums)
         if not bool(torch.isfinite(sums).all()):
             raise self.journal.diverged(stage, "the loss is not finite")
@@ -228,8 +202,7 @@ class Engine:
                 average(target, member, self.recipe.ema, stage.epoch * self.batches + stage.step)
         *member_losses, correct = sums.tolist()
         stage.tally = stage.tally.plus(np.array(member_losses), correct, len(rows))
-        spent = sum(self.method.passes(craft, len(victims.probs), passes(self.recipe.loss), len(wrapped)))
-        spent *= len(rows)
+        spent = len(rows) * (craft.passes(len(victims.probs)) + passes(self.recipe.loss) * len(wrapped))
         self.journal.spent.spend(spent, spent)
         means = [value / len(rows) for value in (*member_losses, correct)]
         shown = {"loss": sum(means[:-1]) / len(wrapped), "accuracy": means[-1], "lr": rate}

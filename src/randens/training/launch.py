@@ -21,7 +21,6 @@ from randens.data import ImageData
 from randens.ensemble import RandomizedEnsemble, load
 from randens.training.engine import Engine, Say
 from randens.training.initial_members import Blueprint, given_member
-from randens.training.methods import METHODS
 from randens.training.recipe import Recipe, load_recipe
 from randens.training.run_files import is_finished, open_folder
 
@@ -114,10 +113,6 @@ def check(recipe: Recipe, train: ImageData, held: ImageData, processes: int) -> 
         raise InputError(f"batch_size is {recipe.batch_size}; the training set has only {len(train)} images")
     if processes > 1 and recipe.batch_size < 4 * processes:
         raise InputError(f"batch_size is {recipe.batch_size}; {processes} processes need 4 images each")
-    if processes > 1 and not METHODS[recipe.method].parallel:
-        raise InputError(
-            f"method is {recipe.method!r}, which trains in one process; there are {processes} processes"
-        )
     for attack in {recipe.validation.attack, recipe.sampling.attack or recipe.validation.attack}:
         attacks.create(attack, recipe.threat.build())
     if recipe.tensorboard and importlib.util.find_spec("tensorboard") is None:

@@ -9,16 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from randens.attacks.losses import mce
+from randens.attacks.losses import margins, mce
 from randens.training.recipe import LossPart
 
 __all__ = [
     "Examples",
     "Forward",
     "TrainingLoss",
+    "bounded_risk",
     "cross_entropy",
     "divergence",
     "margin_cross_entropy",
@@ -73,6 +75,11 @@ def trades(weight: float = _TRADES_WEIGHT) -> TrainingLoss:
 def divergence(log_probs: Tensor, z: Tensor) -> Tensor:
     """KL(exp(log_probs) ‖ softmax(z)) over the last dimension."""
     return (log_probs.exp() * (log_probs - z.log_softmax(dim=-1))).sum(dim=-1)
+
+
+def bounded_risk(z: Tensor, y: Tensor) -> Tensor:
+    """Return σ(−m) of the margin m, [n]: between 0 and 1 like the error, so a misclassified input costs at most 1."""
+    return torch.sigmoid(-margins(z[None], y)[0])
 
 
 def training_loss(part: LossPart) -> TrainingLoss:

@@ -67,8 +67,7 @@ Positive = Annotated[float, BeforeValidator(_fraction), Field(gt=0, allow_inf_na
 NotNegative = Annotated[float, BeforeValidator(_fraction), Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, BeforeValidator(_fraction), Field(ge=0, lt=1, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
-_AtOnce = Literal["joint", "shared", "paths", "features", "conflict", "bounded", "distil"]
-MethodName = Literal[_AtOnce, "at", "iat", "mrboost", "barre", "bat", "columns"]
+MethodName = Literal["at", "iat", "mrboost", "barre", "bat", "joint", "bounded"]
 
 
 AttackName = Annotated[str, AfterValidator(current_name)]
@@ -226,15 +225,13 @@ class Recipe(_Part):
     Parameters
     ----------
     method : str
-        "at", "iat", "mrboost", "barre", "bat", "joint", "columns", "shared", "paths", "features", "conflict",
-        "bounded", "distil".
+        "at", "iat", "mrboost", "barre", "bat", "joint", "bounded".
     members, epochs, later_epochs : int
         The number of members, the epochs of each, and those of later members if they differ.
     batch_size, seed : int
         The size of training batches; the seed of all random numbers.
     weight : float, optional
-        The share of common examples for "shared" and "bounded", the share of the attacker's examples for
-        "columns", or the weight of the additional term of "paths" and "conflict".
+        The share of common examples for "bounded", at most 1.
     start : str
         Later members start "fresh" or from the "previous" one; "auto" is the method's default.
     first : str or tuple of str, optional
@@ -292,8 +289,8 @@ class Recipe(_Part):
     def _consistent(self) -> Recipe:
         if self.method == "at" and self.members != 1:
             raise ValueError(f"members is {self.members}; method 'at' trains exactly 1")
-        if self.method in ("bat", "features") and self.members < 2:
-            raise ValueError(f"members is {self.members}; method {self.method!r} needs at least 2")
+        if self.method == "bat" and self.members < 2:
+            raise ValueError(f"members is {self.members}; method 'bat' needs at least 2")
         late = [m for m in self.schedule.milestones if m >= self.epochs]
         if late:
             raise ValueError(f"schedule.milestones holds {late[0]}; there are only {self.epochs} epochs")
@@ -315,21 +312,14 @@ class Recipe(_Part):
             )
         if len(self.given) > self.members:
             raise ValueError(f"first names {len(self.given)} runs; there are only {self.members} members")
-        if self.method in get_args(_AtOnce) and self.start == "previous":
+        if self.method in ("joint", "bounded") and self.start == "previous":
             raise ValueError(
                 f"start is 'previous'; {self.method} trains all members at once: there is no previous member"
             )
-        if self.method == "distil" and len(self.given) != self.members:
-            raise ValueError(
-                f"first names {len(self.given)} runs; method 'distil' needs all {self.members} members as teachers"
-            )
-        shares = ("shared", "bounded", "columns")
-        if self.weight is not None and self.method not in (*shares, "paths", "conflict"):
+        if self.weight is not None and self.method != "bounded":
             raise ValueError(f"weight is {self.weight}; method {self.method!r} has no weight")
-        if self.weight is not None and self.method in shares and self.weight > 1:
-            raise ValueError(
-                f"weight is {self.weight}; for method {self.method!r} it is a share of the batch, at most 1"
-            )
+        if self.weight is not None and self.weight > 1:
+            raise ValueError(f"weight is {self.weight}; it is a share of the batch, at most 1")
         return self
 
     @property
