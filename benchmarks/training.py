@@ -29,7 +29,6 @@ from benchmarks.harness import Goal, Row, Settings, Side, Timing, as_fast, inter
 from randens import data, models
 from randens.attacks.members import folded
 from randens.core.files import read_json, write_json
-from randens.core.memory import kept_memory
 from randens.ensemble import frozen
 from randens.training import Recipe, train
 
@@ -148,13 +147,11 @@ def step_rows(size: Size, rounds: int) -> Iterator[Row]:
         steps: list[float] = []
         chosen = recipe(size.batch, method, members, adversary=adversary)
         for _ in range(rounds):
-            # As in training, freed memory is used again: the limit is without the system's work for new pages.
-            with kept_memory():
+            bare()
+            for _ in range(size.steps - 1):
+                begun = time.process_time()
                 bare()
-                for _ in range(size.steps - 1):
-                    begun = time.process_time()
-                    bare()
-                    limits.append(time.process_time() - begun)
+                limits.append(time.process_time() - begun)
             steps += engine_steps(chosen, size.steps, time.process_time)
         # Per step the crafting passes over all members and one training pass of the last.
         passes = f"{gradients * members + 1} f {gradients * members + 1} b"

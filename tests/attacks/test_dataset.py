@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from randens import RandomizedEnsemble, Threat, data
-from randens.attacks import Attack, Found, dataset
+from randens.attacks import Attack, Found
 from randens.core.errors import InputError
 from randens.witness.store import WitnessStore
 
@@ -93,15 +93,6 @@ def test_the_loaders_batch_size_does_not_matter(size: int) -> None:
     pairs = list(zip(torch.split(x, size), torch.split(y, size), strict=True))
     assert same(arc_r().survey(ensemble(), pairs), expected)
     assert same(arc_r().survey(ensemble(), iter(pairs)), expected)
-
-
-def test_freed_memory_may_be_returned_after_every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise memory grows with the data, though nothing is kept."""
-    times: list[int] = []
-    monkeypatch.setattr(dataset, "Returning", lambda: lambda: times.append(1))
-    x, y = quadrants(40)
-    arc_r(batch_size=16).survey(ensemble(), (x, y))
-    assert len(times) == 3
 
 
 def test_image_data_can_be_attacked() -> None:

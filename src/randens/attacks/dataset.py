@@ -22,7 +22,6 @@ from randens.attacks.found import Found, join
 from randens.attacks.members import GradientMembers
 from randens.attacks.search import Cost, attacking
 from randens.core.errors import FileError, InputError
-from randens.core.memory import Returning
 from randens.core.progress import Progress, silent
 from randens.ensemble import RandomizedEnsemble
 from randens.witness import WitnessPool
@@ -76,7 +75,7 @@ def attack_data(
     desk = None if store is None else _Desk(store, attack, rec, audience, alone=known is None)
     total, name = _length(data), task or f"attack {attack.name}"
     parts: dict[int, Found] = {}
-    done, returning = 0, Returning()
+    done = 0
     with attacking(rec):
         prepared = GradientMembers(list(rec.members), attack.precision)
         for number, (x, y) in enumerate(batches(data, attack.batch_size)):
@@ -88,7 +87,6 @@ def attack_data(
                 case = _Batch(attack, rec, prepared, audience, number, x, y, start, seen, proved)
                 part = case.attacked() if desk is None else desk.answered(case)
                 parts[number] = part if inputs else part.lean()
-                returning()
             done += len(x)
             progress(name, done, max(total or 0, done) if total else done + 1)
     if world > 1:

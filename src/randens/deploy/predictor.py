@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from randens.core.errors import FileError, InputError, ModelError, whole
-from randens.core.memory import return_freed_memory
 from randens.deploy.bundle import Average, Bundle
 
 __all__ = ["Prediction", "Predictor"]
@@ -90,8 +89,6 @@ class Predictor:
         self._averages = self.bundle.averages or tuple(
             Average(of=(i,), weights=(1.0,)) for i in range(len(self))
         )
-        if lean:
-            return_freed_memory()
         self._lean, self._averaged = lean, bool(self.bundle.averages)
         # A part of it takes less time than a new array of one number.
         self._numbers = np.arange(max(len(self), len(self.bundle.classes)), dtype=np.int64)

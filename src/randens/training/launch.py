@@ -14,7 +14,6 @@ from randens.callbacks import Callback, check_callbacks
 from randens.core.distributed import Workers, workers
 from randens.core.errors import InputError
 from randens.core.locks import only_writer
-from randens.core.memory import kept_memory
 from randens.core.progress import Progress, silent
 from randens.core.runs import Run
 from randens.data import ImageData
@@ -96,7 +95,7 @@ def train(
             engine = Engine(blueprint, run, processes, train_data, held, given, told, speak, stop, callbacks)
             return engine.run_all()
 
-    with workers(chosen.device) as processes, kept_memory():
+    with workers(chosen.device) as processes:
         return run_in(processes)
 
 
