@@ -14,7 +14,7 @@ PYTEST := $(BIN)/python -m pytest -q
 # A file's tests share what they train and attack, so one worker runs all of them.
 WORKERS := -n 2 --dist loadfile
 
-.PHONY: help quickstart test lint types rooms pytest slow pythons docs bench bench-docs clean
+.PHONY: help quickstart test lint types rooms pytest slow pythons docs bench bench-docs reproduce clean
 
 help:
 	@echo "make quickstart   train, attack and explain a randomized ensemble, in minutes"
@@ -24,6 +24,7 @@ help:
 	@echo "make docs         the documentation as a site, into site/"
 	@echo "make bench        ratios against peers and against the limit; ARGS='--quick' for a short run"
 	@echo "make bench-docs   docs/benchmarks.md and its plots from benchmarks/results.json"
+	@echo "make reproduce    the paper's tables and figures; ARGS='--scale cpu' for CIFAR-10"
 	@echo "make clean        remove the environment and the site"
 
 quickstart: $(VENV)/installed
@@ -55,6 +56,9 @@ pythons:
 docs: $(VENV)/installed-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "The site is in site/: open site/index.html."
+
+reproduce: $(VENV)/installed
+	$(BIN)/python -m paper.reproduce $(ARGS)
 
 bench: $(BENCH)/installed
 	$(BENCH)/bin/python -m benchmarks $(ARGS)

@@ -1,4 +1,4 @@
-"""All ratios in one table: ``make bench``, ``randens bench`` or
+"""All ratios in one table: ``make bench`` or
 
 python -m benchmarks                     every benchmark; about half an hour
 python -m benchmarks --quick             small sizes; under 3 minutes
@@ -27,7 +27,7 @@ def main(
 ) -> int:
     """Exit code 0; 1 if a benchmark failed; 2 for bad input."""
     parser = argparse.ArgumentParser(
-        prog="randens bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="benchmarks to run; all by default")
     parser.add_argument("--list", action="store_true", help="say which benchmarks there are")

@@ -38,7 +38,7 @@ This page answers: how fast and how strong is randens, against other libraries a
 
 `make bench` measures randens against peers and against limits, in an environment of its own, in about half an hour, and
 writes `benchmarks/results.json`; `make bench-docs` makes this page from it. `make bench ARGS=--quick` takes under 3
-minutes; `randens bench NAME` measures one of them, `python -m benchmarks.NAME` does so without collecting.
+minutes; `python -m benchmarks NAME` measures one of them, `python -m benchmarks.NAME` does so without collecting.
 
 **How to read it.** *× as fast* is the other side's time over ours, *× the cost* is ours over the limit's. Both sides
 are timed in turns within one run, on the same inputs; a ratio is that of the best times; that of the medians is beside

@@ -12,12 +12,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paper.reproduce.tables import paper
+from paper.zoo_maintenance import (
+    ZOO,
+    Entry,
+    attacks_of,
+    entry,
+    given_names,
+    names,
+    training_sentence,
+    trials,
+)
 from randens.evaluation import Evaluation, difference
 from randens.evaluation.result_tables import count, percent
 from randens.evaluation.results import Accuracy
 from randens.training.methods import METHOD_NAMES
-from randens.zoo.cards import attacks_of, given_names, training_sentence
-from randens.zoo.entries import Entry, entry, names, trials
 
 __all__ = ["best_ensembles", "results"]
 
@@ -46,25 +54,8 @@ class _Row:
         return self.item.recipe
 
 
-def results(zoo: Path | None = None) -> str:
-    """Markdown: the table, comparisons image by image, goals, and what differs from the paper's setting.
-
-    Parameters
-    ----------
-    zoo : Path, optional
-        Another zoo's folder.
-
-    Returns
-    -------
-    str
-        Markdown.
-
-    Examples
-    --------
-    >>> from randens import zoo
-    >>> "robust" in results()
-    True
-    """
+def results(zoo: Path = ZOO) -> str:
+    """Markdown: the table, comparisons image by image, goals, and what differs from the paper's setting."""
     found = [entry(name, zoo) for name in names(zoo)]
     shown = _rows(found)
     text = [
@@ -72,7 +63,7 @@ def results(zoo: Path | None = None) -> str:
         "",
         "This page answers: how robust are the shipped ensembles, and what did drawing add?",
         "",
-        "Made by `randens zoo results --output docs/results.md` from the run folders in `zoo/`, "
+        "Made by `python -m paper.zoo_maintenance results docs/results.md` from the run folders in `zoo/`, "
         "which hold every number.",
         "Their cards (`randens zoo card NAME`) hold more numbers, the recipes and the limits.",
         "",

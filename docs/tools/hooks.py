@@ -34,7 +34,7 @@ ROOMS = tuple(n for n in _LAYERS if (PACKAGE / n).is_dir() or (PACKAGE / f"{n}.p
 
 # Pages that commands write from results; until they have been, a sentence stands in for them.
 WRITTEN = {
-    "results.md": ("Results", "randens zoo results --output docs/results.md"),
+    "results.md": ("Results", "python -m paper.zoo_maintenance results docs/results.md"),
     "benchmarks.md": ("Benchmarks", "make bench-docs"),
 }
 

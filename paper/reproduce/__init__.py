@@ -1,6 +1,6 @@
 """The paper's experiments: their runs, tables and figures, next to the paper's own numbers.
 
-``randens reproduce`` in a clone of the repository.
+``python -m paper.reproduce`` in a clone of the repository.
 """
 
 from paper.reproduce.runs import Reproduction, reproduce

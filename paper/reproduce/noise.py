@@ -1,6 +1,6 @@
 """How far pages of the digits scale lie apart when they are made again, on another machine or with another seed.
 
-    randens reproduce --scale digits --runs runs/again --seed 1 --page again.md
+    python -m paper.reproduce --scale digits --runs runs/again --seed 1 --page again.md
     python -m paper.reproduce.noise docs/reproduce.md again.md         # writes paper/reproduce/noise.json
 
 With another seed training takes another course, and on another processor it does so from the first rounding on. So two

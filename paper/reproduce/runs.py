@@ -30,7 +30,7 @@ from paper.reproduce.tables import (
     tables,
 )
 from randens import zoo
-from randens.core.errors import InputError, RandensError, unknown
+from randens.core.errors import InputError, unknown
 from randens.core.files import write_atomic, write_json
 from randens.core.progress import Progress, silent
 from randens.core.runs import Run
@@ -59,7 +59,7 @@ class Planned:
     def command(self, runs: Path, scale: str) -> str:
         """What to type to get the run."""
         if self.recipe is not None:
-            return f"randens reproduce --scale {scale} --runs {shlex.quote(str(runs))} --train"
+            return f"python -m paper.reproduce --scale {scale} --runs {shlex.quote(str(runs))} --train"
         words = ["randens", "train", self.file, "--out", str(runs / self.name)]
         settings = list(self.settings)
         if self.shares_first:
@@ -124,7 +124,7 @@ class Reproduction:
 
     def _body(self) -> list[str]:
         lines = [
-            f"Made by `randens reproduce --scale {self.scale}`; no number is typed by hand. {self.stand_ins}",
+            f"Made by `python -m paper.reproduce --scale {self.scale}`; no number is typed by hand. {self.stand_ins}",
             "",
             f"Attack: {self.settings.attack}. Each cell: ours (the paper's), accuracies in per cent; – where a run is "
             "missing. Robust accuracies are pointwise worst cases over the attacks on the ensemble and on each member, "
@@ -369,12 +369,8 @@ def _finished(folder: Path) -> bool:
 
 def _take(entry: str, folder: Path) -> None:
     """Copy an entry of the zoo to where the run would be, if this installation has it with its members."""
-    try:
-        ships = zoo.entry(entry).ships
-    except RandensError:
-        return
-    if ships and not folder.exists():
-        zoo.take(entry, folder)
+    if not folder.exists() and entry in zoo.names() and (zoo.path(entry) / "ensemble").is_dir():
+        zoo.copy(entry, folder)
 
 
 def _budget(found: dict[str, Measured]) -> dict[str, Any]:

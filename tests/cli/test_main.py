@@ -50,15 +50,14 @@ def test_every_verb_explains_itself_with_an_example(shell: Shell, verb: str) -> 
 @pytest.mark.parametrize(
     "verb",
     [
-        *("attack", "evaluate", "curve", "advise", "audit", "certify", "sample", "report", "reproduce"),
-        *("export", "quickstart"),
+        *("evaluate", "advise", "audit", "certify", "sample", "report", "export", "quickstart"),
     ],
 )
 def test_every_verb_that_runs_members_takes_a_device(
     shell: Shell, run_folder: Path, tmp_path: Path, verb: str
 ) -> None:
     runs = ["--runs", tmp_path / "runs"]
-    where = {"quickstart": runs, "reproduce": runs, "report": [run_folder, "--measure"]}
+    where = {"quickstart": runs, "report": [run_folder, "--measure"]}
     options = {"quickstart": [], "report": []}.get(verb, ["--limit", "1"])
     line = shell.refused(verb, *where.get(verb, [run_folder]), *options, "--device", "gpu")
     assert "device is 'gpu'; valid: auto, cpu, cuda, cuda:N, mps" in line
@@ -140,7 +139,6 @@ def test_the_command_exits_without_a_traceback() -> None:
 
 
 def test_bad_input_is_noticed_before_the_work(shell: Shell, run_folder: Path, tmp_path: Path) -> None:
-    assert "unknown attack 'x'" in shell.refused("reproduce", "--attack", "x", "--runs", tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
     assert "unknown attack 'x'" in shell.refused("export", run_folder, "--int8", "--attack", "x")
     assert "limit is 0" in shell.refused("export", run_folder, "--int8", "--limit", "0")

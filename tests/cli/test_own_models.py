@@ -60,21 +60,20 @@ def test_what_does_not_fit_is_one_line(shell: Shell, files: Path) -> None:
 
 def test_curves_of_a_run_and_of_a_file(shell: Shell, files: Path, run_folder: Path) -> None:
     words = ("--eps", "0:0.1:3", "--attack", "pgd", "--limit", "20", "--no-deterministic")
-    found = shell.json("curve", run_folder, *words, "--plot", "curve.svg")
+    found = shell.json("evaluate", run_folder, *words, "--output", "curve.svg")
     robust = [point["ensemble"]["value"] for point in found["points"]]
     assert robust == sorted(robust, reverse=True)
     assert (run_folder / "curve.json").is_file()
     assert "<svg" in (files / "curve.svg").read_text(encoding="utf-8")
-    code, out, _ = shell("curve", "--model", "net.pt", "--data", "data.npz", *words)
+    code, out, _ = shell("evaluate", "--model", "net.pt", "--data", "data.npz", *words)
     assert code == 0
     assert "member passes per input" in out
-    assert "--plot is" in shell.refused("curve", run_folder, "--plot", "curve.gif")
-    assert "--eps is '0:1'" in shell.refused("curve", run_folder, "--eps", "0:1")
+    assert "--eps is '0:1'" in shell.refused("evaluate", run_folder, "--eps", "0:1")
 
 
 def test_the_curve_of_a_saved_ensemble_is_in_its_own_norm(shell: Shell, files: Path) -> None:
     network = randens.models.create("linear", classes=10, input_shape=(1, 8, 8), seed=0)
     randens.RandomizedEnsemble([network], threat=randens.Threat("l2", 0.5)).save(files / "saved")
     words = ("--eps", "0:2:2", "--attack", "fgsm", "--limit", "5")
-    found = shell.json("curve", "--model", "saved", "--data", "digits", *words)
+    found = shell.json("evaluate", "--model", "saved", "--data", "digits", *words)
     assert (found["norm"], [point["eps"] for point in found["points"]]) == ("l2", [0.0, 2.0])

@@ -127,7 +127,7 @@ def test_a_wrong_option_is_noticed() -> None:
 def test_checking_arguments_does_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     check_arguments(["--install-completion"])
-    check_arguments(["explore", "0.2", "--output", str(tmp_path / "page.html")])
+    check_arguments(["report", "x", "--output", str(tmp_path / "page.html")])
     assert list(tmp_path.iterdir()) == []
 
 

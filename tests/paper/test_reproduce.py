@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from paper.reproduce.__main__ import main as command
 from paper.reproduce.figures import points
 from paper.reproduce.measure import ATTACKS, Measured, Settings, measure, measured
 from paper.reproduce.noise import GROUPS, KINDS, cells, group, kind, noise, spread
@@ -18,7 +19,6 @@ from tests.evaluation.trained import THREAT, digits, ensemble
 
 import randens
 from randens import RandomizedEnsemble
-from randens.cli.main import run as command
 from randens.core.errors import FileError, InputError
 from randens.core.files import read_json, write_json
 from randens.core.runs import Run
@@ -248,7 +248,7 @@ def test_runs_that_are_there_fill_their_cells(tmp_path: Path, capsys: pytest.Cap
     by_name = {p.wanted: p.name for p in plan("digits")}
     at = by_name[Wanted("cifar10", "mobilenetv1", "at")]
     _run(tmp_path / at, ensemble("linear"), "at")
-    arguments = ["reproduce", "--runs", str(tmp_path), "--no-train", "--limit", "20", "--json"]
+    arguments = ["--runs", str(tmp_path), "--no-train", "--limit", "20", "--json"]
     assert command(arguments) == 0
     said = json.loads(capsys.readouterr().out)
     assert len(said["missing"]) == 25

@@ -69,5 +69,5 @@ def test_what_is_typed_is_escaped() -> None:
 
 
 def test_the_page_in_the_docs_is_the_one_the_command_writes() -> None:
-    """Written by: randens explore --output docs/explore.html"""
+    """Written by: write_explorer("docs/explore.html")"""
     assert (DOCS / "explore.html").read_text(encoding="utf-8") == render_explorer()

@@ -1,4 +1,4 @@
-"""report, explore and figure from the command line."""
+"""report from the command line."""
 
 from __future__ import annotations
 
@@ -47,18 +47,11 @@ def test_measure_fills_the_page(
     assert "Written to" in capsys.readouterr().out
 
 
-def test_explore_and_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    page = tmp_path / "e.html"
-    assert run(["explore", "0.2", "1/4", "--conflict", "0.5", "--output", str(page)]) == 0
-    assert 'value="0.2 0.25"' in page.read_text()
-    assert (
-        run(["explore", "--configuration", "0.6: 10 01", "--configuration", "0.4: 00", "--output", str(page)])
-        == 0
-    )
-    assert "0.6: 10 01\n0.4: 00" in page.read_text()
+def test_one_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = chosen_run(tmp_path / "r", chosen_evaluation(2))
-    capsys.readouterr()
-    assert run(["figure", "flops", str(folder), "--output", str(tmp_path / "f.svg"), "--json"]) == 0
+    assert (
+        run(["report", str(folder), "--figure", "flops", "--output", str(tmp_path / "f.svg"), "--json"]) == 0
+    )
     assert json.loads(capsys.readouterr().out)["bytes"] == (tmp_path / "f.svg").stat().st_size
 
 
@@ -66,10 +59,8 @@ def test_explore_and_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     ("arguments", "said"),
     [
         (["report", "nowhere"], "is not a folder"),
-        (["explore", "2"], "a risk must lie in [0, 1]"),
-        (["explore", "much"], "must be a number"),
-        (["figure", "landscap", "nowhere"], "unknown figure 'landscap'; valid: landscape"),
-        (["figure", "landscape", "nowhere"], "is not a folder"),
+        (["report", "nowhere", "--figure", "landscap"], "unknown figure 'landscap'; valid: landscape"),
+        (["report", "nowhere", "--figure", "landscape"], "is not a folder"),
     ],
 )
 def test_bad_input_is_one_line(

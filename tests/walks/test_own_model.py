@@ -61,7 +61,7 @@ def test_from_files_to_a_table_and_a_curve(shell: Shell, files: Path) -> None:
     assert float(result.natural) > 0.5
     assert float(result.robust) < float(result.natural)
     code, out, err = shell(
-        "curve", *own, "--run-code", "--eps", "0:0.1:3", "--attack", "pgd", "--plot", "curve.svg"
+        "evaluate", *own, "--run-code", "--eps", "0:0.1:3", "--attack", "pgd", "--output", "curve.svg"
     )
     assert code == 0, err
     assert "0.05" in out

@@ -1,4 +1,4 @@
-"""`randens evaluate`: natural and robust accuracy of a run's ensemble."""
+"""`randens evaluate`: natural and robust accuracy of a run's ensemble, at one radius or at several."""
 
 from __future__ import annotations
 
@@ -69,10 +69,18 @@ def evaluate(case: _Options) -> None:
     factory without one returns a module that draws from torch's generators. If
     --output names a folder, it becomes a run folder for randens report.
 
+    Several radii, --eps first:last:count or numbers separated by commas, give
+    the curve of robust accuracy against ε. All radii share one pool of
+    witnesses, so no curve rises. It goes to curve.json of the run, or to
+    --output, which may also be a drawing (.png, .svg or .pdf).
+
     Example: randens evaluate runs/quickstart-1 --attack arc-r --attack saddle
     --limit 100
     """
     case.check()
+    if case.eps is not None and (":" in case.eps or "," in case.eps):
+        _curve(case)
+        return
     if case.draws is not None:
         if case.model is None:
             raise InputError("--draws needs --model: the members of a run folder are not random")
@@ -119,6 +127,48 @@ def _members(case: _Options) -> None:
         evaluation.save_worst_inputs(case.adversarial, result, result.case.rec, result.case.inputs)
     name = str(case.model if subject is None else subject.run.path)
     show(result, case.as_json, _lines(case, result, name, told))
+
+
+def _curve(case: _Options) -> None:
+    """Robust accuracy against the radius."""
+    from randens import evaluation
+    from randens.core.files import write_json
+    from randens.threat import grid
+
+    if case.draws is not None:
+        raise InputError("--draws evaluates a random model at one radius; give one --eps")
+    radii = grid("--eps", case.eps)
+    output = case.output
+    drawn = output is not None and output.suffix.lower() in (".png", ".svg", ".pdf")
+    given = case.given(max(radii) or 1e-9)
+    subject = given.subject
+    with case.running() as (processes, progress):
+        found = evaluation.curve(
+            given.model,
+            given.data,
+            radii,
+            case.attack,
+            norm=case.norm or (None if subject is None else subject.threat.norm),
+            device=processes.device,
+            preprocessing=given.preprocessing,
+            split=case.split,
+            limit=case.limit,
+            seed=case.seed,
+            progress=progress,
+            deterministic=case.deterministic,
+            folder=given.store,
+        )
+    if not processes.writes:
+        return
+    paths = [] if output is None else [output]
+    if subject is not None and (output is None or drawn):
+        paths.insert(0, subject.run.path / "curve.json")
+    for path in paths:
+        if path is output and drawn:
+            found.plot(path)
+        else:
+            write_json(path, found.to_json())
+    show(found, case.as_json, [repr(found), *(f"Written to {path}." for path in paths)])
 
 
 def _random(case: _Options, draws: int) -> None:

@@ -10,12 +10,9 @@ from types import FrameType
 
 _FINISHED_PARTS = "finished batches are kept in the run folder, and the same command goes on after them"
 _KEPT = {
-    "attack": _FINISHED_PARTS,
-    "bench": "finished benchmarks of a whole run are kept, and the same command goes on after them",
     "data": "complete data sets are kept, and the same command fetches the others",
     "evaluate": _FINISHED_PARTS,
     "quickstart": "what was trained is kept in the run folder; the same command begins a new one",
-    "reproduce": "what was trained and measured is kept, and the same command goes on after it",
     "serve": "every request that was accepted has been answered, and the same command serves again",
     "train": "the last checkpoint is kept in the run folder, and the same command goes on from it",
 }

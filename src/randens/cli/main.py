@@ -22,22 +22,16 @@ VERBS = {
     "doctor": "Check the installation.",
     "data": "List, fetch, verify and locate data sets.",
     "train": "Train an ensemble by a recipe.",
-    "attack": "Attack a run's ensemble and keep the witnesses.",
     "evaluate": "Measure natural and robust accuracy of a run or of your own networks.",
-    "curve": "Measure robust accuracy against the radius, or against the attack's cost.",
     "advise": "Say what to deploy: a member, a drawn one, k of M averaged, or all.",
     "audit": "Check whether the numbers of a run can be trusted.",
     "certify": "Compute lower bounds on accuracy that hold against every attack.",
     "sample": "Find the best sampling probabilities of a run.",
     "explain": "Say what the members' risks allow; audit a published table.",
     "report": "Write a page about runs.",
-    "explore": "Write a page to explore risks interactively.",
-    "figure": "Draw one figure of a run.",
-    "reproduce": "Make the paper's tables and figures.",
     "export": "Write a run's ensemble as ONNX files.",
     "serve": "Answer predictions over HTTP.",
     "zoo": "List and load trained ensembles that come with randens.",
-    "bench": "Measure randens against other libraries and against limits.",
 }
 """Every command with what it does, in the order in which a new user needs them."""
 

@@ -31,7 +31,6 @@ ATTACKS = (
 DATA_SETS = ("digits", "mnist", "fashion-mnist", "cifar10", "cifar100")
 FIGURES = ("landscape", "flops", "cofooling", "sets", "radius", "training", "attacks")
 NORMS = ("linf", "l2", "l1", "l0")
-SCALES = ("digits", "cpu", "paper")
 SPLITS = ("train", "validation", "test")
 
 

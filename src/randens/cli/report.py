@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
-from randens.cli import choices
+from randens.cli import choices, names
 from randens.cli.output import console, show
 from randens.cli.progress_bars import bars
+from randens.core.errors import unknown
 
 
 @choices.asked(choices.InputOptions)
@@ -22,6 +23,13 @@ def report(
     output: Annotated[
         Path | None, typer.Option(help="Where the page goes; report.html of the first run by default.")
     ] = None,
+    figure: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Draw this figure of the first run, as .png, .svg or .pdf. One of: {', '.join(names.FIGURES)}.",
+            autocompletion=names.starting(names.FIGURES),
+        ),
+    ] = None,
     measure: Annotated[
         bool,
         typer.Option(
@@ -30,7 +38,7 @@ def report(
         ),
     ] = False,
 ) -> None:
-    """Write a page about RUNS that opens in any browser without a network.
+    """Write a page about RUNS that opens in any browser without a network, or draw one of its figures.
 
     It shows the results of evaluate, sample, audit and train in the run
     folders, and names the commands for missing results. All options except
@@ -41,11 +49,14 @@ def report(
     comparison.html
     """
     from randens.models import pick_device
+    from randens.report import FIGURES, write_figure
     from randens.report import measure as run_measure
     from randens.report.from_store import read_runs
     from randens.report.page import write_page
     from randens.report.verdicts import verdicts
 
+    if figure is not None and figure not in FIGURES:
+        unknown("figure", figure, FIGURES)
     if measure:
         for run in runs:
             subject = case.subject(run)
@@ -62,6 +73,10 @@ def report(
                 )
             if not found.save(subject.run) and not case.as_json:
                 console().print(f"{run} keeps its measurements on more inputs.", markup=False)
+    if figure is not None:
+        drawn = write_figure(figure, runs[0], output)
+        show({"figure": drawn, "bytes": drawn.stat().st_size}, case.as_json, [f"Written to {drawn}."])
+        return
     loaded = read_runs(runs)
     path, said = write_page(loaded, output), verdicts(loaded)
     document = {"report": path, "bytes": path.stat().st_size, "runs": runs, "verdicts": said}
