@@ -23,7 +23,7 @@ import randens
 from randens import attacks
 from randens.core.files import write_json
 from randens.core.runs import Run
-from randens.data import ImageData
+from randens.data import Data
 from randens.training import Recipe, train
 
 __all__ = ["RULES", "main", "page", "table"]
@@ -115,8 +115,8 @@ def run(data: str, folder: Path, sizes: Sequence[int], seeds: Sequence[int], rul
                 Run.open(place).write("rule", {**measured, **_measure(place, data)})
 
 
-def _first(data: ImageData, count: int) -> ImageData:
-    return ImageData(data.stored[:count], data.y[:count], data.classes, data.name, data.split)
+def _first(data: Data, count: int) -> Data:
+    return data.subset(slice(0, count))
 
 
 def _measure(place: Path, data: str) -> dict[str, Any]:

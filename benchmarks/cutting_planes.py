@@ -22,14 +22,14 @@ from benchmarks import harness
 from benchmarks.harness import Row, Settings, Side, Timing, as_fast
 from randens import RandomizedEnsemble, WitnessPool, attacks, data, load, optimize_sampling, training
 from randens.attacks import Attack
-from randens.data import ImageData
+from randens.data import Data
 from randens.risk import best_step, optimal_sampling, project_simplex
 
 RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "cpu" / "digits-mlp-barre.toml"
 
 
 def algorithm_1(
-    rec: RandomizedEnsemble, images: ImageData, attack: Attack, sweeps: tuple[int, ...]
+    rec: RandomizedEnsemble, images: Data, attack: Attack, sweeps: tuple[int, ...]
 ) -> tuple[dict[int, tuple[NDArray[np.float64], float]], WitnessPool]:
     """OSP as published: one attack and one projected subgradient step a/t per sweep, the best iterate kept.
 

@@ -65,10 +65,10 @@ def recipe(batch: int, method: str, members: int, **settings: Any) -> Recipe:
     )
 
 
-def images(count: int, split: str) -> data.ImageData:
+def images(count: int, split: str) -> data.Data:
     generator = torch.Generator().manual_seed(0)
     x = torch.randint(0, 256, (count, 3, 32, 32), generator=generator, dtype=torch.uint8)
-    return data.from_arrays(x, torch.arange(count) % 10, split=split, classes=10)
+    return data.as_data((x, torch.arange(count) % 10), split=split, classes=10)
 
 
 def engine_steps(

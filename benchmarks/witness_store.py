@@ -21,7 +21,7 @@ from benchmarks.harness import Goal, Row, Settings, Side, interleaved
 from randens import RandomizedEnsemble, Threat, attacks, data
 from randens.attacks import Attack
 from randens.certify import certify
-from randens.data import ImageData
+from randens.data import Data
 from randens.evaluation import Evaluation
 from randens.training import Recipe, train
 from randens.witness.store import WitnessStore
@@ -42,7 +42,7 @@ def rows(settings: Settings) -> Iterator[Row]:
 
 
 def _evaluate(
-    rec: RandomizedEnsemble, images: ImageData, attack: Attack, folder: Path | None, *, whole: bool = True
+    rec: RandomizedEnsemble, images: Data, attack: Attack, folder: Path | None, *, whole: bool = True
 ) -> Evaluation:
     return randens.evaluate(
         rec,
@@ -54,7 +54,7 @@ def _evaluate(
     )
 
 
-def _chain(rec: RandomizedEnsemble, images: ImageData, attack: Attack, folder: Path | None) -> list[int]:
+def _chain(rec: RandomizedEnsemble, images: Data, attack: Attack, folder: Path | None) -> list[int]:
     """Passes of evaluate, sample and the attacks of certify, one after the other; a report makes none."""
     store = None if folder is None else WitnessStore(folder)
     first = _evaluate(rec, images, attack, folder)
@@ -63,9 +63,7 @@ def _chain(rec: RandomizedEnsemble, images: ImageData, attack: Attack, folder: P
     return [found.now.passes for found in (first, sampled, certified)]
 
 
-def _twice(
-    rec: RandomizedEnsemble, images: ImageData, attack: Attack, folder: Path, which: str
-) -> Iterator[Row]:
+def _twice(rec: RandomizedEnsemble, images: Data, attack: Attack, folder: Path, which: str) -> Iterator[Row]:
     apart = _chain(rec, images, attack, None)
     together = _chain(rec, images, attack, folder / "witnesses")
     again = _evaluate(rec, images, attack, folder / "witnesses")
@@ -103,7 +101,7 @@ def _twice(
     )
 
 
-def _one_hot(rec: RandomizedEnsemble, images: ImageData, attack: Attack) -> Row:
+def _one_hot(rec: RandomizedEnsemble, images: Data, attack: Attack) -> Row:
     probs = np.eye(len(rec))[0]
     found = _evaluate(rec.with_probs(probs), images, attack, None, whole=False)
     alone = attack(RandomizedEnsemble([rec.members[0]]), images.x, images.y)
@@ -161,7 +159,7 @@ def _after_certify(count: int) -> Row:
     )
 
 
-def _overhead(rec: RandomizedEnsemble, images: ImageData, attack: Attack, repeats: int) -> Row:
+def _overhead(rec: RandomizedEnsemble, images: Data, attack: Attack, repeats: int) -> Row:
     def kept() -> Evaluation:
         with tempfile.TemporaryDirectory() as folder:
             return _evaluate(rec, images, attack, Path(folder))

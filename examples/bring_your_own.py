@@ -20,7 +20,7 @@ from torch import nn
 
 import randens
 from randens.core.errors import RandensError
-from randens.data import ImageData
+from randens.data import Data
 
 MEAN, STD = (0.3,), (0.4,)
 
@@ -59,7 +59,7 @@ class Mine(nn.Module):
         return logits
 
 
-def train(model: nn.Module, images: ImageData, epochs: int = 10) -> nn.Module:
+def train(model: nn.Module, images: Data, epochs: int = 10) -> nn.Module:
     """Plain training; see `randens.training` for robust training."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     generator = torch.Generator().manual_seed(0)

@@ -21,7 +21,7 @@ from randens.core.errors import FileError
 from randens.core.files import document_checksum, read_json, seal, write_json
 from randens.core.progress import Progress, silent
 from randens.core.runs import Run
-from randens.data import ImageData
+from randens.data import Data
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation.argument_checks import fingerprint
 from randens.evaluation.results import Accuracy, Evaluation
@@ -153,8 +153,8 @@ class _Work:
     run: Run
     rec: RandomizedEnsemble
     threat: Threat
-    test: ImageData
-    validation: ImageData
+    test: Data
+    validation: Data
     settings: Settings
     progress: Progress
     cost: Cost = field(default_factory=Cost)

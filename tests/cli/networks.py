@@ -6,12 +6,12 @@ import torch
 from torch import nn
 
 from randens import models
-from randens.data import ImageData
+from randens.data import Data
 
 __all__ = ["trained"]
 
 
-def trained(data: ImageData, seed: int) -> nn.Module:
+def trained(data: Data, seed: int) -> nn.Module:
     """A linear classifier after a few passes over a third of the data, different for every seed."""
     member = models.create("linear", classes=len(data.classes), input_shape=data.shape, seed=seed)
     optimizer = torch.optim.SGD(member.parameters(), lr=0.5)

@@ -15,16 +15,14 @@ from PIL import Image
 
 from randens.data.formats import Arrays, Bytes
 
-__all__ = ["binary", "colour", "grey", "idx", "pngs", "python", "python2_pickle", "tar", "write"]
 
-
-def colour(train: int = 20, test: int = 10, classes: int = 10, seed: int = 0) -> Arrays:
-    """Random 32×32 colour images, every class equally often."""
+def color(train: int = 20, test: int = 10, classes: int = 10, seed: int = 0) -> Arrays:
+    """Random 32×32 color images, every class equally often."""
     return _random((3, 32, 32), train, test, classes, seed)
 
 
-def grey(train: int = 20, test: int = 10, classes: int = 10, seed: int = 1) -> Arrays:
-    """Random 28×28 grey images."""
+def gray(train: int = 20, test: int = 10, classes: int = 10, seed: int = 1) -> Arrays:
+    """Random 28×28 gray images."""
     return _random((1, 28, 28), train, test, classes, seed)
 
 
@@ -49,45 +47,6 @@ def binary(arrays: Arrays, names: tuple[str, ...], coarse: bool = False) -> dict
         prefix = [y // 5] if coarse else []
         files[name] = np.column_stack([*prefix, y, x.reshape(len(x), -1)]).astype(np.uint8).tobytes()
     return files
-
-
-def python(arrays: Arrays, names: tuple[str, ...], labels: str) -> dict[str, bytes]:
-    """CIFAR's Python version, in the very form Python 2 and its NumPy wrote."""
-    return {
-        name: python2_pickle(x.reshape(len(x), -1), [int(v) for v in y], labels)
-        for name, (x, y) in zip(names, _chunks(arrays, len(names) - 1), strict=True)
-    }
-
-
-def _short(text: bytes) -> bytes:
-    return b"U" + bytes((len(text),)) + text
-
-
-def _long(content: bytes) -> bytes:
-    return b"T" + struct.pack("<i", len(content)) + content
-
-
-def python2_pickle(
-    pixels: Bytes,
-    values: list[int],
-    labels: str,
-    reconstruct: bytes = b"numpy.core.multiarray\n_reconstruct\n",
-) -> bytes:
-    """A dictionary of batch_label, labels, data and filenames as a protocol-2 pickle of Python 2."""
-    n, d = pixels.shape
-    array = (
-        b"c" + reconstruct + b"cnumpy\nndarray\nK\x00\x85" + _short(b"b") + b"\x87R"
-        b"(K\x01" + b"M" + struct.pack("<H", n) + b"M" + struct.pack("<H", d) + b"\x86"
-        b"cnumpy\ndtype\n" + _short(b"u1") + b"K\x00K\x01\x87R"
-        b"(K\x03" + _short(b"|") + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
-        b"\x89" + _long(pixels.tobytes()) + b"tb"
-    )
-    listed = b"](" + b"".join(b"K" + bytes((v,)) for v in values) + b"e"
-    names = b"](" + b"".join(_short(f"picture_{i}.png".encode()) for i in range(n)) + b"e"
-    body = (_short(b"batch_label") + _short(b"training batch 1 of 5") + _short(labels.encode()) + listed) + (
-        _short(b"data") + array + _short(b"filenames") + names
-    )
-    return b"\x80\x02}(" + body + b"u."
 
 
 def pngs(arrays: Arrays) -> dict[str, bytes]:

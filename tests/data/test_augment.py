@@ -79,11 +79,6 @@ def test_each_part_can_be_switched_off() -> None:
     assert 16 < int(same.sum()) < 48
 
 
-def test_result_is_channels_last() -> None:
-    y = Augment()(torch.rand(2, 3, 8, 8), torch.Generator())
-    assert y.is_contiguous(memory_format=torch.channels_last)
-
-
 def test_bad_input() -> None:
     for wrong in (-1, 1.5, True):
         with pytest.raises(InputError, match="crop_padding is"):

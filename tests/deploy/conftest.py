@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from randens import RandomizedEnsemble
-    from randens.data import ImageData
+    from randens.data import Data
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
     return Exported(rec, export(rec, data.load("digits", "validation"), path, samples=12))
 
 
-def fit(member: nn.Module, train: ImageData, seed: int) -> None:
+def fit(member: nn.Module, train: Data, seed: int) -> None:
     import torch
     from torch import nn
 

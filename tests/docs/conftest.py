@@ -18,7 +18,7 @@ import randens
 from randens import data as datasets
 from randens.attacks import base
 from randens.core.runs import Run
-from randens.data import ImageData
+from randens.data import Data
 
 # How many inputs of each split the code of the documentation gets to see: it is run, not measured.
 _SEEN = {"train": 64, "validation": 10, "test": 10}
@@ -42,7 +42,7 @@ def clone(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     monkeypatch.setenv("HOME", str(tmp_path))
     whole = datasets.load
 
-    def first_inputs(name: str, split: str, **options: Any) -> ImageData:
+    def first_inputs(name: str, split: str, **options: Any) -> Data:
         return whole(name, split, **options).subset(slice(0, _SEEN[split]))
 
     monkeypatch.setattr(datasets, "load", first_inputs)
@@ -79,7 +79,7 @@ def _prepare(folder: Path) -> None:
             Image.fromarray(pixels).save(place / f"{i}.png")
 
 
-def _member(data: ImageData, seed: int) -> torch.nn.Module:
+def _member(data: Data, seed: int) -> torch.nn.Module:
     """A small network after a pass over the digits."""
     member = randens.models.create("mlp", classes=10, input_shape=data.shape, width=16, depth=1, seed=seed)
     optimizer = torch.optim.SGD(member.parameters(), lr=0.5)

@@ -18,7 +18,7 @@ import randens
 from randens import RandomizedEnsemble, Threat, WitnessPool, attacks
 from randens.attacks.dataset import Knowledge
 from randens.core.errors import FileError, InputError
-from randens.data import from_arrays
+from randens.data import as_data
 from randens.evaluation import Evaluation, result_tables, save_worst_inputs, transferred, worst_inputs
 from randens.witness.store import WitnessStore, input_keys, member_key
 
@@ -291,7 +291,7 @@ def _one_member() -> tuple[RandomizedEnsemble, tuple[Tensor, Tensor]]:
 def test_pairs_loaders_and_image_data_give_the_same() -> None:
     rec, x, y = random_linear(2, 1)
     loader = DataLoader(TensorDataset(x, y), batch_size=7)
-    images = from_arrays(x.numpy(), y.numpy(), split="test", classes=3, name="mine")
+    images = as_data((x.numpy(), y.numpy()), split="test", classes=3, name="mine")
     results = [randens.evaluate(rec, data, exact()) for data in ((x, y), loader, images)]
     assert len({tuple(r.risk.tolist()) for r in results}) == 1
     assert [(r.data, r.split) for r in results] == [
@@ -323,7 +323,7 @@ def test_data_that_do_not_fit_are_named(data: Any, named: str) -> None:
 
 def test_images_of_other_classes_are_refused() -> None:
     rec, x, y = random_linear(2, 1)
-    images = from_arrays(x.numpy(), y.numpy(), classes=5)
+    images = as_data((x.numpy(), y.numpy()), classes=5)
     with pytest.raises(InputError, match="5 classes; the members tell 3 apart"):
         randens.evaluate(rec, images, exact())
 

@@ -14,7 +14,7 @@ from tests.evaluation.planted import THREAT, exact, on_a_line, random_linear
 import randens
 from randens import Threat, attacks
 from randens.core.errors import InputError
-from randens.data import from_arrays
+from randens.data import as_data
 from randens.evaluation import AttackedSampling
 from randens.risk import optimal_sampling
 from randens.risk.sampling import compare_methods, contributions
@@ -128,10 +128,10 @@ def test_a_single_member_has_nothing_to_choose() -> None:
 
 def test_test_data_are_refused() -> None:
     rec, x, y = random_linear(2, 0)
-    images = from_arrays(x.numpy(), y.numpy(), split="test", classes=3, name="mine")
+    images = as_data((x.numpy(), y.numpy()), split="test", classes=3, name="mine")
     with pytest.raises(InputError, match="test split of mine; choose probabilities on its validation split"):
         randens.optimize_sampling(rec, images, exact())
-    held = from_arrays(x.numpy(), y.numpy(), split="validation", classes=3)
+    held = as_data((x.numpy(), y.numpy()), split="validation", classes=3)
     assert randens.optimize_sampling(rec, held, exact()).split == "validation"
 
 

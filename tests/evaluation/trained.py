@@ -9,13 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from randens import RandomizedEnsemble, Threat, data, models
-from randens.data import ImageData
+from randens.data import Data
 
 THREAT = Threat("linf", 0.1)
 
 
 @functools.cache
-def digits(split: str) -> ImageData:
+def digits(split: str) -> Data:
     """The digits, read once."""
     return data.load("digits", split)
 

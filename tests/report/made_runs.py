@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 import randens
 from randens.attacks import Cost
 from randens.core.runs import Run
-from randens.data import ImageData
+from randens.data import Data
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation import Evaluation, Points
 from randens.threat import Threat
@@ -92,7 +92,7 @@ def chosen_run(path: Path, evaluation: Evaluation | None, *, method: str = "barr
 
 def trained_ensemble(
     members: int = 3, images: int = 700, steps: int = 40, classes: Sequence[str] | None = None
-) -> tuple[RandomizedEnsemble, ImageData]:
+) -> tuple[RandomizedEnsemble, Data]:
     """Small convolutional networks trained on digits with noise, from different seeds, and 40 test images."""
     train, test = randens.data.load("digits", "train"), randens.data.load("digits", "test")
     x, y = train[:images]

@@ -15,7 +15,7 @@ from tests.report.made_runs import THREAT, trained_ensemble
 import randens
 from randens.core.errors import InputError
 from randens.core.runs import Run
-from randens.data import from_arrays
+from randens.data import as_data
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation import Evaluation, evaluate, worst_inputs
 from randens.report import Measurements, measure
@@ -97,7 +97,7 @@ def test_colour_and_size_of_pictures() -> None:
 
 def test_inputs_that_are_not_pictures_have_no_gallery() -> None:
     rng = np.random.default_rng(0)
-    data = from_arrays(rng.random((12, 4), dtype=np.float32), [0, 1] * 6, split="test")
+    data = as_data((rng.random((12, 4), dtype=np.float32), [0, 1] * 6), split="test")
     rec = RandomizedEnsemble(
         [randens.models.create("linear", classes=2, input_shape=(4,), seed=s) for s in range(2)]
     )

@@ -174,7 +174,7 @@ def test_nothing_is_chosen_on_test_data(tmp_path: Path) -> None:
 
 
 def test_data_of_ones_own(tmp_path: Path) -> None:
-    whole = data.from_arrays(np.random.default_rng(0).random((60, 5), dtype=np.float32), [0, 1, 2] * 20)
+    whole = data.as_data((np.random.default_rng(0).random((60, 5), dtype=np.float32), [0, 1, 2] * 20))
     rec = train(small(batch_size=16), tmp_path / "run", data=whole.hold_out(0.3))
     member = rec.members[0]
     assert isinstance(member, Classifier)

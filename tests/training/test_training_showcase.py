@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from randens import attacks, data
-from randens.data import ImageData
+from randens.data import Data
 from randens.ensemble import RandomizedEnsemble
 from randens.training import load_recipe, train
 
@@ -29,13 +29,13 @@ ATTACKS: dict[str, dict[str, Any]] = {
 
 
 @functools.cache
-def _split() -> tuple[ImageData, ImageData, ImageData]:
+def _split() -> tuple[Data, Data, Data]:
     """(train, validation, test), with test images from outside the official test split."""
     official = {name: data.load("digits", name) for name in data.SPLITS}
 
-    def joined(*parts: tuple[torch.Tensor, torch.Tensor]) -> ImageData:
+    def joined(*parts: tuple[torch.Tensor, torch.Tensor]) -> Data:
         x, y = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
-        return data.from_arrays(x, y, classes=10, name="digits")
+        return data.as_data((x, y), classes=10, name="digits")
 
     others, test = joined(official["train"][:], official["validation"][:]).hold_out(360 / 1437, seed=1)
     train_data, validation = joined(others[:], official["test"][:]).hold_out(180 / 1437, seed=1)

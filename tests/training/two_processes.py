@@ -31,7 +31,7 @@ def main(folder: Path, runs: dict[str, dict[str, Any]]) -> None:
                     (folder / name / "measured.json").write_text(json.dumps(results))
 
 
-def measured(rec: RandomizedEnsemble, images: data.ImageData) -> dict[str, Any]:
+def measured(rec: RandomizedEnsemble, images: data.Data) -> dict[str, Any]:
     """An evaluation and a choice of α, in batches that several processes share out: all verdicts and counts."""
     assert rec.threat is not None
     attack = attacks.create("saddle", rec.threat, batch_size=16)

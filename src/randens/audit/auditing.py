@@ -23,9 +23,9 @@ from randens.audit.case import Case, Check, StoredCase
 from randens.core.files import picked
 from randens.core.progress import Progress, silent
 from randens.core.runs import Kept
-from randens.data import ImageData
+from randens.data import Data
 from randens.ensemble import RandomizedEnsemble
-from randens.evaluation.argument_checks import Data, fingerprint, labelled, threat_of
+from randens.evaluation.argument_checks import DataLike, fingerprint, labelled, threat_of
 from randens.evaluation.results import Evaluation
 from randens.threat import Threat
 from randens.witness.store import WitnessStore, as_store
@@ -124,7 +124,7 @@ class Audit(Kept):
 
 def stored_audit(
     rec: RandomizedEnsemble,
-    data: ImageData,
+    data: Data,
     known: Audit,
     store: WitnessStore,
     *,
@@ -152,7 +152,7 @@ def stored_audit(
 
 def audit(
     rec: RandomizedEnsemble,
-    data: Data,
+    data: DataLike,
     threat: Threat | None = None,
     *,
     evaluation: Evaluation | None = None,
@@ -167,7 +167,7 @@ def audit(
     ----------
     rec : RandomizedEnsemble
         What to check.
-    data : pair, loader or ImageData
+    data : pair, loader or Data
         A hundred inputs are enough.
     threat : Threat
         The threat of the evaluation; None: the ensemble's own.

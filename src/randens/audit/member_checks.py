@@ -14,7 +14,7 @@ from randens._version import __version__
 from randens.attacks import Cost
 from randens.attacks.losses import margins
 from randens.audit.case import Case, Check, logits
-from randens.data import Inputs
+from randens.data import Data
 from randens.ensemble import RandomizedEnsemble, evaluating, frozen, to_layout
 from randens.evaluation.argument_checks import fingerprint
 from randens.evaluation.gradient_conflict import conflict_of
@@ -270,7 +270,7 @@ def _downhill(case: Case, member: int, points: Tensor, centres: Tensor, y: Tenso
 
 def _conflict(case: Case) -> Check:
     """Joint reach of the members: a gain without conflict between their gradients would be suspicious."""
-    found = conflict_of(case.rec, Inputs(case.x, case.y, "audit", "unknown"), case.threat)
+    found = conflict_of(case.rec, Data(case.x, case.y, name="audit"), case.threat)
     case.cost += found.cost
     known = not np.isnan(found.reach)
     return Check(

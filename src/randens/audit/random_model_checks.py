@@ -15,9 +15,9 @@ from randens.audit.auditing import Audit
 from randens.audit.case import TOLERANCE, Check
 from randens.core.errors import InputError
 from randens.core.progress import Progress, silent
-from randens.data import Inputs
+from randens.data import Data
 from randens.ensemble import RandomizedEnsemble
-from randens.evaluation.argument_checks import Data, fingerprint, labelled, threat_of
+from randens.evaluation.argument_checks import DataLike, fingerprint, labelled, threat_of
 from randens.evaluation.draw_statistics import gradient_noise, members_of, randomness
 from randens.random_model import RandomizedModel, expanded, is_random
 from randens.threat import Threat
@@ -33,7 +33,7 @@ _STEPS = 20
 
 def audit_stochastic(
     model: RandomizedModel | RandomizedEnsemble,
-    data: Data,
+    data: DataLike,
     threat: Threat | None = None,
     *,
     seed: int = 0,
@@ -120,7 +120,7 @@ class _RandomCase:
     """The model on n inputs, and the draws that score the perturbations found on other draws."""
 
     def __init__(
-        self, model: RandomizedModel | RandomizedEnsemble, inputs: Inputs, threat: Threat, seed: int
+        self, model: RandomizedModel | RandomizedEnsemble, inputs: Data, threat: Threat, seed: int
     ) -> None:
         self.model, self.threat, self.seed = model, threat, seed
         self.judges = expanded(model, _JUDGES, _FIRST)

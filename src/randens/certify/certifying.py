@@ -34,7 +34,7 @@ from randens.core.files import picked
 from randens.core.progress import Progress, silent
 from randens.core.runs import Kept
 from randens.ensemble import RandomizedEnsemble, evaluating
-from randens.evaluation.argument_checks import Data, fingerprint, labelled, threat_of
+from randens.evaluation.argument_checks import DataLike, fingerprint, labelled, threat_of
 from randens.risk import RiskProfile, Sampling, optimal_sampling
 from randens.risk.sets import to_words
 from randens.threat import Region, Threat
@@ -161,7 +161,7 @@ class _Margins:
 
 def certify(
     rec: RandomizedEnsemble,
-    data: Data,
+    data: DataLike,
     threat: Threat | None = None,
     *,
     pool: WitnessPool | None = None,
@@ -176,7 +176,7 @@ def certify(
     ----------
     rec : RandomizedEnsemble
         Of certifiable members.
-    data : pair, loader or ImageData
+    data : pair, loader or Data
         The inputs.
     threat : Threat
         linf or l2.

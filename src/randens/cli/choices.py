@@ -20,11 +20,11 @@ from randens.cli.progress_bars import bars
 from randens.core.errors import InputError
 
 if TYPE_CHECKING:
+    from randens import data
     from randens.attacks import Attack, Cost
     from randens.core.distributed import Workers
     from randens.core.progress import Progress
     from randens.core.runs import Kept, Run
-    from randens.data import ImageData
     from randens.evaluation.run_folder import Subject
     from randens.threat import Threat
     from randens.witness.store import WitnessStore
@@ -247,7 +247,7 @@ class Opened:
     """A run folder, its inputs, the attacks and the witness store."""
 
     subject: Subject
-    images: ImageData
+    images: data.Data
     attacks: list[Attack]
     store: WitnessStore
 

@@ -1,4 +1,4 @@
-"""Write files so that a crash, a full disk or a second run never damages existing files."""
+"""Files: read only what is regular and not too large; write so that a crash or a full disk damages nothing."""
 
 from __future__ import annotations
 
@@ -8,36 +8,23 @@ import hashlib
 import json
 import math
 import os
+import stat
 import sys
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from randens.core.errors import FileError, InputError
+from randens.core.errors import FileError, InputError, RandensError
 
-__all__ = [
-    "Plain",
-    "Saved",
-    "check_seal",
-    "data_folder",
-    "document_checksum",
-    "new_folder",
-    "parse_json",
-    "picked",
-    "plain",
-    "read_json",
-    "seal",
-    "sha256",
-    "tensor_checksum",
-    "write_atomic",
-    "write_json",
-]
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 _LARGEST_DOCUMENT = 256 << 20
-_DEEPEST_DOCUMENT = 64
-_TOO_DEEP = f"it is nested more than {_DEEPEST_DOCUMENT} deep"
+_LARGEST_TOML = 1 << 14  # a dotted key takes memory by the square of its length
 
 
 def data_folder(folder: str | os.PathLike[str] | None = None) -> Path:
@@ -156,38 +143,90 @@ def picked(owner: Any, names: str) -> dict[str, Any]:
     return {name: plain(getattr(owner, name)) for name in names.split()}
 
 
-def read_json(path: str | os.PathLike[str]) -> Any:
-    """Read JSON; a missing, truncated or altered file is named in the error.
+@contextlib.contextmanager
+def open_file(path: str | os.PathLike[str], largest: int) -> Iterator[BinaryIO]:
+    """Open a regular file of at most `largest` bytes for reading: everything that is read from disk goes through here.
 
-    Nesting deeper than 64, more than 256 MiB, NaN and infinite numbers are refused.
+    A folder, pipe or device in its place is refused, so that none blocks or never ends.
     """
-    source = Path(path)
     try:
-        if source.stat().st_size > _LARGEST_DOCUMENT:
-            raise FileError(f"{source} has more than {_LARGEST_DOCUMENT} bytes, too many for a document")
-        return parse_json(source.read_bytes())
+        # Without O_NONBLOCK, opening a pipe waits for a writer.
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+        with os.fdopen(handle, "rb") as file:
+            about = os.fstat(file.fileno())
+            if not stat.S_ISREG(about.st_mode):
+                raise FileError(f"cannot read {_shown(path)}: it is no regular file")
+            if about.st_size > largest:
+                raise FileError(f"{_shown(path)} has {about.st_size} bytes; at most {largest} are read")
+            yield file
     except OSError as error:
-        raise FileError(f"cannot read {source}: {error.strerror or error}") from error
+        if isinstance(error, FileError):
+            raise
+        raise FileError(f"cannot read {_shown(path)}: {error.strerror or error}") from error
     except ValueError as error:
-        raise FileError(f"{source} is not valid JSON ({error}); it is truncated or was altered") from error
+        # A name with a zero byte, or with characters that no file system has.
+        if isinstance(error, RandensError):
+            raise
+        raise FileError(f"cannot read {_shown(path)}: {error}") from error
+
+
+def read_file(path: str | os.PathLike[str], largest: int) -> bytes:
+    """The content of a regular file of at most `largest` bytes."""
+    with open_file(path, largest) as file:
+        return file.read(largest)
+
+
+def read_json(path: str | os.PathLike[str]) -> Any:
+    """Read JSON; a missing, truncated or altered file is named in the error."""
+    content = read_file(path, _LARGEST_DOCUMENT)
+    try:
+        return parse_json(content)
+    except ValueError as error:
+        raise FileError(f"{path} is not valid JSON ({error}); it is truncated or was altered") from error
 
 
 def parse_json(content: bytes) -> Any:
-    """JSON with finite numbers, nested at most 64 deep; anything else is a ValueError."""
+    """JSON with finite numbers; anything else, or what is nested too deep, is a ValueError."""
     try:
-        value = json.loads(content, parse_constant=_not_finite)
+        return json.loads(content, parse_constant=_finite, parse_float=_finite)
     except RecursionError:
-        raise ValueError(_TOO_DEEP) from None
-    level, depth = [value], 0
-    while level:
-        if any(isinstance(part, float) and not math.isfinite(part) for part in level):
-            raise ValueError("a number in it is too large")
-        groups = [part for part in level if isinstance(part, (dict, list))]
-        depth += bool(groups)
-        if depth > _DEEPEST_DOCUMENT:
-            raise ValueError(_TOO_DEEP)
-        level = [part for group in groups for part in (group.values() if isinstance(group, dict) else group)]
-    return value
+        raise ValueError("it is nested too deep") from None
+
+
+def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read TOML; a missing or damaged file is named in the error."""
+    content = read_file(path, _LARGEST_TOML)
+    try:
+        return parse_toml(content.decode())
+    except ValueError as error:
+        raise FileError(f"{path} is not valid TOML ({error})") from error
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """TOML; anything else, or what is too long or nested too deep, is a ValueError."""
+    if len(text) > _LARGEST_TOML:
+        raise ValueError(f"it has {len(text)} characters; at most {_LARGEST_TOML} are read")
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+
+
+def read_tensors(
+    path: str | os.PathLike[str], largest: int = 1 << 36
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The torch tensors and the metadata of a safetensors file, which holds numbers and names and no code."""
+    # Theory and runtime, which use this module, do without torch.
+    import safetensors.torch
+
+    content = read_file(path, largest)
+    try:
+        tensors = safetensors.torch.load(content)
+        length = int.from_bytes(content[:8], "little")
+        return tensors, json.loads(content[8 : 8 + length]).get("__metadata__", {})
+    # Unknown types raise others than SafetensorError.
+    except Exception as error:
+        raise FileError(f"{path} is damaged or no safetensors file ({error})") from error
 
 
 def seal(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -265,5 +304,13 @@ def _raw(tensor: Any) -> tuple[tuple[str, list[int], int], Any]:
     return (dtype, list(tensor.shape), int(content.size)), content
 
 
-def _not_finite(word: str) -> float:
-    raise ValueError(f"it holds {word}, which is no number")
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text[:40]} is no finite number")
+    return number
+
+
+def _shown(path: str | os.PathLike[str]) -> str:
+    """A path in a message: what cannot be printed is escaped, and what is too long is cut."""
+    return ascii(text)[1:-1][:200] if not (text := str(path)).isprintable() else text[:200]

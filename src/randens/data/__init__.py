@@ -1,27 +1,23 @@
-"""Data sets: loading, fetching, data that carry their split, augmentation."""
+"""Data sets: one `Data` class, `as_data` for anything, named data sets, augmentation."""
 
+from randens.core.files import data_folder
 from randens.data.augment import Augment
-from randens.data.cache import data_folder, entry, load, names
-from randens.data.coerce import Inputs, as_inputs, called, check_range
-from randens.data.fetching import Fetched, Verified, fetch, present, verify
-from randens.data.image_folders import image_folder
-from randens.data.images import SPLITS, ImageData, from_arrays, from_dataset
+from randens.data.convert import as_data, image_folder
+from randens.data.data import SPLITS, Data, called, check_range
+from randens.data.fetch import Fetched, Verified, entry, fetch, load, names, present, verify
 
 __all__ = [
     "SPLITS",
     "Augment",
+    "Data",
     "Fetched",
-    "ImageData",
-    "Inputs",
     "Verified",
-    "as_inputs",
+    "as_data",
     "called",
     "check_range",
     "data_folder",
     "entry",
     "fetch",
-    "from_arrays",
-    "from_dataset",
     "image_folder",
     "load",
     "names",

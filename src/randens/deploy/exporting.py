@@ -25,12 +25,12 @@ from torch import nn
 from randens.core.errors import FileError, ModelError, whole
 from randens.core.files import new_folder
 from randens.core.progress import Progress, silent
-from randens.data import ImageData, Inputs
+from randens.data import Data
 from randens.deploy import layout
 from randens.deploy.bundle import Average, Bundle, Sample
 from randens.deploy.predictor import Predictor
 from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble, evaluating, networks_of
-from randens.evaluation.argument_checks import Data, fingerprint, labelled
+from randens.evaluation.argument_checks import DataLike, fingerprint, labelled
 
 __all__ = ["appearing", "class_names", "export", "quiet"]
 
@@ -42,7 +42,7 @@ _MOST_SAMPLES = 64
 
 def export(
     rec: RandomizedEnsemble,
-    data: Data,
+    data: DataLike,
     path: str | os.PathLike[str],
     *,
     samples: int = 0,
@@ -57,7 +57,7 @@ def export(
     ----------
     rec : RandomizedEnsemble
         The ensemble to export.
-    data : pair (x, y), ImageData or loader
+    data : pair (x, y), Data or loader
         The data for the comparison.
     path : path
         A folder that does not exist yet.
@@ -151,18 +151,18 @@ def quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def class_names(rec: RandomizedEnsemble, data: Data) -> tuple[str, ...]:
+def class_names(rec: RandomizedEnsemble, data: DataLike) -> tuple[str, ...]:
     """The ensemble's, else the data's, else numbers."""
     if rec.classes is not None:
         return rec.classes
-    if isinstance(data, ImageData):
+    if isinstance(data, Data) and data.classes:
         return data.classes
     shape = labelled(data, rec).x[:1]
     with evaluating(rec), torch.no_grad():
         return tuple(map(str, range(rec.logits(shape.to(rec.device)).shape[2])))
 
 
-def _samples(inputs: Inputs, count: int, bounds: tuple[float, float] | None) -> tuple[Sample, ...]:
+def _samples(inputs: Data, count: int, bounds: tuple[float, float] | None) -> tuple[Sample, ...]:
     """The first `count` pictures, of every class in turn; none where inputs are no pictures."""
     shape = inputs.x.shape[1:]
     if not count or len(shape) != 3 or shape[0] not in (1, 3) or bounds != (0.0, 1.0):
@@ -243,7 +243,7 @@ def simplified(model: onnx.ModelProto) -> onnx.ModelProto:
     return result
 
 
-def _parity(draft: Bundle, rec: RandomizedEnsemble, inputs: Inputs, report: Progress) -> dict[str, Any]:
+def _parity(draft: Bundle, rec: RandomizedEnsemble, inputs: Data, report: Progress) -> dict[str, Any]:
     """Compare every member's logits on every input; more than rounding is an error."""
     predictor = Predictor(draft)
     worst, largest, changed = 0.0, 0.0, 0

@@ -25,7 +25,7 @@ from randens.deploy.bundle import Bundle
 from randens.deploy.exporting import appearing, quiet
 from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble, networks_of
 from randens.evaluation import Evaluation, evaluate, transferred
-from randens.evaluation.argument_checks import Data, fingerprint, labelled
+from randens.evaluation.argument_checks import DataLike, fingerprint, labelled
 
 __all__ = ["StraightThrough", "quantize"]
 
@@ -44,8 +44,8 @@ def quantize(
     rec: RandomizedEnsemble,
     path: str | os.PathLike[str],
     *,
-    calibration: Data,
-    test: Data,
+    calibration: DataLike,
+    test: DataLike,
     attack: Attack | Sequence[Attack],
     progress: Progress | None = None,
 ) -> Bundle:
@@ -60,7 +60,7 @@ def quantize(
         The export, and the ensemble, which the attack needs.
     path, progress
         As for `export`.
-    calibration, test : pair (x, y), ImageData or loader
+    calibration, test : pair (x, y), Data or loader
         Real inputs, not the test data, that set the ranges of activations; the data on which accuracies are measured.
     attack : Attack or sequence of Attack
         Finds the perturbations on which both versions are evaluated.
@@ -146,7 +146,7 @@ class StraightThrough(nn.Module):
 
 
 def _measure(
-    draft: Bundle, rec: RandomizedEnsemble, test: Data, chosen: tuple[Attack, ...], report: Progress
+    draft: Bundle, rec: RandomizedEnsemble, test: DataLike, chosen: tuple[Attack, ...], report: Progress
 ) -> tuple[Evaluation, Evaluation]:
     whole = evaluate(rec, test, chosen, deterministic=False, progress=within(report, "float32"))
     assert whole.pool is not None

@@ -4,30 +4,31 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
 
 from randens.core.errors import InputError
-from randens.data import ImageData, Inputs, as_inputs
+from randens.data import Data, as_data
 from randens.ensemble import RandomizedEnsemble, evaluating
 from randens.random_model import RandomizedModel
 from randens.threat import Threat
 
-__all__ = ["Data", "as_image_data", "check_shapes", "class_count", "fingerprint", "labelled", "threat_of"]
+__all__ = ["DataLike", "as_image_data", "check_shapes", "class_count", "fingerprint", "labelled", "threat_of"]
 
-Data: TypeAlias = Inputs | ImageData | tuple[Any, Any] | Iterable[tuple[Any, Any]]
-"""Images that know their split, a pair (x, y), a loader of such pairs, or anything else that `as_inputs` takes."""
+DataLike: TypeAlias = Data | tuple[Any, Any] | Iterable[tuple[Any, Any]]
+"""Images that know their split, a pair (x, y), a loader of such pairs, or anything else that `as_data` takes."""
 
 
-def labelled(data: Data, rec: RandomizedEnsemble) -> Inputs:
+def labelled(data: DataLike, rec: RandomizedEnsemble) -> Data:
     """`data` as tensors that fit `rec`; inputs of other shapes and other class counts are refused.
 
     A loader is read once, so that every sweep over the inputs has the same order.
     """
     if not isinstance(rec, RandomizedEnsemble):
         raise InputError(f"rec is a {type(rec).__name__}; give a RandomizedEnsemble")
-    found = data if isinstance(data, Inputs) else as_inputs(data)
+    found = as_data(data).float()
     check_shapes(rec, shape := tuple(found.x.shape[1:]))
     try:
         classes = class_count(rec, found)
@@ -36,8 +37,8 @@ def labelled(data: Data, rec: RandomizedEnsemble) -> Inputs:
         raise InputError(
             f"data has inputs of shape {shape}, which the members do not take: {reason}"
         ) from error
-    if found.classes not in (None, classes):
-        raise InputError(f"data has {found.classes} classes; the members tell {classes} apart")
+    if found.classes and len(found.classes) != classes:
+        raise InputError(f"data has {len(found.classes)} classes; the members tell {classes} apart")
     low, high = int(found.y.min()), int(found.y.max())
     if low < 0 or high >= classes:
         raise InputError(
@@ -46,13 +47,13 @@ def labelled(data: Data, rec: RandomizedEnsemble) -> Inputs:
     return found
 
 
-def as_image_data(data: Data, rec: RandomizedEnsemble) -> ImageData:
+def as_image_data(data: DataLike, rec: RandomizedEnsemble) -> Data:
     """`data` with class names: the ensemble's own, or numbers."""
-    if isinstance(data, ImageData):
+    if isinstance(data, Data) and data.classes:
         return data
     found = labelled(data, rec)
     names = rec.classes or tuple(map(str, range(class_count(rec, found))))
-    return ImageData(found.x, found.y, names, found.name, found.split)
+    return replace(found, classes=names)
 
 
 def threat_of(model: RandomizedEnsemble | RandomizedModel, threat: Threat | None) -> Threat:
@@ -83,7 +84,7 @@ def check_shapes(rec: RandomizedEnsemble, shape: tuple[int, ...]) -> None:
             raise InputError(f"data has inputs of shape {shape}; member {index} takes {tuple(wanted)}")
 
 
-def class_count(rec: RandomizedEnsemble, data: Inputs) -> int:
+def class_count(rec: RandomizedEnsemble, data: Data) -> int:
     """How many classes the members tell apart, by their logits of the first input."""
     with evaluating(rec), torch.no_grad():
         return int(rec.logits(data.x[:1].to(rec.device)).shape[2])

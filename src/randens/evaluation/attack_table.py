@@ -18,7 +18,7 @@ from randens.attacks import Attack, Cost, Found
 from randens.core.errors import InputError
 from randens.core.files import picked, write_atomic
 from randens.core.progress import Progress
-from randens.data import ImageData
+from randens.data import Data
 from randens.ensemble import RandomizedEnsemble
 from randens.threat import Threat
 from randens.witness import WitnessPool
@@ -55,7 +55,7 @@ class Attacked:
 
 def attack_all(
     rec: RandomizedEnsemble,
-    data: ImageData,
+    data: Data,
     attacks: Sequence[Attack],
     store: WitnessStore | None,
     progress: Progress,
@@ -79,7 +79,7 @@ def attack_all(
 
 
 def draw_worst(
-    path: str | os.PathLike[str], data: ImageData, result: Attacked, rec: RandomizedEnsemble, threat: Threat
+    path: str | os.PathLike[str], data: Data, result: Attacked, rec: RandomizedEnsemble, threat: Threat
 ) -> Path:
     """Draw a grid of the inputs with the largest risk."""
     found = result.found

@@ -31,9 +31,9 @@ from randens.core.errors import InputError
 from randens.core.files import Plain, picked
 from randens.core.progress import Progress, renamed, silent, within
 from randens.core.runs import Kept
-from randens.data import Inputs
+from randens.data import Data
 from randens.ensemble import RandomizedEnsemble
-from randens.evaluation.argument_checks import Data, fingerprint, labelled
+from randens.evaluation.argument_checks import DataLike, fingerprint, labelled
 from randens.evaluation.gradient_conflict import Conflict
 from randens.evaluation.intervals import Estimate, difference, estimate
 from randens.evaluation.result_tables import Row
@@ -192,7 +192,7 @@ class AdviceDocument(Document):
 
 def advise(
     rec: RandomizedEnsemble,
-    data: Data,
+    data: DataLike,
     attack: Attack | Sequence[Attack],
     *,
     networks: Mapping[str, nn.Module] | None = None,
@@ -309,7 +309,7 @@ def advise(
     )
 
 
-def _stored(rec: RandomizedEnsemble, inputs: Inputs, threat: Threat, store: WitnessStore | None) -> float:
+def _stored(rec: RandomizedEnsemble, inputs: Data, threat: Threat, store: WitnessStore | None) -> float:
     """The passes of all searches in the store that attacked these members on these inputs."""
     if store is None:
         return 0.0
@@ -318,7 +318,7 @@ def _stored(rec: RandomizedEnsemble, inputs: Inputs, threat: Threat, store: Witn
 
 
 def _transferred(
-    rec: RandomizedEnsemble, inputs: Inputs, known: Sequence[WitnessPool]
+    rec: RandomizedEnsemble, inputs: Data, known: Sequence[WitnessPool]
 ) -> tuple[WitnessPool, Cost]:
     """Return the witnesses of `rec` among the perturbations found for other options."""
     pool = WitnessPool(len(inputs), len(rec), x_adv=inputs.x[:0].contiguous().numpy())
@@ -329,7 +329,7 @@ def _transferred(
 
 def _attacked(
     rec: RandomizedEnsemble,
-    inputs: Inputs,
+    inputs: Data,
     store: WitnessStore | None,
     progress: Progress,
     attacks: Sequence[Attack],
@@ -372,7 +372,7 @@ def _options(
     rec: RandomizedEnsemble,
     others: Mapping[str, RandomizedEnsemble],
     pools: Mapping[str, WitnessPool],
-    inputs: Inputs,
+    inputs: Data,
     networks: Mapping[str, nn.Module],
     confidence: float,
 ) -> tuple[Option, ...]:

@@ -23,9 +23,9 @@ from randens.attacks import Cost
 from randens.attacks.losses import margins
 from randens.core.documents import Document
 from randens.core.errors import InputError
-from randens.data import Inputs
+from randens.data import Data
 from randens.ensemble import RandomizedEnsemble, frozen, to_layout
-from randens.evaluation.argument_checks import Data, labelled, threat_of
+from randens.evaluation.argument_checks import DataLike, labelled, threat_of
 from randens.threat import Threat
 
 __all__ = ["Conflict", "ConflictDocument", "conflict", "conflict_of", "joint_reach"]
@@ -105,7 +105,7 @@ class Conflict:
         return Conflict(float(reach), pairs, unusable, np.full(value["n"], np.nan))
 
 
-def conflict(rec: RandomizedEnsemble, data: Data, threat: Threat | None = None) -> Conflict:
+def conflict(rec: RandomizedEnsemble, data: DataLike, threat: Threat | None = None) -> Conflict:
     """Measure the joint reach of the members' margin gradients: the share of ε left to one perturbation.
 
     Parameters
@@ -135,7 +135,7 @@ def conflict(rec: RandomizedEnsemble, data: Data, threat: Threat | None = None) 
     return conflict_of(rec, inputs, chosen)
 
 
-def conflict_of(rec: RandomizedEnsemble, data: Inputs, threat: Threat) -> Conflict:
+def conflict_of(rec: RandomizedEnsemble, data: Data, threat: Threat) -> Conflict:
     """`conflict` on inputs that were checked already."""
     members = len(rec)
     reaches, sums = [], np.zeros((members, members))

@@ -27,7 +27,7 @@ from randens.attacks.dataset import as_attacks
 from randens.attacks.suite import PRESETS
 from randens.core.errors import InputError, ModelError, RandensError, RandensWarning
 from randens.core.runs import Run
-from randens.data import Inputs, as_inputs, check_range
+from randens.data import Data, as_data, check_range
 from randens.ensemble import RandomizedEnsemble, evaluating, load
 from randens.evaluation.argument_checks import check_shapes, class_count
 from randens.evaluation.run_folder import open_subject
@@ -63,7 +63,7 @@ class Prepared:
     """The prepared parts of an evaluation: the ensemble, its inputs, the attacks against one threat."""
 
     rec: Any
-    inputs: Inputs
+    inputs: Data
     attacks: tuple[Attack, ...]
 
     @property
@@ -82,7 +82,7 @@ def prepare(
     bounds: tuple[float, float] | None = BOX,
     preprocessing: Any = None,
     probs: ArrayLike | Tensor | None = None,
-    split: str = "test",
+    split: str | None = None,
     limit: int | None = None,
     seed: int = 0,
 ) -> Prepared:
@@ -94,7 +94,7 @@ def prepare(
     rec: Any = as_rec(model, probs=probs, preprocessing=preprocessing)
     if isinstance(model, RandomizedModel):
         rec = rec.members[0]
-    inputs = _in_precision(as_inputs(data, split=split, limit=limit), rec)
+    inputs = _in_precision(as_data(data, split=split, limit=limit).float(), rec)
     known = getattr(rec, "threat", None)
     chosen = choose_attacks(attack, eps=eps, norm=norm, bounds=bounds, known=known, seed=seed)
     check_range(inputs.x, chosen[0].threat.bounds)
@@ -154,7 +154,7 @@ def choose_attacks(
     return as_attacks(found)
 
 
-def _in_precision(inputs: Inputs, rec: Any) -> Inputs:
+def _in_precision(inputs: Data, rec: Any) -> Data:
     """The inputs in the precision of the members' weights; half precision, or several, are refused."""
     members = list(rec.members) if isinstance(rec, RandomizedEnsemble) else [rec]
     weights = [next((p for p in m.parameters() if p.is_floating_point()), None) for m in members]
@@ -167,7 +167,7 @@ def _in_precision(inputs: Inputs, rec: Any) -> Inputs:
     if not kinds or inputs.x.dtype == wanted:
         return inputs
     said = f"x is {str(inputs.x.dtype).removeprefix('torch.')}; it was read as {kinds[0]}, as the members' weights are"
-    return dataclasses.replace(inputs, x=inputs.x.to(wanted), notes=(*inputs.notes, said))
+    return dataclasses.replace(inputs, stored=inputs.x.to(wanted), notes=(*inputs.notes, said))
 
 
 def _own_data(model: Any) -> Any:

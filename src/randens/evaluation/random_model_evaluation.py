@@ -38,9 +38,9 @@ from randens.core.documents import Document
 from randens.core.errors import InputError, whole
 from randens.core.files import Saved, picked
 from randens.core.progress import Progress, silent
-from randens.data import Inputs
+from randens.data import Data
 from randens.ensemble import RandomizedEnsemble, frozen
-from randens.evaluation.argument_checks import Data, labelled
+from randens.evaluation.argument_checks import DataLike, labelled
 from randens.evaluation.draw_statistics import (
     NOISE,
     OTHER,
@@ -254,7 +254,7 @@ class StochasticEvaluation(Saved):
 
 def evaluate_stochastic(
     model: RandomizedModel | RandomizedEnsemble,
-    data: Data,
+    data: DataLike,
     attack: Attack | Sequence[Attack] | Threat | None = None,
     *,
     tolerance: float = 0.02,
@@ -268,7 +268,7 @@ def evaluate_stochastic(
     ----------
     model : RandomizedModel or RandomizedEnsemble
         A random classifier, or an ensemble some of whose members are random; expectations over members are exact.
-    data : pair (x, y), ImageData or loader
+    data : pair (x, y), Data or loader
         Inputs [n, ...] with labels [n].
     attack : Attack, list of them, Threat or None
         Attacks run on K frozen draws each. A threat (None: the model's own) or the attack `suite` means the default
@@ -396,7 +396,7 @@ class _Run:
     def __init__(
         self,
         model: RandomizedModel | RandomizedEnsemble,
-        inputs: Inputs,
+        inputs: Data,
         seed: int,
         progress: Progress,
         random: bool,

@@ -13,7 +13,7 @@ from randens import data as datasets
 from randens.core.documents import Document, Probabilities, read_document
 from randens.core.errors import FileError, InputError, whole
 from randens.core.runs import Run
-from randens.data import ImageData
+from randens.data import Data
 from randens.ensemble import RandomizedEnsemble, load
 from randens.evaluation.argument_checks import fingerprint
 from randens.evaluation.results import Evaluation
@@ -39,7 +39,7 @@ class Subject:
     threat: Threat
     data: str
 
-    def load(self, split: str, limit: int | None = None) -> ImageData:
+    def load(self, split: str, limit: int | None = None) -> Data:
         """The run's data of one split; with `limit` its first images only."""
         if limit is not None:
             whole("limit", limit)

@@ -25,9 +25,9 @@ from randens.attacks.dataset import Knowledge, as_attacks
 from randens.core.errors import InputError, whole
 from randens.core.files import picked
 from randens.core.progress import Progress, silent
-from randens.data import Inputs
+from randens.data import Data
 from randens.ensemble import RandomizedEnsemble
-from randens.evaluation.argument_checks import Data, labelled
+from randens.evaluation.argument_checks import DataLike, labelled
 from randens.random_model import FrozenDraw
 from randens.risk import (
     ConfidentSampling,
@@ -171,7 +171,7 @@ class AttackedSampling(Sampling):
 
 def optimize_sampling(
     rec: RandomizedEnsemble,
-    data: Data,
+    data: DataLike,
     attack: Attack | Sequence[Attack],
     tol: float = 1e-3,
     max_sweeps: int = 20,
@@ -191,7 +191,7 @@ def optimize_sampling(
     ----------
     rec : RandomizedEnsemble
         The members; its probabilities are attacked first.
-    data : pair (x, y), ImageData or loader
+    data : pair (x, y), Data or loader
         Never test data, which are refused.
     attack : Attack or sequence of Attack
         Several work one after the other in each sweep.
@@ -315,7 +315,7 @@ def share_fooled(
     return shares
 
 
-def _held_out(data: Data, rec: RandomizedEnsemble) -> Inputs:
+def _held_out(data: DataLike, rec: RandomizedEnsemble) -> Data:
     """The inputs to choose probabilities on; test data are refused."""
     inputs = labelled(data, rec)
     if inputs.split == "test":

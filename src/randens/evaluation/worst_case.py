@@ -21,9 +21,9 @@ from randens.core.documents import Document
 from randens.core.errors import InputError
 from randens.core.files import sha256, write_atomic
 from randens.core.progress import Progress, silent
-from randens.data import Inputs
+from randens.data import Data
 from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble, check_probs, networks_of
-from randens.evaluation.argument_checks import Data, class_count, fingerprint, labelled
+from randens.evaluation.argument_checks import DataLike, class_count, fingerprint, labelled
 from randens.evaluation.gradient_conflict import Conflict, ConflictDocument, conflict_of
 from randens.evaluation.preparation import BOX, AttackLike, doubts, prepare
 from randens.evaluation.random_model_evaluation import evaluate_stochastic
@@ -61,7 +61,7 @@ def evaluate(
     device: str | torch.device | None = None,
     preprocessing: Any = None,
     probs: ArrayLike | Tensor | None = None,
-    split: str = "test",
+    split: str | None = None,
     limit: int | None = None,
     seed: int = 0,
     also: Mapping[str, ArrayLike | None] | None = None,
@@ -84,8 +84,8 @@ def evaluate(
     ----------
     model : nn.Module, sequence of nn.Module, RandomizedEnsemble, DeterministicEnsemble, str or path
         One classifier or several; also a run folder, a TorchScript or ONNX file, or a name of the zoo.
-    data : tuple, Dataset, DataLoader, datasets.Dataset, ImageData, str or path
-        Inputs with labels, as `randens.data.as_inputs` takes them. None: the test data of a run folder.
+    data : tuple, Dataset, DataLoader, datasets.Dataset, Data, str or path
+        Inputs with labels, as `randens.data.as_data` takes them. None: the test data of a run folder.
     attack : Attack, str, sequence of these, optional
         An attack, its name, several that work one after the other, or a preset (``"fast"``, ``"standard"``,
         ``"thorough"``) of the portfolio. Default: the portfolio ``standard``.
@@ -189,7 +189,7 @@ def evaluate(
 
 def evaluate_ensemble(
     rec: RandomizedEnsemble,
-    data: Data,
+    data: DataLike,
     attack: Attack | Sequence[Attack],
     *,
     also: Mapping[str, ArrayLike | None] | None = None,
@@ -255,7 +255,7 @@ def evaluate_ensemble(
 
 
 def transferred(
-    pool: WitnessPool, rec: RandomizedEnsemble, data: Data, source: str = "transfer"
+    pool: WitnessPool, rec: RandomizedEnsemble, data: DataLike, source: str = "transfer"
 ) -> WitnessPool:
     """Return a pool of `rec` from the perturbed inputs that were found for other members.
 
@@ -267,7 +267,7 @@ def transferred(
         With perturbed inputs.
     rec : RandomizedEnsemble
         The members whose verdicts are computed.
-    data : pair, loader or ImageData
+    data : pair, loader or Data
         The inputs they are perturbations of.
     source : str
         What the witnesses are credited to.
@@ -301,7 +301,7 @@ def transferred(
 
 
 def save_worst_inputs(
-    path: str | os.PathLike[str], evaluation: Evaluation, rec: RandomizedEnsemble, data: Data
+    path: str | os.PathLike[str], evaluation: Evaluation, rec: RandomizedEnsemble, data: DataLike
 ) -> None:
     """Write x_adv, y, errors and probs of an evaluation as one safetensors file, so that others can score them.
 
@@ -313,7 +313,7 @@ def save_worst_inputs(
         With its witnesses in memory.
     rec : RandomizedEnsemble
         What was evaluated.
-    data : pair, loader or ImageData
+    data : pair, loader or Data
         The same inputs.
 
     Examples
@@ -360,7 +360,7 @@ def _deterministic(
     return mean.clean[:, 0], mean.pool.foolable[:, 0]
 
 
-def _directions(known: Knowledge, data: Inputs) -> Conflict | None:
+def _directions(known: Knowledge, data: Data) -> Conflict | None:
     """The joint reach of the members' gradients, computed once for a store; None where the threat has no dual norm."""
     if not known.threat.is_ball:
         return None

@@ -18,7 +18,7 @@ from pydantic import AfterValidator, Field
 from randens.core.documents import Document, ThreatDocument, read_document
 from randens.core.errors import FileError, InputError
 from randens.core.runs import Run
-from randens.data import ImageData
+from randens.data import Data
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation import Estimate, Evaluation
 from randens.evaluation.argument_checks import fingerprint
@@ -77,7 +77,7 @@ class _Measured(Document):
     split: str
 
 
-def measured_on(rec: RandomizedEnsemble, data: ImageData, threat: Threat) -> dict[str, Any]:
+def measured_on(rec: RandomizedEnsemble, data: Data, threat: Threat) -> dict[str, Any]:
     """What was measured, as every document has it."""
     return {
         "ensemble": fingerprint(rec),

@@ -16,10 +16,10 @@ from randens import attacks
 from randens.core.errors import InputError
 from randens.core.progress import Progress, silent
 from randens.core.runs import Run
-from randens.data import ImageData
+from randens.data import Data
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation import estimate
-from randens.evaluation.argument_checks import Data, as_image_data
+from randens.evaluation.argument_checks import DataLike, as_image_data
 from randens.evaluation.curves import sweep
 from randens.evaluation.preparation import prepare
 from randens.models import on_device
@@ -74,7 +74,7 @@ class Measurements:
 
 def measure(
     rec: RandomizedEnsemble,
-    data: Data,
+    data: DataLike,
     threat: Threat,
     *,
     attack: Sequence[str] = ("saddle",),
@@ -90,7 +90,7 @@ def measure(
 
     Parameters
     ----------
-    rec, data, threat : RandomizedEnsemble, ImageData or pair or loader, Threat
+    rec, data, threat : RandomizedEnsemble, Data or pair or loader, Threat
         The ensemble of the page, inputs with labels, and the perturbation set.
     attack : sequence of str
         Names; the worst of all counts at every radius.
@@ -154,7 +154,7 @@ def measure(
 
 def _compare(
     rec: RandomizedEnsemble,
-    data: ImageData,
+    data: Data,
     threat: Threat,
     names: Sequence[str],
     seed: int,

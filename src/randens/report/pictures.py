@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from randens.core.errors import InputError
-from randens.data import ImageData
+from randens.data import Data
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation import worst_inputs
 from randens.report.load import Example, Gallery, measured_on
@@ -27,7 +27,7 @@ _LARGEST_SIDE = 96
 
 
 def make_gallery(
-    rec: RandomizedEnsemble, data: ImageData, pool: WitnessPool, threat: Threat, count: int = 12
+    rec: RandomizedEnsemble, data: Data, pool: WitnessPool, threat: Threat, count: int = 12
 ) -> Gallery:
     """Draw worst perturbations, of as many kinds as possible, of `count` inputs that every member classified correctly.
 
@@ -52,7 +52,7 @@ def make_gallery(
 
 
 def draw(
-    rec: RandomizedEnsemble, data: ImageData, chosen: Sequence[int], pool: WitnessPool, threat: Threat
+    rec: RandomizedEnsemble, data: Data, chosen: Sequence[int], pool: WitnessPool, threat: Threat
 ) -> Gallery:
     """Draw the worst perturbations of the inputs `chosen`; no member is run.
 

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import torch
 
-from randens.data import ImageData
+from randens.data import Data
 from randens.ensemble import RandomizedEnsemble
 from randens.training.initial_members import seed_for
 from randens.training.methods import Method, Weights, mirror_descent, uniform
@@ -24,7 +24,7 @@ class AlphaRule:
     ``sampling.data = "train"`` on the same training images at every choice.
     """
 
-    def __init__(self, recipe: Recipe, method: Method, train_data: ImageData, held: Batch) -> None:
+    def __init__(self, recipe: Recipe, method: Method, train_data: Data, held: Batch) -> None:
         self.part, self.seed, self.method = recipe.sampling, recipe.seed, method
         self.train_data, self.held = train_data, held
         named = method.attack or recipe.sampling.attack or recipe.validation.attack

@@ -23,7 +23,7 @@ from randens.core.distributed import Workers
 from randens.core.errors import InputError, RandensError
 from randens.core.progress import Progress
 from randens.core.runs import Run
-from randens.data import Augment, ImageData
+from randens.data import Augment, Data
 from randens.ensemble import RandomizedEnsemble, frozen, to_layout
 from randens.training.adversaries import Adversary, Start, Victims, adversary
 from randens.training.alpha import AlphaRule
@@ -58,8 +58,8 @@ class Engine:
         blueprint: Blueprint,
         run: Run,
         processes: Workers,
-        train_data: ImageData,
-        held: ImageData,
+        train_data: Data,
+        held: Data,
         given: list[nn.Module],
         progress: Progress,
         say: Say,
@@ -247,7 +247,7 @@ class Engine:
 
     def _finish(self) -> RandomizedEnsemble:
         """Choose α for the whole ensemble and save the ensemble."""
-        classes = self.train_data.classes
+        classes = self.train_data.classes or None
         rec = RandomizedEnsemble(self.finished, classes=classes, threat=self.threat)
         # The members are final here, so the witnesses are stored.
         choice = self.journal.spend(self.alpha.final(rec, WitnessStore(self.run.path / "witnesses")))

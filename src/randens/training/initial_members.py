@@ -10,7 +10,7 @@ from torch import nn
 
 from randens import models
 from randens.core.errors import InputError
-from randens.data import ImageData
+from randens.data import Data
 from randens.ensemble import load
 from randens.training.recipe import Recipe, difference
 
@@ -28,10 +28,10 @@ class Blueprint:
     std: list[float] | None = None
 
     @staticmethod
-    def of(recipe: Recipe, data: ImageData) -> Blueprint:
+    def of(recipe: Recipe, data: Data) -> Blueprint:
         """Return the blueprint for members that are trained on `data`, which also sets the normalisation."""
         mean, std = data.mean_std() if recipe.model.normalise else (None, None)
-        return Blueprint(recipe, len(data.classes), data.shape, mean, std)
+        return Blueprint(recipe, len(data.counts()), data.shape, mean, std)
 
     def __call__(self, index: int = 0) -> models.Classifier:
         """Member number `index`, with weights of its own seed."""

@@ -16,7 +16,7 @@ from randens.core.errors import InputError
 from randens.core.locks import only_writer
 from randens.core.progress import Progress, silent
 from randens.core.runs import Run
-from randens.data import ImageData
+from randens.data import Data
 from randens.ensemble import RandomizedEnsemble, load
 from randens.training.engine import Engine, Say
 from randens.training.initial_members import Blueprint, given_member
@@ -33,7 +33,7 @@ def train(
     *,
     say: Say | None = None,
     stop: Callable[[], bool] | None = None,
-    data: tuple[ImageData, ImageData] | None = None,
+    data: tuple[Data, Data] | None = None,
     force: bool = False,
     callbacks: Sequence[Callback] = (),
 ) -> RandomizedEnsemble:
@@ -51,7 +51,7 @@ def train(
         Receives messages for the user.
     stop : callable, optional
         Called after every step; when it returns true, the state is saved and `Stopped` is raised.
-    data : (ImageData, ImageData), optional
+    data : (Data, Data), optional
         Training and validation data, if they are not a named data set.
     force : bool
         Continue although the recipe has changed.
@@ -99,7 +99,7 @@ def train(
         return run_in(processes)
 
 
-def check(recipe: Recipe, train: ImageData, held: ImageData, processes: int) -> None:
+def check(recipe: Recipe, train: Data, held: Data, processes: int) -> None:
     """Refuse a run that could not be trained before its folder is made; `held` is the validation data.
 
     α and checkpoints are never chosen on test data.

@@ -14,7 +14,7 @@ from randens import attacks
 from randens.attacks.base import Attack
 from randens.attacks.dataset import Knowledge, attack_data
 from randens.attacks.found import Cost
-from randens.data import Inputs
+from randens.data import Data
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation.gradient_conflict import Conflict, conflict_of
 from randens.risk import RiskProfile, cutting_planes, optimal_sampling
@@ -87,7 +87,7 @@ def directions(members: Sequence[nn.Module], x: Tensor, y: Tensor, threat: Threa
     """The joint reach of the members on validation data; None for one member or a threat without a dual norm."""
     if len(members) == 1 or not threat.is_ball:
         return None
-    return conflict_of(RandomizedEnsemble(members), Inputs(x, y, "held", "validation"), threat)
+    return conflict_of(RandomizedEnsemble(members), Data(x, y, name="held", split="validation"), threat)
 
 
 def choose(

@@ -1,0 +1,316 @@
+"""`as_data`: inputs and labels from arrays, data sets, loaders, folders, files or names.
+
+Conversions that change values or axes (bytes to [0, 1], channels last to first) are made only if they are
+unambiguous, and `Data.notes` lists them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from randens.core.errors import InputError, unknown, whole
+from randens.data.catalogue import CATALOGUE
+from randens.data.data import SPLITS, Data
+from randens.data.fetch import load
+from randens.data.formats import read_npz
+from randens.data.images import find_images
+
+_CHANNELS = (1, 3, 4)
+_IN_MEMORY = 1 << 30
+_IMAGE_KEYS = ("pixel_values", "image", "images", "img", "x", "inputs", "features", "data")
+_LABEL_KEYS = ("labels", "label", "y", "target", "targets", "fine_label")
+_KINDS = "(x, y), a Dataset, a DataLoader, a Hugging Face data set, Data, a folder or the name of a data set"
+
+
+def as_data(
+    data: Any,
+    *,
+    split: str | None = None,
+    limit: int | None = None,
+    classes: int | Sequence[str] | None = None,
+    name: str | None = None,
+) -> Data:
+    """Make `Data` of anything that holds inputs and labels.
+
+    Parameters
+    ----------
+    data : tuple, Dataset, DataLoader, datasets.Dataset, Data, str or path
+        ``(x, y)`` of tensors, NumPy arrays or lists; a torch data set or loader of pairs (or of mappings with an
+        image and a label); a Hugging Face data set; a name that `randens.data.load` knows; an ``.npz`` file with
+        ``x`` and ``y``; a folder of images as `image_folder` reads it.
+    split : str, optional
+        Of data with several splits the one to read, ``"test"`` by default. Of other data what they are.
+    limit : int, optional
+        Use only this many inputs, from the first on.
+    classes : int or sequence of str, optional
+        Their number or names, where the data do not say.
+    name : str, optional
+        What to call the data.
+
+    Returns
+    -------
+    Data
+        On the CPU. uint8 becomes [0, 1] and channels last become channels first; `notes` says so.
+
+    Examples
+    --------
+    >>> data = as_data((np.zeros((2, 8, 8, 3), dtype=np.uint8), [0, 1]), split="train")
+    >>> data, len(data.notes)
+    (Data(arrays train, 2 × (3, 8, 8), 0 classes), 2)
+    """
+    if split is not None and split not in SPLITS:
+        unknown("split", split, SPLITS)
+    if limit is not None:
+        whole("limit", limit)
+    found = _convert(data, split, limit)
+    if limit is not None and len(found) > limit:
+        found = found.subset(slice(0, limit))
+    if not len(found):
+        raise InputError("data is empty; give at least one input")
+    if split is not None and found.split not in ("unknown", split):
+        raise InputError(f"split is {split!r}, but data is the {found.split} split of {found.name}")
+    names = found.classes if classes is None else _class_names(classes)
+    low, high = int(found.y.min()), int(found.y.max())
+    if low < 0 or (names and high >= len(names)):
+        raise InputError(
+            f"data has labels from {low} to {high}; labels of {len(names) or high + 1} classes run from 0 to "
+            f"{(len(names) or high + 1) - 1}"
+        )
+    return replace(found, classes=names, name=name or found.name, split=split or found.split)
+
+
+def image_folder(
+    path: str | os.PathLike[str],
+    *,
+    split: str | None = None,
+    size: tuple[int, int] | None = None,
+    channels: int | None = None,
+) -> Data:
+    """Images of ``path/<class>/<image>``, or ``path/<split>/<class>/<image>``, in alphabetical order.
+
+    Up to 1 GiB of pixels are decoded at once; of larger folders rows are decoded when they are asked for.
+
+    Parameters
+    ----------
+    path : str or path
+        With one folder of images (PNG, JPEG, BMP, GIF, WebP) per class. If its folders are named train, validation
+        (val) and test, `split` says which is read; a folder of such a name is that split.
+    split : str, optional
+        ``"test"`` by default if there are several; else what these images are, ``"unknown"`` by default.
+    size : (int, int), optional
+        Height and width to scale to; without it all images must have one size.
+    channels : int, optional
+        1 (gray) or 3 (color), to which all images are converted; the first image's by default.
+
+    Returns
+    -------
+    Data
+        With the folders' names as classes.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from PIL import Image
+    >>> root = Path(tempfile.mkdtemp()) / "pets"
+    >>> for name in ("test/cat", "test/dog", "train/cat", "train/dog"):
+    ...     (root / name).mkdir(parents=True)
+    ...     Image.new("RGB", (4, 4)).save(root / name / "1.png")
+    >>> image_folder(root, split="train")
+    Data(pets train, 2 × (3, 4, 4), 2 classes)
+    """
+    if channels not in (None, 1, 3):
+        raise InputError(f"channels is {channels!r}; it must be 1 (gray), 3 (color) or None")
+    if size is not None and (len(size) != 2 or not 1 <= min(size) <= max(size) <= 4096):
+        raise InputError(f"size is {size!r}; it must be (height, width), both from 1 to 4096")
+    images, labels, classes, name, found = find_images(path, split=split, size=size, channels=channels)
+    fits = int(np.prod(images.shape, dtype=np.float64)) <= _IN_MEMORY
+    return Data(images[:] if fits else images, torch.tensor(labels), classes, name, found)
+
+
+def _convert(data: Any, split: str | None, limit: int | None) -> Data:
+    if isinstance(data, Data):
+        return data
+    if isinstance(data, str | os.PathLike):
+        return _named(data, split)
+    if isinstance(data, Mapping) and not any(
+        isinstance(v, Tensor | np.ndarray | list) for v in data.values()
+    ):
+        wanted = split or "test"
+        if wanted not in data:
+            raise InputError(f"data holds the splits {', '.join(map(str, data))}, not {wanted!r}; choose one")
+        return _convert(data[wanted], split, limit)
+    if all(hasattr(data, attribute) for attribute in ("column_names", "features", "__getitem__")):
+        return _hugging_face(data, limit)
+    if _is_pair(data):
+        kind = "tensors" if isinstance(data[0], Tensor) else "arrays"
+        return _from_arrays(data[0], data[1], kind)
+    return _collected(data, limit)
+
+
+def _named(data: str | os.PathLike[str], split: str | None) -> Data:
+    text, path = os.fspath(data), Path(data)
+    if text in CATALOGUE:
+        return load(text, split or "test")
+    if path.suffix == ".npz":
+        x, y = read_npz(path, ("x", "y"))
+        return _from_arrays(x, y, path.name)
+    if os.path.isdir(path):  # noqa: PTH112 - Path.is_dir raises for names that are too long
+        return image_folder(path, split=split)
+    return unknown("data set", text[:200], CATALOGUE)
+
+
+def _is_pair(data: Any) -> bool:
+    """Whether data are inputs and labels; list(loader) with two batches [x, y] is a list of two as well."""
+    if not isinstance(data, tuple | list) or len(data) != 2 or isinstance(data[0], tuple | Mapping):
+        return False
+    return not all(
+        isinstance(part, list) and len(part) == 2 and isinstance(part[1], Tensor) and part[1].dim() == 1
+        for part in data
+    )
+
+
+def _hugging_face(data: Any, limit: int | None) -> Data:
+    columns = list(data.column_names)
+    classed = [c for c in columns if hasattr(data.features[c], "names")]
+    label = next((c for c in [*classed, *_LABEL_KEYS] if c in columns), None)
+    image = next((c for c in _IMAGE_KEYS if c in columns), None)
+    if label is None or image is None:
+        raise InputError(
+            f"data has the columns {columns}; an image column ({', '.join(_IMAGE_KEYS[:4])}) and a label column "
+            "(label, labels) are needed: rename them with data.rename_column"
+        )
+    part = data if limit is None else data.select(range(min(limit, len(data))))
+    values = _stacked([_tensor(item) for item in part.with_format("numpy")[image]])
+    # Bytes come back as wider integers.
+    if not values.is_floating_point() and int(values.min()) >= 0 and int(values.max()) <= 255:
+        values = values.to(torch.uint8)
+    about = getattr(data, "info", None)
+    name = getattr(about, "dataset_name", None) or getattr(about, "builder_name", None) or "datasets"
+    classes = tuple(data.features[label].names) if label in classed else ()
+    return _from_arrays(values, part[label][:], str(name), classes, str(getattr(data, "split", "")))
+
+
+def _collected(data: Any, limit: int | None) -> Data:
+    """Pairs from a loader (batches) or a data set (single inputs), read once and in order."""
+    inner = getattr(data, "dataset", data)
+    single = isinstance(data, torch.utils.data.Dataset)
+    x: list[Tensor] = []
+    y: list[Tensor] = []
+    batched = False
+    for number, item in enumerate(_items(data)):
+        one, label = _split_item(item, number)
+        batched = not single and np.ndim(label) == 1
+        x.append(_tensor(one))
+        y.append(_labels(label if batched else [label]))
+        if batched and len(x[-1]) != len(y[-1]):
+            raise InputError(f"item {number} of data has {len(x[-1])} inputs and {len(y[-1])} labels")
+        if limit is not None and sum(map(len, y)) >= limit:
+            break
+    if not x:
+        raise InputError("data is empty; give at least one input")
+    names = getattr(inner, "classes", None)
+    classes = tuple(map(str, names)) if isinstance(names, list | tuple) else ()
+    name = inner.name if isinstance(inner, Data) else type(data).__name__.lower() if single else "loader"
+    values = torch.cat(x) if batched else _stacked(x)
+    return _from_arrays(values, torch.cat(y), name, classes, str(getattr(inner, "split", "")))
+
+
+def _items(data: Any) -> Iterable[Any]:
+    if isinstance(data, torch.utils.data.Dataset) and hasattr(data, "__len__"):
+        return (data[index] for index in range(len(data)))
+    try:
+        return iter(data)
+    except TypeError:
+        raise InputError(f"data is a {type(data).__name__}; give {_KINDS}") from None
+
+
+def _split_item(item: Any, number: int) -> tuple[Any, Any]:
+    if isinstance(item, Mapping):
+        image, label = (
+            next((item[k] for k in keys if k in item), None) for keys in (_IMAGE_KEYS, _LABEL_KEYS)
+        )
+        if image is not None and label is not None:
+            return image, label
+        raise InputError(
+            f"item {number} of data has the keys {sorted(map(str, item))}; it needs an image and a label"
+        )
+    if isinstance(item, tuple | list) and len(item) == 2:
+        return item[0], item[1]
+    raise InputError(
+        f"item {number} of data is a {type(item).__name__}; it must be a pair (x, y), inputs with labels"
+    )
+
+
+def _from_arrays(x: Any, y: Any, name: str, classes: tuple[str, ...] = (), split: str = "") -> Data:
+    """The one place that decides on types and axes."""
+    inputs, labels, notes = _tensor(x), _labels(y), []
+    if inputs.dim() < 2:
+        raise InputError(f"x has shape {tuple(inputs.shape)}; it must be [n, ...], one row per input")
+    if len(inputs) != len(labels):
+        raise InputError(
+            f"data has {len(inputs)} inputs and {len(labels)} labels; there must be as many of both"
+        )
+    if inputs.dim() == 4 and inputs.shape[-1] in _CHANNELS and inputs.shape[1] not in _CHANNELS:
+        shape = tuple(inputs.shape)
+        inputs = inputs.permute(0, 3, 1, 2).contiguous()
+        notes.append(f"x has shape {shape}, channels last; it was read as {tuple(inputs.shape)}")
+    if inputs.dtype == torch.uint8:
+        inputs = inputs.unsqueeze(1) if inputs.dim() == 3 else inputs
+        notes.append("x is uint8; it was divided by 255")
+    elif not inputs.is_floating_point():
+        raise InputError(
+            f"x has type {inputs.dtype}; it must be floating point, or uint8 for images in 0..255"
+        )
+    # Tensors in float64 are meant so; in NumPy it is what one gets without asking.
+    elif inputs.dtype != torch.float64 or not isinstance(x, Tensor):
+        inputs = inputs.float()
+    return Data(inputs, labels, classes, name, split if split in SPLITS else "unknown", tuple(notes))
+
+
+def _tensor(item: Any) -> Tensor:
+    """One input, or a batch of them, as a tensor on the CPU."""
+    if isinstance(item, Tensor):
+        if item.layout != torch.strided or item.is_meta or item.is_complex():
+            raise InputError(
+                f"data holds a {item.layout} tensor of {item.dtype} on {item.device}; make it dense"
+            )
+        return item.detach().cpu()
+    try:
+        array = np.asarray(item)
+        return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))
+    except (TypeError, ValueError):
+        raise InputError(
+            f"data holds a {type(item).__name__}; inputs must be tensors, arrays or images"
+        ) from None
+
+
+def _labels(y: Any) -> Tensor:
+    found = _tensor(y)
+    if found.dim() == 2 and found.shape[1] == 1:
+        found = found.squeeze(1)
+    if found.dim() != 1 or found.is_floating_point() or found.dtype == torch.bool:
+        raise InputError(f"y has shape {tuple(found.shape)} and type {found.dtype}; give integers [n]")
+    return found.to(torch.int64)
+
+
+def _stacked(parts: list[Tensor]) -> Tensor:
+    kinds = sorted({(tuple(part.shape), str(part.dtype)) for part in parts})
+    if len(kinds) > 1:
+        raise InputError(f"data has inputs of shape and type {kinds[0]} and {kinds[1]}; all must agree")
+    return torch.stack(parts)
+
+
+def _class_names(classes: int | Sequence[str]) -> tuple[str, ...]:
+    if isinstance(classes, int):
+        return tuple(map(str, range(whole("classes", classes, 2, 1 << 20))))
+    if len(classes) < 2:
+        raise InputError(f"classes is {classes!r}; a classifier needs at least two")
+    return tuple(map(str, classes))

