@@ -5,15 +5,14 @@ python examples/theory_tour.py
 
 from __future__ import annotations
 
-from fractions import Fraction
-
 import numpy as np
+from numpy.typing import NDArray
 
 from randens import risk
 
 
-def show(probs: tuple[Fraction, ...] | None) -> str:
-    return "not a vertex" if probs is None else "(" + ", ".join(str(p) for p in probs) + ")"
+def show(probs: NDArray[np.float64]) -> str:
+    return "(" + ", ".join(f"{p:.4g}" for p in probs) + ")"
 
 
 def two() -> None:
@@ -27,8 +26,7 @@ def three() -> None:
     print("\nThree classifiers: always one of ten vectors (Theorem 2), here the seventh")
     sets = [[(0, 1, 1), (1, 0, 0)], [(0, 1, 0), (0, 0, 1)]]
     best = risk.optimal_sampling(risk.RiskProfile.from_configurations(sets, [0.5, 0.5]), "candidates")
-    print(f"  draw with {show(best.exact_probs)}: risk {best.risk}")
-    print(f"  candidates for M = 2 … 5: {[len(risk.candidates(m)) for m in range(2, 6)]}")
+    print(f"  draw with {show(best.probs)}: risk {best.risk}")
 
 
 def limits() -> None:
@@ -53,9 +51,9 @@ def many() -> None:
     print(
         f"  uniform drawing {profile.risk(np.full(8, 1 / 8)):.4f}, best member {profile.member_risks.min():.4f}"
     )
-    print(f"  exact           {best.risk:.4f} at {show(best.exact_probs)}")
+    print(f"  exact           {best.risk:.4f} at {show(best.probs)}")
     print(f"  proof checked without a solver: {best.certificate.verify(profile)}, gap {best.gap:.0e}")
-    print(f"  randomisation gain at the optimum: {profile.gain(best.probs):.4f}")
+    print(f"  matching penny gap at the optimum: {profile.gain(best.probs):.4f}")
     for sweeps in (10, 100):
         found = risk.optimal_sampling(profile, "subgradient", iterations=sweeps)
         print(

@@ -186,7 +186,7 @@ def sampling() -> Figure:
         "*",
         color=PURPLE,
         markersize=13,
-        label=f"exact: {_fractions(exact.exact_probs)}",
+        label=f"exact: {_decimals(exact.probs)}",
     )
     for name, corner, shift in zip("₁₂₃", corners, ((-0.06, -0.05), (0.06, -0.05), (0, 0.05)), strict=True):
         x, y = (corner + shift).tolist()
@@ -226,8 +226,8 @@ def draw(name: str) -> bytes:
     return stream.getvalue()
 
 
-def _fractions(probs: tuple[Any, ...] | None) -> str:
-    return "(" + ", ".join(str(p) for p in probs or ()) + ")"
+def _decimals(probs: NDArray[np.float64]) -> str:
+    return "(" + ", ".join(f"{p:.3g}" for p in probs) + ")"
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
+from paper.published import Reported, ReportedAttack, audit_published
 from paper.reproduce.measure import ATTACKS
 from paper.reproduce.tables import (
     ATTACK_NAMES,
@@ -14,7 +15,6 @@ from paper.reproduce.tables import (
     paper,
     paper_names,
 )
-from randens.risk.published import Reported, ReportedAttack
 from randens.training.methods import METHOD_NAMES
 
 __all__ = ["paper_rows", "repeated"]
@@ -48,6 +48,8 @@ def _best() -> Iterator[Reported]:
                     tuple(robust / 100 for _, robust in alone),
                     numbers[data][1] / 100,
                     probs,
+                    natural=numbers[data][0] / 100,
+                    members_natural=tuple(natural / 100 for natural, _ in alone),
                 )
 
 
@@ -55,12 +57,14 @@ def _sizes() -> Iterator[Reported]:
     for data, table in zip(DATA, ("Table 2", "Table 6"), strict=True):
         for network in NETWORKS:
             alone = paper()["individual"][data][network]["barre"]
-            for m, (_, robust) in enumerate(paper()["sizes"][data][network]["barre"], start=1):
+            for m, (natural, robust) in enumerate(paper()["sizes"][data][network]["barre"], start=1):
                 if m > 1:
                     yield Reported(
                         f"{table}, {paper()['networks'][network]}, {paper_names().data[data]}, BARRE, M = {m}",
                         tuple(value / 100 for _, value in alone[:m]),
                         robust / 100,
+                        natural=natural / 100,
+                        members_natural=tuple(value / 100 for value, _ in alone[:m]),
                     )
 
 
@@ -94,17 +98,16 @@ def repeated() -> tuple[str, ...]:
     stated = paper()
     for network in NETWORKS:
         name = stated["networks"][network]
-        same = [
-            METHOD_NAMES[m]
-            for m in ("iat", "mrboost-r", "barre")
-            if stated["attacks"][network][m.removesuffix("-r")]["arc-r"]
-            == stated["best"][network][m]["cifar10"][1]
-        ]
-        if same:
-            said.append(
-                f"{name}: Table 1 (α by OSP) and Table 5 (equal probabilities) print the same robust accuracy for "
-                f"{', '.join(same)}: OSP returned its start"
-            )
+        for method in ("iat", "mrboost-r", "barre"):
+            row = stated["best"][network][method]
+            if stated["attacks"][network][method.removesuffix("-r")]["arc-r"] == row["cifar10"][1]:
+                label = f"{name}, {paper_names().data['cifar10']}, {METHOD_NAMES[method]}"
+                (table1,) = (one for one in _best() if one.name == f"Table 1, {label}")
+                equal = audit_published(table1).uniform_possible
+                said.append(
+                    f"{label}: Table 1 (α by OSP) and Table 5 (equal probabilities) have the same robust accuracy; "
+                    f"the natural accuracies {'fit' if equal else 'exclude'} equal probabilities"
+                )
         for data in DATA:
             best = stated["best"][network]["barre"][data]
             sizes = stated["sizes"][data][network]["barre"]

@@ -80,6 +80,6 @@ def test_the_optimum_is_found_for_two_to_sixteen_members() -> None:
     assert best.gap <= 1e-11
 
 
-@pytest.mark.parametrize(("members", "count"), [(1, 0), (2, 3), (3, 10), (4, 101), (5, 0)])
+@pytest.mark.parametrize(("members", "count"), [(1, 0), (2, 3), (3, 10), (4, 0), (5, 0)])
 def test_candidates_are_marked_while_there_are_few(members: int, count: int) -> None:
     assert len(landscape_data(random_profile(members, 1))["candidates"]) == count

@@ -241,7 +241,6 @@ def test_sampling_and_audit_are_shown(tmp_path: Path) -> None:
         path / "sampling.json",
         {
             "probs": [0.5, 0.5, 0.0],
-            "exact_probs": ["1/2", "1/2", "0"],
             "risk": 0.25,
             "lower_bound": 0.24,
             "gap": 0.01,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import time
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -32,9 +30,6 @@ def test_risk_equals_its_definition_whatever_is_removed_or_grouped(data: st.Data
     alpha = data.draw(simplex_points(members))
     profile = RiskProfile.from_configurations(sets, p, members=members)
     assert profile.risk(alpha) == pytest.approx(by_definition(sets, p, alpha), abs=1e-12)
-    exact = [Fraction(1, members)] * members
-    uniform = np.full(members, 1 / members)
-    assert float(profile.exact_risk(exact)) == pytest.approx(by_definition(sets, p, uniform), abs=1e-12)
 
 
 @given(profiles())
@@ -302,7 +297,7 @@ def test_bad_probabilities_are_named(probs: Any, message: str) -> None:
             call(probs)
 
 
-def test_bad_members_and_fractions_are_named() -> None:
+def test_bad_members_are_named() -> None:
     profile = RiskProfile.from_configurations([[(1, 0)]], [1.0])
     with pytest.raises(InputError, match="member's index from 0 to 1, got 2"):
         profile.jointly(0, 2)
@@ -310,8 +305,6 @@ def test_bad_members_and_fractions_are_named() -> None:
         profile.restrict([-1])
     with pytest.raises(InputError, match="members is empty"):
         profile.restrict([])
-    with pytest.raises(InputError, match="2 non-negative fractions"):
-        profile.exact_risk([Fraction(1, 2), Fraction(1, 3)])
     with pytest.raises(InputError, match="other must be a RiskProfile, got int"):
         profile.merge(3)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="share must be a number between 0 and 1, got 1"):
@@ -326,11 +319,58 @@ def test_a_profile_cannot_be_changed() -> None:
         profile.members = 3  # type: ignore[misc]
 
 
-def test_ten_thousand_inputs_times_sixteen_members_build_in_under_a_second() -> None:
+@given(profiles(2, 5), st.data(), st.integers(1, 6))
+def test_attempts_equal_brute_force(profile: RiskProfile, data: st.DataObject, attempts: int) -> None:
+    alpha = data.draw(simplex_points(profile.members))
+    query = client = 0.0
+    for configuration, p in zip(profile.configurations, profile.weights, strict=True):
+        query += p * (1 - (1 - float((configuration @ alpha).max())) ** attempts)
+        client += p * max(
+            float(np.any(chosen, axis=0) @ alpha)
+            for chosen in itertools.combinations_with_replacement(configuration, attempts)
+        )
+    assert profile.risk(alpha, attempts=attempts) == pytest.approx(query, abs=1e-12)
+    assert profile.risk(alpha, attempts=attempts, draw="client") == pytest.approx(client, abs=1e-12)
+    assert profile.risk(alpha, attempts, "client") <= profile.risk(alpha, attempts + 1, "client") + 1e-12
+
+
+@given(profiles(1, 5), st.data())
+def test_one_attempt_is_the_risk_and_endless_ones_the_union(
+    profile: RiskProfile, data: st.DataObject
+) -> None:
+    alpha = data.draw(simplex_points(profile.members))
+    for draw in ("query", "client"):
+        assert profile.risk(alpha, 1, draw) == pytest.approx(profile.risk(alpha), abs=1e-12)
+    union = sum(
+        p * float(configuration.any(axis=0) @ alpha)
+        for configuration, p in zip(profile.configurations, profile.weights, strict=True)
+    )
+    assert profile.risk(alpha, np.inf, "client") == pytest.approx(union, abs=1e-12)
+    assert union == pytest.approx(alpha @ profile.member_risks, abs=1e-12)
+    above = profile.weights @ (profile.configuration_risks(alpha) > 0)
+    assert profile.risk(alpha, np.inf) == pytest.approx(above, abs=1e-12)
+
+
+def test_the_largest_union_is_not_the_greedy_one() -> None:
+    # The largest set first leaves 0.9; the other two cover everything.
+    profile = RiskProfile.from_configurations([[(1, 1, 1, 1, 0, 0), (1, 1, 0, 0, 1, 0), (0, 0, 1, 1, 0, 1)]])
+    alpha = [0.2, 0.2, 0.2, 0.2, 0.1, 0.1]
+    assert profile.risk(alpha, 2, "client") == pytest.approx(1.0)
+
+
+def test_many_sets_of_many_members_are_covered_quickly() -> None:
+    singles = RiskProfile.from_configurations([np.eye(64)])
+    assert singles.risk(np.full(64, 1 / 64), 10, "client") == pytest.approx(10 / 64)
     rng = np.random.default_rng(0)
-    points = np.repeat(np.arange(10_000), 20)
-    fooled = rng.random((200_000, 16)) < 0.3
-    start = time.process_time()
-    profile = RiskProfile.from_witnesses(points, fooled, 10_000)
-    assert time.process_time() - start < 1.0
-    assert profile.size == 10_000
+    dense = RiskProfile.from_configurations([rng.random((30, 16)) < 0.25 for _ in range(20)])
+    risks = [dense.risk(rng.dirichlet(np.ones(16)), q, "client") for q in (2, 3, 5, 10)]
+    assert 0 < min(risks) <= max(risks) <= 1
+
+
+@pytest.mark.parametrize("attempts", [0, -1, 1.5, 2.0, True, float("nan"), "2"])
+def test_bad_attempts_and_draws_are_named(attempts: Any) -> None:
+    profile = RiskProfile.from_configurations([[(1, 0)]], [1.0])
+    with pytest.raises(InputError, match="attempts must be a whole number of at least 1, or inf, got"):
+        profile.risk([0.5, 0.5], attempts=attempts)
+    with pytest.raises(InputError, match="unknown draw 'day'; valid: client, query"):
+        profile.risk([0.5, 0.5], draw="day")

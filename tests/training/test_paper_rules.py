@@ -370,7 +370,7 @@ def test_a_run_begun_before_a_field_existed_is_continued(tmp_path: Path) -> None
     [
         ({"adversary": {"name": "arc", "loss": "mce"}}, "climb something of their own"),
         ({"validation": {"rule_of_thumb": True}}, "it is for method 'barre', not 'at'"),
-        ({"method": "barre", "members": 6, "sampling": {"method": "candidates"}}, "up to 5 members, not 6"),
+        ({"method": "barre", "members": 6, "sampling": {"method": "candidates"}}, "up to 3 members, not 6"),
         ({"adversary": {"start": 1.5}}, "adversary.start"),
     ],
 )

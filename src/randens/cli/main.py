@@ -27,7 +27,7 @@ VERBS = {
     "audit": "Check whether the numbers of a run can be trusted.",
     "certify": "Compute lower bounds on accuracy that hold against every attack.",
     "sample": "Find the best sampling probabilities of a run.",
-    "explain": "Say what the members' risks allow; audit a published table.",
+    "explain": "Say what the members' risks allow.",
     "report": "Write a page about runs.",
     "export": "Write a run's ensemble as ONNX files.",
     "serve": "Answer predictions over HTTP.",

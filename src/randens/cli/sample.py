@@ -26,7 +26,7 @@ def sample(
     method: Annotated[
         str,
         typer.Option(
-            help="confidence: by an upper confidence bound of the true risk; exact: the optimum on these inputs.",
+            help="confidence: by a confidence bound of the excess over uniform; exact: the optimum on these inputs.",
             autocompletion=names.starting(_METHODS),
         ),
     ] = "confidence",
@@ -102,13 +102,15 @@ def sample(
 def _lines(
     found: AttackedSampling, methods: tuple[MethodValue, ...], members: tuple[Contribution, ...]
 ) -> Iterator[Any]:
-    written = found.exact_probs or [f"{p:.6g}" for p in found.probs.tolist()]
-    yield f"probabilities  {', '.join(str(p) for p in written)}"
+    yield f"probabilities  {', '.join(f'{p:.6g}' for p in found.probs.tolist())}"
     yield f"risk           {found.risk:.6f}"
     if found.upper is None:
         yield f"lower bound    {found.lower_bound:.6f}   gap {found.gap:.2g}"
     else:
-        yield f"upper bound    {found.upper:.6f} of the true risk, {found.confidence:.0%} confidence"
+        yield (
+            f"upper bound    {found.upper:.6f} on the distribution, against the perturbations found, "
+            f"{found.confidence:.0%} confidence for all α at once"
+        )
     if (crossed := found.crossed) is not None:
         yield f"cross-fitted   {crossed.risk:.6f} ± {crossed.deviation:.4f}, on inputs that did not choose α"
     drawn = found.support

@@ -10,7 +10,6 @@ from randens.evaluation.random_model_evaluation import StochasticEvaluation, eva
 from randens.evaluation.results import Accuracy, Evaluation, Level, Pair, Points
 from randens.evaluation.sampling import (
     AttackedSampling,
-    Sweep,
     optimize_sampling,
 )
 from randens.evaluation.worst_case import evaluate, save_worst_inputs, transferred, worst_inputs
@@ -28,7 +27,6 @@ __all__ = [
     "Pair",
     "Points",
     "StochasticEvaluation",
-    "Sweep",
     "advise",
     "as_rec",
     "bounded_mean",

@@ -25,8 +25,16 @@ from randens.evaluation import result_tables
 from randens.evaluation.argument_checks import fingerprint
 from randens.evaluation.gradient_conflict import Conflict, ConflictDocument
 from randens.evaluation.intervals import Estimate, estimate
-from randens.risk import Bounds, RiskProfile, RuleOfThumb, bounds, rule_of_thumb
-from randens.risk.pairs import Theorem1Test, theorem1_test, two_classifiers
+from randens.risk import (
+    Bounds,
+    RiskProfile,
+    RuleOfThumb,
+    Theorem1Test,
+    bounds,
+    rule_of_thumb,
+    theorem1_test,
+    two_classifiers,
+)
 from randens.risk.sets import from_words, to_words
 from randens.threat import Threat
 from randens.witness import WitnessPool

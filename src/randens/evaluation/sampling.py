@@ -45,7 +45,6 @@ from randens.witness.store import WitnessStore, as_store
 
 __all__ = [
     "AttackedSampling",
-    "Sweep",
     "optimize_sampling",
     "share_fooled",
 ]
@@ -55,29 +54,6 @@ _LEAST_CROSSED = 20  # inputs; fewer are not enough for five folds
 _SELECT = 1_400_000_000  # the first seed of the draws that score perturbations; attacks never use these
 _JUDGES = 64
 _SCORED = 32
-
-
-@dataclass(frozen=True, eq=False)
-class Sweep:
-    """One round of cutting planes.
-
-    Attributes
-    ----------
-    probs : float64 [M]
-        The probabilities attacked.
-    expected, risk : float
-        Their risk by the pool before and after it.
-    best : float
-        The lowest risk at any attacked probabilities.
-    lower_bound : float
-        Below the risk of any probabilities, by the pool.
-    """
-
-    probs: NDArray[np.float64]
-    expected: float
-    risk: float
-    best: float
-    lower_bound: float
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -90,8 +66,6 @@ class AttackedSampling(Sampling):
         Every witness found; pass it to the next call to start from it.
     profile : RiskProfile
         η as the pool has it, which `certificate` verifies against.
-    history : tuple of Sweep
-        One entry per sweep.
     exact_oracle : bool
         Whether the attack is known to find every fooled set.
     attacks, threat : tuple of str, Threat
@@ -108,13 +82,12 @@ class AttackedSampling(Sampling):
         The cross-fitted risk: each input is evaluated at probabilities chosen without it, on the same
         witnesses.
     upper, objective, confidence : float or None
-        If chosen by a confidence: `upper` bounds the true risk at `confidence`; gap and lower bound are those
-        of the minimised bound, `objective`.
+        If chosen by a confidence: `upper` bounds the risk on the distribution against the perturbations found, for
+        all α at once; gap and lower bound are those of the minimized bound, `objective`.
     """
 
     pool: WitnessPool = field(repr=False)
     profile: RiskProfile = field(repr=False)
-    history: tuple[Sweep, ...] = field(default=(), repr=False)
     exact_oracle: bool = False
     split: str = "unknown"
     attacks: tuple[str, ...] = ()
@@ -145,7 +118,7 @@ class AttackedSampling(Sampling):
         """What may be said about these probabilities, and no more."""
         against = "" if self.exact_oracle else " against every witness found"
         if self.confidence is not None:
-            against = f" by the upper bound at {self.confidence:.0%} confidence{against}"
+            against = f" by the {self.confidence:.0%} bound of the excess over uniform{against}"
         left = f"no probabilities are better by more than {self.gap:.2g}"
         reached = (
             f"optimal{against}: {left if self.gap > _ROUNDING else 'no probabilities are better'}"
@@ -159,7 +132,7 @@ class AttackedSampling(Sampling):
         """A plain dictionary for JSON, without pool and certificate."""
         names = (
             "claim converged exact_oracle attacks data split threat tol upper objective confidence crossed "
-            "cost history"
+            "cost"
         )
         return {
             **super().to_json(),
@@ -185,7 +158,7 @@ def optimize_sampling(
     """Find the probabilities with the smallest risk under attack, and a lower bound for all others.
 
     The first sweep is at the ensemble's own probabilities, or with a pool at its optimum. Of equally good
-    probabilities, those with the lower clean risk are chosen, then those that draw fewer members.
+    probabilities, those with the lower clean risk are chosen.
 
     Parameters
     ----------
@@ -204,12 +177,12 @@ def optimize_sampling(
     progress : callable, optional
         Called as progress(task, done, total).
     confidence : float
-        Choose by an upper confidence bound of the true risk above that of uniform probabilities
+        Choose by an upper confidence bound of the excess over the risk of uniform probabilities
         (`randens.risk.confident_sampling`) instead of the risk on these inputs, so that α differs from
-        uniform only if the inputs give enough evidence.
+        uniform only if the inputs speak for it.
     folder : path or WitnessStore
         A witness store, as for `evaluate`. Probabilities that these attacks have attacked before are not
-        attacked again, and are returned if they are good enough.
+        attacked again.
     verify : bool
         Check all stored witnesses, not only a random sample.
 
@@ -251,20 +224,12 @@ def optimize_sampling(
         known.accept(pool)
     if pool is not None or known.reused:
         alpha = rule(known.pool.profile()).probs
-    history: list[Sweep] = []
-    expected = 0.0
 
     def attack_at(probs: NDArray[np.float64]) -> RiskProfile:
-        nonlocal expected
-        expected = known.pool.risk(probs)
         for step in chosen:
-            known.attack(step, probs, f"sweep {len(history) + 1}: {step.name}")
+            known.attack(step, probs, f"sweep: {step.name}")
         return known.pool.profile()
 
-    def note(probs: NDArray[np.float64], risk: float, best: float, lower_bound: float) -> None:
-        history.append(Sweep(probs, expected, risk, best, lower_bound))
-
-    tried = known.attacked_at(chosen)
     found = cutting_planes(
         attack_at,
         alpha,
@@ -272,9 +237,6 @@ def optimize_sampling(
         max_sweeps=max_sweeps,
         clean_risks=clean_risks,
         confidence=confidence,
-        watch=note,
-        tried=tried,
-        profile=known.pool.profile() if tried else None,
     )
     inherited = {f.name: getattr(found, f.name) for f in fields(Sampling)}
     if isinstance(found, ConfidentSampling):
@@ -285,7 +247,6 @@ def optimize_sampling(
         pool=known.pool,
         profile=profile,
         crossed=cross_fit(profile, rule) if len(inputs) >= _LEAST_CROSSED else None,
-        history=tuple(history),
         exact_oracle=all(getattr(a, "exact", False) for a in chosen),
         split=inputs.split,
         attacks=tuple(a.name for a in chosen),

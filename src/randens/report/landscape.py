@@ -25,6 +25,7 @@ from randens.risk import (
 )
 from randens.risk.checks import as_probs
 from randens.risk.sets import unpack, weigh
+from randens.risk.theorems import MOST_CANDIDATE_MEMBERS
 
 __all__ = ["MOST_SOLVED", "Reading", "landscape_data", "optimum_data", "read_landscape", "shares", "solve"]
 
@@ -32,8 +33,6 @@ __all__ = ["MOST_SOLVED", "Reading", "landscape_data", "optimum_data", "read_lan
 _TIE = 1e-12
 MOST_SOLVED = 16
 """Up to so many members a report finds the optimum itself."""
-
-_MOST_CANDIDATES = 4  # with five members there are thousands, too many to mark
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,7 +130,7 @@ def landscape_data(
         "weights": profile.weights.tolist(),
         "sets": " ".join(",".join(words[a:b]) for a, b in pairwise(edges)),
         "candidates": [[str(p) for p in row] for row in candidates(profile.members)]
-        if 2 <= profile.members <= _MOST_CANDIDATES
+        if 2 <= profile.members <= MOST_CANDIDATE_MEMBERS
         else [],
         "marks": [{"name": name, "probs": np.asarray(probs).tolist()} for name, probs in marks],
         "start": None if start is None else np.asarray(start).tolist(),
@@ -144,7 +143,6 @@ def optimum_data(profile: RiskProfile, optimum: Sampling) -> dict[str, Any]:
     proof = optimum.certificate
     data: dict[str, Any] = {
         "probs": optimum.probs.tolist(),
-        "exact": None if optimum.exact_probs is None else [str(p) for p in optimum.exact_probs],
         "risk": optimum.risk,
         "lower_bound": optimum.lower_bound,
         "rows": None,

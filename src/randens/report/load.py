@@ -191,7 +191,6 @@ class SamplingNote(Document):
     lower_bound: float
     gap: float
     method: str
-    exact_probs: list[str] | None = None
     claim: str = ""
     data: str = ""
     split: str = "unknown"

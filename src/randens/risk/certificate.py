@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,6 @@ from randens.core.files import picked
 from randens.risk.checks import as_count, as_document, as_vector, frozen
 from randens.risk.profile import RiskProfile
 from randens.risk.sets import Masks, from_words, pack, to_words, unpack
-
-__all__ = ["Certificate", "Sampling"]
 
 _FORMAT = "randens.certificate"
 _VERSION = 1
@@ -139,9 +137,9 @@ class Sampling:
 
     probs: α [M]. risk: η(α). lower_bound: no probabilities reach less than this on the same profile.
     certificate: the proof of the lower bound, where the method gives one. method: "exact", "subgradient",
-    "candidates" or "cutting-planes". iterations: how often η was evaluated. sweeps: how often all inputs were
-    attacked for it. exact_probs: the same probabilities as fractions, where they are known exactly.
-    theorem4_bound: what Theorem 4 promises about risk − optimum, for the subgradient method.
+    "candidates", "confidence" or "cutting-planes". iterations: how often η was evaluated. sweeps: how often all
+    inputs were attacked for it. attempts: how often the attacker of `risk` may try. theorem4_bound: what Theorem 4
+    promises about risk − optimum, for the subgradient method.
     """
 
     probs: NDArray[np.float64]
@@ -150,9 +148,9 @@ class Sampling:
     method: str
     iterations: int
     certificate: Certificate | None = None
-    exact_probs: tuple[Fraction, ...] | None = None
     theorem4_bound: float | None = None
     sweeps: int = 0
+    attempts: int | float = 1
 
     @property
     def gap(self) -> float:
@@ -167,5 +165,6 @@ class Sampling:
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary for JSON, without the certificate, which is large and has its own `to_json`."""
         names = "method probs risk lower_bound gap support iterations sweeps theorem4_bound"
-        exact = None if self.exact_probs is None else [str(p) for p in self.exact_probs]
-        return {**picked(self, names), "exact_probs": exact}
+        # JSON has no infinite numbers.
+        attempts = None if self.attempts == math.inf else self.attempts
+        return {**picked(self, names), "attempts": attempts}

@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from randens.core.errors import InputError
+from randens.core.errors import InputError, unknown
 from randens.core.files import parse_json
-
-__all__ = [
-    "as_count",
-    "as_document",
-    "as_member",
-    "as_positive",
-    "as_probs",
-    "as_risks",
-    "as_share",
-    "as_vector",
-    "frozen",
-]
 
 SUM_TOLERANCE = 1e-6
 """Probabilities typed by hand or stored as float32 rarely sum to exactly 1."""
 
-
 ROUNDING = 1e-9
 """Sums of shares end at 1 + 2e-16 now and then."""
+
+DRAWS = ("query", "client")
+"""A member is drawn for every query, or once for every client."""
 
 
 def frozen(array: NDArray[Any]) -> NDArray[Any]:
@@ -49,22 +40,17 @@ def as_vector(name: str, value: ArrayLike) -> NDArray[np.float64]:
 
 
 def as_risks(name: str, value: ArrayLike, members: int | None = None) -> NDArray[np.float64]:
-    """Return risks, one per member, each in [0, 1]; values outside by less than 1e-9 (rounding) are clipped."""
+    """Risks, one per member, each in [0, 1]; values outside by less than 1e-9 (rounding) are clipped."""
     risks = as_vector(name, value)
     for i, risk in enumerate(risks):
         if not -ROUNDING <= risk <= 1.0 + ROUNDING:
             raise InputError(f"{name}[{i}] is {risk:.12g}; a risk must lie in [0, 1]")
-    risks = risks.clip(0.0, 1.0)
-    if members is not None and len(risks) != members:
-        raise InputError(f"{name} has {len(risks)} values; expected one for each of the {members} members")
-    return risks
+    return _as_many(name, risks.clip(0.0, 1.0), members)
 
 
 def as_probs(value: ArrayLike, members: int | None = None, name: str = "probs") -> NDArray[np.float64]:
-    """Return a point of the simplex: non-negative, summing to 1 within 1e-6, then scaled to sum to 1."""
-    probs = as_vector(name, value)
-    if members is not None and len(probs) != members:
-        raise InputError(f"{name} has {len(probs)} values; expected one for each of the {members} members")
+    """A point of the simplex: non-negative, summing to 1 within 1e-6, then scaled to sum to 1."""
+    probs = _as_many(name, as_vector(name, value), members)
     for i, p in enumerate(probs):
         if not np.isfinite(p) or p < 0:
             raise InputError(f"{name}[{i}] is {p:g}; a probability must lie in [0, 1]")
@@ -74,11 +60,33 @@ def as_probs(value: ArrayLike, members: int | None = None, name: str = "probs") 
     return probs / total
 
 
+def _as_many(name: str, values: NDArray[np.float64], members: int | None) -> NDArray[np.float64]:
+    if members is not None and len(values) != members:
+        raise InputError(f"{name} has {len(values)} values; expected one for each of the {members} members")
+    return values
+
+
 def as_count(name: str, value: object, minimum: int = 1) -> int:
     """A whole number of at least `minimum`."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < minimum:
         raise InputError(f"{name} must be a whole number of at least {minimum}, got {value!r}")
     return int(value)
+
+
+def as_attempts(value: object) -> int | float:
+    """How often an attacker may try: a whole number of at least 1, or inf."""
+    if isinstance(value, float) and value == math.inf:
+        return math.inf
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise InputError(f"attempts must be a whole number of at least 1, or inf, got {value!r}")
+    return int(value)
+
+
+def as_draw(value: object) -> str:
+    """One of `DRAWS`."""
+    if value not in DRAWS:
+        unknown("draw", value, DRAWS)
+    return str(value)
 
 
 def as_document(what: str, value: Mapping[str, Any] | str, kind: str, version: int) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""Choose sampling probabilities by an upper confidence bound of the true risk, not by the risk on these inputs.
+"""Choose sampling probabilities by an upper confidence bound of the risk, not by the risk on these inputs.
 
 With r_k(α) = max_{u ∈ U_k} u·α the risk at inputs of configuration k and p_k their frequency among n inputs, the
 bound is the worst mean over all weights q of the inputs near p (distributionally robust, χ² ball):
@@ -6,44 +6,44 @@ bound is the worst mean over all weights q of the inputs near p (distributionall
     U(α) = max_q Σ_k q_k (r_k(α) − c_k),   q ≥ 0,  Σ q_k = 1,  Σ_k (q_k − p_k)²/p_k ≤ z²/(n − 1).
 
 Where the worst q is positive, U is exactly mean + z·sd/√n of r − c over the inputs; elsewhere it is smaller. In this
-form it is convex in α and grows with every r_k, so cutting planes minimise it and prove the minimum: a cut is a weight
+form it is convex in α and grows with every r_k, so cutting planes minimize it and prove the minimum: a cut is a weight
 q of the ball together with one fooled set per configuration, and mixtures of cuts are of the same kind.
 
-c = 0 bounds the risk itself. The bound is smaller for mixtures of members, whose risk varies less over the inputs.
+c = 0 bounds the risk itself, **for all α at once**, so that the bound holds for the α chosen by it or in any other
+way: z is the quantile of sup_α (η − η̂)/sd, by a multiplier bootstrap, and one input at which all members are fooled
+is added, because few inputs say little about rare errors. The bound is smaller for mixtures of members, whose risk
+varies less over the inputs.
 c_k = r_k(β) bounds the excess of the risk over that of a reference β, for example uniform. The difference is paired
-over the inputs, so that variation common to all α does not count as noise. U(β) is then 0, and the chosen α
-differs from β only if the inputs show, at the given confidence, that it is better.
+over the inputs, so that variation common to all α does not count as noise. U(β) is then 0, and the chosen α differs
+from β only if the inputs speak for it. Here z is the normal quantile: this is a rule to choose by, not a statement
+about the α chosen.
+Both are about the perturbations found: a stronger attack can raise the risk beyond them.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.optimize import nnls
 
 from randens.core.errors import InputError, ModelError
-from randens.core.files import picked
+from randens.core.files import Plain, picked
 from randens.risk.certificate import Certificate, Sampling
 from randens.risk.checks import as_count, as_positive, as_probs, as_share, frozen
-from randens.risk.lp import CutProgram
+from randens.risk.optimal import STEP, CutProgram
 from randens.risk.profile import RiskProfile
 from randens.risk.sets import unpack
 
-__all__ = [
-    "ConfidenceCertificate",
-    "ConfidentSampling",
-    "confident_sampling",
-    "upper_bound",
-    "worst_weights",
-]
-
-_STEP = 0.3
 _FEASIBLE = 1e-9
 _TINY = 1e-4
+_REPLICATES = 500
+_CLIMBS = 4
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -59,14 +59,15 @@ class ConfidenceCertificate(Certificate):
 
     def verify(self, profile: RiskProfile) -> bool:
         """Whether this proves U(α) ≥ bound for every α of that profile, up to rounding: sums, no solver."""
-        q = self._played(profile)
+        counted = _counted(profile, self.reference)
+        q = self._played(counted)
         if q is None:
             return False
-        away = float((((q - profile.weights) ** 2) / profile.weights).sum())
+        away = float((((q - counted.weights) ** 2) / counted.weights).sum())
         if abs(float(q.sum()) - 1.0) > _FEASIBLE or away > self.radius * (1 + _FEASIBLE) + _FEASIBLE:
             return False
         fooled = self.mass @ unpack(self.masks, self.members)
-        return bool(fooled.min() - float(q @ _offsets(profile, self.reference)) >= self.bound - _FEASIBLE)
+        return bool(fooled.min() - float(q @ _offsets(counted, self.reference)) >= self.bound - _FEASIBLE)
 
     def to_json(self) -> dict[str, Any]:
         """As the certificate of the risk, with the ball's radius and the reference."""
@@ -78,9 +79,9 @@ class ConfidenceCertificate(Certificate):
 class ConfidentSampling(Sampling):
     """Probabilities with the smallest upper confidence bound.
 
-    upper: the bound of the true risk η(α), one-sided at `confidence`. It treats the probabilities as if they
-    had been fixed before (see `cross_fit` for the risk including the choice). objective: what was minimised,
-    U(α) with the reference's c; lower_bound: no probabilities have a smaller objective.
+    upper: bounds the risk η(α) against the perturbations found over the distribution of the inputs, one-sided at
+    `confidence`; it holds for all α at once, and so for the α chosen. objective: what was minimized, `upper` or the
+    bound of the excess over the reference. lower_bound: no probabilities have a smaller objective.
     """
 
     upper: float = field(default=math.nan, kw_only=True)
@@ -105,46 +106,30 @@ def confident_sampling(
     tol: float = 1e-6,
     max_iterations: int = 2000,
 ) -> ConfidentSampling:
-    """α with the smallest upper confidence bound of the true risk, and a proof that no other has a smaller one.
+    """α with the smallest upper confidence bound, and a proof that no other has a smaller one.
 
-    Parameters
-    ----------
-    profile : RiskProfile
-        η on n inputs; its `size` must be known.
-    confidence : float
-        One-sided, between ½ and 1; a larger confidence favours mixtures.
-    reference : array [M], str or None
-        None: bound the risk itself. β [M] or "uniform": bound the excess over the risk of β, so that α
-        differs from β only if the inputs give enough evidence.
-    tol : float
-        The gap at which to stop. If the reference is within `tol` of the best, it is returned.
-    max_iterations : int
-        The largest number of cutting planes.
+    profile: its `size` must be known. confidence: one-sided, between ½ and 1. reference: None bounds the risk itself;
+    β [M] or "uniform" the excess over the risk of β. tol: the gap at which to stop; if the reference is within `tol`
+    of the best, it is returned.
 
-    Returns
-    -------
-    ConfidentSampling
-        `.probs`, `.risk` on these inputs, `.upper`, `.lower_bound` with `.certificate`.
-
-    Examples
-    --------
     >>> one = RiskProfile.from_configurations([[(1, 0)]] * 3 + [[(0, 1)]] * 2 + [[]] * 15)
     >>> confident_sampling(one, reference="uniform").probs.tolist()   # one input more is no reason to prefer a member
     [0.5, 0.5]
     """
-    share, radius = as_confidence(confidence), ball(profile, confidence)
-    tol, limit = as_positive("tol", tol), as_count("max_iterations", max_iterations)
-    members = profile.members
+    share, tol = as_confidence(confidence), as_positive("tol", tol)
+    limit, members = as_count("max_iterations", max_iterations), profile.members
     beta = _reference(reference, members)
-    offsets = _offsets(profile, beta)
+    radius = _radius(profile, share, beta)
+    counted = _counted(profile, beta)
+    offsets = _offsets(counted, beta)
     start = np.full(members, 1.0 / members) if beta is None else beta
 
     point, best, value = start, start, np.inf
     program, rows, weights = CutProgram(members), [], []
     for _ in range(limit):
-        chosen = profile.best_rows(point)
-        fooled = unpack(profile.masks[chosen], members)
-        q = worst_weights(profile.weights, fooled @ point - offsets, radius)
+        chosen = counted.best_rows(point)
+        fooled = unpack(counted.masks[chosen], members)
+        q = worst_weights(counted.weights, fooled @ point - offsets, radius)
         # The probabilities sum to 1, so a constant added to all coefficients keeps a cut linear in α.
         cut = q @ fooled - float(q @ offsets)
         rows.append(chosen)
@@ -156,7 +141,7 @@ def confident_sampling(
         gap = value - float((multipliers @ program.cuts).min())
         if gap <= tol:
             break
-        point = (1.0 - _STEP) * best + _STEP * target
+        point = (1.0 - STEP) * best + STEP * target
     else:
         raise ModelError(
             f"cutting planes left a gap of {gap:.3g} after {limit} iterations; raise max_iterations or tol"
@@ -167,13 +152,13 @@ def confident_sampling(
     # Tiny values of the solver are set to 0 if the bound does not grow.
     clean = np.where(best < _TINY, 0.0, best)
     clean /= clean.sum()
-    rounded = _bound(profile, clean, offsets, radius)
+    rounded = _bound(counted, clean, offsets, radius)
     if rounded <= value + tol:
         best, value = clean, rounded
-    mass = np.zeros(len(profile.masks))
+    mass = np.zeros(len(counted.masks))
     for chosen, q, multiplier in zip(rows, weights, multipliers.tolist(), strict=True):
         mass[chosen] += multiplier * q
-    certificate = _certificate(profile, mass, radius, beta)
+    certificate = _certificate(counted, mass, radius, beta)
     return ConfidentSampling(
         probs=frozen(best.copy()),
         risk=profile.risk(best),
@@ -181,7 +166,7 @@ def confident_sampling(
         method="confidence",
         iterations=len(rows),
         certificate=certificate,
-        upper=upper_bound(profile, best, confidence),
+        upper=value if beta is None else upper_bound(profile, best, share),
         objective=value,
         confidence=share,
     )
@@ -193,28 +178,16 @@ def upper_bound(
     confidence: float = 0.95,
     reference: ArrayLike | str | None = None,
 ) -> float:
-    """U(α): a one-sided upper confidence bound of the true risk at α, or of its excess over the reference's.
+    """U(α): an upper bound of the risk over the distribution, for all α at once; or of the excess over a reference.
 
-    Parameters
-    ----------
-    profile, confidence, reference
-        As for `confident_sampling`.
-    probs : array [M]
-        α.
-
-    Returns
-    -------
-    float
-        The bound.
-
-    Examples
-    --------
     >>> profile = RiskProfile.from_configurations([[(1, 0)]] * 30 + [[]] * 70)
     >>> profile.risk([1, 0]) < upper_bound(profile, [1, 0]) < upper_bound(profile, [1, 0], 0.99)
     True
     """
-    offsets = _offsets(profile, _reference(reference, profile.members))
-    return _bound(profile, as_probs(probs, profile.members), offsets, ball(profile, confidence))
+    beta = _reference(reference, profile.members)
+    radius = _radius(profile, as_confidence(confidence), beta)
+    counted = _counted(profile, beta)
+    return _bound(counted, as_probs(probs, profile.members), _offsets(counted, beta), radius)
 
 
 def _bound(
@@ -227,7 +200,7 @@ def _bound(
 def worst_weights(
     weights: NDArray[np.float64], values: NDArray[np.float64], radius: float
 ) -> NDArray[np.float64]:
-    """q [K] maximising q·values over q ≥ 0, Σ q = 1, Σ (q − p)²/p ≤ radius; p are `weights`, all positive.
+    """q [K] maximizing q·values over q ≥ 0, Σ q = 1, Σ (q − p)²/p ≤ radius; p are `weights`, all positive.
 
     The optimum is q_k ∝ p_k max(0, values_k − η). With the t largest distinct values above η, P their frequency, m
     and v mean and variance over them, η = m − √(v / ((1 + radius)·P − 1)); the right t has η between its least value
@@ -254,6 +227,37 @@ def worst_weights(
     return np.asarray(lifted / lifted.sum(), dtype=np.float64)
 
 
+def simultaneous_quantile(profile: RiskProfile, confidence: float) -> float:
+    """z with P(η(α) ≤ η̂(α) + z·sd(α)/√n for all α) ≈ confidence, by a Gaussian multiplier bootstrap.
+
+    Every replicate perturbs the inputs' weights and maximizes the studentized change over α: with the worst sets
+    held fixed, g·α/√(αᵀCα) over α ≥ 0 is a non-negative least-squares problem; then the sets are chosen anew.
+    """
+    generator = np.random.default_rng(0)
+    p, members = profile.weights, profile.members
+    highest = []
+    for _ in range(_REPLICATES):
+        noise = np.sqrt(p) * generator.standard_normal(len(p))
+        noise -= p * noise.sum()
+        alpha, best = np.full(members, 1.0 / members), -np.inf
+        for _ in range(_CLIMBS):
+            sets = unpack(profile.masks[profile.best_rows(alpha)], members).astype(np.float64)
+            mean = p @ sets
+            covariance = (sets * p[:, None]).T @ sets - np.outer(mean, mean) + _FEASIBLE * np.eye(members)
+            change = noise @ sets
+            ratio = float(change @ alpha) / math.sqrt(float(alpha @ covariance @ alpha))
+            if ratio <= best:
+                break
+            best = ratio
+            root = np.linalg.cholesky(covariance)
+            direction, _ = nnls(root.T, np.linalg.solve(root, change))
+            if not direction.any():  # no α raises the risk in this replicate
+                break
+            alpha = direction / direction.sum()
+        highest.append(best)
+    return max(NormalDist().inv_cdf(confidence), float(np.quantile(highest, confidence)))
+
+
 def as_confidence(value: object) -> float:
     """A confidence above ½."""
     share = as_share("confidence", value)
@@ -262,13 +266,25 @@ def as_confidence(value: object) -> float:
     return share
 
 
-def ball(profile: RiskProfile, confidence: float) -> float:
-    """The radius z²/(n − 1) of the χ² ball."""
+def _counted(profile: RiskProfile, reference: NDArray[np.float64] | None) -> RiskProfile:
+    """The inputs that count: for a bound of the risk itself, one more at which all members are fooled."""
     if profile.size is None:
         raise InputError("the profile's size is unknown; a confidence needs the number of inputs behind it")
     if profile.size < 2:
         raise InputError(f"the profile's size is {profile.size}; a confidence needs at least 2 inputs")
-    return NormalDist().inv_cdf(as_confidence(confidence)) ** 2 / (profile.size - 1)
+    if reference is not None:
+        return profile
+    return profile.merge(RiskProfile.from_configurations([np.ones((1, profile.members))]))
+
+
+def _radius(profile: RiskProfile, confidence: float, reference: NDArray[np.float64] | None) -> float:
+    """The radius z²/(n − 1) of the χ² ball."""
+    counted = _counted(profile, reference)
+    if reference is None:
+        z = simultaneous_quantile(counted, confidence)
+    else:
+        z = NormalDist().inv_cdf(confidence)
+    return z * z / ((profile.size or 2) - 1)
 
 
 def _reference(reference: ArrayLike | str | None, members: int) -> NDArray[np.float64] | None:
@@ -295,4 +311,51 @@ def _certificate(
     bound = lowest - float(mass @ _offsets(profile, reference)[where])
     return ConfidenceCertificate(
         profile.members, frozen(where), frozen(masks), frozen(mass), bound, radius, reference
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class CrossFit(Plain):
+    """The risk of a rule; each input is evaluated at probabilities that were chosen without it.
+
+    risk: the mean over the inputs. deviation: its standard error. probs: α chosen without each fold, [folds, M].
+    """
+
+    risk: float
+    deviation: float
+    probs: NDArray[np.float64]
+
+
+def cross_fit(
+    profile: RiskProfile, rule: Callable[[RiskProfile], Sampling], *, folds: int = 5, seed: int = 0
+) -> CrossFit:
+    """Split the inputs into folds, choose α without each fold by `rule`, and evaluate it on the fold.
+
+    The estimate has no optimism from the choice. It is the risk of the rule with (folds − 1)/folds of the inputs.
+
+    >>> from randens.risk import optimal_sampling
+    >>> cross_fit(RiskProfile.from_configurations([[(1, 0), (0, 1)]] * 20), optimal_sampling).risk
+    0.5
+    """
+    folds = as_count("folds", folds, minimum=2)
+    if profile.size is None or profile.size < folds:
+        raise InputError(f"the profile's size is {profile.size}; cross-fitting needs at least {folds} inputs")
+    counts = np.rint(profile.weights * profile.size).astype(np.int64)
+    if np.abs(counts - profile.weights * profile.size).max() > 1e-6:
+        raise InputError("the profile's weights are not counts of inputs; cross-fitting needs single inputs")
+    owner = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(counts)), counts))
+    chosen, risks = [], []
+    for fold in range(folds):
+        held = owner[fold::folds]
+        left = counts - np.bincount(held, minlength=len(counts))
+        rest = int(left.sum())
+        others = RiskProfile.from_configurations(
+            profile.configurations, left / rest, members=profile.members, size=rest
+        )
+        probs = rule(others).probs
+        chosen.append(probs)
+        risks.append(profile.configuration_risks(probs)[held])
+    values = np.concatenate(risks)
+    return CrossFit(
+        float(values.mean()), float(values.std(ddof=1)) / math.sqrt(len(values)), frozen(np.array(chosen))
     )

@@ -11,9 +11,7 @@ from numpy.typing import ArrayLike
 from randens.core.errors import InputError
 from randens.core.files import picked
 from randens.risk.checks import as_count, as_risks
-from randens.risk.floor_ceiling import Bounds, RuleOfThumb, bounds, necessary_size, rule_of_thumb
-
-__all__ = ["Explanation", "explain"]
+from randens.risk.theorems import Bounds, RuleOfThumb, bounds, necessary_size, rule_of_thumb
 
 _BROKEN = 1.0
 
@@ -143,6 +141,6 @@ def _votes(classes: int | None) -> str:
     condition = "With two classes" if classes == 2 else "If there are only two classes"
     return (
         f"{condition}, some deterministic threshold vote of the same members is at least as robust as any way "
-        "of drawing them: there the advantage of drawing is compute alone, one member per prediction instead "
-        "of all of them."
+        "of drawing them (Gnecco-Heredia et al., NeurIPS 2023): there the advantage of drawing is compute alone, "
+        "one member per prediction instead of all of them."
     )

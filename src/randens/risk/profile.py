@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -14,10 +13,21 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from randens.core.errors import InputError
-from randens.risk.checks import as_count, as_document, as_member, as_probs, as_share, as_vector, frozen
+from randens.risk.checks import (
+    as_attempts,
+    as_count,
+    as_document,
+    as_draw,
+    as_member,
+    as_probs,
+    as_share,
+    as_vector,
+    frozen,
+)
 from randens.risk.sets import (
     MAX_MEMBERS,
     Masks,
+    coverage,
     from_words,
     group,
     maximal,
@@ -27,8 +37,6 @@ from randens.risk.sets import (
     unpack,
     weigh,
 )
-
-__all__ = ["RiskProfile"]
 
 _FORMAT = "randens.risk-profile"
 _VERSION = 1
@@ -164,35 +172,44 @@ class RiskProfile:
         anyone = unpack(np.bitwise_or.reduceat(self.masks, self.starts[:-1]), self.members)
         return frozen(np.clip(self.weights @ anyone, 0.0, 1.0))
 
-    def configuration_risks(self, probs: ArrayLike) -> NDArray[np.float64]:
-        """max_{u ∈ U_k} u·α for every configuration [K]."""
-        values = weigh(self.masks, as_probs(probs, self.members))
-        return np.maximum.reduceat(values, self.starts[:-1])
+    def configuration_risks(
+        self, probs: ArrayLike, attempts: int | float = 1, draw: str = "query"
+    ) -> NDArray[np.float64]:
+        """r_k = max_{u ∈ U_k} u·α for every configuration [K]; with more attempts as in `risk`."""
+        alpha, tries, kind = as_probs(probs, self.members), as_attempts(attempts), as_draw(draw)
+        if kind == "client":
+            return coverage(self.masks, self.starts, alpha, tries)
+        values = np.maximum.reduceat(weigh(self.masks, alpha), self.starts[:-1])
+        if tries == math.inf:
+            return (values > 0).astype(np.float64)
+        return values if tries == 1 else 1.0 - (1.0 - np.minimum(values, 1.0)) ** tries
 
-    def risk(self, probs: ArrayLike) -> float:
-        """η(α), Eq. (4)."""
-        return self._frequency(self.configuration_risks(probs))
+    def risk(self, probs: ArrayLike, attempts: int | float = 1, draw: str = "query") -> float:
+        """η(α), Eq. (4), or the risk against an attacker who may try several times.
 
-    def exact_risk(self, probs: Sequence[Fraction]) -> Fraction:
-        """η(α) in rational arithmetic, with the weights as exact binary fractions."""
-        if len(probs) != self.members or sum(probs) != 1 or min(probs) < 0:
-            raise InputError(
-                f"probs must be {self.members} non-negative fractions summing to 1, got {tuple(probs)}"
-            )
-        denominator = math.lcm(*(p.denominator for p in probs))
-        numerators = [p.numerator * (denominator // p.denominator) for p in probs]
-        kind: Any = np.int64 if denominator < 2**62 else object
-        values = np.maximum.reduceat(weigh(self.masks, np.array(numerators, dtype=kind)), self.starts[:-1])
-        whole, shift = self._dyadic_weights
-        total = sum(w * v for w, v in zip(whole, values.tolist(), strict=True))
-        return Fraction(total, denominator << shift)
+        Parameters
+        ----------
+        probs : array [M]
+            α.
+        attempts : int or inf
+            How many perturbed inputs the attacker may send; one error is enough.
+        draw : str
+            ``"query"``: a member is drawn for every query, so q attempts succeed with probability 1 − (1 − r)^q.
+            ``"client"``: it is drawn once, so q attempts succeed if one of q perturbations fools that member; the
+            risk is the largest probability that q known sets cover together, and for q = inf that of their union.
 
-    @cached_property
-    def _dyadic_weights(self) -> tuple[list[int], int]:
-        """Whole numbers w and an exponent s with weights = w / 2^s exactly."""
-        ratios = [weight.as_integer_ratio() for weight in self.weights.tolist()]
-        shift = max(bottom.bit_length() - 1 for _, bottom in ratios)
-        return [top << (shift - bottom.bit_length() + 1) for top, bottom in ratios], shift
+        Returns
+        -------
+        float
+            The mean over the inputs.
+
+        Examples
+        --------
+        >>> profile = RiskProfile.from_configurations([[(1, 0), (0, 1)], []])
+        >>> [profile.risk([0.5, 0.5], q, draw) for q in (1, 2) for draw in ("query", "client")]
+        [0.25, 0.25, 0.375, 0.5]
+        """
+        return self._frequency(self.configuration_risks(probs, attempts, draw))
 
     def best_rows(self, probs: ArrayLike) -> NDArray[np.int64]:
         """For every configuration, the row of `masks` that fools the most at these probabilities [K]."""
@@ -208,7 +225,11 @@ class RiskProfile:
         return np.asarray(self.weights @ chosen, dtype=np.float64)
 
     def gain(self, probs: ArrayLike) -> float:
-        """E π = Σ_i α_i η_i − η(α) ≥ 0: how much a secret draw lowers the risk, compared with an announced one."""
+        """Σ_i α_i η_i − η(α) ≥ 0: how much a secret draw lowers the risk, compared with an announced one.
+
+        The mean *matching penny gap* of Gnecco-Heredia, Chevaleyre, Negrevergne, Meunier and Pydi (On the Role of
+        Randomization in Adversarially Robust Classification, NeurIPS 2023).
+        """
         alpha = as_probs(probs, self.members)
         return max(0.0, float(alpha @ self.member_risks) - self.risk(alpha))
 

@@ -10,14 +10,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from randens.core.errors import InputError, unknown
 from randens.core.files import Plain
-from randens.risk.candidate_sets import MAX_CANDIDATE_MEMBERS, candidate_sampling
 from randens.risk.certificate import Sampling
+from randens.risk.checks import as_attempts
 from randens.risk.confidence import ConfidentSampling, confident_sampling
-from randens.risk.exact_lp import exact_sampling
+from randens.risk.optimal import exact_sampling, retried_sampling
 from randens.risk.profile import RiskProfile
 from randens.risk.subgradient import subgradient_sampling
-
-__all__ = ["Contribution", "MethodValue", "compare_methods", "contributions", "optimal_sampling"]
+from randens.risk.theorems import MOST_CANDIDATE_MEMBERS, candidate_sampling
 
 _WORTHLESS = 1e-9  # what a member adds that is no more than rounding
 
@@ -47,9 +46,10 @@ def optimal_sampling(
     clean_risks: ArrayLike | None = None,
     *,
     confidence: float | None = None,
+    attempts: int | float = 1,
     **options: Any,
 ) -> Sampling:
-    """Minimise η(α); return the probabilities with a bound on their distance from the optimum.
+    """Minimize η(α); return the probabilities with a bound on their distance from the optimum.
 
     Parameters
     ----------
@@ -57,15 +57,18 @@ def optimal_sampling(
         What attacks have found.
     method : str
         ``"exact"`` (cutting planes with a certificate; any M), ``"subgradient"`` (Algorithm 1), ``"candidates"``
-        (M ≤ 5, Theorem 2) or ``"confidence"`` (the smallest upper confidence bound of the true risk). Default:
+        (M ≤ 3, Theorems 1 and 2) or ``"confidence"`` (the smallest upper confidence bound). Default:
         ``"confidence"`` where a confidence is given, else ``"exact"``.
     clean_risks : array, optional
-        [M], decides between equally good probabilities; the subgradient method ignores it, because it returns the
-        one point it found. Between equal confidence bounds the reference (uniform) is chosen.
+        [M], decides between equally good probabilities, for the methods ``"exact"`` and ``"candidates"``.
     confidence : float, optional
-        Of the upper confidence bound, 0.95 by default.
+        Of the upper confidence bound, 0.95 by default. `.upper` bounds the risk against the perturbations found for
+        all α at once; with ``reference="uniform"`` α minimizes the bound of the excess over uniform instead.
+    attempts : int or inf
+        Minimize the risk after so many attempts, with a fresh draw for each (method ``"exact"``). That risk is not
+        convex: the result is never worse than the probabilities for one attempt, and may be a local optimum.
     **options
-        Of `exact_sampling`, `subgradient_sampling`, `candidate_sampling` or `confident_sampling`.
+        Of `exact_sampling`, `subgradient_sampling` or `confident_sampling`.
 
     Returns
     -------
@@ -76,7 +79,7 @@ def optimal_sampling(
     --------
     >>> import randens
     >>> profile = randens.risk.RiskProfile.from_configurations([[(1, 0), (0, 1)], [(1, 1)]], [0.6, 0.4])
-    >>> optimal_sampling(profile).risk
+    >>> round(optimal_sampling(profile).risk, 9)
     0.7
     """
     if not isinstance(profile, RiskProfile):
@@ -92,6 +95,10 @@ def optimal_sampling(
         raise InputError(
             f"confidence is {confidence!r}, which method={method!r} does not take; drop one of them"
         )
+    if as_attempts(attempts) != 1:
+        if method != "exact" or options:
+            raise InputError(f"attempts is {attempts!r}, which only method='exact' takes, without options")
+        return retried_sampling(profile, attempts, clean_risks=clean_risks)
     if method == "confidence":
         return confident_sampling(profile, 0.95 if confidence is None else confidence, **options)
     if method == "exact":
@@ -111,6 +118,30 @@ class MethodValue(Plain):
     excess: float
 
 
+def compare_methods(profile: RiskProfile, best: Sampling) -> tuple[MethodValue, ...]:
+    """Uniform, the paper's subgradient method after 10 and 100 steps, the candidates where there are any, exact, and
+    the careful rule.
+
+    best: the exact optimum. excess: the risk above its lower bound, which nothing can go below on this profile. All
+    are evaluated on the inputs that chose them, where the exact optimum cannot lose; `cross_fit` is the estimate on
+    other inputs.
+    """
+    found = [("uniform", np.full(profile.members, 1.0 / profile.members))]
+    for iterations in (10, 100):
+        steps = subgradient_sampling(profile, iterations=iterations)
+        found.append((f"subgradient, T = {iterations}", steps.probs))
+    if profile.members <= MOST_CANDIDATE_MEMBERS:
+        found.append(("candidates", candidate_sampling(profile).probs))
+    found.append(("exact", best.probs))
+    if profile.size is not None and profile.size > 1:
+        careful = confident_sampling(profile, 0.95, reference="uniform")
+        found.append(("confidence 95 %", careful.probs))
+    return tuple(
+        MethodValue(name, probs, risk := profile.risk(probs), max(0.0, risk - best.lower_bound))
+        for name, probs in found
+    )
+
+
 @dataclass(frozen=True)
 class Contribution(Plain):
     """One member: its probability, its risk alone, and the best risk that the others reach without it.
@@ -126,31 +157,6 @@ class Contribution(Plain):
     advice: str
 
 
-def compare_methods(profile: RiskProfile, best: Sampling) -> tuple[MethodValue, ...]:
-    """Uniform, the paper's subgradient method after 10 and 100 steps, the candidates where there are any, exact, and
-    the upper confidence bound.
-
-    best: the exact optimum. excess: the risk above its lower bound, which nothing can go below on this profile. All
-    are judged on the inputs that chose them, where the exact optimum cannot lose; `AttackedSampling.crossed` is the
-    estimate on other inputs.
-    """
-    uniform = np.full(profile.members, 1.0 / profile.members)
-    found = [("uniform", uniform)]
-    for iterations in (10, 100):
-        steps = optimal_sampling(profile, method="subgradient", iterations=iterations)
-        found.append((f"subgradient, T = {iterations}", steps.probs))
-    if profile.members <= MAX_CANDIDATE_MEMBERS:
-        found.append(("candidates", optimal_sampling(profile, method="candidates").probs))
-    found.append(("exact", best.probs))
-    if profile.size is not None and profile.size > 1:
-        careful = optimal_sampling(profile, confidence=0.95, reference="uniform")
-        found.append(("confidence 95 %", careful.probs))
-    return tuple(
-        MethodValue(name, probs, risk := profile.risk(probs), max(0.0, risk - best.lower_bound))
-        for name, probs in found
-    )
-
-
 def contributions(profile: RiskProfile, best: Sampling) -> tuple[Contribution, ...]:
     """What each member is good for at the probabilities `best`."""
     members = profile.members
@@ -161,7 +167,7 @@ def contributions(profile: RiskProfile, best: Sampling) -> tuple[Contribution, .
     for i in range(members):
         prob, alone = float(best.probs[i]), float(profile.member_risks[i])
         others = [j for j in range(members) if j != i]
-        without = optimal_sampling(profile.restrict(others), method="exact").risk
+        without = exact_sampling(profile.restrict(others)).risk
         worth = max(0.0, without - best.risk)
         if prob == 0:
             advice = f"drop member {i}: it is never drawn"

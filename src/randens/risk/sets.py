@@ -13,25 +13,12 @@ from numpy.typing import NDArray
 
 from randens.core.errors import InputError
 
-__all__ = [
-    "MAX_MEMBERS",
-    "Masks",
-    "from_words",
-    "group",
-    "maximal",
-    "maximal_rows",
-    "pack",
-    "segment_argmax",
-    "to_words",
-    "unpack",
-    "weigh",
-]
-
 MAX_MEMBERS = 64
 """A mask is one 64-bit word."""
 
 Masks = NDArray[np.uint64]
 
+_ROUNDING = 1e-12  # of sums of probabilities
 _BYTE_BITS = ((np.arange(256)[:, None] >> np.arange(8)) & 1).astype(np.int64)
 
 
@@ -132,6 +119,37 @@ def group(
         all_weights.append(np.bincount(np.cumsum(new) - 1, weights=weights[mine][order]))
     starts = np.concatenate([[0], np.cumsum(np.concatenate(all_lengths))]).astype(np.int64)
     return np.concatenate(all_masks), starts, np.concatenate(all_weights)
+
+
+def coverage(
+    masks: Masks, starts: NDArray[np.int64], values: NDArray[np.float64], most: int | float
+) -> NDArray[np.float64]:
+    """For every segment, the largest value [K] of a union of at most `most` of its masks."""
+    lengths = np.diff(starts)
+    best = weigh(np.bitwise_or.reduceat(masks, starts[:-1]), values)
+    for k in np.flatnonzero(lengths > most):
+        best[k] = _largest_union(masks[starts[k] : starts[k + 1]], values, int(most))
+    return best
+
+
+def _largest_union(masks: Masks, values: NDArray[np.float64], most: int) -> float:
+    """Maximum coverage by exhaustive search, without unions that cannot become larger than the largest known one.
+
+    What further masks add to a union is at most the sum of what each adds alone.
+    """
+    union, best = np.uint64(0), 0.0
+    for _ in range(most):  # the greedy choice is a good union to begin with
+        union = union | masks[int(np.argmax(weigh(masks & ~union, values)))]
+    best = float(weigh(np.array([union]), values)[0])
+    unions = np.unique(masks)
+    for left in range(most - 1, 0, -1):
+        added = np.sort(weigh(masks & ~unions[:, None], values), axis=1)[:, -left:].sum(axis=1)
+        unions = unions[weigh(unions, values) + added > best + _ROUNDING]
+        if not len(unions):
+            break
+        unions = np.unique(unions[:, None] | masks)
+        best = max(best, float(weigh(unions, values).max()))
+    return best
 
 
 def to_words(fooled: NDArray[np.bool_]) -> list[str]:

@@ -5,102 +5,59 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from randens.core.errors import InputError
 from randens.risk.certificate import Certificate, Sampling
-from randens.risk.checks import as_count, as_positive, as_probs, frozen
+from randens.risk.checks import as_count, as_positive, as_probs, as_vector, frozen
+from randens.risk.optimal import tidy
 from randens.risk.profile import RiskProfile
-from randens.risk.simplex import project_simplex
 
-__all__ = ["best_step", "subgradient_sampling", "theorem4_bound"]
+
+def project_simplex(vector: ArrayLike) -> NDArray[np.float64]:
+    """The point of the simplex nearest to `vector` [M] in the Euclidean norm, Π_Δ of Algorithm 1, line 15.
+
+    The projection is max(v − θ, 0), and θ follows from sorting v once.
+    """
+    v = as_vector("vector", vector)
+    for i, value in enumerate(v):
+        if not np.isfinite(value):
+            raise InputError(f"vector[{i}] is {value:g}; only finite values can be projected")
+    # Adding a constant to all entries does not change the projection, and avoids lost digits for huge inputs.
+    v -= v.max()
+    falling = np.sort(v)[::-1]
+    excess = (np.cumsum(falling) - 1.0) / np.arange(1, len(v) + 1)
+    theta = excess[np.flatnonzero(falling > excess)[-1]]
+    return tidy(v - theta)
 
 
 def theorem4_bound(start: ArrayLike, step: float, iterations: int, optimum: ArrayLike | None = None) -> float:
     """(‖α⁽¹⁾ − α*‖² + M a² Σ t⁻²) / (2a Σ t⁻¹): how far above the optimum OSP can end (Theorem 4).
 
-    Parameters
-    ----------
-    start : array
-        α⁽¹⁾ [M].
-    step : float
-        a, the first step.
-    iterations : int
-        T.
-    optimum : array, optional
-        α*; by default the corner farthest from the start, so that the bound holds for every optimum.
-
-    Returns
-    -------
-    float
-        The largest excess risk.
-
-    Examples
-    --------
-    >>> theorem4_bound([0.5, 0.5], 1.0, 100) > 0
-    True
+    start: α⁽¹⁾. step: a. iterations: T. optimum: α*; by default the corner farthest from the start, so that the
+    bound holds for every optimum.
     """
     first = as_probs(start, name="start")
     a = as_positive("step", step)
     squares, total = _sums(as_count("iterations", iterations))
-    distance = (
-        _farthest(first) if optimum is None else float(((first - as_probs(optimum, len(first))) ** 2).sum())
-    )
+    distance = _farthest(first)
+    if optimum is not None:
+        distance = float(((first - as_probs(optimum, len(first))) ** 2).sum())
     return (distance + len(first) * a * a * squares) / (2.0 * a * total)
 
 
 def best_step(start: ArrayLike, iterations: int) -> float:
-    """The initial step a that makes Theorem 4's bound smallest when the optimum is unknown.
-
-    Parameters
-    ----------
-    start, iterations
-        As for `theorem4_bound`.
-
-    Returns
-    -------
-    float
-        The step with the smallest bound.
-
-    Examples
-    --------
-    >>> best_step([0.5, 0.5], 10) > 0
-    True
-    """
+    """The first step a that makes Theorem 4's bound smallest when the optimum is unknown."""
     first = as_probs(start, name="start")
     squares, _ = _sums(as_count("iterations", iterations))
     return float(np.sqrt(_farthest(first) / (len(first) * squares))) or 1.0
 
 
 def subgradient_sampling(
-    profile: RiskProfile,
-    *,
-    iterations: int = 100,
-    step: float = 1.0,
-    start: ArrayLike | None = None,
+    profile: RiskProfile, *, iterations: int = 100, step: float = 1.0, start: ArrayLike | None = None
 ) -> Sampling:
-    """The best of T projected subgradient steps with step sizes a/t (Algorithm 1, without the attacks).
+    """The best of T projected subgradient steps of size a/t (Algorithm 1, without the attacks).
 
-    The lower bound's certificate is the average of the attacks at all steps, weighted by their step sizes.
-
-    Parameters
-    ----------
-    profile : RiskProfile
-        What attacks have found.
-    iterations : int
-        T.
-    step : float
-        a of a_t = a / t. `best_step` minimises the bound of Theorem 4, but larger steps work better in practice.
-    start : array, optional
-        α⁽¹⁾, uniform by default.
-
-    Returns
-    -------
-    Sampling
-        Probabilities, risk, lower bound and certificate.
-
-    Examples
-    --------
-    >>> profile = RiskProfile.from_configurations([[(1, 0), (0, 1)], [(1, 1)]], [0.6, 0.4])
-    >>> subgradient_sampling(profile, iterations=50).risk >= 0.7 - 1e-9
-    True
+    iterations: T. step: a; `best_step` minimizes the bound of Theorem 4, but larger steps work better in practice.
+    start: α⁽¹⁾, uniform by default. The certificate is the average of the attacks at all steps, by step size.
     """
     rounds = as_count("iterations", iterations)
     members = profile.members

@@ -35,7 +35,7 @@ from pydantic.fields import FieldInfo
 
 from randens.attacks.base import current_name
 from randens.core.errors import FileError, InputError, unknown
-from randens.risk.candidate_sets import MAX_CANDIDATE_MEMBERS
+from randens.risk.theorems import MOST_CANDIDATE_MEMBERS
 from randens.threat import Threat
 
 if sys.version_info >= (3, 11):
@@ -296,9 +296,9 @@ class Recipe(_Part):
             raise ValueError(f"schedule.milestones holds {late[0]}; there are only {self.epochs} epochs")
         if self.adversary.level == "kl" and self.adversary.name in ("arc", "arc-r"):
             raise ValueError("adversary.level is 'kl'; arc follows decision boundaries and has no level")
-        if self.sampling.method == "candidates" and self.members > MAX_CANDIDATE_MEMBERS:
+        if self.sampling.method == "candidates" and self.members > MOST_CANDIDATE_MEMBERS:
             raise ValueError(
-                f"sampling.method is 'candidates'; that is for up to {MAX_CANDIDATE_MEMBERS} members, "
+                f"sampling.method is 'candidates'; that is for up to {MOST_CANDIDATE_MEMBERS} members, "
                 f"not {self.members}"
             )
         if self.adversary.loss == "mce" and (

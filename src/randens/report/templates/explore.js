@@ -136,7 +136,7 @@ function solve(members, configurations) {
   return { probs: normalised(alpha), lower: Math.min(...fooled), mass };
 }
 
-// Snap to a candidate that is as good: exact fractions where Theorems 1 and 2 and their continuation give them.
+// Snap to a candidate that is as good: exact fractions where Theorems 1 and 2 give them.
 function snapped(profile, probs, risk, candidates) {
   for (const words of candidates) {
     const point = normalised(words.map(parseNumber));

@@ -2,24 +2,36 @@
 
 From the risks of the members and of the randomized ensemble alone follow the share of inputs at which one
 perturbation does not fool all members, which probabilities can have been meant, and whether the numbers contradict
-Theorem 3, the convexity of η, or the inclusion of one perturbation set in another.
+Theorem 3, the convexity of η, or the inclusion of one perturbation set in another. Natural accuracy is linear in α,
+so it tells more about α than robust accuracy does.
+
+    python -m paper.published                the paper's own tables
+    python -m paper.published table.toml     rows of name, members, robust, and if known natural, members_natural,
+                                             probs and attacks (name, robust, norm, eps); JSON works as well
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linprog
 
-from randens.core.errors import InputError, unknown
-from randens.core.files import Plain
+from randens.core.errors import FileError, InputError, RandensError, unknown
+from randens.core.files import Plain, parse_json
+from randens.risk import auxiliary_risk, bounds
 from randens.risk.checks import as_probs, as_risks
-from randens.risk.floor_ceiling import auxiliary_risk, bounds
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 __all__ = ["Audited", "Reported", "ReportedAttack", "audit_published", "included"]
 
@@ -40,7 +52,8 @@ class Reported:
 
     members: robust accuracy of each member alone. robust: of the randomized ensemble, None if not reported. probs:
     α, None if not reported. attacks: robust accuracies of the same ensemble under several attacks. rounding: half a
-    unit of the last digit that is printed.
+    unit of the last digit that is printed. natural, members_natural: natural accuracies of the ensemble and of each
+    member.
     """
 
     name: str
@@ -50,6 +63,8 @@ class Reported:
     attacks: tuple[ReportedAttack, ...] = ()
     dimension: int = 3072
     rounding: float = 5e-5
+    natural: float | None = None
+    members_natural: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -59,7 +74,8 @@ class Audited(Plain):
     conflict: for two members drawn evenly, the P(R₁) that Theorem 1 then implies; for more, the least share of
     inputs at which no perturbation fools all members that can be fooled, from Σ α_i η_i − η (at the probabilities
     given, or uniform ones). probs_range: for every member the smallest and largest probability with which the
-    reported risk is possible, None if there is none. uniform_possible: whether equal probabilities are among them.
+    reported risk and natural accuracy are possible, None if there is none. uniform_possible: whether equal
+    probabilities are among them.
     violations: contradictions; notes: further remarks.
     """
 
@@ -102,10 +118,20 @@ def audit_published(reported: Reported) -> Audited:
             violations.append(
                 f"at the probabilities given the risk must lie between {least:.2%} and {mean:.2%}, not at {risk:.2%}"
             )
+        clean = np.array(reported.members_natural) if reported.natural is not None else np.zeros(0)
+        if len(clean) not in (0, len(risks)):
+            raise InputError(f"{reported.name} has {len(clean)} natural accuracies for {len(risks)} members")
+        natural = float(alpha @ clean) if len(clean) else None
+        if natural is not None and abs(natural - (reported.natural or 0.0)) > slack:
+            fits = False
+            text = f"at {said} the natural accuracy is {natural:.3%}, not {reported.natural:.2%}"
+            (violations if given else notes).append(text)
         if not given:
-            possible, ranges = fits, _possible(risks, float(risk), slack)
+            possible = fits
+            ranges = _possible(risks, float(risk), slack, clean, reported.natural)
             if ranges is None and not violations:
-                violations.append(f"no probabilities give the risk {risk:.2%} with these members (convexity)")
+                what = "risk" if natural is None else "risk and natural accuracy"
+                violations.append(f"no probabilities give the {what} with these members (convexity)")
         if gain >= -slack and len(risks) > 1:
             # π ≤ Σ α_i − max α_i at an input, and it is 0 unless some member that can be fooled is spared.
             most = float(alpha.sum() - alpha.max())
@@ -152,11 +178,16 @@ def _weaker(reported: Reported) -> list[str]:
 
 
 def _possible(
-    risks: NDArray[np.float64], risk: float, slack: float
+    risks: NDArray[np.float64],
+    risk: float,
+    slack: float,
+    clean: NDArray[np.float64],
+    natural: float | None,
 ) -> tuple[tuple[float, float], ...] | None:
     """For every member the range of α_i over {α : h(α) ≤ η ≤ Σ α_i η_i}, a polytope; None if it is empty.
 
-    h(α) = Σ_i (η_(i) − η_(i−1)) t_i with t_i ≥ α_j for all j ≥ i in the order of the risks (Lemma 4).
+    h(α) = Σ_i (η_(i) − η_(i−1)) t_i with t_i ≥ α_j for all j ≥ i in the order of the risks (Lemma 4). Natural
+    accuracies, if there are any, add the equality Σ α_i A_i = A.
     """
     members = len(risks)
     order = np.argsort(risks, kind="stable")
@@ -165,6 +196,9 @@ def _possible(
     rows = [np.r_[axes[order[j]], -axes[i]] for i in range(members) for j in range(i, members)]
     limits = [0.0] * len(rows) + [risk + slack, -risk + slack]
     rows += [np.r_[none, steps], np.r_[-risks, none]]
+    if len(clean) and natural is not None:
+        rows += [np.r_[clean, none], np.r_[-clean, none]]
+        limits += [natural + slack, -natural + slack]
     whole = {"A_eq": [np.r_[np.ones(members), none]], "b_eq": [1.0], "bounds": (0.0, 1.0)}
     ends = []
     for axis in axes:
@@ -177,12 +211,16 @@ def _possible(
 
 def reported_from(content: Mapping[str, Any]) -> Reported:
     """A row from plain values, as a TOML or JSON file has them; numbers above 1 are per cent."""
-    known = ("name", "members", "robust", "probs", "attacks", "dimension", "decimals")
+    known = (
+        *("name", "members", "robust", "natural", "members_natural"),
+        *("probs", "attacks", "dimension", "decimals"),
+    )
     for key in content:
         if key not in known:
             unknown("field of a table's row", key, known)
     name = str(content.get("name", "row"))
-    numbers = [*content.get("members", ()), *([content["robust"]] if "robust" in content else ())]
+    numbers = [*content.get("members", ()), *content.get("members_natural", ())]
+    numbers += [content[key] for key in ("robust", "natural") if key in content]
     numbers += [one.get("robust", math.nan) for one in content.get("attacks", ())]
     for value in numbers:
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 100:
@@ -209,4 +247,60 @@ def reported_from(content: Mapping[str, Any]) -> Reported:
         attacks,
         int(content.get("dimension", 3072)),
         0.5 * 10.0**-decimals / unit,
+        float(content["natural"]) / unit if "natural" in content else None,
+        tuple(float(value) / unit for value in content.get("members_natural", ())),
     )
+
+
+def read_rows(path: Path) -> list[Reported]:
+    """The rows of a TOML or JSON file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        content: Any = parse_json(text.encode()) if path.suffix == ".json" else tomllib.loads(text)
+    except OSError as error:
+        raise FileError(f"cannot read the table {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise FileError(f"{path} is neither TOML nor JSON: {error}") from error
+    rows = content.get("rows") if isinstance(content, dict) else content
+    if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
+        raise InputError(f"{path} holds no rows; give [[rows]] with name, members and robust")
+    return [reported_from(row) for row in rows]
+
+
+def lines(rows: Sequence[Reported]) -> Iterator[str]:
+    """What an audit of published rows found, in sentences."""
+    wrong = 0
+    for row in rows:
+        one = audit_published(row)
+        wrong += bool(one.violations)
+        parts = []
+        if one.gain is not None:
+            parts.append(f"gain {100 * one.gain:+.2f} points")
+        if one.conflict is not None:
+            parts.append(f"{'P(R1)' if len(row.members) == 2 else 'conflict at least'} {one.conflict:.2%}")
+        if one.probs_range is not None:
+            ranges = ", ".join(f"{low:.2f}–{high:.2f}" for low, high in one.probs_range)
+            parts.append(f"possible α: {ranges}{'' if one.uniform_possible else ' (uniform is not)'}")
+        yield f"{one.name}: {'; '.join(parts) or 'nothing to check'}"
+        yield from (f"  VIOLATION: {text}" for text in one.violations)
+        yield from (f"  note: {text}" for text in one.notes)
+    yield f"{len(rows)} rows, {wrong} with violations."
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the audit of a table, by default of the paper's own tables."""
+    try:
+        if arguments:
+            print("\n".join(lines(read_rows(Path(arguments[0])))))
+        else:
+            from paper.reproduce.published import paper_rows, repeated
+
+            print("\n".join([*lines(paper_rows()), *(f"printed twice: {text}" for text in repeated())]))
+    except RandensError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

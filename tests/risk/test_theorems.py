@@ -1,28 +1,245 @@
-"""Theorem 3: bounds from member risks alone, the construction that meets them, and advice drawn from them."""
+"""Theorems 1 to 3 and Corollary 1 as properties: pairs, the ten candidates of three, bounds, and advice from them."""
 
 from __future__ import annotations
 
 import itertools
+import math
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.risk.risk_cases import profiles, risk_lists, simplex_points
+from tests.risk.risk_cases import profiles, risk_lists, simplex_points, weights
 
 from randens.core.errors import InputError
 from randens.risk import (
+    FIGURE_3,
     RiskProfile,
     auxiliary_risk,
     bounds,
     candidate_sampling,
+    candidates,
     exact_sampling,
     explain,
     necessary_size,
     rule_of_thumb,
+    theorem1_test,
     tight_profile,
+    two_classifiers,
 )
+
+
+@settings(deadline=None)
+@given(profiles(2, 2))
+def test_theorem_1_gives_the_optimum(profile: RiskProfile) -> None:
+    found = two_classifiers(profile)
+    best = exact_sampling(profile)
+    assert found.risk == pytest.approx(best.risk, abs=1e-10)
+    assert profile.risk(found.probs) == pytest.approx(found.risk, abs=1e-12)
+    first, second = profile.member_risks
+    assert found.helps == (best.risk < min(first, second) - 1e-11)
+    if found.helps:
+        assert best.probs == pytest.approx([0.5, 0.5], abs=1e-9)
+    assert found.limit - 1e-12 <= found.risk
+    assert found.limit == pytest.approx(bounds(profile.member_risks).floor, abs=1e-12)
+
+
+@settings(deadline=None)
+@given(profiles(2, 2), st.data())
+def test_the_five_frequencies_are_the_whole_risk(profile: RiskProfile, data: st.DataObject) -> None:
+    a, b = data.draw(simplex_points(2))
+    p = list(two_classifiers(profile).frequencies.values())
+    assert sum(p) == pytest.approx(1)
+    assert p[0] * max(a, b) + p[1] + p[2] * a + p[3] * b == pytest.approx(profile.risk([a, b]), abs=1e-12)
+
+
+@settings(deadline=None)
+@given(weights(5))
+def test_figure_3_by_name(p: list[float]) -> None:
+    assert list(FIGURE_3) == ["either-not-both", "both", "first-only", "second-only", "neither"]
+    found = two_classifiers(RiskProfile.from_configurations(FIGURE_3.values(), p))
+    assert list(found.frequencies.values()) == pytest.approx(p, abs=1e-12)
+    assert found.member_risks == pytest.approx((p[0] + p[1] + p[2], p[0] + p[1] + p[3]))
+    assert found.conflict == pytest.approx(p[0])
+
+
+def test_the_limit_is_reached_by_nested_conflict() -> None:
+    profile = RiskProfile.from_configurations(
+        [FIGURE_3["either-not-both"], FIGURE_3["second-only"], FIGURE_3["neither"]], [0.3, 0.1, 0.6]
+    )
+    found = two_classifiers(profile)
+    assert found.risk == pytest.approx(found.limit) == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(
+    ("p", "helps", "words"),
+    [
+        ([0.6, 0.0, 0.0, 0.0, 0.4], True, "from 60.0% down to 30.0%"),
+        ([0.2, 0.0, 0.3, 0.0, 0.5], False, "no mixture beats the second member alone, at 20.0%"),
+        ([0.25, 0.0, 0.25, 0.0, 0.5], False, "They are equal"),
+        ([0.0, 0.4, 0.0, 0.1, 0.5], False, "fools them at once"),
+        ([0.0, 0.0, 0.5, 0.2, 0.3], False, "no input at which the attacker has to guess"),
+    ],
+)
+def test_explanations_name_the_reason(p: list[float], helps: bool, words: str) -> None:
+    found = two_classifiers(RiskProfile.from_configurations(FIGURE_3.values(), p))
+    assert found.helps is helps
+    assert words in found.explanation
+    assert found.to_json()["explanation"] == found.explanation
+
+
+def test_only_pairs_are_accepted() -> None:
+    profile = RiskProfile.from_configurations([np.eye(3)], [1.0])
+    with pytest.raises(InputError, match="profile has 3 members; Theorem 1 is about 2"):
+        two_classifiers(profile)
+    assert two_classifiers(profile.restrict((0, 2))).helps
+
+
+def _profile(counts: tuple[int, int, int, int, int]) -> RiskProfile:
+    return RiskProfile.from_configurations(FIGURE_3.values(), np.array(counts) / sum(counts))
+
+
+def test_theorem_1_as_a_test_by_hand() -> None:
+    """40 of 100 inputs in conflict, 5 and 15 foolable in one member only: 0.4 − |0.05 − 0.15| = 0.3."""
+    found = theorem1_test(_profile((40, 10, 5, 15, 30)), 100)
+    assert found.value == pytest.approx(0.3)
+    # The smaller side has 45 inputs for drawing and 15 against: a sign test on 60.
+    assert found.p_value == pytest.approx(sum(math.comb(60, k) for k in range(45, 61)) / 2**60)
+    assert found.verdict == "helps"
+    assert 0 < found.low < 0.3 < found.high < 0.6
+
+
+@pytest.mark.parametrize(
+    ("counts", "verdict"),
+    [((1, 0, 0, 0, 9), "undecided"), ((0, 0, 0, 50, 50), "does not help"), ((60, 0, 0, 0, 40), "helps")],
+)
+def test_verdicts_of_the_test(counts: tuple[int, int, int, int, int], verdict: str) -> None:
+    assert theorem1_test(_profile(counts), sum(counts)).verdict == verdict
+
+
+def test_the_interval_covers_and_the_test_keeps_its_level() -> None:
+    """Drawn 400 times from a distribution at the edge, where drawing just does not help."""
+    generator = np.random.default_rng(0)
+    p = np.array([0.1, 0.2, 0.05, 0.15, 0.5])
+    truth = p[0] - abs(p[2] - p[3])
+    wrong = missed = 0
+    for _ in range(400):
+        counts = generator.multinomial(150, p)
+        found = theorem1_test(_profile(tuple(counts)), 150, confidence=0.9)
+        wrong += found.verdict == "helps"
+        missed += not found.low <= truth <= found.high
+    assert truth == pytest.approx(0.0)
+    assert wrong <= 60
+    assert missed <= 40
+
+
+def test_the_test_needs_to_know_how_many_inputs() -> None:
+    with pytest.raises(InputError, match="n must be a whole number"):
+        theorem1_test(_profile((1, 1, 1, 1, 1)))
+    with pytest.raises(InputError, match="confidence"):
+        theorem1_test(_profile((1, 1, 1, 1, 1)), 5, confidence=1.5)
+
+
+HALF, THIRD, QUARTER = Fraction(1, 2), Fraction(1, 3), Fraction(1, 4)
+
+THEOREM_2: list[tuple[Fraction | int, ...]] = [
+    (1, 0, 0),
+    (0, 1, 0),
+    (0, 0, 1),
+    (HALF, HALF, 0),
+    (0, HALF, HALF),
+    (HALF, 0, HALF),
+    (HALF, QUARTER, QUARTER),
+    (QUARTER, HALF, QUARTER),
+    (QUARTER, QUARTER, HALF),
+    (THIRD, THIRD, THIRD),
+]
+
+# The paper's configurations for three classifiers, and its ten vectors p as positions among them.
+A, B, C = (1, 0, 0), (0, 1, 0), (0, 0, 1)
+EQUATION = [
+    [A, B, C],
+    [(1, 1, 0), C],
+    [(0, 1, 1), A],
+    [(1, 0, 1), B],
+    [A, B],
+    [B, C],
+    [A, C],
+    [A],
+    [B],
+    [C],
+    [(1, 1, 1)],
+    [(0, 0, 0)],
+]
+PAPER = [(9, 10), (8, 10), (8, 9), (5, 10), (6, 8), (7, 9), (3, 6), (4, 7), (2, 5), (1,)]
+
+
+def test_three_classifiers_have_the_ten_candidates_of_theorem_2() -> None:
+    assert set(candidates(3)) == {tuple(Fraction(x) for x in row) for row in THEOREM_2}
+
+
+def test_two_classifiers_have_the_three_of_theorem_1() -> None:
+    assert set(candidates(2)) == {(1, 0), (0, 1), (HALF, HALF)}
+    assert candidates(1) == ((Fraction(1),),)
+
+
+@pytest.mark.parametrize(("index", "used"), list(enumerate(PAPER)))
+def test_each_of_the_papers_vectors_has_its_own_unique_minimiser(index: int, used: tuple[int, ...]) -> None:
+    profile = RiskProfile.from_configurations([EQUATION[k - 1] for k in used], [1 / len(used)] * len(used))
+    risks = {c: profile.risk(np.array(c, dtype=float)) for c in candidates(3)}
+    expected = tuple(Fraction(x) for x in THEOREM_2[index])
+    assert [c for c, risk in risks.items() if risk < min(risks.values()) + 1e-12] == [expected]
+    assert candidate_sampling(profile).probs == pytest.approx([float(x) for x in expected])
+
+
+@pytest.mark.parametrize("members", [2, 3])
+def test_candidates_are_vertices_found_by_solving_every_system(members: int) -> None:
+    """The slow way: every choice of M − 1 hyperplanes (u − v)·α = 0, in rational numbers."""
+    normals = [d for d in itertools.product((-1, 0, 1), repeat=members) if d > tuple(-x for x in d)]
+    found = set()
+    for rows in itertools.combinations(normals, members - 1):
+        matrix = np.array([*rows, (1,) * members], dtype=np.float64)
+        determinant = np.linalg.det(matrix)
+        if abs(determinant) < 0.5:
+            continue
+        solution = np.linalg.solve(matrix, np.eye(members)[-1])
+        if solution.min() > -1e-9:
+            found.add(tuple(Fraction(float(x)).limit_denominator(100) for x in solution))
+    assert found == set(candidates(members))
+
+
+@settings(deadline=None)
+@given(profiles(1, 3), st.data())
+def test_no_point_of_the_simplex_beats_the_candidates(profile: RiskProfile, data: st.DataObject) -> None:
+    alpha = data.draw(simplex_points(profile.members))
+    best = candidate_sampling(profile)
+    assert best.risk <= profile.risk(alpha) + 1e-11
+    assert best.gap == 0
+
+
+def test_ties_go_to_lower_clean_risk_then_to_fewer_members() -> None:
+    # Members 0 and 1 fail exactly alike: all mixtures of them are equally good.
+    profile = RiskProfile.from_configurations([[(1, 1, 0)], [(0, 0, 1)]], [0.3, 0.7])
+    assert candidate_sampling(profile).probs.tolist() == [1, 0, 0]
+    assert candidate_sampling(profile, clean_risks=[0.2, 0.1, 0.0]).probs.tolist() == [0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("M", "message"), [(0, "got 0"), (4, "M is 4"), (2.0, "got 2.0"), (True, "got True")]
+)
+def test_other_sizes_are_refused(M: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        candidates(M)
+
+
+def test_larger_profiles_are_sent_to_the_exact_method() -> None:
+    profile = RiskProfile.from_configurations([np.eye(4)], [1.0])
+    with pytest.raises(InputError, match="method='exact' has no such limit"):
+        candidate_sampling(profile)
+    with pytest.raises(InputError, match="clean_risks has 1 values; expected one for each of the 2"):
+        candidate_sampling(profile.restrict([0, 1]), clean_risks=[0.1])
 
 
 @settings(deadline=None)
@@ -191,7 +408,7 @@ def test_in_two_class_problems_some_threshold_vote_is_at_least_as_robust(
     sets = [rng.random((int(rng.integers(1, 5)), members)) < 0.5 for _ in range(n)]
     labels = rng.integers(0, 2, n)
     profile = RiskProfile.from_configurations(sets)
-    alpha = candidate_sampling(profile).probs
+    alpha = exact_sampling(profile).probs
     sums = sorted({0.0, *(sum(c) for k in range(members + 1) for c in itertools.combinations(alpha, k))})
     votes = []
     for threshold in [(a + b) / 2 for a, b in itertools.pairwise([*sums, 1.0 + 1e-9])]:

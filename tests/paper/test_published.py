@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given, settings
 from tests.risk.risk_cases import profiles
 
-from randens.cli.main import run as command
+from paper.published import Reported, ReportedAttack, audit_published, included, main, reported_from
 from randens.core.errors import InputError
 from randens.risk import RiskProfile
-from randens.risk.published import Reported, ReportedAttack, audit_published, included, reported_from
 
 
 @settings(deadline=None, max_examples=30)
@@ -88,25 +87,43 @@ def test_an_attack_on_the_larger_set_must_not_find_less() -> None:
     )
 
 
+def test_natural_accuracies_tell_alpha() -> None:
+    """Natural accuracy is linear in α: 0.8 of members with 0.9 and 0.7 is reached by (½, ½) alone."""
+    row = Reported("row", (0.4, 0.42), 0.47, natural=0.8, members_natural=(0.9, 0.7))
+    found = audit_published(row)
+    assert found.uniform_possible
+    assert found.probs_range is not None
+    assert found.probs_range == (pytest.approx((0.5, 0.5), abs=1e-3), pytest.approx((0.5, 0.5), abs=1e-3))
+    other = audit_published(dataclasses.replace(row, natural=0.75))
+    assert not other.uniform_possible
+    assert "80.000%, not 75.00%" in other.notes[0]
+    assert other.probs_range is not None
+    assert other.probs_range[0] == pytest.approx((0.25, 0.25), abs=1e-3)
+    given = audit_published(dataclasses.replace(row, natural=0.75, probs=(0.5, 0.5)))
+    assert "natural accuracy is 80.000%" in given.violations[0]
+    # No α has a natural accuracy above every member's.
+    assert audit_published(dataclasses.replace(row, natural=0.95)).violations
+    with pytest.raises(InputError, match="1 natural accuracies for 2 members"):
+        audit_published(dataclasses.replace(row, members_natural=(0.9,)))
+
+
 def test_the_papers_own_tables(capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("torch", reason="the paper's tables come with the code that reproduces them")
-    assert command(["explain", "--table", "paper", "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert len(said["rows"]) == 22 + 18 + 9
-    wrong = [row for row in said["rows"] if row["violations"]]
-    assert len(wrong) == 9
-    assert all(row["name"].startswith("Table 5") and "ACW is weak" in row["violations"][0] for row in wrong)
-    by_name = {row["name"]: row for row in said["rows"]}
-    # η₁ + η₂ − 2η: 58.01 + 58.82 − 2·55.62.
-    assert by_name["Table 2, ResNet-20, CIFAR-10, BARRE, M = 2"]["conflict"] == pytest.approx(
-        0.0559, abs=1e-4
-    )
-    assert by_name["Table 1, MobileNetV1, CIFAR-10, MRBoost-R"]["gain"] == pytest.approx(0.0588, abs=1e-4)
-    assert any("M = 3 and M = 4 have the same numbers" in text for text in said["repeated"])
-    # Table 5 has IAT 49.57, MRBoost-R 48.05, BARRE 49.91 for MobileNetV1, Table 1 49.57, 48.91, 49.91.
-    (mobile,) = [text for text in said["repeated"] if text.startswith("MobileNetV1: Table 1")]
-    assert mobile.endswith("print the same robust accuracy for IAT, BARRE: OSP returned its start")
-    assert sum("for IAT, MRBoost-R, BARRE" in text for text in said["repeated"]) == 2
+    assert main([]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "49 rows, 9 with violations." in lines
+    assert all("ACW is weak" in line for line in lines if "VIOLATION" in line)
+    by_name = {line.split(": ")[0]: line for line in lines}
+    # η₁ + η₂ − 2η: 58.01 + 58.82 − 2·55.62; the natural accuracies leave one α.
+    pair = by_name["Table 2, ResNet-20, CIFAR-10, BARRE, M = 2"]
+    assert "P(R1) 5.59%" in pair
+    assert pair.endswith("possible α: 0.50–0.50, 0.50–0.50")
+    assert "gain +5.88 points" in by_name["Table 1, MobileNetV1, CIFAR-10, MRBoost-R"]
+    # Its natural accuracy is 83.54 and the mean of its members 83.52.
+    assert "(uniform is not)" in by_name["Table 1, ResNet-18, CIFAR-10, BARRE"]
+    same = [line for line in lines if "have the same robust accuracy" in line]
+    assert len(same) == 8
+    assert sum("exclude equal" in line for line in same) == 1
+    assert any("M = 3 and M = 4 have the same numbers" in line for line in lines)
 
 
 def test_tables_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,14 +132,12 @@ def test_tables_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         '[[rows]]\nname = "mine"\nmembers = [40.0, 42.0]\nrobust = 72.0\n'
         '[[rows]]\nname = "attacks"\nattacks = [{name = "A", robust = 0.5, norm = "linf", eps = 0.1}]\n'
     )
-    assert command(["explain", "--table", str(table)]) == 0
+    assert main([str(table)]) == 0
     out = capsys.readouterr().out
-    assert "VIOLATION: the risk 28.00% is below the floor 30.00%" in out.replace("\n", " ")
+    assert "VIOLATION: the risk 28.00% is below the floor 30.00%" in out
     assert "2 rows, 1 with violations" in out
     for content in ("x = 1", "[[rows]]\nmember = [1]", "[[rows]]\nmembers = [400.0]\nrobust = 1", "[[rows]"):
         table.write_text(content)
-        assert command(["explain", "--table", str(table)]) == 2
-    assert command(["explain"]) == 2
-    assert command(["explain", "0.4", "--table", "paper"]) == 2
+        assert main([str(table)]) == 2
     with pytest.raises(InputError, match="needs name, robust, norm and eps"):
         reported_from({"attacks": [{"robust": 0.5}]})

@@ -1,0 +1,217 @@
+"""Optimal sampling probabilities of a profile, with proof: cutting planes in M + 1 variables.
+
+η is the largest of finitely many linear functions g·α, and a subgradient at any point is one of them. So the
+master program min s, s ≥ g·α for the g found so far, bounds η from below, does not grow with the number of
+inputs, and becomes exact after a few dozen rounds. Its multipliers average the attacks behind the cuts
+into the certificate.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from randens.core.errors import ModelError
+from randens.risk.certificate import Certificate, Sampling
+from randens.risk.checks import as_attempts, as_count, as_positive, as_risks, frozen
+from randens.risk.profile import RiskProfile
+
+_TIGHT = 1e-10
+# Cuts are taken between the best point so far and the master's optimum: either the master moves or the best
+# point improves by this share of the gap, and far fewer cuts are needed than at the optimum itself.
+STEP = 0.3
+# Below this gap, cutting at the master's own optimum ends the search at a vertex of η.
+_LAST_STEPS = 1e-7
+# A preferred minimizer may be worse by rounding only.
+_EQUAL = 1e-12
+# Factors by which the clean risk is added to the risk; the first is enough unless inputs weigh less than 1e-5.
+_TILTS = (1e-5, 1e-7)
+_MOST_REWEIGHTED = 100
+
+
+class CutProgram:
+    """min s + tilt·α over (α, s) with α in the simplex of M members and s ≥ g·α for every cut g, by HiGHS.
+
+    `cuts` [c, M] holds the cuts added so far. The program stays in the solver between two solves, so that adding a
+    cut costs a few dual simplex steps.
+    """
+
+    def __init__(self, members: int) -> None:
+        import highspy  # loaded with the first program, not with the package
+
+        self.members = members
+        self.cuts: NDArray[np.float64] = np.empty((0, members))
+        self._h: Any = highspy.Highs()  # type: ignore[no-untyped-call]
+        self._optimal = highspy.HighsModelStatus.kOptimal
+        self._inf = highspy.kHighsInf
+        for option, value in (
+            ("output_flag", False),
+            ("presolve", "off"),
+            ("threads", 1),
+            ("primal_feasibility_tolerance", _TIGHT),
+            ("dual_feasibility_tolerance", _TIGHT),
+        ):
+            self._h.setOptionValue(option, value)
+        self._columns = np.arange(members + 1, dtype=np.int32)
+        lower, upper = np.append(np.zeros(members), -self._inf), np.full(members + 1, self._inf)
+        self._h.addVars(members + 1, lower, upper)
+        self._h.changeColsCost(members + 1, self._columns, np.append(np.zeros(members), 1.0))
+        self._h.addRow(1.0, 1.0, members, self._columns[:-1], np.ones(members))
+
+    def add(self, cut: NDArray[np.float64]) -> None:
+        """Add the cut s ≥ g·α for g [M]."""
+        self.cuts = np.vstack([self.cuts, cut])
+        self._h.addRow(0.0, self._inf, self.members + 1, self._columns, np.append(-cut, 1.0))
+
+    def tilt(self, cost: NDArray[np.float64]) -> None:
+        """Add cost·α to the objective, in place of what was added before."""
+        self._h.changeColsCost(self.members, self._columns[:-1], cost)
+
+    def lowest(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """A vertex [M] of the minimizers of max_c g_c·α + tilt·α over the simplex, and the cuts' multipliers [c].
+
+        The multipliers are non-negative, sum to 1, and prove the value: without a tilt, no α is below
+        min_i (Σ_c λ_c g_c)_i.
+        """
+        for _ in range(2):
+            self._h.run()
+            status = self._h.getModelStatus()
+            if status == self._optimal:
+                solution = self._h.getSolution()
+                return tidy(np.array(solution.col_value[:-1])), tidy(np.array(solution.row_dual[1:]))
+            self._h.clearSolver()  # once more, from scratch
+        raise ModelError(
+            f"the linear program over {self.members} members and {len(self.cuts)} cuts failed: "
+            f"{self._h.modelStatusToString(status)}"
+        )
+
+
+def tidy(probs: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Probabilities from nearly non-negative numbers nearly summing to 1, as a solver returns them."""
+    clipped = np.maximum(probs, 0.0)
+    return np.asarray(clipped / clipped.sum(), dtype=np.float64)
+
+
+def exact_sampling(
+    profile: RiskProfile,
+    *,
+    clean_risks: ArrayLike | None = None,
+    tol: float = 1e-12,
+    max_iterations: int = 10_000,
+) -> Sampling:
+    """α minimizing η over the simplex, its value, and a certificate that nothing lower exists.
+
+    Among equally good α, the one with the lowest clean risk is chosen.
+    """
+    tol = as_positive("tol", tol)
+    limit = as_count("max_iterations", max_iterations)
+    members = profile.members
+    clean = np.zeros(members) if clean_risks is None else as_risks("clean_risks", clean_risks, members)
+
+    point = best = lowest_point = np.full(members, 1.0 / members)
+    risk = np.inf
+    points: list[NDArray[np.float64]] = []
+    program = CutProgram(members)
+    for _ in range(limit):
+        cut = profile.subgradient(point)
+        if cut @ point < risk:
+            risk, best = float(cut @ point), point
+        points.append(point)
+        program.add(cut)
+        before = lowest_point
+        lowest_point, multipliers = program.lowest()
+        gap = risk - float((multipliers @ program.cuts).min())
+        if gap <= tol or (np.array(points) == lowest_point).all(axis=1).any():
+            # If the lowest point was cut before, it cannot move, and the remaining gap is rounding.
+            break
+        # If the lowest point did not move, it is probably the optimum.
+        settled = gap <= _LAST_STEPS or np.array_equal(lowest_point, before)
+        point = lowest_point if settled else (1.0 - STEP) * best + STEP * lowest_point
+    else:
+        raise ModelError(
+            f"cutting planes left a gap of {gap:.3g} after {limit} iterations; raise max_iterations"
+        )
+
+    # Every cut is an attack on each configuration; mixing the cuts mixes the attacks.
+    mass = np.zeros(len(profile.masks))
+    for point, multiplier in zip(points, multipliers.tolist(), strict=True):
+        if multiplier > 0:
+            mass[profile.best_rows(point)] += multiplier * profile.weights
+    certificate = Certificate.from_rows(profile, mass)
+    probs = _preferred(profile, program, best, clean)
+    risk = profile.risk(probs)
+    return Sampling(
+        probs=frozen(probs),
+        risk=risk,
+        lower_bound=min(certificate.bound, risk),
+        method="exact",
+        iterations=len(points),
+        certificate=certificate,
+    )
+
+
+def _preferred(
+    profile: RiskProfile, program: CutProgram, best: NDArray[np.float64], cost: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """The minimizer of η with the lowest cost·α, a vertex; `best` is one of the minimizers.
+
+    The minimizers may be a segment or a point, which a solver's tolerances do not respect as constraints. As an
+    objective, η plus a small multiple of the cost, they are well posed.
+    """
+    for factor in _TILTS if cost.any() else (0.0,):
+        program.tilt(factor * cost)
+        while True:
+            probs, _ = program.lowest()
+            cut, cuts = profile.subgradient(probs), program.cuts
+            # A cut that is there already is violated by no more than rounding.
+            if cut @ probs <= (cuts @ probs).max() or (cuts == cut).all(axis=1).any():
+                break
+            program.add(cut)
+        if profile.risk(probs) <= profile.risk(best) + _EQUAL:
+            return probs
+    return best.copy()
+
+
+def retried_sampling(
+    profile: RiskProfile, attempts: int | float, *, clean_risks: ArrayLike | None = None
+) -> Sampling:
+    """α with a small risk after several attempts, with a fresh draw for each; never worse than the α for one attempt.
+
+    1 − (1 − r)^q is concave in r, so its tangent is never below it, and minimizing Σ_k p_k q (1 − r_k)^(q−1) r_k(α), a
+    linear program with other weights, never raises the risk. This is repeated from the optimum for one attempt,
+    from uniform and from the best member. The result may be a local optimum: the lower bound is that of one
+    attempt, with its certificate. For q = inf the best member alone is optimal.
+    """
+    tries = as_attempts(attempts)
+    first = exact_sampling(profile, clean_risks=clean_risks)
+    uniform = np.full(profile.members, 1.0 / profile.members)
+    alone = np.eye(profile.members)[int(np.argmin(profile.member_risks))]
+    found = [alone if tries == math.inf else first.probs]
+    if 1 < tries < math.inf:
+        found = [_reweighted(profile, start, tries) for start in (first.probs, uniform, alone)]
+    probs = min(found, key=lambda point: profile.risk(point, tries))
+    risk = profile.risk(probs, tries)
+    return replace(first, probs=frozen(probs.copy()), risk=risk, attempts=tries)
+
+
+def _reweighted(
+    profile: RiskProfile, probs: NDArray[np.float64], attempts: int | float
+) -> NDArray[np.float64]:
+    for _ in range(_MOST_REWEIGHTED):
+        weights = profile.weights * (1.0 - profile.configuration_risks(probs).clip(0.0, 1.0)) ** (attempts - 1)
+        kept = np.flatnonzero(weights > 0)
+        if not len(kept):
+            break
+        sets = profile.configurations
+        reweighted = RiskProfile.from_configurations(
+            [sets[k] for k in kept], weights[kept] / weights.sum(), members=profile.members
+        )
+        lower = exact_sampling(reweighted).probs
+        if profile.risk(lower, attempts) >= profile.risk(probs, attempts) - _EQUAL:
+            break
+        probs = lower
+    return probs

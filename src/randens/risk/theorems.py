@@ -1,0 +1,347 @@
+"""The theorems about randomized ensembles: two and three classifiers (Theorems 1, 2), bounds for any number (3)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import betainc, betaincinv
+
+from randens.core.errors import InputError
+from randens.core.files import Plain
+from randens.risk.certificate import Sampling
+from randens.risk.checks import as_count, as_probs, as_risks, as_share, frozen
+from randens.risk.profile import RiskProfile
+
+FIGURE_3: Mapping[str, tuple[tuple[int, int], ...]] = MappingProxyType(
+    {
+        "either-not-both": ((1, 0), (0, 1)),
+        "both": ((1, 1),),
+        "first-only": ((1, 0),),
+        "second-only": ((0, 1),),
+        "neither": ((0, 0),),
+    }
+)
+"""The five ways in which two classifiers can meet an attacker at an input, in the order of Figure 3.
+
+With frequencies p₁ … p₅, η(α) = p₁ max(α₁, α₂) + p₂ + p₃ α₁ + p₄ α₂.
+"""
+
+_CANDIDATES = {
+    1: "1",
+    2: "1 0, 0 1, 1/2 1/2",
+    3: "1 0 0, 0 1 0, 0 0 1, 1/2 1/2 0, 1/2 0 1/2, 0 1/2 1/2, "
+    "1/2 1/4 1/4, 1/3 1/3 1/3, 1/4 1/2 1/4, 1/4 1/4 1/2",
+}
+MOST_CANDIDATE_MEMBERS = max(_CANDIDATES)
+
+_EQUAL = 1e-11  # risks this close are equal
+_TIE = 1e-12  # frequencies and ratios this close are equal up to rounding
+
+
+@dataclass(frozen=True, eq=False)
+class TwoClassifiers(Plain):
+    """What Theorem 1 and Corollary 1 say about two classifiers.
+
+    frequencies: p_k of each configuration of Figure 3, by name. member_risks: η₁, η₂. conflict: P(R₁), how
+    often either can be fooled but never both at once. helps: P(R₁) > |η₁ − η₂|, which is necessary and
+    sufficient for drawing to beat both members. probs, risk: the optimum, (½, ½) if it helps and the better
+    member otherwise. limit: what no ensemble of two members with these risks can go below (Corollary 1).
+    explanation: why, in words.
+    """
+
+    frequencies: Mapping[str, float]
+    member_risks: tuple[float, float]
+    conflict: float
+    helps: bool
+    probs: NDArray[np.float64]
+    risk: float
+    limit: float
+    explanation: str
+
+
+def two_classifiers(profile: RiskProfile) -> TwoClassifiers:
+    """Whether drawing between the two members of a profile helps (Theorem 1), and the best they could do.
+
+    Parameters
+    ----------
+    profile : RiskProfile
+        Of two members; for two of a larger ensemble, pass `profile.restrict((i, j))`.
+
+    Returns
+    -------
+    TwoClassifiers
+        What Theorem 1 says.
+
+    Examples
+    --------
+    >>> sets = [FIGURE_3["either-not-both"], FIGURE_3["neither"]]
+    >>> found = two_classifiers(RiskProfile.from_configurations(sets, [0.6, 0.4]))
+    >>> found.helps, found.probs.tolist(), found.risk
+    (True, [0.5, 0.5], 0.3)
+    """
+    if profile.members != 2:
+        raise InputError(
+            f"profile has {profile.members} members; Theorem 1 is about 2, pick a pair with restrict((i, j))"
+        )
+    first, second = (float(risk) for risk in profile.member_risks)
+    conflict, both = profile.conflict(0, 1), profile.jointly(0, 1)
+    frequencies = {
+        "either-not-both": conflict,
+        "both": both,
+        "first-only": max(0.0, first - conflict - both),
+        "second-only": max(0.0, second - conflict - both),
+    }
+    frequencies["neither"] = max(0.0, 1.0 - sum(frequencies.values()))
+    helps = conflict > abs(first - second) + _TIE
+    if helps:
+        probs, risk = np.array([0.5, 0.5]), 0.5 * (first + second - conflict)
+    else:
+        probs, risk = np.array([1.0, 0.0] if first <= second else [0.0, 1.0]), min(first, second)
+    return TwoClassifiers(
+        frequencies=MappingProxyType(frequencies),
+        member_risks=(first, second),
+        conflict=conflict,
+        helps=helps,
+        probs=frozen(probs),
+        risk=risk,
+        limit=min(0.5 * max(first, second), first, second),
+        explanation=_explanation(first, second, conflict, both, helps, risk),
+    )
+
+
+def _explanation(first: float, second: float, conflict: float, both: float, helps: bool, risk: float) -> str:
+    better, gap = min(first, second), abs(first - second)
+    met = (
+        f"At {conflict:.1%} of the inputs either member can be fooled but never both by one perturbation, and "
+        f"the members' risks {first:.1%} and {second:.1%} differ by {gap:.1%}. "
+    )
+    if helps:
+        return met + (
+            "The first number is the larger, so drawing each member half of the time is the only optimum: it "
+            f"makes the attacker guess at those inputs and brings the risk from {better:.1%} down to "
+            f"{risk:.1%} (Theorem 1)."
+        )
+    which = "first" if first <= second else "second"
+    if conflict <= _TIE and both > 0:
+        why = "Whatever fools both members fools them at once, so the attacker never has to guess"
+    elif conflict <= _TIE:
+        why = "There is no input at which the attacker has to guess"
+    elif abs(conflict - gap) <= _TIE:
+        why = "They are equal, so what the attacker loses by guessing is just what the weaker member costs"
+    else:
+        why = "The first number is not the larger, so the weaker member costs more than the guessing saves"
+    return met + f"{why}: no mixture beats the {which} member alone, at {risk:.1%} (Theorem 1)."
+
+
+@dataclass(frozen=True)
+class Theorem1Test(Plain):
+    """Theorem 1 as a statement about the distribution that the inputs come from.
+
+    value: P(R₁) − |η₁ − η₂| over the inputs seen. low, high: an interval for it over the distribution, at
+    `confidence`. p_value: how likely inputs like these are if drawing does not help. verdict: "helps" (p_value at
+    most 1 − confidence), "does not help" (high at most 0), or "undecided".
+    """
+
+    value: float
+    low: float
+    high: float
+    p_value: float
+    confidence: float
+    verdict: str
+
+
+def theorem1_test(profile: RiskProfile, n: int | None = None, *, confidence: float = 0.95) -> Theorem1Test:
+    """Does drawing between two members help on the distribution, or only on the inputs seen (Theorem 1)?
+
+    P(R₁) − |η₁ − η₂| is the smaller of p₁ + p₃ − p₄ and p₁ − p₃ + p₄, in the notation of Equation 7. Each is a
+    difference of two shares: drawing helps iff both are above 0. The p-value is the larger one of two exact sign
+    tests, and the interval takes Clopper and Pearson's limits of the shares; both hold for every n. The witnesses
+    are taken as they are: a stronger attack can only lower P(R₁) of an input and raise the risks. n: the number of
+    inputs, by default the profile's own.
+    """
+    found = two_classifiers(profile)
+    size = profile.size if n is None else n
+    inputs = as_count("n", 0 if size is None else size)
+    alpha = 1.0 - as_share("confidence", confidence)
+    conflict, first, second = (
+        round(found.frequencies[name] * inputs) for name in ("either-not-both", "first-only", "second-only")
+    )
+    sides = ((conflict + first, second), (conflict + second, first))
+    value = min(up - down for up, down in sides) / inputs
+    # Below: whichever side is the smaller one, its own limit must fail. Above: both limits must hold.
+    low = min(_low(up, inputs, alpha / 4) - _high(down, inputs, alpha / 4) for up, down in sides)
+    high = min(_high(up, inputs, alpha / 8) - _low(down, inputs, alpha / 8) for up, down in sides)
+    p_value = max(_sign_test(up, down) for up, down in sides)
+    verdict = "helps" if p_value <= alpha else "does not help" if high <= 0 else "undecided"
+    return Theorem1Test(value, low, high, p_value, 1.0 - alpha, verdict)
+
+
+def _sign_test(up: int, down: int) -> float:
+    """P(at least `up` heads in up + down tosses of a fair coin)."""
+    return 1.0 if up == 0 else float(betainc(up, down + 1, 0.5))
+
+
+def _low(count: int, n: int, alpha: float) -> float:
+    """Clopper and Pearson's lower limit of a share."""
+    return 0.0 if count == 0 else float(betaincinv(count, n - count + 1, alpha))
+
+
+def _high(count: int, n: int, alpha: float) -> float:
+    """Clopper and Pearson's upper limit of a share."""
+    return 1.0 if count == n else float(betaincinv(count + 1, n - count, 1.0 - alpha))
+
+
+def candidates(M: int) -> tuple[tuple[Fraction, ...], ...]:
+    """The probabilities among which there is always an optimum: Theorem 1 for two members, Theorem 2 for three.
+
+    Parameters
+    ----------
+    M : int
+        At most 3; `optimal_sampling` has no such limit.
+
+    Returns
+    -------
+    tuple
+        Three vectors for M = 2, ten for M = 3, by the number of members used.
+
+    Examples
+    --------
+    >>> [tuple(map(str, c)) for c in candidates(2)]
+    [('1', '0'), ('0', '1'), ('1/2', '1/2')]
+    """
+    if as_count("M", M) > MOST_CANDIDATE_MEMBERS:
+        raise InputError(
+            f"M is {M}; Theorems 1 and 2 are about at most {MOST_CANDIDATE_MEMBERS} members, "
+            "method='exact' has no such limit"
+        )
+    return tuple(tuple(map(Fraction, row.split())) for row in _CANDIDATES[M].split(", "))
+
+
+def candidate_sampling(profile: RiskProfile, *, clean_risks: ArrayLike | None = None) -> Sampling:
+    """The best candidate, which is optimal because some candidate always is (Theorems 1 and 2).
+
+    Of candidates with equal risk, the one with the lower clean risk is chosen, then the one with fewer members.
+    """
+    table = [np.array(row, dtype=np.float64) for row in candidates(profile.members)]
+    members = profile.members
+    clean = np.zeros(members) if clean_risks is None else as_risks("clean_risks", clean_risks, members)
+    risks = np.array([profile.risk(probs) for probs in table])
+    best = [probs for probs, risk in zip(table, risks, strict=True) if risk <= risks.min() + _EQUAL]
+    cleanest = min(float(clean @ probs) for probs in best)
+    probs = next(probs for probs in best if clean @ probs <= cleanest + _EQUAL)
+    risk = profile.risk(probs)
+    return Sampling(frozen(probs), risk, risk, method="candidates", iterations=len(table))
+
+
+@dataclass(frozen=True, eq=False)
+class Bounds(Plain):
+    """floor ≤ η(α) ≤ ceiling for every α (Theorem 3), given the member risks and nothing else.
+
+    member_risks: η_i [M], in the caller's order. floor: min_k η_(k)/k over the sorted risks. ceiling: the
+    largest. m: the smallest k that attains the floor. probs: [M], 1/m on the m most robust members; they
+    reach the floor if it can be reached.
+    """
+
+    member_risks: NDArray[np.float64]
+    floor: float
+    ceiling: float
+    m: int
+    probs: NDArray[np.float64]
+
+
+def bounds(member_risks: ArrayLike) -> Bounds:
+    """The tightest bounds on η(α) that the risks of the members allow (Theorem 3).
+
+    Parameters
+    ----------
+    member_risks : array
+        η_i [M].
+
+    Returns
+    -------
+    Bounds
+        Floor and ceiling, and the probabilities that reach the floor.
+
+    Examples
+    --------
+    >>> b = bounds([0.5, 0.4, 0.45])
+    >>> b.m, round(b.floor, 4), b.ceiling
+    (3, 0.1667, 0.5)
+    """
+    risks = as_risks("member_risks", member_risks)
+    order = np.argsort(risks, kind="stable")
+    ratios = risks[order] / np.arange(1, len(risks) + 1)
+    # The smallest k: 0.3/3 is a little less than 0.1, which is no reason to draw three members.
+    m = int(np.argmax(ratios <= ratios.min() * (1 + _TIE))) + 1
+    probs = np.zeros(len(risks))
+    probs[order[:m]] = 1.0 / m
+    return Bounds(frozen(risks), float(ratios.min()), float(risks.max()), m, frozen(probs))
+
+
+@dataclass(frozen=True)
+class RuleOfThumb:
+    """low ≤ η_{m+1} ≤ high for the next member to be useful (rule of thumb after Theorem 3).
+
+    necessary: whether it is more than a rule of thumb, namely for the second member: above `high` the first
+    member alone is better than any mixture.
+    """
+
+    low: float
+    high: float
+    necessary: bool
+
+
+def rule_of_thumb(member_risks: ArrayLike) -> RuleOfThumb:
+    """The risk the next member should have: η_m ≤ η_{m+1} ≤ (1 + 1/m) η_m, with η_m the largest so far.
+
+    Below `low` it would lower the floor as well, but then it comes first in the order of Theorem 3.
+    """
+    risks = as_risks("member_risks", member_risks)
+    m, largest = len(risks), float(risks.max())
+    return RuleOfThumb(low=largest, high=min(1.0, (1.0 + 1.0 / m) * largest), necessary=m == 1)
+
+
+def necessary_size(eta1: float) -> int:
+    """⌊1/η₁⌋ + 1: the fewest members with which one robust member among broken ones can beat f₁ (Theorem 3).
+
+    Broken means η_i = 1, as in BAT, where η(α) ≥ min(η₁, 1/M). With ⌈1/η₁⌉ members, the size of
+    Equation 16, they can be as good as f₁. Either size is necessary, not sufficient.
+    """
+    (risk,) = as_risks("eta1", [eta1])
+    if risk == 0:
+        raise InputError("eta1 is 0; a member that is never fooled cannot be improved on")
+    # The tolerance keeps the rounding of 1/η₁ from hiding a whole number.
+    return math.floor(1.0 / float(risk) + 1e-9) + 1
+
+
+def auxiliary_risk(member_risks: ArrayLike, probs: ArrayLike) -> float:
+    """h(α) = Σ_i (η_i − η_{i−1}) max_{j ≥ i} α_j over members sorted by risk, η_0 = 0 (proof of Theorem 3).
+
+    The risk of the best conceivable members with these risks: η(α) ≥ h(α) ≥ floor.
+    """
+    risks = as_risks("member_risks", member_risks)
+    alpha = as_probs(probs, len(risks))
+    order = np.argsort(risks, kind="stable")
+    steps = np.diff(risks[order], prepend=0.0)
+    largest_from = np.maximum.accumulate(alpha[order][::-1])[::-1]
+    return float(steps @ largest_from)
+
+
+def tight_profile(member_risks: ArrayLike) -> RiskProfile:
+    """The construction that makes Theorem 3 tight: η = h, so the floor is reached.
+
+    The inputs at which members fail are nested, T_1 ⊆ T_2 ⊆ …, and every perturbation fools just one of them.
+    """
+    risks = as_risks("member_risks", member_risks)
+    members = len(risks)
+    order = np.argsort(risks, kind="stable")
+    single = np.eye(members, dtype=np.bool_)
+    sets = [single[order[i:]] for i in range(members)] + [np.zeros((1, members), dtype=np.bool_)]
+    weights = np.append(np.diff(risks[order], prepend=0.0), 1.0 - risks.max())
+    return RiskProfile.from_configurations(sets, weights, members=members)
