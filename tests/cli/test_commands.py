@@ -134,7 +134,7 @@ def test_sample_finds_writes_and_reuses(shell: Shell, run_folder: Path) -> None:
     assert careful["reused_witnesses"] > 0
     assert careful["risk"] >= first["lower_bound"] - 1e-12
     assert careful["claim"].startswith(
-        "optimal by the upper bound at 95% confidence against every witness found"
+        "optimal by the 95% bound of the excess over uniform against every witness found"
     )
     assert careful["upper"] > careful["risk"]
     # Three members of equal robustness: forty inputs do not show that one is better.

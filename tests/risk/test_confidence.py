@@ -17,13 +17,13 @@ from randens.core.errors import InputError
 from randens.risk import (
     ConfidenceCertificate,
     RiskProfile,
+    confidence,
     confident_sampling,
     cross_fit,
     exact_sampling,
     optimal_sampling,
     upper_bound,
 )
-from randens.risk import confidence
 from randens.risk.confidence import simultaneous_quantile, worst_weights
 
 
@@ -90,7 +90,9 @@ def test_few_inputs_without_an_error_do_not_prove_safety() -> None:
 
 def test_the_quantile_of_one_member_is_the_normal_one() -> None:
     rng = np.random.default_rng(1)
-    alone = simultaneous_quantile(RiskProfile.from_witnesses(np.arange(500), rng.random((500, 1)) < 0.3, 500), 0.95)
+    alone = simultaneous_quantile(
+        RiskProfile.from_witnesses(np.arange(500), rng.random((500, 1)) < 0.3, 500), 0.95
+    )
     assert alone == pytest.approx(1.645, abs=0.15)
     many = [simultaneous_quantile(equal_members(m, 500, rng), 0.95) for m in (2, 4, 8, 16)]
     assert many == sorted(many)

@@ -130,9 +130,7 @@ def render_explorer(
     if profile.members > _MOST_MEMBERS:
         raise InputError(f"there are {profile.members} members; the page draws at most {_MOST_MEMBERS}")
     start: dict[str, Any] = {
-        "candidates": {
-            str(count): [[str(p) for p in row] for row in candidates(count)] for count in (2, 3)
-        },
+        "candidates": {str(count): [[str(p) for p in row] for row in candidates(count)] for count in (2, 3)},
         "examples": EXAMPLES,
     }
     return fill(

@@ -279,11 +279,10 @@ def _counted(profile: RiskProfile, reference: NDArray[np.float64] | None) -> Ris
 
 def _radius(profile: RiskProfile, confidence: float, reference: NDArray[np.float64] | None) -> float:
     """The radius z²/(n − 1) of the χ² ball."""
+    z = NormalDist().inv_cdf(confidence)
     counted = _counted(profile, reference)
     if reference is None:
         z = simultaneous_quantile(counted, confidence)
-    else:
-        z = NormalDist().inv_cdf(confidence)
     return z * z / ((profile.size or 2) - 1)
 
 

@@ -202,7 +202,9 @@ def _reweighted(
     profile: RiskProfile, probs: NDArray[np.float64], attempts: int | float
 ) -> NDArray[np.float64]:
     for _ in range(_MOST_REWEIGHTED):
-        weights = profile.weights * (1.0 - profile.configuration_risks(probs).clip(0.0, 1.0)) ** (attempts - 1)
+        weights = profile.weights * (1.0 - profile.configuration_risks(probs).clip(0.0, 1.0)) ** (
+            attempts - 1
+        )
         kept = np.flatnonzero(weights > 0)
         if not len(kept):
             break
