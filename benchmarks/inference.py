@@ -50,11 +50,9 @@ def ensemble_rows(bundle: Bundle, batch: int, repeats: int, calls: int) -> Itera
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = THREADS
-    sessions = [
-        onnxruntime.InferenceSession(str(bundle.path / member.file), options) for member in bundle.members
-    ]
+    sessions = [onnxruntime.InferenceSession(str(bundle.path / file.name), options) for file in bundle.files]
     session = sessions[0]
-    predictor, lean = Predictor(bundle, threads=THREADS), Predictor(bundle, threads=THREADS, lean=True)
+    predictor = Predictor(bundle, threads=THREADS)
     x = np.random.default_rng(0).random((batch, 3, 32, 32), dtype=np.float32)
     members = len(bundle.members)
     order = itertools.cycle(np.random.default_rng(0).integers(0, members, 4096).tolist())
@@ -69,7 +67,6 @@ def ensemble_rows(bundle: Bundle, batch: int, repeats: int, calls: int) -> Itera
     measured = interleaved(
         {
             ONE: drawn[ONE],
-            "lean": lambda: lean.predict(x),
             "all": lambda: predictor.logits(x).mean(axis=0),
         },
         max(2, repeats // 3),
@@ -77,14 +74,9 @@ def ensemble_rows(bundle: Bundle, batch: int, repeats: int, calls: int) -> Itera
         calls=max(1, calls // 4),
     )
     limit = Side(ONE, measured[ONE].timing, passes="1 f")
-    for name, what, passes in (
-        ("lean", "randomized ensemble, lean", 1),
-        ("all", "deterministic ensemble", members),
-    ):
-        ours = Side(what, measured[name].timing, passes=f"{passes} f")
-        yield of_cost(
-            f"{what}, M = {members}, batch {batch}", ours, limit, facts=_facts(members, batch, name)
-        )
+    ours = Side("deterministic ensemble", measured["all"].timing, passes=f"{members} f")
+    what = f"deterministic ensemble, M = {members}, batch {batch}"
+    yield of_cost(what, ours, limit, facts=_facts(members, batch, "all"))
 
 
 def _drawn(

@@ -14,8 +14,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import subprocess
+import sys
 import tempfile
-import threading
 import time
 import urllib.request
 from collections import Counter
@@ -26,8 +27,7 @@ import torch
 
 import randens
 from randens.core.runs import Run
-from randens.deploy import Predictor, export
-from randens.deploy.server import Limits, create_app, listen, make_server
+from randens.deploy import export
 from randens.report import write_report
 from randens.training import Recipe, train
 
@@ -64,17 +64,15 @@ def evaluated(run: Run, rec: randens.RandomizedEnsemble) -> Path:
 
 @contextlib.contextmanager
 def served(bundle: Path) -> Iterator[str]:
-    """The address of a server for the bundle, on a free port of this machine; stopped on leaving."""
-    bound = listen("127.0.0.1", 0)
-    server = make_server(create_app(Predictor(bundle)), Limits())
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{bound.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join()
-        bound.close()
+    """The address of `randens serve` on a free port of this machine; stopped on leaving."""
+    program = "from randens.cli.main import main; main()"
+    command = [sys.executable, "-c", program, "serve", str(bundle), "--port", "0", "--max-draws", "100"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        try:
+            yield server.stdout.readline().split(" at ")[1].split("/ ")[0]
+        finally:
+            server.terminate()
 
 
 def ask(address: str, image: torch.Tensor, draws: int) -> list[str]:

@@ -72,7 +72,7 @@ def test_no_requirement_is_listed_twice() -> None:
     assert len(silenced) == len(set(silenced))
 
 
-@pytest.mark.parametrize(("reason", "told"), [("Skipped: no browser", True), ("Skipped: no nginx", False)])
+@pytest.mark.parametrize(("reason", "told"), [("Skipped: no browser", True), ("Skipped: no reason", False)])
 def test_a_line_says_that_tests_in_a_browser_were_left_out(reason: str, told: bool) -> None:
     lines: list[str] = []
     reporter = SimpleNamespace(

@@ -93,8 +93,8 @@ def test_a_subset_ensemble_is_exported_and_predicts(tmp_path: Path) -> None:
     x = torch.rand(6, 5)
     y = torch.zeros(6, dtype=torch.int64)
     bundle = export(pairs, (x, y), tmp_path / "bundle")
-    assert len(bundle.members) == 3  # a network is one file, whatever the number of averages
-    assert [average.of for average in bundle.averages] == [(0, 1), (0, 2), (1, 2)]
+    assert len(bundle.files) == 3  # a network is one file, whatever the number of averages
+    assert [member.files for member in bundle.members] == [(0, 1), (0, 2), (1, 2)]
     predictor = Predictor(bundle)
     with torch.no_grad():
         expected = pairs.logits(x).numpy()

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     )
     from randens.core.errors import InputError, RandensError, RandensWarning
     from randens.core.runs import Run
+    from randens.deploy import export
     from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble, load
     from randens.evaluation import conflict, curve, evaluate, optimize_sampling
     from randens.random_model import RandomizedModel
@@ -49,6 +50,7 @@ _HOMES = {
     "conflict": "randens.evaluation",
     "curve": "randens.evaluation",
     "evaluate": "randens.evaluation",
+    "export": "randens.deploy",
     "optimize_sampling": "randens.evaluation",
 }
 _ROOMS = (
@@ -89,6 +91,7 @@ __all__ = [
     "deploy",
     "evaluate",
     "evaluation",
+    "export",
     "interop",
     "load",
     "models",

@@ -84,12 +84,12 @@ def test_the_script_is_installed_where_bash_looks(tmp_path: Path) -> None:
     assert str(installed) in (tmp_path / ".bashrc").read_text()
 
 
-@pytest.mark.parametrize("package", ["uvicorn", "fastapi"])
+@pytest.mark.parametrize("package", ["granian", "fastapi"])
 def test_a_missing_extra_is_one_line(package: str) -> None:
     script = f"import sys; sys.modules[{package!r}] = None; from randens.cli.main import run; "
     done = _run("-c", script + "sys.exit(run(['serve', 'bundle']))")
     assert done.returncode == 2
     assert (
         done.stderr
-        == f"randens: {package} is not installed and 'serve' needs it; pip install 'randens[deploy]'\n"
+        == f"randens: {package} is not installed and 'serve' needs it; pip install 'randens[serve]'\n"
     )

@@ -40,7 +40,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
         fit(member, train, seed)
     rec = RandomizedEnsemble(members, (0.7, 0.3), classes=train.classes, threat=Threat("linf", 0.1)).eval()
     path = tmp_path_factory.mktemp("deploy") / "bundle"
-    return Exported(rec, export(rec, data.load("digits", "validation"), path, samples=12))
+    return Exported(rec, export(rec, data.load("digits", "validation"), path))
 
 
 def fit(member: nn.Module, train: Data, seed: int) -> None:

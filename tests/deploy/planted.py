@@ -1,28 +1,26 @@
-"""Bundles of linear members whose every logit is known, made without torch, and servers to put them behind."""
+"""Bundles of linear members whose every logit is known, made without torch, and a server to put them behind."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import os
-import threading
-import time
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from randens.deploy import Bundle, Predictor, layout
-from randens.deploy.limits import Limits
-from randens.deploy.server import Settings, create_app, listen, make_server
+from randens.core.documents import ThreatDocument
+from randens.core.files import sha256
+from randens.deploy.bundle import Bundle, Member, NetworkFile
 
 BOX = {"norm": "linf", "eps": 0.1, "bounds": [0.0, 1.0]}
+SURELY = 1e-7  # a right implementation fails such a test once in ten million runs
 
 
 def linear_model(
@@ -51,18 +49,26 @@ def linear_bundle(
     threat: dict[str, Any] | None = BOX,
 ) -> Bundle:
     """weights [M, d, C], biases [M, C]."""
-    models = [linear_model(w, b, shape) for w, b in zip(weights, biases, strict=True)]
-    return layout.store(
-        path,
-        models,
-        probs=probs,
-        classes=[f"class {i}" for i in range(biases.shape[1])],
-        input_shape=shape,
-        threat=threat,
-        precision="float32",
+    path.mkdir()
+    files = []
+    for index, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
+        content = linear_model(weight, bias, shape).SerializeToString()
+        files.append(NetworkFile(name=f"network-{index:02d}.onnx", sha256=sha256(content), size=len(content)))
+        (path / files[-1].name).write_bytes(content)
+    bundle = Bundle(
+        path=path,
+        probs=tuple(probs),
+        classes=tuple(f"class {i}" for i in range(biases.shape[1])),
+        input_shape=tuple(shape),
+        threat=None if threat is None else ThreatDocument.model_validate(threat),
+        files=tuple(files),
+        members=tuple(Member(files=(i,), weights=(1.0,)) for i in range(len(files))),
         ensemble="0" * 64,
-        sign_off={"parity": {"max_difference": 0.0}},
+        parity={"max_difference": 0.0},
+        versions={},
     )
+    bundle.write()
+    return bundle
 
 
 def random_bundle(
@@ -70,16 +76,15 @@ def random_bundle(
 ) -> Bundle:
     """Members with random weights; 5 classes."""
     generator = np.random.default_rng(seed)
-    d = int(np.prod(shape))
-    weights = generator.normal(size=(len(probs), d, 5)).astype(np.float32)
+    weights = generator.normal(size=(len(probs), int(np.prod(shape)), 5)).astype(np.float32)
     biases = generator.normal(size=(len(probs), 5)).astype(np.float32)
     return linear_bundle(path, weights, biases, probs, shape)
 
 
 def telling_bundle(path: Path, probs: Sequence[float], shape: Sequence[int] = (1, 2, 2)) -> Bundle:
     """Member i always answers class i: labels tell the draws."""
-    members, d = len(probs), int(np.prod(shape))
-    weights = np.zeros((members, d, members), dtype=np.float32)
+    members = len(probs)
+    weights = np.zeros((members, int(np.prod(shape)), members), dtype=np.float32)
     return linear_bundle(path, weights, 5 * np.eye(members, dtype=np.float32), probs, shape)
 
 
@@ -91,49 +96,21 @@ def chi_squared(counts: Sequence[int], probs: Sequence[float]) -> float:
     return float(scipy.stats.chisquare(counts, [n * p for p in probs]).pvalue)
 
 
-@dataclass(frozen=True)
-class Running:
-    """A server on loopback."""
-
-    url: str
-    port: int
-    client: httpx.Client
-    app: Any
-
-
 @contextlib.contextmanager
-def running(
-    bundle: Bundle, settings: Settings | None = None, predictor: Predictor | None = None
-) -> Iterator[Running]:
-    """Serve a bundle from a thread of this process.
-
-    Unless the settings limit the time of an answer, it has the client's time: a loaded machine may take long.
-    """
-    chosen = settings or Settings()
-    if chosen.limits.answer_seconds == Limits().answer_seconds:
-        patient = dataclasses.replace(chosen.limits, answer_seconds=300.0)
-        chosen = dataclasses.replace(chosen, limits=patient)
-    app = create_app(predictor or Predictor(bundle), chosen)
-    bound = listen("127.0.0.1", 0)
-    server = make_server(app, chosen.limits)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
-    port = bound.getsockname()[1]
-    thread.start()
-    try:
-        while not server.started:
-            assert thread.is_alive()
-            time.sleep(0.01)
-        url = f"http://127.0.0.1:{port}"
-        with httpx.Client(base_url=url, timeout=300) as client:
-            yield Running(url, port, client, app)
-    finally:
-        server.should_exit = True
-        thread.join(300)
-        assert not thread.is_alive()
+def served(bundle: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """`randens serve` on a free port of loopback: its process and port."""
+    program = "from randens.cli.main import main; main()"
+    command = [sys.executable, "-c", program, "serve", str(bundle), "--port", "0", *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            port = int(process.stdout.readline().split("http://127.0.0.1:")[1].split("/")[0])
+            yield process, port
+        finally:
+            process.terminate()
+            process.wait(120)
 
 
-def resident(pid: int | None = None) -> dict[str, int]:
-    """Memory of a process in bytes, by kind (Linux)."""
-    lines = Path(f"/proc/{pid or os.getpid()}/status").read_text().splitlines()
-    found = dict(line.split(":", 1) for line in lines)
-    return {key: int(found[key].split()[0]) * 1024 for key in ("VmRSS", "RssAnon", "RssFile")}
+def connect(port: int) -> socket.socket:
+    """A connection that gives up after a minute."""
+    return socket.create_connection(("127.0.0.1", port), timeout=60)

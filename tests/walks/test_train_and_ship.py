@@ -12,15 +12,11 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from tests.cli.commands import Shell
 
 import randens
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Browser
 
 pytest.importorskip("onnx", reason="the extra `deploy` is not installed")
 SMALL = (
@@ -36,7 +32,7 @@ def served(bundle: Path) -> Iterator[str]:
     source = str(Path(randens.__file__).parents[1])
     paths = os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])
     server = subprocess.Popen(
-        [sys.executable, "-m", "randens", "serve", str(bundle), "--port", "0"],
+        [sys.executable, "-m", "randens", "serve", str(bundle), "--port", "0", "--max-draws", "20"],
         env={**os.environ, "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -81,23 +77,9 @@ def _ask(address: str, draws: int) -> list[str]:
         return [prediction["name"] for prediction in json.load(answer)["predictions"]]
 
 
-def test_from_a_recipe_to_an_answer(shell: Shell, desk: Path, request: pytest.FixtureRequest) -> None:
+def test_from_a_recipe_to_an_answer(shell: Shell, desk: Path) -> None:
     bundle = _shipped(shell, desk)
     with served(bundle) as address:
         names = _ask(address, draws=20)
         assert len(names) == 20
         assert set(names) <= {str(digit) for digit in range(10)}
-        _look(request, address)
-
-
-def _look(request: pytest.FixtureRequest, address: str) -> None:
-    """The page to try images on, in a browser where there is one."""
-    try:
-        browser: Browser = request.getfixturevalue("browser")
-    except pytest.skip.Exception:
-        return
-    page = browser.new_page()
-    page.goto(address)
-    text = page.locator("body").inner_text()
-    page.close()
-    assert "draw" in text.lower(), text

@@ -54,7 +54,8 @@ All commands: randens --help. One command: randens evaluate --help. Check the in
 # Extras, and the packages that each installs beyond the plain installation.
 _EXTRAS = {
     "torch": "torch sklearn lightning_fabric safetensors pydantic matplotlib PIL platformdirs",
-    "deploy": "fastapi httptools msgspec onnx onnxruntime onnxscript prometheus_client starlette uvicorn",
+    "serve": "anyio fastapi granian onnxruntime prometheus_client starlette",
+    "deploy": "onnx onnxscript",
     "tensorboard": "tensorboard",
 }
 # Set by the script of --install-completion; other variables hold the words typed so far.
@@ -146,7 +147,7 @@ def _run(chosen: list[str]) -> int:
         extra = next((extra for extra, names in _EXTRAS.items() if package in names.split()), None)
         if extra is None:
             raise
-        _say(f"{error.name} is not installed and {chosen[0]!r} needs it; pip install 'randens[{extra}]'")
+        _say(f"{package} is not installed and {chosen[0]!r} needs it; pip install 'randens[{extra}]'")
         return 2
     except typer.Exit as done:
         return done.exit_code

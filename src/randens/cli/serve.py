@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from randens.core.errors import FileError
+from randens.core.errors import InputError
+from randens.core.files import read_file
 from randens.deploy.predictor import Predictor
-from randens.deploy.server import Limits, Settings, create_app, is_loopback, listen, loopback_hosts
+from randens.deploy.server import Settings, create_app, free_address, is_loopback
 from randens.deploy.server import serve as serve_app
 
-_USUAL = Limits()
+_LONGEST_TOKENS = 1 << 16
 
 
 def serve(
@@ -21,80 +21,49 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on; loopback by default.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
     token_file: Annotated[
-        Path | None, typer.Option(help="File with the token that clients must send as a bearer token.")
+        Path | None, typer.Option(help="File of bearer tokens, one per line; every client must send one.")
     ] = None,
-    allow_host: Annotated[
-        list[str] | None, typer.Option(help="A name under which clients may reach the server; repeatable.")
-    ] = None,
+    threads: Annotated[int, typer.Option(help="Requests that are computed at once.")] = 2,
+    max_body: Annotated[int, typer.Option(help="Bytes of a request's body.")] = 8 << 20,
+    max_batch: Annotated[int, typer.Option(help="Inputs times draws of a request.")] = 256,
+    max_draws: Annotated[int, typer.Option(help="Draws that a client may ask for with ?draws=.")] = 1,
+    pin: Annotated[bool, typer.Option("--pin", help="Draw one member per client, not per input.")] = False,
     debug: Annotated[
         bool, typer.Option("--debug", help="Tell clients which member answered. Never in production.")
     ] = False,
-    lean: Annotated[bool, typer.Option("--lean", help="Keep only members just drawn in memory.")] = False,
-    threads: Annotated[int, typer.Option(help="Threads of ONNX Runtime.")] = 1,
-    expect: Annotated[str | None, typer.Option(help="Refuse a bundle with another checksum.")] = None,
-    max_body: Annotated[int, typer.Option(help="Bytes of a request's body.")] = _USUAL.body,
-    max_pixels: Annotated[int, typer.Option(help="Pixels of a picture.")] = _USUAL.pixels,
-    max_batch: Annotated[int, typer.Option(help="Inputs times draws of a request.")] = _USUAL.batch,
-    max_active: Annotated[int, typer.Option(help="Requests processed at once.")] = _USUAL.active,
-    max_flight: Annotated[int, typer.Option(help="Bytes of all bodies in memory.")] = _USUAL.flight,
-    max_connections: Annotated[int, typer.Option(help="Open connections.")] = _USUAL.connections,
-    timeout: Annotated[float, typer.Option(help="Seconds for an answer.")] = _USUAL.answer_seconds,
-    head_timeout: Annotated[
-        float, typer.Option(help="Seconds for the head of a request.")
-    ] = _USUAL.head_seconds,
-    body_timeout: Annotated[
-        float, typer.Option(help="Seconds for the body of a request.")
-    ] = _USUAL.body_seconds,
-    write_timeout: Annotated[
-        float, typer.Option(help="Seconds for a client to read its answer.")
-    ] = _USUAL.write_seconds,
-    stop_timeout: Annotated[
-        float, typer.Option(help="Seconds to finish after a stop signal.")
-    ] = _USUAL.stop_seconds,
 ) -> None:
-    """Serve BUNDLE over HTTP until interrupted: POST /v1/predict, and a page at / to try it.
+    """Serve BUNDLE over HTTP until interrupted: POST /v1/predict.
 
-    It needs the extra `deploy`. After Ctrl-C or SIGTERM it answers all
-    accepted requests and ends with exit code 130 or 143.
+    It needs the extra `serve`. After Ctrl-C or SIGTERM it answers the requests
+    that it has begun and ends with exit code 130 or 143.
 
     Example: randens serve runs/quickstart-1/bundle --port 8000
     """
-    limits = Limits(
-        body=max_body,
-        pixels=max_pixels,
-        batch=max_batch,
-        active=max_active,
-        flight=max_flight,
-        connections=max_connections,
-        answer_seconds=timeout,
-        head_seconds=head_timeout,
-        body_seconds=body_timeout,
-        write_seconds=write_timeout,
-        stop_seconds=stop_timeout,
+    settings = Settings(
+        tokens=() if token_file is None else _tokens(token_file),
+        threads=threads,
+        max_body=max_body,
+        max_batch=max_batch,
+        max_draws=max_draws,
+        pin=pin,
+        debug=debug,
+        local=is_loopback(host),
     )
-    local = is_loopback(host)
-    hosts = tuple(allow_host) if allow_host else (loopback_hosts() if local else None)
-    settings = Settings(limits, None if token_file is None else _token(token_file), debug, hosts)
-    if bundle.is_dir() and not (bundle / "bundle.json").is_file():
-        there = bundle / "bundle"
-        hint = f"did you mean {there}?" if there.is_dir() else "`randens export RUN` makes one"
-        raise FileError(f"{bundle} is not a bundle: it has no bundle.json; {hint}")
-    predictor = Predictor(bundle, lean=lean, threads=threads, expect=expect)
-    bound = listen(host, port)
-    address, number = bound.getsockname()[:2]
+    predictor = Predictor(bundle)
+    address, number = free_address(host, port)
     where = f"[{address}]" if ":" in address else address
-    typer.echo(f"Serving {bundle} at http://{where}:{number}/ (checksum {predictor.bundle.checksum})")
-    if not local and settings.token is None:
+    if not settings.local and not settings.tokens:
         typer.echo("Warning: anyone who can reach this address may use it; see --token-file.", err=True)
     if debug:
         typer.echo("Warning: --debug tells clients which member answered.", err=True)
-    number = serve_app(create_app(predictor, settings), bound, limits)
-    if number is not None:
-        signal.raise_signal(number)  # ends like every other command
+    line = f"Serving {bundle} at http://{where}:{number}/ (checksum {predictor.bundle.checksum})"
+    app = create_app(predictor, settings)
+    raise typer.Exit(128 + serve_app(app, address, number, lambda: typer.echo(line)))
 
 
-def _token(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise FileError(f"cannot read the token from {path}: {error}") from error
+def _tokens(path: Path) -> tuple[str, ...]:
+    lines = read_file(path, _LONGEST_TOKENS).decode("utf-8", "replace").split("\n")
+    found = tuple(line.strip() for line in lines if line.strip())
+    if not found:
+        raise InputError(f"--token-file is {path}, which holds no token; write one per line")
+    return found

@@ -1,12 +1,11 @@
-"""Deploy a randomized ensemble: a bundle of ONNX files, a predictor that needs no torch, a server.
+"""Deploy an ensemble: a bundle of ONNX files, a predictor that needs no torch, a server.
 
-`Bundle` and `Predictor` need NumPy and ONNX Runtime only (extra ``runtime``). `export` and `quantize` make bundles
-and need torch; they are loaded on first use.
+`Bundle` and `Predictor` need NumPy and ONNX Runtime only (extra ``runtime``). `export` needs torch; it is loaded
+on first use.
 """
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 from randens.deploy.bundle import Bundle
@@ -14,14 +13,13 @@ from randens.deploy.predictor import Prediction, Predictor
 
 if TYPE_CHECKING:
     from randens.deploy.exporting import export
-    from randens.deploy.quantizing import quantize
 
-_HOMES = {"export": "randens.deploy.exporting", "quantize": "randens.deploy.quantizing"}
-
-__all__ = ["Bundle", "Prediction", "Predictor", "export", "quantize"]
+__all__ = ["Bundle", "Prediction", "Predictor", "export"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+    if name == "export":
+        from randens.deploy.exporting import export
+
+        return export
     raise AttributeError(f"module 'randens.deploy' has no attribute {name!r}")

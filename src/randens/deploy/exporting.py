@@ -2,68 +2,75 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import copy
-import dataclasses
-import io
 import logging
 import os
-import secrets
 import shutil
-import tempfile
 import warnings
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import onnxscript  # noqa: F401 - torch.onnx needs it, and would say so late
 import torch
-from torch import nn
+from numpy.typing import ArrayLike
+from torch import Tensor, nn
 
-from randens.core.errors import FileError, ModelError, whole
-from randens.core.files import new_folder
+from randens.core.documents import ThreatDocument
+from randens.core.errors import FileError, InputError, ModelError, whole
+from randens.core.files import new_folder, sha256, write_atomic
 from randens.core.progress import Progress, silent
+from randens.core.runs import versions
 from randens.data import Data
-from randens.deploy import layout
-from randens.deploy.bundle import Average, Bundle, Sample
+from randens.deploy.bundle import Bundle, Member, NetworkFile
 from randens.deploy.predictor import Predictor
 from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble, evaluating, networks_of
-from randens.evaluation.argument_checks import DataLike, fingerprint, labelled
+from randens.evaluation.argument_checks import DataLike, class_count, fingerprint, labelled
+from randens.evaluation.preparation import as_rec
 
-__all__ = ["appearing", "class_names", "export", "quiet"]
+__all__ = ["export"]
 
 _OPSET = 20
 _TOLERANCE = 1e-4  # of the largest logit: rounding stays near 1e-6, a wrong graph does not
 _CHUNK = 256
-_MOST_SAMPLES = 64
 
 
 def export(
-    rec: RandomizedEnsemble,
+    model: Any,
     data: DataLike,
     path: str | os.PathLike[str],
     *,
-    samples: int = 0,
+    member: int | None = None,
+    average: int | None = None,
+    probs: ArrayLike | Tensor | None = None,
+    preprocessing: Any = None,
     progress: Progress | None = None,
 ) -> Bundle:
-    """Write `rec` as a bundle into the new folder `path`: one ONNX file per member, and a manifest.
+    """Write `model` as a bundle into the new folder `path`: one ONNX file per network, and a manifest.
 
     Every member's logits are compared with torch's on `data`. The largest difference goes into the manifest;
     if it is more than rounding, nothing is written. Use real data: random numbers exercise little of a network.
 
     Parameters
     ----------
-    rec : RandomizedEnsemble
-        The ensemble to export.
+    model : nn.Module, sequence of nn.Module, ensemble, str or path
+        What `randens.evaluate` takes. A `DeterministicEnsemble` is served as the average that it is.
     data : pair (x, y), Data or loader
         The data for the comparison.
     path : path
         A folder that does not exist yet.
-    samples : int
-        Pictures of `data` that go into the bundle for the server's page; everyone who has the bundle can see
-        them.
+    member : int, optional
+        Export this member alone.
+    average : int, optional
+        Export averages of this many members, drawn at random for every input; the number of members averages all.
+    probs : array, optional
+        α instead of the ensemble's own.
+    preprocessing : optional
+        As for `randens.evaluate`; it becomes part of the ONNX files.
     progress : callable, optional
         Called as progress(task, done, total).
 
@@ -75,125 +82,100 @@ def export(
     Examples
     --------
     >>> import torch, randens
-    >>> rec = randens.RandomizedEnsemble([torch.nn.Linear(4, 3).eval()])
-    >>> bundle = export(rec, (torch.rand(5, 4), torch.tensor([0, 1, 2, 0, 1])), "bundle")
-    >>> bundle.precision, bundle.input_shape
-    ('float32', (4,))
+    >>> nets = [torch.nn.Linear(4, 3).eval() for _ in range(3)]
+    >>> bundle = export(nets, (torch.rand(5, 4), torch.tensor([0, 1, 2, 0, 1])), "bundle", average=2)
+    >>> len(bundle.files), len(bundle.members), bundle.input_shape
+    (3, 3, (4,))
     """
-    whole("samples", samples, 0, _MOST_SAMPLES)
+    rec = _chosen(as_rec(model, probs=probs, preprocessing=preprocessing), member, average)
     report = silent if progress is None else progress
     inputs = labelled(data, rec)
     shape = tuple(inputs.x.shape[1:])
-    with appearing(path) as folder:
-        models = []
+    with _atomic_folder(path) as folder:
         # A network that several members average is one file.
         networks, parts = networks_of(rec.members)
+        files = []
         for index, network in enumerate(networks):
-            report("exporting members", index, len(networks))
-            models.append(_to_onnx(network, shape, index))
-        report("exporting members", len(networks), len(networks))
-        averages = []  # none if every file is a member
-        if any(isinstance(member, DeterministicEnsemble) for member in rec.members):
-            for member, part in zip(rec.members, parts, strict=True):
-                shares = member.weights.tolist() if isinstance(member, DeterministicEnsemble) else [1.0]
-                averages.append(Average(of=tuple(part), weights=tuple(shares)))
-        draft = layout.store(
-            folder / "bundle",
-            models,
-            probs=rec.probs.tolist(),
-            classes=class_names(rec, data),
+            report("exporting networks", index, len(networks))
+            content = _to_onnx(network, shape, index)
+            files.append(
+                NetworkFile(name=f"network-{index:02d}.onnx", sha256=sha256(content), size=len(content))
+            )
+            write_atomic(folder / files[-1].name, content)
+        report("exporting networks", len(networks), len(networks))
+        members = []
+        for module, part in zip(rec.members, parts, strict=True):
+            weights = module.weights.tolist() if isinstance(module, DeterministicEnsemble) else [1.0]
+            members.append(Member(files=tuple(part), weights=tuple(weights)))
+        draft = Bundle(
+            path=folder,
+            probs=tuple(rec.probs.tolist()),
+            classes=rec.classes or inputs.classes or tuple(map(str, range(class_count(rec, inputs)))),
             input_shape=shape,
-            threat=None if rec.threat is None else rec.threat.to_dict(),
-            precision="float32",
+            threat=None if rec.threat is None else ThreatDocument.model_validate(rec.threat.to_dict()),
+            files=tuple(files),
+            members=tuple(members),
             ensemble=fingerprint(rec),
-            averages=averages,
+            parity={},
+            versions={**versions(), **{name: metadata.version(name) for name in ("onnx", "onnxruntime")}},
         )
-        signed = dataclasses.replace(
-            draft,
-            sign_off={"parity": _parity(draft, rec, inputs, report)},
-            samples=_samples(inputs, samples, draft.bounds),
-        )
-        signed.write()
+        draft.model_copy(update={"parity": _parity(draft, rec, inputs, report)}).write()
     return Bundle.open(path)
 
 
+def _chosen(rec: RandomizedEnsemble, member: int | None, average: int | None) -> RandomizedEnsemble:
+    """The ensemble that is shipped: as it is, one member, or averages of k."""
+    if member is not None and average is not None:
+        raise InputError(f"member is {member} and average is {average}; give one of them")
+    if average is not None:
+        return rec.subsets(average)
+    if member is None:
+        return rec
+    whole("member", member, 0, len(rec) - 1)
+    return RandomizedEnsemble([rec.members[member]], classes=rec.classes, threat=rec.threat)
+
+
 @contextlib.contextmanager
-def appearing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a temporary folder, whose subfolder "bundle" becomes `path` if no error occurs."""
+def _atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yield a temporary folder that becomes `path` if no error occurs."""
     target = Path(path)
     if target.exists():
         raise FileError(f"{target} exists already; choose another folder or remove it first")
-    folder = new_folder(target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp"))
+    temporary = target.with_name(f".{target.name}.tmp")
+    # A killed export leaves it behind.
+    shutil.rmtree(temporary, ignore_errors=True)
     try:
-        yield folder
-        os.replace(folder / "bundle", target)
+        yield new_folder(temporary)
+        os.replace(temporary, target)
     except OSError as error:
         if isinstance(error, FileError):
             raise
         raise FileError(f"cannot write {target}: {error.strerror or error}") from error
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Silence the messages of the exporter and the quantiser; their results are checked instead."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir", "root")]
-    levels = [logger.level for logger in loggers]
+def _quiet() -> Iterator[None]:
+    """Silence the exporter; its result is checked instead."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
     try:
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        logger.setLevel(level)
 
 
-def class_names(rec: RandomizedEnsemble, data: DataLike) -> tuple[str, ...]:
-    """The ensemble's, else the data's, else numbers."""
-    if rec.classes is not None:
-        return rec.classes
-    if isinstance(data, Data) and data.classes:
-        return data.classes
-    shape = labelled(data, rec).x[:1]
-    with evaluating(rec), torch.no_grad():
-        return tuple(map(str, range(rec.logits(shape.to(rec.device)).shape[2])))
-
-
-def _samples(inputs: Data, count: int, bounds: tuple[float, float] | None) -> tuple[Sample, ...]:
-    """The first `count` pictures, of every class in turn; none where inputs are no pictures."""
-    shape = inputs.x.shape[1:]
-    if not count or len(shape) != 3 or shape[0] not in (1, 3) or bounds != (0.0, 1.0):
-        return ()
-    # Imported here because arrays are exported without it.
-    from PIL import Image
-
-    labels = inputs.y.tolist()
-    turns = [labels[:place].count(label) for place, label in enumerate(labels[: 100 * count])]
-    chosen = sorted(range(len(turns)), key=lambda place: (turns[place], labels[place]))[:count]
-    found = []
-    for place in chosen:
-        pixels = (inputs.x[place] * 255).round().to(torch.uint8).permute(1, 2, 0).squeeze(2).numpy()
-        file = io.BytesIO()
-        Image.fromarray(pixels).save(file, "PNG", optimize=True)
-        png = base64.b64encode(file.getvalue()).decode("ascii")
-        found.append(Sample(label=labels[place], png=png))
-    return tuple(found)
-
-
-def _to_onnx(member: nn.Module, shape: tuple[int, ...], index: int) -> onnx.ModelProto:
-    module = copy.deepcopy(member).cpu().float().eval()
-    for part in list(module.modules()):
-        for name, child in part.named_children():
-            as_convolution = getattr(child, "as_convolution", None)
-            if as_convolution is not None:
-                setattr(part, name, as_convolution())
+def _to_onnx(network: nn.Module, shape: tuple[int, ...], index: int) -> bytes:
+    module = copy.deepcopy(network).cpu().float().eval()
     # Two inputs, because a batch of one would become a constant.
     example = torch.rand(2, *shape)
+    name = f"network {index}, a {type(network).__name__},"
     try:
-        with quiet():
+        with _quiet():
             program = torch.onnx.export(
                 module,
                 (example,),
@@ -205,42 +187,16 @@ def _to_onnx(member: nn.Module, shape: tuple[int, ...], index: int) -> onnx.Mode
                 verbose=False,
             )
         assert program is not None
-        model = simplified(program.model_proto)
+        graph: onnx.ModelProto = program.model_proto
     except Exception as error:
         # The exporter passes on any exception of the network's code and of torch's tracing.
         reason = " ".join(str(error).split())[:200]
+        raise ModelError(f"{name} cannot be exported: {reason}") from error
+    if graph.graph.input[0].type.tensor_type.shape.dim[0].HasField("dim_value"):
         raise ModelError(
-            f"member {index}, a {type(member).__name__}, cannot be exported: {reason}"
-        ) from error
-    if model.graph.input[0].type.tensor_type.shape.dim[0].HasField("dim_value"):
-        raise ModelError(
-            f"member {index}, a {type(member).__name__}, cannot be exported: its code fixes the batch size "
-            "(len(x) does, x.shape[0] does not)"
+            f"{name} cannot be exported: its code fixes the batch size (len(x) does, x.shape[0] does not)"
         )
-    return model
-
-
-def simplified(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The same function with constants folded and batch normalisation merged into convolutions.
-
-    Only standard operators are used, so the file is portable, and unchanged weights can be mapped from it.
-    """
-    import onnxruntime
-
-    with tempfile.TemporaryDirectory() as folder:
-        place = str(Path(folder) / "simplified.onnx")
-        options = onnxruntime.SessionOptions()
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
-        options.optimized_model_filepath = place
-        options.log_severity_level = 3
-        onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-        result = onnx.load(place)
-    used = {node.domain for node in result.graph.node}
-    kept = [entry for entry in result.opset_import if entry.domain in used or entry.domain in ("", "ai.onnx")]
-    del result.opset_import[:]
-    result.opset_import.extend(kept)
-    result.producer_name = "randens"
-    return result
+    return graph.SerializeToString()
 
 
 def _parity(draft: Bundle, rec: RandomizedEnsemble, inputs: Data, report: Progress) -> dict[str, Any]:
