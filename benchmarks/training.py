@@ -241,7 +241,7 @@ def worker(target: Path, size: Size) -> None:
         steps = engine_steps(
             recipe(size.batch, "at", 1), size.steps, time.perf_counter, target.parent / "run"
         )
-        if processes.writes:
+        if processes.is_main:
             write_json(target, steps)
 
 

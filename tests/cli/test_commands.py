@@ -340,7 +340,7 @@ def test_quickstart(shell: Shell, tmp_path: Path) -> None:
 
 
 def test_the_baseline_of_the_quickstart_has_the_ensembles_training_budget() -> None:
-    at, ensemble = (training.estimate(recipe) for recipe in quickstart.recipes(0))
+    at, ensemble = (training.plan(recipe) for recipe in quickstart.recipes(0))
     assert at.crafting + at.training == ensemble.crafting + ensemble.training
 
 

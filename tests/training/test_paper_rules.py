@@ -12,30 +12,17 @@ from tests.training.small_runs import small
 
 from randens import RandomizedEnsemble, Threat, attacks
 from randens.attacks.found import Cost
-from randens.attacks.losses import (
-    Loss,
-    expected_cross_entropy,
-    expected_mce,
-    mean_logit_cross_entropy,
-    mean_logit_mce,
-    mixture_cross_entropy,
-    mixture_mce,
-)
 from randens.core.errors import InputError
 from randens.core.runs import Run
 from randens.risk import candidates, project_simplex
 from randens.training import alpha as alpha_module
+from randens.training import engine as engine_module
 from randens.training import load_recipe, train
-from randens.training import osp as osp_module
-from randens.training import selection as selection_module
-from randens.training import validation as validation_module
-from randens.training.adversaries import Start, TrainingPGD, Victims, adversary
-from randens.training.alpha import due
-from randens.training.osp import attacks_per_choice, optimal_sampling_probability
+from randens.training.adversaries import AttackedMembers, Start, adversary
+from randens.training.alpha import Validated, attacks_per_choice, due, osp
+from randens.training.checkpoint import EarlyStopping
+from randens.training.losses import objective
 from randens.training.recipe import AdversaryPart, SamplingPart
-from randens.training.run_files import open_folder
-from randens.training.state import Watch
-from randens.training.validation import Validated
 from randens.witness import WitnessPool
 
 PAPER = Path(__file__).parents[2] / "recipes" / "paper"
@@ -72,7 +59,7 @@ def _played(monkeypatch: pytest.MonkeyPatch, members: int) -> tuple[RandomizedEn
         tried.append(rec.probs.numpy().copy())
         return Validated(tried[-1], pool, np.zeros(members), Cost(3, 5))
 
-    monkeypatch.setattr(osp_module, "attacked", attacked)
+    monkeypatch.setattr(alpha_module, "attacked", attacked)
     return RandomizedEnsemble([torch.nn.Linear(2, 2) for _ in range(members)]), tried
 
 
@@ -80,7 +67,7 @@ def test_osp_takes_the_steps_of_algorithm_1_with_a_fresh_attack_each(monkeypatch
     rec, tried = _played(monkeypatch, 4)
     part = SamplingPart(method="osp", iterations=6, step=0.7)
     x, y = torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64)
-    found = optimal_sampling_probability(rec, x, y, attacks.create("fgsm", Threat("l2", 1.0)), part)
+    found = osp(rec, x, y, attacks.create("fgsm", Threat("l2", 1.0)), part)
     profile = _pool(4).profile()
     alpha = np.full(4, 0.25)
     for t, met in enumerate(tried, start=1):
@@ -101,35 +88,21 @@ def test_up_to_three_members_the_candidates_are_attacked(
     rec, tried = _played(monkeypatch, members)
     x, y = torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64)
     part = SamplingPart(method="osp", iterations=2)
-    found = optimal_sampling_probability(rec, x, y, attacks.create("fgsm", Threat("l2", 1.0)), part)
+    found = osp(rec, x, y, attacks.create("fgsm", Threat("l2", 1.0)), part)
     expected = [[float(v) for v in c] for c in candidates(members)]
     np.testing.assert_allclose(tried, expected)
     profile = _pool(members).profile()
     assert profile.risk(found.probs) == min(profile.risk(c) for c in expected)
 
 
-def test_the_papers_search_on_the_pool_is_no_exact_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With one iteration Algorithm 1 returns its start, wherever the optimum is."""
-    pool, tried = _pool(4), []
-
-    class Played:
-        """What `choose` asks of the inputs: all witnesses are known at once."""
-
-        def __init__(self, *_: object, **__: object) -> None:
-            self.pool, self.clean, self.cost = pool, np.zeros((1, 4)), Cost()
-
-        def attack(self, _: object, probs: Any, __: str) -> None:
-            tried.append(probs)
-
-    monkeypatch.setattr(validation_module, "Knowledge", Played)
-    rec = RandomizedEnsemble([torch.nn.Linear(2, 2) for _ in range(4)])
+def test_the_steps_start_from_the_current_alpha_where_the_release_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rec, tried = _played(monkeypatch, 4)
     x, y = torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64)
-    attack = attacks.create("fgsm", Threat("l2", 1.0))
-    one = validation_module.choose(rec, x, y, attack, SamplingPart(method="paper", iterations=1))
-    best = validation_module.choose(rec, x, y, attack, SamplingPart(method="exact"))
-    assert one.probs.tolist() == [0.25] * 4
-    assert best.risk < one.risk
-    assert len(tried) >= 3
+    part = SamplingPart(method="osp", iterations=2, begin="current")
+    osp(rec.with_probs([0.4, 0.3, 0.2, 0.1]), x, y, attacks.create("fgsm", Threat("l2", 1.0)), part)
+    assert tried[0].tolist() == [0.4, 0.3, 0.2, 0.1]
 
 
 def test_of_equal_checkpoints_the_last_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +110,7 @@ def test_of_equal_checkpoints_the_last_is_kept(tmp_path: Path, monkeypatch: pyte
         pool = WitnessPool(10, 1, np.arange(4), np.ones((4, 1), dtype=bool))
         return Validated(np.ones(1), pool, np.full(1, 0.1), Cost())
 
-    monkeypatch.setattr(selection_module, "attacked", verdict)
+    monkeypatch.setattr(engine_module, "attacked", verdict)
     train(small(epochs=3), tmp_path / "run")
     lines = Run.open(tmp_path / "run").metrics()
     assert next(line for line in lines if line["event"] == "member")["best_epoch"] == 3
@@ -148,23 +121,23 @@ def test_epochs_of_a_member_are_compared_by_one_attack_at_the_alpha_in_force(
 ) -> None:
     judged: list[tuple[str, list[float]]] = []
     chosen: list[tuple[str, int]] = []
-    real_attacked, real_choose = validation_module.attacked, validation_module.choose
+    real_attacked, real_exact = alpha_module.attacked, alpha_module.exact
 
     def attacked(rec: RandomizedEnsemble, x: Any, y: Any, attack: Any) -> Validated:
         judged.append((attack.name, rec.probs.tolist()))
         return real_attacked(rec, x, y, attack)
 
-    def choose(rec: RandomizedEnsemble, *rest: Any) -> Validated:
-        chosen.append((rest[2].name, len(rec.members)))
-        return real_choose(rec, *rest)
+    def exact(rec: RandomizedEnsemble, x: Any, y: Any, attack: Any, sweeps: int) -> Validated:
+        chosen.append((attack.name, len(rec.members)))
+        return real_exact(rec, x, y, attack, sweeps)
 
-    monkeypatch.setattr(selection_module, "attacked", attacked)
-    monkeypatch.setattr(alpha_module, "choose", choose)
+    monkeypatch.setattr(engine_module, "attacked", attacked)
+    monkeypatch.setattr(alpha_module, "exact", exact)
     recipe = small(
         method="barre",
         members=2,
         epochs=4,
-        sampling={"every": 2, "attack": "fgsm", "method": "candidates", "floor": 0.5},
+        sampling={"every": 2, "attack": "fgsm", "floor": 0.5},
     )
     train(recipe, tmp_path / "run")
     lines = [line for line in Run.open(tmp_path / "run").metrics() if line["event"] == "epoch"]
@@ -183,9 +156,9 @@ def test_the_released_rule_steps_by_ten_times_the_learning_rate(
     def search(rec: Any, x: Any, y: Any, attack: Any, part: SamplingPart) -> Validated:
         steps.append(part.step)
         assert len(x) == 37
-        return validation_module.attacked(rec.with_probs(None), x, y, attack)
+        return alpha_module.attacked(rec.with_probs(None), x, y, attack)
 
-    monkeypatch.setattr(alpha_module, "optimal_sampling_probability", search)
+    monkeypatch.setattr(alpha_module, "osp", search)
     recipe = small(
         method="barre",
         members=4,
@@ -233,6 +206,7 @@ def test_every_setting_of_a_paper_recipe(path: Path) -> None:
     }
     assert {key: fields["sampling"][key] for key in expected} == expected
     assert fields["optimizer"] == {
+        "name": "sgd",
         "lr": 0.1,
         "later_lr": None,
         "momentum": 0.9,
@@ -242,6 +216,7 @@ def test_every_setting_of_a_paper_recipe(path: Path) -> None:
     assert (fields["validation"]["attack"], fields["validation"]["keep"]) == ("arc-r", "best")
     assert fields["loss"] == {"name": "mce", "weight": None}
     assert (fields["ema"], fields["start"], fields["epochs"], fields["batch_size"]) == (0.0, "auto", 100, 256)
+    assert fields["precision"] == "float32"
 
 
 def test_the_training_attack_climbs_mce_where_it_is_told_to() -> None:
@@ -256,38 +231,32 @@ def test_the_training_attack_climbs_mce_where_it_is_told_to() -> None:
         return torch.nn.functional.cross_entropy(logits, y, reduction="none") + wrong
 
     mixture = (alpha.reshape(3, 1, 1) * z.softmax(dim=2)).sum(dim=0).log()
-    torch.testing.assert_close(mixture_mce(z, y, alpha), by_hand(mixture))
-    torch.testing.assert_close(mean_logit_mce(z, y, alpha), by_hand((alpha.reshape(3, 1, 1) * z).sum(dim=0)))
+    torch.testing.assert_close(objective("mce", "softmax", z, y, alpha), by_hand(mixture))
+    mean = (alpha.reshape(3, 1, 1) * z).sum(dim=0)
+    torch.testing.assert_close(objective("mce", "logits", z, y, alpha), by_hand(mean))
     torch.testing.assert_close(
-        expected_mce(z, y, alpha), sum(a * by_hand(member) for a, member in zip(alpha, z, strict=True))
+        objective("mce", "loss", z, y, alpha),
+        sum(a * by_hand(member) for a, member in zip(alpha, z, strict=True)),
     )
     # One member: every level is the same.
-    torch.testing.assert_close(mixture_mce(z[:1], y, torch.ones(1)), by_hand(z[0]))
+    torch.testing.assert_close(objective("mce", "softmax", z[:1], y, torch.ones(1)), by_hand(z[0]))
     made = adversary(AdversaryPart(loss="mce", start=0.5), Threat("linf", 0.1), "softmax")
-    assert isinstance(made, TrainingPGD)
     assert (made.loss, made.radius, made.level) == ("mce", 0.5, "softmax")
     members = [torch.nn.Linear(4, 4) for _ in range(3)]
     x = torch.rand(5, 4, generator=generator)
     point = made.begin(x, generator)
     assert float((point - x).abs().max()) <= 0.05 + 1e-6
-    crafted = made.craft(Victims.of(members, alpha), Start(x, y, point))
+    crafted = made.craft(AttackedMembers.of(members, alpha), Start(x, y, point))
 
     def value(inputs: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
-            return mixture_mce(torch.stack([m(inputs) for m in members]), y, alpha)
+            return objective("mce", "softmax", torch.stack([m(inputs) for m in members]), y, alpha)
 
     assert bool((value(crafted) > value(x)).all())
 
 
-@pytest.mark.parametrize(
-    ("level", "right", "wrong"),
-    [
-        ("softmax", mixture_mce, mixture_cross_entropy),
-        ("logits", mean_logit_mce, mean_logit_cross_entropy),
-        ("loss", expected_mce, expected_cross_entropy),
-    ],
-)
-def test_its_first_step_follows_the_gradient_of_mce(level: str, right: Loss, wrong: Loss) -> None:
+@pytest.mark.parametrize("level", ["softmax", "logits", "loss"])
+def test_its_first_step_follows_the_gradient_of_mce(level: str) -> None:
     generator = torch.Generator().manual_seed(3)
     weights = torch.randn(3, 4, 12, generator=generator)
     members = [torch.nn.Linear(12, 4) for _ in range(3)]
@@ -296,16 +265,19 @@ def test_its_first_step_follows_the_gradient_of_mce(level: str, right: Loss, wro
     x, y = 0.4 + 0.2 * torch.rand(6, 12, generator=generator), torch.arange(6) % 4
     alpha = torch.tensor([0.2, 0.3, 0.5])
 
-    def signs(loss: Loss) -> torch.Tensor:
+    def signs(loss: str) -> torch.Tensor:
         point = x.clone().requires_grad_()
-        loss(torch.stack([m(point) for m in members]), y, alpha).sum().backward()  # type: ignore[no-untyped-call]
+        z = torch.stack([m(point) for m in members])
+        objective(loss, level, z, y, alpha).sum().backward()  # type: ignore[no-untyped-call]
         assert point.grad is not None
         return point.grad.sign()
 
     part = AdversaryPart(loss="mce", start=0.0, steps=1, step=0.05)
-    moved = adversary(part, Threat("linf", 0.1), level).craft(Victims.of(members, alpha), Start(x, y, x))
-    torch.testing.assert_close(moved - x, 0.05 * signs(right), atol=1e-6, rtol=0)
-    assert not torch.equal(signs(right), signs(wrong))
+    moved = adversary(part, Threat("linf", 0.1), level).craft(
+        AttackedMembers.of(members, alpha), Start(x, y, x)
+    )
+    torch.testing.assert_close(moved - x, 0.05 * signs("mce"), atol=1e-6, rtol=0)
+    assert not torch.equal(signs("mce"), signs("cross-entropy"))
 
 
 def test_the_rule_of_thumb_stops_a_member_that_leaves_it(
@@ -324,7 +296,7 @@ def test_the_rule_of_thumb_stops_a_member_that_leaves_it(
         pool = WitnessPool(100, members, points, fooled)
         return Validated(rec.probs.numpy(), pool, np.zeros(members), Cost())
 
-    monkeypatch.setattr(selection_module, "attacked", verdict)
+    monkeypatch.setattr(engine_module, "attacked", verdict)
     said: list[str] = []
     recipe = small(
         method="barre",
@@ -333,36 +305,21 @@ def test_the_rule_of_thumb_stops_a_member_that_leaves_it(
         sampling={"rule": "released", "method": "uniform"},
         validation={"rule_of_thumb": True, "patience": 2},
     )
-    monkeypatch.setattr(alpha_module, "choose", lambda rec, *_: verdict(rec.with_probs(None)))
+    monkeypatch.setattr(alpha_module, "attacked", lambda rec, *_: verdict(rec.with_probs(None)))
     train(recipe, tmp_path / "run", say=said.append)
-    assert ["65.0% is above 60.0%" in said[0], "68.0% is above 60.0%" in said[1], len(said)] == [
-        True,
-        True,
-        2,
-    ]
-    assert said[1].endswith("training of this member stops, its best checkpoint is kept")
+    assert "65.0% is above 60.0%" in said[1]
+    assert "68.0% is above 60.0%" in said[2]
+    assert said[2].endswith("training of this member stops, its best checkpoint is kept")
     lines = [line for line in Run.open(tmp_path / "run").metrics() if line.get("member") == 2]
     assert [line["epoch"] for line in lines if line["event"] == "epoch"] == [1, 2, 3]
     assert next(line for line in lines if line["event"] == "member")["best_epoch"] == 1
 
 
 def test_a_fresh_member_is_given_time_before_the_rule_of_thumb_counts() -> None:
-    watch = Watch().within(False).within(False)
-    assert watch.worst == 0
-    watch = watch.within(True).within(False)
-    assert (watch.strays, watch.worst) == (1, 1)
-    assert watch.within(True).strays == 0
-
-
-def test_a_run_begun_before_a_field_existed_is_continued(tmp_path: Path) -> None:
-    recipe = small()
-    old = recipe.to_json()
-    for part, name in (("sampling", "rule"), ("adversary", "start"), ("validation", "rule_of_thumb")):
-        del old[part][name]
-    Run.create(tmp_path / "run", kind="training", recipe=old, seed=0, chosen_on={})
-    open_folder(recipe, tmp_path / "run", lambda _: None, force=False)
-    with pytest.raises(InputError, match=r"sampling.rule: 'printed' → 'released'"):
-        open_folder(small(sampling={"rule": "released"}), tmp_path / "run", lambda _: None, force=False)
+    watch = EarlyStopping()
+    for holds, above in ((False, 0), (False, 0), (True, 0), (False, 1), (True, 0)):
+        watch.within(holds)
+        assert watch.above_limit == above
 
 
 @pytest.mark.parametrize(
@@ -370,7 +327,7 @@ def test_a_run_begun_before_a_field_existed_is_continued(tmp_path: Path) -> None
     [
         ({"adversary": {"name": "arc", "loss": "mce"}}, "climb something of their own"),
         ({"validation": {"rule_of_thumb": True}}, "it is for method 'barre', not 'at'"),
-        ({"method": "barre", "members": 6, "sampling": {"method": "candidates"}}, "up to 3 members, not 6"),
+        ({"sampling": {"final": "checkpoint"}}, "'at' chooses no α while training"),
         ({"adversary": {"start": 1.5}}, "adversary.start"),
     ],
 )

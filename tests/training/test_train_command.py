@@ -9,7 +9,9 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from randens import training
 from randens.cli import train as command
@@ -18,6 +20,7 @@ from randens.core.progress import Progress
 from randens.core.runs import Run
 
 _TINY = ["--set", "epochs=1", "--set", "validation.size=30", "--set", "model.width=8"]
+_OWN = ["--set", "model.width=none", "--set", "model.depth=none"]
 RECIPE = str(Path(__file__).resolve().parents[2] / "recipes" / "cpu" / "digits-mlp-barre.toml")
 
 
@@ -43,6 +46,12 @@ def test_json_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         (["--set", "members=0"], "members is 0"),
         (["--set", "batch_size=5000"], "the training set has only 1257 images"),
         (["--set", "first=nowhere"], "first is 'nowhere'; there is no folder there"),
+        (["--set", "optimizer.name=adam"], "optimizer.name is 'adam'"),
+        (["--set", "model.name=timm:resnet18"], "set width=none"),
+        ([*_OWN, "--set", "model.name=nowhere:net"], "cannot be imported"),
+        ([*_OWN, "--set", "model.name=torch.nn:Flatten"], "it must return logits [2, 10]"),
+        (["--devices", "4097"], "devices"),
+        (["--devices", "4000"], "this machine has"),
     ],
 )
 def test_bad_input_is_one_line_and_code_2(
@@ -83,6 +92,28 @@ def test_ctrl_c_finishes_the_step_and_the_same_command_continues(
     assert signal.getsignal(signal.SIGINT) is before
     assert run(arguments) == 0
     assert "continuing after member 1, epoch 1, step 5" in capsys.readouterr().err
+
+
+def test_without_a_recipe_they_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["train"]) == 0
+    assert "  cpu/digits-mlp-barre" in capsys.readouterr().out.splitlines()
+
+
+def test_images_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rng = np.random.default_rng(0)
+    for label, name in enumerate(("dark", "light")):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for number in range(30):
+            pixels = rng.integers(0, 100, (9, 9), dtype=np.uint8) + np.uint8(120 * label)
+            Image.fromarray(pixels).save(tmp_path / "images" / name / f"{number}.png")
+    own = ["--data", str(tmp_path / "images"), "--set", "data.size=[8, 8]", "--set", "batch_size=10"]
+    single = ["--set", "method=at", "--set", "members=1", "--set", "epochs=4", "--set", "model.width=8"]
+    assert run(["train", RECIPE, "--out", str(tmp_path / "run"), *own, *single, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["validation"]["images"] == 6
+    assert Run.open(tmp_path / "run").manifest["recipe"]["data"]["name"] == str(tmp_path / "images")
+    assert run(["train", RECIPE, "--data", str(tmp_path / "none")]) == 2
+    assert "--data is" in capsys.readouterr().err
 
 
 def test_json_is_what_training_wrote_even_without_a_summary(

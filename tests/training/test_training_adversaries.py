@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from randens import Threat, models
-from randens.attacks.losses import (
-    Loss,
-    expected_cross_entropy,
-    mean_logit_cross_entropy,
-    mixture_cross_entropy,
-)
 from randens.ensemble import frozen
-from randens.training.adversaries import FGSMRS, NFGSM, Adversary, Arc, Start, TrainingPGD, Victims, adversary
-from randens.training.losses import divergence
+from randens.training.adversaries import Adversary, AttackedMembers, Start, adversary
+from randens.training.losses import divergence, objective
 from randens.training.recipe import AdversaryPart
 
 LINF, L2 = Threat("linf", 0.1), Threat("l2", 0.5)
@@ -35,31 +31,24 @@ def _batch(n: int = 40) -> tuple[Tensor, Tensor]:
 def _crafted(attacker: Adversary, members: list[nn.Module], probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     x, y = _batch()
     start = attacker.begin(x, torch.Generator().manual_seed(0))
-    return x, y, attacker.craft(Victims.of(members, probs), Start(x, y, start))
+    return x, y, attacker.craft(AttackedMembers.of(members, probs), Start(x, y, start))
 
 
 @pytest.mark.parametrize("threat", [LINF, L2], ids=["linf", "l2"])
-@pytest.mark.parametrize(
-    ("level", "loss"),
-    [
-        ("loss", expected_cross_entropy),
-        ("softmax", mixture_cross_entropy),
-        ("logits", mean_logit_cross_entropy),
-    ],
-)
-def test_pgd_stays_in_the_ball_and_climbs_its_own_level(threat: Threat, level: str, loss: Loss) -> None:
+@pytest.mark.parametrize("level", ["loss", "softmax", "logits", "bounded"])
+def test_pgd_stays_in_the_ball_and_climbs_its_own_level(threat: Threat, level: str) -> None:
     members, probs = _members(), torch.tensor([0.3, 0.7], dtype=torch.float64)
-    x, y, x_adv = _crafted(TrainingPGD(threat, level, steps=10, step=threat.eps / 4), members, probs)
+    x, y, x_adv = _crafted(Adversary(threat, level, steps=10, step=threat.eps / 4), members, probs)
     assert bool(threat.contains(x_adv, x).all())
     with torch.no_grad():
-        before = loss(torch.stack([m(x) for m in members]), y, probs)
-        after = loss(torch.stack([m(x_adv) for m in members]), y, probs)
+        before = objective("cross-entropy", level, torch.stack([m(x) for m in members]), y, probs)
+        after = objective("cross-entropy", level, torch.stack([m(x_adv) for m in members]), y, probs)
     assert bool((after > before).float().mean() > 0.95)
 
 
 def test_kl_climbs_the_distance_from_the_clean_answers() -> None:
     members, probs = _members(1), torch.ones(1, dtype=torch.float64)
-    attacker = TrainingPGD(LINF, "kl", steps=10, step=0.03)
+    attacker = Adversary(LINF, "kl", steps=10, step=0.03)
     x, _, x_adv = _crafted(attacker, members, probs)
     random = LINF.random(x, torch.Generator().manual_seed(9))
     with torch.no_grad():
@@ -74,16 +63,16 @@ def test_fgsm_rs_on_a_linear_member_is_the_closed_form() -> None:
     x, y = _batch()
     y = y % 2
     # From any start, 2ε along the sign of the gradient and back into the ball ends in the ball's best corner.
-    attacker = FGSMRS(threat, "loss", step=0.2)
+    attacker = adversary(AdversaryPart(name="fgsm-rs", step=0.2), threat, "loss")
     start = attacker.begin(x, torch.Generator().manual_seed(0))
-    x_adv = attacker.craft(Victims.of([model], torch.ones(1)), Start(x, y, start))
+    x_adv = attacker.craft(AttackedMembers.of([model], torch.ones(1)), Start(x, y, start))
     weight = model.state_dict()["body.linear.weight"]
     corner = torch.stack([(weight[1 - label] - weight[label]).sign() for label in y.tolist()])
     assert torch.allclose(x_adv, x + 0.1 * corner, atol=1e-6)
 
 
 def test_n_fgsm_leaves_the_ball_but_not_the_box() -> None:
-    attacker = NFGSM(LINF, "loss", step=0.1, noise=2.0)
+    attacker = adversary(AdversaryPart(name="n-fgsm"), LINF, "loss")
     x, _, x_adv = _crafted(attacker, _members(1), torch.ones(1, dtype=torch.float64))
     distance = (x_adv - x).abs()
     assert float(x_adv.min()) >= 0
@@ -95,7 +84,7 @@ def test_n_fgsm_leaves_the_ball_but_not_the_box() -> None:
 
 def test_arc_fools_at_least_as_much_as_the_clean_inputs() -> None:
     members, probs = _members(), torch.tensor([0.5, 0.5], dtype=torch.float64)
-    x, y, x_adv = _crafted(Arc(LINF, "loss", "arc-r", steps=5), members, probs)
+    x, y, x_adv = _crafted(adversary(AdversaryPart(name="arc-r", steps=5), LINF, "loss"), members, probs)
     assert bool(LINF.contains(x_adv, x).all())
     with torch.no_grad():
         clean = torch.stack([m(x).argmax(1) != y for m in members]).float().mean()
@@ -105,9 +94,9 @@ def test_arc_fools_at_least_as_much_as_the_clean_inputs() -> None:
 
 def test_members_never_drawn_are_left_out() -> None:
     members, probs = _members(3), torch.tensor([0.5, 0.0, 0.5], dtype=torch.float64)
-    victims = Victims.of(members, probs)
-    assert victims.members == (members[0], members[2])
-    assert victims.probs.tolist() == [0.5, 0.5]
+    attacked = AttackedMembers.of(members, probs)
+    assert attacked.members == (members[0], members[2])
+    assert attacked.probs.tolist() == [0.5, 0.5]
 
 
 def test_crafting_takes_no_gradient_for_parameters_and_leaves_modes_alone() -> None:
@@ -115,17 +104,19 @@ def test_crafting_takes_no_gradient_for_parameters_and_leaves_modes_alone() -> N
     statistics = [b.clone() for b in model.buffers()]
     generator = torch.Generator().manual_seed(0)
     x, y = torch.rand(8, 1, 8, 8, generator=generator), torch.zeros(8, dtype=torch.int64)
-    attacker = TrainingPGD(LINF, "softmax", steps=2, step=0.05)
+    attacker = Adversary(LINF, "softmax", steps=2, step=0.05)
     with frozen(model):
-        attacker.craft(Victims.of([model], torch.ones(1)), Start(x, y, attacker.begin(x, generator)))
+        attacker.craft(AttackedMembers.of([model], torch.ones(1)), Start(x, y, attacker.begin(x, generator)))
     assert all(p.grad is None and p.requires_grad for p in model.parameters())
     assert model.training
     assert all(torch.equal(a, b) for a, b in zip(statistics, model.buffers(), strict=True))
 
 
 def test_recipes_choose_steps_and_levels() -> None:
-    made = adversary(AdversaryPart(name="pgd", steps=7), LINF, "softmax")
-    assert made == TrainingPGD(LINF, "softmax", 7, 0.025)
-    assert adversary(AdversaryPart(name="pgd", level="logits"), LINF, "softmax").level == "logits"
-    assert adversary(AdversaryPart(name="n-fgsm"), LINF, "loss") == NFGSM(LINF, "loss", 0.1, 2.0)
-    assert adversary(AdversaryPart(name="fgsm-rs"), LINF, "loss") == FGSMRS(LINF, "loss", 0.125)
+    def made(default: str = "loss", **part: Any) -> Adversary:
+        return adversary(AdversaryPart(**part), LINF, default)
+
+    assert made("softmax", name="pgd", steps=7) == Adversary(LINF, "softmax", 7, 0.025)
+    assert made("softmax", name="pgd", level="logits").level == "logits"
+    assert made(name="n-fgsm") == Adversary(LINF, "loss", 1, 0.1, 2.0, projects=False)
+    assert made(name="fgsm-rs") == Adversary(LINF, "loss", 1, 0.125)

@@ -1,13 +1,13 @@
-"""Two processes give the loss curve of one; each rank takes its part, and one writes."""
+"""Two processes, however they are started, give the ensemble of one; each rank takes its part, and one writes."""
 
 from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,109 +15,125 @@ import torch
 from tests.training.two_processes import main, measured
 
 from randens import data
-from randens.core.distributed import Workers, _layout
+from randens.core.distributed import Workers, launched, leads, workers
 from randens.core.errors import InputError
 from randens.core.runs import Run
-from randens.ensemble import load
+from randens.ensemble import RandomizedEnsemble, load
+from randens.training import load_recipe, train
 
-_RUNS: dict[str, dict[str, Any]] = {
-    # Odd batches, augmentation, moving average, a second member, α. Steps of l2 have no signs for rounding to flip.
-    "smooth": {
-        "method": "barre",
-        "members": 2,
-        "batch_size": 25,
-        "log_every": 1,
-        "ema": 0.9,
-        "data": {"name": "digits", "crop_padding": 1},
-        "threat": {"norm": "l2", "eps": 0.5},
-    },
-    # BatchNorm over both ranks' images. Networks this deep amplify rounding, so only the first steps are close.
-    "batch-norm": {
-        "epochs": 1,
-        "batch_size": 25,
-        "log_every": 1,
-        "model": {"name": "resnet20", "width": 4, "depth": None},
-        "optimizer": {"lr": 0.02},
-        "threat": {"norm": "l2", "eps": 0.5},
-    },
-}
+ROOT = Path(__file__).resolve().parents[2]
+CPU = torch.device("cpu")
+LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")
+SLURM = ("PROCID", "NTASKS", "NNODES", "NTASKS_PER_NODE", "STEP_NUM_TASKS", "STEP_NUM_NODES")
+SETTINGS = [
+    *("members=2", "epochs=1", "later_epochs=1", "batch_size=251", "model.width=16", "device=cpu"),
+    *("threat.norm=l2", "threat.eps=0.5", "validation.size=40", "sampling.method=uniform"),
+]
 
 
-def _torchrun(folder: Path, runs: dict[str, dict[str, Any]]) -> None:
-    root = Path(__file__).resolve().parents[2]
-    paths = os.pathsep.join([str(root / "src"), str(root), os.environ.get("PYTHONPATH", "")])
-    command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"),
-        *("-m", "tests.training.two_processes", str(folder), json.dumps(runs)),
+def _environment(**changes: str) -> dict[str, str]:
+    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
+    kept = {k: v for k, v in os.environ.items() if k not in LAUNCHERS and not k.startswith("SLURM")}
+    return {**kept, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", **changes}
+
+
+def _run(*commands: tuple[list[str], dict[str, str]]) -> None:
+    """Processes side by side; all must succeed."""
+    started = [
+        subprocess.Popen([sys.executable, *words], env=env, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+        for words, env in commands
     ]
-    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, env=environment, cwd=root, timeout=900, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    for process in started:
+        _, errors = process.communicate(timeout=600)
+        assert process.returncode == 0, errors[-2000:]
+
+
+def _same(one: RandomizedEnsemble, two: RandomizedEnsemble) -> None:
+    assert two.probs.tolist() == pytest.approx(one.probs.tolist(), abs=1e-6)
+    for key, value in one.state_dict().items():
+        assert torch.allclose(two.state_dict()[key], value, rtol=1e-3, atol=1e-4), key
 
 
 def _losses(folder: Path) -> list[float]:
     return [line["loss"][0] for line in Run.open(folder).metrics() if line["event"] == "step"]
 
 
-def test_two_processes_give_the_loss_curve_of_one(tmp_path: Path) -> None:
-    _torchrun(tmp_path / "two", _RUNS)
-    main(tmp_path / "one", _RUNS)
-    curves = {name: (_losses(tmp_path / "one" / name), _losses(tmp_path / "two" / name)) for name in _RUNS}
-    one, two = curves["smooth"]
-    assert len(one) == len(two) == 2 * 2 * 4
-    assert len(set(np.round(one, 3))) > 10
-    assert np.allclose(two, one, rtol=1e-3)
-    one, two = curves["batch-norm"]
-    assert len(one) == 4
-    assert np.allclose(two[:3], one[:3], rtol=1e-5)
-    alone, together = (load(tmp_path / count / "smooth" / "ensemble") for count in ("one", "two"))
-    assert together.probs.tolist() == pytest.approx(alone.probs.tolist(), abs=1e-6)
-    events = [line["event"] for line in Run.open(tmp_path / "two" / "smooth").metrics()]
-    assert events.count("finished") == 1
-    assert events.count("epoch") == 4
-    # What two processes measured of their ensemble, one measures of it, too.
-    shared = json.loads((tmp_path / "two" / "smooth" / "measured.json").read_text())
+def test_torchrun_trains_and_evaluates_as_one_process_does(tmp_path: Path) -> None:
+    words = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    _run(([*words, "-m", "tests.training.two_processes", str(tmp_path / "two")], _environment()))
+    main(tmp_path / "one")
+    for method, steps in (("barre", 2 * 2 * 4), ("bounded", 2 * 4)):
+        one, two = _losses(tmp_path / "one" / method), _losses(tmp_path / "two" / method)
+        assert len(one) == len(two) == steps
+        assert np.allclose(two, one, rtol=1e-3), method
+        _same(*(load(tmp_path / count / method / "ensemble") for count in ("one", "two")))
+    events = [line["event"] for line in Run.open(tmp_path / "two" / "barre").metrics()]
+    assert (events.count("finished"), events.count("epoch")) == (1, 4)
+    shared = json.loads((tmp_path / "two" / "measured.json").read_text())
     held = data.load("digits", "validation").subset(slice(0, 60))
-    assert measured(load(tmp_path / "two" / "smooth" / "ensemble"), held) == shared
-    assert any(map(any, shared["worst"]))
+    assert measured(load(tmp_path / "two" / "barre" / "ensemble"), held) == shared
+
+
+@pytest.mark.parametrize("launcher", ["devices", "rank", pytest.param("srun", marks=pytest.mark.slow)])
+def test_the_command_in_two_processes_makes_the_ensemble_of_one(tmp_path: Path, launcher: str) -> None:
+    words = ["-m", "randens", "train", "digits-mlp-barre", "--out", str(tmp_path / "two")]
+    for setting in SETTINGS:
+        words += ["--set", setting]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    if launcher == "devices":
+        _run(([*words, "--devices", "2"], _environment()))
+    elif launcher == "rank":
+        ranks = [{**address, "RANK": str(rank), "WORLD_SIZE": "2"} for rank in range(2)]
+        _run(*((words, _environment(**rank)) for rank in ranks))
+    else:
+        # As `srun -n 2` sets them in an allocation for eight tasks made by salloc.
+        step = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "1", "SLURM_NTASKS": "8"}
+        job = {**step, "SLURM_JOB_NAME": "interactive", "SLURM_NODEID": "0", **address}
+        ranks = [{**job, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in range(2)]
+        _run(*((words, _environment(**rank)) for rank in ranks))
+    train(load_recipe("digits-mlp-barre", SETTINGS), tmp_path / "one")
+    _same(load(tmp_path / "one" / "ensemble"), load(tmp_path / "two" / "ensemble"))
 
 
 def test_parts_cover_a_batch_without_overlap() -> None:
-    class Rank(Workers):
-        def __init__(self, rank: int, world: int) -> None:
-            super().__init__(torch.device("cpu"))
-            self.rank, self.world = rank, world
-
     for n in (7, 8, 256):
-        rows = [list(range(n))[Rank(rank, 3).part(n)] for rank in range(3)]
+        rows = []
+        for rank in range(3):
+            processes = Workers(CPU)
+            processes.rank, processes.world = rank, 3
+            rows.append(list(range(n))[processes.part(n)])
         assert [row for part in rows for row in part] == list(range(n))
         assert max(map(len, rows)) - min(map(len, rows)) <= 1
 
 
 def test_one_process_needs_no_communication() -> None:
-    processes = Workers(torch.device("cpu"))
-    assert processes.writes
+    processes = Workers(CPU)
+    assert processes.is_main
     assert processes.agreed(True)
     assert not processes.agreed(False)
     assert processes.total(torch.tensor([2.0])).tolist() == [2.0]
     processes.barrier()
 
 
-def test_launchers_are_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("TORCHELASTIC_RUN_ID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES"):
+def test_launchers_are_recognized(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*LAUNCHERS, *(f"SLURM_{name}" for name in SLURM)):
         monkeypatch.delenv(name, raising=False)
-    assert _layout() == (1, 1)
+    assert (launched(CPU), leads()) == (("", 1, 1), True)
     monkeypatch.setenv("SLURM_NTASKS", "8")  # a batch script around the step: still one process
-    assert _layout() == (1, 1)
+    assert launched(CPU) == ("", 1, 1)
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "8")
     monkeypatch.setenv("SLURM_STEP_NUM_NODES", "2")
-    assert _layout() == (8, 4)
+    monkeypatch.setenv("SLURM_PROCID", "3")
+    assert (launched(CPU), leads()) == (("srun", 8, 4), False)
     monkeypatch.setenv("SLURM_STEP_NUM_NODES", "3")
-    with pytest.raises(InputError, match="8 tasks do not divide evenly over 3 nodes"):
-        _layout()
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    with pytest.raises(InputError, match="8 processes do not divide evenly"):
+        launched(CPU)
+    monkeypatch.setenv("RANK", "5")
     monkeypatch.setenv("WORLD_SIZE", "6")
+    assert (launched(CPU), os.environ["LOCAL_RANK"]) == (("rank", 6, 6), "5")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert _layout() == (6, 2)
+    assert launched(CPU) == ("rank", 6, 2)
+    with pytest.raises(InputError, match="the launcher started 6 processes, 2 per node"), workers("cpu", 4):
+        pass

@@ -7,16 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from randens.training.losses import (
-    Examples,
-    TrainingLoss,
-    cross_entropy,
-    margin_cross_entropy,
-    passes,
-    trades,
-    training_loss,
-)
+from randens.training.losses import Examples, TrainingLoss, passes, training_loss
 from randens.training.recipe import LossPart
+
+
+def _loss(name: str, weight: float | None = None) -> TrainingLoss:
+    return training_loss(LossPart.model_validate({"name": name, "weight": weight}))
 
 
 def _problem(classes: int, seed: int = 0) -> tuple[nn.Module, Examples]:
@@ -32,7 +28,7 @@ def _problem(classes: int, seed: int = 0) -> tuple[nn.Module, Examples]:
 
 
 @pytest.mark.parametrize("classes", [2, 3, 10])
-@pytest.mark.parametrize("loss", [cross_entropy, margin_cross_entropy(0.7), trades(3.0)])
+@pytest.mark.parametrize("loss", [_loss("cross-entropy"), _loss("mce", 0.7), _loss("trades", 3.0)])
 def test_gradients_match_finite_differences(classes: int, loss: TrainingLoss) -> None:
     model, examples = _problem(classes)
     weights = list(model.parameters())
@@ -60,7 +56,7 @@ def test_mce_is_the_papers_formula(classes: int) -> None:
         right = -torch.log(torch.softmax(row, 0)[label])
         others = [-torch.log(torch.softmax(-row, 0)[j]) for j in range(classes) if j != label]
         expected.append(float(right + 0.7 * sum(others) / (classes - 1)))
-    values, logits = margin_cross_entropy(0.7)(model, examples)
+    values, logits = _loss("mce", 0.7)(model, examples)
     assert values.tolist() == pytest.approx(expected)
     assert torch.equal(logits, z)
 
@@ -70,9 +66,11 @@ def test_trades_is_natural_loss_plus_divergence() -> None:
     z, z_adv = model(examples.x), model(examples.x_adv)
     kl = F.kl_div(z_adv.log_softmax(1), z.softmax(1), reduction="none").sum(1)
     expected = F.cross_entropy(z, examples.y, reduction="none") + 3.0 * kl
-    assert torch.allclose(trades(3.0)(model, examples)[0], expected)
+    assert torch.allclose(_loss("trades", 3.0)(model, examples)[0], expected)
     same = Examples(examples.x, examples.x, examples.y)
-    assert torch.allclose(trades(3.0)(model, same)[0], F.cross_entropy(z, examples.y, reduction="none"))
+    assert torch.allclose(
+        _loss("trades", 3.0)(model, same)[0], F.cross_entropy(z, examples.y, reduction="none")
+    )
 
 
 @pytest.mark.parametrize(("name", "count"), [("cross-entropy", 1), ("mce", 1), ("trades", 2)])

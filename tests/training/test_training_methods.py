@@ -10,22 +10,18 @@ import torch
 from tests.training.small_runs import small
 from torch import nn
 
-from randens.core.distributed import Workers
 from randens.core.errors import InputError
 from randens.core.runs import Run
 from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble, load
-from randens.training import estimate, train
+from randens.training import plan, train
 from randens.training.alpha import floored
-from randens.training.cost import plan
-from randens.training.initial_members import Blueprint
-from randens.training.methods import METHODS, Roster, uniform
-from randens.training.placement import Placement
+from randens.training.methods import METHODS, Bounded, StageMembers, uniform
 
 
-def _roster(finished: int, trained: int) -> Roster:
+def _stage(finished: int, trained: int) -> StageMembers:
     members = [nn.Linear(1, 2) for _ in range(finished + trained)]
     probs = np.arange(1.0, finished + trained + 1)
-    return Roster(members[:finished], members[finished:], probs / probs.sum())
+    return StageMembers(members[:finished], members[finished:], probs / probs.sum())
 
 
 def _weights(rec: RandomizedEnsemble, index: int) -> dict[str, torch.Tensor]:
@@ -37,30 +33,30 @@ def _equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 
 def test_which_members_are_attacked() -> None:
-    roster = _roster(2, 1)
-    everyone = roster.everyone
+    stage = _stage(2, 1)
+    everyone = stage.all
     expected = {
         "at": ([everyone[2]], [1.0]),
         "iat": ([everyone[2]], [1.0]),
         "mrboost": (everyone, [1 / 3] * 3),
-        "barre": (everyone, roster.probs.tolist()),
+        "barre": (everyone, stage.probs.tolist()),
         "bat": ([everyone[0]], [1.0]),
-        "joint": (everyone, roster.probs.tolist()),
+        "joint": (everyone, stage.probs.tolist()),
     }
     for name, (members, probs) in expected.items():
-        attacked, weights = METHODS[name]().victims(roster)
+        attacked, weights = METHODS[name]().attacked(stage)
         assert list(attacked) == members, name
         assert weights.tolist() == pytest.approx(probs), name
 
 
 def test_what_checkpoints_are_compared_by() -> None:
-    roster = _roster(2, 1)
-    assert list(METHODS["iat"]().judged(roster).members) == list(roster.trained)
-    boosted = METHODS["mrboost"]().judged(roster).members
+    stage = _stage(2, 1)
+    assert list(METHODS["iat"]().validated(stage).members) == list(stage.trained)
+    boosted = METHODS["mrboost"]().validated(stage).members
     assert len(boosted) == 1
     assert isinstance(boosted[0], DeterministicEnsemble)
-    assert list(boosted[0].members) == roster.everyone
-    assert METHODS["barre"]().judged(roster).probs.tolist() == pytest.approx(roster.probs.tolist())
+    assert list(boosted[0].members) == stage.all
+    assert METHODS["barre"]().validated(stage).probs.tolist() == pytest.approx(stage.probs.tolist())
 
 
 def test_levels_follow_the_table() -> None:
@@ -95,7 +91,7 @@ def test_a_given_first_member_is_taken_and_costs_nothing(tmp_path: Path) -> None
     assert _equal(_weights(rec, 0), _weights(at, 0))
     stages = {line["member"] for line in Run.open(tmp_path / "barre").metrics() if line["event"] == "epoch"}
     assert stages == {2}
-    assert [stage.epochs for stage in plan(recipe)] == [0, 2]
+    assert [stage.epochs for stage in plan(recipe).stages] == [0, 2]
     other = small(method="barre", members=2, first=str(tmp_path / "at"), model={"width": 17})
     with pytest.raises(InputError, match=r"another architecture: width: 16 → 17"):
         train(other, tmp_path / "other")
@@ -156,18 +152,52 @@ def test_bat_trains_its_second_member_on_the_first_ones_examples(tmp_path: Path)
     ],
 )
 def test_plans_count_passes_as_the_notes_do(method: str, members: int, expected: list[int]) -> None:
-    stages = plan(small(method=method, members=members))
-    assert [s.crafting + s.training for s in stages] == expected
+    planned = plan(small(method=method, members=members))
+    assert [stage.crafting + stage.training for stage in planned.stages] == expected
 
 
-def test_the_ledger_counts_what_was_planned(tmp_path: Path) -> None:
-    recipe = small(method="mrboost", members=2, validation={"size": 10})
+@pytest.mark.parametrize(
+    ("method", "members", "sampling"),
+    [
+        ("at", 1, {}),
+        ("iat", 2, {}),
+        ("mrboost", 2, {"method": "uniform"}),
+        ("barre", 3, {"every": 2, "attack": "arc-r"}),
+        (
+            "barre",
+            4,
+            {"method": "osp", "rule": "released", "every": 1, "iterations": 3, "data": "train", "size": 30},
+        ),
+        ("bat", 2, {}),
+        ("joint", 2, {}),
+        ("bounded", 2, {}),
+    ],
+)
+def test_every_method_spends_what_was_planned(
+    tmp_path: Path, method: str, members: int, sampling: dict[str, object]
+) -> None:
+    recipe = small(
+        method=method, members=members, epochs=3, validation={"size": 10, "every": 2}, sampling=sampling
+    )
     train(recipe, tmp_path / "run")
-    cost = Run.open(tmp_path / "run").read("training")["cost"]
-    estimated = estimate(recipe)
-    planned = estimated.crafting + estimated.training
-    assert planned == 2 * (3 + 5) * 1257
-    assert planned < cost["backwards"] <= estimated.passes
+    spent = Run.open(tmp_path / "run").read("training")["cost"]
+    planned = plan(recipe)
+    assert spent["training"] == planned.training
+    # Members that an exact α leaves out are not attacked.
+    assert spent["crafting"] == planned.crafting or (
+        method == "barre" and spent["crafting"] < planned.crafting
+    )
+    assert 0 < spent["attacks"] <= planned.attacks
+    if sampling.get("method") in ("osp", "uniform") or method in ("at", "bat"):
+        assert spent["attacks"] == planned.attacks  # an exact choice may need fewer sweeps than it may make
+    assert spent["backwards"] > spent["crafting"] + spent["training"]
+
+
+def test_passes_of_arc_are_counted_though_not_foreseen(tmp_path: Path) -> None:
+    recipe = small(adversary={"name": "arc", "steps": 2}, epochs=1)
+    assert "those of ARC" in plan(recipe).sentence()
+    train(recipe, tmp_path / "run")
+    assert Run.open(tmp_path / "run").read("training")["cost"]["crafting"] > 0
 
 
 def test_load_gives_back_what_train_returned(tmp_path: Path) -> None:
@@ -184,7 +214,7 @@ def test_independent_members_can_come_from_earlier_runs(tmp_path: Path) -> None:
     recipe = small(method="iat", members=2, first=[str(tmp_path / "at0"), str(tmp_path / "at1")])
     rec = train(recipe, tmp_path / "iat")
     assert all(_equal(_weights(rec, i), _weights(alone[i], 0)) for i in range(2))
-    assert [stage.epochs for stage in plan(recipe)] == [0, 0]
+    assert [stage.epochs for stage in plan(recipe).stages] == [0, 0]
     # Nothing was trained, but the probabilities were chosen.
     events = [line["event"] for line in Run.open(tmp_path / "iat").metrics()]
     assert "epoch" not in events
@@ -222,17 +252,8 @@ def test_the_member_in_training_keeps_its_share(
     assert floored(np.array(probs), floor).tolist() == pytest.approx(expected)
 
 
-def test_how_the_training_attack_runs_each_member() -> None:
-    """A finished member is run as it was when its stage ended; the member in training as it is at every step."""
-    recipe = small(model={"name": "resnet8", "width": 4, "depth": None})
-    place = Placement(Blueprint(recipe, 10, (1, 8, 8)), Workers(torch.device("cpu")))
-    finished, trained = place.still(place.new(0)), place.new(1).eval()
-    roster = Roster([finished], [trained], np.array([0.5, 0.5]))
-    x = torch.rand(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    victims = place.victims(METHODS["barre"](), roster)
-    with torch.no_grad():
-        for member, forward in zip((finished, trained), victims.forwards, strict=True):
-            torch.testing.assert_close(forward(x), member(x), atol=1e-5, rtol=1e-4)
-        for parameter in trained.parameters():
-            parameter.mul_(1.5)
-        torch.testing.assert_close(victims.forwards[1](x), trained(x), atol=1e-4, rtol=1e-4)
+def test_the_first_share_of_a_bounded_batch_is_common_on_any_number_of_ranks() -> None:
+    bounded = METHODS["bounded"](0.5)
+    assert isinstance(bounded, Bounded)
+    assert bounded.common((0, 25), 25) == 12
+    assert [bounded.common((0, 25), 8), bounded.common((8, 25), 9), bounded.common((17, 25), 8)] == [8, 4, 0]

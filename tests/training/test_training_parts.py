@@ -12,12 +12,10 @@ import torch
 from torch import nn
 
 from randens.core.errors import FileError
-from randens.training.checkpoint import Checkpoint, Checkpoints
+from randens.training.checkpoint import EarlyStopping, Position, Spent, load, save
+from randens.training.losses import average, learning_rate
 from randens.training.methods import mirror_descent
 from randens.training.recipe import SchedulePart
-from randens.training.schedule import learning_rate
-from randens.training.state import Watch
-from randens.training.weight_average import average
 
 
 def test_the_papers_schedule_divides_by_ten_at_50_and_75() -> None:
@@ -55,14 +53,19 @@ def test_the_average_follows_the_weights_and_the_statistics() -> None:
 
 
 def test_the_watch_wants_a_collapse_while_training_improves() -> None:
-    watch = Watch().seen(0.4, 0.5, 0.5)
-    assert watch == Watch(0.4, 0.5, 0)
-    assert watch.seen(0.05, 0.9, 0.5).faults == 1
-    assert watch.seen(0.05, 0.9, 0.5).seen(0.04, 0.95, 0.5).faults == 2
-    assert watch.seen(0.05, 0.9, 0.5).seen(0.3, 0.9, 0.5).faults == 0
-    assert watch.seen(0.05, 0.2, 0.5).faults == 0  # training accuracy is lower too: this is not overfitting
-    assert watch.seen(0.25, 0.9, 0.5).faults == 0
-    assert Watch(0.05, 0.1, 0).seen(0.0, 0.2, 0.5).faults == 0  # chance level
+    def overfit(*validations: tuple[float, float]) -> int:
+        watch = EarlyStopping()
+        for robust, training in validations:
+            watch.seen(robust, training, 0.5)
+        return watch.overfit
+
+    assert overfit((0.4, 0.5)) == 0
+    assert overfit((0.4, 0.5), (0.05, 0.9)) == 1
+    assert overfit((0.4, 0.5), (0.05, 0.9), (0.04, 0.95)) == 2
+    assert overfit((0.4, 0.5), (0.05, 0.9), (0.3, 0.9)) == 0
+    assert overfit((0.4, 0.5), (0.05, 0.2)) == 0  # training accuracy is lower too: this is not overfitting
+    assert overfit((0.4, 0.5), (0.25, 0.9)) == 0
+    assert overfit((0.05, 0.1), (0.0, 0.2)) == 0  # chance level
 
 
 def test_mirror_descent_moves_towards_the_smaller_loss() -> None:
@@ -71,31 +74,28 @@ def test_mirror_descent_moves_towards_the_smaller_loss() -> None:
     assert probs[0] / probs[1] == pytest.approx(np.e)
 
 
-def _checkpoint(value: float) -> Checkpoint:
-    return Checkpoint(
-        {"weights": torch.full((3, 2), value), "count": torch.tensor(4)}, {"step": int(value), "x": None}
-    )
+def _save(folder: Path, value: int) -> Path:
+    tensors = {"weights": torch.full((3, 2), float(value)), "count": torch.tensor(4)}
+    return save(folder, tensors, Position(finished=value, probs=None, spent=Spent(), stage=None))
 
 
 def test_a_checkpoint_comes_back_and_only_two_are_kept(tmp_path: Path) -> None:
-    store = Checkpoints(tmp_path)
-    assert store.load() == (None, [])
-    for value in (1.0, 2.0, 3.0):
-        store.save(_checkpoint(value))
-    assert len(store.files()) == 2
-    loaded, faults = store.load()
+    assert load(tmp_path) is None
+    for value in (1, 2, 3):
+        _save(tmp_path, value)
+    assert len(list(tmp_path.iterdir())) == 2
+    loaded = load(tmp_path)
     assert loaded is not None
-    assert faults == []
-    assert loaded.position == {"step": 3, "x": None}
-    assert torch.equal(loaded.tensors["weights"], torch.full((3, 2), 3.0))
-    assert int(loaded.tensors["count"]) == 4
+    tensors, position, faults = loaded
+    assert (position.finished, faults) == (3, [])
+    assert torch.equal(tensors["weights"], torch.full((3, 2), 3.0))
+    assert int(tensors["count"]) == 4
 
 
 @pytest.mark.parametrize("damage", ["flip", "truncate", "empty", "position"])
 def test_a_damaged_checkpoint_is_noticed_and_the_previous_one_used(tmp_path: Path, damage: str) -> None:
-    store = Checkpoints(tmp_path)
-    store.save(_checkpoint(1.0))
-    newest = store.save(_checkpoint(2.0))
+    _save(tmp_path, 1)
+    newest = _save(tmp_path, 2)
     content = bytearray(newest.read_bytes())
     if damage == "flip":
         content[-3] ^= 1
@@ -104,38 +104,35 @@ def test_a_damaged_checkpoint_is_noticed_and_the_previous_one_used(tmp_path: Pat
     elif damage == "empty":
         content = bytearray()
     else:
-        content = content.replace(b'\\"step\\": 2', b'\\"step\\": 7')
+        content = content.replace(b'finished\\":2', b'finished\\":7')
     assert bytes(content) != newest.read_bytes()
     newest.write_bytes(content)
-    loaded, faults = store.load()
+    loaded = load(tmp_path)
     assert loaded is not None
-    assert loaded.position["step"] == 1
+    _, position, faults = loaded
+    assert position.finished == 1
     assert len(faults) == 1
     assert str(newest) in faults[0]
-    assert "the checkpoint before it is used" in faults[0]
 
 
 def test_if_all_are_damaged_nothing_is_thrown_away_silently(tmp_path: Path) -> None:
-    store = Checkpoints(tmp_path)
-    for value in (1.0, 2.0):
-        store.save(_checkpoint(value)).write_bytes(b"nothing")
-    with pytest.raises(FileError, match="every checkpoint"):
-        store.load()
+    for value in (1, 2):
+        _save(tmp_path, value).write_bytes(b"nothing")
+    with pytest.raises(FileError, match="damaged: start again with --out"):
+        load(tmp_path)
 
 
 def test_a_full_disk_leaves_the_old_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = Checkpoints(tmp_path)
-    store.save(_checkpoint(1.0))
+    _save(tmp_path, 1)
 
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(FileError, match="No space left"):
-        store.save(_checkpoint(2.0))
-    monkeypatch.undo()
-    loaded, faults = store.load()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(FileError, match="No space left"):
+            _save(tmp_path, 2)
+    loaded = load(tmp_path)
     assert loaded is not None
-    assert loaded.position["step"] == 1
-    assert faults == []
+    assert (loaded[1].finished, loaded[2]) == (1, [])
     assert [p.name for p in tmp_path.iterdir()] == ["00000001.safetensors"]

@@ -114,7 +114,7 @@ def _members(case: _Options) -> None:
             folder=given.store,
             progress=progress,
         )
-    if not processes.writes:
+    if not processes.is_main:
         return
     told = []
     if subject is not None and given.store is not None:
@@ -158,7 +158,7 @@ def _curve(case: _Options) -> None:
             deterministic=case.deterministic,
             folder=given.store,
         )
-    if not processes.writes:
+    if not processes.is_main:
         return
     paths = [] if output is None else [output]
     if subject is not None and (output is None or drawn):

@@ -71,7 +71,7 @@ def sample(
             confidence=confidence if method == "confidence" else None,
             folder=store,
         )
-    if not processes.writes:
+    if not processes.is_main:
         return
     exact = found if found.confidence is None else optimal_sampling(found.profile, method="exact")
     methods, members = compare_methods(found.profile, exact), contributions(found.profile, found)

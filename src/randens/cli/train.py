@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
+import json
 import signal
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -15,20 +15,26 @@ import typer
 
 from randens.cli.output import Json, show
 from randens.cli.progress_bars import bars
-from randens.core.errors import FileError
+from randens.core.errors import InputError
 from randens.core.progress import silent
 
 
 def train(
     recipe: Annotated[
-        Path,
+        Path | None,
         typer.Argument(
-            help="A recipe in TOML, or the name of one that comes with randens, e.g. digits-mlp-barre."
+            help="A recipe in TOML, or the name of one that comes with randens; without it these are listed."
         ),
-    ],
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option("--out", "--output", help="The run folder; runs/ and the recipe's name by default."),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="A folder of images to train on, with one folder per class, in train/ and validation/."
+        ),
     ] = None,
     settings: Annotated[
         list[str] | None,
@@ -36,10 +42,12 @@ def train(
             "--set", help="Another value for a field of the recipe, e.g. optimizer.lr=0.05; repeatable."
         ),
     ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(help="Where to train: auto, cpu, cuda, cuda:N or mps; the recipe's device by default."),
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = None,
+    devices: Annotated[
+        str | None, typer.Option(help="Processes on this machine, one per GPU; auto is one for every GPU.")
     ] = None,
+    nodes: Annotated[int | None, typer.Option(help="Machines; each runs the same command.")] = None,
+    precision: Annotated[str | None, typer.Option(help="float32, bfloat16 or auto.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Continue although the recipe has changed.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -47,28 +55,42 @@ def train(
 
     It first prints the member passes of the run. Ctrl-C saves a checkpoint
     and ends with exit code 130, SIGTERM with 143. The result is a run folder
-    for the other commands.
+    for the other commands. Device, devices, nodes and precision are the
+    recipe's by default, and may change when a run is continued.
 
     Example: randens train digits-convnet-barre --set epochs=5
     """
-    from randens.training import Stopped, estimate, load_recipe
+    from randens.core.distributed import leads
+    from randens.training import Stopped, load_recipe, shipped_recipes
     from randens.training import train as run_training
 
-    chosen = load_recipe(recipe, [*(settings or []), *([f"device={device}"] if device else [])])
+    if recipe is None:
+        names = sorted(shipped_recipes())
+        show(
+            {"recipes": names}, as_json, ["Recipes that come with randens:", *(f"  {name}" for name in names)]
+        )
+        return
+    given = {"device": device, "devices": devices, "nodes": nodes, "precision": precision}
+    options = [f"{name}={value}" for name, value in given.items() if value is not None]
+    if data is not None:
+        if not data.is_dir():
+            raise InputError(f"--data is {str(data)!r}; it must be a folder of images")
+        options.append(f"data.name={json.dumps(str(data.resolve()))}")
+    chosen = load_recipe(recipe, [*(settings or []), *options])
     folder = out if out is not None else Path("runs") / recipe.stem
-    leads = int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))) == 0
+    is_main = leads()
     # Only the first process prints.
-    say: Callable[[str], None] = partial(typer.echo, err=True) if leads else lambda _: None
-    say(f"{recipe.stem} in {folder}: {estimate(chosen).sentence()}")
+    say: Callable[[str], None] = partial(typer.echo, err=True) if is_main else lambda _: None
+    say(f"{recipe.stem} in {folder}")
     with _stop_on_signal(say) as signals, bars() as progress:
         try:
-            shown = progress if leads else silent
+            shown = progress if is_main else silent
             run_training(chosen, folder, shown, say=say, stop=lambda: bool(signals), force=force)
         except Stopped as stopped:
             say(str(stopped))
             # The signal may have reached another process only.
             raise typer.Exit(128 + next(iter(signals), 0)) from None
-    if leads:
+    if is_main:
         _report(folder, as_json)
 
 
@@ -80,12 +102,10 @@ def _report(folder: Path, as_json: bool) -> None:
 
 def _lines(folder: Path) -> Iterator[str]:
     from randens.core.documents import read_document
-    from randens.training.run_files import Summary
+    from randens.training.train import Summary
 
     summary = read_document(folder / "training.json", Summary)
     found = summary.validation
-    if found is None:
-        raise FileError(f"{folder / 'training.json'} does not hold a summary; train again with --force")
     probs = ", ".join(f"{p:.3g}" for p in summary.probs)
     yield (
         f"{summary.method}, {summary.members} members, α = ({probs}): natural "

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from randens.core.errors import InputError
 
-__all__ = ["has_float64", "native_bfloat16", "on_device", "pick_device", "send", "widest"]
+__all__ = ["full_float32", "has_float64", "native_bfloat16", "on_device", "pick_device", "send", "widest"]
 
 _SINGLE = frozenset({"mps"})  # kinds of devices whose largest floating-point type is float32
 
@@ -35,24 +35,9 @@ def native_bfloat16(device: torch.device) -> bool:
 
 
 def pick_device(name: str | torch.device | None = "auto") -> torch.device:
-    """Return the device for a name; a missing device is refused.
+    """The device for a name, with an index where it is a GPU; one that is not there is refused.
 
-    Parameters
-    ----------
-    name : str, torch.device or None
-        ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ``"mps"``; ``"auto"`` and None take a CUDA GPU where torch sees one,
-        else the CPU (never ``"mps"``, which has to be asked for). Under ``torchrun`` ``"auto"`` and ``"cuda"`` mean
-        the GPU of this process.
-
-    Returns
-    -------
-    torch.device
-        With an index where it is a GPU.
-
-    Examples
-    --------
-    >>> pick_device("cpu")
-    device(type='cpu')
+    "auto" and None are a CUDA GPU where torch sees one, else the CPU; under a launcher the GPU of this process.
     """
     if name is None or name == "auto":
         return pick_device("cuda") if torch.cuda.is_available() else torch.device("cpu")
@@ -77,26 +62,7 @@ def pick_device(name: str | torch.device | None = "auto") -> torch.device:
 
 @contextlib.contextmanager
 def on_device(module: nn.Module, device: str | torch.device | None = None) -> Iterator[torch.device]:
-    """Move a module to a device, and back on leaving.
-
-    Parameters
-    ----------
-    module : nn.Module
-        Moved in place.
-    device : str, torch.device or None
-        As for `pick_device`; None does not move a module that is on an accelerator.
-
-    Yields
-    ------
-    torch.device
-        Where the module is.
-
-    Examples
-    --------
-    >>> with on_device(nn.Linear(2, 2), "cpu") as device:
-    ...     print(device)
-    cpu
-    """
+    """Move a module to a device, and back on leaving; None does not move one that is on an accelerator."""
     tensors = [*module.parameters(), *module.buffers()]
     places = {str(tensor.device) for tensor in tensors}
     first = tensors[0].device if tensors else torch.device("cpu")
@@ -119,27 +85,19 @@ def on_device(module: nn.Module, device: str | torch.device | None = None) -> It
             module.to(first)
 
 
+@contextlib.contextmanager
+def full_float32() -> Iterator[None]:
+    """Switch TF32 off: newer GPUs otherwise round the factors of float32 products to 10 bits."""
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
+
+
 def send(x: Tensor, device: torch.device) -> Tensor:
-    """Send a batch to a device; to a CUDA GPU through pinned memory and without waiting.
-
-    Parameters
-    ----------
-    x : Tensor
-        On any device.
-    device : torch.device
-        The target device.
-
-    Returns
-    -------
-    Tensor
-        `x` itself if it is already there.
-
-    Examples
-    --------
-    >>> x = torch.zeros(2)
-    >>> send(x, torch.device("cpu")) is x
-    True
-    """
+    """A batch on a device; to a CUDA GPU through pinned memory and without waiting."""
     if device.type == "cuda" and x.device.type == "cpu":
         return x.pin_memory().to(device, non_blocking=True)
     return x.to(device)

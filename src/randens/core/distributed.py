@@ -1,9 +1,8 @@
-"""Several processes: divide batches among them and combine their results.
+"""Several processes: Lightning Fabric starts or joins them; batches are divided and results combined here.
 
-A single process needs none of this and imports nothing for it. Under ``torchrun`` or ``srun`` Lightning
-Fabric sets up the processes (gloo on CPUs, NCCL on GPUs), every rank takes its part of every batch, gradients
-are averaged, and rank 0 alone writes files. Random numbers are drawn for whole batches on every rank, so the
-number of ranks changes the result only by rounding.
+Every rank takes its part of every batch, gradients are averaged, and rank 0 alone writes files. Random numbers are
+drawn for whole batches on every rank, so the number of ranks changes a result only by rounding. A single process
+needs none of this and does not import Fabric, which takes seconds.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 from randens.core.devices import pick_device
 from randens.core.errors import InputError
 
-__all__ = ["SyncedBatchNorm", "Workers", "pick_device", "workers"]
+__all__ = ["Workers", "launched", "leads", "workers"]
 
 
 class Workers:
@@ -34,7 +33,7 @@ class Workers:
         self.world: int = 1 if fabric is None else fabric.world_size
 
     @property
-    def writes(self) -> bool:
+    def is_main(self) -> bool:
         """Whether this process is the one that writes files."""
         return self.rank == 0
 
@@ -44,9 +43,7 @@ class Workers:
 
     def wrap(self, module: nn.Module) -> Callable[[Tensor], Tensor]:
         """A callable whose backward pass averages gradients over the ranks."""
-        if self.fabric is None:
-            return module
-        return self.fabric.setup_module(module, move_to_device=False)
+        return module if self.fabric is None else self.fabric.setup_module(module, move_to_device=False)
 
     def backward(self, loss: Tensor) -> None:
         """Gradients of `loss`, averaged over ranks where the forward pass was wrapped."""
@@ -71,42 +68,56 @@ class Workers:
         if self.world > 1:
             dist.barrier()
 
-    def prepare(self, module: nn.Module, synced: bool) -> nn.Module:
-        """Make BatchNorm use the whole batch instead of this rank's part, if `synced`."""
-        if synced and self.world > 1:
-            _synchronise(module)
-        return module
-
 
 @contextlib.contextmanager
-def workers(device: str) -> Iterator[Workers]:
-    """The processes that ``torchrun`` or ``srun`` started, or just this one.
+def workers(device: str = "auto", devices: int | str = 1, nodes: int = 1) -> Iterator[Workers]:
+    """The processes that a launcher started, or `devices` per node that Fabric starts, or just this one.
 
-    At the end, objects that hold the process group are collected first, because gloo otherwise aborts some
-    exits. An existing group is used and not destroyed, so that several runs can share one.
+    Launchers are torchrun, srun, and any that sets RANK and WORLD_SIZE. An existing process group is used and not
+    destroyed, so that several runs can share one.
     """
     wanted = pick_device(device)
-    world, local = _layout()
+    launcher, world, local = launched(wanted)
+    if launcher:
+        if devices not in (1, "auto", local) or nodes not in (1, world // local):
+            raise InputError(
+                f"devices is {devices} and nodes is {nodes}; the launcher started {world} processes, {local} per node"
+            )
+    else:
+        local = _count(devices, wanted)
+        world = local * nodes
     if world == 1:
         yield Workers(wanted)
         return
     from lightning_fabric import Fabric
+    from lightning_fabric.plugins.environments.lightning import LightningEnvironment
+    from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
+    from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
     from lightning_fabric.strategies.ddp import DDPStrategy
 
-    # Witnesses are gathered on the CPU, which NCCL alone would refuse, gradients on the GPUs.
-    backend = "cpu:gloo,cuda:nccl" if wanted.type == "cuda" else None
+    # Named explicitly: Fabric's own search misses srun in an interactive allocation and launchers it does not know.
+    kinds: dict[str, Any] = {
+        "rank": TorchElasticEnvironment,
+        "srun": SLURMEnvironment,
+        "": LightningEnvironment,
+    }
     fabric = Fabric(
         accelerator=wanted.type,
         devices=local,
         num_nodes=world // local,
-        # Buffers stay local; BatchNorm is synchronised explicitly.
-        strategy=DDPStrategy(broadcast_buffers=False, process_group_backend=backend),
+        strategy=DDPStrategy(
+            cluster_environment=kinds[launcher](),
+            broadcast_buffers=False,
+            # Witnesses are gathered on the CPU, which NCCL alone would refuse, gradients on the GPUs.
+            process_group_backend="cpu:gloo,cuda:nccl" if wanted.type == "cuda" else None,
+        ),
     )
     shared = dist.is_initialized()
     fabric.launch()
     try:
         yield Workers(fabric.device, fabric)
     finally:
+        # Objects that hold the process group are collected first, because gloo otherwise aborts some exits.
         del fabric
         gc.collect()
         if dist.is_initialized() and not shared:
@@ -115,70 +126,41 @@ def workers(device: str) -> Iterator[Workers]:
             dist.destroy_process_group()
 
 
-def _layout() -> tuple[int, int]:
-    """(processes in all, processes on this node), as the launcher put them into the environment."""
-    environment = os.environ
-    if dist.is_available() and dist.is_torchelastic_launched():
-        return int(environment["WORLD_SIZE"]), int(environment["LOCAL_WORLD_SIZE"])
-    # Set only inside a step that srun started, not in the batch script around it.
-    tasks = int(environment.get("SLURM_STEP_NUM_TASKS", "1"))
-    nodes = int(environment.get("SLURM_STEP_NUM_NODES", "1"))
-    if tasks % nodes:
-        raise InputError(f"{tasks} tasks do not divide evenly over {nodes} nodes; use --ntasks-per-node")
-    return tasks, tasks // nodes
+def launched(device: torch.device) -> tuple[str, int, int]:
+    """(launcher, processes in all, processes per node): "rank" for RANK and WORLD_SIZE, "srun", or "" for none."""
+    env = os.environ
+    if "RANK" in env and "WORLD_SIZE" in env:
+        world = int(env["WORLD_SIZE"])
+        visible = torch.cuda.device_count() if device.type == "cuda" else world
+        local = int(env.get("LOCAL_WORLD_SIZE", min(world, visible)))
+        env.setdefault("LOCAL_RANK", str(int(env["RANK"]) % local))
+        launcher = "rank"
+    else:
+        # Set only inside a step that srun started, not in the batch script around it.
+        world, nodes = (int(env.get(f"SLURM_STEP_NUM_{name}", "1")) for name in ("TASKS", "NODES"))
+        local, launcher = world // nodes if world % nodes == 0 else 0, "srun" if world > 1 else ""
+        if world > 1:
+            # The allocation may be larger than the step, and `srun -n` leaves the last one unset.
+            env["SLURM_NTASKS"], env["SLURM_NNODES"] = str(world), str(nodes)
+            env["SLURM_NTASKS_PER_NODE"] = str(local)
+    if local < 1 or world % local:
+        raise InputError(f"{world} processes do not divide evenly over the nodes; start as many on each")
+    return launcher, world, local
 
 
-class SyncedBatchNorm(nn.BatchNorm2d):
-    """BatchNorm whose training statistics are those of all ranks' images together, on any backend."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.training:
-            return super().forward(x)
-        shape = (1, -1, 1, 1)
-        pixels = x.numel() // x.shape[1]
-        count = torch.tensor([float(pixels)], device=x.device)
-        dist.all_reduce(count)
-        # First the mean, then the deviations, because the one-pass formula loses digits in float32.
-        mean = _sum_over_ranks(x.float().sum(dim=(0, 2, 3))) / count
-        deviation = x.float() - mean.view(shape)
-        variance = _sum_over_ranks(deviation.square().sum(dim=(0, 2, 3))) / count
-        with torch.no_grad():
-            rate = self.momentum if self.momentum is not None else 0.1
-            assert self.running_mean is not None
-            assert self.running_var is not None
-            assert self.num_batches_tracked is not None
-            self.running_mean.lerp_(mean, rate)
-            self.running_var.lerp_(variance * count / (count - 1), rate)
-            self.num_batches_tracked.add_(1)
-        output: Tensor = deviation * (variance + self.eps).rsqrt().view(shape)
-        if self.affine:
-            output = output * self.weight.view(shape) + self.bias.view(shape)
-        return output.to(x.dtype)
+def leads() -> bool:
+    """Whether this is the process that prints, as far as the environment says; before any group exists."""
+    env = os.environ
+    rank = env.get("RANK") or env.get("SLURM_PROCID") or env.get("LOCAL_RANK") or "0"
+    return int(rank) == 0 and int(env.get("NODE_RANK", "0")) == 0
 
 
-class _SumOverRanks(torch.autograd.Function):
-    """The sum over ranks. Every rank's loss depends on every rank's values, so gradients are summed too."""
-
-    @staticmethod
-    def forward(ctx: Any, values: Tensor) -> Tensor:  # noqa: ARG004
-        summed = values.clone()
-        dist.all_reduce(summed)
-        return summed
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return _SumOverRanks.forward(ctx, gradients[0])
-
-
-def _sum_over_ranks(values: Tensor) -> Tensor:
-    return _SumOverRanks.apply(values)  # type: ignore[no-untyped-call]
-
-
-def _synchronise(module: nn.Module) -> None:
-    for name, child in module.named_children():
-        if type(child) is nn.BatchNorm2d:
-            synced = SyncedBatchNorm(child.num_features, child.eps, child.momentum, child.affine)
-            synced.load_state_dict(child.state_dict())
-            setattr(module, name, synced.to(next(child.buffers()).device).train(child.training))
-        else:
-            _synchronise(child)
+def _count(devices: int | str, device: torch.device) -> int:
+    """How many processes Fabric shall start on this machine."""
+    there = torch.cuda.device_count() if device.type == "cuda" else max(2, os.cpu_count() or 1)
+    if devices == "auto":
+        return there if device.type == "cuda" else 1
+    if not isinstance(devices, int) or not 1 <= devices <= there:
+        kind = "CUDA devices" if device.type == "cuda" else "processor cores"
+        raise InputError(f"devices is {devices!r}; this machine has {there} {kind}")
+    return devices

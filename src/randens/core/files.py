@@ -173,7 +173,8 @@ def open_file(path: str | os.PathLike[str], largest: int) -> Iterator[BinaryIO]:
 def read_file(path: str | os.PathLike[str], largest: int) -> bytes:
     """The content of a regular file of at most `largest` bytes."""
     with open_file(path, largest) as file:
-        return file.read(largest)
+        # Not `largest`: a read reserves the memory that it is told of.
+        return file.read(os.fstat(file.fileno()).st_size)
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 
 from randens.core.errors import InputError, whole
 
@@ -24,6 +26,8 @@ class Augment:
         Pixels of padding around an image before it is cropped at random.
     flip : bool
         Mirror half of the images.
+    rotation : float
+        Turn every image by an angle of at most so many degrees, before anything else.
 
     Examples
     --------
@@ -34,6 +38,7 @@ class Augment:
 
     crop_padding: int = 4
     flip: bool = True
+    rotation: float = 0.0
 
     def __post_init__(self) -> None:
         whole("crop_padding", self.crop_padding, 0)
@@ -43,6 +48,8 @@ class Augment:
         if x.ndim != 4:
             raise InputError(f"x has shape {tuple(x.shape)}; augmentation takes images [n, channels, h, w]")
         n, channels, h, w = x.shape
+        if self.rotation:
+            x = self._rotated(x, generator)
         pad = self.crop_padding
         # Drawn on the generator's device, so that a CPU generator gives the same crops on any device.
         offsets = torch.randint(0, 2 * pad + 1, (2, n, 1), generator=generator, device=generator.device)
@@ -60,3 +67,13 @@ class Augment:
         starts = ((image + top + row) * width + left).flatten() * channels
         runs = padded.flatten().unfold(0, w * channels, 1)
         return runs.index_select(0, starts).view(n, h, w, channels).permute(0, 3, 1, 2)
+
+    def _rotated(self, x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        """Every image turned about its center by an angle of its own; pixels from outside are 0."""
+        angles = 2 * torch.rand(len(x), generator=generator, device=generator.device) - 1
+        angles = angles.to(x.device) * math.radians(self.rotation)
+        cos, sin, none = angles.cos(), angles.sin(), torch.zeros_like(angles)
+        ratio = x.shape[2] / x.shape[3]
+        maps = torch.stack([cos, -sin * ratio, none, sin / ratio, cos, none], dim=1).view(-1, 2, 3)
+        grid = F.affine_grid(maps, list(x.shape), align_corners=False)
+        return F.grid_sample(x, grid, mode="nearest", align_corners=False)

@@ -2,6 +2,7 @@
 
 from randens.core.devices import on_device, pick_device, send
 from randens.models.complexity import flops, parameters
+from randens.models.factories import trust
 from randens.models.from_files import OnnxMember, onnx, torchscript
 from randens.models.outputs import Adapted, adapt, in_precision, logits_of, preprocessing_of
 from randens.models.registry import Classifier, build, create, names, weights
@@ -24,5 +25,6 @@ __all__ = [
     "preprocessing_of",
     "send",
     "torchscript",
+    "trust",
     "weights",
 ]

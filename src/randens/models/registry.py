@@ -6,10 +6,11 @@ A created model is a `Classifier`: input normalisation (buffers) followed by a b
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -18,7 +19,7 @@ import torch
 from torch import nn
 
 from randens.core.errors import InputError, ModelError, unknown
-from randens.models import networks
+from randens.models import factories, networks
 
 __all__ = ["Classifier", "build", "create", "names", "weights"]
 
@@ -144,7 +145,8 @@ def create(
     Parameters
     ----------
     name : str
-        One of `names()`.
+        One of `names()`; or "timm:NAME"; or "package.module:factory", a function that returns a module, which is
+        imported and called. These two get the further arguments as they are.
     classes : int
         How many classes.
     input_shape : sequence of int
@@ -169,11 +171,18 @@ def create(
     >>> model(torch.zeros(2, 3, 32, 32)).shape
     torch.Size([2, 10])
     """
+    shape = _input_shape(input_shape)
+    _positive("classes", classes, minimum=2)
+    if ":" in name:
+        if width is not None:
+            arguments["width"] = width
+        with _seeded(seed):
+            body = factories.make(name, classes, shape, arguments)
+        about = {"name": name, "classes": classes, "input_shape": list(shape), **arguments}
+        return _normalized(body, about, mean, std)
     if name not in _NETWORKS:
         unknown("model", name, _NETWORKS)
     known = _NETWORKS[name]
-    shape = _input_shape(input_shape)
-    _positive("classes", classes, minimum=2)
     if width is not None:
         if "width" not in known.options:
             raise InputError(f"width={width!r} was given, but the {name} model has no width")
@@ -190,23 +199,12 @@ def create(
         )
     arguments = {**known.options, **arguments}
     architecture: dict[str, Any] = {"name": name, "classes": classes, "input_shape": list(shape), **arguments}
-    means, stds = _per_channel("mean", mean, shape[0]), _per_channel("std", std, shape[0])
-    if stds is not None and min(stds) <= 0:
-        raise InputError(f"std={std!r} must be positive")
-    if means is not None:
-        architecture["mean"] = means
-    if stds is not None:
-        architecture["std"] = stds
-    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63):
-        raise InputError(f"seed={seed!r} must be an integer from 0 to 2**63 - 1, or None")
-    with _SEEDED, torch.random.fork_rng(devices=[], enabled=seed is not None):
-        if seed is not None:
-            torch.default_generator.manual_seed(seed)
+    with _seeded(seed):
         body = known.make(shape, classes, **arguments)
         # Weights on the device "meta" have no values, and to draw them torch would import its compiler: 2 seconds.
         if torch.get_default_device().type != "meta":
             networks.initialise(body)
-    return Classifier(body, architecture, means, stds)
+    return _normalized(body, architecture, mean, std)
 
 
 def build(architecture: Mapping[str, Any], *, seed: int = 0) -> Classifier:
@@ -234,6 +232,8 @@ def build(architecture: Mapping[str, Any], *, seed: int = 0) -> Classifier:
     try:
         plain = json.loads(json.dumps(dict(architecture)))
         name = plain.pop("name")
+        if isinstance(name, str):
+            factories.check_trusted(name)
         return create(name, seed=seed, **plain)
     except (KeyError, TypeError) as error:
         raise ModelError(
@@ -260,8 +260,11 @@ def weights(architecture: Mapping[str, Any]) -> int:
     >>> weights({"name": "linear", "classes": 3, "input_shape": [1, 2, 2]})
     15
     """
-    if str(architecture.get("name")) not in _NETWORKS:
-        unknown("model", str(architecture.get("name")), _NETWORKS)
+    name = str(architecture.get("name"))
+    if ":" in name:
+        return 0
+    if name not in _NETWORKS:
+        unknown("model", name, _NETWORKS)
     try:
         with torch.device("meta"):
             body = build(architecture).body
@@ -269,6 +272,34 @@ def weights(architecture: Mapping[str, Any]) -> int:
         said = f"architecture {str(dict(architecture))[:200]} does not describe a model ({str(error)[:200]})"
         raise ModelError(said) from error
     return sum(value.numel() for value in body.state_dict().values())
+
+
+@contextlib.contextmanager
+def _seeded(seed: int | None) -> Iterator[None]:
+    """Weights of this seed; torch's global generator is left as it was."""
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63):
+        raise InputError(f"seed={seed!r} must be an integer from 0 to 2**63 - 1, or None")
+    with _SEEDED, torch.random.fork_rng(devices=[], enabled=seed is not None):
+        if seed is not None:
+            torch.default_generator.manual_seed(seed)
+        yield
+
+
+def _normalized(
+    body: nn.Module,
+    architecture: dict[str, Any],
+    mean: float | Sequence[float] | None,
+    std: float | Sequence[float] | None,
+) -> Classifier:
+    channels = architecture["input_shape"][0]
+    means, stds = _per_channel("mean", mean, channels), _per_channel("std", std, channels)
+    if stds is not None and min(stds) <= 0:
+        raise InputError(f"std={std!r} must be positive")
+    if means is not None:
+        architecture["mean"] = means
+    if stds is not None:
+        architecture["std"] = stds
+    return Classifier(body, architecture, means, stds)
 
 
 def _input_shape(input_shape: Sequence[int]) -> Shape:

@@ -1,19 +1,17 @@
-"""Training robust randomized ensembles: AT, IAT, MRBoost, BARRE, BAT and joint, on one engine."""
+"""Training robust randomized ensembles: AT, IAT, MRBoost, BARRE, BAT, joint and bounded, on one engine."""
 
-from randens.training.cost import CostEstimate, estimate
-from randens.training.engine import Stopped
-from randens.training.journal import Diverged
-from randens.training.launch import train
-from randens.training.recipe import Recipe, find_recipe, load_recipe, shipped_recipes
+from randens.training.engine import Diverged, Stopped
+from randens.training.recipe import Recipe
+from randens.training.train import Plan, find_recipe, load_recipe, plan, shipped_recipes, train
 
 __all__ = [
-    "CostEstimate",
     "Diverged",
+    "Plan",
     "Recipe",
     "Stopped",
-    "estimate",
     "find_recipe",
     "load_recipe",
+    "plan",
     "shipped_recipes",
     "train",
 ]

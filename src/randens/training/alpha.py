@@ -1,46 +1,102 @@
-"""The rule for α: its start, when and how it changes during the training of a member, and its final value."""
+"""The rule for α: its start, when and how it changes during the training of a member, and its final value.
+
+Also the attacks on held-out data by which α is chosen and checkpoints are compared.
+"""
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from randens.data import Data
+from randens import attacks
+from randens.attacks.base import Attack
+from randens.attacks.dataset import Knowledge, attack_data
+from randens.attacks.found import Cost
 from randens.ensemble import RandomizedEnsemble
-from randens.training.initial_members import seed_for
+from randens.risk import RiskProfile, candidates, cutting_planes, project_simplex
 from randens.training.methods import Method, Weights, mirror_descent, uniform
-from randens.training.osp import MOST_CANDIDATES, optimal_sampling_probability
 from randens.training.recipe import Recipe, SamplingPart
-from randens.training.validation import Batch, Validated, attacked, choose, validation_attack
-from randens.witness.store import WitnessStore
+from randens.witness import WitnessPool
 
-__all__ = ["AlphaRule", "due", "floored"]
+__all__ = [
+    "AlphaRule",
+    "Held",
+    "Validated",
+    "attacked",
+    "attacks_per_choice",
+    "due",
+    "exact",
+    "floored",
+    "osp",
+]
+
+Held = tuple[Tensor, Tensor]
+"""Inputs [n, ...] and labels [n]."""
+
+MOST_CANDIDATES = 3
+"""Up to this many members the paper tries the candidates of Theorems 1 and 2 instead of Algorithm 1."""
+
+
+@dataclass(frozen=True)
+class Validated:
+    """The result of attacks at α: all witnesses, the clean errors of every member, passes, number of attacks."""
+
+    probs: Weights
+    pool: WitnessPool
+    clean_risks: Weights
+    cost: Cost
+    attacks: int = 1
+
+    @property
+    def natural(self) -> float:
+        """Expected error on the unperturbed inputs."""
+        return float(self.clean_risks @ self.probs)
+
+    @property
+    def risk(self) -> float:
+        """Expected error on the worst perturbations found."""
+        return self.pool.risk(self.probs)
+
+    def summary(self, attack: str) -> dict[str, Any]:
+        """What training.json says about the finished ensemble."""
+        profile = self.pool.profile()
+        return {
+            "images": self.pool.n,
+            "attack": attack,
+            "natural_accuracy": 1 - self.natural,
+            "robust_accuracy": 1 - self.risk,
+            "robust_accuracy_uniform": 1 - profile.risk(uniform(len(self.probs))),
+            "member_natural_accuracies": (1 - self.clean_risks).tolist(),
+            "member_robust_accuracies": (1 - profile.member_risks).tolist(),
+        }
 
 
 class AlphaRule:
-    """α of one run, by the recipe's `sampling` and the method, on validation data (`held`), or with
-    ``sampling.data = "train"`` on the same training images at every choice.
+    """α of one run, by the recipe's `sampling` and the method, on validation data (`held`) or the same training
+    images at every choice (`train`, if ``sampling.data = "train"``).
     """
 
-    def __init__(self, recipe: Recipe, method: Method, train_data: Data, held: Batch) -> None:
-        self.part, self.seed, self.method = recipe.sampling, recipe.seed, method
-        self.train_data, self.held = train_data, held
+    def __init__(self, recipe: Recipe, method: Method, train: Held | None, held: Held) -> None:
+        self.part, self.method, self.held = recipe.sampling, method, held
+        self.images = train or held
         named = method.attack or recipe.sampling.attack or recipe.validation.attack
-        self.oracle = validation_attack(recipe, named)
+        self.attack = validation_attack(recipe, named)
 
     def start(self, members: int) -> Weights:
-        """Uniform, with the floor for the member in training where α is optimised."""
+        """Uniform, with the floor for the member in training where α is optimized."""
         probs = uniform(members)
         return floored(probs, self.part.floor) if self.method.reweighs else probs
 
     def descended(self, probs: Weights, losses: Weights) -> Weights:
-        """Make one step of mirror descent after an epoch, for the methods that use it."""
+        """One step of mirror descent after an epoch, for the methods that use it."""
         return mirror_descent(probs, losses, self.part.rate) if self.method.descends else probs
 
     def due(self, members: int, done: int, epochs: int) -> bool:
-        """Is α optimised after epoch `done` of `epochs`?"""
+        """Is α optimized after epoch `done` of `epochs`?"""
         return self.method.reweighs and members > 1 and due(self.part, members, done, epochs)
 
     def reweighed(self, rec: RandomizedEnsemble, rate: float) -> Validated:
@@ -52,30 +108,28 @@ class AlphaRule:
         if part.rule == "released":
             part = part.model_copy(update={"step": 10 * rate})
         choice = self._choice(rec, part)
-        return dataclasses.replace(choice, probs=floored(choice.probs, part.floor))
+        return replace(choice, probs=floored(choice.probs, part.floor))
 
-    def final(self, rec: RandomizedEnsemble, store: WitnessStore) -> Validated:
-        """Choose α for the finished ensemble; return it with its risk on validation data."""
-        part = self.part
-        if part.method == "exact" and self.method.choice is not None:
-            part = part.model_copy(update={"method": self.method.choice})
-        choice = self._choice(rec, part, store)
-        if part.data == "validation":
+    def final(self, rec: RandomizedEnsemble, best: Weights | None) -> Validated:
+        """α of the finished ensemble, with its risk on validation data; `best` is that of the best checkpoint."""
+        if self.part.final == "checkpoint" and best is not None and len(best) == len(rec.members):
+            return attacked(rec.with_probs(best), *self.held, self.attack)
+        if self.method.sweeps and self.part.method == "exact" and len(rec.members) > 1:
+            choice = _sweep(rec, *self.images, self.attack)
+        else:
+            choice = self._choice(rec, self.part)
+        if self.images is self.held:
             return choice
-        judged = attacked(rec.with_probs(choice.probs), *self.held, self.oracle)
-        return dataclasses.replace(judged, cost=choice.cost + judged.cost)
+        found = attacked(rec.with_probs(choice.probs), *self.held, self.attack)
+        return replace(found, cost=choice.cost + found.cost, attacks=choice.attacks + 1)
 
-    def _choice(
-        self, rec: RandomizedEnsemble, part: SamplingPart, store: WitnessStore | None = None
-    ) -> Validated:
-        """Choose α by the method of `part` on the split of `part`; return it with the witnesses."""
-        x, y = self.held
-        if part.data == "train":
-            generator = torch.Generator().manual_seed(seed_for(self.seed, "osp"))
-            x, y = self.train_data[torch.randperm(len(self.train_data), generator=generator)[: part.size]]
+    def _choice(self, rec: RandomizedEnsemble, part: SamplingPart) -> Validated:
+        """α by the method of `part`, with the witnesses."""
+        if len(rec.members) == 1 or part.method == "uniform":
+            return attacked(rec.with_probs(None), *self.images, self.attack)
         if part.method == "osp":
-            return optimal_sampling_probability(rec, x, y, self.oracle, part)
-        return choose(rec, x, y, self.oracle, part, store)
+            return osp(rec, *self.images, self.attack, part)
+        return exact(rec, *self.images, self.attack, part.sweeps)
 
 
 def due(part: SamplingPart, members: int, done: int, epochs: int) -> bool:
@@ -91,9 +145,98 @@ def due(part: SamplingPart, members: int, done: int, epochs: int) -> bool:
 
 
 def floored(probs: Weights, floor: float) -> Weights:
-    """Return α with at least min(floor/m, 1) for the last member; the others are reduced in proportion."""
+    """α with at least min(floor/m, 1) for the last member; the others are reduced in proportion."""
     least = min(1.0, floor / len(probs))
     if probs[-1] >= least:
         return probs
     others: Weights = probs[:-1] / probs[:-1].sum() * (1 - least)
     return np.append(others, least)
+
+
+def attacks_per_choice(part: SamplingPart, members: int, sweeps: bool = False) -> int:
+    """The largest number of attacks for one choice of α; `sweeps`: over a grid."""
+    if members == 1 or part.method == "uniform":
+        return 1
+    if part.method == "exact":
+        return 10 if sweeps else 1 + part.sweeps
+    return len(candidates(members)) if members <= MOST_CANDIDATES else part.iterations
+
+
+def validation_attack(recipe: Recipe, name: str) -> Attack:
+    """The attack `name` with the recipe's threat, seed and, if it has one, number of steps."""
+    threat = recipe.threat.build()
+    options = {"steps": recipe.validation.steps} if hasattr(attacks.create(name, threat), "steps") else {}
+    return attacks.create(name, threat, seed=recipe.seed, **options)
+
+
+def attacked(rec: RandomizedEnsemble, x: Tensor, y: Tensor, attack: Attack) -> Validated:
+    """Attack `rec` at its α on (x, y); ranks share the batches, and every rank gets the whole result."""
+    found = attack_data(attack, rec, (x, y), inputs=False)
+    clean = found.clean_errors.numpy().mean(axis=0)
+    return Validated(rec.probs.cpu().numpy(), found.pool, clean, found.cost)
+
+
+def exact(rec: RandomizedEnsemble, x: Tensor, y: Tensor, attack: Attack, sweeps: int) -> Validated:
+    """The best α by cutting planes: optimize over the known witnesses, attack at the result, and repeat while there
+    are new witnesses.
+    """
+    known = Knowledge(rec, x.cpu(), y.cpu(), attack.threat)
+    made = 0
+
+    def attack_at(probs: Weights) -> RiskProfile:
+        nonlocal made
+        made += 1
+        known.attack(attack, probs, f"{attack.name} on validation data")
+        return known.pool.profile()
+
+    clean = known.clean.mean(axis=0)
+    start = uniform(len(rec.members))
+    best = cutting_planes(attack_at, start, tol=0.0, max_sweeps=sweeps + 1, clean_risks=clean)
+    return Validated(np.array(best.probs), known.pool.without_inputs(), clean, known.cost, made)
+
+
+def osp(rec: RandomizedEnsemble, x: Tensor, y: Tensor, attack: Attack, part: SamplingPart) -> Validated:
+    """α* by Algorithm 1 as printed: T_o projected subgradient steps of size a/t, the best α is returned.
+
+    Every α that is tried is evaluated by a fresh attack alone. Up to three members the candidates of Theorems 1 and 2
+    are attacked instead, as the paper does. The witnesses are those of the attack at the α returned. `part`:
+    `iterations` is T_o, `step` is a, `begin` says whether the steps start from uniform or from rec's α.
+    """
+    members = len(rec.members)
+    tried: list[Validated] = []
+    if members <= MOST_CANDIDATES:
+        for fractions in candidates(members):
+            alpha = np.array([float(share) for share in fractions])
+            tried.append(attacked(rec.with_probs(alpha), x, y, attack))
+    else:
+        alpha = uniform(members) if part.begin == "uniform" else rec.probs.cpu().numpy()
+        for t in range(1, part.iterations + 1):
+            tried.append(attacked(rec.with_probs(alpha), x, y, attack))
+            # g: the share of inputs on which the attack at α fools each member (lines 6 to 10).
+            gradient = tried[-1].pool.profile().subgradient(alpha)
+            alpha = project_simplex(alpha - part.step / t * gradient)
+    # Ties go to the later α (line 13).
+    return _best(tried[::-1], lambda choice: choice.risk)
+
+
+def _sweep(rec: RandomizedEnsemble, x: Tensor, y: Tensor, attack: Attack) -> Validated:
+    """Try the first member's probability on a grid, with equal probabilities for the others. Each α is
+    evaluated by the attack at that α alone, as in work before the paper.
+    """
+    tried = []
+    for share in np.linspace(0.1, 1.0, 10):
+        probs = np.full(len(rec.members), (1 - share) / (len(rec.members) - 1))
+        probs[0] = share
+        tried.append(attacked(rec.with_probs(probs), x, y, attack))
+    return _best(tried, lambda choice: (choice.risk, choice.natural))
+
+
+def _best(tried: list[Validated], key: Any) -> Validated:
+    """The first of the best choices, with the cost of all of them."""
+    cost = sum((choice.cost for choice in tried), Cost())
+    return replace(min(tried, key=key), cost=cost, attacks=len(tried))
+
+
+def images_for(size: int, count: int, seed: int) -> Tensor:
+    """The rows of the training images on which α is chosen, the same at every choice."""
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:size]

@@ -1,104 +1,325 @@
-"""Checkpoints: one safetensors file each, written completely or not at all; the previous one is kept.
+"""The state of a run, to and from checkpoints: one safetensors file each, written completely or not at all.
 
 A file's metadata holds the position as JSON and a SHA-256 over the position and every tensor, so each file
-can be checked without any other file.
+can be checked without any other file. The previous file is kept. Random numbers depend only on the position, so
+nothing else is needed to continue.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
-import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import safetensors.torch
-from safetensors import SafetensorError, safe_open
-from torch import Tensor
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import Tensor, nn
 
+from randens.core.documents import first_fault
 from randens.core.errors import FileError
-from randens.core.files import write_atomic
+from randens.core.files import read_tensors, tensor_checksum, write_atomic
+from randens.risk import rule_of_thumb
+from randens.training.methods import Weights
+from randens.training.recipe import ValidationPart
 
-__all__ = ["Checkpoint", "Checkpoints"]
+__all__ = ["Best", "EarlyStopping", "Position", "Spent", "Stage", "load", "pack", "part", "restore", "save"]
 
-_FORMAT = "randens-checkpoint-1"
+_FORMAT = "randens-checkpoint-2"
 _KEPT = 2
+_NOISE = 0.1  # a smaller loss of accuracy may be noise around chance level
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class Spent(_Record):
+    """The cost over all sessions of the run: member passes per image by kind, attacks on held-out images, seconds."""
+
+    crafting: int = 0
+    training: int = 0
+    attacks: int = 0
+    forwards: int = 0
+    backwards: int = 0
+    seconds: float = 0.0
+    lines: int = 0  # of metrics.jsonl
+
+    def add(self, forwards: int, backwards: int) -> None:
+        """Count passes of any kind."""
+        self.forwards += forwards
+        self.backwards += backwards
+
+
+class EarlyStopping(_Record):
+    """Catastrophic overfitting and the rule of thumb (Equation 15): the validations of a member so far.
+
+    best: the best accuracy under attack; training: the training accuracy then; overfit: failures in a row since.
+    was_within, above_limit: whether the member ever satisfied the rule of thumb, and the number of validations in a
+    row since then that violate it. A fresh member violates it at first, which does not count.
+    """
+
+    best: float = 0.0
+    training: float = 0.0
+    overfit: int = 0
+    was_within: bool = False
+    above_limit: int = 0
+
+    def seen(self, robust: float, training: float, collapse: float) -> None:
+        """Update after a validation with accuracy `robust` under attack and accuracy `training` on the training
+        adversary's examples. It counts as a failure if `robust` is below collapse × best, the training accuracy has
+        not dropped, and the loss of accuracy is no noise.
+        """
+        if robust >= self.best:
+            self.best, self.training, self.overfit = robust, training, 0
+            return
+        lost = robust < collapse * self.best and self.best - robust >= _NOISE
+        self.overfit = self.overfit + 1 if lost and training >= self.training else 0
+
+    def within(self, holds: bool) -> None:
+        """Update after a validation in which the rule of thumb `holds` or not."""
+        self.was_within = self.was_within or holds
+        self.above_limit = self.above_limit + 1 if self.was_within and not holds else 0
+
+    def after(
+        self, risks: Weights, trained: int, accuracy: float, part: ValidationPart
+    ) -> Iterator[tuple[str, str, dict[str, float]]]:
+        """Check the members' `risks` after an epoch, of which the last `trained` are watched; `accuracy` is that on
+        training examples. Yields what is wrong: an event for metrics.jsonl, a sentence, and its numbers.
+        """
+        if trained:
+            # Only the members in training can lose robustness; they are the last of those attacked.
+            robust = 1 - float(np.max(risks[-trained:]))
+            self.seen(robust, accuracy, part.collapse)
+            message = (
+                f"catastrophic overfitting, accuracy under attack fell from {self.best:.1%} to {robust:.1%} "
+                f"while training accuracy rose to {accuracy:.1%}"
+            )
+            if self.overfit:
+                stops, end = _end(self.overfit, part)
+                yield (
+                    "overfitting",
+                    f"{message}; {end}",
+                    {"robust": robust, "best": self.best, "stops": stops},
+                )
+        if part.rule_of_thumb and len(risks) > 1:
+            # Equation 15 for the member in training, which is the last one.
+            risk, limit = float(risks[-1]), float(rule_of_thumb(risks[:-1]).high)
+            self.within(risk <= limit)
+            message = f"its risk {risk:.1%} is above {limit:.1%}, the rule of thumb's limit"
+            if self.above_limit:
+                stops, end = _end(self.above_limit, part)
+                yield "rule-of-thumb", f"{message}; {end}", {"risk": risk, "limit": limit, "stops": stops}
+
+
+def _end(times: int, part: ValidationPart) -> tuple[bool, str]:
+    """Whether training of the member stops after so many failures, and the sentence's end."""
+    stops = times >= part.patience
+    return stops, "training of this member stops, its best checkpoint is kept" if stops else "watching"
+
+
+class _BestRecord(_Record):
+    risk: float
+    natural: float
+    epoch: int
+    probs: list[float]
+
+
+class _StageRecord(_Record):
+    epoch: int = Field(ge=0)
+    step: int = Field(ge=0)
+    batches: int = Field(ge=1)
+    probs: list[float]
+    losses: list[float]
+    correct: float
+    images: int
+    stopping: EarlyStopping
+    best: _BestRecord | None
+
+
+class Position(_Record):
+    """Where a run is: how many members are finished, the α of the last one's best checkpoint, and the stage."""
+
+    finished: int = Field(ge=0)
+    probs: list[float] | None
+    spent: Spent
+    stage: _StageRecord | None
 
 
 @dataclass(frozen=True)
-class Checkpoint:
-    """Tensors by name, and the position: plain JSON values."""
+class Best:
+    """The best checkpoint of a stage so far: its risk and natural error on validation data, and α."""
 
-    tensors: Mapping[str, Tensor]
-    position: Mapping[str, Any]
-
-
-class Checkpoints:
-    """The checkpoints of one run, in one folder."""
-
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self.folder = Path(folder)
-
-    def files(self) -> list[Path]:
-        """Newest first."""
-        return sorted(self.folder.glob("[0-9]*.safetensors"), reverse=True)
-
-    def save(self, checkpoint: Checkpoint) -> Path:
-        """Write a new file, then remove all but the newest two."""
-        existing = self.files()
-        number = int(existing[0].stem) + 1 if existing else 1
-        tensors = {k: t.detach().cpu().contiguous() for k, t in sorted(checkpoint.tensors.items())}
-        position = json.dumps(checkpoint.position, sort_keys=True, allow_nan=False)
-        metadata = {"format": _FORMAT, "position": position, "sha256": _digest(position, tensors)}
-        path = self.folder / f"{number:08d}.safetensors"
-        write_atomic(path, safetensors.torch.save(tensors, metadata))
-        for old in existing[_KEPT - 1 :]:
-            with contextlib.suppress(OSError):
-                old.unlink()
-        return path
-
-    def load(self) -> tuple[Checkpoint | None, list[str]]:
-        """Return the newest undamaged file, and one sentence for each damaged one.
-
-        A folder without files gives None. A folder in which every file is damaged is an error, because a new
-        start would silently discard work.
-        """
-        faults: list[str] = []
-        files = self.files()
-        for path in files:
-            try:
-                return read(path), faults
-            except FileError as error:
-                faults.append(f"{error}; the checkpoint before it is used")
-        if files:
-            raise FileError(
-                f"every checkpoint in {self.folder} is damaged; remove that folder to train from the beginning"
-            )
-        return None, faults
+    risk: float
+    natural: float
+    epoch: int
+    probs: Weights
+    states: Sequence[Mapping[str, Tensor]]
 
 
-def read(path: Path) -> Checkpoint:
+@dataclass
+class Stage:
+    """A stage in progress. `before` is the number of members finished earlier, `trained` are the members in
+    training, `averaged` are the members that are validated and kept: their moving averages, or the same
+    members. `losses` [members], `correct` and `images` are sums over the epoch so far.
+    """
+
+    number: int
+    before: int
+    trained: list[nn.Module]
+    averaged: list[nn.Module]
+    optimizer: torch.optim.Optimizer
+    probs: Weights
+    epoch: int = 0
+    step: int = 0
+    best: Best | None = None
+    stopping: EarlyStopping = field(default_factory=EarlyStopping)
+    losses: Weights = field(init=False)
+    correct: float = 0.0
+    images: int = 0
+
+    def __post_init__(self) -> None:
+        self.losses = np.zeros(len(self.trained))
+
+    def next_epoch(self) -> None:
+        """Go to the first step of the next epoch."""
+        self.epoch, self.step = self.epoch + 1, 0
+        self.losses, self.correct, self.images = np.zeros(len(self.trained)), 0.0, 0
+
+    @property
+    def where(self) -> str:
+        """The position in words."""
+        return f"member {self.before + 1}, epoch {self.epoch + 1}, step {self.step}"
+
+
+def pack(
+    finished: Sequence[nn.Module], probs: Weights | None, stage: Stage | None, spent: Spent, batches: int
+) -> tuple[dict[str, Tensor], Position]:
+    """The state that a continued run needs."""
+    tensors: dict[str, Tensor] = {}
+    _put(tensors, "finished", [m.state_dict() for m in finished])
+    record = None
+    if stage is not None:
+        _put(tensors, "trained", [m.state_dict() for m in stage.trained])
+        if stage.averaged is not stage.trained:
+            _put(tensors, "averaged", [m.state_dict() for m in stage.averaged])
+        for index, parameter in enumerate(_parameters(stage)):
+            for key, value in stage.optimizer.state.get(parameter, {}).items():
+                tensors[f"optimizer.{index}.{key}"] = value
+        best = stage.best
+        if best is not None:
+            _put(tensors, "best", best.states)
+        record = _StageRecord(
+            epoch=stage.epoch,
+            step=stage.step,
+            batches=batches,
+            probs=stage.probs.tolist(),
+            losses=stage.losses.tolist(),
+            correct=stage.correct,
+            images=stage.images,
+            stopping=stage.stopping.model_copy(),
+            best=None
+            if best is None
+            else _BestRecord(
+                risk=best.risk, natural=best.natural, epoch=best.epoch, probs=best.probs.tolist()
+            ),
+        )
+    alpha = None if probs is None else probs.tolist()
+    return tensors, Position(finished=len(finished), probs=alpha, spent=spent.model_copy(), stage=record)
+
+
+def restore(stage: Stage, tensors: Mapping[str, Tensor], record: _StageRecord, batches: int) -> None:
+    """Bring a stage that was just begun to the checkpoint's position.
+
+    If the number of batches per epoch has changed (another recipe), the epoch starts again.
+    """
+    for index, member in enumerate(stage.trained):
+        member.load_state_dict(part(tensors, f"trained.{index}"))
+    if stage.averaged is not stage.trained:
+        for index, member in enumerate(stage.averaged):
+            member.load_state_dict(part(tensors, f"averaged.{index}"))
+    for index, parameter in enumerate(_parameters(stage)):
+        for key, value in part(tensors, f"optimizer.{index}").items():
+            like = torch.empty_like(parameter) if value.shape == parameter.shape else torch.empty_like(value)
+            stage.optimizer.state[parameter][key] = like.copy_(value)
+    stage.probs, stage.epoch, stage.stopping = np.array(record.probs), record.epoch, record.stopping
+    if record.batches == batches:
+        stage.step, stage.losses = record.step, np.array(record.losses)
+        stage.correct, stage.images = record.correct, record.images
+    if record.best is not None:
+        best = record.best
+        states = [part(tensors, f"best.{index}") for index in range(len(stage.trained))]
+        stage.best = Best(best.risk, best.natural, best.epoch, np.array(best.probs), states)
+
+
+def save(folder: Path, tensors: Mapping[str, Tensor], position: Position) -> Path:
+    """Write a new file, then remove all but the newest two."""
+    existing = _files(folder)
+    number = int(existing[0].stem) + 1 if existing else 1
+    held = {k: t.detach().cpu().contiguous() for k, t in sorted(tensors.items())}
+    text = position.model_dump_json()
+    metadata = {"format": _FORMAT, "position": text, "sha256": tensor_checksum(held, {"position": text})}
+    path = folder / f"{number:08d}.safetensors"
+    write_atomic(path, safetensors.torch.save(held, metadata))
+    for old in existing[_KEPT - 1 :]:
+        with contextlib.suppress(OSError):
+            old.unlink()
+    return path
+
+
+def load(folder: Path) -> tuple[dict[str, Tensor], Position, list[str]] | None:
+    """The newest undamaged file, and one sentence for each damaged one; None for a folder without files.
+
+    A folder in which every file is damaged is an error, because a new start would silently discard work.
+    """
+    faults: list[str] = []
+    files = _files(folder)
+    for path in files:
+        try:
+            return *_read(path), faults
+        except FileError as error:
+            faults.append(f"{error}; the checkpoint before it is used")
+    if files:
+        raise FileError(f"every checkpoint in {folder} is damaged: start again with --out")
+    return None
+
+
+def part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors under ``prefix.``, without it."""
+    cut = len(prefix) + 1
+    return {key[cut:]: value for key, value in tensors.items() if key.startswith(f"{prefix}.")}
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], Position]:
     """One file, verified."""
+    tensors, metadata = read_tensors(path)
+    text = metadata.get("position", "")
+    if metadata.get("format") != _FORMAT or metadata.get("sha256") != tensor_checksum(
+        tensors, {"position": text}
+    ):
+        raise FileError(f"the checkpoint {path} is damaged or of another version")
     try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {key: file.get_tensor(key) for key in sorted(file.keys())}
-    except (OSError, SafetensorError) as error:
-        raise FileError(f"the checkpoint {path} cannot be read ({' '.join(str(error).split())})") from error
-    if metadata.get("format") != _FORMAT:
-        raise FileError(f"{path} is not a checkpoint of format {_FORMAT}")
-    if metadata.get("sha256") != _digest(metadata.get("position", ""), tensors):
-        raise FileError(f"the checkpoint {path} does not match its checksum")
-    return Checkpoint(tensors, json.loads(metadata["position"]))
+        return tensors, Position.model_validate_json(text)
+    except ValidationError as error:
+        raise FileError(f"the checkpoint {path} is damaged ({first_fault(error)})") from error
 
 
-def _digest(position: str, tensors: Mapping[str, Tensor]) -> str:
-    digest = hashlib.sha256(position.encode())
-    for key in sorted(tensors):
-        tensor = tensors[key]
-        digest.update(f"{key}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
-        digest.update(tensor.numpy().tobytes())
-    return digest.hexdigest()
+def _files(folder: Path) -> list[Path]:
+    """Newest first."""
+    return sorted(folder.glob("[0-9]*.safetensors"), reverse=True)
+
+
+def _parameters(stage: Stage) -> Iterator[nn.Parameter]:
+    for group in stage.optimizer.param_groups:
+        yield from group["params"]
+
+
+def _put(tensors: dict[str, Tensor], name: str, states: Sequence[Mapping[str, Tensor]]) -> None:
+    """Write shared tensors once per member, because safetensors refuses memory with two names."""
+    seen: set[int] = set()
+    for index, state in enumerate(states):
+        for key, value in state.items():
+            tensors[f"{name}.{index}.{key}"] = value.clone() if value.data_ptr() in seen else value
+            seen.add(value.data_ptr())

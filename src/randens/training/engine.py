@@ -1,103 +1,113 @@
-"""The training engine of all methods: stages, epochs, batches, adversarial examples, steps.
+"""The training engine of all methods: stages, epochs, batches, adversarial examples, steps, validation.
 
-The rule for α is `randens.training.alpha`, the rule for checkpoints `randens.training.selection`. All random
-numbers come from generators that are seeded by their purpose and their place in the run, never from torch's
-global generator. So a run that was killed and continued uses the same random numbers as an uninterrupted one.
+All random numbers come from generators that are seeded by their purpose and their place in the run, never from
+torch's global generator. So a run that was killed and continued uses the same random numbers as an uninterrupted one.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from randens.callbacks import Callback, TensorBoardTracker
-from randens.core.devices import widest
+from randens.attacks.members import folded
+from randens.callbacks import Callback
+from randens.core.devices import native_bfloat16, widest
 from randens.core.distributed import Workers
-from randens.core.errors import InputError, RandensError
+from randens.core.errors import InputError, ModelError, RandensError
+from randens.core.files import write_atomic
 from randens.core.progress import Progress
 from randens.core.runs import Run
 from randens.data import Augment, Data
 from randens.ensemble import RandomizedEnsemble, frozen, to_layout
-from randens.training.adversaries import Adversary, Start, Victims, adversary
-from randens.training.alpha import AlphaRule
-from randens.training.cost import plan
-from randens.training.initial_members import Blueprint, seed_for
-from randens.training.journal import Journal
-from randens.training.losses import Forward, passes, training_loss
-from randens.training.methods import METHODS, Lesson, Roster
-from randens.training.placement import Placement
-from randens.training.run_files import write_summary
-from randens.training.schedule import learning_rate
-from randens.training.selection import CheckpointRule
-from randens.training.state import Stage, part, restore, sgd
-from randens.training.validation import directions
-from randens.training.weight_average import average
-from randens.witness.store import WitnessStore
+from randens.training import checkpoint
+from randens.training.adversaries import Adversary, AttackedMembers, Start, adversary
+from randens.training.alpha import AlphaRule, Validated, attacked, images_for, validation_attack
+from randens.training.checkpoint import Best, Spent, Stage
+from randens.training.losses import Forward, average, learning_rate, optimizer, passes, training_loss
+from randens.training.methods import METHODS, Batch, StageMembers, Weights
+from randens.training.recipe import Recipe
 
-__all__ = ["Engine", "Say", "Stopped"]
-
-Say = Callable[[str], None]
+__all__ = ["Diverged", "Engine", "Session", "Stopped", "seed_for"]
 
 
 class Stopped(RandensError):
     """The run was asked to stop, and its state is saved."""
 
 
+class Diverged(ModelError):
+    """The loss or the weights are no longer finite; the last good checkpoint is kept."""
+
+
+@dataclass(frozen=True)
+class Session:
+    """Where a run is written, by which processes, and who is told.
+
+    say: messages for the user. stop: asked after every step. work: planned passes per image of every stage.
+    """
+
+    run: Run
+    processes: Workers
+    progress: Progress
+    say: Callable[[str], None]
+    stop: Callable[[], bool] | None
+    callbacks: Sequence[Callback]
+    work: Sequence[int]
+
+
 class Engine:
-    """A run in progress; see `randens.training.train`."""
+    """A run in progress; see `randens.training.train`. `new` makes member number i with its fresh weights."""
 
     def __init__(
         self,
-        blueprint: Blueprint,
-        run: Run,
-        processes: Workers,
-        train_data: Data,
-        held: Data,
-        given: list[nn.Module],
-        progress: Progress,
-        say: Say,
-        stop: Callable[[], bool] | None,
-        callbacks: Sequence[Callback],
+        recipe: Recipe,
+        session: Session,
+        data: tuple[Data, Data],
+        new: Callable[[int], nn.Module],
+        given: Sequence[nn.Module],
     ) -> None:
-        recipe = blueprint.recipe
-        self.recipe, self.run, self.processes, self.train_data = recipe, run, processes, train_data
-        self.say, self.stop = say, stop
-        self.place = Placement(blueprint, processes)
-        self.given = [self.place.still(member) for member in given]
+        self.recipe, self.session, self.fresh = recipe, session, new
+        self.processes, self.device = session.processes, session.processes.device
+        self.train_data, held = data
+        # Weights, losses and verdicts are float32; passes are bfloat16 where that is native or asked for.
+        auto = recipe.precision == "auto" and native_bfloat16(self.device)
+        self.low_precision = auto or recipe.precision == "bfloat16"
+        self.given = [self._finished(member) for member in given]
         self.finished: list[nn.Module] = []
+        self.best_probs: Weights | None = None
         self.threat = recipe.threat.build()
         self.method = METHODS[recipe.method](recipe.weight)
         self.inherits = recipe.start == "previous" or (recipe.start == "auto" and self.method.inherits)
         self.sizes = self.method.stages(recipe.members)
-        self.loss, crops = training_loss(recipe.loss), recipe.data
-        self.augment = Augment(crops.crop_padding, crops.flip) if crops.crop_padding or crops.flip else None
-        self.batches = math.ceil(len(train_data) / recipe.batch_size)
+        self.loss, moved = training_loss(recipe.loss), recipe.data
+        moves = moved.crop_padding or moved.flip or moved.rotation
+        self.augment = Augment(moved.crop_padding, moved.flip, moved.rotation) if moves else None
+        self.batches = math.ceil(len(self.train_data) / recipe.batch_size)
         # Batches of equal size, so that no epoch ends with a batch of a few images.
-        bounds = np.linspace(0, len(train_data), self.batches + 1).round()
+        bounds = np.linspace(0, len(self.train_data), self.batches + 1).round()
         self.bounds: list[int] = bounds.astype(int).tolist()
         self.held = held[: recipe.validation.size or len(held)]
-        self.checkpoints = CheckpointRule(recipe, self.method, self.held)
-        self.alpha = AlphaRule(recipe, self.method, train_data, self.held)
-        board = (
-            [TensorBoardTracker(run.path / "tensorboard")] if recipe.tensorboard and processes.writes else []
-        )
-        told = [*(callbacks if processes.writes else ()), *board]
-        work = [stage.work for stage in plan(recipe)]
-        self.journal = Journal(run, processes, recipe.checkpoint.seconds, self.batches, work, progress, told)
+        self.attack = validation_attack(recipe, self.method.attack or recipe.validation.attack)
+        rows = images_for(recipe.sampling.size, len(self.train_data), seed_for(recipe.seed, "osp"))
+        chosen = self.train_data[rows] if recipe.sampling.data == "train" else None
+        self.alpha = AlphaRule(recipe, self.method, chosen, self.held)
+        self.spent, self.saved_at = Spent(), time.monotonic()
+        self.forwards: dict[nn.Module, Forward] = {}
 
     def run_all(self) -> RandomizedEnsemble:
         """Run every unfinished stage, choose α, and save the ensemble."""
         stage = self._resume()
         if len(self.finished) > self.recipe.members:
             raise InputError(
-                f"members is {self.recipe.members}; {self.run.path} holds {len(self.finished)} already"
+                f"members is {self.recipe.members}; {self.session.run.path} holds {len(self.finished)} already"
             )
         while stage is not None or len(self.finished) < sum(self.sizes):
             stage = stage or self._begin()
@@ -107,7 +117,7 @@ class Engine:
         return self._finish()
 
     def _begin(self) -> Stage:
-        """Create the next stage, with its members initialised by the method."""
+        """The next stage, with its members initialized by the method."""
         before = len(self.finished)
         number = next(n for n in range(len(self.sizes) + 1) if sum(self.sizes[:n]) >= before)
         trained = []
@@ -117,181 +127,275 @@ class Engine:
                 source = self.given[index]
             elif self.inherits and self.finished:
                 source = self.finished[-1]
-            trained.append(self.place.new(index, None if source is None else source.state_dict()))
+            trained.append(self._new(index, None if source is None else source.state_dict()))
+        if self.processes.world > 1 and self.device.type == "cuda":
+            synced: Any = nn.SyncBatchNorm
+            trained = [synced.convert_sync_batchnorm(member) for member in trained]
         for member in trained:
-            self.processes.prepare(member, self.recipe.batch_norm == "synced").train()
-        averaged = [self.place.new(state=m.state_dict()) for m in trained] if self.recipe.ema else trained
+            member.train()
+        averaged = [self._new(state=m.state_dict()) for m in trained] if self.recipe.ema else trained
         probs = self.alpha.start(before + len(trained))
-        return Stage(number, before, trained, averaged, sgd(trained, self.recipe.optimizer), probs)
+        return Stage(number, before, trained, averaged, optimizer(trained, self.recipe.optimizer), probs)
 
     def _run_stage(self, stage: Stage) -> None:
-        """Run the epochs of a stage until the end, or until the checkpoint rule stops it early."""
-        if self.journal.work[stage.number] == 0:
+        """Run the epochs of a stage until the end, or until early stopping."""
+        if self.session.work[stage.number] == 0:
             return  # given by an earlier run
-        epochs = self.recipe.epochs_of(stage.number)
-        wrapped = self.place.wrapped(stage.trained)
-        while stage.epoch < epochs and self.checkpoints.goes_on(stage):
+        epochs, patience = self.recipe.epochs_of(stage.number), self.recipe.validation.patience
+        wrapped = [self._forward(self.processes.wrap(self._compiled(member))) for member in stage.trained]
+        while stage.epoch < epochs and max(stage.stopping.overfit, stage.stopping.above_limit) < patience:
             begun = time.monotonic()
             self._run_epoch(stage, epochs, wrapped)
-            self._judge(stage, epochs, begun)
+            self._validate(stage, epochs, begun)
             stage.next_epoch()
-            self.journal.save_if_due(self.finished, stage)
-            self.journal.tell(stage, epochs)
+            self._after_step(stage, epochs)
 
     def _run_epoch(self, stage: Stage, epochs: int, wrapped: list[Forward]) -> None:
-        generator = self._generator("order", stage.number, stage.epoch)
-        order = torch.randperm(len(self.train_data), generator=generator)
         craft = self._adversary(stage)
-        victims = self.place.victims(self.method, Roster(self.finished, stage.trained, stage.probs))
-        while stage.step < self.batches:
-            rows = order[self.bounds[stage.step] : self.bounds[stage.step + 1]]
-            self._run_step(stage, rows, craft, victims, wrapped, self._rate(stage, epochs))
+        members = self._attacked(StageMembers(self.finished, stage.trained, stage.probs))
+        for x, y in self._loaded(stage):
+            self._run_step(stage, x, y, craft, members, wrapped, self._rate(stage, epochs))
             stage.step += 1
-            if self.stop is not None and self.processes.agreed(self.stop()):
-                self.journal.save(self.finished, stage)
+            if self.session.stop is not None and self.processes.agreed(self.session.stop()):
+                self._save(stage)
                 raise Stopped(
-                    f"stopped after {stage.where}; the state is saved in {self.run.path}, "
+                    f"stopped after {stage.where}; the state is saved in {self.session.run.path}, "
                     "and the same command continues"
                 )
-            self.journal.save_if_due(self.finished, stage)
-            self.journal.tell(stage, epochs)
+            self._after_step(stage, epochs)
+
+    def _loaded(self, stage: Stage) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches of an epoch that are left, in an order of the epoch's own."""
+        generator = self._generator("order", stage.number, stage.epoch)
+        order = torch.randperm(len(self.train_data), generator=generator)
+        rows = [order[a:b] for a, b in zip(self.bounds, self.bounds[1:], strict=False)][stage.step :]
+        # Without a batch size, the loader asks the data for all rows of a batch at once.
+        yield from torch.utils.data.DataLoader(
+            self.train_data,
+            sampler=rows,
+            batch_size=None,
+            num_workers=self.recipe.data.workers,
+            # The loader draws its workers' seeds from it, and must not touch torch's own generator.
+            generator=generator,
+        )
 
     def _run_step(
         self,
         stage: Stage,
-        rows: Tensor,
+        x: Tensor,
+        y: Tensor,
         craft: Adversary,
-        victims: Victims,
+        members: AttackedMembers,
         wrapped: list[Forward],
         rate: float,
     ) -> None:
         """Process one batch: craft adversarial examples, then make one step of every trained member on them."""
-        where = (stage.number, stage.epoch, stage.step)
+        where, images = (stage.number, stage.epoch, stage.step), len(x)
         generator = self._generator("batch", *where)
-        x, y = self.train_data[rows]
         if self.augment is not None:
             x = self.augment(x, generator)
-        # Drawn for the whole batch by every rank; each keeps its part.
+        # Random starts are drawn for the whole batch by every rank; each keeps its part.
         point = craft.begin(x, generator)
-        own, device = self.processes.part(len(x)), self.processes.device
-        x, y, point = to_layout(x[own]).to(device), y[own].to(device), to_layout(point[own]).to(device)
+        own = self.processes.part(images)
+        x, y, point = (part[own] for part in (x, y, point))
+        x, y, point = to_layout(x).to(self.device), y.to(self.device), to_layout(point).to(self.device)
+        seed = seed_for(self.recipe.seed, "arc", *where, self.processes.rank)
+        start = Start(x, y, point, seed, (own.start, images), self._count)
         with contextlib.ExitStack() as crafting:
             for member in stage.trained:
                 crafting.enter_context(frozen(member))
-            seed = seed_for(self.recipe.seed, "arc", *where, self.processes.rank)
-            made = self.method.examples(craft, victims, Start(x, y, point, seed), len(wrapped))
-        x_adv = [to_layout(points.detach()) for points in made]
-        lesson = Lesson(x, y, x_adv, wrapped)
-        total = torch.zeros((), device=device)
-        sums = widest(torch.zeros(len(wrapped) + 1), device)
-        for index, (losses, z) in enumerate(self.method.losses(self.loss, lesson)):
+            made = self.method.examples(craft, members, start, len(wrapped))
+        batch = Batch(x, y, [to_layout(points.detach()) for points in made], wrapped, start.place)
+        total = torch.zeros((), device=self.device)
+        sums = widest(torch.zeros(len(wrapped) + 1), self.device)
+        for index, (losses, z) in enumerate(self.method.losses(self.loss, batch)):
             total = total + losses.sum()
             sums[index] = losses.detach().sum()
             sums[-1] += (z.detach().argmax(dim=1) == y).sum() / len(wrapped)
         sums = self.processes.total(sums)
         if not bool(torch.isfinite(sums).all()):
-            raise self.journal.diverged(stage, "the loss is not finite")
+            raise self._diverged(stage, "the loss is not finite")
         for group in stage.optimizer.param_groups:
             group["lr"] = rate
         stage.optimizer.zero_grad(set_to_none=True)
-        # Ranks average their gradients, so each contributes its share of the whole batch's mean.
-        self.processes.backward(total * (self.processes.world / len(rows)))
+        # Averaged over ranks afterwards, hence the factor.
+        self.processes.backward(total * (self.processes.world / images))
         stage.optimizer.step()
         if self.recipe.ema:
             for target, member in zip(stage.averaged, stage.trained, strict=True):
                 average(target, member, self.recipe.ema, stage.epoch * self.batches + stage.step)
-        *member_losses, correct = sums.tolist()
-        stage.tally = stage.tally.plus(np.array(member_losses), correct, len(rows))
-        spent = len(rows) * (craft.passes(len(victims.probs)) + passes(self.recipe.loss) * len(wrapped))
-        self.journal.spent.spend(spent, spent)
-        means = [value / len(rows) for value in (*member_losses, correct)]
-        shown = {"loss": sum(means[:-1]) / len(wrapped), "accuracy": means[-1], "lr": rate}
-        self.journal.batch(stage, shown)
+        *losses_of_members, correct = sums.tolist()
+        stage.losses = stage.losses + np.array(losses_of_members)
+        stage.correct, stage.images = stage.correct + correct, stage.images + images
+        crafting_passes, training_passes = craft.passes(len(members.probs)), passes(self.recipe.loss)
+        self.spent.crafting += images * crafting_passes
+        self.spent.training += images * training_passes * len(wrapped)
+        both = images * (crafting_passes + training_passes * len(wrapped))
+        self.spent.add(both, both)
+        means = [value / images for value in (*losses_of_members, correct)]
+        for callback in self.session.callbacks:
+            shown = {"loss": sum(means[:-1]) / len(wrapped), "accuracy": means[-1], "lr": rate}
+            callback.batch(f"member-{stage.before + 1}", stage.step + 1, self.batches, shown)
         if (stage.step + 1) % self.recipe.log_every == 0:
-            self.journal.log("step", stage, step=stage.step + 1, lr=rate, loss=means[:-1], accuracy=means[-1])
+            self._log("step", stage, step=stage.step + 1, lr=rate, loss=means[:-1], accuracy=means[-1])
 
-    def _judge(self, stage: Stage, epochs: int, begun: float) -> None:
-        """End an epoch: update α, validate under attack, keep the best checkpoint, check for early stopping."""
-        done, spend = stage.epoch + 1, self.journal.spend
-        losses, accuracy = stage.tally.losses / stage.tally.images, stage.tally.correct / stage.tally.images
+    def _validate(self, stage: Stage, epochs: int, begun: float) -> None:
+        """End an epoch: update α, validate under attack, keep the best checkpoint, check for early stopping.
+
+        All epochs of a member are compared by one attack at the α in force. Witnesses from a search for α are not
+        used: they would make epochs with a new α look worse than the others.
+        """
+        done, every = stage.epoch + 1, self.recipe.validation.every
+        losses, accuracy = stage.losses / stage.images, stage.correct / stage.images
         stage.probs = self.alpha.descended(stage.probs, losses)
         line: dict[str, Any] = {"loss": losses.tolist(), "accuracy": accuracy}
         reweigh = self.alpha.due(len(stage.probs), done, epochs)
-        if reweigh or self.checkpoints.due(done, epochs):
-            self.place.average_buffers([*stage.trained, *stage.averaged])
+        if reweigh or done == epochs or done % every == 0:
+            self._average_buffers([*stage.trained, *stage.averaged])
             if reweigh:
-                rec = self.method.judged(Roster(self.finished, stage.averaged, stage.probs))
-                stage.probs = spend(self.alpha.reweighed(rec, self._rate(stage, epochs))).probs
-            verdict = spend(self.checkpoints.judged(Roster(self.finished, stage.averaged, stage.probs)))
-            line.update(natural=1 - verdict.natural, robust=1 - verdict.risk)
-            reach = directions([*self.finished, *stage.averaged], *self.held, self.threat)
-            if reach is not None:
-                line["reach"] = spend(reach).to_json()["reach"]
-            stage.best = self.checkpoints.kept(stage, verdict)
-            for remark in self.checkpoints.remarks(stage, verdict, accuracy):
-                self.say(f"{stage.where}: {remark.sentence}")
-                self.journal.log(remark.event, stage, **remark.values)
+                rec = self.method.validated(StageMembers(self.finished, stage.averaged, stage.probs))
+                stage.probs = self._spend(self.alpha.reweighed(rec, self._rate(stage, epochs))).probs
+            rec = self.method.validated(StageMembers(self.finished, stage.averaged, stage.probs))
+            found = self._spend(attacked(rec, *self.held, self.attack))
+            line.update(natural=1 - found.natural, robust=1 - found.risk)
+            stage.best = self._better(stage, found)
+            risks = found.pool.profile().member_risks
+            trained = len(stage.trained) if self.method.watched else 0
+            for event, message, values in stage.stopping.after(
+                risks, trained, accuracy, self.recipe.validation
+            ):
+                self.session.say(f"{stage.where}: {message}")
+                self._log(event, stage, **values)
         seconds = time.monotonic() - begun
-        self.journal.log("epoch", stage, **line, probs=stage.probs.tolist(), seconds=seconds)
+        self._log("epoch", stage, **line, probs=stage.probs.tolist(), seconds=seconds)
+
+    def _better(self, stage: Stage, found: Validated) -> Best:
+        """The better of the best epoch so far and this one; the later one if they are equal."""
+        best, now = stage.best, (found.risk, found.natural)
+        if self.recipe.validation.keep == "best" and best is not None and now > (best.risk, best.natural):
+            return best
+        states = [{k: v.detach().clone() for k, v in m.state_dict().items()} for m in stage.averaged]
+        return Best(found.risk, found.natural, stage.epoch, np.array(stage.probs), states)
 
     def _conclude(self, stage: Stage) -> None:
         """Finish the members of a stage: best weights, frozen, in eval mode."""
         best = stage.best
-        states = best.states if best is not None else [m.state_dict() for m in stage.averaged]
-        self.place.forget()
-        self.add_finished(states)
+        self.forwards.clear()
+        if self.recipe.compile:
+            # torch keeps a limited number of compiled versions of one function, for all members together.
+            torch.compiler.reset()
+        self._add_finished(
+            best.states if best is not None else [member.state_dict() for member in stage.averaged]
+        )
         if best is not None:
+            self.best_probs = best.probs
             kept = {"best_epoch": best.epoch + 1, "robust": 1 - best.risk, "natural": 1 - best.natural}
-            self.journal.log("member", stage, **kept, probs=best.probs.tolist())
-        self.journal.save(self.finished, None)
+            self._log("member", stage, **kept, probs=best.probs.tolist())
+        self._save(None)
 
     def _finish(self) -> RandomizedEnsemble:
         """Choose α for the whole ensemble and save the ensemble."""
-        classes = self.train_data.classes or None
+        run, classes = self.session.run, self.train_data.classes
         rec = RandomizedEnsemble(self.finished, classes=classes, threat=self.threat)
-        # The members are final here, so the witnesses are stored.
-        choice = self.journal.spend(self.alpha.final(rec, WitnessStore(self.run.path / "witnesses")))
+        choice = self._spend(self.alpha.final(rec, self.best_probs))
         rec = RandomizedEnsemble(self.finished, choice.probs, classes=classes, threat=self.threat).cpu()
-        if self.processes.writes:
-            rec.save(self.run.ensemble, overwrite=True)
-            self.run.log(event="finished", probs=choice.probs.tolist(), robust=1 - choice.risk)
-            reach = directions(list(rec.members), *self.held, self.threat)
-            measured = choice.summary(self.alpha.oracle.name, reach and self.journal.spend(reach))
-            write_summary(self.run, self.recipe.method, choice.probs, measured, self.journal.cost())
-        for callback in self.journal.callbacks:
+        if self.processes.is_main:
+            rec.save(run.ensemble, overwrite=True)
+            run.log(event="finished", probs=choice.probs.tolist(), robust=1 - choice.risk)
+            self.spent.seconds += time.monotonic() - self.saved_at
+            about = {"finished": True, "method": self.recipe.method, "members": len(choice.probs)}
+            measured = {"validation": choice.summary(self.alpha.attack.name), "cost": self.spent.model_dump()}
+            run.write("training", {**about, "probs": choice.probs.tolist(), **measured})
+        for callback in self.session.callbacks:
             callback.finished("training", {"natural": 1 - choice.natural, "robust": 1 - choice.risk})
         self.processes.barrier()
         return rec
 
     def _resume(self) -> Stage | None:
-        """Return the state of the newest undamaged checkpoint; None if a new stage begins."""
-        checkpoints = self.journal.checkpoints
-        checkpoint, faults = checkpoints.load()
-        for fault in faults:
-            self.say(fault)
-        stage = None
-        if checkpoint is not None:
+        """The state of the newest undamaged checkpoint; None if a new stage begins."""
+        folder, stage = self.session.run.path / "checkpoints", None
+        found = checkpoint.load(folder)
+        if found is not None:
+            tensors, position, faults = found
+            for fault in faults:
+                self.session.say(fault)
             try:
-                indices = range(checkpoint.position["finished"])
-                self.add_finished([part(checkpoint.tensors, f"finished.{index}") for index in indices])
+                parts = [checkpoint.part(tensors, f"finished.{i}") for i in range(position.finished)]
+                self._add_finished(parts)
                 # If the recipe now has fewer members, the run ends with the finished ones.
-                if checkpoint.position["stage"] is not None and len(self.finished) < self.recipe.members:
+                if position.stage is not None and len(self.finished) < self.recipe.members:
                     stage = self._begin()
-                    restore(stage, checkpoint, self.batches)
+                    checkpoint.restore(stage, tensors, position.stage, self.batches)
             except (RuntimeError, KeyError, IndexError, StopIteration) as error:
                 reason = " ".join(str(error).split())[:160]
-                raise InputError(
-                    f"the checkpoints in {checkpoints.folder} do not fit this recipe: {reason}"
-                ) from error
+                raise InputError(f"the checkpoints in {folder} do not fit this recipe: {reason}") from error
+            self.spent = position.spent
+            self.best_probs = None if position.probs is None else np.array(position.probs)
             if stage is not None or self.finished:
-                last = f"member {len(self.finished)}"
-                self.say(f"continuing after {last if stage is None else stage.where}")
-        self.journal.rewind(checkpoint)
+                last = f"member {len(self.finished)}" if stage is None else stage.where
+                self.session.say(f"continuing after {last}")
+        metrics = self.session.run.path / "metrics.jsonl"
+        if self.processes.is_main and metrics.exists():
+            # The steps after the checkpoint are run, and logged, again.
+            kept = metrics.read_bytes().splitlines(keepends=True)[: self.spent.lines]
+            write_atomic(metrics, b"".join(kept))
         return stage
 
-    def add_finished(self, states: Sequence[Mapping[str, Tensor]]) -> None:
-        """Add members with these weights to the finished ones."""
-        self.finished += [self.place.still(self.place.new(state=state)) for state in states]
+    def _after_step(self, stage: Stage, epochs: int) -> None:
+        """Write a checkpoint if the last one is old enough, and tell the progress in units of planned work."""
+        if time.monotonic() - self.saved_at >= self.recipe.checkpoint.seconds:
+            self._save(stage)
+        steps, total = stage.epoch * self.batches + stage.step, epochs * self.batches
+        work, number = self.session.work, stage.number
+        self.session.progress("epoch", stage.step or self.batches, self.batches)
+        self.session.progress("member", steps, total)
+        self.session.progress("run", sum(work[:number]) + work[number] * steps / total, sum(work))
+
+    def _save(self, stage: Stage | None) -> None:
+        """Write a checkpoint; a state that contains NaN never replaces a good one."""
+        if not self.processes.is_main:
+            return
+        now = time.monotonic()
+        self.spent.seconds += now - self.saved_at
+        self.saved_at = now
+        tensors, position = checkpoint.pack(self.finished, self.best_probs, stage, self.spent, self.batches)
+        for name, tensor in tensors.items():
+            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+                raise self._diverged(stage, f"{name} is not finite")
+        checkpoint.save(self.session.run.path / "checkpoints", tensors, position)
+
+    def _log(self, event: str, stage: Stage, **values: Any) -> None:
+        """A line of metrics.jsonl; members and epochs are counted from 1."""
+        if not self.processes.is_main:
+            return
+        member, epoch = stage.before + 1, stage.epoch + 1
+        self.session.run.log(event=event, member=member, epoch=epoch, **values)
+        self.spent.lines += 1
+        if event == "epoch":
+            names = ("accuracy", "natural", "robust")
+            scalars: dict[str, float] = {key: float(values[key]) for key in names if key in values}
+            scalars["loss"] = float(np.mean(values["loss"]))
+            for callback in self.session.callbacks:
+                callback.epoch(f"member-{member}", epoch, scalars)
+
+    def _diverged(self, stage: Stage | None, reason: str) -> Diverged:
+        folder = self.session.run.path / "checkpoints"
+        kept = "the last good state is kept" if folder.exists() else "no state was saved before that"
+        where = stage.where if stage is not None else "the end of a member"
+        return Diverged(
+            f"training diverged at {where}: {reason}; {kept} in {folder}; lower the rate "
+            "(--set optimizer.lr=… --force continues from there)"
+        )
+
+    def _spend(self, found: Validated) -> Validated:
+        self.spent.add(found.cost.forwards, found.cost.backwards)
+        self.spent.attacks += found.attacks
+        return found
+
+    def _count(self, forwards: int, backwards: int) -> None:
+        """Passes of an adversary that no plan foresees; the other ranks make about as many."""
+        self.spent.crafting += self.processes.world * backwards
+        self.spent.add(self.processes.world * forwards, self.processes.world * backwards)
 
     def _adversary(self, stage: Stage) -> Adversary:
         level = "kl" if self.recipe.loss.name == "trades" else self.method.level
@@ -301,6 +405,54 @@ class Engine:
         radius = min(1.0, (stage.epoch + 1) / (warmup + 1))
         return adversary(self.recipe.adversary, self.threat.scaled(radius), level)
 
+    def _attacked(self, stage: StageMembers) -> AttackedMembers:
+        """The members that the training adversary attacks."""
+        members, probs = self.method.attacked(stage)
+        for member in members:
+            if member not in self.forwards:
+                # Finished members do not change, so their BatchNorm is folded into the convolutions once.
+                fast = folded(member) if member in stage.finished else member
+                self.forwards[member] = self._forward(self._compiled(fast))
+        weights = widest(torch.from_numpy(np.array(probs)), self.device)
+        return AttackedMembers.of(members, weights, [self.forwards[member] for member in members])
+
+    def _new(self, index: int = 0, state: Mapping[str, Any] | None = None) -> nn.Module:
+        """Member number `index` on the device, with the weights of `state` where that is given."""
+        member = self._placed(self.fresh(index))
+        if state is not None:
+            member.load_state_dict(state)
+        return member
+
+    def _placed(self, member: nn.Module) -> nn.Module:
+        member.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return member.to(self.device)
+
+    def _finished(self, member: nn.Module) -> nn.Module:
+        return self._placed(member).requires_grad_(False).eval()
+
+    def _add_finished(self, states: Sequence[Mapping[str, Tensor]]) -> None:
+        self.finished += [self._finished(self._new(state=state)) for state in states]
+
+    def _average_buffers(self, members: Sequence[nn.Module]) -> None:
+        """Average the BatchNorm statistics that the ranks gathered on their own parts."""
+        if self.processes.world > 1:
+            for buffer in dict.fromkeys(b for member in members for b in member.buffers()):
+                if buffer.is_floating_point():
+                    buffer.copy_(self.processes.total(buffer.clone()) / self.processes.world)
+
+    def _compiled(self, member: nn.Module) -> Any:
+        return torch.compile(member) if self.recipe.compile else member
+
+    def _forward(self, member: Forward) -> Forward:
+        """How a member is run: in the recipe's precision, with logits in float32."""
+
+        def forward(x: Tensor) -> Tensor:
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.low_precision):
+                z = member(x)
+            return z.float()
+
+        return forward
+
     def _generator(self, *purpose: object) -> torch.Generator:
         return torch.Generator().manual_seed(seed_for(self.recipe.seed, *purpose))
 
@@ -308,3 +460,8 @@ class Engine:
         step = stage.epoch * self.batches + stage.step
         base = self.recipe.lr_of(stage.number)
         return learning_rate(self.recipe.schedule, base, step, self.batches, epochs)
+
+
+def seed_for(*purpose: object) -> int:
+    """A seed that depends only on its purpose and its place in the run."""
+    return int.from_bytes(hashlib.sha256(repr(purpose).encode()).digest()[:7], "big")

@@ -1,33 +1,39 @@
-"""Training losses. A training loss calls the member itself, so each makes just the passes it needs.
+"""Losses of training, what members minimize and what the training adversary maximizes; and steps on them: optimizers,
+learning rates, moving averages.
 
-``loss(forward, examples)`` returns the loss per image [n] and the member's logits at x_adv [n, C]; `forward` is
-the member being trained. All hold for any number of classes ≥ 2.
+A training loss calls the member itself, so each makes just the passes it needs: ``loss(forward, examples)`` returns
+the loss per image [n] and the member's logits at x_adv [n, C]. An adversary's objective is a function of all members'
+logits z [M, n, C], the labels and α. All hold for any number of classes ≥ 2, and all go through log_softmax: the
+log of a sum of softmaxes underflows for confident members, and its gradient becomes NaN.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from randens.attacks.losses import margins, mce
-from randens.training.recipe import LossPart
+from randens.training.recipe import LossPart, OptimizerPart, SchedulePart
 
 __all__ = [
     "Examples",
     "Forward",
     "TrainingLoss",
+    "average",
     "bounded_risk",
     "cross_entropy",
     "divergence",
-    "margin_cross_entropy",
+    "learning_rate",
+    "mce",
+    "objective",
+    "optimizer",
     "passes",
-    "trades",
     "training_loss",
 ]
+
+_TRADES_WEIGHT = 6.0
 
 
 @dataclass(frozen=True)
@@ -42,34 +48,26 @@ class Examples:
 Forward = Callable[[Tensor], Tensor]
 TrainingLoss = Callable[[Forward, Examples], tuple[Tensor, Tensor]]
 
-_TRADES_WEIGHT = 6.0
+
+def cross_entropy(z: Tensor, y: Tensor) -> Tensor:
+    """CE(z, y): z [..., n, C] → [..., n]."""
+    return -_at(z.log_softmax(dim=-1), y)
 
 
-def cross_entropy(forward: Forward, examples: Examples) -> tuple[Tensor, Tensor]:
-    """CE(f(x_adv), y)."""
-    z = forward(examples.x_adv)
-    return F.cross_entropy(z, examples.y, reduction="none"), z
+def mce(z: Tensor, y: Tensor, weight: float = 1.0) -> Tensor:
+    """Margin-maximizing cross-entropy: CE(z, y) + w/(C−1) Σ_{j≠y} −log softmax(−z)_j. z [..., n, C] → [..., n].
+
+    Both terms come from the same logits, so one forward pass serves both.
+    """
+    wrong = z.neg().log_softmax(dim=-1)
+    others = wrong.sum(dim=-1) - _at(wrong, y)
+    return cross_entropy(z, y) - weight / (z.shape[-1] - 1) * others
 
 
-def margin_cross_entropy(weight: float = 1.0) -> TrainingLoss:
-    """MCE(f(x_adv), y) = CE + w/(C−1) Σ_{j≠y} −log softmax(−z)_j, both terms from one forward pass."""
-
-    def loss(forward: Forward, examples: Examples) -> tuple[Tensor, Tensor]:
-        z = forward(examples.x_adv)
-        return mce(z, examples.y, weight), z
-
-    return loss
-
-
-def trades(weight: float = _TRADES_WEIGHT) -> TrainingLoss:
-    """CE(f(x), y) + β KL(softmax f(x) ‖ softmax f(x_adv)); both passes carry a gradient."""
-
-    def loss(forward: Forward, examples: Examples) -> tuple[Tensor, Tensor]:
-        z, z_adv = forward(examples.x), forward(examples.x_adv)
-        natural = F.cross_entropy(z, examples.y, reduction="none")
-        return natural + weight * divergence(z.log_softmax(dim=-1), z_adv), z_adv
-
-    return loss
+def bounded_risk(z: Tensor, y: Tensor) -> Tensor:
+    """σ(−m) of the margin m = z_y − max_{c≠y} z_c: between 0 and 1 like the error, so no input costs more than 1."""
+    others = z.scatter(-1, y.expand(z.shape[:-1]).unsqueeze(-1), -torch.inf)
+    return torch.sigmoid(-(_at(z, y) - others.amax(dim=-1)))
 
 
 def divergence(log_probs: Tensor, z: Tensor) -> Tensor:
@@ -77,20 +75,94 @@ def divergence(log_probs: Tensor, z: Tensor) -> Tensor:
     return (log_probs.exp() * (log_probs - z.log_softmax(dim=-1))).sum(dim=-1)
 
 
-def bounded_risk(z: Tensor, y: Tensor) -> Tensor:
-    """Return σ(−m) of the margin m, [n]: between 0 and 1 like the error, so a misclassified input costs at most 1."""
-    return torch.sigmoid(-margins(z[None], y)[0])
+def objective(name: str, level: str, z: Tensor, y: Tensor, probs: Tensor) -> Tensor:
+    """What the training adversary maximizes, [n]: the loss `name` with the expectation over α at `level`.
+
+    "loss" is Σ α_i ℓ(z_i), "softmax" ℓ(log Σ α_i softmax(z_i)), "logits" ℓ(Σ α_i z_i), and "bounded" the smooth risk
+    Σ α_i σ(−margin_i), which is its own loss.
+    """
+    alpha = probs.to(z.dtype)
+    if level == "bounded":
+        return alpha @ bounded_risk(z, y)
+    if level == "softmax":
+        mixture = torch.logsumexp(z.log_softmax(dim=-1) + alpha.log().reshape(-1, 1, 1), dim=0)
+        return mce(mixture, y) if name == "mce" else -_at(mixture, y)
+    loss = mce if name == "mce" else cross_entropy
+    return loss(torch.einsum("m,mnc->nc", alpha, z), y) if level == "logits" else alpha @ loss(z, y)
 
 
 def training_loss(part: LossPart) -> TrainingLoss:
-    """The loss that a recipe names."""
-    if part.name == "cross-entropy":
-        return cross_entropy
-    if part.name == "mce":
-        return margin_cross_entropy(1.0 if part.weight is None else part.weight)
-    return trades(_TRADES_WEIGHT if part.weight is None else part.weight)
+    """The loss that a recipe names; TRADES is CE(f(x), y) + β KL(softmax f(x) ‖ softmax f(x_adv))."""
+
+    def trades(forward: Forward, examples: Examples) -> tuple[Tensor, Tensor]:
+        z, z_adv = forward(examples.x), forward(examples.x_adv)
+        weight = _TRADES_WEIGHT if part.weight is None else part.weight
+        return cross_entropy(z, examples.y) + weight * divergence(z.log_softmax(dim=-1), z_adv), z_adv
+
+    def adversarial(forward: Forward, examples: Examples) -> tuple[Tensor, Tensor]:
+        z = forward(examples.x_adv)
+        if part.name == "cross-entropy":
+            return cross_entropy(z, examples.y), z
+        return mce(z, examples.y, 1.0 if part.weight is None else part.weight), z
+
+    return trades if part.name == "trades" else adversarial
 
 
 def passes(part: LossPart) -> int:
     """Forward (and backward) passes of the member per image."""
     return 2 if part.name == "trades" else 1
+
+
+def optimizer(members: Sequence[nn.Module], part: OptimizerPart) -> torch.optim.Optimizer:
+    """The optimizer of a stage; weights that members share appear once."""
+    weights = list(dict.fromkeys(p for member in members for p in member.parameters()))
+    if part.name == "adamw":
+        betas = (part.momentum, 0.999)
+        return torch.optim.AdamW(weights, part.lr, betas, weight_decay=part.weight_decay, fused=True)
+    return torch.optim.SGD(
+        weights,
+        part.lr,
+        part.momentum,
+        weight_decay=part.weight_decay,
+        nesterov=part.nesterov,
+        fused=True,
+    )
+
+
+def learning_rate(part: SchedulePart, base: float, step: int, steps_per_epoch: int, epochs: int) -> float:
+    """The rate of step number `step` (0 is the first) out of epochs × steps_per_epoch.
+
+    cyclic: from 0 up to `base` over the share `peak` of all steps, then down to 0; both ends are left out, so
+    no step has a rate of 0.
+    """
+    if part.name == "constant":
+        return base
+    if part.name == "steps":
+        epoch = step // steps_per_epoch
+        return base * part.factor ** sum(epoch >= milestone for milestone in part.milestones)
+    total = steps_per_epoch * epochs
+    position = (step + 0.5) / total
+    if position < part.peak:
+        return base * position / part.peak
+    return base * (1 - position) / (1 - part.peak)
+
+
+@torch.no_grad()
+def average(target: nn.Module, source: nn.Module, decay: float, step: int) -> None:
+    """target ← d·target + (1 − d)·source for weights and BatchNorm statistics: curbs robust overfitting.
+
+    d = min(decay, (1 + step)/(10 + step)): in early steps the average forgets its random start quickly.
+    """
+    rate = 1.0 - min(decay, (1 + step) / (10 + step))
+    old = target.state_dict()
+    new = source.state_dict()
+    floating = [key for key, value in old.items() if value.is_floating_point()]
+    torch._foreach_lerp_([old[k] for k in floating], [new[k] for k in floating], rate)
+    for key, value in old.items():
+        if not value.is_floating_point():
+            value.copy_(new[key])
+
+
+def _at(values: Tensor, y: Tensor) -> Tensor:
+    """The entry of every image's label."""
+    return values.gather(-1, y.expand(values.shape[:-1]).unsqueeze(-1)).squeeze(-1)

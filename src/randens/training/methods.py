@@ -17,7 +17,7 @@ methods: data, batches, budget, checkpoints and the first member.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -26,17 +26,26 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble
-from randens.training.adversaries import Adversary, Start, Victims
+from randens.training.adversaries import Adversary, AttackedMembers, Start
 from randens.training.losses import Examples, Forward, TrainingLoss, bounded_risk
 
-__all__ = ["METHODS", "METHOD_NAMES", "Lesson", "Method", "Roster", "Weights", "mirror_descent", "uniform"]
+__all__ = [
+    "METHODS",
+    "METHOD_NAMES",
+    "Batch",
+    "Method",
+    "StageMembers",
+    "Weights",
+    "mirror_descent",
+    "uniform",
+]
 
 Weights = NDArray[np.float64]
 Members = Sequence[nn.Module]
 
 
 @dataclass(frozen=True)
-class Roster:
+class StageMembers:
     """The members of a stage: those that are `finished` and those being `trained`, and α over both."""
 
     finished: Members
@@ -44,18 +53,21 @@ class Roster:
     probs: Weights
 
     @property
-    def everyone(self) -> list[nn.Module]:
+    def all(self) -> list[nn.Module]:
         return [*self.finished, *self.trained]
 
 
 @dataclass(frozen=True)
-class Lesson:
-    """A batch for the members in training: adversarial inputs of each, and the function that runs each."""
+class Batch:
+    """A batch for the members in training: adversarial inputs of each, the function that runs each, and the place
+    of this rank's part, (first image, images in all).
+    """
 
     x: Tensor
     y: Tensor
     x_adv: Sequence[Tensor]
     forwards: Sequence[Forward]
+    place: tuple[int, int]
 
 
 class Method:
@@ -63,8 +75,9 @@ class Method:
 
     level: where the training adversary takes the expectation over the members. inherits: whether member m
     starts from f_{m−1}. reweighs: whether α is optimized while a member is trained; descends: whether α
-    changes by mirror descent. choice, attack: how α is chosen at the end, if not by the recipe. watched:
-    whether training stops if the new member's own robust accuracy drops. weight: the recipe's, if the method has one.
+    changes by mirror descent. sweeps, attack: α at the end is swept over a grid, under an attack of the
+    method's own. watched: whether training stops if the new member's own robust accuracy drops. weight: the
+    recipe's, if the method has one.
     """
 
     name: ClassVar[str] = "at"
@@ -72,7 +85,7 @@ class Method:
     inherits: ClassVar[bool] = False
     reweighs: ClassVar[bool] = False
     descends: ClassVar[bool] = False
-    choice: ClassVar[str | None] = None
+    sweeps: ClassVar[bool] = False
     attack: ClassVar[str | None] = None
     watched: ClassVar[bool] = True
 
@@ -83,22 +96,22 @@ class Method:
         """Return the number of members that each stage trains at once."""
         return [1] * members
 
-    def victims(self, roster: Roster) -> tuple[Members, Weights]:
+    def attacked(self, stage: StageMembers) -> tuple[Members, Weights]:
         """The members that the training adversary attacks, with their probabilities."""
-        return roster.trained, uniform(len(roster.trained))
+        return stage.trained, uniform(len(stage.trained))
 
-    def judged(self, roster: Roster) -> RandomizedEnsemble:
+    def validated(self, stage: StageMembers) -> RandomizedEnsemble:
         """The ensemble by whose risk under attack on validation data the checkpoints of a stage are compared."""
-        return RandomizedEnsemble(list(roster.trained))
+        return RandomizedEnsemble(list(stage.trained))
 
-    def examples(self, craft: Adversary, victims: Victims, start: Start, size: int) -> list[Tensor]:
+    def examples(self, craft: Adversary, attacked: AttackedMembers, start: Start, size: int) -> list[Tensor]:
         """Adversarial inputs for each of the `size` members in training."""
-        return [craft.craft(victims, start)] * size
+        return [craft.craft(attacked, start)] * size
 
-    def losses(self, loss: TrainingLoss, lesson: Lesson) -> list[tuple[Tensor, Tensor]]:
+    def losses(self, loss: TrainingLoss, batch: Batch) -> list[tuple[Tensor, Tensor]]:
         """Return, per member in training, the loss of every image [n] and its logits [n, C]."""
-        pairs = zip(lesson.forwards, lesson.x_adv, strict=True)
-        return [loss(forward, Examples(lesson.x, x_adv, lesson.y)) for forward, x_adv in pairs]
+        pairs = zip(batch.forwards, batch.x_adv, strict=True)
+        return [loss(forward, Examples(batch.x, x_adv, batch.y)) for forward, x_adv in pairs]
 
 
 class IAT(Method):
@@ -113,11 +126,11 @@ class MRBoost(Method):
     name = "mrboost"
     level = "logits"
 
-    def victims(self, roster: Roster) -> tuple[Members, Weights]:
-        return roster.everyone, uniform(len(roster.everyone))
+    def attacked(self, stage: StageMembers) -> tuple[Members, Weights]:
+        return stage.all, uniform(len(stage.all))
 
-    def judged(self, roster: Roster) -> RandomizedEnsemble:
-        return RandomizedEnsemble([DeterministicEnsemble(roster.everyone)])
+    def validated(self, stage: StageMembers) -> RandomizedEnsemble:
+        return RandomizedEnsemble([DeterministicEnsemble(stage.all)])
 
 
 class _OnTheMixture(Method):
@@ -125,11 +138,11 @@ class _OnTheMixture(Method):
 
     level = "softmax"
 
-    def victims(self, roster: Roster) -> tuple[Members, Weights]:
-        return roster.everyone, roster.probs
+    def attacked(self, stage: StageMembers) -> tuple[Members, Weights]:
+        return stage.all, stage.probs
 
-    def judged(self, roster: Roster) -> RandomizedEnsemble:
-        return RandomizedEnsemble(roster.everyone, roster.probs)
+    def validated(self, stage: StageMembers) -> RandomizedEnsemble:
+        return RandomizedEnsemble(stage.all, stage.probs)
 
 
 class BARRE(_OnTheMixture):
@@ -155,16 +168,16 @@ class BAT(Method):
     examples. They are as fragile as naturally trained networks, which weak attacks do not show."""
 
     name = "bat"
-    choice = "sweep"
+    sweeps = True
     # The attack of its authors. Under a stronger attack, all weight would be on f_1.
     attack = "adaptive-pgd-l"
     watched = False
 
-    def victims(self, roster: Roster) -> tuple[Members, Weights]:
-        return roster.everyone[:1], uniform(1)
+    def attacked(self, stage: StageMembers) -> tuple[Members, Weights]:
+        return stage.all[:1], uniform(1)
 
-    def judged(self, roster: Roster) -> RandomizedEnsemble:
-        return RandomizedEnsemble(roster.everyone, roster.probs)
+    def validated(self, stage: StageMembers) -> RandomizedEnsemble:
+        return RandomizedEnsemble(stage.all, stage.probs)
 
 
 class Bounded(Method):
@@ -184,25 +197,28 @@ class Bounded(Method):
     def stages(self, members: int) -> list[int]:
         return [members]
 
-    def judged(self, roster: Roster) -> RandomizedEnsemble:
-        return RandomizedEnsemble(roster.everyone)
+    def validated(self, stage: StageMembers) -> RandomizedEnsemble:
+        return RandomizedEnsemble(stage.all)
 
-    def common(self, images: int) -> int:
-        """Return how many images at the start of a batch are attacked for all members at once."""
-        return round((self.weight or 0.0) * images)
+    def common(self, place: tuple[int, int], images: int) -> int:
+        """How many images at the start of this part are attacked for all members at once: those of the first share
+        of the whole batch, so that the number of ranks does not matter.
+        """
+        first, total = place
+        return min(max(round((self.weight or 0.0) * total) - first, 0), images)
 
-    def examples(self, craft: Adversary, victims: Victims, start: Start, size: int) -> list[Tensor]:
-        common = self.common(len(start.x))
-        joint = craft.craft(victims, start[:common])
-        alone = craft if craft.level == "kl" else replace(craft, level="loss")
+    def examples(self, craft: Adversary, attacked: AttackedMembers, start: Start, size: int) -> list[Tensor]:
+        common = self.common(start.place, len(start.x))
+        joint = craft.craft(attacked, start[:common])
+        alone = craft.alone()
         rest = start[common:]
-        return [torch.cat([joint, alone.craft(victims.only(index), rest)]) for index in range(size)]
+        return [torch.cat([joint, alone.craft(attacked.only(index), rest)]) for index in range(size)]
 
-    def losses(self, loss: TrainingLoss, lesson: Lesson) -> list[tuple[Tensor, Tensor]]:
-        common = self.common(len(lesson.x))
+    def losses(self, loss: TrainingLoss, batch: Batch) -> list[tuple[Tensor, Tensor]]:
+        common = self.common(batch.place, len(batch.x))
         made = []
-        for own, z in super().losses(loss, lesson):
-            joint = self.scale * bounded_risk(z[:common], lesson.y[:common])
+        for own, z in super().losses(loss, batch):
+            joint = self.scale * bounded_risk(z[:common], batch.y[:common])
             made.append((torch.cat([joint, own[common:]]), z))
         return made
 

@@ -6,20 +6,17 @@
     norm = "linf"
     eps = "8/255"
 
-Numbers may be written as fractions in quotes. Every field has a default or says in the error that it is missing.
+Numbers may be written as fractions in quotes. Every field has a default or says in the error that it is missing, and
+every number has a limit, so that a slip of the pen is a sentence and not a machine out of memory.
 """
 
 from __future__ import annotations
 
 import difflib
 import math
-import os
 import re
-import sys
 from collections.abc import Iterable, Mapping
-from fractions import Fraction
-from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -33,67 +30,94 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 
-from randens.attacks.base import current_name
-from randens.core.errors import FileError, InputError, unknown
-from randens.risk.theorems import MOST_CANDIDATE_MEMBERS
+from randens.core.errors import InputError
+from randens.core.files import parse_toml
 from randens.threat import Threat
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+__all__ = ["Recipe", "difference", "recipe_from", "with_settings"]
 
-__all__ = ["Recipe", "difference", "find_recipe", "load_recipe", "shipped_recipes"]
+# Where and how fast a run is computed: a run may be continued with other values.
+_OF_THE_MACHINE = (
+    *("device:", "devices:", "nodes:", "precision:", "compile:"),
+    *("log_every:", "checkpoint.", "data.workers:"),
+)
 
 
-def _fraction(value: object) -> object:
+def _number(value: object) -> object:
     """Read "8/255" as a number; other values are checked by the field itself."""
-    if not isinstance(value, str):
+    if not isinstance(value, str) or len(value) > 40:
         return value
     try:
-        return float(Fraction(value.replace(" ", "")))
+        over, _, under = value.partition("/")
+        return float(over) / float(under) if under else float(over)
     except (ValueError, ZeroDivisionError):
         return value
 
 
 def _device(value: str) -> str:
     """The name of a device; whether it is there shows when training begins."""
-    if not re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?|mps", value):
-        raise ValueError(f"{value!r} is no device; valid: auto, cpu, cuda, cuda:N, mps")
+    if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,3})?|mps", value):
+        raise ValueError(f"{value[:40]!r} is no device; valid: auto, cpu, cuda, cuda:N, mps")
     return value
 
 
-Positive = Annotated[float, BeforeValidator(_fraction), Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, BeforeValidator(_fraction), Field(ge=0, allow_inf_nan=False)]
-Share = Annotated[float, BeforeValidator(_fraction), Field(ge=0, lt=1, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, BeforeValidator(_number), Field(gt=0, le=1e6)]
+NotNegative = Annotated[float, BeforeValidator(_number), Field(ge=0, le=1e6)]
+Share = Annotated[float, BeforeValidator(_number), Field(ge=0, lt=1)]
+Count = Annotated[int, Field(ge=1, le=100_000)]
+Width = Annotated[int, Field(ge=1, le=8192)]
+Few = Annotated[int, Field(ge=1, le=64)]
+Text = Annotated[str, Field(min_length=1, max_length=4096)]
 MethodName = Literal["at", "iat", "mrboost", "barre", "bat", "joint", "bounded"]
 
 
-AttackName = Annotated[str, AfterValidator(current_name)]
-
-
 class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class ModelPart(_Part):
-    """The members' network. `normalise` puts the training images' mean and deviation into the model."""
+    """The members' network. `normalise` puts the training images' mean and deviation into the model.
 
-    name: str
-    width: Count | None = None
-    hidden: Count | None = None
-    depth: Count | None = None
-    stride: Count | None = None
+    `name` is one of `randens.models.names()` (with `width`, `hidden`, `depth`, `stride`), "timm:NAME", or
+    "package.module:factory", a function that returns a module giving logits; `options` are the arguments of the last
+    two. Naming a function is the consent to import and call it.
+    """
+
+    name: Text
+    width: Width | None = None
+    hidden: Width | None = None
+    depth: Few | None = None
+    stride: Few | None = None
+    options: Annotated[dict[str, str | bool | int | float | list[int] | None], Field(max_length=64)] = {}
     normalise: bool = True
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What `randens.models.create` gets."""
+        own = {"width": self.width, "hidden": self.hidden, "depth": self.depth, "stride": self.stride}
+        return {**{key: value for key, value in own.items() if value is not None}, **self.options}
+
+    @model_validator(mode="after")
+    def _one_kind_of_options(self) -> ModelPart:
+        sizes = [key for key in self.arguments if key not in self.options]
+        if ":" in self.name and sizes:
+            raise ValueError(f"{sizes[0]} is not for {self.name!r}, which takes options; set {sizes[0]}=none")
+        return self
 
 
 class DataPart(_Part):
-    """The data set, and random crops (zero padding in pixels) and mirror images while training."""
+    """The data: a name or a folder of images; and random crops (zero padding in pixels), mirror images and rotations
+    (up to so many degrees) while training.
 
-    name: str
-    crop_padding: Annotated[int, Field(ge=0)] = 0
+    `size` scales the images of a folder; `workers` is the number of processes that read data which are not in memory.
+    """
+
+    name: Text
+    size: tuple[Annotated[int, Field(ge=1, le=1024)], Annotated[int, Field(ge=1, le=1024)]] | None = None
+    crop_padding: Annotated[int, Field(ge=0, le=128)] = 0
     flip: bool = False
+    rotation: Annotated[float, Field(ge=0, le=180)] = 0.0
+    workers: Annotated[int, Field(ge=0, le=64)] = 0
 
 
 class ThreatPart(_Part):
@@ -110,7 +134,7 @@ class ThreatPart(_Part):
 class AdversaryPart(_Part):
     """How training examples are made. `level` is where the expectation over members is taken.
 
-    `loss` is what the adversary maximises; the releases of MRBoost and BARRE use "mce". `step` is in units
+    `loss` is what the adversary maximizes; the releases of MRBoost and BARRE use "mce". `step` is in units
     of the inputs (None: ε/4 for pgd, ε for n-fgsm, 1.25 ε for fgsm-rs); `start` is the radius of pgd's random
     start and `noise` of n-fgsm's, both in units of ε. "auto" is the method's own level. ε grows over the first
     `warmup` epochs of a fresh member, because some networks learn nothing from the strongest examples at first.
@@ -119,11 +143,11 @@ class AdversaryPart(_Part):
     name: Literal["pgd", "fgsm-rs", "n-fgsm", "arc", "arc-r"] = "pgd"
     level: Literal["auto", "loss", "softmax", "logits", "kl"] = "auto"
     loss: Literal["cross-entropy", "mce"] = "cross-entropy"
-    steps: Count = 10
+    steps: Annotated[int, Field(ge=1, le=1000)] = 10
     step: Positive | None = None
-    start: Annotated[float, BeforeValidator(_fraction), Field(ge=0, le=1, allow_inf_nan=False)] = 1.0
-    noise: Positive = 2.0
-    warmup: Annotated[int, Field(ge=0)] = 0
+    start: Annotated[float, BeforeValidator(_number), Field(ge=0, le=1)] = 1.0
+    noise: Annotated[float, BeforeValidator(_number), Field(gt=0, le=100)] = 2.0
+    warmup: Annotated[int, Field(ge=0, le=100_000)] = 0
 
 
 class LossPart(_Part):
@@ -134,9 +158,11 @@ class LossPart(_Part):
 
 
 class OptimizerPart(_Part):
-    """Stochastic gradient descent; `later_lr` is the rate of members after the first, which may start from a
-    trained one."""
+    """`momentum` is SGD's, or AdamW's first β; `later_lr` is the rate of members after the first, which may start
+    from a trained one.
+    """
 
+    name: Literal["sgd", "adamw"] = "sgd"
     lr: Positive = 0.1
     later_lr: Positive | None = None
     momentum: Share = 0.9
@@ -145,8 +171,8 @@ class OptimizerPart(_Part):
 
     @model_validator(mode="after")
     def _needs_momentum(self) -> OptimizerPart:
-        if self.nesterov and self.momentum == 0:
-            raise ValueError("nesterov needs a momentum above 0")
+        if self.nesterov and (self.momentum == 0 or self.name != "sgd"):
+            raise ValueError("nesterov is true; it needs sgd with a momentum above 0")
         return self
 
 
@@ -163,11 +189,10 @@ class SchedulePart(_Part):
 class SamplingPart(_Part):
     """How α is chosen under attack.
 
-    `exact` is the certified optimum. `paper` is the candidate search for up to 3 members and the subgradient
-    OSP with `iterations` (T_o) steps for more. `subgradient` and `candidates` are one of these for any number
-    of members. All four use the pool of witnesses. `osp` is like `paper`, but as Algorithm 1 prints it: with
-    a fresh attack at every α that is tried and the first step `step` (a). `sweep` is a grid over the first
-    member's probability, `uniform` is 1/M.
+    `exact` is the optimum over all witnesses found: optimize, attack at the result, repeat up to `sweeps` times while
+    the attack finds new ones. `osp` is Algorithm 1 as printed: a fresh attack at every α that is tried, `iterations`
+    (T_o) steps of size `step`/t (a/t) from `begin` ("uniform", or the "current" α as in the authors' program), and
+    the candidates of Theorems 1 and 2 for up to 3 members. `uniform` is 1/M.
 
     `rule` says when α changes while a member is trained. "printed": every `every` epochs (E_o) from the
     second member on (Algorithm 2). "released", as in the authors' program: never for m ≤ 3, and from the
@@ -176,20 +201,23 @@ class SamplingPart(_Part):
     never ignores it. A floor above 1 gives it more than the others.
     `attack` is the attack under which α is chosen (None: that of the validation; the method's own comes
     first), `data` the split it is chosen on ("train": `size` of its images, drawn once), `rate` the step of
-    joint training's mirror descent.
+    joint training's mirror descent. `final` says where the finished ensemble's α comes from: "chosen" by `method`, or
+    the α of the last member's best "checkpoint".
     """
 
-    method: Literal["exact", "paper", "osp", "subgradient", "candidates", "sweep", "uniform"] = "exact"
+    method: Literal["exact", "osp", "uniform"] = "exact"
     rule: Literal["printed", "released"] = "printed"
     every: Count = 10
-    iterations: Count = 10
+    iterations: Annotated[int, Field(ge=1, le=1000)] = 10
     step: Positive = 1.0
-    sweeps: Count = 4
-    attack: AttackName | None = None
+    begin: Literal["uniform", "current"] = "uniform"
+    sweeps: Few = 4
+    attack: Text | None = None
     data: Literal["validation", "train"] = "validation"
     size: Count = 2048
-    floor: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.5
+    floor: Annotated[float, Field(ge=0, le=1000)] = 0.5
     rate: Positive = 0.5
+    final: Literal["chosen", "checkpoint"] = "chosen"
 
 
 class ValidationPart(_Part):
@@ -202,8 +230,8 @@ class ValidationPart(_Part):
     (1 + 1/m) times that of the members before it, once it was below (Equation 15).
     """
 
-    attack: AttackName = "adaptive-pgd-s"
-    steps: Count = 10
+    attack: Text = "adaptive-pgd-s"
+    steps: Annotated[int, Field(ge=1, le=1000)] = 10
     every: Count = 1
     size: Count | None = None
     keep: Literal["best", "last"] = "best"
@@ -216,7 +244,7 @@ class CheckpointPart(_Part):
     """A checkpoint is written at the end of an epoch, or after a step, once `seconds` have passed since the
     last one; 0 writes one after every step."""
 
-    seconds: Annotated[float, Field(ge=0)] = 60.0
+    seconds: NotNegative = 60.0
 
 
 class Recipe(_Part):
@@ -229,7 +257,7 @@ class Recipe(_Part):
     members, epochs, later_epochs : int
         The number of members, the epochs of each, and those of later members if they differ.
     batch_size, seed : int
-        The size of training batches; the seed of all random numbers.
+        The size of training batches, all processes together; the seed of all random numbers.
     weight : float, optional
         The share of common examples for "bounded", at most 1.
     start : str
@@ -240,12 +268,12 @@ class Recipe(_Part):
         Decay of the weights' moving average; 0: no average.
     precision : str
         "float32", "bfloat16" for passes while training, or "auto": bfloat16 where the device has it natively.
-    device, batch_norm : str
-        How passes are computed.
+    device, devices, nodes : str, int or "auto", int
+        Where to train; the number of processes on each machine, one per GPU, and of machines.
     compile : bool
         Compile the members by `torch.compile`.
-    log_every, tensorboard : int, bool
-        Steps between two lines of metrics.jsonl; write TensorBoard's files too.
+    log_every : int
+        Steps between two lines of metrics.jsonl.
     model, data, threat, adversary, loss, optimizer, schedule, sampling, validation, checkpoint : mapping
         The recipe's parts, each with options of its own.
 
@@ -259,21 +287,21 @@ class Recipe(_Part):
     """
 
     method: MethodName
-    members: Count = 1
+    members: Few = 1
     epochs: Count
     later_epochs: Count | None = None
     batch_size: Count = 128
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
-    weight: NotNegative | None = None
+    weight: Annotated[float, BeforeValidator(_number), Field(ge=0, le=1)] | None = None
     start: Literal["auto", "fresh", "previous"] = "auto"
-    first: str | tuple[str, ...] | None = None
+    first: Text | tuple[Text, ...] | None = None
     ema: Share = 0.0
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     device: Annotated[str, AfterValidator(_device)] = "auto"
+    devices: Annotated[int, Field(ge=1, le=4096)] | Literal["auto"] = 1
+    nodes: Annotated[int, Field(ge=1, le=4096)] = 1
     compile: StrictBool = False
-    batch_norm: Literal["local", "synced"] = "synced"
     log_every: Count = 50
-    tensorboard: bool = False
     model: ModelPart
     data: DataPart
     threat: ThreatPart
@@ -296,15 +324,12 @@ class Recipe(_Part):
             raise ValueError(f"schedule.milestones holds {late[0]}; there are only {self.epochs} epochs")
         if self.adversary.level == "kl" and self.adversary.name in ("arc", "arc-r"):
             raise ValueError("adversary.level is 'kl'; arc follows decision boundaries and has no level")
-        if self.sampling.method == "candidates" and self.members > MOST_CANDIDATE_MEMBERS:
-            raise ValueError(
-                f"sampling.method is 'candidates'; that is for up to {MOST_CANDIDATE_MEMBERS} members, "
-                f"not {self.members}"
-            )
         if self.adversary.loss == "mce" and (
             self.adversary.name in ("arc", "arc-r") or self.adversary.level == "kl"
         ):
             raise ValueError("adversary.loss is 'mce'; arc and level 'kl' climb something of their own")
+        if self.sampling.final == "checkpoint" and self.method != "barre":
+            raise ValueError(f"sampling.final is 'checkpoint'; {self.method!r} chooses no α while training")
         if self.validation.rule_of_thumb and self.method != "barre":
             raise ValueError(
                 f"validation.rule_of_thumb is true; it is for method 'barre', not {self.method!r}, "
@@ -318,8 +343,6 @@ class Recipe(_Part):
             )
         if self.weight is not None and self.method != "bounded":
             raise ValueError(f"weight is {self.weight}; method {self.method!r} has no weight")
-        if self.weight is not None and self.weight > 1:
-            raise ValueError(f"weight is {self.weight}; it is a share of the batch, at most 1")
         return self
 
     @property
@@ -340,96 +363,16 @@ class Recipe(_Part):
 
     def with_settings(self, settings: Iterable[str]) -> Recipe:
         """The recipe with ``key=value`` settings applied, e.g. ``optimizer.lr=0.05``."""
-        return recipe_from(_with(self.to_json(), settings), "--set")
+        return recipe_from(with_settings(self.to_json(), settings), "--set")
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, as kept in a run's manifest."""
         return self.model_dump(mode="json")
 
-
-def shipped_recipes() -> dict[str, Path]:
-    """The recipes that come with randens.
-
-    Returns
-    -------
-    dict of str to Path
-        Files by name.
-
-    Examples
-    --------
-    >>> "cpu/digits-mlp-barre" in shipped_recipes()
-    True
-    """
-    here = Path(__file__).parent
-    # Beside this module in an installed package, `recipes/` in a clone of the repository.
-    folder = next((f for f in (here / "recipes", here.parents[2] / "recipes") if f.is_dir()), here)
-    found = sorted(folder.glob("*/*.toml"))
-    return {f"{path.parent.name}/{path.stem}": path for path in found}
-
-
-def find_recipe(source: str | os.PathLike[str]) -> Path:
-    """The file of a recipe.
-
-    Parameters
-    ----------
-    source : path or str
-        A file; else the name of a recipe that ships with randens ("digits-mlp-barre", with its folder if two
-        folders have it, "paper/cifar10-resnet20-barre"), or the path of such a recipe in a clone
-        ("recipes/cpu/digits-mlp-barre.toml").
-
-    Returns
-    -------
-    Path
-        An existing file.
-
-    Examples
-    --------
-    >>> find_recipe("digits-mlp-barre").name
-    'digits-mlp-barre.toml'
-    """
-    path = Path(source)
-    if path.exists():
-        return path
-    shipped = shipped_recipes()
-    name = path.as_posix().removeprefix("recipes/")
-    if path.suffix == ".toml":
-        return shipped.get(name.removesuffix(".toml"), path)
-    fitting = [full for full in shipped if name in (full, full.rpartition("/")[2])]
-    if not fitting:
-        unknown("recipe", str(source), dict.fromkeys(full.rpartition("/")[2] for full in shipped))
-    if len(fitting) > 1:
-        raise InputError(f"recipe {str(source)!r} is the name of several; valid: {', '.join(fitting)}")
-    return shipped[fitting[0]]
-
-
-def load_recipe(path: str | os.PathLike[str], settings: Iterable[str] = ()) -> Recipe:
-    """Read a recipe from a TOML file, or a shipped recipe by its name, and apply ``key=value`` settings.
-
-    Parameters
-    ----------
-    path : str or path
-        A TOML file, or a name.
-    settings : iterable of str
-        ``key=value``, with dots for parts.
-
-    Returns
-    -------
-    Recipe
-        Checked.
-
-    Examples
-    --------
-    >>> load_recipe("digits-mlp-barre", ["members=2", "optimizer.lr=0.05"]).optimizer.lr
-    0.05
-    """
-    source = find_recipe(path)
-    try:
-        content = tomllib.loads(source.read_bytes().decode())
-    except OSError as error:
-        raise FileError(f"cannot read the recipe {source}: {error.strerror or error}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise FileError(f"{source} is not valid TOML: {error}") from error
-    return recipe_from(_with(content, settings), str(source))
+    def changes(self, other: Recipe) -> list[str]:
+        """Lines ``key: own → other's`` for what a run depends on; where and how fast it is computed is not."""
+        found = difference(self.to_json(), other.to_json())
+        return [line for line in found if not line.startswith(_OF_THE_MACHINE)]
 
 
 def recipe_from(content: Mapping[str, Any], source: str = "recipe") -> Recipe:
@@ -458,22 +401,20 @@ def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in content.items():
         if isinstance(value, Mapping):
             flat.update(_flat(value, f"{prefix}{key}."))
-        elif key == "attack" and isinstance(value, str):
-            flat[f"{prefix}{key}"] = current_name(value)  # a renamed attack is the same recipe
         else:
             flat[f"{prefix}{key}"] = list(value) if isinstance(value, tuple) else value
     return flat
 
 
-def _with(content: dict[str, Any], settings: Iterable[str]) -> dict[str, Any]:
+def with_settings(content: dict[str, Any], settings: Iterable[str]) -> dict[str, Any]:
     """The content after ``key=value`` settings, in place; a value is read as TOML, or as text if it is not TOML."""
     for setting in settings:
         key, sign, text = (part.strip() for part in setting.partition("="))
         if not sign or not key:
             raise InputError(f"--set {setting!r} is not of the form key=value, e.g. optimizer.lr=0.05")
         try:
-            value = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
+            value = parse_toml(f"value = {text}")["value"]
+        except ValueError:
             value = None if text == "none" else text
         *groups, last = key.split(".")
         place = content
@@ -499,15 +440,9 @@ def _sentence(error: Mapping[str, Any], model: type[BaseModel]) -> str:
     if error["type"] == "value_error":
         message = str(error["ctx"]["error"])
         return f"{name}: {message}" if name else message
-    given = error["input"]
-    shown = f" {given!r}" if not isinstance(given, (dict, list)) else ""
-    close = []
-    if error["type"] == "literal_error" and isinstance(given, str):
-        choices = map(str, get_args(_fields(model, where[:-1])[where[-1]].annotation))
-        close = difflib.get_close_matches(given, list(choices), n=1, cutoff=0.5)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
-    reason = str(error["msg"])
-    return f"{name} is{shown or ' a table or list'}; {reason[:1].lower()}{reason[1:]}{hint}"
+    given, reason = error["input"], str(error["msg"])
+    shown = " a table or list" if isinstance(given, (dict, list)) else f" {given!r}"[:60]
+    return f"{name} is{shown}; {reason[:1].lower()}{reason[1:]}"
 
 
 def _fields(model: type[BaseModel], path: list[str]) -> dict[str, FieldInfo]:
