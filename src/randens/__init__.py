@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from randens.core.runs import Run
     from randens.deploy import export
     from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble, load
-    from randens.evaluation import conflict, curve, evaluate, optimize_sampling
+    from randens.evaluation import ceiling, conflict, curve, evaluate, optimize_sampling
     from randens.random_model import RandomizedModel
     from randens.threat import Threat
     from randens.witness import WitnessPool, WitnessStore
@@ -47,6 +47,7 @@ _HOMES = {
     "Threat": "randens.threat",
     "WitnessPool": "randens.witness",
     "WitnessStore": "randens.witness",
+    "ceiling": "randens.evaluation",
     "conflict": "randens.evaluation",
     "curve": "randens.evaluation",
     "evaluate": "randens.evaluation",
@@ -84,6 +85,7 @@ __all__ = [
     "attacks",
     "audit",
     "callbacks",
+    "ceiling",
     "certify",
     "conflict",
     "curve",

@@ -14,7 +14,6 @@ from torch import Tensor
 from randens import risk
 from randens.attacks.game import project_simplex, solve_game
 from randens.attacks.slopes import Slopes
-from randens.risk import simplex
 from randens.threat import Region
 
 D = 8
@@ -198,7 +197,7 @@ def test_simplex_projection_is_the_theorys(values: list[float], mask: int) -> No
     projected = project_simplex(v, support)
     assert bool((projected[~support] == 0).all())
     np.testing.assert_allclose(
-        projected[support].numpy(), simplex.project_simplex(v[support].numpy()), rtol=0, atol=1e-12
+        projected[support].numpy(), risk.project_simplex(v[support].numpy()), rtol=0, atol=1e-12
     )
 
 

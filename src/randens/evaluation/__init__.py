@@ -1,6 +1,7 @@
 """Evaluation: accuracies on the worst perturbations found, and probabilities chosen under attack."""
 
 from randens.evaluation.curves import Curve, CurvePoint, curve
+from randens.evaluation.data_ceiling import ceiling
 from randens.evaluation.deployment_advice import Advice, advise
 from randens.evaluation.draw_statistics import score, single_draw
 from randens.evaluation.gradient_conflict import Conflict, conflict
@@ -30,6 +31,7 @@ __all__ = [
     "advise",
     "as_rec",
     "bounded_mean",
+    "ceiling",
     "conflict",
     "curve",
     "difference",

@@ -1,5 +1,6 @@
 """The theory of randomized ensembles in NumPy and SciPy: profiles, bounds, sampling probabilities."""
 
+from randens.risk.ceiling import Ceiling, ceiling_from_conflicts, close_pairs
 from randens.risk.certificate import Certificate, Sampling
 from randens.risk.confidence import (
     ConfidenceCertificate,
@@ -35,6 +36,7 @@ from randens.risk.theorems import (
 __all__ = [
     "FIGURE_3",
     "Bounds",
+    "Ceiling",
     "Certificate",
     "ConfidenceCertificate",
     "ConfidentSampling",
@@ -51,6 +53,8 @@ __all__ = [
     "bounds",
     "candidate_sampling",
     "candidates",
+    "ceiling_from_conflicts",
+    "close_pairs",
     "confident_sampling",
     "cross_fit",
     "cutting_planes",

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from randens.core.errors import InputError
 from randens.core.files import picked
-from randens.risk.checks import as_count, as_document, as_vector, frozen
+from randens.risk.checks import frozen
 from randens.risk.profile import RiskProfile
-from randens.risk.sets import Masks, from_words, pack, to_words, unpack
+from randens.risk.sets import Masks, unpack
 
-_FORMAT = "randens.certificate"
-_VERSION = 1
 _TOLERANCE = 1e-12
 
 
@@ -77,56 +73,6 @@ class Certificate:
         sums = np.bincount(self.configuration, weights=self.mass, minlength=len(profile.weights))
         return np.asarray(sums, dtype=np.float64)
 
-    def to_json(self) -> dict[str, Any]:
-        """A plain dictionary for JSON; every set is a string of zeros and ones, member 0 first."""
-        return {
-            "format": _FORMAT,
-            "version": _VERSION,
-            "members": self.members,
-            "bound": self.bound,
-            "configuration": self.configuration.tolist(),
-            "sets": to_words(unpack(self.masks, self.members)),
-            "mass": self.mass.tolist(),
-        }
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any] | str) -> Certificate:
-        """The inverse of `to_json`, from the dictionary or its text. Call `verify` to check it."""
-        value = as_document("the certificate", value, _FORMAT, _VERSION)
-        members = as_count("the certificate's members", value.get("members"))
-        where, words, mass = (value.get(name) for name in ("configuration", "sets", "mass"))
-        if not (isinstance(where, list) and isinstance(words, list) and isinstance(mass, list)):
-            raise InputError("the certificate's configuration, sets and mass must be lists")
-        if not len(where) == len(words) == len(mass):
-            raise InputError(
-                f"the certificate's configuration, sets and mass have {len(where)}, {len(words)} and "
-                f"{len(mass)} entries; they must have the same number"
-            )
-        rows = [as_count("the certificate's configuration", k, minimum=0) for k in where]
-        bound = value.get("bound")
-        if isinstance(bound, bool) or not isinstance(bound, int | float):
-            raise InputError(f"the certificate's bound must be a number, got {bound!r}")
-        return cls(
-            members,
-            frozen(np.array(rows, dtype=np.int64)),
-            frozen(pack(from_words("the certificate", words, members))),
-            frozen(as_vector("the certificate's mass", mass)),
-            float(as_vector("the certificate's bound", [bound])[0]),
-        )
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Certificate):
-            return NotImplemented
-        return (
-            self.members == other.members
-            and self.bound == other.bound
-            and np.array_equal(self.configuration, other.configuration)
-            and np.array_equal(self.masks, other.masks)
-            and np.array_equal(self.mass, other.mass)
-        )
-
-    __hash__ = None  # type: ignore[assignment]
-
     def __repr__(self) -> str:
         return f"Certificate(members={self.members}, entries={len(self.mass)}, bound={self.bound:.6g})"
 
@@ -163,7 +109,7 @@ class Sampling:
         return tuple(int(i) for i in np.flatnonzero(self.probs))
 
     def to_json(self) -> dict[str, Any]:
-        """A plain dictionary for JSON, without the certificate, which is large and has its own `to_json`."""
+        """A plain dictionary for JSON, without the certificate, which is large."""
         names = "method probs risk lower_bound gap support iterations sweeps theorem4_bound"
         # JSON has no infinite numbers.
         attempts = None if self.attempts == math.inf else self.attempts

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from randens.core.errors import InputError, unknown
-from randens.core.files import parse_json
 
 SUM_TOLERANCE = 1e-6
 """Probabilities typed by hand or stored as float32 rarely sum to exactly 1."""
@@ -87,20 +85,6 @@ def as_draw(value: object) -> str:
     if value not in DRAWS:
         unknown("draw", value, DRAWS)
     return str(value)
-
-
-def as_document(what: str, value: Mapping[str, Any] | str, kind: str, version: int) -> Mapping[str, Any]:
-    """A dictionary, or the JSON text of one, that says it is of this format and version."""
-    if isinstance(value, str):
-        try:
-            value = parse_json(value.encode())
-        except ValueError as error:
-            raise InputError(f"{what} is not valid JSON ({error})") from error
-    if not isinstance(value, Mapping) or value.get("format") != kind:
-        raise InputError(f"{what} is not a {kind} document")
-    if value.get("version") != version:
-        raise InputError(f"{what}'s version is {value.get('version')!r}; this release reads {version}")
-    return value
 
 
 def as_member(name: str, value: object, members: int) -> int:

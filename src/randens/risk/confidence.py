@@ -69,11 +69,6 @@ class ConfidenceCertificate(Certificate):
         fooled = self.mass @ unpack(self.masks, self.members)
         return bool(fooled.min() - float(q @ _offsets(counted, self.reference)) >= self.bound - _FEASIBLE)
 
-    def to_json(self) -> dict[str, Any]:
-        """As the certificate of the risk, with the ball's radius and the reference."""
-        extra = {"format": "randens.confidence-certificate", **picked(self, "radius reference")}
-        return {**super().to_json(), **extra}
-
 
 @dataclass(frozen=True, eq=False)
 class ConfidentSampling(Sampling):

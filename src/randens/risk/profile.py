@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from randens.core.errors import InputError
+from randens.core.files import parse_json
 from randens.risk.checks import (
     as_attempts,
     as_count,
-    as_document,
     as_draw,
     as_member,
     as_probs,
@@ -300,21 +300,22 @@ class RiskProfile:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any] | str) -> RiskProfile:
-        """The inverse of `to_json`, from the dictionary or its text; anything else is refused by name."""
-        value = as_document("the profile", value, _FORMAT, _VERSION)
-        members = as_count("the profile's members", value.get("members"))
-        size = value.get("size")
-        sets, weights = value.get("configurations"), value.get("weights")
-        if not isinstance(sets, list) or not all(isinstance(c, list) and c for c in sets):
-            raise InputError("the profile's configurations must be a list of non-empty lists of sets")
-        if not isinstance(weights, list):
-            raise InputError("the profile's weights must be a list of numbers")
-        masks = pack(from_words("the profile", [word for c in sets for word in c], members))
-        points = np.repeat(np.arange(len(sets)), [len(c) for c in sets])
-        if not sets:
-            raise InputError("the profile's configurations are empty; a profile needs at least one")
-        size = None if size is None else as_count("the profile's size", size)
-        return cls._build(points, masks, _weights(weights, len(sets)), members, size)
+        """The inverse of `to_json`, from the dictionary or its text."""
+        try:
+            document = parse_json(value.encode()) if isinstance(value, str) else value
+            if (document["format"], document["version"]) != (_FORMAT, _VERSION):
+                raise InputError(f"the profile is not a {_FORMAT} document of version {_VERSION}")
+            members, sets = as_count("the profile's members", document["members"]), document["configurations"]
+            size = None if document["size"] is None else as_count("the profile's size", document["size"])
+            masks = pack(from_words("the profile", [word for c in sets for word in c], members))
+            points = np.repeat(np.arange(len(sets)), [len(c) for c in sets])
+            return cls._build(points, masks, _weights(document["weights"], len(sets)), members, size)
+        except (KeyError, TypeError, IndexError) as error:
+            raise InputError(f"the profile is not a {_FORMAT} document ({error!r})") from error
+        except InputError:
+            raise
+        except ValueError as error:
+            raise InputError(f"the profile is not valid JSON ({error})") from error
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, RiskProfile):
