@@ -9,12 +9,9 @@ import pytest
 
 from randens.deploy import Bundle
 
-# Only the fixtures below need torch; most tests of this folder run without it.
+# Only the fixture below needs torch; most tests of this folder run without it.
 if TYPE_CHECKING:
-    from torch import nn
-
     from randens import RandomizedEnsemble
-    from randens.data import Data
 
 
 @dataclass(frozen=True)
@@ -27,30 +24,23 @@ class Exported:
 
 @pytest.fixture(scope="session")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
-    from randens import RandomizedEnsemble, Threat, data, models
-    from randens.deploy.exporting import export
+    import torch
 
-    train = data.load("digits", "train")
+    from randens import RandomizedEnsemble, Threat, data, export, models
+
+    train, validation = data.load("digits", "train"), data.load("digits", "validation")
+    torch.manual_seed(0)
     mean, std = train.mean_std()
     members = [
         models.create("convnet", classes=10, input_shape=(1, 8, 8), width=8, mean=mean, std=std, seed=seed)
         for seed in (0, 1)
     ]
-    for seed, member in enumerate(members):
-        fit(member, train, seed)
-    rec = RandomizedEnsemble(members, (0.7, 0.3), classes=train.classes, threat=Threat("linf", 0.1)).eval()
-    path = tmp_path_factory.mktemp("deploy") / "bundle"
-    return Exported(rec, export(rec, data.load("digits", "validation"), path))
-
-
-def fit(member: nn.Module, train: Data, seed: int) -> None:
-    import torch
-    from torch import nn
-
-    optimizer = torch.optim.Adam(member.parameters(), 0.01)
-    generator = torch.Generator().manual_seed(seed)
-    for _ in range(3):
-        for x, y in train.batches(64, generator=generator):
+    for member in members:
+        optimizer = torch.optim.Adam(member.parameters(), 0.01)
+        for _ in range(100):
+            x, y = train[torch.randint(len(train), (64,)).numpy()]
             optimizer.zero_grad()
-            nn.functional.cross_entropy(member(x), y).backward()  # type: ignore[no-untyped-call]
+            torch.nn.functional.cross_entropy(member(x), y).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
+    rec = RandomizedEnsemble(members, (0.7, 0.3), classes=train.classes, threat=Threat("linf", 0.1)).eval()
+    return Exported(rec, export(rec, validation, tmp_path_factory.mktemp("deploy") / "bundle"))

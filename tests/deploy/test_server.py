@@ -28,7 +28,7 @@ from tests.deploy.test_decoding import npy, picture
 from randens.cli.main import run
 from randens.core.errors import InputError
 from randens.deploy import Bundle, Predictor, server
-from randens.deploy.server import Settings, create_app, is_loopback
+from randens.deploy.server import Settings, create_app
 
 PROBS = (0.55, 0.25, 0.2)
 PLAIN = {"inputs": [[[[0.0, 0.0], [0.0, 0.0]]]]}
@@ -202,22 +202,13 @@ def test_large_bodies_share_a_limit_and_small_ones_do_not(
     assert (large.status_code, large.headers["retry-after"]) == (503, "1")
 
 
-def test_the_model_is_described(telling: Bundle) -> None:
-    about = asking(telling, max_batch=7).get("/v1/model").json()
-    assert about["checksum"] == telling.checksum
-    assert (about["probs"], about["max_batch"], about["max_draws"]) == (list(PROBS), 7, 1)
-
-
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["{tmp}/nothing"], "is not a folder"),
         (["{bundle}", "--token-file", "{tmp}/nothing"], "cannot read"),
         (["{bundle}", "--token-file", "{tmp}/short"], "16 to 512"),
         (["{bundle}", "--token-file", "{tmp}/blank"], "no token"),
-        (["{bundle}", "--max-batch", "0"], "max_batch is 0"),
-        (["{bundle}", "--threads", "0"], "threads is 0"),
-        (["{bundle}", "--port", "99999"], "port is 99999"),
+        (["{bundle}", "--port", "99999"], "--port is 99999"),
         (["{bundle}", "--host", "192.0.2.1"], "cannot listen"),
     ],
 )
@@ -231,9 +222,6 @@ def test_serve_says_what_is_wrong(
     said = capsys.readouterr().err
     assert reason in said
     assert said.count("\n") == 1
-    assert [is_loopback(h) for h in ("localhost", "127.0.0.9", "::1", "0.0.0.0", "a.b")] == [True] * 3 + [
-        False
-    ] * 2
 
 
 # ---- on the wire ---------------------------------------------------------------------------------------------

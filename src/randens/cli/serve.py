@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import ipaddress
+import socket
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from randens.core.errors import InputError
+from randens.core.errors import InputError, whole
 from randens.core.files import read_file
 from randens.deploy.predictor import Predictor
-from randens.deploy.server import Settings, create_app, free_address, is_loopback
+from randens.deploy.server import Settings, create_app
 from randens.deploy.server import serve as serve_app
 
 _LONGEST_TOKENS = 1 << 16
@@ -47,10 +49,10 @@ def serve(
         max_draws=max_draws,
         pin=pin,
         debug=debug,
-        local=is_loopback(host),
+        local=_is_loopback(host),
     )
     predictor = Predictor(bundle)
-    address, number = free_address(host, port)
+    address, number = _address(host, port)
     where = f"[{address}]" if ":" in address else address
     if not settings.local and not settings.tokens:
         typer.echo("Warning: anyone who can reach this address may use it; see --token-file.", err=True)
@@ -67,3 +69,24 @@ def _tokens(path: Path) -> tuple[str, ...]:
     if not found:
         raise InputError(f"--token-file is {path}, which holds no token; write one per line")
     return found
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether `host` can be reached from this machine only."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _address(host: str, port: int) -> tuple[str, int]:
+    """The numeric address and port to listen on; port 0 takes a free one."""
+    whole("--port", port, 0, 65535)
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, socket.SOCK_STREAM) as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trial.bind(address)
+            return trial.getsockname()[:2]
+    except OSError as error:
+        raise InputError(f"cannot listen on {host} port {port}: {error.strerror or error}") from error

@@ -26,6 +26,7 @@ _JSON, _NPY = "application/json", "application/x-npy"
 _PICTURES = {f"image/{name.lower()}": name for name in ("PNG", "JPEG", "BMP", "GIF", "WEBP")}
 
 _PIXELS = 1 << 20  # of a picture, unless the model takes larger ones
+_MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
 _LONGEST_HEADER = 1024
 _LONGEST_NUMBER = 40  # characters of a number in JSON with its separators
 _SPACE = r"[ \t\r\n]{0,99}"
@@ -37,7 +38,7 @@ _END = re.compile(_SPACE.join(("", r"\]", r"\}", r"\Z")))
 class Refused(InputError):
     """A request that is not accepted, with the HTTP status that says why."""
 
-    def __init__(self, status: int, reason: str) -> None:
+    def __init__(self, reason: str, status: int = 422) -> None:
         super().__init__(reason)
         self.status = status
 
@@ -67,12 +68,10 @@ class Decoder:
     def decode(self, media_type: str, body: bytearray, resize: bool) -> NDArray[Any]:
         """Inputs from a body; `resize` lets pictures have any size."""
         if not body:
-            raise Refused(422, "the body is empty; send inputs in it")
-        if media_type == _JSON:
-            return self._json(body)
-        if media_type == _NPY:
-            return self._npy(body)
-        return self._picture(body, _PICTURES[media_type], resize)
+            raise Refused("the body is empty; send inputs in it")
+        if media_type in _PICTURES:
+            return self._picture(body, _PICTURES[media_type], resize)
+        return self._json(body) if media_type == _JSON else self._npy(body)
 
     def _json(self, body: bytearray) -> NDArray[Any]:
         """{"inputs": [...]}, one input after the other, so that other threads run in between."""
@@ -83,7 +82,7 @@ class Decoder:
             begun = _BEGIN.match(text)
             while begun is not None:
                 if len(rows) == self.batch:
-                    raise Refused(413, f"there are more than {self.batch} inputs")
+                    raise Refused(f"there are more than {self.batch} inputs", 413)
                 value, used = scan.raw_decode(text[begun.end() : begun.end() + longest])
                 rows.append(self._array(value, len(rows)))
                 place = begun.end() + used
@@ -94,45 +93,35 @@ class Decoder:
             if isinstance(error, Refused):
                 raise
         raise Refused(
-            422, f'the body must be {{"inputs": …}}, numbers of shape {self._expected}, and nothing else'
+            f'the body must be {{"inputs": …}}, numbers of shape {self._expected}, and nothing else'
         )
 
     def _array(self, value: Any, index: int) -> NDArray[Any]:
         array = np.asarray(value)  # lists of different lengths are a ValueError
         if array.shape != self.bundle.input_shape or array.dtype.kind not in "if":
-            raise Refused(422, f"input {index} must be numbers of shape {list(self.bundle.input_shape)}")
+            raise Refused(f"input {index} must be numbers of shape {list(self.bundle.input_shape)}")
         return array.astype(np.float64)
 
     def _npy(self, body: bytearray) -> NDArray[Any]:
-        file = io.BytesIO(body)
+        file, own = io.BytesIO(body), self.bundle.input_shape
         try:
-            version = np.lib.format.read_magic(file)
-            read = (
-                np.lib.format.read_array_header_1_0
-                if version == (1, 0)
-                else np.lib.format.read_array_header_2_0
-            )
+            first = np.lib.format.read_magic(file) == (1, 0)
+            read = np.lib.format.read_array_header_1_0 if first else np.lib.format.read_array_header_2_0
             shape, fortran, dtype = read(file, max_header_size=_LONGEST_HEADER)
         except Exception:
             # The header is a Python literal; parsing hostile ones raises nearly anything.
-            raise Refused(
-                422, "the body is not a .npy file with a plain header; write it with numpy.save"
-            ) from None
+            raise Refused("the body is not a .npy file with a plain header; use numpy.save") from None
         image = dtype == np.uint8 and self.bundle.bounds == (0.0, 1.0)
         if not image and (dtype.kind != "f" or dtype.itemsize > 8):
             raise Refused(
-                422,
-                f"the array has dtype {str(dtype)[:40]}; give float16, float32, float64 or, for images, uint8",
+                f"the array has dtype {str(dtype)[:40]}; give float32, float64 or, for images, uint8"
             )
-        own = self.bundle.input_shape
         if tuple(shape[1:]) != own or not shape or shape[0] < 1:
-            raise Refused(422, f"the array has shape {str(list(shape))[:80]}; it must be {self._expected}")
+            raise Refused(f"the array has shape {str(list(shape))[:80]}; it must be {self._expected}")
         if shape[0] > self.batch:
-            raise Refused(413, f"there are {int(shape[0])} inputs; at most {self.batch} are accepted at once")
+            raise Refused(f"there are {int(shape[0])} inputs; at most {self.batch} are accepted", 413)
         if len(body) - file.tell() != math.prod(shape) * dtype.itemsize:
-            raise Refused(
-                422, f"the array says {list(shape)} but has {len(body) - file.tell()} bytes of values"
-            )
+            raise Refused(f"the array says {list(shape)} but has {len(body) - file.tell()} bytes of values")
         flat = np.frombuffer(body, dtype=dtype, offset=file.tell())
         array = flat.reshape((*own[::-1], -1)).T if fortran else flat.reshape(-1, *own)
         return array / np.float32(255) if image else array
@@ -144,23 +133,21 @@ class Decoder:
             # Reads the head only.
             picture: Image.Image = Image.open(io.BytesIO(body), formats=[kind])
         except Image.DecompressionBombError:
-            raise Refused(413, f"the picture has too many pixels; at most {most} are accepted") from None
+            raise Refused(f"the picture has too many pixels; at most {most} are accepted", 413) from None
         except Exception:
             # Pillow's readers raise nearly anything on damaged files.
-            raise Refused(422, f"the body is not a {kind} picture") from None
+            raise Refused(f"the body is not a {kind} picture") from None
+        size = f"{picture.width}×{picture.height}"
         if picture.width * picture.height > most:
-            raise Refused(
-                413, f"the picture has {picture.width}×{picture.height} pixels; at most {most} are accepted"
-            )
+            raise Refused(f"the picture has {size} pixels; at most {most} are accepted", 413)
+        if picture.mode not in _MODES:
+            raise Refused(f"the picture has mode {picture.mode}; 8 bits per channel are accepted")
         if picture.size != (width, height) and not resize:
-            raise Refused(
-                422,
-                f"the picture is {picture.width}×{picture.height}; it must be {width}×{height}, or say resize=true",
-            )
+            raise Refused(f"the picture is {size}; it must be {width}×{height}, or say resize=true")
         try:
             picture = ImageOps.exif_transpose(picture).convert("L" if channels == 1 else "RGB")
         except Exception:
-            raise Refused(422, f"the {kind} picture is truncated or damaged") from None
+            raise Refused(f"the {kind} picture is truncated or damaged") from None
         if picture.size != (width, height):
             picture = picture.resize((width, height), Image.Resampling.BILINEAR)
         pixels = np.asarray(picture, dtype=np.float32).reshape(1, height, width, channels)

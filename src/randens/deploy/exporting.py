@@ -155,27 +155,18 @@ def _atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence the exporter; its result is checked instead."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
-
-
 def _to_onnx(network: nn.Module, shape: tuple[int, ...], index: int) -> bytes:
     module = copy.deepcopy(network).cpu().float().eval()
     # Two inputs, because a batch of one would become a constant.
     example = torch.rand(2, *shape)
     name = f"network {index}, a {type(network).__name__},"
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
     try:
-        with _quiet():
+        # Its messages are silenced; the result is checked instead.
+        logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             program = torch.onnx.export(
                 module,
                 (example,),
@@ -192,10 +183,10 @@ def _to_onnx(network: nn.Module, shape: tuple[int, ...], index: int) -> bytes:
         # The exporter passes on any exception of the network's code and of torch's tracing.
         reason = " ".join(str(error).split())[:200]
         raise ModelError(f"{name} cannot be exported: {reason}") from error
+    finally:
+        logger.setLevel(level)
     if graph.graph.input[0].type.tensor_type.shape.dim[0].HasField("dim_value"):
-        raise ModelError(
-            f"{name} cannot be exported: its code fixes the batch size (len(x) does, x.shape[0] does not)"
-        )
+        raise ModelError(f"{name} cannot be exported: its code fixes the batch size, e.g. by len(x)")
     return graph.SerializeToString()
 
 

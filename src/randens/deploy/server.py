@@ -4,17 +4,15 @@
 trailers, idle time and the number of connections. Answers are labels; the drawn member is told in debug mode only.
 """
 
-# Annotations are evaluated here: FastAPI reads those of the local functions below.
+# Annotations are evaluated here: FastAPI reads those of the methods below.
 import asyncio
 import hashlib
 import hmac
-import ipaddress
 import re
 import secrets
 import signal
-import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -33,12 +31,13 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessColl
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from randens.core.errors import InputError, ModelError, RandensError, whole
 from randens.deploy.decoding import Decoder, Refused
 from randens.deploy.predictor import Prediction, Predictor
 
-__all__ = ["Settings", "create_app", "free_address", "is_loopback", "serve"]
+__all__ = ["Settings", "create_app", "serve"]
 
 CONNECTIONS = 2048
 HEAD_BYTES = 16 << 10  # of a request's head; hyper limits trailers to as much
@@ -55,10 +54,6 @@ _COOKIE = "randens-client"
 _LOCAL = ("localhost", "127.0.0.1", "[::1]")
 _HEADERS = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
-
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 
 
 @dataclass(frozen=True)
@@ -109,12 +104,12 @@ class _Service:
         """Classify inputs, each by a member drawn for it alone or, pinned, by the client's member."""
         settings, name = self.settings, self._client(request)
         if not 1 <= draws <= settings.max_draws:
-            raise Refused(422, f"draws is {draws}; it must be from 1 to {settings.max_draws}")
+            raise Refused(f"draws is {draws}; it must be from 1 to {settings.max_draws}")
         if request.headers.get("content-encoding", "identity") != "identity":
-            raise Refused(415, "the body has a content encoding; send it as it is")
+            raise Refused("the body has a content encoding; send it as it is", 415)
         kind, accepted = request.headers.get("content-type", "").partition(";")[0].lower(), self.decoder.types
         if kind not in accepted:
-            raise Refused(415, f"content type is {kind[:80]!r}; give one of {', '.join(accepted)}")
+            raise Refused(f"content type is {kind[:80]!r}; give one of {', '.join(accepted)}", 415)
         known = name or secrets.token_urlsafe(16)
         body = bytearray()
         try:
@@ -187,9 +182,9 @@ class _Service:
                 body += piece
                 self._held += len(piece)
                 if len(body) > SMALL_BODY and self._held > ALL_BODIES:
-                    raise Refused(503, "too many large bodies are being received; try later")
+                    raise Refused("too many large bodies are being received; try later", 503)
         if total > most:
-            raise Refused(413, f"the body has {total} bytes; at most {most} are accepted")
+            raise Refused(f"the body has {total} bytes; at most {most} are accepted", 413)
 
     async def _in_thread(self, work: Callable[[], Prediction]) -> Prediction:
         future = asyncio.get_running_loop().run_in_executor(self.workers, work)
@@ -197,12 +192,12 @@ class _Service:
         if future.done():
             return future.result()
         future.cancel()
-        raise Refused(503, f"no answer within {ANSWER_SECONDS:g} seconds; try later")
+        raise Refused(f"no answer within {ANSWER_SECONDS:g} seconds; try later", 503)
 
     def _predict(self, kind: str, body: bytearray, draws: int, resize: bool, client: str) -> Prediction:
         inputs, most = self.decoder.decode(kind, body, resize), self.settings.max_batch
         if len(inputs) * draws > most:
-            raise Refused(413, f"there are {len(inputs)} inputs with {draws} draws; at most {most} in all")
+            raise Refused(f"there are {len(inputs)} inputs with {draws} draws; at most {most} in all", 413)
         member = None
         if self.settings.pin:
             # A uniform number that is always the same for a client, and unknown without the key.
@@ -221,15 +216,11 @@ def create_app(predictor: Predictor, settings: Settings | None = None) -> FastAP
         service.workers.shutdown(wait=True)
 
     app = FastAPI(openapi_url=None, lifespan=lifespan)
-    answers: list[Callable[..., Any]] = [
-        service.predict,
-        service.model,
-        service.healthz,
-        service.readyz,
-        service.metrics,
-    ]
-    for path, answer in zip(_PATHS, answers, strict=True):
-        app.add_api_route(path, answer, methods=["POST" if path == "/v1/predict" else "GET"])
+    app.add_api_route("/v1/predict", service.predict, methods=["POST"])
+    app.add_api_route("/v1/model", service.model)
+    app.add_api_route("/healthz", service.healthz)
+    app.add_api_route("/readyz", service.readyz)
+    app.add_api_route("/metrics", service.metrics)
     for kind in (RequestValidationError, RandensError, ClientDisconnect, TimeoutError):
         app.add_exception_handler(kind, _problem)
     if service.settings.local:
@@ -242,7 +233,7 @@ def create_app(predictor: Predictor, settings: Settings | None = None) -> FastAP
 class _Watched:
     """Counts and times every request, and adds the headers that all answers have."""
 
-    def __init__(self, app: Any, registry: CollectorRegistry) -> None:
+    def __init__(self, app: ASGIApp, registry: CollectorRegistry) -> None:
         self._app = app
         self._requests = Counter(
             "randens_requests_total", "Requests answered", ("path", "status"), registry=registry
@@ -251,7 +242,7 @@ class _Watched:
             "randens_request_seconds", "Time of a request", ("path",), registry=registry, buckets=_SECONDS
         )
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -290,27 +281,6 @@ async def _problem(_: Request, error: Exception) -> JSONResponse:
     return JSONResponse({"detail": reason}, status, headers={"Retry-After": "1"} if status == 503 else None)
 
 
-def is_loopback(host: str) -> bool:
-    """Whether `host` can be reached from this machine only."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def free_address(host: str, port: int) -> tuple[str, int]:
-    """The numeric address and port to listen on; port 0 takes a free one."""
-    whole("port", port, 0, 65535)
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, socket.SOCK_STREAM) as trial:
-            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            trial.bind(address)
-            return trial.getsockname()[:2]
-    except OSError as error:
-        raise InputError(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
-
-
 def serve(app: FastAPI, host: str, port: int, started: Callable[[], None]) -> int:
     """Answer requests until SIGINT or SIGTERM; then finish what was begun and return the signal.
 
@@ -333,27 +303,21 @@ async def _serve(app: FastAPI, host: str, port: int, started: Callable[[], None]
         log_enabled=False,
     )
     loop = asyncio.get_running_loop()
-    stop, received = asyncio.Event(), list[int]()
-
-    def note(number: int) -> None:
-        received.append(number)
-        stop.set()
-
+    signals: asyncio.Queue[int] = asyncio.Queue()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, note, number)
-    stopped = loop.create_task(stop.wait())
+        loop.add_signal_handler(number, signals.put_nowait, number)
+    received = loop.create_task(signals.get())
     running = loop.create_task(server.serve())
-    listening = loop.create_task(_accepted(host, port))
-    await asyncio.wait([running, listening], return_when=asyncio.FIRST_COMPLETED)
-    if listening.done():
+    accepted = loop.create_task(_accepted(host, port))
+    await asyncio.wait([running, accepted], return_when="FIRST_COMPLETED")
+    if accepted.done():
         started()
-    await asyncio.wait([running, stopped], return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait([running, received], return_when="FIRST_COMPLETED")
     if running.done():
-        running.result()
-        raise ModelError("the HTTP server ended by itself")
+        raise ModelError("the HTTP server ended by itself") from running.exception()
     server.stop()  # type: ignore[no-untyped-call]
     await asyncio.wait([running], timeout=STOP_SECONDS)
-    return received[0]
+    return received.result()
 
 
 async def _accepted(host: str, port: int) -> None:
