@@ -29,13 +29,14 @@ from randens import models
 from randens.core import documents
 from randens.core.devices import has_float64
 from randens.core.errors import FileError, InputError, ModelError, RandensError, whole
-from randens.core.files import document_checksum, read_json, seal, sha256, write_atomic, write_json
+from randens.core.files import document_checksum, read_file, read_json, seal, sha256, write_atomic, write_json
 from randens.threat import Threat
 
 __all__ = ["DeterministicEnsemble", "RandomizedEnsemble", "evaluating", "frozen", "load"]
 
 _FORMAT = "randens-ensemble-1"
 _MOST_SUBSETS = 64  # a set of fooled members is one 64-bit word
+_LARGEST_WEIGHTS = 1 << 36
 _CHUNK = 512  # inputs per forward pass where only verdicts are wanted: bounds the memory
 
 
@@ -517,8 +518,6 @@ def load(
             if entry.architecture is None:
                 raise InputError(f"{folder} holds networks of your own; pass members=[...] to fill them")
             try:
-                if build is models.build:
-                    _check_size(entry.architecture, folder / entry.file)
                 module = build(entry.architecture)
             except RandensError as error:
                 raise FileError(f"{source}: member {index}: {error}") from error
@@ -581,10 +580,7 @@ def _as_labels(y: Tensor | ArrayLike, count: int) -> Tensor:
 
 
 def _fill(module: nn.Module, path: Path, expected: str) -> None:
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise FileError(f"cannot read {path}: {error.strerror or error}") from error
+    content = read_file(path, _LARGEST_WEIGHTS)
     if sha256(content) != expected:
         raise FileError(f"{path} does not match its checksum; it is truncated or was altered")
     try:
@@ -593,17 +589,6 @@ def _fill(module: nn.Module, path: Path, expected: str) -> None:
     except (SafetensorError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise FileError(f"{path} does not fit a {type(module).__name__}: {reason[:200]}") from error
-
-
-def _check_size(architecture: dict[str, Any], path: Path) -> None:
-    """Refuse a network that is larger than the file of its weights, before memory is allocated for it."""
-    try:
-        size = path.stat().st_size
-    except OSError as error:
-        raise FileError(f"cannot read {path}: {error.strerror or error}") from error
-    weights = models.weights(architecture)
-    if weights > size:
-        raise FileError(f"{path} has {size} bytes, too few for the {weights} weights of its architecture")
 
 
 def _replace_folder(fresh: Path, folder: Path) -> None:

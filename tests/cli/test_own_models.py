@@ -27,11 +27,11 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_file_is_evaluated_like_a_run(shell: Shell, files: Path) -> None:
     words = ("--data", "data.npz", "--attack", "pgd", "--eps", "8/255", "--device", "cpu")
-    found = shell.json("evaluate", "--model", "net.pt", *words, "--output", "out.json")
+    found = shell.json("evaluate", "--model", "torchscript:net.pt", *words, "--output", "out.json")
     right = (convnet(0).eval()(X).argmax(dim=1) == Y).double().mean()
     assert found["summary"]["natural"]["value"] == pytest.approx(float(right))
     assert Evaluation.load(files / "out.json").to_json() == found
-    code, out, _ = shell("evaluate", "--model", "net.pt", *words)
+    code, out, _ = shell("evaluate", "--model", "torchscript:net.pt", *words)
     assert code == 0
     assert "net.pt on data.npz, linf" in out
 
@@ -45,14 +45,18 @@ def test_code_runs_only_where_that_is_said(shell: Shell, files: Path) -> None:
 
 def test_what_does_not_fit_is_one_line(shell: Shell, files: Path) -> None:
     assert "either a run folder RUN or networks" in shell.refused("evaluate")
-    assert "either a run folder RUN or networks" in shell.refused("evaluate", files, "--model", "net.pt")
-    assert "--model needs --data" in shell.refused("evaluate", "--model", "net.pt")
-    own = ("evaluate", "--model", "net.pt", "--data", "data.npz")
+    assert "either a run folder RUN or networks" in shell.refused(
+        "evaluate", files, "--model", "torchscript:net.pt"
+    )
+    assert "--model needs --data" in shell.refused("evaluate", "--model", "torchscript:net.pt")
+    own = ("evaluate", "--model", "torchscript:net.pt", "--data", "data.npz")
     assert "device is 'gpu'" in shell.refused(*own, "--device", "gpu")
     assert "--mean and --std go together" in shell.refused(*own, "--mean", "0.5")
     assert "did you mean 8/255" in shell.refused(*own, "--eps", "8")
     assert "--norm is 'l2'; give its radius too" in shell.refused(*own, "--norm", "l2")
-    assert "unknown data set" in shell.refused("evaluate", "--model", "net.pt", "--data", "nothing")
+    assert "unknown data set" in shell.refused(
+        "evaluate", "--model", "torchscript:net.pt", "--data", "nothing"
+    )
     assert "no file, folder or name of the zoo" in shell.refused(
         "evaluate", "--model", "x", "--data", "digits"
     )
@@ -65,7 +69,7 @@ def test_curves_of_a_run_and_of_a_file(shell: Shell, files: Path, run_folder: Pa
     assert robust == sorted(robust, reverse=True)
     assert (run_folder / "curve.json").is_file()
     assert "<svg" in (files / "curve.svg").read_text(encoding="utf-8")
-    code, out, _ = shell("evaluate", "--model", "net.pt", "--data", "data.npz", *words)
+    code, out, _ = shell("evaluate", "--model", "torchscript:net.pt", "--data", "data.npz", *words)
     assert code == 0
     assert "member passes per input" in out
     assert "--eps is '0:1'" in shell.refused("evaluate", run_folder, "--eps", "0:1")

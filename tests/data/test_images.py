@@ -37,6 +37,8 @@ def test_classes_images_and_labels(folder: Path) -> None:
     assert (found.classes, found.y.tolist()) == (("cat", "dog"), [0, 0, 1, 1])
     assert found.stored[:][:, :, 0, 0].tolist() == [[30, 31, 32], [20, 21, 22], [10, 11, 12], [0, 1, 2]]
     assert (found.shape, found.split, found.name) == ((3, 4, 5), "unknown", "pets")
+    assert data.as_data(folder, split="test").split == "unknown"
+    assert data.image_folder(folder, split="test").split == "test"
 
 
 def test_rows_and_columns_are_not_swapped(tmp_path: Path) -> None:

@@ -161,10 +161,12 @@ def test_one_module_a_deterministic_ensemble_names_and_folders(tmp_path: Path) -
     assert float(found.robust) == float(again.robust) == float(member.robust)
 
 
-def test_files_need_no_permission_and_factories_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_and_factories_are_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "net.pt"
     torch.jit.save(torch.jit.trace(convnet(0).eval(), X[:2]), path)  # type: ignore[no-untyped-call]
-    result = randens.evaluate(path, (X, Y), "pgd", eps=EPS)
+    with pytest.raises(InputError, match="is code"):
+        randens.evaluate(path, (X, Y), "pgd", eps=EPS)
+    result = randens.evaluate(f"torchscript:{path}", (X, Y), "pgd", eps=EPS)
     assert float(result.natural) == float(randens.evaluate(nets()[0], (X, Y), "fgsm", eps=EPS).natural)
     (tmp_path / "mynets.py").write_text(
         "from torch import nn\n"

@@ -65,7 +65,7 @@ def test_barre_on_the_smallest_resnet_of_timm(tmp_path: Path) -> None:
         ("torch.nn:Flatten", {}, r"it must return logits \[2, 10\]"),
         ("torch.nn:Linear", {"in_features": 3, "out_features": 10}, "does not take inputs of shape"),
         ("timm:resnet18", {"checkpoint_path": "a.pth"}, "would load weights"),
-        ("timm:hf-hub:someone/net", {}, "would load weights"),
+        ("timm:hf-hub:someone/net", {}, "name of a network of timm"),
     ],
 )
 def test_what_is_no_network_is_one_sentence(name: str, options: dict[str, Any], message: str) -> None:

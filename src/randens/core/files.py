@@ -173,7 +173,7 @@ def open_file(path: str | os.PathLike[str], largest: int) -> Iterator[BinaryIO]:
 def read_file(path: str | os.PathLike[str], largest: int) -> bytes:
     """The content of a regular file of at most `largest` bytes."""
     with open_file(path, largest) as file:
-        # Not `largest`: a read reserves the memory that it is told of.
+        # Not more than its size: `read` takes memory for all that it is asked for.
         return file.read(os.fstat(file.fileno()).st_size)
 
 

@@ -6,6 +6,7 @@ unambiguous, and `Data.notes` lists them.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -47,7 +48,8 @@ def as_data(
         image and a label); a Hugging Face data set; a name that `randens.data.load` knows; an ``.npz`` file with
         ``x`` and ``y``; a folder of images as `image_folder` reads it.
     split : str, optional
-        Of data with several splits the one to read, ``"test"`` by default. Of other data what they are.
+        Of names, folders and mappings with several splits the one to read, ``"test"`` by default. Of arrays,
+        loaders and data sets what they are, ``"unknown"`` by default.
     limit : int, optional
         Use only this many inputs, from the first on.
     classes : int or sequence of str, optional
@@ -75,7 +77,9 @@ def as_data(
         found = found.subset(slice(0, limit))
     if not len(found):
         raise InputError("data is empty; give at least one input")
-    if split is not None and found.split not in ("unknown", split):
+    if isinstance(data, str | os.PathLike):
+        split = None  # it said what to read; of a file or folder without splits, nothing is known
+    elif split is not None and found.split not in ("unknown", split):
         raise InputError(f"split is {split!r}, but data is the {found.split} split of {found.name}")
     names = found.classes if classes is None else _class_names(classes)
     low, high = int(found.y.min()), int(found.y.max())
@@ -130,9 +134,8 @@ def image_folder(
         raise InputError(f"channels is {channels!r}; it must be 1 (gray), 3 (color) or None")
     if size is not None and (len(size) != 2 or not 1 <= min(size) <= max(size) <= 4096):
         raise InputError(f"size is {size!r}; it must be (height, width), both from 1 to 4096")
-    images, labels, classes, name, found = find_images(path, split=split, size=size, channels=channels)
-    fits = int(np.prod(images.shape, dtype=np.float64)) <= _IN_MEMORY
-    return Data(images[:] if fits else images, torch.tensor(labels), classes, name, found)
+    found = _folder(path, split, size, channels)
+    return replace(found, split=split or found.split)
 
 
 def _convert(data: Any, split: str | None, limit: int | None) -> Data:
@@ -163,8 +166,19 @@ def _named(data: str | os.PathLike[str], split: str | None) -> Data:
         x, y = read_npz(path, ("x", "y"))
         return _from_arrays(x, y, path.name)
     if os.path.isdir(path):  # noqa: PTH112 - Path.is_dir raises for names that are too long
-        return image_folder(path, split=split)
+        return _folder(path, split)
     return unknown("data set", text[:200], CATALOGUE)
+
+
+def _folder(
+    path: str | os.PathLike[str],
+    split: str | None,
+    size: tuple[int, int] | None = None,
+    channels: int | None = None,
+) -> Data:
+    images, labels, classes, name, found = find_images(path, split=split, size=size, channels=channels)
+    fits = math.prod(images.shape) <= _IN_MEMORY
+    return Data(images[:] if fits else images, torch.tensor(labels), classes, name, found)
 
 
 def _is_pair(data: Any) -> bool:

@@ -121,8 +121,6 @@ def find_images(
         name, found = root.absolute().parent.name, _SPLIT_FOLDERS[name]
         if split not in (None, found):
             raise InputError(f"split is {split!r}, but {root} holds the {found} split")
-    else:
-        found = split or "unknown"
     classes = tuple(folder.name for folder in folders)
     if len(classes) < 2:
         only = f"the only class {classes[0]!r}" if classes else "no subfolder"

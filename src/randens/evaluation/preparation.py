@@ -31,7 +31,7 @@ from randens.data import Data, as_data, check_range
 from randens.ensemble import RandomizedEnsemble, evaluating, load
 from randens.evaluation.argument_checks import check_shapes, class_count
 from randens.evaluation.run_folder import open_subject
-from randens.models import Adapted, adapt, logits_of, preprocessing_of
+from randens.models import Adapted, adapt, logits_of, preprocessing_of, preprocessing_per_member
 from randens.random_model import RandomizedModel
 from randens.threat import Threat, norm_name, number
 
@@ -231,11 +231,11 @@ def as_rec(
     ----------
     model : nn.Module, sequence of nn.Module, str or path
         One module is an ensemble of one. A string or path is a run folder, a folder of `RandomizedEnsemble.save`, a
-        TorchScript (``.pt``, ``.ts``) or ONNX file, or a name of the zoo.
+        a name of the zoo, ``torchscript:PATH``, ``onnx:PATH`` or ``timm:NAME``.
     probs : array, optional
         α; uniform for modules, the ensemble's own for ensembles.
     preprocessing : optional
-        As `randens.models.preprocessing_of` takes it, for every member.
+        As `randens.models.preprocessing_of` takes it, for every member; a list has one for each.
 
     Returns
     -------
@@ -261,7 +261,8 @@ def as_rec(
         raise InputError(f"model is a {type(model).__name__}{f' of {inner}' if inner else ''}; give {_TAKEN}")
     if preprocessing is None:
         return rec
-    members = [_normalised(member, preprocessing) for member in rec.members]
+    each = preprocessing_per_member(preprocessing, len(rec.members))
+    members = [_normalised(member, part) for member, part in zip(rec.members, each, strict=True)]
     return RandomizedEnsemble(members, rec.probs, classes=rec.classes, threat=rec.threat)
 
 
@@ -320,6 +321,8 @@ def from_factory(spec: str, *, run_code: bool = False) -> Any:
     >>> from_factory("torch.nn:Identity", run_code=True)
     Identity()
     """
+    if spec.partition(":")[0] in ("timm", "torchscript", "onnx"):
+        return models.from_spec(spec)
     with _imported(spec, run_code) as factory:
         return factory()
 
@@ -385,7 +388,7 @@ def _imported(spec: str, run_code: bool) -> Iterator[Any]:
     if not run_code:
         raise InputError(
             f"model is {spec!r}: making it runs the code of {module_name}; say that you trust it with --run-code "
-            "(run_code=True), or give a TorchScript or ONNX file"
+            "(run_code=True)"
         )
     here = str(Path.cwd())
     sys.path.insert(0, here)
@@ -413,15 +416,12 @@ def _named(model: str | os.PathLike[str]) -> Any:
     if path.is_dir():
         return load(path if (path / "ensemble.json").is_file() else Run.open(path).ensemble)
     if path.is_file():
-        if path.suffix in _TORCHSCRIPT:
-            return models.torchscript(path)
-        if path.suffix == ".onnx":
-            return models.onnx(path)
+        kind = "torchscript" if path.suffix in _TORCHSCRIPT else path.suffix[1:]
+        if kind in ("torchscript", "onnx"):
+            raise InputError(f"model is {text!r}: this file is code; to run it, name it as {kind}:{text}")
         if path.suffix == ".safetensors":
             return _weights(path)
-        raise InputError(
-            f"model is {text!r}; files must end in {', '.join(_TORCHSCRIPT)}, .onnx or .safetensors"
-        )
+        raise InputError(f"model is {text!r}; files are torchscript:PATH, onnx:PATH or end in .safetensors")
     if ":" in text:
         return from_factory(text)
     from randens import zoo

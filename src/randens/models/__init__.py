@@ -1,11 +1,18 @@
-"""Networks: the paper's three, three small ones, and adapters for anything that gives logits."""
+"""Networks: the paper's three, small ones, and adapters for anything that gives logits."""
 
 from randens.core.devices import on_device, pick_device, send
 from randens.models.complexity import flops, parameters
-from randens.models.factories import trust
+from randens.models.factories import from_spec, imported, trust
 from randens.models.from_files import OnnxMember, onnx, torchscript
-from randens.models.outputs import Adapted, adapt, in_precision, logits_of, preprocessing_of
-from randens.models.registry import Classifier, build, create, names, weights
+from randens.models.outputs import (
+    Adapted,
+    adapt,
+    in_precision,
+    logits_of,
+    preprocessing_of,
+    preprocessing_per_member,
+)
+from randens.models.registry import Classifier, build, create, names
 
 __all__ = [
     "Adapted",
@@ -15,6 +22,8 @@ __all__ = [
     "build",
     "create",
     "flops",
+    "from_spec",
+    "imported",
     "in_precision",
     "logits_of",
     "names",
@@ -23,8 +32,8 @@ __all__ = [
     "parameters",
     "pick_device",
     "preprocessing_of",
+    "preprocessing_per_member",
     "send",
     "torchscript",
     "trust",
-    "weights",
 ]

@@ -1,7 +1,7 @@
-"""Networks that are not ours, by name: "timm:resnet18", or "package.module:factory".
+"""Networks that are not ours, by name: "timm:resnet18", "package.module:factory", "torchscript:PATH", "onnx:PATH".
 
-Naming a function in a recipe or a call is the consent to import and call it. A name that was read from a file is not:
-its function runs only if it was named before in this process, by `trust` or in the variable RANDENS_TRUST.
+Naming code in a recipe or a call is the consent to run it. A name that was read from a file is not: its function runs
+only if it was named before in this process, by `trust` or in the variable RANDENS_TRUST.
 """
 
 from __future__ import annotations
@@ -11,15 +11,18 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from randens.core.errors import InputError, ModelError
+from randens.core.errors import InputError, ModelError, RandensError
+from randens.models.from_files import onnx, torchscript
+from randens.models.outputs import adapt, preprocessing_of
 
+_FILES: Mapping[str, Callable[[str], nn.Module]] = {"torchscript": torchscript, "onnx": onnx}
 _TRUSTED = set(filter(None, os.environ.get("RANDENS_TRUST", "").split(",")))
 # Arguments by which timm would load weights, some of them pickled, from elsewhere.
 _REFUSED = ("pretrained", "checkpoint_path", "cache_dir", "pretrained_cfg", "pretrained_cfg_overlay")
@@ -41,11 +44,20 @@ def check_trusted(name: str) -> None:
 
 def make(name: str, classes: int, shape: tuple[int, ...], options: Mapping[str, Any]) -> nn.Module:
     """The network, checked to give logits [n, classes] for inputs [n, *shape]."""
-    made = (
-        _from_timm(name, classes, shape, options)
-        if name.startswith("timm:")
-        else _called(name, classes, options)
-    )
+    if name.startswith("timm:"):
+        if refused := [option for option in options if option in _REFUSED]:
+            raise InputError(
+                f"model {name!r} with {refused} would load weights; only fresh networks are trained"
+            )
+        made = _from_timm(name, {"num_classes": classes, "in_chans": shape[0], **options})
+    else:
+        with imported(name) as factory:
+            named: list[str] = []
+            # Functions that are written in C may have no signature.
+            with contextlib.suppress(ValueError, TypeError):
+                parameters = inspect.signature(factory).parameters
+                named = [key for key in ("classes", "num_classes") if key in parameters]
+            made = factory(**{**dict.fromkeys(named, classes), **options})
     if not isinstance(made, nn.Module):
         raise InputError(f"model {name!r} returns a {type(made).__name__}; it must return a torch.nn.Module")
     with _sentence(name, f"does not take inputs of shape {list(shape)}"), torch.no_grad():
@@ -57,39 +69,68 @@ def make(name: str, classes: int, shape: tuple[int, ...], options: Mapping[str, 
     return made.train()
 
 
-def _from_timm(name: str, classes: int, shape: tuple[int, ...], options: Mapping[str, Any]) -> Any:
-    known = name.removeprefix("timm:")
-    refused = [option for option in options if option in _REFUSED]
-    if refused or not known.replace("_", "").replace(".", "").isalnum():
-        raise InputError(
-            f"model {name!r} with {refused or known!r} would load weights; only fresh networks are trained"
-        )
-    try:
-        import timm
-    except ImportError:
-        raise InputError(f"model is {name!r}, but timm is not installed: pip install timm") from None
-    with _sentence(name, "cannot be made by timm"):
-        return timm.create_model(known, num_classes=classes, in_chans=shape[0], **options)
+def from_spec(spec: str, **options: Any) -> Any:
+    """What ``timm:NAME``, ``torchscript:PATH``, ``onnx:PATH`` or ``package.module:factory`` names.
+
+    Files and factories are code, which is run: naming it in this form is the consent.
+
+    Parameters
+    ----------
+    spec : str
+        A module is looked for in the current folder, too.
+    **options
+        Passed to timm or to the factory.
+
+    Returns
+    -------
+    object
+        A classifier, timm's with its own normalization; a factory may return several, or an ensemble.
+
+    Examples
+    --------
+    >>> from_spec("torch.nn:Linear", in_features=4, out_features=3)
+    Linear(in_features=4, out_features=3, bias=True)
+    """
+    kind, _, rest = spec.partition(":")
+    if kind in _FILES:
+        return _FILES[kind](rest)
+    if kind == "timm":
+        module = _from_timm(spec, options)
+        pair = preprocessing_of("auto", module)
+        return adapt(module) if pair is None else adapt(module, mean=pair[0], std=pair[1])
+    with imported(spec) as factory:
+        return factory(**options)
 
 
-def _called(name: str, classes: int, options: Mapping[str, Any]) -> Any:
-    module, _, function = name.partition(":")
+@contextlib.contextmanager
+def imported(spec: str) -> Iterator[Any]:
+    """The function that ``package.module:name`` names, with the current folder on the import path during use."""
+    module_name, _, name = spec.partition(":")
+    if not module_name or not name.isidentifier():
+        raise InputError(f"model is {spec[:200]!r}; it must be package.module:factory, e.g. mynets:ensemble")
     here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    with _sentence(name, "cannot be imported"):
-        factory = getattr(importlib.import_module(module), function)
-    if not callable(factory):
-        raise InputError(
-            f"model is {name!r}, a {type(factory).__name__}; name a function that returns a module"
-        )
-    named: list[str] = []
-    # Functions that are written in C may have no signature.
-    with contextlib.suppress(ValueError, TypeError):
-        parameters = inspect.signature(factory).parameters
-        named = [key for key in ("classes", "num_classes") if key in parameters]
-    with _sentence(name, "cannot be called"):
-        return factory(**{**dict.fromkeys(named, classes), **options})
+    sys.path.insert(0, here)
+    try:
+        with _sentence(spec, "cannot be imported"):
+            factory = getattr(importlib.import_module(module_name), name)
+        if not callable(factory):
+            raise InputError(f"model is {spec!r}, a {type(factory).__name__}; name a function")
+        with _sentence(spec, "cannot be called"):
+            yield factory
+    finally:
+        sys.path.remove(here)
+
+
+def _from_timm(name: str, options: Mapping[str, Any]) -> nn.Module:
+    known = name.removeprefix("timm:")
+    if not known.replace("_", "").replace(".", "").isalnum():
+        raise InputError(f"model is {name[:200]!r}; give the name of a network of timm, e.g. timm:resnet18")
+    try:
+        timm = importlib.import_module("timm")
+    except ImportError as error:
+        raise InputError(f"model is {name!r}, which needs timm ({error}); run `pip install timm`") from error
+    with _sentence(name, "cannot be made by timm"):
+        return timm.create_model(known, **options)
 
 
 @contextlib.contextmanager
@@ -97,6 +138,8 @@ def _sentence(name: str, fault: str) -> Iterator[None]:
     """Whatever other people's code raises becomes one sentence."""
     try:
         yield
+    except RandensError:
+        raise
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise InputError(f"model {name!r} {fault} ({reason})") from error

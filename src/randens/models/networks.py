@@ -1,7 +1,7 @@
 """The paper's networks and the small ones for quick work, as plain bodies that map images to logits.
 
 `width` is always the number of channels (or hidden units) of the first layer; every later layer scales
-with it, so one integer makes any network thinner or wider.  Normalisation is not here: `Classifier` does it.
+with it, so one integer makes any network thinner or wider.  Normalization is not here: `Classifier` does it.
 All pooling is by `mean` and all reshaping by `flatten`, which work for any memory format.
 """
 
@@ -155,7 +155,7 @@ class _InSequence(nn.Module):
 class ConvNet(_InSequence):
     """Small network for 8×8 and 28×28 images: convolutions down to 4×4 or 7×7, then two linear layers.
 
-    Without batch normalisation, so that bound propagation applies to it directly and single images behave
+    Without batch normalization, so that bound propagation applies to it directly and single images behave
     as batches do.  Shapes: [n, channels, h, w] → [n, classes].
     """
 
@@ -173,7 +173,7 @@ class ConvNet(_InSequence):
 
 
 class StridedNet(_InSequence):
-    """Three 3×3 convolutions of stride 2 with batch normalisation, then one linear layer.
+    """Three 3×3 convolutions of stride 2 with batch normalization, then one linear layer.
 
     The cheapest network here for 32×32 images: 1.4 MFLOPs at width 16, so that on two cores its training
     reaches the point where longer training gains nothing.  Shapes: [n, channels, h, w] → [n, classes].
@@ -211,7 +211,7 @@ class Linear(nn.Module):
         return self.linear(x.flatten(1))
 
 
-def initialise(body: nn.Module) -> None:
+def initialize(body: nn.Module) -> None:
     """He-normal convolutions (fan-out); linear layers of unit gain, so that initial logits are small."""
     for module in body.modules():
         if isinstance(module, nn.Conv2d):

@@ -1,7 +1,7 @@
-"""Adapt classifiers: extract logits from their outputs and normalise their inputs.
+"""Adapt classifiers: extract logits from their outputs and normalize their inputs.
 
 A member takes inputs in the threat's units, for example images in [0, 1], and gives logits [n, classes]. Most
-classifiers differ from that in two ways only: they wrap the logits in another object, and they need normalised inputs.
+classifiers differ from that in two ways only: they wrap the logits in another object, and they need normalized inputs.
 """
 
 from __future__ import annotations
@@ -10,36 +10,21 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from randens.core.errors import InputError, ModelError
 
-__all__ = ["Adapted", "adapt", "in_precision", "logits_of", "preprocessing_of"]
-
 _WANTED = "a member returns logits [n, classes], or a tuple that starts with them, or something with .logits"
 
 
 def logits_of(answer: Any, count: int, name: str) -> Tensor:
-    """The logits in a classifier's answer.
+    """The logits [n, classes] in a classifier's answer, in float32 or float64.
 
-    Parameters
-    ----------
-    answer : Tensor, tuple, list, mapping or object
-        A tensor; the first item of a tuple or list; the entry or attribute ``logits``. A single column, [n, 1] or
-        [n], is the logit of class 1 against class 0: a model trained with a sigmoid. It becomes (0, z).
-    count : int
-        n, the number of inputs.
-    name : str
-        The classifier's name, for errors.
+    The answer is a tensor, the first item of a tuple or list, or the entry or attribute ``logits``. A single column,
+    [n, 1] or [n], is the logit z of class 1 against class 0, from a model trained with a sigmoid; it becomes (0, z).
 
-    Returns
-    -------
-    Tensor
-        [n, classes], float32 or float64; lower precisions are widened.
-
-    Examples
-    --------
     >>> logits_of((torch.zeros(2, 3), "features"), 2, "net").shape
     torch.Size([2, 3])
     >>> logits_of(torch.tensor([[1.5]]), 1, "net").tolist()
@@ -61,25 +46,7 @@ def logits_of(answer: Any, count: int, name: str) -> Tensor:
 
 
 def in_precision(x: Tensor, module: nn.Module) -> Tensor:
-    """Inputs in the precision of a classifier's weights.
-
-    Parameters
-    ----------
-    x : Tensor
-        Inputs. Whole numbers other than bytes are not converted, because they may be tokens.
-    module : nn.Module
-        The module; without floating-point parameters, `x` is not converted.
-
-    Returns
-    -------
-    Tensor
-        `x` itself where nothing has to be done.
-
-    Examples
-    --------
-    >>> in_precision(torch.zeros(2, 3, dtype=torch.float64), nn.Linear(3, 2)).dtype
-    torch.float32
-    """
+    """Inputs in the precision of a classifier's weights; whole numbers stay, because they may be tokens."""
     weight = next((p for p in module.parameters() if p.is_floating_point()), None)
     if weight is None or x.dtype == weight.dtype:
         return x
@@ -107,22 +74,7 @@ def _inside(answer: Any, name: str) -> Tensor:
 
 
 class Adapted(nn.Module):
-    """A module as a member: normalises the input, calls the module, and extracts the logits.
-
-    Parameters
-    ----------
-    module : nn.Module
-        A classifier whose answer `logits_of` understands: a tensor, a tuple that starts with one, a mapping or an
-        object with ``logits`` (Hugging Face), or a single logit for class 1.
-    mean, std : sequence of float, optional
-        Per channel; the module is given (x − mean) / std.
-
-    Examples
-    --------
-    >>> member = Adapted(nn.Sequential(nn.Flatten(), nn.Linear(4, 1)), [0.5], [0.5])
-    >>> member(torch.zeros(3, 1, 2, 2)).shape
-    torch.Size([3, 2])
-    """
+    """A module as a member: its inputs are normalized by mean and std per channel, and its logits extracted."""
 
     mean: Tensor | None
     std: Tensor | None
@@ -154,12 +106,16 @@ class Adapted(nn.Module):
 def adapt(
     module: nn.Module, *, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
 ) -> Adapted:
-    """Make a member from any classifier, even if it needs normalised inputs or wraps its logits.
+    """Make a member from any classifier, even if it needs normalized inputs or wraps its logits.
 
     Parameters
     ----------
-    module, mean, std
-        As for `Adapted`. The member itself takes plain pixels in [0, 1], so that attacks work on pixels.
+    module : nn.Module
+        A classifier whose answer `logits_of` understands: a tensor, a tuple that starts with one, a mapping or an
+        object with ``logits`` (Hugging Face), or a single logit for class 1.
+    mean, std : sequence of float, optional
+        Per channel; the module is given (x − mean) / std. The member itself takes plain pixels in [0, 1], so that
+        attacks work on pixels.
 
     Returns
     -------
@@ -173,31 +129,29 @@ def adapt(
     torch.Size([4, 10])
     """
     if not isinstance(module, nn.Module):
-        raise InputError(f"module={type(module).__name__} must be a torch.nn.Module")
-    for name, values in (("mean", mean), ("std", std)):
-        if values is not None and not all(map(math.isfinite, values)):
-            raise InputError(f"{name}={values!r} must be finite numbers, one for each channel")
-    if std is not None and min(std) <= 0:
-        raise InputError(f"std={std!r} must be positive")
+        raise InputError(f"module is a {type(module).__name__}; it must be a torch.nn.Module")
+    if mean is not None or std is not None:
+        mean, std = _checked(mean if mean is not None else 0.0, std if std is not None else 1.0, (mean, std))
     return Adapted(module, mean, std)
 
 
 def preprocessing_of(given: Any, module: nn.Module | None = None) -> tuple[list[float], list[float]] | None:
-    """Return mean and standard deviation per channel from their usual forms.
+    """Mean and standard deviation per channel from their usual forms; None: no preprocessing.
 
     Parameters
     ----------
     given : None, "auto", pair, mapping or object
-        ``(mean, std)``, numbers or one per channel; a mapping with ``mean`` and ``std`` (timm's
-        ``default_cfg``) or with ``image_mean`` and ``image_std``, or an object with such attributes (an image
-        processor of transformers). ``"auto"`` reads `module`'s own configuration.
+        ``(mean, std)``, numbers or one per channel; a mapping or an object with ``mean`` and ``std`` (timm's
+        ``default_cfg``, torchvision's ``Normalize`` and ``weights.transforms()``) or with ``image_mean`` and
+        ``image_std`` (an image processor of transformers); a ``Compose`` that holds a ``Normalize``. Only the
+        normalization is taken: inputs have their size already. ``"auto"`` reads `module`'s own configuration.
     module : nn.Module, optional
         Whose configuration ``"auto"`` reads: ``pretrained_cfg`` or ``default_cfg`` of timm.
 
     Returns
     -------
     (list of float, list of float) or None
-        None: no preprocessing.
+        For `adapt`.
 
     Examples
     --------
@@ -212,35 +166,54 @@ def preprocessing_of(given: Any, module: nn.Module | None = None) -> tuple[list[
         if given != "auto":
             raise InputError(f"preprocessing is {given!r}; give (mean, std), a configuration, or 'auto'")
         given = getattr(module, "pretrained_cfg", None) or getattr(module, "default_cfg", None)
-    if given is None:
-        raise InputError(
-            f"preprocessing is 'auto', but {type(module).__name__} carries no configuration as timm's models do; "
-            "give (mean, std), or the image processor of transformers"
-        )
-    pair = _read_pair(given)
-    try:
-        mean, std = ([float(v) for v in (part if hasattr(part, "__len__") else [part])] for part in pair)
-    except (TypeError, ValueError):
-        raise InputError(
-            f"preprocessing is {given!r}; it must be (mean, std), numbers or one per channel"
-        ) from None
-    if not all(map(math.isfinite, [*mean, *std])) or min(std) <= 0:
-        raise InputError(f"preprocessing is {given!r}; means must be finite and standard deviations positive")
-    return mean, std
+        if given is None:
+            raise InputError(
+                f"preprocessing is 'auto', but {type(module).__name__} carries no configuration as timm's models do; "
+                "give (mean, std), or the image processor of transformers"
+            )
+    pair = _find_pair(given)
+    if pair is None and isinstance(given, tuple | list) and len(given) == 2:
+        pair = given[0], given[1]
+    if pair is None:
+        raise InputError(f"preprocessing is {given!r}; give (mean, std), or something that has them")
+    return _checked(*pair, given)
 
 
-def _read_pair(given: Any) -> tuple[Any, Any]:
+def preprocessing_per_member(given: Any, count: int) -> list[Any]:
+    """What each of `count` members is given: a list has one entry for each (None, a pair, a configuration ...).
+
+    >>> preprocessing_per_member([None, (0.5, 0.25)], 2), preprocessing_per_member((0.5, 0.25), 2)
+    ([None, (0.5, 0.25)], [(0.5, 0.25), (0.5, 0.25)])
+    """
+    numbers = (int, float, list, Tensor, np.ndarray)
+    if isinstance(given, list) and not all(isinstance(part, numbers) for part in given):
+        if len(given) != count:
+            raise InputError(f"preprocessing is a list of {len(given)}; there are {count} members")
+        return given
+    return [given] * count
+
+
+def _find_pair(given: Any) -> tuple[Any, Any] | None:
+    """mean and std of a mapping or an object, or of the last of its transforms that has them."""
     for mean, std in (("mean", "std"), ("image_mean", "image_std")):
-        if isinstance(given, Mapping) and mean in given and std in given:
-            return given[mean], given[std]
-        if getattr(given, mean, None) is not None and getattr(given, std, None) is not None:
-            found = getattr(given, mean), getattr(given, std)
-            if not any(map(callable, found)):
-                return found
+        if isinstance(given, Mapping):
+            found = given.get(mean), given.get(std)
+        else:
+            found = getattr(given, mean, None), getattr(given, std, None)
+        if found[0] is not None and found[1] is not None and not any(map(callable, found)):
+            return found
+    inner = getattr(given, "transforms", None)
+    parts = list(inner) if isinstance(inner, list | tuple) else []
+    return next((pair for part in reversed(parts) if (pair := _find_pair(part)) is not None), None)
+
+
+def _checked(mean: Any, std: Any, given: Any) -> tuple[list[float], list[float]]:
     try:
-        mean_part, std_part = given
+        means, stds = (
+            [float(v) for v in (part if hasattr(part, "__len__") else [part])] for part in (mean, std)
+        )
     except (TypeError, ValueError):
-        raise InputError(
-            f"preprocessing is {given!r}; give (mean, std), or a configuration of timm or transformers that has them"
-        ) from None
-    return mean_part, std_part
+        raise InputError(f"preprocessing is {given!r}; it must be numbers or one per channel") from None
+    if not means or not stds or not all(map(math.isfinite, [*means, *stds])) or min(stds) <= 0:
+        raise InputError(f"preprocessing is {given!r}; means must be finite and standard deviations positive")
+    return means, stds

@@ -1,16 +1,15 @@
 """Networks by name, and back from JSON.
 
-A created model is a `Classifier`: input normalisation (buffers) followed by a body.  It carries
-`architecture`, a dictionary of plain JSON values from which `build` makes the same network again.
+A created model is a `Classifier`: input normalization (buffers) followed by a body. It carries `architecture`, a
+dictionary of plain JSON values from which `build` makes the same network again.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -18,39 +17,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from randens.core.errors import InputError, ModelError, unknown
+from randens.core.errors import InputError, ModelError, RandensError, unknown, whole
 from randens.models import factories, networks
 
-__all__ = ["Classifier", "build", "create", "names", "weights"]
-
-Shape = tuple[int, ...]
-
-_LARGEST = {"width": 1 << 16, "hidden": 1 << 16, "depth": 1000}
-_MOST_CLASSES = 1 << 20
 _MOST_INPUTS = 1 << 28
+_MOST_WEIGHTS = 1 << 30
 # Initial weights come from torch's global generator: two threads that seed it at once would get each other's numbers.
 _SEEDED = threading.Lock()
 
 
 class Classifier(nn.Module):
-    """A network that takes images in [0, 1] and normalises them itself, so attacks work on pixels.
-
-    logits = body((x − mean) / std), with mean and std per channel.  Shapes: [n, *input_shape] → [n, classes].
-
-    Parameters
-    ----------
-    body : nn.Module
-        Takes normalised inputs.
-    architecture : dict
-        Plain JSON values from which `build` makes the network.
-    mean, std : sequence of float or None
-        Per channel.
-
-    Examples
-    --------
-    >>> create("linear", classes=3, input_shape=(4,), mean=0.5, std=0.5).mean.flatten().tolist()
-    [0.5, 0.5, 0.5, 0.5]
-    """
+    """logits = body((x − mean) / std), with mean and std per channel: attacks work on pixels in [0, 1]."""
 
     mean: torch.Tensor | None
     std: torch.Tensor | None
@@ -64,7 +41,7 @@ class Classifier(nn.Module):
     ) -> None:
         super().__init__()
         self.architecture = architecture
-        self.input_shape: Shape = tuple(architecture["input_shape"])
+        self.input_shape: tuple[int, ...] = tuple(architecture["input_shape"])
         self.classes: int = architecture["classes"]
         trailing = (1,) * (len(self.input_shape) - 1)
         for name, values in (("mean", mean), ("std", std)):
@@ -114,18 +91,7 @@ _NETWORKS: Mapping[str, _Network] = {
 
 
 def names() -> tuple[str, ...]:
-    """The networks that `create` knows.
-
-    Returns
-    -------
-    tuple of str
-        For `create`.
-
-    Examples
-    --------
-    >>> "resnet20" in names()
-    True
-    """
+    """The networks that `create` knows."""
     return tuple(sorted(_NETWORKS))
 
 
@@ -133,20 +99,19 @@ def create(
     name: str,
     *,
     classes: int,
-    input_shape: Sequence[int],
+    input_shape: Sequence[int] = (3, 32, 32),
     width: int | None = None,
     mean: float | Sequence[float] | None = None,
     std: float | Sequence[float] | None = None,
     seed: int | None = None,
-    **arguments: Any,
+    **options: Any,
 ) -> Classifier:
     """A network with fresh weights.
 
     Parameters
     ----------
     name : str
-        One of `names()`; or "timm:NAME"; or "package.module:factory", a function that returns a module, which is
-        imported and called. These two get the further arguments as they are.
+        One of `names()`, ``"timm:NAME"``, or ``"package.module:factory"``, a function that is imported and called.
     classes : int
         How many classes.
     input_shape : sequence of int
@@ -154,176 +119,107 @@ def create(
     width : int, optional
         Channels or units of the first layer; None: the usual number.
     mean, std : float or sequence of float, optional
-        To normalise by, per channel or one number for all.
+        To normalize by, per channel or one number for all.
     seed : int, optional
         Decides the weights. None: they come from torch's global generator, so two calls give different members.
-    **arguments
-        The network's own: `hidden` of convnet, `depth` of mlp.
+    **options
+        The network's own: `hidden` of convnet, `depth` of mlp, `stride` of resnet8, those of timm or the factory.
 
     Returns
     -------
     Classifier
-        With fresh weights, in training mode.
+        In training mode.
 
     Examples
     --------
-    >>> model = create("resnet20", classes=10, input_shape=(3, 32, 32), seed=0)
+    >>> model = create("resnet20", classes=10, seed=0)
     >>> model(torch.zeros(2, 3, 32, 32)).shape
     torch.Size([2, 10])
     """
     shape = _input_shape(input_shape)
-    _positive("classes", classes, minimum=2)
-    if ":" in name:
-        if width is not None:
-            arguments["width"] = width
-        with _seeded(seed):
-            body = factories.make(name, classes, shape, arguments)
-        about = {"name": name, "classes": classes, "input_shape": list(shape), **arguments}
-        return _normalized(body, about, mean, std)
-    if name not in _NETWORKS:
-        unknown("model", name, _NETWORKS)
-    known = _NETWORKS[name]
+    whole("classes", classes, 2, 1 << 20)
     if width is not None:
-        if "width" not in known.options:
-            raise InputError(f"width={width!r} was given, but the {name} model has no width")
-        arguments["width"] = width
-    for argument in arguments:
-        if argument not in known.options:
-            unknown(f"argument of {name}", argument, known.options)
-        _positive(argument, arguments[argument])
-    smallest = known.smallest
-    if smallest is not None and (len(shape) != 3 or min(shape[1:]) < smallest):
+        options["width"] = width
+    if seed is not None:
+        whole("seed", seed, 0, 2**63 - 1)
+    make, options = _maker(name, shape, classes, options)
+    with torch.device("meta"):
+        weights = sum(parameter.numel() for parameter in make().parameters()) if name in _NETWORKS else 0
+    if weights > _MOST_WEIGHTS:
         raise InputError(
-            f"input_shape={shape} does not fit {name}, which takes (channels, height, width) of at least "
-            f"{smallest}×{smallest} pixels"
+            f"{name} of {options} would have {weights} weights; at most {_MOST_WEIGHTS} are made"
         )
-    arguments = {**known.options, **arguments}
-    architecture: dict[str, Any] = {"name": name, "classes": classes, "input_shape": list(shape), **arguments}
-    with _seeded(seed):
-        body = known.make(shape, classes, **arguments)
-        # Weights on the device "meta" have no values, and to draw them torch would import its compiler: 2 seconds.
-        if torch.get_default_device().type != "meta":
-            networks.initialise(body)
-    return _normalized(body, architecture, mean, std)
+    with _SEEDED, torch.random.fork_rng(devices=[], enabled=seed is not None):
+        if seed is not None:
+            torch.default_generator.manual_seed(seed)
+        body = make()
+        if name in _NETWORKS:
+            networks.initialize(body)
+    architecture: dict[str, Any] = {"name": name, "classes": classes, "input_shape": list(shape), **options}
+    for key, values in (("mean", mean), ("std", std)):
+        if values is not None:
+            architecture[key] = _per_channel(key, values, shape[0])
+    return Classifier(body, architecture, architecture.get("mean"), architecture.get("std"))
 
 
 def build(architecture: Mapping[str, Any], *, seed: int = 0) -> Classifier:
     """Build the network that `architecture` describes (as read from JSON), to load weights into.
 
-    Its initial weights are those of `seed`; torch's global generator is not used.
-
-    Parameters
-    ----------
-    architecture : mapping
-        As a `Classifier` carries it: name, classes, input_shape and the network's own options.
-    seed : int
-        Of the weights until others are loaded.
-
-    Returns
-    -------
-    Classifier
-        With fresh weights.
-
-    Examples
-    --------
     >>> build({"name": "linear", "classes": 3, "input_shape": [4]})(torch.zeros(1, 4)).shape
     torch.Size([1, 3])
     """
     try:
-        plain = json.loads(json.dumps(dict(architecture)))
+        plain = {**json.loads(json.dumps(dict(architecture))), "seed": seed}
         name = plain.pop("name")
-        if isinstance(name, str):
-            factories.check_trusted(name)
-        return create(name, seed=seed, **plain)
-    except (KeyError, TypeError) as error:
-        raise ModelError(
-            f"architecture {dict(architecture)!r} does not describe a model ({error}); "
-            "it needs name, classes and input_shape"
-        ) from error
+        factories.check_trusted(name)
+        return create(name, input_shape=plain.pop("input_shape"), **plain)
+    except RandensError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        shown = str(dict(architecture))[:200]
+        raise ModelError(f"architecture {shown} does not describe a model ({str(error)[:200]})") from error
 
 
-def weights(architecture: Mapping[str, Any]) -> int:
-    """Count the weights of the network that `architecture` describes, without allocating memory for them.
-
-    Parameters
-    ----------
-    architecture : mapping
-        As for `build`.
-
-    Returns
-    -------
-    int
-        Parameters and running statistics.
-
-    Examples
-    --------
-    >>> weights({"name": "linear", "classes": 3, "input_shape": [1, 2, 2]})
-    15
-    """
-    name = str(architecture.get("name"))
+def _maker(
+    name: str, shape: tuple[int, ...], classes: int, options: dict[str, Any]
+) -> tuple[Callable[[], nn.Module], dict[str, Any]]:
+    """A function that makes the body, and its options with the usual values filled in."""
     if ":" in name:
-        return 0
+        return partial(factories.make, name, classes, shape, options), options
     if name not in _NETWORKS:
         unknown("model", name, _NETWORKS)
-    try:
-        with torch.device("meta"):
-            body = build(architecture).body
-    except (ValueError, OverflowError, RuntimeError) as error:
-        said = f"architecture {str(dict(architecture))[:200]} does not describe a model ({str(error)[:200]})"
-        raise ModelError(said) from error
-    return sum(value.numel() for value in body.state_dict().values())
+    known = _NETWORKS[name]
+    for option, value in options.items():
+        if option not in known.options:
+            unknown(f"option of {name}", option, known.options)
+        whole(option, value, 1, 1000 if option == "depth" else 1 << 16)
+    if known.smallest is not None and (len(shape) != 3 or min(shape[1:]) < known.smallest):
+        raise InputError(
+            f"input_shape is {shape}; {name} takes (channels, height, width) of at least "
+            f"{known.smallest}×{known.smallest} pixels"
+        )
+    options = {**known.options, **options}
+    return partial(known.make, shape, classes, **options), options
 
 
-@contextlib.contextmanager
-def _seeded(seed: int | None) -> Iterator[None]:
-    """Weights of this seed; torch's global generator is left as it was."""
-    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63):
-        raise InputError(f"seed={seed!r} must be an integer from 0 to 2**63 - 1, or None")
-    with _SEEDED, torch.random.fork_rng(devices=[], enabled=seed is not None):
-        if seed is not None:
-            torch.default_generator.manual_seed(seed)
-        yield
-
-
-def _normalized(
-    body: nn.Module,
-    architecture: dict[str, Any],
-    mean: float | Sequence[float] | None,
-    std: float | Sequence[float] | None,
-) -> Classifier:
-    channels = architecture["input_shape"][0]
-    means, stds = _per_channel("mean", mean, channels), _per_channel("std", std, channels)
-    if stds is not None and min(stds) <= 0:
-        raise InputError(f"std={std!r} must be positive")
-    if means is not None:
-        architecture["mean"] = means
-    if stds is not None:
-        architecture["std"] = stds
-    return Classifier(body, architecture, means, stds)
-
-
-def _input_shape(input_shape: Sequence[int]) -> Shape:
+def _input_shape(input_shape: Sequence[int]) -> tuple[int, ...]:
     try:
         shape = tuple(int(size) for size in input_shape)
     except (TypeError, ValueError, OverflowError):
         shape = ()
     if not 1 <= len(shape) <= 3 or min(shape) < 1 or math.prod(shape) > _MOST_INPUTS:
-        raise InputError(f"input_shape={input_shape!r} must be positive sizes such as (3, 32, 32) or (64,)")
+        raise InputError(f"input_shape is {input_shape!r}; give positive sizes such as (3, 32, 32) or (64,)")
     return shape
 
 
-def _positive(name: str, value: int, minimum: int = 1) -> None:
-    largest = _LARGEST.get(name, _MOST_CLASSES)
-    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-        raise InputError(f"{name}={value!r} must be an integer of at least {minimum}")
-    if value > largest:
-        raise InputError(f"{name}={str(value)[:40]} must be an integer of at most {largest}")
-
-
-def _per_channel(name: str, values: float | Sequence[float] | None, channels: int) -> list[float] | None:
-    if values is None:
-        return None
-    numbers = [float(values)] * channels if isinstance(values, (int, float)) else [float(v) for v in values]
-    if len(numbers) != channels or not all(map(math.isfinite, numbers)):
-        raise InputError(f"{name}={values!r} must be a finite number, or one for each of {channels} channels")
+def _per_channel(name: str, values: float | Sequence[float], channels: int) -> list[float]:
+    numbers = [float(values)] * channels if isinstance(values, int | float) else [float(v) for v in values]
+    if (
+        len(numbers) != channels
+        or not all(map(math.isfinite, numbers))
+        or (name == "std" and min(numbers) <= 0)
+    ):
+        raise InputError(
+            f"{name} is {values!r}; give a finite number, or one for each of {channels} channels"
+        )
     return numbers
