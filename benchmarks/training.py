@@ -59,7 +59,7 @@ def recipe(batch: int, method: str, members: int, **settings: Any) -> Recipe:
             "adversary": {"name": "pgd", "steps": GRADIENTS},
             "validation": {"attack": "fgsm", "size": 8},
             "sampling": {"method": "uniform"},
-            "checkpoint": {"seconds": 1e9},
+            "checkpoint": {"seconds": 1e6},
             **settings,
         }
     )

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from randens import models
 from randens.core import documents
-from randens.core.devices import has_float64
+from randens.core.devices import full_float32, has_float64
 from randens.core.errors import FileError, InputError, ModelError, RandensError, whole
 from randens.core.files import document_checksum, read_file, read_json, seal, sha256, write_atomic, write_json
 from randens.threat import Threat
@@ -179,7 +179,7 @@ class _Ensemble(nn.Module):
     def _judge(self, x: Tensor) -> tuple[Tensor, int]:
         """Verdicts [n, M], and how many classes there are (0 if there are no inputs)."""
         parts, classes = [], 0
-        with evaluating(self), torch.no_grad():
+        with evaluating(self), full_float32(), torch.no_grad():
             for chunk in torch.split(x, _CHUNK):
                 z = self.logits(models.send(chunk, self.device))
                 if not bool(torch.isfinite(z).all()):

@@ -20,7 +20,6 @@ from randens.training import engine as engine_module
 from randens.training import load_recipe, train
 from randens.training.adversaries import AttackedMembers, Start, adversary
 from randens.training.alpha import Validated, attacks_per_choice, due, osp
-from randens.training.checkpoint import EarlyStopping
 from randens.training.losses import objective
 from randens.training.recipe import AdversaryPart, SamplingPart
 from randens.witness import WitnessPool
@@ -280,53 +279,10 @@ def test_its_first_step_follows_the_gradient_of_mce(level: str) -> None:
     assert not torch.equal(signs("mce"), signs("cross-entropy"))
 
 
-def test_the_rule_of_thumb_stops_a_member_that_leaves_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The verdicts are played: f₁ is fooled on 30 of 100 inputs, f₂ on 40, then on 65 and 68; the limit is 60."""
-    second = iter([40, 65, 68, 50, 50, 50])
-
-    def verdict(rec: RandomizedEnsemble, *_: object) -> Validated:
-        members = len(rec.members)
-        counts = [30] if members == 1 else [30, next(second)]
-        points = np.concatenate([np.arange(c) for c in counts])
-        fooled = np.concatenate(
-            [np.tile(np.eye(members, dtype=bool)[i], (c, 1)) for i, c in enumerate(counts)]
-        )
-        pool = WitnessPool(100, members, points, fooled)
-        return Validated(rec.probs.numpy(), pool, np.zeros(members), Cost())
-
-    monkeypatch.setattr(engine_module, "attacked", verdict)
-    said: list[str] = []
-    recipe = small(
-        method="barre",
-        members=2,
-        epochs=6,
-        sampling={"rule": "released", "method": "uniform"},
-        validation={"rule_of_thumb": True, "patience": 2},
-    )
-    monkeypatch.setattr(alpha_module, "attacked", lambda rec, *_: verdict(rec.with_probs(None)))
-    train(recipe, tmp_path / "run", say=said.append)
-    assert "65.0% is above 60.0%" in said[1]
-    assert "68.0% is above 60.0%" in said[2]
-    assert said[2].endswith("training of this member stops, its best checkpoint is kept")
-    lines = [line for line in Run.open(tmp_path / "run").metrics() if line.get("member") == 2]
-    assert [line["epoch"] for line in lines if line["event"] == "epoch"] == [1, 2, 3]
-    assert next(line for line in lines if line["event"] == "member")["best_epoch"] == 1
-
-
-def test_a_fresh_member_is_given_time_before_the_rule_of_thumb_counts() -> None:
-    watch = EarlyStopping()
-    for holds, above in ((False, 0), (False, 0), (True, 0), (False, 1), (True, 0)):
-        watch.within(holds)
-        assert watch.above_limit == above
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"adversary": {"name": "arc", "loss": "mce"}}, "climb something of their own"),
-        ({"validation": {"rule_of_thumb": True}}, "it is for method 'barre', not 'at'"),
         ({"sampling": {"final": "checkpoint"}}, "'at' chooses no α while training"),
         ({"adversary": {"start": 1.5}}, "adversary.start"),
     ],

@@ -47,7 +47,7 @@ def test_json_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         (["--set", "batch_size=5000"], "the training set has only 1257 images"),
         (["--set", "first=nowhere"], "first is 'nowhere'; there is no folder there"),
         (["--set", "optimizer.name=adam"], "optimizer.name is 'adam'"),
-        (["--set", "model.name=timm:resnet18"], "set width=none"),
+        (["--set", "model.name=timm:resnet18"], "set width, depth to none"),
         ([*_OWN, "--set", "model.name=nowhere:net"], "cannot be imported"),
         ([*_OWN, "--set", "model.name=torch.nn:Flatten"], "it must return logits [2, 10]"),
         (["--devices", "4097"], "devices"),

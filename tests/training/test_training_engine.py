@@ -23,7 +23,6 @@ from randens.models import Classifier
 from randens.training import Diverged, Recipe, Stopped, train
 from randens.training import engine as engine_module
 from randens.training.alpha import Validated, attacked
-from randens.training.checkpoint import Best
 from randens.training.engine import Engine
 from randens.training.losses import learning_rate
 from randens.training.recipe import SchedulePart
@@ -294,17 +293,17 @@ def test_catastrophic_overfitting_stops_a_member_and_keeps_its_best(
 def test_the_best_checkpoint_is_kept_not_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def recorded(keep: str) -> tuple[list[dict[str, torch.Tensor]], dict[str, torch.Tensor]]:
         states: list[dict[str, torch.Tensor]] = []
-        real = Engine._better
+        real = Engine._keep_better
         risks = iter([0.5, 0.2, 0.4])
 
-        def record(self: Any, stage: Any, choice: Validated) -> Best:
+        def record(self: Any, stage: Any, choice: Validated) -> None:
             states.append({k: v.clone() for k, v in stage.averaged[0].state_dict().items()})
             fooled = np.ones((round(10 * next(risks)), 1), dtype=bool)
             pool = WitnessPool(10, 1, np.arange(len(fooled)), fooled)
-            return real(self, stage, dataclasses.replace(choice, pool=pool))
+            real(self, stage, dataclasses.replace(choice, pool=pool))
 
         with monkeypatch.context() as patched:
-            patched.setattr(Engine, "_better", record)
+            patched.setattr(Engine, "_keep_better", record)
             rec = train(small(epochs=3, validation={"keep": keep}), tmp_path / keep)
         return states, dict(rec.members[0].state_dict())
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -97,20 +97,17 @@ def train(
 def _report(folder: Path, as_json: bool) -> None:
     from randens.core.runs import Run
 
-    show({"run": folder, **Run.open(folder).read("training")}, as_json, _lines(folder))
+    summary = Run.open(folder).read("training")
+    show({"run": folder, **summary}, as_json, _lines(folder, summary))
 
 
-def _lines(folder: Path) -> Iterator[str]:
-    from randens.core.documents import read_document
-    from randens.training.train import Summary
-
-    summary = read_document(folder / "training.json", Summary)
-    found = summary.validation
-    probs = ", ".join(f"{p:.3g}" for p in summary.probs)
+def _lines(folder: Path, summary: dict[str, Any]) -> Iterator[str]:
+    found = summary["validation"]
+    probs = ", ".join(f"{p:.3g}" for p in summary["probs"])
     yield (
-        f"{summary.method}, {summary.members} members, α = ({probs}): natural "
-        f"{found.natural_accuracy:.1%}, under {found.attack} {found.robust_accuracy:.1%} "
-        f"on {found.images} validation images."
+        f"{summary['method']}, {summary['members']} members, α = ({probs}): natural "
+        f"{found['natural_accuracy']:.1%}, under {found['attack']} {found['robust_accuracy']:.1%} "
+        f"on {found['images']} validation images."
     )
     yield f"The ensemble is in {folder}. Judge it on test data: randens evaluate {folder}"
 

@@ -19,8 +19,6 @@ from randens.threat import Threat
 from randens.training.losses import Forward, divergence, objective
 from randens.training.recipe import AdversaryPart
 
-__all__ = ["Adversary", "AttackedMembers", "Start", "adversary", "projection"]
-
 
 @dataclass(frozen=True)
 class AttackedMembers:
@@ -107,13 +105,16 @@ class Adversary:
             start.count(found.cost.forwards, found.cost.backwards)
             return found.x_adv.to(start.x.device)
         value = self._objective(attacked, start)
-        onto = projection(self.threat, start.x) if self.projects else self._into_the_box
         point = start.point
         for _ in range(self.steps):
             with torch.enable_grad():
                 variable = point.detach().requires_grad_()
                 (gradient,) = torch.autograd.grad(value(attacked.logits(variable)).sum(), variable)
-            point = onto(self.threat.step(point, gradient, self.step))
+            point = self.threat.step(point, gradient, self.step)
+            if self.projects:
+                point = self.threat.project(point, start.x)
+            elif self.threat.bounds is not None:
+                point = point.clamp(*self.threat.bounds)
         return point
 
     def passes(self, attacked: int) -> int:
@@ -131,31 +132,6 @@ class Adversary:
                 clean = attacked.logits(start.x).log_softmax(dim=-1)
             return lambda z: attacked.probs.to(z.dtype) @ divergence(clean, z)
         return lambda z: objective(self.loss, self.level, z, start.y, attacked.probs)
-
-    def _into_the_box(self, point: Tensor) -> Tensor:
-        return point if self.threat.bounds is None else point.clamp(*self.threat.bounds)
-
-
-def projection(threat: Threat, x: Tensor) -> Callable[[Tensor], Tensor]:
-    """A cheaper `threat.project` onto the set around x, without float64 arithmetic at every step.
-
-    linf: the interval is computed once for all steps. l2: in the precision of the inputs, with a radius
-    smaller by a millionth of ε, so that rounding leaves no point outside.
-    """
-    if threat.norm == "linf":
-        low, high = threat.interval(x)
-        return lambda point: torch.minimum(torch.maximum(point, low), high)
-    if threat.norm != "l2":
-        return lambda point: threat.project(point, x)
-    box = threat.bounds or (-torch.inf, torch.inf)
-
-    def onto(point: Tensor) -> Tensor:
-        delta = point.clamp(*box) - x
-        norms = delta.square().flatten(1).sum(dim=1).sqrt().clamp_min(1e-12)
-        scale = ((1 - 1e-6) * threat.eps / norms).clamp_max(1.0)
-        return x + delta * scale.view(-1, *[1] * (x.dim() - 1))
-
-    return onto
 
 
 def adversary(part: AdversaryPart, threat: Threat, level: str) -> Adversary:

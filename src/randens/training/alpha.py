@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from randens import attacks
@@ -21,18 +20,6 @@ from randens.risk import RiskProfile, candidates, cutting_planes, project_simple
 from randens.training.methods import Method, Weights, mirror_descent, uniform
 from randens.training.recipe import Recipe, SamplingPart
 from randens.witness import WitnessPool
-
-__all__ = [
-    "AlphaRule",
-    "Held",
-    "Validated",
-    "attacked",
-    "attacks_per_choice",
-    "due",
-    "exact",
-    "floored",
-    "osp",
-]
 
 Held = tuple[Tensor, Tensor]
 """Inputs [n, ...] and labels [n]."""
@@ -76,13 +63,12 @@ class Validated:
 
 
 class AlphaRule:
-    """α of one run, by the recipe's `sampling` and the method, on validation data (`held`) or the same training
-    images at every choice (`train`, if ``sampling.data = "train"``).
+    """α of one run, by the recipe's `sampling` and the method, chosen on the same `images` every time: the validation
+    data `held`, or training images.
     """
 
-    def __init__(self, recipe: Recipe, method: Method, train: Held | None, held: Held) -> None:
-        self.part, self.method, self.held = recipe.sampling, method, held
-        self.images = train or held
+    def __init__(self, recipe: Recipe, method: Method, images: Held, held: Held) -> None:
+        self.part, self.method, self.images, self.held = recipe.sampling, method, images, held
         named = method.attack or recipe.sampling.attack or recipe.validation.attack
         self.attack = validation_attack(recipe, named)
 
@@ -235,8 +221,3 @@ def _best(tried: list[Validated], key: Any) -> Validated:
     """The first of the best choices, with the cost of all of them."""
     cost = sum((choice.cost for choice in tried), Cost())
     return replace(min(tried, key=key), cost=cost, attacks=len(tried))
-
-
-def images_for(size: int, count: int, seed: int) -> Tensor:
-    """The rows of the training images on which α is chosen, the same at every choice."""
-    return torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:size]

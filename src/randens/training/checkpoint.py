@@ -11,29 +11,29 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import safetensors.torch
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
 
 from randens.core.documents import first_fault
 from randens.core.errors import FileError
 from randens.core.files import read_tensors, tensor_checksum, write_atomic
-from randens.risk import rule_of_thumb
 from randens.training.methods import Weights
-from randens.training.recipe import ValidationPart
-
-__all__ = ["Best", "EarlyStopping", "Position", "Spent", "Stage", "load", "pack", "part", "restore", "save"]
 
 _FORMAT = "randens-checkpoint-2"
 _KEPT = 2
 _NOISE = 0.1  # a smaller loss of accuracy may be noise around chance level
 
 
+Numbers = Annotated[list[float], BeforeValidator(lambda value: np.asarray(value).tolist())]
+
+
 class _Record(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, from_attributes=True)
 
 
 class Spent(_Record):
@@ -54,18 +54,14 @@ class Spent(_Record):
 
 
 class EarlyStopping(_Record):
-    """Catastrophic overfitting and the rule of thumb (Equation 15): the validations of a member so far.
+    """Catastrophic overfitting of a member: the validations so far.
 
     best: the best accuracy under attack; training: the training accuracy then; overfit: failures in a row since.
-    was_within, above_limit: whether the member ever satisfied the rule of thumb, and the number of validations in a
-    row since then that violate it. A fresh member violates it at first, which does not count.
     """
 
     best: float = 0.0
     training: float = 0.0
     overfit: int = 0
-    was_within: bool = False
-    above_limit: int = 0
 
     def seen(self, robust: float, training: float, collapse: float) -> None:
         """Update after a validation with accuracy `robust` under attack and accuracy `training` on the training
@@ -78,96 +74,47 @@ class EarlyStopping(_Record):
         lost = robust < collapse * self.best and self.best - robust >= _NOISE
         self.overfit = self.overfit + 1 if lost and training >= self.training else 0
 
-    def within(self, holds: bool) -> None:
-        """Update after a validation in which the rule of thumb `holds` or not."""
-        self.was_within = self.was_within or holds
-        self.above_limit = self.above_limit + 1 if self.was_within and not holds else 0
 
-    def after(
-        self, risks: Weights, trained: int, accuracy: float, part: ValidationPart
-    ) -> Iterator[tuple[str, str, dict[str, float]]]:
-        """Check the members' `risks` after an epoch, of which the last `trained` are watched; `accuracy` is that on
-        training examples. Yields what is wrong: an event for metrics.jsonl, a sentence, and its numbers.
-        """
-        if trained:
-            # Only the members in training can lose robustness; they are the last of those attacked.
-            robust = 1 - float(np.max(risks[-trained:]))
-            self.seen(robust, accuracy, part.collapse)
-            message = (
-                f"catastrophic overfitting, accuracy under attack fell from {self.best:.1%} to {robust:.1%} "
-                f"while training accuracy rose to {accuracy:.1%}"
-            )
-            if self.overfit:
-                stops, end = _end(self.overfit, part)
-                yield (
-                    "overfitting",
-                    f"{message}; {end}",
-                    {"robust": robust, "best": self.best, "stops": stops},
-                )
-        if part.rule_of_thumb and len(risks) > 1:
-            # Equation 15 for the member in training, which is the last one.
-            risk, limit = float(risks[-1]), float(rule_of_thumb(risks[:-1]).high)
-            self.within(risk <= limit)
-            message = f"its risk {risk:.1%} is above {limit:.1%}, the rule of thumb's limit"
-            if self.above_limit:
-                stops, end = _end(self.above_limit, part)
-                yield "rule-of-thumb", f"{message}; {end}", {"risk": risk, "limit": limit, "stops": stops}
+class Best(_Record):
+    """The best checkpoint of a stage so far: its risk and natural error on validation data, and α."""
 
-
-def _end(times: int, part: ValidationPart) -> tuple[bool, str]:
-    """Whether training of the member stops after so many failures, and the sentence's end."""
-    stops = times >= part.patience
-    return stops, "training of this member stops, its best checkpoint is kept" if stops else "watching"
-
-
-class _BestRecord(_Record):
     risk: float
     natural: float
     epoch: int
-    probs: list[float]
+    probs: Numbers
 
 
 class _StageRecord(_Record):
     epoch: int = Field(ge=0)
     step: int = Field(ge=0)
     batches: int = Field(ge=1)
-    probs: list[float]
-    losses: list[float]
+    probs: Numbers
+    losses: Numbers
     correct: float
     images: int
     stopping: EarlyStopping
-    best: _BestRecord | None
+    best: Best | None
 
 
 class Position(_Record):
     """Where a run is: how many members are finished, the α of the last one's best checkpoint, and the stage."""
 
-    finished: int = Field(ge=0)
-    probs: list[float] | None
+    finished: int = Field(ge=0, le=64)
+    probs: Numbers | None
     spent: Spent
     stage: _StageRecord | None
-
-
-@dataclass(frozen=True)
-class Best:
-    """The best checkpoint of a stage so far: its risk and natural error on validation data, and α."""
-
-    risk: float
-    natural: float
-    epoch: int
-    probs: Weights
-    states: Sequence[Mapping[str, Tensor]]
 
 
 @dataclass
 class Stage:
     """A stage in progress. `before` is the number of members finished earlier, `trained` are the members in
     training, `averaged` are the members that are validated and kept: their moving averages, or the same
-    members. `losses` [members], `correct` and `images` are sums over the epoch so far.
+    members. `batches` make an epoch; `losses` [members], `correct` and `images` are sums over the epoch so far.
     """
 
     number: int
     before: int
+    batches: int
     trained: list[nn.Module]
     averaged: list[nn.Module]
     optimizer: torch.optim.Optimizer
@@ -175,6 +122,7 @@ class Stage:
     epoch: int = 0
     step: int = 0
     best: Best | None = None
+    best_states: Sequence[Mapping[str, Tensor]] = ()
     stopping: EarlyStopping = field(default_factory=EarlyStopping)
     losses: Weights = field(init=False)
     correct: float = 0.0
@@ -195,7 +143,7 @@ class Stage:
 
 
 def pack(
-    finished: Sequence[nn.Module], probs: Weights | None, stage: Stage | None, spent: Spent, batches: int
+    finished: Sequence[nn.Module], probs: Weights | None, stage: Stage | None, spent: Spent
 ) -> tuple[dict[str, Tensor], Position]:
     """The state that a continued run needs."""
     tensors: dict[str, Tensor] = {}
@@ -208,50 +156,33 @@ def pack(
         for index, parameter in enumerate(_parameters(stage)):
             for key, value in stage.optimizer.state.get(parameter, {}).items():
                 tensors[f"optimizer.{index}.{key}"] = value
-        best = stage.best
-        if best is not None:
-            _put(tensors, "best", best.states)
-        record = _StageRecord(
-            epoch=stage.epoch,
-            step=stage.step,
-            batches=batches,
-            probs=stage.probs.tolist(),
-            losses=stage.losses.tolist(),
-            correct=stage.correct,
-            images=stage.images,
-            stopping=stage.stopping.model_copy(),
-            best=None
-            if best is None
-            else _BestRecord(
-                risk=best.risk, natural=best.natural, epoch=best.epoch, probs=best.probs.tolist()
-            ),
-        )
-    alpha = None if probs is None else probs.tolist()
-    return tensors, Position(finished=len(finished), probs=alpha, spent=spent.model_copy(), stage=record)
+        _put(tensors, "best", stage.best_states)
+        record = _StageRecord.model_validate(stage)
+    return tensors, Position.model_validate(
+        {"finished": len(finished), "probs": probs, "spent": spent, "stage": record}
+    )
 
 
-def restore(stage: Stage, tensors: Mapping[str, Tensor], record: _StageRecord, batches: int) -> None:
+def restore(stage: Stage, tensors: Mapping[str, Tensor], record: _StageRecord) -> None:
     """Bring a stage that was just begun to the checkpoint's position.
 
     If the number of batches per epoch has changed (another recipe), the epoch starts again.
     """
-    for index, member in enumerate(stage.trained):
-        member.load_state_dict(part(tensors, f"trained.{index}"))
-    if stage.averaged is not stage.trained:
-        for index, member in enumerate(stage.averaged):
-            member.load_state_dict(part(tensors, f"averaged.{index}"))
+    for index, (trained, averaged) in enumerate(zip(stage.trained, stage.averaged, strict=True)):
+        trained.load_state_dict(part(tensors, f"trained.{index}"))
+        if averaged is not trained:
+            averaged.load_state_dict(part(tensors, f"averaged.{index}"))
     for index, parameter in enumerate(_parameters(stage)):
         for key, value in part(tensors, f"optimizer.{index}").items():
             like = torch.empty_like(parameter) if value.shape == parameter.shape else torch.empty_like(value)
             stage.optimizer.state[parameter][key] = like.copy_(value)
     stage.probs, stage.epoch, stage.stopping = np.array(record.probs), record.epoch, record.stopping
-    if record.batches == batches:
+    if record.batches == stage.batches:
         stage.step, stage.losses = record.step, np.array(record.losses)
         stage.correct, stage.images = record.correct, record.images
+    stage.best = record.best
     if record.best is not None:
-        best = record.best
-        states = [part(tensors, f"best.{index}") for index in range(len(stage.trained))]
-        stage.best = Best(best.risk, best.natural, best.epoch, np.array(best.probs), states)
+        stage.best_states = [part(tensors, f"best.{index}") for index in range(len(stage.trained))]
 
 
 def save(folder: Path, tensors: Mapping[str, Tensor], position: Position) -> Path:

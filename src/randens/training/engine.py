@@ -30,13 +30,11 @@ from randens.data import Augment, Data
 from randens.ensemble import RandomizedEnsemble, frozen, to_layout
 from randens.training import checkpoint
 from randens.training.adversaries import Adversary, AttackedMembers, Start, adversary
-from randens.training.alpha import AlphaRule, Validated, attacked, images_for, validation_attack
+from randens.training.alpha import AlphaRule, Validated, attacked, validation_attack
 from randens.training.checkpoint import Best, Spent, Stage
 from randens.training.losses import Forward, average, learning_rate, optimizer, passes, training_loss
 from randens.training.methods import METHODS, Batch, StageMembers, Weights
 from randens.training.recipe import Recipe
-
-__all__ = ["Diverged", "Engine", "Session", "Stopped", "seed_for"]
 
 
 class Stopped(RandensError):
@@ -96,8 +94,8 @@ class Engine:
         self.bounds: list[int] = bounds.astype(int).tolist()
         self.held = held[: recipe.validation.size or len(held)]
         self.attack = validation_attack(recipe, self.method.attack or recipe.validation.attack)
-        rows = images_for(recipe.sampling.size, len(self.train_data), seed_for(recipe.seed, "osp"))
-        chosen = self.train_data[rows] if recipe.sampling.data == "train" else None
+        rows = torch.randperm(len(self.train_data), generator=self._generator("osp"))[: recipe.sampling.size]
+        chosen = self.train_data[rows] if recipe.sampling.data == "train" else self.held
         self.alpha = AlphaRule(recipe, self.method, chosen, self.held)
         self.spent, self.saved_at = Spent(), time.monotonic()
         self.forwards: dict[nn.Module, Forward] = {}
@@ -135,7 +133,8 @@ class Engine:
             member.train()
         averaged = [self._new(state=m.state_dict()) for m in trained] if self.recipe.ema else trained
         probs = self.alpha.start(before + len(trained))
-        return Stage(number, before, trained, averaged, optimizer(trained, self.recipe.optimizer), probs)
+        steps = optimizer(trained, self.recipe.optimizer)
+        return Stage(number, before, self.batches, trained, averaged, steps, probs)
 
     def _run_stage(self, stage: Stage) -> None:
         """Run the epochs of a stage until the end, or until early stopping."""
@@ -143,7 +142,7 @@ class Engine:
             return  # given by an earlier run
         epochs, patience = self.recipe.epochs_of(stage.number), self.recipe.validation.patience
         wrapped = [self._forward(self.processes.wrap(self._compiled(member))) for member in stage.trained]
-        while stage.epoch < epochs and max(stage.stopping.overfit, stage.stopping.above_limit) < patience:
+        while stage.epoch < epochs and stage.stopping.overfit < patience:
             begun = time.monotonic()
             self._run_epoch(stage, epochs, wrapped)
             self._validate(stage, epochs, begun)
@@ -258,24 +257,37 @@ class Engine:
             rec = self.method.validated(StageMembers(self.finished, stage.averaged, stage.probs))
             found = self._spend(attacked(rec, *self.held, self.attack))
             line.update(natural=1 - found.natural, robust=1 - found.risk)
-            stage.best = self._better(stage, found)
-            risks = found.pool.profile().member_risks
-            trained = len(stage.trained) if self.method.watched else 0
-            for event, message, values in stage.stopping.after(
-                risks, trained, accuracy, self.recipe.validation
-            ):
-                self.session.say(f"{stage.where}: {message}")
-                self._log(event, stage, **values)
+            self._keep_better(stage, found)
+            if self.method.watched:
+                self._watch(stage, found, accuracy)
         seconds = time.monotonic() - begun
         self._log("epoch", stage, **line, probs=stage.probs.tolist(), seconds=seconds)
 
-    def _better(self, stage: Stage, found: Validated) -> Best:
-        """The better of the best epoch so far and this one; the later one if they are equal."""
+    def _keep_better(self, stage: Stage, found: Validated) -> None:
+        """Keep the better of the best epoch so far and this one; the later one if they are equal."""
         best, now = stage.best, (found.risk, found.natural)
-        if self.recipe.validation.keep == "best" and best is not None and now > (best.risk, best.natural):
-            return best
-        states = [{k: v.detach().clone() for k, v in m.state_dict().items()} for m in stage.averaged]
-        return Best(found.risk, found.natural, stage.epoch, np.array(stage.probs), states)
+        if best is None or self.recipe.validation.keep == "last" or now <= (best.risk, best.natural):
+            stage.best = Best(
+                risk=found.risk, natural=found.natural, epoch=stage.epoch, probs=stage.probs.tolist()
+            )
+            stage.best_states = [
+                {k: v.detach().clone() for k, v in m.state_dict().items()} for m in stage.averaged
+            ]
+
+    def _watch(self, stage: Stage, found: Validated, accuracy: float) -> None:
+        """Check for catastrophic overfitting; `accuracy` is that on training examples."""
+        part, watch = self.recipe.validation, stage.stopping
+        # Only the members in training can lose robustness; they are the last of those attacked.
+        robust = 1 - float(np.max(found.pool.profile().member_risks[-len(stage.trained) :]))
+        watch.seen(robust, accuracy, part.collapse)
+        if watch.overfit:
+            stops = watch.overfit >= part.patience
+            end = "training of this member stops, its best checkpoint is kept" if stops else "watching"
+            self.session.say(
+                f"{stage.where}: catastrophic overfitting, accuracy under attack fell from {watch.best:.1%} to "
+                f"{robust:.1%} while training accuracy rose to {accuracy:.1%}; {end}"
+            )
+            self._log("overfitting", stage, robust=robust, best=watch.best, stops=stops)
 
     def _conclude(self, stage: Stage) -> None:
         """Finish the members of a stage: best weights, frozen, in eval mode."""
@@ -284,13 +296,11 @@ class Engine:
         if self.recipe.compile:
             # torch keeps a limited number of compiled versions of one function, for all members together.
             torch.compiler.reset()
-        self._add_finished(
-            best.states if best is not None else [member.state_dict() for member in stage.averaged]
-        )
+        self._add_finished(stage.best_states or [member.state_dict() for member in stage.averaged])
         if best is not None:
-            self.best_probs = best.probs
+            self.best_probs = np.array(best.probs)
             kept = {"best_epoch": best.epoch + 1, "robust": 1 - best.risk, "natural": 1 - best.natural}
-            self._log("member", stage, **kept, probs=best.probs.tolist())
+            self._log("member", stage, **kept, probs=best.probs)
         self._save(None)
 
     def _finish(self) -> RandomizedEnsemble:
@@ -325,7 +335,7 @@ class Engine:
                 # If the recipe now has fewer members, the run ends with the finished ones.
                 if position.stage is not None and len(self.finished) < self.recipe.members:
                     stage = self._begin()
-                    checkpoint.restore(stage, tensors, position.stage, self.batches)
+                    checkpoint.restore(stage, tensors, position.stage)
             except (RuntimeError, KeyError, IndexError, StopIteration) as error:
                 reason = " ".join(str(error).split())[:160]
                 raise InputError(f"the checkpoints in {folder} do not fit this recipe: {reason}") from error
@@ -358,7 +368,7 @@ class Engine:
         now = time.monotonic()
         self.spent.seconds += now - self.saved_at
         self.saved_at = now
-        tensors, position = checkpoint.pack(self.finished, self.best_probs, stage, self.spent, self.batches)
+        tensors, position = checkpoint.pack(self.finished, self.best_probs, stage, self.spent)
         for name, tensor in tensors.items():
             if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
                 raise self._diverged(stage, f"{name} is not finite")

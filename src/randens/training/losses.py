@@ -11,27 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from randens.training.recipe import LossPart, OptimizerPart, SchedulePart
-
-__all__ = [
-    "Examples",
-    "Forward",
-    "TrainingLoss",
-    "average",
-    "bounded_risk",
-    "cross_entropy",
-    "divergence",
-    "learning_rate",
-    "mce",
-    "objective",
-    "optimizer",
-    "passes",
-    "training_loss",
-]
 
 _TRADES_WEIGHT = 6.0
 
@@ -116,17 +101,10 @@ def passes(part: LossPart) -> int:
 def optimizer(members: Sequence[nn.Module], part: OptimizerPart) -> torch.optim.Optimizer:
     """The optimizer of a stage; weights that members share appear once."""
     weights = list(dict.fromkeys(p for member in members for p in member.parameters()))
+    shared: dict[str, Any] = {"lr": part.lr, "weight_decay": part.weight_decay, "fused": True}
     if part.name == "adamw":
-        betas = (part.momentum, 0.999)
-        return torch.optim.AdamW(weights, part.lr, betas, weight_decay=part.weight_decay, fused=True)
-    return torch.optim.SGD(
-        weights,
-        part.lr,
-        part.momentum,
-        weight_decay=part.weight_decay,
-        nesterov=part.nesterov,
-        fused=True,
-    )
+        return torch.optim.AdamW(weights, betas=(part.momentum, 0.999), **shared)
+    return torch.optim.SGD(weights, momentum=part.momentum, nesterov=part.nesterov, **shared)
 
 
 def learning_rate(part: SchedulePart, base: float, step: int, steps_per_epoch: int, epochs: int) -> float:

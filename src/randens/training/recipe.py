@@ -14,12 +14,10 @@ from __future__ import annotations
 
 import difflib
 import math
-import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -33,8 +31,6 @@ from pydantic.fields import FieldInfo
 from randens.core.errors import InputError
 from randens.core.files import parse_toml
 from randens.threat import Threat
-
-__all__ = ["Recipe", "difference", "recipe_from", "with_settings"]
 
 # Where and how fast a run is computed: a run may be continued with other values.
 _OF_THE_MACHINE = (
@@ -52,13 +48,6 @@ def _number(value: object) -> object:
         return float(over) / float(under) if under else float(over)
     except (ValueError, ZeroDivisionError):
         return value
-
-
-def _device(value: str) -> str:
-    """The name of a device; whether it is there shows when training begins."""
-    if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,3})?|mps", value):
-        raise ValueError(f"{value[:40]!r} is no device; valid: auto, cpu, cuda, cuda:N, mps")
-    return value
 
 
 Positive = Annotated[float, BeforeValidator(_number), Field(gt=0, le=1e6)]
@@ -92,17 +81,10 @@ class ModelPart(_Part):
     normalise: bool = True
 
     @property
-    def arguments(self) -> dict[str, Any]:
-        """What `randens.models.create` gets."""
-        own = {"width": self.width, "hidden": self.hidden, "depth": self.depth, "stride": self.stride}
-        return {**{key: value for key, value in own.items() if value is not None}, **self.options}
-
-    @model_validator(mode="after")
-    def _one_kind_of_options(self) -> ModelPart:
-        sizes = [key for key in self.arguments if key not in self.options]
-        if ":" in self.name and sizes:
-            raise ValueError(f"{sizes[0]} is not for {self.name!r}, which takes options; set {sizes[0]}=none")
-        return self
+    def sizes(self) -> dict[str, int]:
+        """The sizes that are given."""
+        all_ = {"width": self.width, "hidden": self.hidden, "depth": self.depth, "stride": self.stride}
+        return {key: value for key, value in all_.items() if value is not None}
 
 
 class DataPart(_Part):
@@ -169,12 +151,6 @@ class OptimizerPart(_Part):
     weight_decay: NotNegative = 5e-4
     nesterov: bool = False
 
-    @model_validator(mode="after")
-    def _needs_momentum(self) -> OptimizerPart:
-        if self.nesterov and (self.momentum == 0 or self.name != "sgd"):
-            raise ValueError("nesterov is true; it needs sgd with a momentum above 0")
-        return self
-
 
 class SchedulePart(_Part):
     """The learning rate over a member's training: `steps` multiplies by `factor` at each of `milestones`
@@ -226,8 +202,6 @@ class ValidationPart(_Part):
     `attack` may name any attack of `randens.attacks`; `size` limits the number of images. Training of a member
     stops after `patience` validations in a row whose accuracy under attack is below `collapse` times the best
     while the accuracy on training examples is higher than it was then. `keep` says which checkpoint is kept.
-    With `rule_of_thumb`, training of member m+1 also stops after `patience` validations in a row whose risk is above
-    (1 + 1/m) times that of the members before it, once it was below (Equation 15).
     """
 
     attack: Text = "adaptive-pgd-s"
@@ -237,7 +211,6 @@ class ValidationPart(_Part):
     keep: Literal["best", "last"] = "best"
     collapse: Share = 0.5
     patience: Count = 2
-    rule_of_thumb: bool = False
 
 
 class CheckpointPart(_Part):
@@ -297,7 +270,7 @@ class Recipe(_Part):
     first: Text | tuple[Text, ...] | None = None
     ema: Share = 0.0
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    device: Annotated[str, AfterValidator(_device)] = "auto"
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:[0-9]{1,3})?)$")] = "auto"
     devices: Annotated[int, Field(ge=1, le=4096)] | Literal["auto"] = 1
     nodes: Annotated[int, Field(ge=1, le=4096)] = 1
     compile: StrictBool = False
@@ -315,34 +288,45 @@ class Recipe(_Part):
 
     @model_validator(mode="after")
     def _consistent(self) -> Recipe:
-        if self.method == "at" and self.members != 1:
-            raise ValueError(f"members is {self.members}; method 'at' trains exactly 1")
-        if self.method == "bat" and self.members < 2:
-            raise ValueError(f"members is {self.members}; method 'bat' needs at least 2")
-        late = [m for m in self.schedule.milestones if m >= self.epochs]
-        if late:
-            raise ValueError(f"schedule.milestones holds {late[0]}; there are only {self.epochs} epochs")
-        if self.adversary.level == "kl" and self.adversary.name in ("arc", "arc-r"):
-            raise ValueError("adversary.level is 'kl'; arc follows decision boundaries and has no level")
-        if self.adversary.loss == "mce" and (
-            self.adversary.name in ("arc", "arc-r") or self.adversary.level == "kl"
+        method, craft, arc = self.method, self.adversary, self.adversary.name in ("arc", "arc-r")
+        last = max(self.schedule.milestones, default=0)
+        together = method in ("joint", "bounded")
+        for wrong, message in (
+            (method == "at" and self.members > 1, f"members is {self.members}; method 'at' trains exactly 1"),
+            (method == "bat" and self.members < 2, "members is 1; method 'bat' needs at least 2"),
+            (
+                self.optimizer.nesterov and (self.optimizer.momentum == 0 or self.optimizer.name != "sgd"),
+                "optimizer.nesterov is true; it needs sgd with a momentum above 0",
+            ),
+            (
+                ":" in self.model.name and self.model.sizes,
+                f"model {self.model.name!r} takes options; set {', '.join(self.model.sizes)} to none",
+            ),
+            (last >= self.epochs, f"schedule.milestones holds {last}; there are only {self.epochs} epochs"),
+            (craft.level == "kl" and arc, "adversary.level is 'kl'; arc follows decision boundaries"),
+            (
+                craft.loss == "mce" and (arc or craft.level == "kl"),
+                "adversary.loss is 'mce'; arc and level 'kl' climb something of their own",
+            ),
+            (
+                self.sampling.final == "checkpoint" and method != "barre",
+                f"sampling.final is 'checkpoint'; {method!r} chooses no α while training",
+            ),
+            (
+                len(self.given) > self.members,
+                f"first names {len(self.given)} runs; there are only {self.members} members",
+            ),
+            (
+                together and self.start == "previous",
+                f"start is 'previous'; {method} trains all members at once",
+            ),
+            (
+                self.weight is not None and method != "bounded",
+                f"weight is {self.weight}; method {method!r} has no weight",
+            ),
         ):
-            raise ValueError("adversary.loss is 'mce'; arc and level 'kl' climb something of their own")
-        if self.sampling.final == "checkpoint" and self.method != "barre":
-            raise ValueError(f"sampling.final is 'checkpoint'; {self.method!r} chooses no α while training")
-        if self.validation.rule_of_thumb and self.method != "barre":
-            raise ValueError(
-                f"validation.rule_of_thumb is true; it is for method 'barre', not {self.method!r}, "
-                "whose validation does not attack all members"
-            )
-        if len(self.given) > self.members:
-            raise ValueError(f"first names {len(self.given)} runs; there are only {self.members} members")
-        if self.method in ("joint", "bounded") and self.start == "previous":
-            raise ValueError(
-                f"start is 'previous'; {self.method} trains all members at once: there is no previous member"
-            )
-        if self.weight is not None and self.method != "bounded":
-            raise ValueError(f"weight is {self.weight}; method {self.method!r} has no weight")
+            if wrong:
+                raise ValueError(message)
         return self
 
     @property

@@ -10,14 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
 from torch import nn
 
 from randens import attacks, models
 from randens import data as datasets
 from randens.callbacks import Callback, check_callbacks
 from randens.core.distributed import Workers, workers
-from randens.core.documents import Document, read_document
 from randens.core.errors import FileError, InputError, unknown
 from randens.core.files import read_toml
 from randens.core.locks import only_writer
@@ -32,28 +30,7 @@ from randens.training.engine import Engine, Session, seed_for
 from randens.training.methods import METHODS, StageMembers, uniform
 from randens.training.recipe import Recipe, difference, recipe_from, with_settings
 
-__all__ = ["Plan", "Summary", "find_recipe", "load_recipe", "plan", "shipped_recipes", "train"]
-
 Pair = tuple[Data, Data]
-
-
-class ValidationSummary(Document):
-    """What a finished run measured on validation data."""
-
-    natural_accuracy: float
-    robust_accuracy: float
-    attack: str
-    images: int
-
-
-class Summary(Document):
-    """training.json of a finished run."""
-
-    finished: bool
-    method: str
-    members: int
-    probs: list[float] = Field(min_length=1)
-    validation: ValidationSummary
 
 
 @dataclass(frozen=True)
@@ -169,7 +146,8 @@ def train(
                 _open(chosen, folder, speak, force)
             processes.barrier()
             run = Run.open(folder)
-            if _is_finished(run):
+            # Written last, after the ensemble.
+            if (folder / "training.json").exists():
                 speak(f"{folder} is finished already; its ensemble is returned")
                 return load(run.ensemble)
             speak(planned.sentence())
@@ -310,6 +288,7 @@ def _members(recipe: Recipe, data: Data) -> Callable[[int], models.Classifier]:
     """
     part = recipe.model
     mean, std = data.mean_std() if part.normalise else (None, None)
+    arguments: dict[str, Any] = {**part.sizes, **part.options}
 
     def member(index: int) -> models.Classifier:
         return models.create(
@@ -319,7 +298,7 @@ def _members(recipe: Recipe, data: Data) -> Callable[[int], models.Classifier]:
             mean=mean,
             std=std,
             seed=seed_for(recipe.seed, "member", index),
-            **part.arguments,
+            **arguments,
         )
 
     member(0)
@@ -369,22 +348,14 @@ def _open(recipe: Recipe, folder: Path, say: Callable[[str], None], force: bool)
     (folder / "training.json").unlink(missing_ok=True)
 
 
-def _is_finished(run: Run) -> bool:
-    path = run.path / "training.json"
-    return path.exists() and run.ensemble.is_dir() and read_document(path, Summary).finished
-
-
 def _clean(folder: Path) -> None:
-    """Remove temporary files of a killed process, and a folder without a manifest."""
-    if not folder.is_dir():
-        return
-    for place in (folder, folder / "checkpoints"):
-        for left in [*place.glob(".*.tmp"), *place.glob(".*.old")]:
-            if left.is_dir():
-                shutil.rmtree(left, ignore_errors=True)
-            else:
-                left.unlink(missing_ok=True)
-    if not any(folder.iterdir()):
+    """Remove temporary files of a killed process, and a folder that it left empty."""
+    for left in (*folder.glob("**/.*.tmp"), *folder.glob("**/.*.old")):
+        if left.is_dir():
+            shutil.rmtree(left, ignore_errors=True)
+        else:
+            left.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
         folder.rmdir()
 
 
