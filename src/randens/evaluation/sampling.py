@@ -30,7 +30,6 @@ from randens.ensemble import RandomizedEnsemble
 from randens.evaluation.argument_checks import DataLike, labelled
 from randens.random_model import FrozenDraw
 from randens.risk import (
-    ConfidentSampling,
     CrossFit,
     RiskProfile,
     Sampling,
@@ -81,9 +80,6 @@ class AttackedSampling(Sampling):
     crossed : CrossFit or None
         The cross-fitted risk: each input is evaluated at probabilities chosen without it, on the same
         witnesses.
-    upper, objective, confidence : float or None
-        If chosen by a confidence: `upper` bounds the risk on the distribution against the perturbations found, for
-        all α at once; gap and lower bound are those of the minimized bound, `objective`.
     """
 
     pool: WitnessPool = field(repr=False)
@@ -93,20 +89,11 @@ class AttackedSampling(Sampling):
     attacks: tuple[str, ...] = ()
     cost: Cost = field(default_factory=Cost)
     tol: float = 0.0
-    upper: float | None = None
-    objective: float | None = None
-    confidence: float | None = None
     crossed: CrossFit | None = field(default=None, repr=False)
     threat: Threat | None = None
     data: str = "unknown"
     now: Cost = field(default_factory=Cost, repr=False)
     reused: int = field(default=0, repr=False)
-
-    @property
-    def gap(self) -> float:
-        """The largest possible improvement by other probabilities, in the minimised quantity."""
-        value = self.risk if self.objective is None else self.objective
-        return max(0.0, value - self.lower_bound)
 
     @property
     def converged(self) -> bool:
@@ -130,10 +117,7 @@ class AttackedSampling(Sampling):
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary for JSON, without pool and certificate."""
-        names = (
-            "claim converged exact_oracle attacks data split threat tol upper objective confidence crossed "
-            "cost"
-        )
+        names = "claim converged exact_oracle attacks data split threat tol crossed cost"
         return {
             **super().to_json(),
             **picked(self, names),
@@ -239,8 +223,6 @@ def optimize_sampling(
         confidence=confidence,
     )
     inherited = {f.name: getattr(found, f.name) for f in fields(Sampling)}
-    if isinstance(found, ConfidentSampling):
-        inherited.update(upper=found.upper, objective=found.objective, confidence=found.confidence)
     profile = known.pool.profile()
     return AttackedSampling(
         **inherited,

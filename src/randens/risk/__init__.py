@@ -4,7 +4,6 @@ from randens.risk.ceiling import Ceiling, ceiling_from_conflicts, close_pairs
 from randens.risk.certificate import Certificate, Sampling
 from randens.risk.confidence import (
     ConfidenceCertificate,
-    ConfidentSampling,
     CrossFit,
     confident_sampling,
     cross_fit,
@@ -39,7 +38,6 @@ __all__ = [
     "Ceiling",
     "Certificate",
     "ConfidenceCertificate",
-    "ConfidentSampling",
     "CrossFit",
     "Explanation",
     "Oracle",

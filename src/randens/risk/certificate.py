@@ -86,6 +86,10 @@ class Sampling:
     "candidates", "confidence" or "cutting-planes". iterations: how often η was evaluated. sweeps: how often all
     inputs were attacked for it. attempts: how often the attacker of `risk` may try. theorem4_bound: what Theorem 4
     promises about risk − optimum, for the subgradient method.
+
+    If chosen by a `confidence`: upper bounds the risk over the distribution of the inputs against the perturbations
+    found; it holds for all α at once, and so for the α chosen. objective: what was minimized instead of the risk, and
+    what `lower_bound` refers to: `upper`, or the bound of the excess over the reference.
     """
 
     probs: NDArray[np.float64]
@@ -97,11 +101,14 @@ class Sampling:
     theorem4_bound: float | None = None
     sweeps: int = 0
     attempts: int | float = 1
+    upper: float | None = None
+    objective: float | None = None
+    confidence: float | None = None
 
     @property
     def gap(self) -> float:
-        """risk − lower_bound, never below 0: the most that better probabilities could still gain."""
-        return max(0.0, self.risk - self.lower_bound)
+        """How much better other probabilities could still be, in what was minimized; never below 0."""
+        return max(0.0, (self.risk if self.objective is None else self.objective) - self.lower_bound)
 
     @property
     def support(self) -> tuple[int, ...]:
@@ -110,7 +117,7 @@ class Sampling:
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary for JSON, without the certificate, which is large."""
-        names = "method probs risk lower_bound gap support iterations sweeps theorem4_bound"
+        names = "method probs risk lower_bound gap support iterations sweeps theorem4_bound upper objective confidence"
         # JSON has no infinite numbers.
         attempts = None if self.attempts == math.inf else self.attempts
         return {**picked(self, names), "attempts": attempts}

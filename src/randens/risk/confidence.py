@@ -24,16 +24,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import nnls
 
 from randens.core.errors import InputError, ModelError
-from randens.core.files import Plain, picked
+from randens.core.files import Plain
 from randens.risk.certificate import Certificate, Sampling
 from randens.risk.checks import as_count, as_positive, as_probs, as_share, frozen
 from randens.risk.optimal import STEP, CutProgram
@@ -70,29 +69,6 @@ class ConfidenceCertificate(Certificate):
         return bool(fooled.min() - float(q @ _offsets(counted, self.reference)) >= self.bound - _FEASIBLE)
 
 
-@dataclass(frozen=True, eq=False)
-class ConfidentSampling(Sampling):
-    """Probabilities with the smallest upper confidence bound.
-
-    upper: bounds the risk η(α) against the perturbations found over the distribution of the inputs, one-sided at
-    `confidence`; it holds for all α at once, and so for the α chosen. objective: what was minimized, `upper` or the
-    bound of the excess over the reference. lower_bound: no probabilities have a smaller objective.
-    """
-
-    upper: float = field(default=math.nan, kw_only=True)
-    objective: float = field(default=math.nan, kw_only=True)
-    confidence: float = field(default=0.95, kw_only=True)
-
-    @property
-    def gap(self) -> float:
-        """objective − lower_bound, never below 0."""
-        return max(0.0, self.objective - self.lower_bound)
-
-    def to_json(self) -> dict[str, Any]:
-        """A plain dictionary for JSON."""
-        return {**super().to_json(), **picked(self, "upper objective confidence")}
-
-
 def confident_sampling(
     profile: RiskProfile,
     confidence: float = 0.95,
@@ -100,7 +76,7 @@ def confident_sampling(
     reference: ArrayLike | str | None = None,
     tol: float = 1e-6,
     max_iterations: int = 2000,
-) -> ConfidentSampling:
+) -> Sampling:
     """α with the smallest upper confidence bound, and a proof that no other has a smaller one.
 
     profile: its `size` must be known. confidence: one-sided, between ½ and 1. reference: None bounds the risk itself;
@@ -154,7 +130,7 @@ def confident_sampling(
     for chosen, q, multiplier in zip(rows, weights, multipliers.tolist(), strict=True):
         mass[chosen] += multiplier * q
     certificate = _certificate(counted, mass, radius, beta)
-    return ConfidentSampling(
+    return Sampling(
         probs=frozen(best.copy()),
         risk=profile.risk(best),
         lower_bound=min(certificate.bound, value),

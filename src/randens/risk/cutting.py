@@ -16,7 +16,7 @@ from randens.core.errors import InputError
 from randens.core.progress import Progress, silent
 from randens.risk.certificate import Sampling
 from randens.risk.checks import as_count, as_probs, frozen
-from randens.risk.confidence import ConfidentSampling, confident_sampling, upper_bound
+from randens.risk.confidence import confident_sampling, upper_bound
 from randens.risk.optimal import retried_sampling
 from randens.risk.profile import RiskProfile
 
@@ -94,7 +94,7 @@ def cutting_planes(
         alpha = lowest.probs
     report("sampling", limit, limit)
     probs = attacked[best]
-    if isinstance(lowest, ConfidentSampling) and confidence is not None:
+    if confidence is not None:
         lowest = replace(lowest, objective=values[best], upper=upper_bound(profile, probs, confidence))
     return replace(
         lowest,

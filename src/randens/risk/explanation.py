@@ -13,8 +13,6 @@ from randens.core.files import picked
 from randens.risk.checks import as_count, as_risks
 from randens.risk.theorems import Bounds, RuleOfThumb, bounds, necessary_size, rule_of_thumb
 
-_BROKEN = 1.0
-
 
 @dataclass(frozen=True)
 class Explanation:
@@ -68,25 +66,33 @@ def explain(member_risks: ArrayLike, *, classes: int | None = None) -> Explanati
     thumb = rule_of_thumb(risks[limits.probs > 0])
     best = int(np.argmin(risks))
     lowest = float(risks[best])
-    broken = len(risks) > 1 and 0 < lowest < _BROKEN <= np.delete(risks, best).min()
+    broken = len(risks) > 1 and 0 < lowest < 1.0 <= np.delete(risks, best).min()
     size = necessary_size(lowest) if broken else None
-    alone = f"There is one member, so there is nothing to draw: the risk is {limits.floor:.2%}."
-    sentences = (
-        *([alone] if len(risks) == 1 else (_limits(limits), _gain(limits, best, lowest))),
-        "" if size is None else _broken(size, limits, best),
-        _left_out(limits),
-        _next(thumb, limits.m, best),
-        "" if len(risks) == 1 else _votes(classes),
-    )
-    gain = max(0.0, lowest - limits.floor)
-    return Explanation(limits, thumb, best, gain, size, tuple(s for s in sentences if s))
-
-
-def _limits(limits: Bounds) -> str:
-    return (
-        f"Whatever the probabilities, the risk of the ensemble lies between {limits.floor:.2%} and "
-        f"{limits.ceiling:.2%}; from the members' risks alone nothing tighter can be said (Theorem 3)."
-    )
+    sentences = [f"There is one member, so there is nothing to draw: the risk is {limits.floor:.2%}."]
+    if len(risks) > 1:
+        sentences = [
+            f"Whatever the probabilities, the risk of the ensemble lies between {limits.floor:.2%} and "
+            f"{limits.ceiling:.2%}; from the members' risks alone nothing tighter can be said (Theorem 3).",
+            _gain(limits, best, lowest),
+        ]
+    if size is not None:
+        verdict = "too small" if len(risks) < size else "large enough for that"
+        sentences.append(
+            f"All members but {best} are always fooled: it takes at least {size} members to beat that one "
+            f"(Equation 16), and an ensemble of {len(risks)} is {verdict}."
+        )
+    unused = np.flatnonzero(limits.probs == 0).tolist()
+    if limits.m > 1 and unused:
+        names = ", ".join(map(str, unused))
+        sentences.append(f"Too weak to lower the floor: member{'s' if len(unused) > 1 else ''} {names}.")
+    sentences.append(_next(thumb, limits.m, best))
+    if len(risks) > 1 and classes in (None, 2):
+        sentences.append(
+            f"{'With two classes' if classes == 2 else 'If there are only two classes'}, some deterministic threshold "
+            "vote of the same members is at least as robust as any way of drawing them (Gnecco-Heredia et al., NeurIPS "
+            "2023): there the advantage of drawing is compute alone, one member per prediction instead of all of them."
+        )
+    return Explanation(limits, thumb, best, max(0.0, lowest - limits.floor), size, tuple(sentences))
 
 
 def _gain(limits: Bounds, best: int, lowest: float) -> str:
@@ -95,52 +101,25 @@ def _gain(limits: Bounds, best: int, lowest: float) -> str:
     return (
         f"The floor is reached, if at all, by drawing the {limits.m} most robust members alike: at best that "
         f"turns the {lowest:.2%} of member {best} into {limits.floor:.2%}. How much of it is real depends on "
-        "how often one perturbation fools several members at once, which only an attack on the ensemble can "
-        "tell."
+        "how often one perturbation fools several members at once, which only an attack on the ensemble can tell."
     )
-
-
-def _broken(size: int, limits: Bounds, best: int) -> str:
-    members = len(limits.member_risks)
-    verdict = "too small" if members < size else "large enough for that"
-    return (
-        f"All members but {best} are always fooled: it takes at least {size} members to beat that one "
-        f"(Equation 16), and an ensemble of {members} is {verdict}."
-    )
-
-
-def _left_out(limits: Bounds) -> str:
-    unused = np.flatnonzero(limits.probs == 0).tolist()
-    if limits.m == 1 or not unused:
-        return ""
-    names = ", ".join(str(i) for i in unused)
-    return f"Too weak to lower the floor: member{'s' if len(unused) > 1 else ''} {names}."
 
 
 def _next(thumb: RuleOfThumb, m: int, best: int) -> str:
     if thumb.low == 0:
         return "A member that is never fooled needs no other member."
-    if thumb.necessary and 2 * thumb.low > 1:
-        return f"A second member can lower the floor of member {best} whatever its risk."
+    if (1 + 1 / m) * thumb.low > 1:
+        return (
+            f"A second member can lower the floor of member {best} whatever its risk."
+            if thumb.necessary
+            else "A further member lowers the floor whatever its risk."
+        )
     if thumb.necessary:
         return (
             f"A second member next to member {best} must have a risk below {thumb.high:.2%}: from there on, the "
             f"two together are never better than member {best} alone."
         )
-    if (1 + 1 / m) * thumb.low > 1:
-        return "A further member lowers the floor whatever its risk."
     return (
         f"A further member must have a risk below {thumb.high:.2%} to lower the floor, 1 + 1/{m} times the largest "
         "risk among those that count (rule of thumb)."
-    )
-
-
-def _votes(classes: int | None) -> str:
-    if classes is not None and classes > 2:
-        return ""
-    condition = "With two classes" if classes == 2 else "If there are only two classes"
-    return (
-        f"{condition}, some deterministic threshold vote of the same members is at least as robust as any way "
-        "of drawing them (Gnecco-Heredia et al., NeurIPS 2023): there the advantage of drawing is compute alone, "
-        "one member per prediction instead of all of them."
     )

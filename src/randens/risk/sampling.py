@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -12,7 +12,7 @@ from randens.core.errors import InputError, unknown
 from randens.core.files import Plain
 from randens.risk.certificate import Sampling
 from randens.risk.checks import as_attempts
-from randens.risk.confidence import ConfidentSampling, confident_sampling
+from randens.risk.confidence import confident_sampling
 from randens.risk.optimal import exact_sampling, retried_sampling
 from randens.risk.profile import RiskProfile
 from randens.risk.subgradient import subgradient_sampling
@@ -26,18 +26,6 @@ _OPTIONS = {
     "candidates": (),
     "confidence": ("reference", "tol", "max_iterations"),
 }
-
-
-@overload
-def optimal_sampling(
-    profile: RiskProfile, *, confidence: float, **options: Any
-) -> ConfidentSampling: ...  # pragma: no cover
-
-
-@overload
-def optimal_sampling(
-    profile: RiskProfile, method: str | None = None, clean_risks: ArrayLike | None = None, **options: Any
-) -> Sampling: ...  # pragma: no cover
 
 
 def optimal_sampling(
