@@ -1,6 +1,6 @@
 """Score an evaluation again with torch and safetensors only.
 
-    randens evaluate RUN --adversarial worst.safetensors
+    randens.evaluation.save_worst_inputs("worst.safetensors", result, rec, data)
     python rescore.py RUN/ensemble worst.safetensors
 
 The networks are defined here again (convnet, mlp and linear of randens), so that no line of randens is used.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from randens.cli.main import VERBS
+from randens.cli.main import COMMANDS
 
 SOURCE = Path(__file__).parents[1] / "src"
 
@@ -53,7 +53,7 @@ def test_what_is_forbidden_is_noticed() -> None:
 def test_help_of_every_command() -> None:
     # One process for all of them: starting Python takes longer than what is tested.
     code = "from randens.cli.main import run\ncodes = [run([*a.split(), '--help']) for a in sys.argv[1:]]\n"
-    verbs = list(VERBS)
+    verbs = list(COMMANDS)
     done = _without(_SLOW, code + "sys.exit(max(codes))", "", *verbs)
     assert done.returncode == 0, done.stderr
     for verb in verbs:
@@ -66,7 +66,6 @@ def test_help_of_every_command() -> None:
         (["--version"], "."),
         (["--help"], "quickstart"),
         (["data", "path"], "a-folder\n"),
-        (["data", "path", "cifar10"], f"a-folder{os.sep}cifar10\n"),
         (["explain", "0.4", "0.5"], "ceiling  0.5000"),
     ],
 )
@@ -74,9 +73,3 @@ def test_commands(arguments: list[str], said: str) -> None:
     done = _without(_SLOW if arguments[0] == "explain" else _HEAVY, _COMMAND, *arguments)
     assert done.returncode == 0, done.stderr
     assert said in done.stdout
-
-
-def test_an_unknown_data_set_has_no_path() -> None:
-    done = _without(_HEAVY, _COMMAND, "data", "path", "cifar")
-    assert done.returncode == 2
-    assert "unknown data set 'cifar'; valid: cifar10," in done.stderr

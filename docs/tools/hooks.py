@@ -12,7 +12,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from randens.cli.main import VERBS, _app
+from randens.cli.main import COMMANDS, application
 
 PACKAGE = Path(__file__).parents[2] / "src" / "randens"
 _LAYERS = (
@@ -124,8 +124,8 @@ def on_page_markdown(markdown: str, page: Page, **kwargs: Any) -> str:
 
 
 def _commands() -> Iterator[str]:
-    for verb in VERBS:
-        group = typer.main.get_command(_app([verb]))
+    for verb in COMMANDS:
+        group = typer.main.get_command(application([verb]))
         command = getattr(group, "commands", {})[verb]
         inner = getattr(command, "commands", None)
         if inner is None:

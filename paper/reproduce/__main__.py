@@ -18,9 +18,9 @@ from typing import Any
 
 from paper.reproduce.runs import SCALES, Reproduction, reproduce
 from randens.cli.output import show
-from randens.cli.progress_bars import bars
 from randens.core.errors import RandensError
 from randens.core.files import write_atomic
+from randens.core.progress import bars
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -9,7 +9,6 @@ import numbers
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
@@ -17,12 +16,14 @@ from torch import Tensor
 
 from randens.core.devices import has_float64
 from randens.core.errors import InputError, RandensWarning, unknown
+from randens.core.numbers import number
 from randens.core.tensors import either, norms, take
 
 __all__ = ["Region", "Threat", "grid", "norm_name", "number"]
 
 _Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
+_MOST_RADII = 1000
 _FAR = 3e38  # times a slope: beyond every bound
 _NORMS = {"linf": (math.inf, 1.0), "l2": (2.0, 2.0), "l1": (1.0, math.inf), "l0": (0.0, math.nan)}
 _SPELLINGS = {
@@ -53,22 +54,6 @@ def norm_name(norm: object) -> str:
     return _SPELLINGS.get(plain, text)
 
 
-def number(name: str, value: object) -> float:
-    """A real number, or a string that is one or a fraction; `name` is what to call it in an error.
-
-    >>> number("eps", "8/255") == 8 / 255
-    True
-    """
-    try:
-        if isinstance(value, str):
-            return float(Fraction(value.replace(" ", "")))
-        if isinstance(value, numbers.Real) and not isinstance(value, bool):
-            return float(value)
-    except (ValueError, ZeroDivisionError):
-        pass
-    raise InputError(f"{name} is {value!r}; it must be a number or a fraction, e.g. 0.03 or 8/255")
-
-
 def grid(name: str, value: object) -> tuple[float, ...]:
     """Radii in increasing order, without repeats: from ``"first:last:count"``, or from numbers and fractions in a list
     or between commas. `name` is what to call them in an error.
@@ -80,11 +65,11 @@ def grid(name: str, value: object) -> tuple[float, ...]:
     """
     if isinstance(value, str) and ":" in value:
         ends = value.split(":")
-        if len(ends) != 3 or not ends[2].strip().isdigit() or int(ends[2]) < 2:
+        if len(ends) != 3 or not 2 <= number(name, ends[2]) <= _MOST_RADII:
             raise InputError(
-                f"{name} is {value!r}; it must be first:last:count with count ≥ 2, e.g. 0:16/255:9"
+                f"{name} is {value!r}; it must be first:last:count, count from 2 to {_MOST_RADII}, e.g. 0:16/255:9"
             )
-        first, last, count = number(name, ends[0]), number(name, ends[1]), int(ends[2])
+        first, last, count = number(name, ends[0]), number(name, ends[1]), int(number(name, ends[2]))
         if not first < last:
             raise InputError(f"{name} is {value!r}; the first radius must be below the last")
         found = [first + (last - first) * i / (count - 1) for i in range(count)]

@@ -1,156 +1,236 @@
-"""The frame of the command line: help, versions, one-line errors, exit codes."""
+"""The frame of the command line: help, options, one-line errors, exit codes, signals."""
 
 from __future__ import annotations
 
+import errno
+import os
 import re
+import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import typer
 from tests.cli.commands import Shell
 from tests.docs.blocks import check_arguments
 
 import randens
 from randens.cli import main
-from randens.core.errors import InputError
+from randens.core.errors import FileError, InputError
 
 
-def test_help_lists_every_verb_with_what_it_does(shell: Shell) -> None:
+def _run(*arguments: str, script: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+    code = f"{script}\nfrom randens.cli.main import main\nmain()"
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": str(Path(str(randens.__file__)).parents[1]), **environment},
+        check=False,
+    )
+
+
+# ---- help ---------------------------------------------------------------------------------------------------------
+
+
+def test_help_lists_every_command(shell: Shell) -> None:
     code, out, err = shell("--help")
     assert (code, err) == (0, "")
-    for verb, summary in main.VERBS.items():
-        assert re.search(rf"^  {verb} +{re.escape(summary)}$", out, re.MULTILINE)
-    files = {path.stem for path in Path(str(main.__file__)).parent.glob("*.py")}
-    assert set(main.VERBS) <= files
+    for name, summary in main.COMMANDS.items():
+        assert f" {name} " in out
+        assert summary in out
+    assert len(main.COMMANDS) == 14
+    assert shell("--version") == (0, f"{randens.__version__}\n", "")
 
 
 def test_randens_alone_shows_where_to_begin(shell: Shell) -> None:
     code, out, err = shell()
     assert (code, err) == (0, "")
-    for entry in ("I have a model", "I have a randomised defence", "I want to train one"):
-        assert f"\n{entry}\n  randens " in out
-    for line in out.splitlines():
-        if line.startswith("  randens "):
-            check_arguments(line.split()[1:])
+    lines = [line for line in out.splitlines() if line.startswith("  randens ")]
+    assert len(lines) >= 4
+    for line in lines:
+        check_arguments(line.split()[1:])
 
 
-@pytest.mark.parametrize("verb", main.VERBS)
-def test_every_verb_explains_itself_with_an_example(shell: Shell, verb: str) -> None:
-    code, out, _ = shell(verb, "--help")
-    assert code == 0
-    assert f"randens {verb}" in out
-    commands = re.findall(r"^│ ([a-z]+) ", out.partition("Commands")[2], re.MULTILINE)
-    for command in commands or [""]:
-        code, out, _ = shell(*f"{verb} {command}".split(), "--help")
+@pytest.mark.parametrize("name", main.COMMANDS)
+def test_every_command_has_an_example_and_few_options(shell: Shell, name: str) -> None:
+    root = typer.main.get_command(main.application([name]))
+    command = getattr(root, "commands", {})[name]
+    for sub, one in getattr(command, "commands", {"": command}).items():
+        code, out, _ = shell(*f"{name} {sub}".split(), "--help")
         assert code == 0
-        assert f"Example: randens {verb}" in out
+        assert f"Example: randens {name}" in " ".join(out.split())
+        options = [p for p in one.params if p.param_type_name == "option" and p.name != "help"]
+        assert len(options) <= 12 or name == "serve"
+        # Flags are shown as flags: they take no value.
+        assert not re.search(r"--\S+ +(BOOLEAN|<bool>)", out)
 
 
 @pytest.mark.parametrize(
-    "verb",
+    ("line", "offered"),
     [
-        *("evaluate", "advise", "audit", "certify", "sample", "report", "export", "quickstart"),
+        ("randens ev", ["evaluate"]),
+        ("randens evaluate --att", ["--attack"]),
+        ("randens sample runs/x --split v", ["validation"]),
+        ("randens data f", ["fetch"]),
     ],
 )
-def test_every_verb_that_runs_members_takes_a_device(
-    shell: Shell, run_folder: Path, tmp_path: Path, verb: str
+def test_tab(line: str, offered: list[str]) -> None:
+    words = line.split(" ")
+    done = _run(_RANDENS_COMPLETE="complete_bash", COMP_WORDS=line, COMP_CWORD=str(len(words) - 1))
+    assert done.stdout.split() == offered, done.stderr
+
+
+# ---- one net at the door -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (InputError("first\n  second"), 2, "first second"),
+        (FileError("cannot read x"), 2, "cannot read x"),
+        (OSError(errno.ENOSPC, "No space left on device", "there"), 2, "No space left on device (there)"),
+        (PermissionError(errno.EACCES, "Permission denied", "there"), 2, "Permission denied (there)"),
+        (OSError(errno.EIO, "Input/output error"), 1, "Input/output error"),
+        (ModuleNotFoundError("No module named 'onnxscript'", name="onnxscript"), 2, "randens[deploy]"),
+        (MemoryError(), 1, "not enough memory"),
+        (ZeroDivisionError("division by zero"), 1, "set RANDENS_DEBUG=1 for the traceback"),
+        (RecursionError("too deep"), 1, "unforeseen RecursionError: too deep"),
+        (UnicodeEncodeError("utf-8", "\udc80", 0, 1, "surrogates"), 1, "unforeseen UnicodeEncodeError"),
+        (ValueError("x" * 100_000), 1, "…"),
+    ],
+)
+def test_every_error_is_one_line(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int, message: str
 ) -> None:
-    runs = ["--runs", tmp_path / "runs"]
-    where = {"quickstart": runs, "report": [run_folder, "--measure"]}
-    options = {"quickstart": [], "report": []}.get(verb, ["--limit", "1"])
-    line = shell.refused(verb, *where.get(verb, [run_folder]), *options, "--device", "gpu")
-    assert "device is 'gpu'; valid: auto, cpu, cuda, cuda:N, mps" in line
-
-
-def test_help_needs_neither_typer_nor_rich() -> None:
-    code = (
-        "import sys; from randens.cli.main import run; run([]); run(['--help']); run(['--version'])\n"
-        "sys.exit(str([m for m in ('typer', 'rich', 'numpy', 'torch') if m in sys.modules] or ''))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stderr.strip() == ""
-    assert "I have a model" in done.stdout
-
-
-def test_version(shell: Shell) -> None:
-    assert shell("--version") == (0, f"{randens.__version__}\n", "")
-
-
-def test_an_unknown_command_is_named_with_the_closest_first(shell: Shell) -> None:
-    line = shell.refused("evalute", "x")
-    assert line.startswith("unknown command 'evalute'; valid: evaluate, ")
-    assert "quickstart" in line
-    assert shell.refused("data", "lst").startswith("unknown command of 'data' 'lst'; valid: list, ")
-
-
-def test_missing_and_unknown_options_are_one_line(shell: Shell) -> None:
-    assert "risks" in shell.refused("explain")
-    assert "run" in shell.refused("evaluate").lower()
-    assert "--nope" in shell.refused("doctor", "--nope")
-    assert "--wrong" in shell.refused("--wrong")
-    assert "'--limit'" in shell.refused("evaluate", "r", "--limit", "x")
-
-
-def test_a_bare_group_shows_its_help(shell: Shell) -> None:
-    code, out, err = shell("data")
-    assert code == 2
-    assert "fetch" in out + err
-
-
-def test_an_interrupt_has_its_exit_code_and_no_traceback(
-    shell: Shell, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("randens.risk.explain", interrupted)
-    code, out, err = shell("explain", "0.5")
-    assert (code, out) == (130, "")
-    assert "Traceback" not in err
-
-
-def test_errors_of_the_library_lose_their_line_breaks(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*_: object, **__: object) -> None:
-        raise InputError("first\n  second")
+        raise error
 
     monkeypatch.setattr("randens.risk.explain", failing)
-    assert shell.refused("explain", "0.5") == "first second"
-
-
-def test_bugs_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object, **__: object) -> None:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr("randens.risk.explain", broken)
-    with pytest.raises(ZeroDivisionError):
+    found, out, err = shell("explain", "0.5")
+    assert (found, out) == (code, "")
+    assert err.startswith("randens: ")
+    assert message in err
+    assert err.count("\n") == 1
+    assert len(err) < 3000
+    monkeypatch.setenv("RANDENS_DEBUG", "1")
+    with pytest.raises(type(error)):
         main.run(["explain", "0.5"])
 
 
-def test_the_command_exits_without_a_traceback() -> None:
-    code = "from randens.cli.main import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", code, "nothing"], capture_output=True, text=True, check=False
+LONG, DIGITS = "n" * 5000, "9" * 5000
+HOSTILE = [
+    *(("evaluate", name) for name in (LONG, "\udc80\x1b[31m", "", "..", "/dev/zero", "fifo", "folder")),
+    *(
+        ("evaluate", "run", "--data", name)
+        for name in (LONG, "/dev/zero", "fifo", "file.npz", "\udc80", "folder")
+    ),
+    *(("evaluate", "run", "--limit", n) for n in (DIGITS, "1e400", "0", "-1", "1.5")),
+    *(("evaluate", "run", "--eps", n) for n in (DIGITS, "1e400", "1e999999999", "-1", "nan", "1/0", "0-0.1")),
+    *(
+        ("evaluate", "run", "--eps", n)
+        for n in ("0:1", f"0:1:{DIGITS}", "0:1:1e999999999", "0:1e999999999:3")
+    ),
+    *(
+        ("evaluate", "run", "--attack", n)
+        for n in (LONG, "pgd:steps", f"pgd:steps={DIGITS}", "pgd:steps=1e400")
+    ),
+    *(("explain", n) for n in (DIGITS, "1e999999999", "a", "nan", "42")),
+    *((name, LONG) for name in ("sample", "advise", "audit", "certify", "report", "export", "serve")),
+    *((name, "fifo") for name in ("sample", "advise", "audit", "certify", "report", "export", "serve")),
+    ("sample", "run", "--confidence", "1e999999999"),
+    ("report", "run", "--figure", LONG),
+    ("data", "fetch", LONG),
+    ("zoo", "load", LONG),
+    ("zoo", "load", "cifar10-resnet20-at", "--output", LONG),
+    ("quickstart", "--runs", LONG, "--seed", "0"),
+    ("evalute", "x"),
+    ("data", "lst"),
+    ("explain",),
+    ("doctor", "--nope"),
+]
+
+
+@pytest.mark.parametrize(
+    "arguments", HOSTILE, ids=lambda words: " ".join(words)[:40].encode("ascii", "replace").decode()
+)
+def test_bad_arguments_are_one_sentence(
+    shell: Shell, run_folder: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(run_folder.parent)
+    os.mkfifo("fifo")
+    Path("folder").mkdir()
+    Path("file.npz").touch()
+    code, _, err = shell(*arguments)
+    (line,) = err.strip().splitlines()
+    assert code == 2, line
+    assert line.startswith("randens: ")
+    assert all(c.isprintable() for c in line)
+    assert len(line) < 3000
+
+
+def test_a_full_disk_is_one_sentence(run_folder: Path) -> None:
+    script = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, -1))"
+    for arguments in (
+        ("evaluate", str(run_folder), "--limit", "2", "--attack", "fgsm"),
+        ("zoo", "load", "cifar10-resnet20-at", "--output", str(run_folder / "copy")),
+        ("quickstart", "--runs", str(run_folder / "runs")),
+        ("train", "digits-mlp-at", "--out", str(run_folder / "trained")),
+    ):
+        done = _run(*arguments, script=script)
+        assert "Traceback" not in done.stderr
+        assert "randens: " in done.stderr.splitlines()[-1]
+        assert done.returncode == 2, done.stderr
+    assert not (run_folder / "copy").exists()
+
+
+# ---- signals -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def heard() -> Iterator[None]:
+    """SIGINT as in a terminal: a shell starts jobs in the background, and with them the tests, with it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def _nothing() -> None:
+    """A command that ends without an error of its own."""
+
+
+def _breaks() -> None:
+    raise RuntimeError("a worker is gone")
+
+
+@pytest.mark.usefixtures("heard")
+@pytest.mark.parametrize(
+    ("number", "code", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
+)
+@pytest.mark.parametrize("then", [_nothing, _breaks])
+def test_a_signal_has_its_exit_code_and_one_line(
+    shell: Shell,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    code: int,
+    word: str,
+    then: Callable[[], None],
+) -> None:
+    def command(*_: object, **__: object) -> None:
+        try:
+            os.kill(os.getpid(), number)
+        except BaseException:
+            then()
+            raise
+
+    before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+    monkeypatch.setattr("randens.risk.explain", command)
+    assert shell("explain", "0.5") == (
+        code,
+        "",
+        f"randens: {word}: nothing was written; the same command begins again\n",
     )
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr.count("\n") == 1
-    assert "Traceback" not in done.stderr
-
-
-def test_bad_input_is_noticed_before_the_work(shell: Shell, run_folder: Path, tmp_path: Path) -> None:
-    assert not (tmp_path / "runs").exists()
-    assert "unknown attack 'x'" in shell.refused("export", run_folder, "--int8", "--attack", "x")
-    assert "limit is 0" in shell.refused("export", run_folder, "--int8", "--limit", "0")
-    assert not (run_folder / "bundle").exists()
-    assert "--seed" in shell.refused("quickstart", "--seed", "-5", "--runs", tmp_path / "runs")
-    assert "device is 'gpu'" in shell.refused("quickstart", "--device", "gpu", "--runs", tmp_path / "runs")
-    assert not (tmp_path / "runs").exists()
-    (tmp_path / "file").touch()
-    assert "--folder" in shell.refused("data", "list", "--folder", tmp_path / "file")
-
-
-def test_a_run_is_not_a_bundle(shell: Shell, run_folder: Path) -> None:
-    assert "`randens export RUN` makes one" in shell.refused("serve", run_folder)
-    (run_folder / "bundle").mkdir()
-    assert f"did you mean {run_folder / 'bundle'}?" in shell.refused("serve", run_folder)
+    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == before

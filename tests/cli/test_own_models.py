@@ -1,4 +1,4 @@
-"""The commands on networks of one's own, and curves."""
+"""The commands on networks of one's own, random ones among them."""
 
 from __future__ import annotations
 
@@ -14,70 +14,99 @@ import randens
 from randens.evaluation import Evaluation
 
 X, Y = (t[:20] for t in digits("test"))
+CODE = """
+import torch
+from torch import nn
+
+def two():
+    return [torch.jit.load("net.pt")] * 2
+
+class Noisy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(64, 10)
+        with torch.no_grad():
+            self.linear.weight.copy_(torch.linspace(-1, 1, 640).reshape(10, 64))
+
+    def forward(self, x):
+        return self.linear((x + 0.2 * torch.randn_like(x)).flatten(1))
+
+def seeded(seed):
+    if seed == 5:
+        raise ValueError("out of checkpoints")
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+def several():
+    from randens import RandomizedEnsemble, RandomizedModel
+    return RandomizedEnsemble([RandomizedModel(Noisy()), nn.Sequential(nn.Flatten(), nn.Linear(64, 10))])
+"""
+RANDOM = ("--data", "digits", "--limit", "8", "--eps", "0.1", "--attack", "adaptive-pgd-margin:steps=2")
 
 
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     torch.jit.save(torch.jit.trace(convnet(0).eval(), X[:2]), tmp_path / "net.pt")  # type: ignore[no-untyped-call]
     np.savez(tmp_path / "data.npz", x=X.numpy(), y=Y.numpy())
-    (tmp_path / "mine.py").write_text("import torch\ndef two():\n    return [torch.jit.load('net.pt')] * 2\n")
+    (tmp_path / "own_models.py").write_text(CODE, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 def test_a_file_is_evaluated_like_a_run(shell: Shell, files: Path) -> None:
     words = ("--data", "data.npz", "--attack", "pgd", "--eps", "8/255", "--device", "cpu")
-    found = shell.json("evaluate", "--model", "torchscript:net.pt", *words, "--output", "out.json")
+    found = shell.json("evaluate", "torchscript:net.pt", *words, "--output", "out.json")
     right = (convnet(0).eval()(X).argmax(dim=1) == Y).double().mean()
     assert found["summary"]["natural"]["value"] == pytest.approx(float(right))
     assert Evaluation.load(files / "out.json").to_json() == found
-    code, out, _ = shell("evaluate", "--model", "torchscript:net.pt", *words)
+    assert shell.json("evaluate", "own_models:two", *words)["summary"]["members"] == 2
+    assert shell("sample", "own_models:two", *words, "--split", "validation")[0] == 0
+    assert shell("advise", "own_models:two", *words)[0] == 0
+    code, out, _ = shell("evaluate", "torchscript:net.pt", *words, "--eps", "0:0.1:3")
     assert code == 0
-    assert "net.pt on data.npz, linf" in out
-
-
-def test_code_runs_only_where_that_is_said(shell: Shell, files: Path) -> None:
-    del files
-    words = ("--model", "mine:two", "--data", "digits", "--limit", "10", "--attack", "fgsm")
-    assert "runs the code of mine; say that you trust it with --run-code" in shell.refused("evaluate", *words)
-    assert shell.json("evaluate", *words, "--run-code")["summary"]["members"] == 2
+    assert "0.05" in out
 
 
 def test_what_does_not_fit_is_one_line(shell: Shell, files: Path) -> None:
-    assert "either a run folder RUN or networks" in shell.refused("evaluate")
-    assert "either a run folder RUN or networks" in shell.refused(
-        "evaluate", files, "--model", "torchscript:net.pt"
-    )
-    assert "--model needs --data" in shell.refused("evaluate", "--model", "torchscript:net.pt")
-    own = ("evaluate", "--model", "torchscript:net.pt", "--data", "data.npz")
+    del files
+    own = ("evaluate", "torchscript:net.pt", "--data", "data.npz")
+    assert "give --data" in shell.refused("evaluate", "torchscript:net.pt")
     assert "device is 'gpu'" in shell.refused(*own, "--device", "gpu")
-    assert "--mean and --std go together" in shell.refused(*own, "--mean", "0.5")
     assert "did you mean 8/255" in shell.refused(*own, "--eps", "8")
-    assert "--norm is 'l2'; give its radius too" in shell.refused(*own, "--norm", "l2")
-    assert "unknown data set" in shell.refused(
-        "evaluate", "--model", "torchscript:net.pt", "--data", "nothing"
-    )
-    assert "no file, folder or name of the zoo" in shell.refused(
-        "evaluate", "--model", "x", "--data", "digits"
-    )
-
-
-def test_curves_of_a_run_and_of_a_file(shell: Shell, files: Path, run_folder: Path) -> None:
-    words = ("--eps", "0:0.1:3", "--attack", "pgd", "--limit", "20", "--no-deterministic")
-    found = shell.json("evaluate", run_folder, *words, "--output", "curve.svg")
-    robust = [point["ensemble"]["value"] for point in found["points"]]
-    assert robust == sorted(robust, reverse=True)
-    assert (run_folder / "curve.json").is_file()
-    assert "<svg" in (files / "curve.svg").read_text(encoding="utf-8")
-    code, out, _ = shell("evaluate", "--model", "torchscript:net.pt", "--data", "data.npz", *words)
-    assert code == 0
-    assert "member passes per input" in out
-    assert "--eps is '0:1'" in shell.refused("evaluate", run_folder, "--eps", "0:1")
+    assert "radius too" in shell.refused(*own, "--norm", "l2")
+    assert "unknown data set" in shell.refused("evaluate", "torchscript:net.pt", "--data", "nothing")
+    assert "no file, folder or name of the zoo" in shell.refused("evaluate", "x", "--data", "digits")
+    assert "no run folder" in shell.refused("sample", "torchscript:net.pt", "--data", "data.npz", "--apply")
 
 
 def test_the_curve_of_a_saved_ensemble_is_in_its_own_norm(shell: Shell, files: Path) -> None:
     network = randens.models.create("linear", classes=10, input_shape=(1, 8, 8), seed=0)
     randens.RandomizedEnsemble([network], threat=randens.Threat("l2", 0.5)).save(files / "saved")
     words = ("--eps", "0:2:2", "--attack", "fgsm", "--limit", "5")
-    found = shell.json("evaluate", "--model", "saved", "--data", "digits", *words)
+    found = shell.json("evaluate", "saved", "--data", "digits", *words)
     assert (found["norm"], [point["eps"] for point in found["points"]]) == ("l2", [0.0, 2.0])
+
+
+@pytest.mark.usefixtures("files")
+def test_a_random_model_is_evaluated_and_has_a_page(shell: Shell) -> None:
+    code, out, err = shell("evaluate", "own_models:Noisy", *RANDOM, "--draws", "4", "--output", "run")
+    assert code == 0, err
+    assert "obust accuracy" in out
+    code, out, err = shell("report", "run")
+    assert code == 0, err
+    assert "How random is it" in Path("run/report.html").read_text(encoding="utf-8")
+    found = shell.json("evaluate", "own_models:several", *RANDOM, "--draws", "3")
+    assert (found["draws"], found["n"], found["probs"]) == (3, 8, [0.5, 0.5])
+
+
+@pytest.mark.usefixtures("files")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("own_models:Noisy", *RANDOM, "--draws", "1"), "draws is 1"),
+        (("own_models:seeded", *RANDOM, "--draws", "8"), "draw 5 of 8: the factory failed at seed 5"),
+        (("own_models:Noisy", "--draws", "4"), "give --data"),
+        (("own_models:Noisy", *RANDOM, "--draws", "4", "--eps", "0:1:3"), "one --eps"),
+    ],
+)
+def test_mistakes_are_one_sentence(shell: Shell, options: tuple[str, ...], message: str) -> None:
+    assert message in shell.refused("evaluate", *options)

@@ -70,7 +70,6 @@ def test_path(source: Path, tmp_path: Path) -> None:
     assert source.exists()
     assert run.invoke(app, ["path"]).stdout.strip() == str(tmp_path / "cache")
     assert run.invoke(app, ["path", "mnist"]).stdout.strip() == str(tmp_path / "cache" / "mnist")
-    assert run.invoke(app, ["path", "--folder", str(tmp_path)]).stdout.strip() == str(tmp_path)
 
 
 def test_errors_reach_the_caller(source: Path) -> None:

@@ -23,7 +23,7 @@ from tests.docs.blocks import (
 )
 from typer.exceptions import TyperException
 
-from randens.cli.main import VERBS, run
+from randens.cli.main import COMMANDS, run
 from randens.core.errors import RandensError
 from randens.training import load_recipe
 
@@ -92,7 +92,7 @@ def test_what_is_not_run_is_marked_and_its_commands_exist(page: Path, tmp_path: 
             (tmp_path / "recipe.toml").write_text(block.code, encoding="utf-8")
             load_recipe(tmp_path / "recipe.toml", [])
     for words in inline_commands(page):
-        if len(words) == 2 and words[1] in VERBS:
+        if len(words) == 2 and words[1] in COMMANDS:
             continue
         check_arguments(words[1:])
 

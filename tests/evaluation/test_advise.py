@@ -12,10 +12,11 @@ from tests.attacks.planted import linear
 from tests.evaluation.planted import THREAT, exact, on_a_line
 from torch import nn
 
-from randens import RandomizedEnsemble, Threat, attacks, quickstart
+from randens import RandomizedEnsemble, Threat, attacks
 from randens.core.errors import InputError
 from randens.evaluation import Advice, Evaluation, advise, deployment_advice, evaluate
 from randens.evaluation.deployment_advice import AdviceDocument
+from randens.report.verdicts import drawing
 
 
 def opposite(n: int = 60) -> tuple[RandomizedEnsemble, tuple[torch.Tensor, torch.Tensor]]:
@@ -202,13 +203,13 @@ def test_the_headline_says_when_nothing_is_drawn_or_gained() -> None:
     rec, data = opposite()
     attack = attacks.create("exact", Threat("linf", 0.8, None))
     drawn = evaluate(rec, data, attack, deterministic=False)
-    assert quickstart.judge(drawn, drawn).sentence.startswith(
+    assert drawing(drawn).startswith(
         "Drawing pays: the ensemble is 50.0 points more robust than its best member alone"
     )
-    nothing = quickstart.judge(drawn, one_hot(drawn)).sentence
+    nothing = drawing(one_hot(drawn))
     assert nothing.startswith("α selects member 0: nothing is drawn.")
     same, x, y = on_a_line([(1, 0.5)] * 2, [0.1, 0.4, 0.2, 0.6])
     even = evaluate(same, (x, y), exact(), deterministic=False)
-    assert quickstart.judge(even, even).sentence.startswith(
+    assert drawing(even).startswith(
         "Drawing gains nothing: the ensemble is not more robust than its best member alone"
     )

@@ -13,7 +13,7 @@ __all__ = ["installed", "wheel"]
 def test_from_the_wheel_to_a_number(installed: Installed) -> None:
     # The command's name alone prints what it offers.
     first = installed()
-    for way in ("I have a model", "I have a randomised defence", "I want to train one", "randens doctor"):
+    for way in ("I have a model", "I have a randomized defense", "I want to train one", "randens doctor"):
         assert way in first, first
     # Is the installation complete? Then the first number, from the smallest recipe that comes with the wheel.
     small = ("--set", "epochs=1", "--set", "model.width=8", "--set", "validation.size=20")

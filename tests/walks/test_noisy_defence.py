@@ -24,12 +24,12 @@ class Noisy(torch.nn.Module):
     def forward(self, x, generator=None):
         return self.linear((x + 0.2 * torch.randn(x.shape, generator=generator)).flatten(1))
 """
-SMALL = ("--limit", "8", "--attack", "adaptive-pgd-margin", "--set", "steps=2", "--tolerance", "0.5")
+SMALL = ("--limit", "8", "--attack", "adaptive-pgd-margin:steps=2")
 
 
 def _evaluated(shell: Shell, desk: Path) -> str:
     (desk / "defence.py").write_text(DEFENCE, encoding="utf-8")
-    own = ("--model", "defence:Noisy", "--run-code", "--data", "digits", "--eps", "0.1", *SMALL)
+    own = ("defence:Noisy", "--data", "digits", "--eps", "0.1", *SMALL)
     assert "draws" in shell.refused("evaluate", *own, "--draws", "1")
     code, out, err = shell("evaluate", *own, "--draws", "4", "--output", "noise")
     assert code == 0, err

@@ -40,15 +40,13 @@ def files(desk: Path) -> Path:
 
 
 def test_from_files_to_a_table_and_a_curve(shell: Shell, files: Path) -> None:
-    own = ("--model", "walked_nets:three", "--data", "images.npz")
+    own = ("walked_nets:three", "--data", "images.npz")
     generator = torch.get_rng_state()
     # The first tries are wrong; each answer says what to do.
-    assert "--run-code" in shell.refused("evaluate", *own)
-    assert "did you mean 8/255" in shell.refused("evaluate", *own, "--run-code", "--eps", "8")
-    assert "pgd" in shell.refused("evaluate", *own, "--run-code", "--attack", "pdg")
-    code, out, err = shell(
-        "evaluate", *own, "--run-code", "--eps", "0.1", "--attack", "pgd", "--output", "mine.json"
-    )
+    assert "--data" in shell.refused("evaluate", own[0])
+    assert "did you mean 8/255" in shell.refused("evaluate", *own, "--eps", "8")
+    assert "pgd" in shell.refused("evaluate", *own, "--attack", "pdg")
+    code, out, err = shell("evaluate", *own, "--eps", "0.1", "--attack", "pgd", "--output", "mine.json")
     assert code == 0, err
     result = Evaluation.load(files / "mine.json")
     assert result.members == 3
@@ -60,9 +58,7 @@ def test_from_files_to_a_table_and_a_curve(shell: Shell, files: Path) -> None:
     # Better than chance, and worse under attack: these are real classifiers and a real attack.
     assert float(result.natural) > 0.5
     assert float(result.robust) < float(result.natural)
-    code, out, err = shell(
-        "evaluate", *own, "--run-code", "--eps", "0:0.1:3", "--attack", "pgd", "--output", "curve.svg"
-    )
+    code, out, err = shell("evaluate", *own, "--eps", "0:0.1:3", "--attack", "pgd", "--output", "curve.svg")
     assert code == 0, err
     assert "0.05" in out
     assert "<svg" in (files / "curve.svg").read_text(encoding="utf-8")

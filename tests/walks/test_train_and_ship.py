@@ -23,7 +23,6 @@ SMALL = (
     *("--set", "epochs=1", "--set", "later_epochs=1", "--set", "members=2", "--set", "model.width=8"),
     *("--set", "validation.size=20", "--set", "validation.steps=2", "--set", "sampling.every=1"),
 )
-FEW = ("--limit", "10", "--set", "steps=2")
 
 
 @contextmanager
@@ -53,8 +52,8 @@ def served(bundle: Path) -> Iterator[str]:
 def _shipped(shell: Shell, desk: Path) -> Path:
     for words, said in (
         (("train", "digits-mlp-barre", *SMALL, "--out", "mine"), "mine"),
-        (("evaluate", "mine", "--attack", "arc-r", *FEW), "robust"),
-        (("advise", "mine", "--limit", "10", "--set", "restarts=1"), "compute"),
+        (("evaluate", "mine", "--attack", "arc-r:steps=2", "--limit", "10"), "robust"),
+        (("advise", "mine", "--limit", "10", "--attack", "saddle:restarts=1"), "compute"),
         (("report", "mine"), "report.html"),
         (("export", "mine"), "bundle"),
     ):

@@ -8,29 +8,36 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from randens.cli import choices
-from randens.cli.output import show
-from randens.cli.progress_bars import bars
+from randens.cli.choices import open_case
+from randens.cli.output import Json, show
 from randens.core.errors import InputError
+from randens.core.progress import bars
 
 if TYPE_CHECKING:
     from torch import nn
 
 
-@choices.asked(choices.Attacking, split="validation")
 def advise(
-    case: choices.Attacking,
+    model: choices.Model,
+    data: choices.Data = None,
+    split: choices.Split = "validation",
+    limit: choices.Limit = None,
+    attack: choices.Attacks = None,
+    norm: choices.Norm = None,
+    eps: choices.Eps = None,
     against: Annotated[
-        list[Path] | None, typer.Option(help="A run with a single network to compare with; may be repeated.")
+        list[Path] | None, typer.Option(help="A run with a single network to compare with; repeatable.")
     ] = None,
-    subsets: Annotated[bool, typer.Option(help="Also measure k of M averaged.")] = True,
+    device: choices.Device = "auto",
+    fresh: choices.Fresh = False,
+    as_json: Json = False,
 ) -> None:
-    """Say what to deploy with the members of RUN: one of them, a drawn one, k of M averaged, or all.
+    """Recommend what to deploy with the members of MODEL: one of them, a sampled one, an average of k, or all.
 
     It uses the validation split by default. With --split test the table is
-    printed, but nothing is recommended. The table has intervals and FLOPs, and
-    every option is evaluated on all perturbations found. Then follows the
-    recommendation at 1×, 2× and M× a member's compute, with its reasons. The
-    result goes to advice.json of the run, which the report shows.
+    printed, but nothing is recommended. Every option is evaluated on all
+    perturbations found. The result goes to advice.json of the run, which the
+    report shows; `randens export` ships what it recommends.
 
     Example: randens advise runs/quickstart-1 --limit 100
     """
@@ -38,24 +45,27 @@ def advise(
     from randens.evaluation import result_tables
     from randens.models import pick_device
 
-    opened = case.opened("saddle")
-    subject, device = opened.subject, pick_device(case.device)
-    networks = {str(path): _network(path).to(device) for path in against or ()}
-    subject.rec.to(device)
+    place = pick_device(device)
+    case = open_case(
+        model,
+        data=data,
+        split=split,
+        limit=limit,
+        attack=attack,
+        default=("saddle",),
+        norm=norm,
+        eps=eps,
+        fresh=fresh,
+    )
+    networks = {str(path): _network(path).to(place) for path in against or ()}
+    case.rec.to(place)
     with bars() as progress:
         found = run_advise(
-            subject.rec,
-            opened.images,
-            opened.attacks,
-            networks=networks,
-            subsets=subsets,
-            folder=opened.store,
-            progress=progress,
+            case.rec, case.data, case.attacks, networks=networks, folder=case.store, progress=progress
         )
-    written = choices.written(found, None, subject.run, "the advice")
-    title = f"{subject.run.path} on {found.data} {found.split}, {found.n} inputs"
+    title = f"{case.name} on {found.data} {found.split}, {found.n} inputs"
     table = result_tables.terminal(found.options, title, found.confidence)
-    show(found, case.as_json, [table, *found.sentences, written])
+    show(found, as_json, [table, *found.sentences, *case.keep(found, None)])
 
 
 def _network(path: Path) -> nn.Module:

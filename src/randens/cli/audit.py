@@ -1,32 +1,33 @@
-"""`randens audit`: check whether the numbers of a run can be trusted."""
+"""`randens audit`: check whether robust accuracies can be trusted."""
 
 from __future__ import annotations
-
-from pathlib import Path
-from typing import Annotated
 
 import typer
 from rich.text import Text
 
 from randens.cli import choices
-from randens.cli.output import show
-from randens.cli.progress_bars import bars
+from randens.cli.choices import open_case
+from randens.cli.output import Json, show
+from randens.core.progress import bars
 
 
-@choices.asked(choices.Attacking, without=("attack", "settings"), limit=128)
 def audit(
-    case: choices.Attacking,
-    output: Annotated[
-        Path | None, typer.Option(help="Where the JSON goes; audit.json of the run by default.")
-    ] = None,
+    model: choices.Model,
+    data: choices.Data = None,
+    split: choices.Split = "test",
+    limit: choices.Limit = 128,
+    norm: choices.Norm = None,
+    eps: choices.Eps = None,
+    output: choices.Output = None,
+    device: choices.Device = "auto",
+    fresh: choices.Fresh = False,
+    as_json: Json = False,
 ) -> None:
-    """Check the ensemble of RUN for masked gradients, randomness and broken laws; exit code 1 if a check fails.
+    """Check MODEL for masked gradients, nondeterminism and violated invariants; exit code 1 if a check fails.
 
     These are checks that published evaluations have failed, each with advice
     what to do. On fewer than 50 inputs the audit is inconclusive, and the exit
-    code is 1 as well. Attacks of earlier audits are read from the run's
-    witnesses. The result goes to audit.json of the run, unless that holds an
-    audit on more inputs.
+    code is 1 as well. The result goes to audit.json of the run.
 
     Example: randens audit runs/quickstart-1
     """
@@ -34,34 +35,25 @@ def audit(
     from randens.evaluation import Evaluation
     from randens.models import pick_device
 
-    opened = case.opened()
-    subject, store = opened.subject, opened.store
-    known = subject.run.path / "evaluation.json"
-    evaluation = Evaluation.load(known) if known.is_file() else None
-    subject.rec.to(pick_device(case.device))
+    place = pick_device(device)
+    case = open_case(model, data=data, split=split, limit=limit, norm=norm, eps=eps, fresh=fresh)
+    known = None if case.run is None else case.run.path / "evaluation.json"
+    case.rec.to(place)
     with bars() as progress:
         result = run_audit(
-            subject.rec,
-            opened.images,
-            subject.threat,
-            evaluation=evaluation,
-            chosen_on=subject.chosen_on,
-            seed=case.seed,
-            folder=store,
+            case.rec,
+            case.data,
+            case.threat,
+            evaluation=Evaluation.load(known) if known is not None and known.is_file() else None,
+            chosen_on=case.chosen_on,
+            folder=case.store,
             progress=progress,
         )
-    written = choices.written(result, output, subject.run)
     lines: list[str | Text] = []
     for check in result.checks:
         lines.append(f"{'ok  ' if check.passed else 'FAIL'} {check.name}: {check.finding}")
         lines += [f"       → {check.advice}"] if check.advice else []
-    lines += [
-        Text(result.verdict, style="bold"),
-        f"{result.cost.forwards:,} forward and {result.cost.backwards:,} backward member passes, "
-        f"{result.seconds:.1f} s, for the whole audit.",
-        *choices.said(store, result.now, "the attacks are"),
-        written,
-    ]
-    show(result, case.as_json, lines)
+    lines.append(Text(result.verdict, style="bold"))
+    show(result, as_json, [*lines, *case.passes(result.now), *case.keep(result, output)])
     if not result.passed:
         raise typer.Exit(1)

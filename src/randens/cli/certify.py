@@ -1,81 +1,88 @@
-"""`randens certify`: bounds on the risk of a run's ensemble that hold against every attack."""
+"""`randens certify`: bounds on the risk that hold against every attack."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
 from rich.table import Table
 
 from randens.cli import choices
-from randens.cli.output import show
-from randens.cli.progress_bars import bars
+from randens.cli.choices import open_case
+from randens.cli.output import Json, show
+from randens.core.progress import bars
 
 if TYPE_CHECKING:
     from randens.certify import Certification
 
 
-@choices.asked(choices.Attacking)
 def certify(
-    case: choices.Attacking,
-    refine: Annotated[
-        int, typer.Option(help="ReLU layers up to this many units get the tighter, slower bounds.")
-    ] = 4096,
-    output: Annotated[
-        Path | None, typer.Option(help="Where the JSON goes; certification.json of the run by default.")
-    ] = None,
+    model: choices.Model,
+    data: choices.Data = None,
+    split: choices.Split = "test",
+    limit: choices.Limit = None,
+    attack: choices.Attacks = None,
+    norm: choices.Norm = None,
+    eps: choices.Eps = None,
+    output: choices.Output = None,
+    device: choices.Device = "auto",
+    fresh: choices.Fresh = False,
+    as_json: Json = False,
 ) -> None:
-    """Certify the ensemble of RUN: lower bounds on its accuracy that hold against every attack.
+    """Certify MODEL: lower bounds on its accuracy that hold against every attack.
 
     This is useful for small networks or a small radius. On CIFAR-10 networks
     at 8/255 almost nothing can be certified. The accuracies under attack in
     the table come from the witnesses of earlier commands and from new attacks
-    on --device. The bounds are computed on the CPU. Certificates go into the
-    witness store, so that later attacks skip certified members. The result
-    goes to certification.json of the run, unless that holds a result on more
-    inputs.
+    on --device; the bounds are computed on the CPU. The result goes to
+    certification.json of the run.
 
     Example: randens certify runs/quickstart-1 --eps 0.03 --limit 50
     """
     from randens import evaluation
     from randens.certify import certify as run_certify
 
-    opened = case.opened("saddle")
-    subject, images, store = opened.subject, opened.images, opened.store
+    case = open_case(
+        model,
+        data=data,
+        split=split,
+        limit=limit,
+        attack=attack,
+        default=("saddle",),
+        norm=norm,
+        eps=eps,
+        fresh=fresh,
+    )
     with bars() as progress:
         attacked = evaluation.evaluate(
-            subject.rec,
-            images,
-            opened.attacks,
+            case.rec,
+            case.data,
+            case.attacks,
             deterministic=False,
-            chosen_on=subject.chosen_on,
-            device=case.device,
-            folder=store,
+            chosen_on=case.chosen_on,
+            bounds=case.threat.bounds,
+            device=device,
+            folder=case.store,
             progress=progress,
         )
         result = run_certify(
-            subject.rec,
-            images,
-            subject.threat,
-            pool=attacked.pool,
-            refine=refine,
-            folder=store,
-            progress=progress,
+            case.rec, case.data, case.threat, pool=attacked.pool, folder=case.store, progress=progress
         )
-    written = choices.written(result, output, subject.run)
-    title = f"{case.run} on {result.data} {result.split}, {result.threat.norm} ε = {result.threat.eps:.4g}"
+    title = f"{case.name} on {result.data} {result.split}, {result.threat.norm} ε = {result.threat.eps:.4g}"
     best = ", ".join(f"{p:.3g}" for p in result.best.probs.tolist())
     advice = " Use --split validation to choose α by it." if result.split == "test" else ""
+    found = f"Smallest certified risk at any probabilities: {result.best.risk:.4f} at α = ({best}).{advice}"
+    if result.best.risk >= 1:
+        found = "Nothing is certified: the bounds exclude no error at this radius. Try a smaller --eps."
     lines = [
         _table(result, title),
-        f"Smallest certified risk at any probabilities: {result.best.risk:.4f} at α = ({best}).{advice}",
+        found,
         f"Members one by one would give {result.separate():.4f}; sets of members proven not to be fooled together: "
         f"{result.refuted}.",
-        *choices.said(store, attacked.now, f"{attacked.reread} stored witnesses judged again"),
-        f"{result.n} inputs, {result.seconds:.1f} s. {written}",
+        *case.passes(attacked.now),
+        f"{result.n} inputs, {result.seconds:.1f} s.",
+        *case.keep(result, output),
     ]
-    show(result, case.as_json, lines)
+    show(result, as_json, lines)
 
 
 def _table(result: Certification, title: str) -> Table:

@@ -8,10 +8,13 @@ import typer
 
 from randens.cli.output import Json, show
 from randens.core.errors import InputError
+from randens.core.numbers import number
 
 
 def explain(
-    risks: Annotated[list[str], typer.Argument(help="The members' adversarial risks, e.g. 0.42 0.45 0.5.")],
+    risks: Annotated[
+        list[str], typer.Argument(metavar="RISKS", help="The members' adversarial risks, e.g. 0.42 0.45 0.5.")
+    ],
     classes: Annotated[int | None, typer.Option(help="The number of classes.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -30,7 +33,9 @@ def explain(
 
 
 def _risk(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise InputError(f"risks holds {text!r}; every risk must be a number from 0 to 1") from None
+    risk = number("RISKS", text)
+    if 1 < risk <= 100:
+        raise InputError(f"RISKS holds {text}; a risk is a number from 0 to 1: did you mean {risk / 100:g}?")
+    if not 0 <= risk <= 1:
+        raise InputError(f"RISKS holds {text}; a risk is a number from 0 to 1")
+    return risk

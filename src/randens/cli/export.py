@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from randens.cli.output import Json, show
-from randens.cli.progress_bars import bars
+from randens.core.progress import bars
 
 
 def export(

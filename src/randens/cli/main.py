@@ -1,48 +1,51 @@
-"""The entry point `randens`. Errors of randens become one line and exit code 2."""
+"""The entry point `randens`: whatever a command raises becomes one line and an exit code."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import importlib
 import os
 import signal
 import sys
+import threading
 import warnings
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+from typer.exceptions import TyperException
 
 from randens._version import __version__
-from randens.cli.interrupts import Terminated, farewell, signals_noted
-from randens.core.errors import RandensError, RandensWarning, unknown
+from randens.core.errors import FileError, RandensError, RandensWarning, unknown
 
-if TYPE_CHECKING:
-    import typer
-
-
-VERBS = {
+COMMANDS = {
     "quickstart": "Train, attack and explain an ensemble on digits in minutes.",
     "doctor": "Check the installation.",
     "data": "List, fetch, verify and locate data sets.",
-    "train": "Train an ensemble by a recipe.",
-    "evaluate": "Measure natural and robust accuracy of a run or of your own networks.",
-    "advise": "Say what to deploy: a member, a drawn one, k of M averaged, or all.",
-    "audit": "Check whether the numbers of a run can be trusted.",
-    "certify": "Compute lower bounds on accuracy that hold against every attack.",
-    "sample": "Find the best sampling probabilities of a run.",
-    "explain": "Say what the members' risks allow.",
-    "report": "Write a page about runs.",
-    "export": "Write a run's ensemble as ONNX files.",
+    "train": "Train an ensemble from a recipe.",
+    "evaluate": "Measure natural and robust accuracy, or their curve.",
+    "sample": "Find the best sampling probabilities.",
+    "advise": "Recommend what to deploy: one member, sampling, averages.",
+    "audit": "Check whether robust accuracies can be trusted.",
+    "certify": "Bound accuracy against every attack.",
+    "explain": "Print which ensemble risks the members' risks allow.",
+    "report": "Write an HTML report about runs, or one figure.",
+    "export": "Write an ensemble as ONNX files.",
     "serve": "Answer predictions over HTTP.",
     "zoo": "List and load trained ensembles that come with randens.",
 }
 """Every command with what it does, in the order in which a new user needs them."""
 
-_ABOUT = "Attack, evaluate, certify, train and deploy randomized ensembles of classifiers."
-_CODES = "Exit codes: 0 done, 1 a check failed, 2 bad input, 130 interrupted, 143 terminated."
+_ABOUT = "Evaluate, attack, train and ship classifiers whose prediction is random."
+_CODES = "Exit codes: 0 done, 1 a check failed or an unforeseen error, 2 bad input, 130 interrupted, 143 terminated."
 _START = f"""{_ABOUT}
 
 I have a model
-  randens evaluate --model package.module:factory --run-code --data digits --eps 8/255
-I have a randomised defence
-  randens evaluate --model package.module:factory --run-code --draws 16 --data digits --eps 8/255
+  randens evaluate package.module:factory --data digits --eps 8/255
+I have a randomized defense
+  randens evaluate package.module:factory --draws 16 --data digits --eps 8/255
 I want to train one
   randens quickstart
   randens train digits-mlp-barre --out runs/mine
@@ -53,14 +56,25 @@ All commands: randens --help. One command: randens evaluate --help. Check the in
 
 # Extras, and the packages that each installs beyond the plain installation.
 _EXTRAS = {
-    "torch": "torch sklearn lightning_fabric safetensors pydantic matplotlib PIL platformdirs",
-    "serve": "anyio fastapi granian onnxruntime prometheus_client starlette",
-    "deploy": "onnx onnxscript",
+    "torch": "torch sklearn lightning_fabric safetensors pydantic matplotlib PIL platformdirs jinja2",
+    "serve": "fastapi granian httptools msgspec multipart prometheus_client starlette uvicorn",
+    "deploy": "onnx onnxruntime onnxscript",
     "tensorboard": "tensorboard",
 }
-# Set by the script of --install-completion; other variables hold the words typed so far.
-_COMPLETION = "_RANDENS_COMPLETE"
-_TYPED = ("_TYPER_COMPLETE_ARGS", "COMP_WORDS")
+_LONGEST_MESSAGE = 2000
+_CONTINUES = "finished parts are kept in the run folder, and the same command continues after them"
+_KEPT = {
+    "data": "complete data sets are kept, and the same command fetches the others",
+    "quickstart": "what was trained is kept in the run folder; the same command begins a new one",
+    "serve": "every request that was accepted has been answered, and the same command serves again",
+    "train": "the last checkpoint is kept in the run folder, and the same command continues from it",
+    **dict.fromkeys(("evaluate", "sample", "advise", "audit", "certify", "report"), _CONTINUES),
+}
+_NOTHING_KEPT = "nothing was written; the same command begins again"
+
+
+class Terminated(BaseException):
+    """SIGTERM was received. It is not an `Exception`, so that no handler of ordinary errors catches it."""
 
 
 def main() -> None:
@@ -71,139 +85,175 @@ def main() -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code.
 
-    0 done, 1 a check failed, 2 bad input, 130 interrupted (SIGINT), 143 terminated (SIGTERM).
+    0 done, 1 a check failed or an unforeseen error, 2 bad input, 130 interrupted (SIGINT), 143 terminated (SIGTERM).
     """
-    chosen = list(arguments)
-    if not os.environ.get(_COMPLETION) and (shown := _shown(chosen)) is not None:
-        sys.stdout.write(shown)
+    words = list(arguments)
+    for stream in (sys.stdout, sys.stderr):
+        # A name from elsewhere may hold what the terminal cannot show; printing it must not fail.
+        if reconfigure := getattr(stream, "reconfigure", None):
+            reconfigure(errors="backslashreplace")
+    if not words and not _completing():
+        sys.stdout.write(_START)
         return 0
-    # Imported late, because importing typer takes longer than all of the above.
-    import typer
-
-    with signals_noted() as signals, warnings.catch_warnings():
+    with _signals() as received, warnings.catch_warnings():
         warnings.showwarning = _one_line(warnings.showwarning)
         try:
-            code = _run(chosen)
+            code = _run(words)
             # typer turns Ctrl-C into an exit code without a message.
-            if code == 0 or not signals:
+            if code == 0 or not received:
                 return code
-            number = signals[0]
         except (KeyboardInterrupt, typer.Abort, Terminated):
-            number = signals[0] if signals else signal.SIGINT
-        except Exception:
+            pass
+        except Exception as error:
             # An error that the signal caused is not reported.
-            if not signals:
-                raise
-            number = signals[0]
-        _say(farewell(chosen[0], number))
+            if not received:
+                return _failed(error, words)
+        number = received[0] if received else signal.SIGINT
+        name = "terminated" if number == signal.SIGTERM else "interrupted"
+        _print(f"{name}: {_KEPT.get(words[0], _NOTHING_KEPT)}")
         return 128 + number
 
 
-def _shown(arguments: list[str]) -> str | None:
-    """Print the entry points, the list of commands or the version, if no command is given."""
-    if not arguments:
-        return _START
-    if arguments == ["--version"]:
-        return f"{__version__}\n"
-    if arguments == ["--help"]:
-        width = max(map(len, VERBS))
-        verbs = "\n".join(f"  {verb:<{width}}  {summary}" for verb, summary in VERBS.items())
-        return f"""Usage: randens COMMAND [ARGUMENTS]...
-
-{_ABOUT}
-
-Commands, each with its own --help:
-{verbs}
-
-Options:
-  --version             Show the version and exit.
-  --install-completion  Install completion for this shell.
-  --show-completion     Print the completion script of this shell.
-  --help                Show this page and exit.
-
-{_CODES}
-"""
-    return None
-
-
-def _run(chosen: list[str]) -> int:
-    import typer
-    from typer.exceptions import TyperException
-
+def _run(words: list[str]) -> int:
     try:
-        command = typer.main.get_command(_app(chosen))
-        result = command.main(chosen, prog_name="randens", standalone_mode=False)
-        return result if isinstance(result, int) else 0
-    except RandensError as error:
-        _say(str(error))
-        return 2
-    except TyperException as error:
-        # A group without a subcommand has already shown its help.
-        if message := error.format_message().strip():
-            _say(message)
-        return error.exit_code
-    except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        extra = next((extra for extra, names in _EXTRAS.items() if package in names.split()), None)
-        if extra is None:
-            raise
-        _say(f"{package} is not installed and {chosen[0]!r} needs it; pip install 'randens[{extra}]'")
-        return 2
+        command = typer.main.get_command(application(words))
+        result = command.main(words, prog_name="randens", standalone_mode=False)
     except typer.Exit as done:
         return done.exit_code
+    except typer.Abort as aborted:
+        # typer turns an EOFError into an interruption; it comes from a file that was cut off.
+        if isinstance(aborted.__cause__, EOFError):
+            raise FileError("a file ends too early; it is damaged") from aborted
+        raise
+    return result if isinstance(result, int) else 0
 
 
-def _app(arguments: Sequence[str]) -> typer.Typer:
+def _failed(error: Exception, words: list[str]) -> int:
+    """One line about the error, and the exit code: 2 for bad input, 1 for what was not foreseen."""
+    if os.environ.get("RANDENS_DEBUG"):
+        raise error
+    if isinstance(error, BrokenPipeError):
+        # The reader of standard output has gone; Python must not try to write there when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    code, message = 2, str(error)
+    package = (getattr(error, "name", None) or "").partition(".")[0]
+    extra = next((extra for extra, names in _EXTRAS.items() if package in names.split()), None)
+    if isinstance(error, TyperException):
+        # A group without a subcommand has already shown its help.
+        code, message = error.exit_code, error.format_message().strip()
+    elif isinstance(error, ModuleNotFoundError) and extra is not None:
+        message = f"{error.name} is not installed and {words[0]!r} needs it; pip install 'randens[{extra}]'"
+    elif isinstance(error, OSError) and not isinstance(error, RandensError):
+        where = f" ({error.filename})" if error.filename is not None else ""
+        message = f"{error.strerror or type(error).__name__}{where}"
+        code = 2 if error.errno in _OF_THE_USER else 1
+    elif isinstance(error, MemoryError):
+        code, message = 1, "not enough memory; fewer inputs (--limit) or smaller models need less"
+    elif not isinstance(error, RandensError):
+        code, message = (
+            1,
+            f"unforeseen {type(error).__name__}: {message}; set RANDENS_DEBUG=1 for the traceback",
+        )
+    if message:
+        _print(message)
+    return code
+
+
+_OF_THE_USER = {
+    *(errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.EEXIST),
+    *(
+        errno.ENAMETOOLONG,
+        errno.ELOOP,
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EFBIG,
+        errno.ENOTEMPTY,
+        errno.EINVAL,
+    ),
+}
+
+
+def application(words: Sequence[str]) -> typer.Typer:
     """Build the application with the requested command; the others have only their name and summary.
 
     Importing a command imports its dependencies, which takes time and may need packages that are not
     installed.
     """
-    import importlib
-
-    import typer
-
-    app = typer.Typer(name="randens", help=_ABOUT, epilog=_CODES)
-    app.callback(invoke_without_command=True)(_elsewhere)
-    wanted = _wanted(arguments)
-    if wanted is not None and wanted not in VERBS:
-        unknown("command", wanted, VERBS)
-    for verb, summary in VERBS.items():
-        if verb != wanted:
-            app.command(verb, help=summary)(_elsewhere)
+    app = typer.Typer(name="randens", epilog=_CODES, no_args_is_help=True, rich_markup_mode=None)
+    app.callback(help=_ABOUT)(_root)
+    wanted = _wanted(words)
+    if wanted is not None and wanted not in COMMANDS:
+        unknown("command", wanted, COMMANDS)
+    for name, summary in COMMANDS.items():
+        if name != wanted:
+            app.command(name, help=summary)(_placeholder)
             continue
-        module = importlib.import_module(f"randens.cli.{verb}")
-        group = getattr(module, "app", None)
-        if isinstance(group, typer.Typer):
-            _check_subcommand(verb, group, arguments[1:])
-            app.add_typer(group, name=verb)
+        module = importlib.import_module(f"randens.cli.{name}")
+        if isinstance(group := getattr(module, "app", None), typer.Typer):
+            app.add_typer(group, name=name)
         else:
-            # A module of this room with a single command holds it under its own name.
-            command: Callable[..., Any] = getattr(module, verb)
-            app.command(verb)(command)
+            app.command(name)(getattr(module, name))
     return app
 
 
-def _wanted(arguments: Sequence[str]) -> str | None:
-    """Return the command in the arguments or in the words being completed; None for the root."""
-    if os.environ.get(_COMPLETION):
-        typed = next((os.environ[name] for name in _TYPED if os.environ.get(name)), "")
-        return next((word for word in typed.split()[1:] if word in VERBS), None)
-    return None if not arguments or arguments[0].startswith("-") else arguments[0]
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
 
 
-def _elsewhere() -> None:
-    """Placeholder of a command that was not requested."""
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """The options of `randens` itself."""
 
 
-def _check_subcommand(verb: str, group: typer.Typer, rest: Sequence[str]) -> None:
-    names = [
-        command.name or command.callback.__name__.strip("_").replace("_", "-")
-        for command in group.registered_commands
-        if command.callback is not None
-    ]
-    if rest and not rest[0].startswith("-") and rest[0] not in names:
-        unknown(f"command of {verb!r}", rest[0], names)
+def _placeholder() -> None:
+    """Stands for a command that was not requested."""
+
+
+def _completing() -> str:
+    """The words typed so far if the shell asks for completion."""
+    if not os.environ.get("_RANDENS_COMPLETE"):
+        return ""
+    return os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS") or " "
+
+
+def _wanted(words: Sequence[str]) -> str | None:
+    """The command in the arguments or in the words being completed; None for the root."""
+    if typed := _completing():
+        return next((word for word in typed.split()[1:] if word in COMMANDS), None)
+    return None if not words or words[0].startswith("-") else words[0]
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[list[int]]:
+    """Yield the list of received signals in order; SIGINT raises KeyboardInterrupt, SIGTERM `Terminated`.
+
+    Commands with their own way of stopping replace the handlers while they run.
+    """
+    received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+
+    def handler(number: int, _: FrameType | None) -> None:
+        received.append(number)
+        raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
+
+    handled = [signal.SIGTERM]
+    # A shell starts background jobs with SIGINT ignored; it stays ignored.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        handled.append(signal.SIGINT)
+    before = {number: signal.signal(number, handler) for number in handled}
+    try:
+        yield received
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
 
 
 def _one_line(others: Callable[..., None]) -> Callable[..., None]:
@@ -211,12 +261,19 @@ def _one_line(others: Callable[..., None]) -> Callable[..., None]:
 
     def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
         if issubclass(category, RandensWarning):
-            _say(f"warning: {message}")
+            _print(f"warning: {message}")
         else:
             others(message, category, *where, **more)
 
     return show
 
 
-def _say(message: str) -> None:
-    sys.stderr.write(f"randens: {' '.join(message.split())}\n")
+def _print(message: str) -> None:
+    """One line on standard error, without control characters and of bounded length."""
+    line = " ".join(message.split())
+    if len(line) > _LONGEST_MESSAGE:
+        line = f"{line[: _LONGEST_MESSAGE // 2]} … {line[-_LONGEST_MESSAGE // 2 :]}"
+    shown = "".join(
+        c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in line
+    )
+    sys.stderr.write(f"randens: {shown}\n")

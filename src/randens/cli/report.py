@@ -1,4 +1,4 @@
-"""`randens report`: one self-contained page about one run or several."""
+"""`randens report`: one self-contained page about one run or several, or one of its figures."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from typing import Annotated
 
 import typer
 
-from randens.cli import choices, names
-from randens.cli.output import console, show
-from randens.cli.progress_bars import bars
+from randens.cli import choices
+from randens.cli.choices import open_case
+from randens.cli.output import Json, show
 from randens.core.errors import unknown
+from randens.core.progress import bars
 
 
-@choices.asked(choices.InputOptions)
 def report(
-    case: choices.InputOptions,
     runs: Annotated[
         list[Path],
         typer.Argument(help="Run folders; the first is the subject, the others are compared with it."),
@@ -26,8 +25,7 @@ def report(
     figure: Annotated[
         str | None,
         typer.Option(
-            help=f"Draw this figure of the first run, as .png, .svg or .pdf. One of: {', '.join(names.FIGURES)}.",
-            autocompletion=names.starting(names.FIGURES),
+            help="Draw only this figure of the first run, as .png, .svg or .pdf; a wrong name lists them."
         ),
     ] = None,
     measure: Annotated[
@@ -37,47 +35,53 @@ def report(
             help="First attack for what the page shows beyond an evaluation: radii, attacks, pictures.",
         ),
     ] = False,
+    split: choices.Split = "test",
+    limit: choices.Limit = None,
+    device: choices.Device = "auto",
+    fresh: choices.Fresh = False,
+    as_json: Json = False,
 ) -> None:
-    """Write a page about RUNS that opens in any browser without a network, or draw one of its figures.
+    """Write an HTML page about RUNS that opens in any browser without a network, or draw one of its figures.
 
     It shows the results of evaluate, sample, audit and train in the run
-    folders, and names the commands for missing results. All options except
-    --output and --json are for --measure, which uses as many inputs as
+    folders, and names the commands for missing results. --split, --limit,
+    --device and --fresh are for --measure, which uses as many inputs as
     evaluation.json, or 200.
 
     Example: randens report runs/quickstart-1 runs/quickstart-1/at --output
     comparison.html
     """
-    from randens.models import pick_device
     from randens.report import FIGURES, write_figure
-    from randens.report import measure as run_measure
     from randens.report.from_store import read_runs
     from randens.report.page import write_page
     from randens.report.verdicts import verdicts
 
-    if figure is not None and figure not in FIGURES:
+    if figure is not None and figure.lower() not in FIGURES:
         unknown("figure", figure, FIGURES)
-    if measure:
-        for run in runs:
-            subject = case.subject(run)
-            subject.rec.to(pick_device(case.device))
-            store = subject.store(fresh=case.fresh, verify=case.verify)
-            known = subject.evaluation()
-            fitting = known is not None and known.split == case.split
-            inputs = subject.load(
-                case.split, case.limit or (known.n if known is not None and fitting else 200)
-            )
-            with bars() as progress:
-                found = run_measure(
-                    subject.rec, inputs, subject.threat, folder=store, seed=case.seed, progress=progress
-                )
-            if not found.save(subject.run) and not case.as_json:
-                console().print(f"{run} keeps its measurements on more inputs.", markup=False)
+    for run in runs if measure else ():
+        _measure(run, split, limit, device, fresh)
     if figure is not None:
-        drawn = write_figure(figure, runs[0], output)
-        show({"figure": drawn, "bytes": drawn.stat().st_size}, case.as_json, [f"Written to {drawn}."])
+        drawn = write_figure(figure.lower(), runs[0], output)
+        show({"figure": drawn, "bytes": drawn.stat().st_size}, as_json, [f"Written to {drawn}."])
         return
     loaded = read_runs(runs)
-    path, said = write_page(loaded, output), verdicts(loaded)
-    document = {"report": path, "bytes": path.stat().st_size, "runs": runs, "verdicts": said}
-    show(document, case.as_json, [*said, f"Written to {path}; open it in a browser."])
+    path, sentences = write_page(loaded, output), verdicts(loaded)
+    document = {"report": path, "bytes": path.stat().st_size, "runs": runs, "verdicts": sentences}
+    show(document, as_json, [*sentences, f"Written to {path}; open it in a browser."])
+
+
+def _measure(run: Path, split: str, limit: int | None, device: str, fresh: bool) -> None:
+    from randens.core.runs import Run
+    from randens.evaluation import Evaluation
+    from randens.models import pick_device
+    from randens.report import measure
+
+    place = pick_device(device)
+    known = Run.open(run).path / "evaluation.json"
+    found = Evaluation.load(known) if known.is_file() else None
+    n = found.n if found is not None and found.split == split else 200
+    case = open_case(str(run), split=split, limit=limit or n, fresh=fresh)
+    assert case.run is not None
+    case.rec.to(place)
+    with bars() as progress:
+        measure(case.rec, case.data, case.threat, folder=case.store, progress=progress).save(case.run)

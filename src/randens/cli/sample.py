@@ -1,4 +1,4 @@
-"""`randens sample`: the probabilities with the smallest risk under attack, and the risk without each member."""
+"""`randens sample`: the sampling probabilities with the smallest risk under attack."""
 
 from __future__ import annotations
 
@@ -8,68 +8,72 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from randens.cli import choices, names
-from randens.cli.output import show
-from randens.core.errors import unknown
+from randens.cli import choices
+from randens.cli.choices import open_case
+from randens.cli.output import Json, show
+from randens.core.errors import InputError
+from randens.core.progress import bars
 
 if TYPE_CHECKING:
     from randens.evaluation import AttackedSampling
     from randens.risk.sampling import Contribution, MethodValue
 
 
-_METHODS = ("confidence", "exact")
-
-
-@choices.asked(choices.Attacking, split="validation")
 def sample(
-    case: choices.Attacking,
-    method: Annotated[
-        str,
+    model: choices.Model,
+    data: choices.Data = None,
+    split: choices.Split = "validation",
+    limit: choices.Limit = None,
+    attack: choices.Attacks = None,
+    norm: choices.Norm = None,
+    eps: choices.Eps = None,
+    confidence: Annotated[
+        float | None,
         typer.Option(
-            help="confidence: by a confidence bound of the excess over uniform; exact: the optimum on these inputs.",
-            autocompletion=names.starting(_METHODS),
+            help="Choose by a confidence bound of the excess over uniform, e.g. 0.95, instead of the optimum on these "
+            "inputs."
         ),
-    ] = "confidence",
-    confidence: Annotated[float, typer.Option(help="One-sided, for --method confidence.")] = 0.95,
-    tol: Annotated[float, typer.Option(help="The gap at which to stop.")] = 1e-3,
-    max_sweeps: Annotated[int, typer.Option(help="The largest number of attacks on all inputs.")] = 20,
+    ] = None,
     apply: Annotated[
         bool, typer.Option("--apply", help="Store the probabilities in the run's ensemble.")
     ] = False,
+    device: choices.Device = "auto",
+    fresh: choices.Fresh = False,
+    as_json: Json = False,
 ) -> None:
-    """Find the sampling probabilities of the ensemble of RUN, with a bound on how much better others could be.
+    """Find the sampling probabilities of MODEL, with a bound on how much better others could be.
 
-    α differs from uniform only where the inputs give enough evidence; --method
-    exact gives the optimum on these inputs instead. The command also prints
-    the risk without each member and the risks that simpler methods reach. It
-    uses the validation split by default; test data are refused. The result
-    goes to sampling.json of the run, unless that holds a result on more
-    inputs; only --apply changes the ensemble. The search starts from the
-    witnesses of earlier commands. Under torchrun or srun the images are
-    divided among the processes.
+    By default α is optimal on these inputs, as in Python; with --confidence it
+    differs from uniform only where the inputs give enough evidence. The
+    command also prints the risk without each member and the risks that simpler
+    methods reach. It uses the validation split; test data are refused. The
+    result goes to sampling.json of the run; only --apply changes the ensemble.
 
     Example: randens sample runs/quickstart-1 --apply
     """
     from randens import evaluation
+    from randens.core.distributed import workers
     from randens.evaluation.argument_checks import fingerprint
     from randens.risk import optimal_sampling
     from randens.risk.sampling import compare_methods, contributions
 
-    if method not in _METHODS:
-        unknown("--method", method, _METHODS)
-    opened = case.opened("arc-r", "saddle")
-    subject, store = opened.subject, opened.store
-    with case.running() as (processes, progress):
-        subject.rec.to(processes.device)
+    case = open_case(
+        model,
+        data=data,
+        split=split,
+        limit=limit,
+        attack=attack,
+        default=("arc-r", "saddle"),
+        norm=norm,
+        eps=eps,
+        fresh=fresh,
+    )
+    if apply and case.run is None:
+        raise InputError(f"--apply changes a run's ensemble, and {model} is no run folder")
+    with workers(device) as processes, bars() as progress:
+        case.rec.to(processes.device)
         found = evaluation.optimize_sampling(
-            subject.rec,
-            opened.images,
-            opened.attacks,
-            tol=tol,
-            max_sweeps=max_sweeps,
-            progress=progress,
-            confidence=confidence if method == "confidence" else None,
-            folder=store,
+            case.rec, case.data, case.attacks, confidence=confidence, folder=case.store, progress=progress
         )
     if not processes.is_main:
         return
@@ -77,26 +81,23 @@ def sample(
     methods, members = compare_methods(found.profile, exact), contributions(found.profile, found)
     document = {
         **found.to_json(),
-        "ensemble": fingerprint(subject.rec),
+        "ensemble": fingerprint(case.rec),
         "reused_witnesses": found.reused,
         "methods": [m.to_json() for m in methods],
         "contributions": [c.to_json() for c in members],
     }
-    asked = ("ensemble", "data", "split", "threat", "attacks", "tol", "confidence", "n")
-    path, main = subject.run.keep(
-        "sampling", document, {**{k: document[k] for k in asked}, "seed": case.seed}
-    )
-    if apply:
-        subject.rec.with_probs(found.probs).save(subject.run.ensemble, overwrite=True)
-    kept = "" if main else " sampling.json keeps its answer on more inputs."
-    where = f"the {found.split} split of {found.data}, {found.pool.n} inputs"
-    lines = [
-        *_lines(found, methods, members),
-        *choices.said(store, found.now, f"{found.reused} witnesses were known"),
-        f"Chosen on {where}; written to {path}.{kept}",
-        *(["The run's ensemble now draws with these probabilities."] if apply else []),
-    ]
-    show(document, case.as_json, lines)
+    lines = [*_lines(found, methods, members), *case.passes(found.now)]
+    lines.append(f"Chosen on the {found.split} split of {found.data}, {found.pool.n} inputs.")
+    if case.run is not None:
+        asked = ("ensemble", "data", "split", "threat", "attacks", "tol", "confidence", "n")
+        path, main = case.run.keep("sampling", document, {key: document[key] for key in asked})
+        lines.append(
+            f"Written to {path}." + ("" if main else " sampling.json keeps the result on more inputs.")
+        )
+        if apply:
+            case.rec.with_probs(found.probs).save(case.run.ensemble, overwrite=True)
+            lines.append("The run's ensemble samples with these probabilities now.")
+    show(document, as_json, lines)
 
 
 def _lines(
@@ -105,7 +106,7 @@ def _lines(
     yield f"probabilities  {', '.join(f'{p:.6g}' for p in found.probs.tolist())}"
     yield f"risk           {found.risk:.6f}"
     if found.upper is None:
-        yield f"lower bound    {found.lower_bound:.6f}   gap {found.gap:.2g}"
+        yield f"lower bound    {found.lower_bound:.6f} of the risk on these inputs; gap {found.gap:.2g}"
     else:
         yield (
             f"upper bound    {found.upper:.6f} on the distribution, against the perturbations found, "
@@ -113,9 +114,8 @@ def _lines(
         )
     if (crossed := found.crossed) is not None:
         yield f"cross-fitted   {crossed.risk:.6f} ± {crossed.deviation:.4f}, on inputs that did not choose α"
-    drawn = found.support
-    if len(drawn) == 1 and len(found.probs) > 1:
-        yield f"α selects member {drawn[0]}: nothing is drawn."
+    if len(found.support) == 1 and len(found.probs) > 1:
+        yield f"α selects member {found.support[0]}: nothing is sampled."
     yield f"These are {found.claim}."
     yield from ("", _methods(methods), "", _members(members))
     yield from (f"Advice: {entry.advice}." for entry in members if entry.prob == 0)

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from randens.cli.output import Json, show
-from randens.cli.progress_bars import bars
+from randens.core.progress import bars
 from randens.core.errors import InputError
 from randens.core.progress import silent
 

@@ -10,7 +10,9 @@ from rich.table import Table
 
 from randens.cli.output import Json, show
 
-app = typer.Typer(help="Trained ensembles that come with randens.", no_args_is_help=True)
+app = typer.Typer(
+    help="Trained ensembles that come with randens.", no_args_is_help=True, rich_markup_mode=None
+)
 
 _Name = Annotated[str, typer.Argument(help="An entry; `randens zoo list` shows them.")]
 

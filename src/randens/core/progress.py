@@ -1,17 +1,28 @@
-"""Progress reports of long-running functions, which the command line shows as bars."""
+"""Progress reports of long-running functions: bars in a terminal or notebook, lines in a log file."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import functools
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, ParamSpec, TextIO, TypeVar
 
-__all__ = ["Progress", "renamed", "silent", "within"]
+__all__ = ["Progress", "bars", "renamed", "shows_progress", "silent", "within"]
 
 Progress = Callable[[str, float, float], None]
 """Called as ``progress(task, done, total)``; a task is finished when ``done == total``."""
 
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
+_SECONDS_TO_FIRST_LINE = 2.0
+_SECONDS_BETWEEN_LINES = 10.0
+
 
 def silent(task: str, done: float, total: float) -> None:
-    """The default: report nothing."""
+    """Report nothing."""
 
 
 def renamed(progress: Progress, name: str) -> Progress:
@@ -22,3 +33,81 @@ def renamed(progress: Progress, name: str) -> Progress:
 def within(progress: Progress, name: str) -> Progress:
     """Report the tasks of a part with the part's name before them."""
     return lambda task, done, total: progress(f"{name}: {task}", done, total)
+
+
+def shows_progress(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
+    """Decorator: without an argument `progress`, a function shows bars in a terminal or notebook, else nothing."""
+
+    @functools.wraps(function)
+    def called(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
+        if kwargs.get("progress") is not None:
+            return function(*args, **kwargs)
+        with bars(log=False) as progress:
+            return function(*args, **{**kwargs, "progress": progress})  # type: ignore[arg-type]
+
+    return called
+
+
+@contextlib.contextmanager
+def bars(*, log: bool = True) -> Iterator[Progress]:
+    """Show a bar for every task on standard error; where it is a file, print lines if `log`.
+
+    Of several processes that work together only the first one shows anything.
+    """
+    # Imported here because most functions are called without bars.
+    import rich.progress
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    first = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
+    if not first or not (console.is_terminal or console.is_jupyter):
+        yield _lines(sys.stderr) if first and log else silent
+        return
+    columns: tuple[Any, ...] = (
+        rich.progress.TextColumn("{task.description}"),
+        rich.progress.BarColumn(),
+        rich.progress.TaskProgressColumn(),
+        rich.progress.TimeElapsedColumn(),
+        rich.progress.TextColumn("left"),
+        rich.progress.TimeRemainingColumn(),
+    )
+    display = rich.progress.Progress(*columns, console=console, transient=True)
+    tasks: dict[str, rich.progress.TaskID] = {}
+
+    def progress(task: str, done: float, total: float) -> None:
+        if task not in tasks:
+            tasks[task] = display.add_task(task, total=total)
+        display.update(tasks[task], completed=done, total=total)
+        if done >= total:
+            # Finished tasks are removed: only running ones stay on the screen.
+            display.remove_task(tasks.pop(task))
+
+    with display:
+        yield progress
+
+
+def _lines(stream: TextIO) -> Progress:
+    """Print a line after two seconds and then every ten seconds, about the task that will take longest."""
+    began: dict[str, float] = {}
+    ahead: dict[str, tuple[float, float]] = {}
+    last = time.monotonic() - _SECONDS_BETWEEN_LINES + _SECONDS_TO_FIRST_LINE
+
+    def progress(task: str, done: float, total: float) -> None:
+        nonlocal last
+        now = time.monotonic()
+        spent = now - began.setdefault(task, now)
+        if done >= total:
+            began.pop(task)
+            ahead.pop(task, None)
+            if spent >= _SECONDS_BETWEEN_LINES:
+                print(f"{task}: done in {spent:.0f} s", file=stream, flush=True)
+            return
+        if done > 0:
+            ahead[task] = (spent * (total - done) / done, done / total)
+        if ahead and now - last >= _SECONDS_BETWEEN_LINES:
+            last = now
+            longest = max(ahead, key=lambda name: ahead[name][0])
+            left, share = ahead[longest]
+            print(f"{longest}: {share:.0%}, {left:.0f} s left", file=stream, flush=True)
+
+    return progress
