@@ -17,13 +17,12 @@ if TYPE_CHECKING:
     from randens.threat import Threat
     from randens.witness.store import WitnessStore
 
-_EXAMPLE = "runs/quickstart-1"
 Model = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help=f"A run folder, e.g. {_EXAMPLE}, a name of the zoo, a saved ensemble, or code that is run: torchscript:PATH, "
-        "onnx:PATH, timm:NAME, package.module:factory.",
+        help="A run folder, e.g. runs/quickstart-1, a name of the zoo, a saved ensemble, or code that is run: "
+        "torchscript:PATH, onnx:PATH, timm:NAME, package.module:factory.",
     ),
 ]
 Data = Annotated[

@@ -57,8 +57,8 @@ All commands: randens --help. One command: randens evaluate --help. Check the in
 # Extras, and the packages that each installs beyond the plain installation.
 _EXTRAS = {
     "torch": "torch sklearn lightning_fabric safetensors pydantic matplotlib PIL platformdirs jinja2",
-    "serve": "fastapi granian httptools msgspec multipart prometheus_client starlette uvicorn",
-    "deploy": "onnx onnxruntime onnxscript",
+    "serve": "anyio fastapi granian onnxruntime prometheus_client starlette",
+    "deploy": "onnx onnxscript",
     "tensorboard": "tensorboard",
 }
 _LONGEST_MESSAGE = 2000
@@ -143,7 +143,7 @@ def _failed(error: Exception, words: list[str]) -> int:
         # A group without a subcommand has already shown its help.
         code, message = error.exit_code, error.format_message().strip()
     elif isinstance(error, ModuleNotFoundError) and extra is not None:
-        message = f"{error.name} is not installed and {words[0]!r} needs it; pip install 'randens[{extra}]'"
+        message = f"{package} is not installed and {words[0]!r} needs it; pip install 'randens[{extra}]'"
     elif isinstance(error, OSError) and not isinstance(error, RandensError):
         where = f" ({error.filename})" if error.filename is not None else ""
         message = f"{error.strerror or type(error).__name__}{where}"

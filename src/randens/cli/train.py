@@ -14,9 +14,8 @@ from typing import Annotated, Any
 import typer
 
 from randens.cli.output import Json, show
-from randens.core.progress import bars
 from randens.core.errors import InputError
-from randens.core.progress import silent
+from randens.core.progress import bars, silent
 
 
 def train(
