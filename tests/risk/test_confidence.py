@@ -15,7 +15,6 @@ from scipy.stats import chi2
 
 from randens.core.errors import InputError
 from randens.risk import (
-    ConfidenceCertificate,
     RiskProfile,
     confidence,
     confident_sampling,
@@ -24,7 +23,7 @@ from randens.risk import (
     optimal_sampling,
     upper_bound,
 )
-from randens.risk.confidence import simultaneous_quantile, worst_weights
+from randens.risk.confidence import ConfidenceCertificate, simultaneous_quantile, worst_weights
 
 
 def random_profile(seed: int, members: int, n: int = 60, share: float = 0.4) -> RiskProfile:

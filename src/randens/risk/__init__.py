@@ -3,14 +3,13 @@
 from randens.risk.ceiling import Ceiling, ceiling_from_conflicts, close_pairs
 from randens.risk.certificate import Certificate, Sampling
 from randens.risk.confidence import (
-    ConfidenceCertificate,
     CrossFit,
     confident_sampling,
     cross_fit,
     upper_bound,
 )
-from randens.risk.cutting import Oracle, cutting_planes
-from randens.risk.explanation import Explanation, explain
+from randens.risk.cutting import cutting_planes
+from randens.risk.explanation import explain
 from randens.risk.optimal import exact_sampling
 from randens.risk.profile import RiskProfile
 from randens.risk.sampling import optimal_sampling
@@ -37,10 +36,7 @@ __all__ = [
     "Bounds",
     "Ceiling",
     "Certificate",
-    "ConfidenceCertificate",
     "CrossFit",
-    "Explanation",
-    "Oracle",
     "RiskProfile",
     "RuleOfThumb",
     "Sampling",

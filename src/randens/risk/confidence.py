@@ -1,23 +1,18 @@
 """Choose sampling probabilities by an upper confidence bound of the risk, not by the risk on these inputs.
 
 With r_k(α) = max_{u ∈ U_k} u·α the risk at inputs of configuration k and p_k their frequency among n inputs, the
-bound is the worst mean over all weights q of the inputs near p (distributionally robust, χ² ball):
+bound is the worst mean over all weights q of the inputs near p:
 
     U(α) = max_q Σ_k q_k (r_k(α) − c_k),   q ≥ 0,  Σ q_k = 1,  Σ_k (q_k − p_k)²/p_k ≤ z²/(n − 1).
 
-Where the worst q is positive, U is exactly mean + z·sd/√n of r − c over the inputs; elsewhere it is smaller. In this
-form it is convex in α and grows with every r_k, so cutting planes minimize it and prove the minimum: a cut is a weight
-q of the ball together with one fooled set per configuration, and mixtures of cuts are of the same kind.
+Where the worst q is positive, U is mean + z·sd/√n of r − c over the inputs; elsewhere it is smaller. It is convex in α,
+so cutting planes minimize it and prove the minimum: a cut is a weight q with one fooled set per configuration.
 
-c = 0 bounds the risk itself, **for all α at once**, so that the bound holds for the α chosen by it or in any other
-way: z is the quantile of sup_α (η − η̂)/sd, by a multiplier bootstrap, and one input at which all members are fooled
-is added, because few inputs say little about rare errors. The bound is smaller for mixtures of members, whose risk
-varies less over the inputs.
-c_k = r_k(β) bounds the excess of the risk over that of a reference β, for example uniform. The difference is paired
-over the inputs, so that variation common to all α does not count as noise. U(β) is then 0, and the chosen α differs
-from β only if the inputs speak for it. Here z is the normal quantile: this is a rule to choose by, not a statement
-about the α chosen.
-Both are about the perturbations found: a stronger attack can raise the risk beyond them.
+c = 0 bounds the risk itself for all α at once, so that the bound holds for the α chosen: z is the quantile of
+sup_α (η − η̂)/sd by a multiplier bootstrap, and one input at which all members are fooled is added, because few inputs
+say little about rare errors. c_k = r_k(β) bounds the excess over the risk of a reference β, paired over the inputs.
+U(β) is then 0, and the chosen α differs from β only if the inputs speak for it; here z is the normal quantile, a rule
+to choose by. Both are about the perturbations found: a stronger attack can raise the risk beyond them.
 """
 
 from __future__ import annotations
@@ -129,7 +124,12 @@ def confident_sampling(
     mass = np.zeros(len(counted.masks))
     for chosen, q, multiplier in zip(rows, weights, multipliers.tolist(), strict=True):
         mass[chosen] += multiplier * q
-    certificate = _certificate(counted, mass, radius, beta)
+    used = np.flatnonzero(mass)
+    mass, where, masks = mass[used] / mass.sum(), counted.owners[used], counted.masks[used]
+    bound = float((mass @ unpack(masks, members)).min() - mass @ offsets[where])
+    certificate = ConfidenceCertificate(
+        members, frozen(where), frozen(masks), frozen(mass), bound, radius, beta
+    )
     return Sampling(
         probs=frozen(best.copy()),
         risk=profile.risk(best),
@@ -270,18 +270,6 @@ def _reference(reference: ArrayLike | str | None, members: int) -> NDArray[np.fl
 def _offsets(profile: RiskProfile, reference: NDArray[np.float64] | None) -> NDArray[np.float64]:
     """c [K]."""
     return np.zeros(len(profile.weights)) if reference is None else profile.configuration_risks(reference)
-
-
-def _certificate(
-    profile: RiskProfile, mass: NDArray[np.float64], radius: float, reference: NDArray[np.float64] | None
-) -> ConfidenceCertificate:
-    rows = np.flatnonzero(mass)
-    mass, where, masks = mass[rows] / mass.sum(), profile.owners[rows], profile.masks[rows]
-    lowest = float((mass @ unpack(masks, profile.members)).min())
-    bound = lowest - float(mass @ _offsets(profile, reference)[where])
-    return ConfidenceCertificate(
-        profile.members, frozen(where), frozen(masks), frozen(mass), bound, radius, reference
-    )
 
 
 @dataclass(frozen=True, eq=False)
