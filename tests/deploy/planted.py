@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
@@ -23,23 +22,6 @@ BOX = {"norm": "linf", "eps": 0.1, "bounds": [0.0, 1.0]}
 SURELY = 1e-7  # a right implementation fails such a test once in ten million runs
 
 
-def linear_model(
-    weight: NDArray[np.float32], bias: NDArray[np.float32], shape: Sequence[int]
-) -> onnx.ModelProto:
-    """logits = flatten(inputs) · weight + bias."""
-    graph = helper.make_graph(
-        [
-            helper.make_node("Flatten", ["inputs"], ["flat"], axis=1),
-            helper.make_node("Gemm", ["flat", "weight", "bias"], ["logits"]),
-        ],
-        "linear",
-        [helper.make_tensor_value_info("inputs", TensorProto.FLOAT, ["batch", *shape])],
-        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", len(bias)])],
-        [numpy_helper.from_array(weight, "weight"), numpy_helper.from_array(bias, "bias")],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-
-
 def linear_bundle(
     path: Path,
     weights: NDArray[np.float32],
@@ -48,13 +30,22 @@ def linear_bundle(
     shape: Sequence[int],
     threat: dict[str, Any] | None = BOX,
 ) -> Bundle:
-    """weights [M, d, C], biases [M, C]."""
+    """logits = flatten(inputs) · weight + bias; weights [M, d, C], biases [M, C]."""
     path.mkdir()
     files = []
     for index, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
-        content = linear_model(weight, bias, shape).SerializeToString()
-        files.append(NetworkFile(name=f"network-{index:02d}.onnx", sha256=sha256(content), size=len(content)))
-        (path / files[-1].name).write_bytes(content)
+        nodes = [
+            helper.make_node("Flatten", ["inputs"], ["flat"], axis=1),
+            helper.make_node("Gemm", ["flat", "weight", "bias"], ["logits"]),
+        ]
+        inputs = [helper.make_tensor_value_info("inputs", TensorProto.FLOAT, ["batch", *shape])]
+        logits = [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", len(bias)])]
+        weights_ = [numpy_helper.from_array(weight, "weight"), numpy_helper.from_array(bias, "bias")]
+        graph = helper.make_graph(nodes, "linear", inputs, logits, weights_)
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+        name, content = f"network-{index:02d}.onnx", model.SerializeToString()
+        files.append(NetworkFile(name=name, sha256=sha256(content), size=len(content)))
+        (path / name).write_bytes(content)
     bundle = Bundle(
         path=path,
         probs=tuple(probs),

@@ -24,9 +24,9 @@ def decoder(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
     return Decoder(random_bundle(tmp_path_factory.mktemp("d") / "b"), batch=8)
 
 
-def npy(array: NDArray[Any], version: tuple[int, int] | None = None) -> bytes:
+def npy(array: NDArray[Any]) -> bytes:
     file = io.BytesIO()
-    np.lib.format.write_array(file, array, version=version, allow_pickle=True)
+    np.save(file, array, allow_pickle=True)
     return file.getvalue()
 
 
@@ -45,13 +45,9 @@ def picture(array: NDArray[Any], kind: str = "PNG", **options: Any) -> bytes:
 def test_numbers_arrive_unchanged(decoder: Decoder) -> None:
     for text in (json.dumps({"inputs": X.tolist()}), json.dumps({"inputs": X.tolist()}, indent=1)):
         assert np.array_equal(decoder.decode("application/json", bytearray(text.encode()), False), X)
-    whole = bytearray(json.dumps({"inputs": np.ones((1, 1, 4, 4), int).tolist()}).encode())
-    assert decoder.decode("application/json", whole, False).dtype == np.float64
-    for kind in ("<f2", "<f4", ">f4", "<f8"):
+    for kind in ("<f2", ">f4", "<f8"):
         for array in (X.astype(kind), np.asfortranarray(X.astype(kind))):
-            for version in ((1, 0), (2, 0)):
-                found = decoder.decode("application/x-npy", bytearray(npy(array, version)), False)
-                assert np.array_equal(found, X.astype(kind))
+            assert np.array_equal(decoder.decode("application/x-npy", bytearray(npy(array)), False), array)
     small = (255 * X).astype(np.uint8)
     found = decoder.decode("application/x-npy", bytearray(npy(small)), False)
     np.testing.assert_allclose(found, small / 255, atol=1e-6)
@@ -73,13 +69,6 @@ def test_pictures(decoder: Decoder, kind: str) -> None:
         with pytest.raises(Refused, match="picture") as caught:
             decoder.decode(f"image/{kind.lower()}", bytearray(damaged), True)
         assert caught.value.status == 422
-    with pytest.raises(Refused, match="is not a"):
-        decoder.decode("image/png" if kind != "PNG" else "image/gif", body, False)
-
-
-def test_deep_color_is_refused(decoder: Decoder) -> None:
-    with pytest.raises(Refused, match="mode I"):
-        decoder.decode("image/png", bytearray(picture(np.full((4, 4), 40_000, np.uint16))), False)
 
 
 def test_color_and_types(tmp_path: Path) -> None:
@@ -87,6 +76,8 @@ def test_color_and_types(tmp_path: Path) -> None:
     pixels = np.random.default_rng(1).integers(0, 256, (4, 6, 3)).astype(np.uint8)
     found = color.decode("image/png", bytearray(picture(pixels)), False)
     np.testing.assert_allclose(found[0], pixels.transpose(2, 0, 1) / 255, atol=1e-6)
+    with pytest.raises(Refused, match="mode I"):
+        color.decode("image/png", bytearray(picture(np.full((4, 6), 40_000, np.uint16))), False)
     plain = Decoder(random_bundle(tmp_path / "p", shape=(7,)), batch=8)
     assert plain.types == ("application/json", "application/x-npy")
 
@@ -99,9 +90,6 @@ def test_pixels_are_counted_before_they_are_decoded(
     with pytest.raises(Refused, match=r"1025×1025 pixels; at most 1048576") as caught:
         decoder.decode("image/png", large, True)
     assert caught.value.status == 413
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
-    with pytest.raises(Refused, match="too many pixels"):
-        decoder.decode("image/png", large, True)
 
 
 # ONE stands for a right input.
@@ -146,10 +134,8 @@ def test_other_json_is_refused(decoder: Decoder) -> None:
         (npy(X[:, :, :, :3]), 422),
         (npy(np.zeros((9, 1, 4, 4))), 413),
         (npy(X.astype(np.int64)), 422),
-        (npy(np.zeros((1, 1, 4, 4), [("a", "<f4")])), 422),
         (npy(np.full((1, 1, 4, 4), print, object)), 422),
         (header("{'descr': '<f4', 'fortran_order': False, 'shape': (100000000000, 1, 4, 4)}"), 413),
-        (header("{'descr': '<f4', 'fortran_order': False, 'shape': (-1, 1, 4, 4)}"), 422),
         (header("{'descr': '<f4', 'fortran_order': False, 'shape': ()}"), 422),
         (header("{'descr': '|O', 'fortran_order': False, 'shape': (1, 1, 4, 4)}", b"cos\nsystem\n"), 422),
         (header("{" * 5000), 422),
@@ -161,18 +147,3 @@ def test_other_arrays_are_refused(decoder: Decoder, body: bytes, status: int) ->
     assert caught.value.status == status
     odd = header("{'descr': '<f4', 'fortran_order': False, 'shape': (True, 1, 4, 4)}", bytes(64))
     assert decoder.decode("application/x-npy", bytearray(odd), False).shape == (1, 1, 4, 4)
-
-
-def test_json_is_read_one_input_at_a_time(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other threads run in between, and one input's text is bounded by its numbers."""
-    lengths: list[int] = []
-    scan = json.JSONDecoder.raw_decode
-
-    def watched(self: json.JSONDecoder, text: str, idx: int = 0) -> Any:
-        lengths.append(len(text))
-        return scan(self, text, idx)
-
-    monkeypatch.setattr(json.JSONDecoder, "raw_decode", watched)
-    decoder.decode("application/json", bytearray(json.dumps({"inputs": X.tolist()}).encode()), False)
-    assert len(lengths) == 3
-    assert max(lengths) <= 40 * 16 + 64

@@ -9,13 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import scipy.stats
 from numpy.typing import NDArray
 from tests.deploy.planted import SURELY, chi_squared, linear_bundle, random_bundle, telling_bundle
 
-from randens.core.errors import InputError, ModelError
+from randens.core.errors import InputError
 from randens.deploy import Predictor
-from randens.deploy.bundle import Member
 
 
 def images(n: int, shape: tuple[int, ...] = (1, 4, 4), seed: int = 1) -> NDArray[np.float32]:
@@ -41,15 +39,6 @@ def test_logits_are_those_of_the_members(tmp_path: Path) -> None:
     assert empty.logits.shape == (0, 5)
 
 
-def test_averages_are_weighted_means(tmp_path: Path) -> None:
-    bundle = random_bundle(tmp_path / "b")
-    alone = Predictor(bundle).logits(images(5))
-    members = (Member(files=(0, 2), weights=(0.25, 0.75)), Member(files=(1,), weights=(1.0,)))
-    mixed = Predictor(bundle.model_copy(update={"members": members, "probs": (0.5, 0.5)})).logits(images(5))
-    np.testing.assert_allclose(mixed[0], 0.25 * alone[0] + 0.75 * alone[2], atol=1e-5)
-    np.testing.assert_allclose(mixed[1], alone[1], atol=1e-6)
-
-
 def test_every_input_is_run_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So time does not tell which inputs shared a member."""
     predictor = Predictor(telling_bundle(tmp_path / "b", (0.5, 0.5)))
@@ -71,20 +60,9 @@ def test_draws_follow_the_probabilities_and_skip_zeros(tmp_path: Path) -> None:
     labels = predictor.predict(np.zeros((10_000, 1, 2, 2), dtype=np.float32)).labels
     counts = np.bincount(labels, minlength=6)
     assert counts[0] == counts[5] == 0
+    # The cumulative sum may end just below 1.
+    assert predictor.members_at(np.array([0, 2**64 - 1], dtype=np.uint64)).tolist() == [1, 4]
     assert chi_squared(counts[1:5].tolist(), probs[1:5]) > SURELY
-
-
-def test_a_cumulative_sum_below_one_never_draws_beyond_the_last(tmp_path: Path) -> None:
-    predictor = Predictor(telling_bundle(tmp_path / "b", (0.1,) * 9 + (0.0999999,)))
-    assert predictor.members_at(np.array([0, 2**64 - 1], dtype=np.uint64)).tolist() == [0, 9]
-
-
-def test_draws_of_neighbors_are_independent(tmp_path: Path) -> None:
-    predictor = Predictor(telling_bundle(tmp_path / "b", (0.6, 0.3, 0.1)))
-    drawn = predictor.draw(40_000).reshape(-1, 2)
-    table = np.zeros((3, 3))
-    np.add.at(table, (drawn[:, 0], drawn[:, 1]), 1)
-    assert scipy.stats.chi2_contingency(table).pvalue > SURELY
 
 
 @pytest.mark.parametrize(
@@ -105,15 +83,6 @@ def test_bad_inputs_are_refused_with_the_reason(tmp_path: Path, x: object, reaso
         predictor.predict(x)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="threads"):
         Predictor(predictor.bundle, threads=0)
-
-
-def test_logits_that_overflow_are_an_error_and_not_an_answer(tmp_path: Path) -> None:
-    weights = np.full((1, 4, 2), 1e30, dtype=np.float32)
-    bundle = linear_bundle(tmp_path / "b", weights, np.zeros((1, 2), np.float32), (1.0,), (4,), threat=None)
-    x = np.zeros((3, 4), dtype=np.float32)
-    x[1] = 1e30
-    with pytest.raises(ModelError, match="input 1 "):
-        Predictor(bundle).predict(x)
 
 
 def test_no_torch_is_needed(tmp_path: Path) -> None:
