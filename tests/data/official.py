@@ -13,34 +13,36 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from randens.data.formats import Arrays, Bytes
+from randens.data.formats import Bytes, Parts
 
 
-def color(train: int = 20, test: int = 10, classes: int = 10, seed: int = 0) -> Arrays:
+def color(train: int = 20, test: int = 10, classes: int = 10, seed: int = 0) -> Parts:
     """Random 32×32 color images, every class equally often."""
     return _random((3, 32, 32), train, test, classes, seed)
 
 
-def gray(train: int = 20, test: int = 10, classes: int = 10, seed: int = 1) -> Arrays:
+def gray(train: int = 20, test: int = 10, classes: int = 10, seed: int = 1) -> Parts:
     """Random 28×28 gray images."""
     return _random((1, 28, 28), train, test, classes, seed)
 
 
-def _random(shape: tuple[int, int, int], train: int, test: int, classes: int, seed: int) -> Arrays:
+def _random(shape: tuple[int, int, int], train: int, test: int, classes: int, seed: int) -> Parts:
     rng = np.random.default_rng(seed)
-    parts: list[Bytes] = []
-    for count in (train, test):
-        parts.append(rng.integers(0, 256, (count, *shape), dtype=np.uint8))
-        parts.append(rng.permutation(np.arange(count) % classes).astype(np.uint8))
-    return Arrays(*parts)
+    return {
+        split: (
+            rng.integers(0, 256, (count, *shape), dtype=np.uint8),
+            rng.permutation(np.arange(count) % classes).astype(np.uint8),
+        )
+        for split, count in (("train", train), ("test", test))
+    }
 
 
-def _chunks(arrays: Arrays, batches: int) -> list[tuple[Bytes, Bytes]]:
-    pairs = zip(np.split(arrays.train_x, batches), np.split(arrays.train_y, batches), strict=True)
-    return [*pairs, (arrays.test_x, arrays.test_y)]
+def _chunks(arrays: Parts, batches: int) -> list[tuple[Bytes, Bytes]]:
+    x, y = arrays["train"]
+    return [*zip(np.split(x, batches), np.split(y, batches), strict=True), arrays["test"]]
 
 
-def binary(arrays: Arrays, names: tuple[str, ...], coarse: bool = False) -> dict[str, bytes]:
+def binary(arrays: Parts, names: tuple[str, ...], coarse: bool = False) -> dict[str, bytes]:
     """CIFAR's binary version: label byte(s) and pixels, record after record."""
     files = {}
     for name, (x, y) in zip(names, _chunks(arrays, len(names) - 1), strict=True):
@@ -49,7 +51,7 @@ def binary(arrays: Arrays, names: tuple[str, ...], coarse: bool = False) -> dict
     return files
 
 
-def pngs(arrays: Arrays) -> dict[str, bytes]:
+def pngs(arrays: Parts) -> dict[str, bytes]:
     """CIFAR-10 as pictures whose rows are images, with the labels in JSON lists."""
     names = (*(f"data_batch_{i}.png" for i in range(1, 6)), "test_batch.png")
     files = {}
@@ -58,15 +60,15 @@ def pngs(arrays: Arrays) -> dict[str, bytes]:
         rows = x.transpose(0, 2, 3, 1).reshape(len(x), 1024, 3)
         Image.fromarray(np.ascontiguousarray(rows)).save(buffer, "PNG")
         files[name] = buffer.getvalue()
-    files["train_lables.json"] = json.dumps(arrays.train_y.tolist()).encode()
-    files["test_lables.json"] = json.dumps(arrays.test_y.tolist()).encode()
+    files["train_lables.json"] = json.dumps(arrays["train"][1].tolist()).encode()
+    files["test_lables.json"] = json.dumps(arrays["test"][1].tolist()).encode()
     return files
 
 
-def idx(arrays: Arrays, zipped: bool) -> dict[str, bytes]:
+def idx(arrays: Parts, zipped: bool) -> dict[str, bytes]:
     """MNIST's four IDX files."""
     files = {}
-    for stem, x, y in (("train", arrays.train_x, arrays.train_y), ("t10k", arrays.test_x, arrays.test_y)):
+    for stem, (x, y) in (("train", arrays["train"]), ("t10k", arrays["test"])):
         images = bytes((0, 0, 8, 3)) + struct.pack(">3I", len(x), *x.shape[2:]) + x.tobytes()
         files[f"{stem}-images-idx3-ubyte"] = images
         files[f"{stem}-labels-idx1-ubyte"] = bytes((0, 0, 8, 1)) + struct.pack(">I", len(y)) + y.tobytes()

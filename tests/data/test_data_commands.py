@@ -23,7 +23,7 @@ run = CliRunner()
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a small CIFAR-10 that the catalogue takes for the real one."""
     arrays = official.color()
-    sha256 = (digest(*arrays.part("train")), digest(*arrays.part("test")))
+    sha256 = (digest(*arrays["train"]), digest(*arrays["test"]))
     entry = replace(CATALOGUE["cifar10"], train_size=20, test_size=10, held_out=1, sha256=sha256)
     monkeypatch.setitem(CATALOGUE, "cifar10", replace(entry, addresses=(), npm=None))
     monkeypatch.setenv("RANDENS_DATA", str(tmp_path / "cache"))

@@ -38,7 +38,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for variable in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setitem(CATALOGUE, "cifar10", FULL)
-    change(sha256=tuple(digest(*ARRAYS.part(split)) for split in ("train", "test")))
+    change(sha256=tuple(digest(*ARRAYS[split]) for split in ("train", "test")))
     change(train_size=20, test_size=10, held_out=1, addresses=(), npm=None)
     return tmp_path / "cache"
 
@@ -51,7 +51,10 @@ def stored() -> bool:
     """Whether exactly the right arrays are in the cache."""
     test = data.load("cifar10", "test")
     assert isinstance(test.stored, torch.Tensor)
-    return np.array_equal(test.stored.numpy(), ARRAYS.test_x) and test.y.tolist() == ARRAYS.test_y.tolist()
+    return (
+        np.array_equal(test.stored.numpy(), ARRAYS["test"][0])
+        and test.y.tolist() == ARRAYS["test"][1].tolist()
+    )
 
 
 @pytest.mark.parametrize("place", ["", "cifar10"])
@@ -76,12 +79,12 @@ def test_official_files_on_disk_are_found_and_stay(
 @pytest.mark.parametrize("zipped", [False, True])
 def test_idx_files_in_a_folder(cache: Path, monkeypatch: pytest.MonkeyPatch, zipped: bool) -> None:
     gray = official.gray()
-    sha256 = tuple(digest(*gray.part(split)) for split in ("train", "test"))
+    sha256 = tuple(digest(*gray[split]) for split in ("train", "test"))
     entry = replace(CATALOGUE["mnist"], train_size=20, test_size=10, held_out=1, sha256=sha256)
     monkeypatch.setitem(CATALOGUE, "mnist", entry)
     official.write(official.idx(gray, zipped), cache / "MNIST" / "raw")
     data.fetch("mnist")
-    assert data.load("mnist", "test").y.tolist() == gray.test_y.tolist()
+    assert data.load("mnist", "test").y.tolist() == gray["test"][1].tolist()
 
 
 @pytest.mark.parametrize("damage", ["cut", "pixel", "empty", "folder", "bf16"])
@@ -110,7 +113,7 @@ def test_damage_in_the_cache_is_noticed_and_mended(cache: Path, damage: str) -> 
 def test_other_content_is_refused_and_not_stored(cache: Path, wrong: str) -> None:
     arrays = official.color(train=15) if wrong == "size" else official.color(seed=9)
     if wrong == "label":
-        arrays.train_y[7] = 10
+        arrays["train"][1][7] = 10
     assert FULL.format is not None
     official.write(official.binary(arrays, FULL.format.members), cache)
     with pytest.raises(FileError, match=f"could not be fetched.*{wrong}" if wrong != "size" else "holds 15"):

@@ -25,17 +25,6 @@ def test_digits_are_scikit_learns_divided_by_sixteen() -> None:
     assert parts[0].classes == tuple("0123456789")
 
 
-def test_digits_labels_belong_to_their_images() -> None:
-    bunch = load_digits()
-    label = {
-        tuple(row): int(y)
-        for row, y in zip((bunch.data / 16).astype(np.float32).tolist(), bunch.target, strict=True)
-    }
-    for split in data.SPLITS:
-        part = data.load("digits", split)
-        assert [label[tuple(row)] for row in part.x.flatten(1).tolist()] == part.y.tolist()
-
-
 def test_digits_splits_are_class_balanced() -> None:
     assert data.load("digits", "validation").counts().tolist() == [18] * 10
     assert data.load("digits", "test").counts().tolist() == [36] * 10

@@ -98,17 +98,17 @@ def image_folder(
     size: tuple[int, int] | None = None,
     channels: int | None = None,
 ) -> Data:
-    """Images of ``path/<class>/<image>``, or ``path/<split>/<class>/<image>``, in alphabetical order.
+    """Images (PNG, JPEG, BMP, GIF, WebP) of ``path/<class>/<image>`` or ``path/<split>/<class>/<image>``.
 
     Up to 1 GiB of pixels are decoded at once; of larger folders rows are decoded when they are asked for.
 
     Parameters
     ----------
     path : str or path
-        With one folder of images (PNG, JPEG, BMP, GIF, WebP) per class. If its folders are named train, validation
-        (val) and test, `split` says which is read; a folder of such a name is that split.
+        If its folders are named train, validation (val) and test, `split` says which is read, ``"test"`` by default;
+        a folder of such a name is that split.
     split : str, optional
-        ``"test"`` by default if there are several; else what these images are, ``"unknown"`` by default.
+        Of other folders what the images are, ``"unknown"`` by default.
     size : (int, int), optional
         Height and width to scale to; without it all images must have one size.
     channels : int, optional
@@ -117,17 +117,15 @@ def image_folder(
     Returns
     -------
     Data
-        With the folders' names as classes.
+        With the folders' names as classes, in alphabetical order.
 
     Examples
     --------
-    >>> import tempfile
     >>> from PIL import Image
-    >>> root = Path(tempfile.mkdtemp()) / "pets"
-    >>> for name in ("test/cat", "test/dog", "train/cat", "train/dog"):
-    ...     (root / name).mkdir(parents=True)
-    ...     Image.new("RGB", (4, 4)).save(root / name / "1.png")
-    >>> image_folder(root, split="train")
+    >>> for name in ("cat", "dog"):
+    ...     Path("pets/train", name).mkdir(parents=True)
+    ...     Image.new("RGB", (4, 4)).save(f"pets/train/{name}/1.png")
+    >>> image_folder("pets", split="train")
     Data(pets train, 2 × (3, 4, 4), 2 classes)
     """
     if channels not in (None, 1, 3):
@@ -192,24 +190,27 @@ def _is_pair(data: Any) -> bool:
 
 
 def _hugging_face(data: Any, limit: int | None) -> Data:
-    columns = list(data.column_names)
-    classed = [c for c in columns if hasattr(data.features[c], "names")]
-    label = next((c for c in [*classed, *_LABEL_KEYS] if c in columns), None)
-    image = next((c for c in _IMAGE_KEYS if c in columns), None)
-    if label is None or image is None:
+    image, label = (
+        next((k for k in keys if k in data.column_names), None) for keys in (_IMAGE_KEYS, _LABEL_KEYS)
+    )
+    if image is None or label is None:
         raise InputError(
-            f"data has the columns {columns}; an image column ({', '.join(_IMAGE_KEYS[:4])}) and a label column "
-            "(label, labels) are needed: rename them with data.rename_column"
+            f"data has the columns {list(data.column_names)}; an image column ({', '.join(_IMAGE_KEYS[:4])}) and a "
+            f"label column ({', '.join(_LABEL_KEYS[:2])}) are needed: rename them with data.rename_column"
         )
-    part = data if limit is None else data.select(range(min(limit, len(data))))
-    values = _stacked([_tensor(item) for item in part.with_format("numpy")[image]])
-    # Bytes come back as wider integers.
-    if not values.is_floating_point() and int(values.min()) >= 0 and int(values.max()) <= 255:
-        values = values.to(torch.uint8)
+    found = _collected(((_as_bytes(row[image]), row[label]) for row in data.with_format("numpy")), limit)
     about = getattr(data, "info", None)
     name = getattr(about, "dataset_name", None) or getattr(about, "builder_name", None) or "datasets"
-    classes = tuple(data.features[label].names) if label in classed else ()
-    return _from_arrays(values, part[label][:], str(name), classes, str(getattr(data, "split", "")))
+    classes = tuple(getattr(data.features[label], "names", ()))
+    split = str(getattr(data, "split", None))
+    return replace(found, classes=classes, name=str(name), split=split if split in SPLITS else "unknown")
+
+
+def _as_bytes(item: Any) -> Any:
+    """Hugging Face gives bytes back as wider integers."""
+    array = np.asarray(item)
+    whole = array.dtype.kind in "iu" and array.size and array.min() >= 0 and array.max() <= 255
+    return array.astype(np.uint8) if whole else item
 
 
 def _collected(data: Any, limit: int | None) -> Data:

