@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from randens.core.files import (
     picked,
     plain,
     read_json,
+    read_tensors,
+    read_toml,
     sha256,
     tensor_checksum,
     write_atomic,
@@ -72,7 +75,7 @@ def test_json_round_trip(tmp_path: Path) -> None:
     assert (tmp_path / "x.json").read_text().index('"a"') < (tmp_path / "x.json").read_text().index('"b"')
 
 
-@pytest.mark.parametrize("value", [float("nan"), {1, 2}, {"a": float("inf")}])
+@pytest.mark.parametrize("value", [float("nan"), {1, 2}, {"a": float("inf")}, "\ud800"])
 def test_what_is_not_json_is_refused_before_anything_is_written(tmp_path: Path, value: object) -> None:
     write_json(tmp_path / "x.json", 1)
     with pytest.raises(InputError, match=r"x\.json"):
@@ -80,13 +83,52 @@ def test_what_is_not_json_is_refused_before_anything_is_written(tmp_path: Path, 
     assert read_json(tmp_path / "x.json") == 1
 
 
-@pytest.mark.parametrize("content", [b"", b'{"a": 1', b"\xff\xfe", b"{'a': 1}"])
-def test_damaged_json_is_named(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "x.json").write_bytes(content)
-    with pytest.raises(FileError, match=r"x\.json is not valid JSON"):
-        read_json(tmp_path / "x.json")
-    with pytest.raises(FileError, match=r"cannot read .*y\.json"):
-        read_json(tmp_path / "y.json")
+@pytest.mark.parametrize("read", [read_json, read_toml, read_tensors])
+@pytest.mark.parametrize(
+    "kind",
+    ["missing", "folder", "pipe", "device", "long name", "zero byte", "surrogate", "large", "empty", "bytes"],
+)
+def test_what_cannot_be_read_is_one_sentence(tmp_path: Path, read: Callable[[Any], Any], kind: str) -> None:
+    path: Any = tmp_path / "file"
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    elif kind == "large":
+        with path.open("wb") as file:
+            file.truncate(1 << 37)
+    elif kind in ("empty", "bytes"):
+        path.write_bytes(b"" if kind == "empty" else b"\xff\xfe\x00\x00")
+    else:
+        path = {"missing": path, "long name": "x" * 5000, "zero byte": "a\0b", "surrogate": "\ud800"}[kind]
+    if (read, kind) == (read_toml, "empty"):
+        assert read(path) == {}
+        return
+    with pytest.raises(FileError) as caught:
+        read(path)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize(
+    ("read", "text"),
+    [
+        (read_json, "[" * 100_000 + "]" * 100_000),
+        (read_json, "1" * 5000),
+        (read_json, "1e400"),
+        (read_json, "NaN"),
+        (read_json, "{'a': 1}"),
+        (read_toml, "a = " + "[" * 5000 + "]" * 5000),
+        (read_toml, "a = " + "1" * 5000),
+        (read_toml, "a." * 100_000 + "a = 1"),
+    ],
+)
+def test_damaged_documents_are_named(tmp_path: Path, read: Callable[[Any], Any], text: str) -> None:
+    (tmp_path / "file").write_text(text)
+    with pytest.raises(FileError, match="file"):
+        read(tmp_path / "file")
 
 
 def test_a_folder_is_never_taken_twice(tmp_path: Path) -> None:

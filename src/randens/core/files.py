@@ -65,8 +65,10 @@ def write_atomic(path: str | os.PathLike[str], content: bytes) -> None:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
-    except OSError as error:
-        raise FileError(f"cannot write {target}: {error.strerror or error}") from error
+    except (OSError, ValueError) as error:
+        raise FileError(
+            f"cannot write {_shown(target)}: {getattr(error, 'strerror', None) or error}"
+        ) from error
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
@@ -94,9 +96,11 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
     """Write `value` as indented, key-sorted JSON, atomically. NaN is refused: it is not JSON."""
     try:
         text = json.dumps(value, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False)
+        content = (text + "\n").encode()
+    # Lone surrogates, which no encoding has, are ValueErrors.
     except (TypeError, ValueError) as error:
-        raise InputError(f"cannot write {path}: its content is not JSON ({error})") from error
-    write_atomic(path, (text + "\n").encode())
+        raise InputError(f"cannot write {_shown(path)}: its content is not JSON ({error})") from error
+    write_atomic(path, content)
 
 
 def plain(value: Any) -> Any:
