@@ -215,12 +215,6 @@ def test_threads_do_not_get_each_others_weights(monkeypatch: pytest.MonkeyPatch)
         assert all(torch.equal(value, weights[name]) for name, value in made[seed].state_dict().items())
 
 
-def test_members_without_a_seed_differ() -> None:
-    x = torch.rand(2, 1, 8, 8)
-    first, second = (models.create("convnet", classes=10, input_shape=(1, 8, 8)) for _ in range(2))
-    assert not torch.equal(first(x), second(x))
-
-
 def test_width_and_classes() -> None:
     for name in models.names():
         thin = models.create(name, classes=3, input_shape=SHAPES.get(name, (3, 32, 32)), seed=0)
@@ -233,12 +227,6 @@ def test_width_and_classes() -> None:
 def test_convnet_takes_any_small_image(shape: tuple[int, int, int]) -> None:
     model = models.create("convnet", classes=4, input_shape=shape, seed=0)
     assert model(torch.rand(2, *shape)).shape == (2, 4)
-
-
-@pytest.mark.parametrize("name", PAPER)
-def test_gray_networks(name: str) -> None:
-    model = models.create(name, classes=10, input_shape=(1, 28, 28), width=4, seed=0)
-    assert model(torch.rand(2, 1, 28, 28)).shape == (2, 10)
 
 
 def test_parameter_free_shortcut_keeps_every_second_pixel() -> None:
@@ -321,14 +309,6 @@ def test_bad_arguments(changes: dict[str, Any], message: str) -> None:
         models.create(arguments.pop("name"), **arguments)
 
 
-def test_image_of_another_shape() -> None:
-    model = small("resnet20")
-    with pytest.raises(
-        InputError, match=r"x has shape \(2, 1, 32, 32\), but this resnet20 takes \[n, 3, 32, 32\]"
-    ):
-        model(torch.rand(2, 1, 32, 32))
-
-
 @pytest.mark.parametrize(
     "architecture",
     [
@@ -345,11 +325,3 @@ def test_description_that_describes_nothing(architecture: dict[str, Any]) -> Non
         RandensError, match=r"does not describe a model|unknown model|whose code would be run"
     ):
         models.build(architecture)
-
-
-def test_a_shortcut_is_the_same_as_a_convolution() -> None:
-    """Exported members use the convolution."""
-    for inputs, outputs in ((16, 32), (3, 6)):
-        shortcut = networks._PadShortcut(inputs, outputs, 2)
-        x = torch.randn(2, inputs, 7, 8, generator=torch.Generator().manual_seed(0))
-        assert torch.equal(shortcut.as_convolution()(x), shortcut(x))

@@ -70,24 +70,11 @@ def make(name: str, classes: int, shape: tuple[int, ...], options: Mapping[str, 
 
 
 def from_spec(spec: str, **options: Any) -> Any:
-    """What ``timm:NAME``, ``torchscript:PATH``, ``onnx:PATH`` or ``package.module:factory`` names.
+    """The classifier that ``timm:NAME``, ``torchscript:PATH``, ``onnx:PATH`` or ``package.module:factory`` names.
 
-    Files and factories are code, which is run: naming it in this form is the consent.
+    Files and factories are code, which is run: naming it in this form is the consent. Modules are looked for in the
+    current folder, too; `options` go to timm or to the factory, which may return several classifiers.
 
-    Parameters
-    ----------
-    spec : str
-        A module is looked for in the current folder, too.
-    **options
-        Passed to timm or to the factory.
-
-    Returns
-    -------
-    object
-        A classifier, timm's with its own normalization; a factory may return several, or an ensemble.
-
-    Examples
-    --------
     >>> from_spec("torch.nn:Linear", in_features=4, out_features=3)
     Linear(in_features=4, out_features=3, bias=True)
     """

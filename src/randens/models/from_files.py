@@ -25,26 +25,10 @@ _LARGEST_BATCH = 1 << 16
 
 
 def torchscript(path: str | os.PathLike[str], *, device: str | torch.device = "cpu") -> nn.Module:
-    """A member from a TorchScript file, whose code runs: load only what you trust.
+    """A member from a TorchScript file, whose code runs: load only what you trust. Gradients work.
 
-    Parameters
-    ----------
-    path : str or path
-        A TorchScript file. Gradients work if it was saved with them.
-    device : str or torch.device
-        Where to load it.
-
-    Returns
-    -------
-    nn.Module
-        A member.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> path = tempfile.mkdtemp() + "/net.pt"
-    >>> torch.jit.save(torch.jit.trace(nn.Linear(4, 3), torch.zeros(1, 4)), path)
-    >>> torchscript(path)(torch.zeros(2, 4)).shape
+    >>> torch.jit.save(torch.jit.trace(nn.Linear(4, 3), torch.zeros(1, 4)), "net.pt")
+    >>> torchscript("net.pt")(torch.zeros(2, 4)).shape
     torch.Size([2, 3])
     """
     with open_file(path, _LARGEST) as file:
@@ -105,23 +89,9 @@ class OnnxMember(nn.Module):
 
 
 def onnx(path: str | os.PathLike[str]) -> OnnxMember:
-    """A member from an ONNX file, which may run forever: load only what you trust.
+    """A member from an ONNX file, which may run forever: load only what you trust. It gives no gradients.
 
-    Parameters
-    ----------
-    path : str or path
-        An ONNX file whose first input is the images and first output the logits.
-
-    Returns
-    -------
-    OnnxMember
-        A member without gradients.
-
-    Examples
-    --------
-    >>> _ = torch.onnx.export(torch.nn.Linear(4, 3).eval(), (torch.rand(2, 4),), "net.onnx", verbose=False)
-    >>> tuple(onnx("net.onnx")(torch.rand(5, 4)).shape)
-    (5, 3)
+    Its first input is the images, its first output the logits.
     """
     with open_file(path, _LARGEST):
         pass

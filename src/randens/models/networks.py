@@ -36,15 +36,6 @@ class _PadShortcut(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.before, self.after))
 
-    def as_convolution(self) -> nn.Conv2d:
-        """The same function with weights 0 and 1: ONNX Runtime merges it with the addition and keeps its own layout."""
-        outputs = self.before + self.inputs + self.after
-        convolution = nn.Conv2d(self.inputs, outputs, 1, stride=self.stride, bias=False)
-        with torch.no_grad():
-            convolution.weight.zero_()
-            convolution.weight[self.before : self.before + self.inputs, :, 0, 0] = torch.eye(self.inputs)
-        return convolution
-
 
 class _Block(nn.Module):
     """Two 3×3 convolutions and a shortcut."""

@@ -136,29 +136,15 @@ def adapt(
 
 
 def preprocessing_of(given: Any, module: nn.Module | None = None) -> tuple[list[float], list[float]] | None:
-    """Mean and standard deviation per channel from their usual forms; None: no preprocessing.
+    """Mean and standard deviation per channel from their usual forms, for `adapt`; None: no preprocessing.
 
-    Parameters
-    ----------
-    given : None, "auto", pair, mapping or object
-        ``(mean, std)``, numbers or one per channel; a mapping or an object with ``mean`` and ``std`` (timm's
-        ``default_cfg``, torchvision's ``Normalize`` and ``weights.transforms()``) or with ``image_mean`` and
-        ``image_std`` (an image processor of transformers); a ``Compose`` that holds a ``Normalize``. Only the
-        normalization is taken: inputs have their size already. ``"auto"`` reads `module`'s own configuration.
-    module : nn.Module, optional
-        Whose configuration ``"auto"`` reads: ``pretrained_cfg`` or ``default_cfg`` of timm.
+    That is ``(mean, std)``, numbers or one per channel; a mapping or an object with ``mean`` and ``std`` (timm's
+    ``default_cfg``, torchvision's ``Normalize`` and ``weights.transforms()``) or with ``image_mean`` and ``image_std``
+    (transformers); a ``Compose`` that holds a ``Normalize``; or ``"auto"``, the configuration that a network of timm
+    carries. Only the normalization is taken: inputs have their size already.
 
-    Returns
-    -------
-    (list of float, list of float) or None
-        For `adapt`.
-
-    Examples
-    --------
     >>> preprocessing_of((0.5, 0.25))
     ([0.5], [0.25])
-    >>> preprocessing_of({"image_mean": [0.1, 0.2, 0.3], "image_std": [1, 1, 1]})[0]
-    [0.1, 0.2, 0.3]
     """
     if given is None:
         return None
