@@ -94,7 +94,6 @@ def test_tab(line: str, offered: list[str]) -> None:
         (FileError("cannot read x"), 2, "cannot read x"),
         (OSError(errno.ENOSPC, "No space left on device", "there"), 2, "No space left on device (there)"),
         (PermissionError(errno.EACCES, "Permission denied", "there"), 2, "Permission denied (there)"),
-        (OSError(errno.EIO, "Input/output error"), 1, "Input/output error"),
         (ModuleNotFoundError("No module named 'onnxscript'", name="onnxscript"), 2, "randens[deploy]"),
         (MemoryError(), 1, "not enough memory"),
         (ZeroDivisionError("division by zero"), 1, "set RANDENS_DEBUG=1 for the traceback"),

@@ -31,13 +31,3 @@ def test_the_page_shows_the_numbers_of_the_run(shell: Shell, desk: Path, browser
         agree(page, result.profile)
         page.get_by_role("button", name="uniform").click()
         assert agree(page, result.profile) == pytest.approx([1 / 3] * 3)
-
-
-def test_nothing_drawn_is_said_first(shell: Shell, desk: Path, browser: Browser) -> None:
-    result = chosen_evaluation(3, n=80, probs=[0.0, 0.0, 1.0])
-    run = chosen_run(desk / "alone", result, epochs=4)
-    assert shell("report", run)[0] == 0
-    with opened(browser, desk / "alone" / "report.html", width=400) as page:
-        text = page.locator("body").inner_text().lower()
-        assert "nothing is drawn" in text[: text.index("natural")], text[:1500]
-        assert page.evaluate("document.documentElement.scrollWidth") <= 400

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import importlib
 import os
 import signal
@@ -147,7 +146,6 @@ def _failed(error: Exception, words: list[str]) -> int:
     elif isinstance(error, OSError) and not isinstance(error, RandensError):
         where = f" ({error.filename})" if error.filename is not None else ""
         message = f"{error.strerror or type(error).__name__}{where}"
-        code = 2 if error.errno in _OF_THE_USER else 1
     elif isinstance(error, MemoryError):
         code, message = 1, "not enough memory; fewer inputs (--limit) or smaller models need less"
     elif not isinstance(error, RandensError):
@@ -158,20 +156,6 @@ def _failed(error: Exception, words: list[str]) -> int:
     if message:
         _print(message)
     return code
-
-
-_OF_THE_USER = {
-    *(errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.EEXIST),
-    *(
-        errno.ENAMETOOLONG,
-        errno.ELOOP,
-        errno.ENOSPC,
-        errno.EDQUOT,
-        errno.EFBIG,
-        errno.ENOTEMPTY,
-        errno.EINVAL,
-    ),
-}
 
 
 def application(words: Sequence[str]) -> typer.Typer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import os
 import sys
 import time
@@ -38,12 +39,16 @@ def within(progress: Progress, name: str) -> Progress:
 def shows_progress(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
     """Decorator: without an argument `progress`, a function shows bars in a terminal or notebook, else nothing."""
 
+    signature = inspect.signature(function)
+
     @functools.wraps(function)
     def called(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
-        if kwargs.get("progress") is not None:
+        given = signature.bind(*args, **kwargs)
+        if given.arguments.get("progress") is not None:
             return function(*args, **kwargs)
         with bars(log=False) as progress:
-            return function(*args, **{**kwargs, "progress": progress})  # type: ignore[arg-type]
+            given.arguments["progress"] = progress
+            return function(*given.args, **given.kwargs)
 
     return called
 

@@ -19,7 +19,7 @@ from randens.core.distributed import Workers, workers
 from randens.core.errors import FileError, InputError, unknown
 from randens.core.files import read_toml
 from randens.core.locks import only_writer
-from randens.core.progress import Progress, silent
+from randens.core.progress import Progress, shows_progress, silent
 from randens.core.runs import Run
 from randens.data import Data
 from randens.ensemble import RandomizedEnsemble, load
@@ -83,6 +83,7 @@ class Plan:
         )
 
 
+@shows_progress
 def train(
     recipe: Recipe | str | os.PathLike[str],
     run_folder: str | os.PathLike[str],
