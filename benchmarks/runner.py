@@ -47,13 +47,7 @@ class Benchmark:
 
 
 BENCHMARKS = (
-    Benchmark("attacks", "attacks against peers and against their bare passes", 900, 240, needs_members=True),
-    Benchmark(
-        "peers", "stronger attacks of other libraries, on one model and on the drawn ensemble", 600, 120, True
-    ),
-    Benchmark("fresh", "every attack on images that no setting was chosen on", 1800, 120, needs_members=True),
     Benchmark("strength", "share of inputs solved exactly, where the optimum is known", 480, 60),
-    Benchmark("small_networks", "small members attacked together against one after the other", 300, 60),
     Benchmark("sampling", "exact probabilities against the subgradient method", 300, 60),
     Benchmark(
         "cutting_planes", "probabilities under real attack: cutting planes against Algorithm 1", 240, 90
@@ -61,12 +55,9 @@ BENCHMARKS = (
     Benchmark(
         "training", "a training step against its bare passes; layouts, precisions, processes", 900, 120
     ),
-    Benchmark("witness_store", "what the witness store saves and costs", 600, 240, needs_members=True),
-    Benchmark("augmentation", "augmentation as a share of a training step", 120, 60),
     Benchmark("inference", "a prediction: torch, compiled, ONNX Runtime; one member, drawn, all", 420, 120),
     Benchmark("serving", "the server at its saturation load", 180, 60),
     Benchmark("startup", "help, the import and a first evaluation from the shell", 180, 60),
-    Benchmark("growth", "cost and memory against inputs, members, steps and input size", 420, 120),
 )
 
 

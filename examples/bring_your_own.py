@@ -96,7 +96,7 @@ def attacked(
     except ImportError:
         print("(Foolbox is not installed: pip install foolbox)")
         return found.pool
-    theirs = randens.attacks.from_foolbox(foolbox.attacks.LinfPGD(steps=40), threat)(rec, x, y)
+    theirs = randens.interop.from_foolbox(foolbox.attacks.LinfPGD(steps=40), threat)(rec, x, y)
     print(f"under Foolbox's PGD            {theirs.robust_accuracy:.3f}")
     pool = found.pool.merge(theirs.pool)
     print(f"under the worst of both        {1 - pool.risk(rec.probs.numpy()):.3f}")

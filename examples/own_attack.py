@@ -2,7 +2,7 @@
 
 `Search` does the rest: it projects every proposal onto ball and box, computes the exact verdicts of all
 members, keeps the worst point per input, pools the witnesses, drops finished inputs and counts passes. A
-registered attack works in `attacks.create`, `attack.survey`, `randens.evaluate` and everywhere else that
+registered attack works in `attacks.create`, `attack.run`, `randens.evaluate` and everywhere else that
 takes a name.
 
     python examples/own_attack.py
@@ -29,11 +29,11 @@ class Momentum(attacks.Attack):
     def search(self, s: attacks.Search) -> None:
         point, pull = s.start(), torch.zeros_like(s.x)
         for _ in range(self.steps):
-            rows = s.unfinished
+            rows = s.open
             slope = s.gradient(rows, point[rows], expected_cross_entropy)
             pull[rows] = 0.9 * pull[rows] + s.threat.steepest(slope)
             point[rows] = s.project(rows, point[rows] + 0.25 * s.threat.eps * s.threat.steepest(pull[rows]))
-        s.judge(s.unfinished, point[s.unfinished])
+        s.judge(s.open, point[s.open])
 
 
 def main() -> None:
@@ -57,7 +57,7 @@ def main() -> None:
     threat = randens.Threat("linf", eps=0.1)
     print(f"clean      {rec.accuracy(test.x, test.y):.3f}")
     for name in ("momentum", "adaptive-pgd-l", "saddle"):
-        found = attacks.create(name, threat).survey(rec, test)
+        found = attacks.create(name, threat).run(rec, test)
         print(
             f"{name:10} {found.robust_accuracy:.3f}  {found.cost.backwards / len(test):.1f} backward passes each"
         )

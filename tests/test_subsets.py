@@ -68,7 +68,7 @@ def test_subsets_are_evaluated_and_their_probabilities_chosen() -> None:
     x = torch.rand(30, 5, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         y = pairs.logits(x).mean(dim=0).argmax(dim=1)
-    attack = attacks.create("saddle", Threat("linf", 0.1), restarts=1, precision="float32")
+    attack = attacks.create("saddle", Threat("linf", 0.1), restarts=1)
     result = randens.evaluate(pairs, (x, y), attack)
     assert result.members == 3
     assert result.expected_flops == 2 * models.flops(pairs.networks[0], (5,))

@@ -133,7 +133,7 @@ def test_bad_boxes_are_named(bounds: object) -> None:
 
 
 def test_unknown_norms_name_the_closest() -> None:
-    with pytest.raises(InputError, match="unknown norm 'l3'; valid: l2, l1, l0, linf"):
+    with pytest.raises(InputError, match="unknown norm 'l3'; valid: l2, l1, linf"):
         Threat("l3", 1)
 
 

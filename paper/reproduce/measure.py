@@ -99,7 +99,7 @@ class Measured:
     def from_json(value: Mapping[str, Any]) -> Measured:
         """Inverse of `to_json`."""
         found = {key: _tuples(part) for key, part in value.items()}
-        names = {attacks.current_name(name): share for name, share in found.pop("attacks", {}).items()}
+        names = dict(found.pop("attacks", {}))
         return Measured(**found, attacks=names)
 
 
@@ -243,7 +243,7 @@ class _Work:
         attack = attacks.create(name, threat, seed=self.settings.seed)
         self.progress(f"{name} at uniform probabilities", 0, 1)
         data = (self.test.x, self.test.y)
-        found = attack.survey(self.rec.with_probs(None), data, folder=self.store)
+        found = attack.run(self.rec.with_probs(None), data)
         self.progress(f"{name} at uniform probabilities", 1, 1)
         self.cost = self.cost + found.cost
         return found.robust_accuracy

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from randens import models
 from randens.core import documents
-from randens.core.devices import full_float32, has_float64
+from randens.core.devices import full_float32
 from randens.core.errors import FileError, InputError, ModelError, RandensError, whole
 from randens.core.files import document_checksum, read_file, read_json, seal, sha256, write_atomic, write_json
 from randens.threat import Threat
@@ -340,8 +340,7 @@ class RandomizedEnsemble(_Ensemble):
     def risk(self, x: Tensor | ArrayLike, y: Tensor | ArrayLike) -> Tensor:
         """Expected error u·α for every input, float64 [n]: an exact sum over members, not a sample."""
         errors = self.errors(x, y)
-        where = errors.device if has_float64(errors.device) else self.probs.device
-        return errors.to(where).double() @ self.probs.to(where)
+        return errors.double() @ self.probs.to(errors.device)
 
     def accuracy(self, x: Tensor | ArrayLike, y: Tensor | ArrayLike) -> float:
         """1 − mean risk: the exact expected accuracy."""

@@ -1,31 +1,27 @@
-"""The perturbation set S = {δ : ‖δ‖_p ≤ ε, x + δ in the box} of the adversary, or a union of such sets."""
+"""The perturbation set S = {δ : ‖δ‖_p ≤ ε, x + δ in the box} of the adversary."""
 
 from __future__ import annotations
 
 import copy
-import functools
 import math
 import numbers
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from randens.core.devices import has_float64
 from randens.core.errors import InputError, RandensWarning, unknown
 from randens.core.numbers import number
-from randens.core.tensors import either, norms, take
+from randens.core.tensors import norms
 
 __all__ = ["Region", "Threat", "grid", "norm_name", "number"]
 
-_Given = ParamSpec("_Given")
-_Result = TypeVar("_Result")
 _MOST_RADII = 1000
 _FAR = 3e38  # times a slope: beyond every bound
-_NORMS = {"linf": (math.inf, 1.0), "l2": (2.0, 2.0), "l1": (1.0, math.inf), "l0": (0.0, math.nan)}
+_NORMS = {"linf": (math.inf, 1.0), "l2": (2.0, 2.0), "l1": (1.0, math.inf)}
 _SPELLINGS = {
     "inf": "linf",
     "infinity": "linf",
@@ -33,7 +29,6 @@ _SPELLINGS = {
     "2": "l2",
     "euclidean": "l2",
     "1": "l1",
-    "0": "l0",
 }
 
 
@@ -84,30 +79,6 @@ def grid(name: str, value: object) -> tuple[float, ...]:
     return tuple(sorted(set(found)))
 
 
-def _in_float64(method: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
-    """A method of tensors that computes in float64: on the CPU where their device cannot, with the result sent back."""
-
-    @functools.wraps(method)
-    def exact(*args: _Given.args, **named: _Given.kwargs) -> _Result:
-        device = next(value.device for value in (*args, *named.values()) if isinstance(value, Tensor))
-        if has_float64(device):
-            return method(*args, **named)
-        here: Any = method
-        found = here(
-            *(_sent(value, "cpu") for value in args), **{k: _sent(v, "cpu") for k, v in named.items()}
-        )
-        back = (
-            tuple(_sent(part, device) for part in found) if isinstance(found, tuple) else _sent(found, device)
-        )
-        return cast(_Result, back)
-
-    return exact
-
-
-def _sent(value: object, device: str | torch.device) -> object:
-    return value.to(device) if isinstance(value, Tensor) else value
-
-
 def _per_input(values: Tensor, x: Tensor) -> Tensor:
     """One value for each input [n], in a shape that multiplies with inputs x [n, ...]."""
     return values.reshape((-1,) + (1,) * (x.dim() - 1))
@@ -115,16 +86,15 @@ def _per_input(values: Tensor, x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Threat:
-    """An lp ball of radius `eps` around the input within the box of valid inputs, or a union of several.
+    """An lp ball of radius `eps` around the input within the box of valid inputs.
 
     Parameters
     ----------
     norm : str or float
-        ``"linf"``, ``"l2"``, ``"l1"`` or ``"l0"``, in any usual spelling (``"Linf"``, ``numpy.inf``, ``2``).
+        ``"linf"``, ``"l2"`` or ``"l1"``, in any usual spelling (``"Linf"``, ``numpy.inf``, ``2``).
     eps : float or str
         The radius, also as a fraction such as ``"8/255"``. In linf, more than half the width of the box warns and
-        more than its whole width is refused: that is ε in 0..255 for images in [0, 1]. In l0, how many pixels (all
-        channels of one count once) or features may change; that set needs `bounds`.
+        more than its whole width is refused: that is ε in 0..255 for images in [0, 1].
     bounds : (float, float) or None
         The smallest and largest valid input value; None leaves inputs unbounded (tabular features). The default
         fits images with values in [0, 1].
@@ -147,11 +117,6 @@ class Threat:
         object.__setattr__(self, "eps", number("eps", self.eps))
         if not (math.isfinite(self.eps) and self.eps > 0):
             raise InputError(f"eps is {self.eps:g}; it must be finite and > 0, e.g. 8/255")
-        if self.norm == "l0" and (self.eps != int(self.eps) or self.bounds is None):
-            raise InputError(
-                f"eps is {self.eps:g} and bounds is {self.bounds}; norm 'l0' takes a whole number of pixels or "
-                "features that may change, and bounds"
-            )
         if self.bounds is not None:
             try:
                 low, high = (float(b) for b in self.bounds)
@@ -173,45 +138,23 @@ class Threat:
         if self.eps > (high - low) / 2:
             warnings.warn(
                 f"eps is {self.eps:g}, more than half the width of the inputs' range [{low:g}, {high:g}]; every pixel "
-                "can become grey",
+                "can become gray",
                 RandensWarning,
                 stacklevel=4,
             )
 
     @property
     def p(self) -> float:
-        """The norm's exponent: inf, 2, 1 or 0."""
+        """The norm's exponent: inf, 2 or 1."""
         return _NORMS[self.norm][0]
 
     @property
     def q(self) -> float:
-        """The dual exponent, 1/p + 1/q = 1: 1, 2 or inf (l0 has none)."""
+        """The dual exponent, 1/p + 1/q = 1: 1, 2 or inf."""
         return _NORMS[self.norm][1]
-
-    @property
-    def is_ball(self) -> bool:
-        """Whether it is one ball in linf, l2 or l1: only these are convex and have a dual norm."""
-        return self.norm != "l0" and len(self.parts) == 1
-
-    @property
-    def parts(self) -> tuple[Threat, ...]:
-        """The balls whose union is the set; usually one."""
-        return (self,)
-
-    @staticmethod
-    def union(*parts: Threat) -> Threat:
-        """The union of several sets: the attacker chooses one of them for every input.
-
-        Proposition 1 holds for any closed and bounded set, so profiles, bounds and sampling need no change: a
-        fooled set is reachable in the union iff it is reachable in one of the parts.
-        """
-        return UnionThreat.of(*parts)
 
     def l2_radius(self, dimension: int) -> float:
         """The largest l2 norm of a perturbation of `dimension` coordinates (before the box)."""
-        if self.norm == "l0":
-            assert self.bounds is not None
-            return (self.bounds[1] - self.bounds[0]) * math.sqrt(min(self.eps, dimension))
         return self.eps * math.sqrt(dimension) if self.norm == "linf" else self.eps
 
     def scaled(self, factor: float) -> Threat:
@@ -228,12 +171,8 @@ class Threat:
         """The smallest radius [n] with which the set holds each perturbed input, in float64 and before the box."""
         if not x[:1].numel():
             return torch.zeros(len(x), dtype=torch.float64, device=x.device)
-        if self.norm == "l0":
-            differs = x_adv != x  # pixels (in any channel) or features
-            return (differs.any(dim=1) if x.dim() == 4 else differs).flatten(1).sum(dim=1).double()
         return norms((x_adv.double() - x.double()).flatten(1), self.p)
 
-    @_in_float64
     def contains(self, x_adv: Tensor, x: Tensor) -> Tensor:
         """Bool [n]: which perturbed inputs are legal, in float64 and without tolerance."""
         legal = self.distance(x_adv, x) <= self.eps
@@ -260,63 +199,44 @@ class Threat:
                     " (scale the inputs, or give Threat(bounds=...))"
                 )
 
-    @_in_float64
     def project(self, x_adv: Tensor, x: Tensor) -> Tensor:
         """A legal point near `x_adv`: inside ball and box to the last float, for every input.
 
         linf and l1: the nearest legal point. l2: scaled back onto the ball, then clipped to the box, which
-        moves each coordinate towards x and so never leaves the ball again. l0: the largest changes are kept.
+        moves each coordinate towards x and so never leaves the ball again.
         """
         if self.norm == "linf":
             return torch.clamp(x_adv, *self.interval(x))
-        if self.norm == "l0":
-            return self._project_l0(x_adv, x)
         if self.norm == "l1":
             x_adv = self._nearest_l1(x_adv, x)
         return self._drawn_in(x_adv, x)
 
-    @_in_float64
     def interval(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Smallest and largest value each coordinate may take (for l2 and l1, in the enclosing cube; l0: the box)."""
-        if self.norm == "l0":
-            assert self.bounds is not None
-            return torch.full_like(x, self.bounds[0]), torch.full_like(x, self.bounds[1])
+        """Smallest and largest value each coordinate may take (for l2 and l1, in the enclosing cube)."""
         # In float64, as ε itself is no float32; x ± ε then rounds to the nearest float, which may lie outside
         # the ball: step back inside.
         exact = x.double()
         low, high = (exact - self.eps).to(x.dtype), (exact + self.eps).to(x.dtype)
         inward = torch.full_like(x, math.inf)
-        low = either(exact - low.double() > self.eps, torch.nextafter(low, inward), low)
-        high = either(high.double() - exact > self.eps, torch.nextafter(high, -inward), high)
+        low = torch.where(exact - low.double() > self.eps, torch.nextafter(low, inward), low)
+        high = torch.where(high.double() - exact > self.eps, torch.nextafter(high, -inward), high)
         if self.bounds is not None:
             low, high = low.clamp(min=self.bounds[0]), high.clamp(max=self.bounds[1])
         return low, high
-
-    def _project_l0(self, x_adv: Tensor, x: Tensor) -> Tensor:
-        point = self._boxed(x_adv)
-        if not x.numel():
-            return point
-        # Per pixel (all channels), or per feature.
-        size = (point - x).square()
-        size = size.sum(dim=1, keepdim=True) if x.dim() == 4 else size
-        flat = size.flatten(1)
-        kept = flat.topk(min(int(self.eps), flat.shape[1]), dim=1).indices
-        mask = torch.zeros_like(flat, dtype=torch.bool).scatter_(1, kept, True).reshape(size.shape)
-        return torch.where(mask, point, x)
 
     def _nearest_l1(self, x_adv: Tensor, x: Tensor) -> Tensor:
         """Return the nearest point of ball ∩ box for points outside, in float64 and then rounded."""
         outside = ~self.contains(x_adv, x)
         if not bool(outside.any()):
             return x_adv
-        centre = x[outside].double().flatten(1)
-        low, high = torch.full_like(centre, -math.inf), torch.full_like(centre, math.inf)
+        center = x[outside].double().flatten(1)
+        low, high = torch.full_like(center, -math.inf), torch.full_like(center, math.inf)
         if self.bounds is not None:
-            low, high = self.bounds[0] - centre, self.bounds[1] - centre
-        delta = x_adv[outside].double().flatten(1) - centre
+            low, high = self.bounds[0] - center, self.bounds[1] - center
+        delta = x_adv[outside].double().flatten(1) - center
         near = Region(low, high, self.eps, 1.0).project(delta)
         point = x_adv.clone()
-        point[outside] = (centre + near).to(x.dtype).reshape(x[outside].shape)
+        point[outside] = (center + near).to(x.dtype).reshape(x[outside].shape)
         return point
 
     def _drawn_in(self, x_adv: Tensor, x: Tensor) -> Tensor:
@@ -350,15 +270,6 @@ class Threat:
     def noisy(self, x: Tensor, generator: torch.Generator) -> Tensor:
         """A random point of the ball around each input, which the box does not cut off yet."""
         noise = torch.empty(x.shape, dtype=x.dtype)
-        if self.norm == "l0":
-            assert self.bounds is not None
-            # Random pixels at random values: the projection keeps the largest of random changes.
-            rank = torch.rand(len(x), *x.shape[2 if x.dim() == 4 else 1 :], generator=generator)
-            chosen = rank.flatten(1).topk(min(int(self.eps), rank[0].numel()), dim=1).indices
-            mask = torch.zeros_like(rank.flatten(1), dtype=torch.bool).scatter_(1, chosen, True)
-            mask = mask.reshape(rank.shape).to(x.device)
-            noise.uniform_(*self.bounds, generator=generator)
-            return torch.where(mask.unsqueeze(1) if x.dim() == 4 else mask, noise.to(x.device), x)
         if self.norm == "linf":
             noise.uniform_(-self.eps, self.eps, generator=generator)
         elif self.norm == "l1":
@@ -384,8 +295,6 @@ class Threat:
             largest = flat.abs().argmax(dim=1, keepdim=True)
             unit = torch.zeros_like(flat).scatter_(1, largest, flat.gather(1, largest).sign())
             return unit.reshape(gradient.shape)
-        if self.norm == "l0":
-            raise InputError("norm is 'l0'; it has no steepest direction (the attack 'sparse' searches it)")
         norms = torch.linalg.vector_norm(gradient.flatten(1), dim=1)
         safe = torch.where(norms > 0, norms, torch.ones_like(norms))
         return gradient / _per_input(safe, gradient)
@@ -416,8 +325,6 @@ class Threat:
     @staticmethod
     def from_dict(value: Mapping[str, Any]) -> Threat:
         """Inverse of `to_dict`."""
-        if "parts" in value:
-            return Threat.union(*(Threat.from_dict(part) for part in value["parts"]))
         bounds = value.get("bounds")
         found = Threat(value["norm"], 1e-9, tuple(bounds) if bounds is not None else None)
         eps = number("eps", value["eps"])
@@ -446,15 +353,11 @@ class Region:
         if threat.bounds is not None:
             low = torch.maximum(low, threat.bounds[0] - flat).clamp(max=0.0)
             high = torch.minimum(high, threat.bounds[1] - flat).clamp(min=0.0)
-        if not threat.is_ball:
-            raise InputError(f"threat is {threat.norm}; only balls in linf, l2 and l1 have a convex region")
         return Region(low, high, None if threat.norm == "linf" else threat.eps, threat.p)
 
     def __getitem__(self, rows: Tensor | slice) -> Region:
         """The sets of some of the inputs; a row may be taken several times."""
-        if isinstance(rows, slice):
-            return Region(self.low[rows], self.high[rows], self.radius, self.p)
-        return Region(take(self.low, rows), take(self.high, rows), self.radius, self.p)
+        return Region(self.low[rows], self.high[rows], self.radius, self.p)
 
     def near(self, delta: Tensor, reach: float | Tensor) -> Region:
         """Return the region restricted to points within `reach` of `delta` [n, d] in every coordinate."""
@@ -570,107 +473,6 @@ def _filled(gain: Tensor, room: Tensor, budget: float | Tensor) -> Tensor:
     before = wanted.cumsum(dim=1) - wanted
     taken = torch.minimum(wanted, (budget - before).clamp_min(0.0))
     return torch.zeros_like(room).scatter_(1, order, taken)
-
-
-@dataclass(frozen=True)
-class UnionThreat(Threat):
-    """Several sets, of which the attacker chooses one for every input; see `Threat.union`.
-
-    `norm` names them all, `eps` is the first one's radius. Attacks run on every part, and their witnesses are
-    pooled.
-    """
-
-    sets: tuple[Threat, ...] = ()
-
-    @staticmethod
-    def of(*parts: Threat) -> Threat:
-        """The union of `parts`; of a single one, that one."""
-        sets = tuple(part for threat in parts for part in threat.parts)
-        if not sets:
-            raise InputError("a union of threats needs at least one, got none")
-        if len({part.bounds for part in sets}) > 1:
-            raise InputError("the parts of a union have different bounds; give all of them the same")
-        if len(sets) == 1:
-            return sets[0]
-        return UnionThreat("+".join(part.norm for part in sets), sets[0].eps, sets[0].bounds, sets)
-
-    def __post_init__(self) -> None:
-        if len(self.sets) < 2:
-            raise InputError("a union of threats is made by Threat.union(...), of at least two")
-
-    @property
-    def p(self) -> float:
-        """A union has no norm of its own."""
-        raise InputError(f"threat is the union {self.norm}; it has no exponent, its parts have")
-
-    @property
-    def q(self) -> float:
-        """A union has no norm of its own."""
-        raise InputError(f"threat is the union {self.norm}; it has no exponent, its parts have")
-
-    @property
-    def parts(self) -> tuple[Threat, ...]:
-        """The sets that it is a union of."""
-        return self.sets
-
-    def l2_radius(self, dimension: int) -> float:
-        """The largest l2 norm in any part."""
-        return max(part.l2_radius(dimension) for part in self.sets)
-
-    def scaled(self, factor: float) -> Threat:
-        """Every part with `factor` times its radius."""
-        return Threat.union(*(part.scaled(factor) for part in self.sets))
-
-    def with_radius(self, eps: float) -> Threat:
-        """All parts scaled alike, so that the first one has the radius `eps`."""
-        return self.scaled(eps / self.eps)
-
-    def distance(self, x_adv: Tensor, x: Tensor) -> Tensor:
-        """The first part's radius [n] with which the union, all parts scaled alike, holds each perturbed input."""
-        shares = torch.stack([part.distance(x_adv, x) / part.eps for part in self.sets])
-        return shares.amin(dim=0) * self.eps
-
-    def contains(self, x_adv: Tensor, x: Tensor) -> Tensor:
-        """Bool [n]: which perturbed inputs are legal in some part."""
-        return torch.stack([part.contains(x_adv, x) for part in self.sets]).any(dim=0)
-
-    @_in_float64
-    def project(self, x_adv: Tensor, x: Tensor) -> Tensor:
-        """Keep legal points; for the others, return the nearest of the parts' projections."""
-        best = self.sets[0].project(x_adv, x)
-        least = (best - x_adv).flatten(1).double().square().sum(dim=1)
-        for part in self.sets[1:]:
-            point = part.project(x_adv, x)
-            distance = (point - x_adv).flatten(1).double().square().sum(dim=1)
-            nearer = distance < least
-            best = torch.where(_per_input(nearer, x), point, best)
-            least = torch.where(nearer, distance, least)
-        return best
-
-    def interval(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The smallest cube around all parts."""
-        lows, highs = zip(*(part.interval(x) for part in self.sets), strict=True)
-        return torch.stack(lows).amin(dim=0), torch.stack(highs).amax(dim=0)
-
-    def noisy(self, x: Tensor, generator: torch.Generator) -> Tensor:
-        """A random legal point of a random part, for each input."""
-        chosen = torch.randint(0, len(self.sets), (len(x),), generator=generator).to(x.device)
-        point = x.clone()
-        for index, part in enumerate(self.sets):
-            point = torch.where(_per_input(chosen == index, x), part.random(x, generator), point)
-        return point
-
-    def steepest(self, gradient: Tensor) -> Tensor:  # noqa: ARG002
-        """A union has no steepest direction."""
-        raise InputError(f"threat is the union {self.norm}; attack its parts, which have steepest directions")
-
-    def dual_norm(self, gradient: Tensor) -> Tensor:
-        """The largest over the parts, each in units of its own radius."""
-        return torch.stack([part.dual_norm(gradient) for part in self.sets]).amax(dim=0)
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-able form, read back by `Threat.from_dict`."""
-        return {**super().to_dict(), "parts": [part.to_dict() for part in self.sets]}
 
 
 def _unit(slope: Tensor) -> Tensor:

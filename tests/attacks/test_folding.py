@@ -1,69 +1,35 @@
-"""Members as attacks run them: BatchNorm folded once, and never older than the weights."""
+"""Members as attacks run them: BatchNorm folded where that changes nothing, the originals elsewhere."""
 
 from __future__ import annotations
 
-import gc
-import weakref
+import copy
+import threading
+import warnings
 
+import pytest
 import torch
 from torch import Tensor, nn
 
-from randens import models
-from randens.attacks.members import GradientMembers, folded
+from randens import RandomizedEnsemble, Threat, attacks, models
+from randens.attacks.members import fast_members, folded
+from randens.core.errors import RandensWarning
 
 
 def network(seed: int = 0) -> nn.Module:
-    return models.create("resnet8", classes=4, input_shape=(3, 8, 8), width=4, seed=seed).eval()
+    net = models.create("resnet8", classes=4, input_shape=(3, 8, 8), width=4, seed=seed).eval()
+    for module in net.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            assert module.running_mean is not None
+            module.running_mean.uniform_(-1, 1, generator=torch.Generator().manual_seed(seed))
+    return net
 
 
 def inputs() -> Tensor:
     return torch.rand(6, 3, 8, 8, generator=torch.Generator().manual_seed(1))
 
 
-def answers(net: nn.Module, x: Tensor) -> Tensor:
-    """As an attack asks: prepared, verified, run."""
-    members = GradientMembers([net])
-    members.verify(x)
-    with torch.no_grad():
-        return members(0, x)
-
-
-def test_unchanged_weights_are_folded_once() -> None:
-    net, x = network(), inputs()
-    first, second = GradientMembers([net]), GradientMembers([net])
-    for each in (first, second):
-        each.verify(x)
-    assert first._members[0] is second._members[0] is not net
-    torch.testing.assert_close(answers(net, x), net(x).detach(), rtol=1e-4, atol=1e-5)
-
-
-def test_changed_weights_are_folded_anew() -> None:
-    net, x = network(), inputs()
-    before = answers(net, x)
-    with torch.no_grad():
-        next(iter(net.parameters())).mul_(1.5)
-    torch.testing.assert_close(answers(net, x), net(x).detach(), rtol=1e-4, atol=1e-5)
-    assert not torch.allclose(answers(net, x), before, rtol=1e-3)
-
-
-def test_weights_changed_behind_the_counters_are_noticed() -> None:
-    net, x = network(), inputs()
-    before = answers(net, x)
-    for parameter in net.parameters():
-        parameter.data.mul_(1.5)  # leaves the version as it is
-    after = net(x).detach()
-    assert not torch.allclose(after, before, rtol=1e-3)
-    torch.testing.assert_close(answers(net, x), after, rtol=1e-4, atol=1e-5)
-
-
-def test_running_statistics_count_as_weights() -> None:
-    net, x = network(), inputs()
-    answers(net, x)
-    for module in net.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            assert module.running_mean is not None
-            module.running_mean.add_(0.3)
-    torch.testing.assert_close(answers(net, x), net(x).detach(), rtol=1e-4, atol=1e-5)
+def has_batch_norm(net: nn.Module) -> bool:
+    return any(isinstance(module, nn.BatchNorm2d) for module in net.modules())
 
 
 class Branches(nn.Module):
@@ -81,38 +47,114 @@ class Branches(nn.Module):
         hidden = nn.functional.relu(kept, False) + kept
         hidden = self.relu(self.context(hidden) + hidden)
         hidden = self.relu(self.second(hidden)) * nn.functional.relu(input=hidden)
-        return self.head(hidden.mean(dim=(2, 3)))
+        z: Tensor = self.head(hidden.mean(dim=(2, 3)))
+        return z
 
 
-def test_a_folded_network_computes_what_the_network_does_and_leaves_its_inputs() -> None:
+@pytest.mark.parametrize("made", [Branches, network])
+def test_a_folded_network_computes_what_the_network_does_and_leaves_its_inputs(made: type[nn.Module]) -> None:
     torch.manual_seed(0)
-    for net in (Branches().eval(), network()):
-        for module in net.modules():
-            if isinstance(module, nn.BatchNorm2d):
-                assert module.running_mean is not None
-                module.running_mean.uniform_(-1, 1)
-        quick = folded(net)
-        assert quick is not net
-        assert not any(isinstance(module, nn.BatchNorm2d) for module in quick.modules())
-        x = inputs()
-        before = x.clone()
-        with torch.no_grad():
-            torch.testing.assert_close(quick(x), net(x), rtol=1e-4, atol=1e-5)
-        assert torch.equal(x, before)
-        gradients = []
-        for each in (net, quick):
-            point = x.clone().requires_grad_(True)
-            z = each(point).square()
-            # Twice through the same graph, as for two boundaries of a member.
-            first = torch.autograd.grad(z[:, 0].sum(), point, retain_graph=True)[0]
-            gradients.append(torch.stack([first, torch.autograd.grad(z[:, 1].sum(), point)[0]]))
-        torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-3, atol=1e-5)
+    net, x = made().eval(), inputs()
+    state = {name: value.clone() for name, value in net.state_dict().items()}
+    (quick,) = fast_members([net], x)
+    assert quick is not net
+    assert not has_batch_norm(quick)
+    assert not any(p.requires_grad for p in quick.parameters())
+    assert all(torch.equal(value, state[name]) for name, value in net.state_dict().items())
+    assert torch.equal(x, inputs())
+    gradients = []
+    for each in (net, quick):
+        point = x.clone().requires_grad_(True)
+        z = each(point).square()
+        # Twice through the same graph, as for two boundaries of a member.
+        first = torch.autograd.grad(z[:, 0].sum(), point, retain_graph=True)[0]
+        gradients.append(torch.stack([first, torch.autograd.grad(z[:, 1].sum(), point)[0]]))
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-3, atol=1e-5)
 
 
-def test_a_member_that_is_gone_leaves_nothing_behind() -> None:
-    net = network()
-    answers(net, inputs())
-    gone = weakref.ref(net)
-    del net
-    gc.collect()
-    assert gone() is None
+class Guarded(nn.Module):
+    """Control flow that depends on the data cannot be traced; what is inside can be."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        z: Tensor = self.inner(x)
+        return z if bool(torch.isfinite(z).all()) else torch.zeros_like(z)
+
+
+class Asking(Guarded):
+    """Reads an attribute of its part, which a traced copy of the part does not have."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        inner = nn.Sequential(nn.Conv2d(3, 4, 8), nn.BatchNorm2d(4), nn.Flatten())
+        inner.scale = 2.0  # type: ignore[assignment]
+        super().__init__(inner)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z: Tensor = super().forward(x)
+        return z * self.inner.scale if bool(torch.isfinite(x).all()) else z  # type: ignore[operator]
+
+
+class Uncopyable(Guarded):
+    """Holds what cannot be copied."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__(inner)
+        self.lock = threading.Lock()
+
+
+class Unfaithful(Guarded):
+    """A copy answers otherwise."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__(inner)
+        self.copies = 0
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Unfaithful:
+        twin = Unfaithful(copy.deepcopy(self.inner, memo))
+        twin.copies = self.copies + 1
+        return twin
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + 0.1 * self.copies
+
+
+def test_parts_are_folded_where_the_whole_cannot_be_traced() -> None:
+    assert not has_batch_norm(folded(Guarded(network()).eval()))
+
+
+@pytest.mark.parametrize("wrapper", [Asking, Uncopyable, Unfaithful])
+def test_members_that_cannot_be_folded_are_attacked_as_they_are(wrapper: type[Guarded]) -> None:
+    net, x = wrapper(network()).eval(), inputs()
+    assert fast_members([net], x) == [net]
+    y = net(x).argmax(dim=1)
+    found = attacks.create("pgd", Threat("linf", 0.1), steps=3)(net, x, y)
+    assert torch.equal(RandomizedEnsemble([net]).errors(found.x_adv, y), found.errors)
+
+
+def test_every_attack_uses_the_weights_of_its_time() -> None:
+    net, x = network(), inputs()
+    rec, y = RandomizedEnsemble([net]), net(x).argmax(dim=1)
+    attack = attacks.create("saddle", Threat("linf", 1e-4), restarts=1)
+    assert not attack(rec, x, y).errors.any()
+    for parameter in net.parameters():
+        parameter.data.mul_(-1.5)  # leaves the version as it is
+    assert torch.equal(attack(rec, x, y).clean_errors[:, 0], net(x).argmax(dim=1) != y)
+    assert max(attack(rec, x, y).flags["unstable"]) == 0.0
+
+
+class Noisy(nn.Module):
+    """Answers the same input differently each time, in eval mode too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(1)[:, :4] + torch.rand(len(x), 4)
+
+
+def test_members_that_answer_at_random_are_warned_of() -> None:
+    with pytest.warns(RandensWarning, match=r"members \[1\] answer the same input differently each time"):
+        fast_members([network(), Noisy()], inputs())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fast_members([network(), Guarded(network()).eval()], inputs())

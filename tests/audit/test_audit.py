@@ -70,7 +70,7 @@ def test_numbers_behind_the_checks_are_real(sound: Audit) -> None:
     found = sound
     rec = ensemble()
     x, y = inputs()
-    alone = attacks.create("pgd", THREAT, precision="float32")(rec.members[0], x, y)
+    alone = attacks.create("pgd", THREAT)(rec.members[0], x, y)
     evidence = found["iterative-beats-single-step"].evidence["risks"]["member 0"]
     assert evidence["20 steps"] == pytest.approx(1 - alone.robust_accuracy)
     assert evidence["1 step"] < evidence["20 steps"]

@@ -28,7 +28,7 @@ CASES = [
     pytest.param(name, threat, float64, id=f"{name}-{threat.norm}-{'float64' if float64 else 'float32'}")
     for float64 in (True, False)
     for name in attacks.names()
-    for threat in (*BALLS, *((Threat("l1", 3.0), Threat.union(*BALLS)) if name == "pgd" else ()))
+    for threat in (*BALLS, *((Threat("l1", 3.0),) if name == "pgd" else ()))
     if name != "exact" and (float64 or name in WITHOUT_FLOAT64)
 ]
 
@@ -74,9 +74,7 @@ def test_attacks_run_on_another_device_as_on_the_cpu(name: str, threat: Threat, 
     # Every step of an attack is taken, but few times: the device of these tests is slow.
     few = {"steps": 3, "queries": 12, "restarts": 1, "relinearisations": 2, "iterations": 5, "preset": "fast"}
     fields = attacks.create(name, threat).__dataclass_fields__
-    attack = attacks.create(
-        name, threat, precision="float32", **{k: v for k, v in few.items() if k in fields}
-    )
+    attack = attacks.create(name, threat, **{k: v for k, v in few.items() if k in fields})
     rec = ensemble()
     here = attack(rec, x, y)
     with elsewhere:
@@ -89,7 +87,7 @@ def test_attacks_run_on_another_device_as_on_the_cpu(name: str, threat: Threat, 
     assert there.pool.risk([0.5, 0.5]) == here.pool.risk([0.5, 0.5])
 
 
-@pytest.mark.parametrize("threat", [*BALLS, Threat("l1", 3.0), Threat("l0", 5), Threat.union(*BALLS)])
+@pytest.mark.parametrize("threat", [*BALLS, Threat("l1", 3.0)])
 def test_projections_on_another_device_are_the_cpus(threat: Threat, elsewhere: Elsewhere) -> None:
     x, _ = (t[:4] for t in digits("test"))
     moved = x + 0.3 * torch.randn(x.shape, generator=torch.Generator().manual_seed(0))

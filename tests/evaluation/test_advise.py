@@ -14,7 +14,7 @@ from torch import nn
 
 from randens import RandomizedEnsemble, Threat, attacks
 from randens.core.errors import InputError
-from randens.evaluation import Advice, Evaluation, advise, deployment_advice, evaluate
+from randens.evaluation import Advice, Evaluation, advise, evaluate
 from randens.evaluation.deployment_advice import AdviceDocument
 from randens.report.verdicts import drawing
 
@@ -124,24 +124,6 @@ def beside_members(network: nn.Module, folder: Path | None = None) -> Advice:
     data = (x, torch.zeros(40, dtype=torch.int64))
     attack = attacks.create("pgd", Threat("linf", 0.8, None))
     return advise(rec, data, attack, networks={"one network": network.eval()}, folder=folder)
-
-
-def test_a_single_network_is_attacked_until_it_has_had_a_members_passes(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """PGD from the clean input has no gradient there: only the further rounds, from random points, fool it."""
-    found = beside_members(Hollow(), tmp_path / "store")
-    assert found.options[-1].name == "one network"
-    assert found.options[-1].accuracy.robust.value < 0.4
-    assert found.choices[0].option == "drawn evenly"
-    again = beside_members(Hollow(), tmp_path / "store")
-    assert again.passes == found.passes
-    assert again.options[-1].accuracy == found.options[-1].accuracy
-    monkeypatch.setattr(deployment_advice, "_ROUNDS", 0)
-    once = beside_members(Hollow())
-    assert once.options[-1].accuracy.robust.value == 1.0
-    assert once.choices[0].option == "one network"
-    assert once.passes["one network"] < once.passes["each member"]
 
 
 def test_the_passes_of_members_and_single_networks_are_counted_and_said() -> None:

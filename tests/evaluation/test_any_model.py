@@ -273,7 +273,7 @@ def test_preprocessing_stays_inside_so_that_radii_are_in_pixels() -> None:
 
 def test_attacks_are_attacks_names_lists_or_the_portfolio() -> None:
     model = nets()[0]
-    assert [a["name"] for a in randens.evaluate(model, (X[:4], Y[:4]), eps=0.01).attacks] == ["suite"]
+    assert [a["name"] for a in randens.evaluate(model, (X[:4], Y[:4]), eps=0.01).attacks] == ["standard"]
     preset = randens.evaluate(model, (X[:4], Y[:4]), "fast", eps=0.01)
     assert preset.attacks[0]["preset"] == "fast"
     two = randens.evaluate(model, (X[:4], Y[:4]), ["fgsm", attacks.PGD(Threat("linf", 0.02))])
@@ -535,21 +535,3 @@ def test_curves_are_drawn_and_wrong_radii_refused(tmp_path: Path) -> None:
     for wrong in ("0:1", "1:0:3", "a:b:3", "0:0.1:x", [-1], []):
         with pytest.raises(InputError, match="eps is"):
             randens.curve(nets(), (X, Y), wrong)
-
-
-def test_old_names_work_with_a_warning_and_mean_the_same() -> None:
-    for old, new in (("apgd-l", "adaptive-pgd-l"), ("apgd-s", "adaptive-pgd-s"), ("auto-pgd", "apgd")):
-        with pytest.warns(FutureWarning, match=f"'{old}' is now called '{new}'"):
-            made = attacks.create(old, Threat("linf", 0.1))
-        assert made == attacks.create(new, Threat("linf", 0.1))
-        assert old not in attacks.names()
-    assert type(attacks.create("apgd", Threat("linf", 0.1))) is attacks.APGD
-    for name in attacks.names():
-        made = attacks.create(name, Threat("linf", 0.1))
-        if not type(made).__module__.startswith("randens."):
-            continue  # registered by another test
-        fields = dataclasses.fields(made)
-        assert all(field.kw_only for field in fields if field.name != "threat"), name
-    for cls in (attacks.PGD, attacks.ARC, attacks.Saddle):
-        with pytest.raises(TypeError):
-            cls(Threat("linf", 0.1), 20)  # type: ignore[call-arg]

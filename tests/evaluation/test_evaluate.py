@@ -412,22 +412,6 @@ def test_asking_twice_costs_nothing_and_gives_the_same_document(tmp_path: Path) 
     assert again.pool.located.all()
 
 
-def test_a_drawn_member_is_not_attacked_a_second_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At a one-hot α the ensemble is that member alone: one question, asked once."""
-    rec, x, y = random_linear(3, 6)
-    rec = rec.with_probs([0.0, 1.0, 0.0])
-    asked: list[int] = []
-    original = attacks.Attack.attack_batch
-
-    def counting(self: Any, target: Any, *rest: Any) -> Any:
-        asked.append(len(target.members))
-        return original(self, target, *rest)
-
-    monkeypatch.setattr(attacks.Attack, "attack_batch", counting)
-    randens.evaluate(rec, (x, y), attacks.create("pgd", THREAT), deterministic=False)
-    assert asked == [1, 1, 1]
-
-
 def test_a_larger_radius_starts_from_the_smaller_ones_witnesses(tmp_path: Path) -> None:
     rec, x, y = random_linear(2, 6)
     small = randens.evaluate(rec, (x, y), attacks.create("saddle", THREAT), folder=tmp_path)

@@ -10,7 +10,6 @@ import importlib
 import random
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from tests.attacks.cases import case, convnet, digits
 from tests.attacks.planted import Planted, linear, planted, truth
 from torch import Tensor, nn
 
-from randens import RandomizedEnsemble, Threat, attacks, evaluate, optimize_sampling
+from randens import RandomizedEnsemble, Threat, attacks, evaluate, interop, optimize_sampling
 from randens.core.errors import InputError, ModelError
 from randens.interop.attack_libraries import View
 
@@ -44,18 +43,18 @@ def package(name: str) -> Any:
         pytest.skip(f"{name} cannot be imported ({error}); `make test` installs it, see docs/interop.md")
 
 
-def made(name: str, threat: Threat, **options: Any) -> attacks.Foreign:
+def made(name: str, threat: Threat, **options: Any) -> interop.Foreign:
     """Each package's own projected gradient descent."""
     found = package(name)
     linf = threat.norm == "linf"
     if name == "foolbox":
         kind = found.attacks.LinfPGD if linf else found.attacks.L2PGD
-        return attacks.from_foolbox(kind(rel_stepsize=0.1, steps=40), threat, **options)
+        return interop.from_foolbox(kind(rel_stepsize=0.1, steps=40), threat, **options)
     if name == "torchattacks":
-        return attacks.from_torchattacks(found.PGD if linf else found.PGDL2, threat, steps=20, **options)
+        return interop.from_torchattacks(found.PGD if linf else found.PGDL2, threat, steps=20, **options)
     if name == "art":
-        return attacks.from_art(found.ProjectedGradientDescent, threat, max_iter=20, **options)
-    return attacks.from_autoattack(threat, attacks=["apgd-ce"], steps=20, **options)
+        return interop.from_art(found.ProjectedGradientDescent, threat, max_iter=20, **options)
+    return interop.from_autoattack(threat, attacks=["apgd-ce"], steps=20, **options)
 
 
 # ---- what they find ----------------------------------------------------------------------------------------------
@@ -305,7 +304,7 @@ def test_members_without_gradients_are_flagged_and_black_box_attacks_fool_them()
     x = given[0] - torch.linspace(0.01, 0.3, 6).unsqueeze(1)
     threat = Threat("linf", 0.15)
     rec = RandomizedEnsemble([Deaf()])
-    found = attacks.from_torchattacks(package("torchattacks").Square, threat, n_queries=200)(rec, x, given[1])
+    found = interop.from_torchattacks(package("torchattacks").Square, threat, n_queries=200)(rec, x, given[1])
     assert found.flags["zero_gradient"] == [1.0]
     assert found.errors[:, 0].tolist() == [True, True, True, False, False, False]
     blind = made("foolbox", threat)(rec, x, given[1])
@@ -313,20 +312,6 @@ def test_members_without_gradients_are_flagged_and_black_box_attacks_fool_them()
 
 
 # ---- whole data sets and the rest of the library -----------------------------------------------------------------
-
-
-def test_surveys_are_continued_and_other_attacks_told_apart(tmp_path: Path) -> None:
-    given = case("convnet", "linf", n=12)
-    attack = made("torchattacks", given.threat, batch_size=4)
-    whole = attack.survey(given.rec, (given.x, given.y))
-    attack.survey(given.rec, (given.x, given.y), folder=tmp_path / "kept")
-    next((tmp_path / "kept").glob("*/*.safetensors")).unlink()
-    continued = attack.survey(given.rec, (given.x, given.y), folder=tmp_path / "kept")
-    assert torch.equal(continued.errors, whole.errors)
-    assert continued.cost == whole.cost
-    assert 0 < continued.reused.passes < continued.cost.passes
-    other = attacks.from_torchattacks(package("torchattacks").PGD, given.threat, steps=21, batch_size=4)
-    assert other.survey(given.rec, (given.x, given.y), folder=tmp_path / "kept").reused.passes == 0
 
 
 def test_evaluation_and_the_choice_of_probabilities_take_them() -> None:
@@ -351,46 +336,46 @@ def _wrong() -> list[tuple[Callable[[], object], str]]:
     pgd = foolbox.attacks.LinfPGD
     bound = torchattacks.PGD(nn.Linear(2, 2))
     return [
-        (lambda: attacks.from_foolbox(pgd, threat), "attack is the class .*; give an instance"),
-        (lambda: attacks.from_foolbox("pgd", threat), "attack is 'pgd'; give a Foolbox attack"),
-        (lambda: attacks.from_foolbox(foolbox.attacks.L2PGD(), threat), "measures l2; the threat is linf"),
-        (lambda: attacks.from_foolbox(pgd(), 0.1), r"threat is 0\.1; give a Threat"),  # type: ignore[arg-type]
-        (lambda: attacks.from_foolbox(pgd(), threat, target="all"), "unknown target 'all'; valid: both"),
-        (lambda: attacks.from_foolbox(pgd(), threat, restarts=0), "restarts is 0; it must be"),
+        (lambda: interop.from_foolbox(pgd, threat), "attack is the class .*; give an instance"),
+        (lambda: interop.from_foolbox("pgd", threat), "attack is 'pgd'; give a Foolbox attack"),
+        (lambda: interop.from_foolbox(foolbox.attacks.L2PGD(), threat), "measures l2; the threat is linf"),
+        (lambda: interop.from_foolbox(pgd(), 0.1), r"threat is 0\.1; give a Threat"),  # type: ignore[arg-type]
+        (lambda: interop.from_foolbox(pgd(), threat, target="all"), "unknown target 'all'; valid: both"),
+        (lambda: interop.from_foolbox(pgd(), threat, restarts=0), "restarts is 0; it must be"),
         (
-            lambda: attacks.from_torchattacks(bound, threat),
+            lambda: interop.from_torchattacks(bound, threat),
             "attack is a PGD made for one model; give the class",
         ),
-        (lambda: attacks.from_torchattacks(pgd(), threat), "give a class such as torchattacks.PGD"),
+        (lambda: interop.from_torchattacks(pgd(), threat), "give a class such as torchattacks.PGD"),
         (
-            lambda: attacks.from_torchattacks(torchattacks.PGD, threat, eps=1),
+            lambda: interop.from_torchattacks(torchattacks.PGD, threat, eps=1),
             "eps is 1 in the options; leave it out",
         ),
         (
-            lambda: attacks.from_torchattacks(torchattacks.PGD, threat, step=3),
+            lambda: interop.from_torchattacks(torchattacks.PGD, threat, step=3),
             "unknown option of PGD 'step'; valid: steps",
         ),
         (
-            lambda: attacks.from_torchattacks(torchattacks.PGDL2, threat),
+            lambda: interop.from_torchattacks(torchattacks.PGDL2, threat),
             "attack is PGDL2, which measures l2; the threat is linf",
         ),
         (
-            lambda: attacks.from_torchattacks(torchattacks.MIFGSM, Threat("l2", 0.5)),
+            lambda: interop.from_torchattacks(torchattacks.MIFGSM, Threat("l2", 0.5)),
             "attack is MIFGSM, which measures linf; the threat is l2",
         ),
-        (lambda: attacks.from_art(torchattacks.PGD, threat), "give a class such as art.attacks.evasion"),
+        (lambda: interop.from_art(torchattacks.PGD, threat), "give a class such as art.attacks.evasion"),
         (
-            lambda: attacks.from_art(art.ProjectedGradientDescent, threat, targeted=True),
+            lambda: interop.from_art(art.ProjectedGradientDescent, threat, targeted=True),
             "targeted is True in the options; leave it out",
         ),
-        (lambda: attacks.from_art(art.ProjectedGradientDescent, threat, iters=3), "valid: max_iter"),
+        (lambda: interop.from_art(art.ProjectedGradientDescent, threat, iters=3), "valid: max_iter"),
         (
-            lambda: attacks.from_autoattack(threat, version="rand"),
+            lambda: interop.from_autoattack(threat, version="rand"),
             "unknown version 'rand'; valid: standard, plus",
         ),
-        (lambda: attacks.from_autoattack(threat, attacks="apgd-ce"), "attacks is 'apgd-ce'; give a list"),
-        (lambda: attacks.from_autoattack(threat, attacks=["apgd"]), "unknown part of AutoAttack 'apgd'"),
-        (lambda: attacks.from_autoattack(threat, steps=0), "steps is 0; it must be a whole number"),
+        (lambda: interop.from_autoattack(threat, attacks="apgd-ce"), "attacks is 'apgd-ce'; give a list"),
+        (lambda: interop.from_autoattack(threat, attacks=["apgd"]), "unknown part of AutoAttack 'apgd'"),
+        (lambda: interop.from_autoattack(threat, steps=0), "steps is 0; it must be a whole number"),
     ]
 
 
@@ -410,15 +395,15 @@ def test_autoattack_says_which_parts_fit_few_classes_and_vectors() -> None:
     with pytest.raises(
         InputError, match=r"apgd-t takes 4 classes or more, the members have 2; give attacks=\['apgd-ce'"
     ):
-        attacks.from_autoattack(two.threat)(two.rec, two.x, two.y)
+        interop.from_autoattack(two.threat)(two.rec, two.x, two.y)
     four = planted("l2", n=4, members=1, classes=4)
     with pytest.raises(InputError, match="square needs images of at least 3 × 3 pixels in l2"):
-        attacks.from_autoattack(four.threat)(four.rec, four.x, four.y)
+        interop.from_autoattack(four.threat)(four.rec, four.x, four.y)
 
 
 def test_what_a_package_cannot_do_is_its_own_message_with_ours() -> None:
     given = planted("linf", n=4, members=1)
-    square = attacks.from_art(package("art").SquareAttack, given.threat)
+    square = interop.from_art(package("art").SquareAttack, given.threat)
     with pytest.raises(
         ModelError, match=r"art SquareAttack\(\) failed on \d inputs of shape \(20,\): ValueError: .*image"
     ):
@@ -430,4 +415,4 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         ModelError, match=r"from_autoattack needs pyautoattack, which cannot be imported .*interop\.md"
     ):
-        attacks.from_autoattack(Threat("linf", 0.1))
+        interop.from_autoattack(Threat("linf", 0.1))

@@ -237,17 +237,6 @@ def test_random_search_fools_a_forest_and_gradients_are_flagged() -> None:
     assert with_gradients.flags["zero_gradient"][1] == 0
 
 
-def test_two_forests_are_told_apart_where_witnesses_are_kept(tmp_path: Path) -> None:
-    x, y, estimators = moons()
-    other = fitted(ensemble.RandomForestClassifier(20, random_state=1), x.numpy(), y.numpy())
-    attack = attacks.create("random", Threat("linf", 0.1, None), queries=2)
-    attack.survey(interop.sklearn_ensemble(estimators[:1]), (x[:8], y[:8]), folder=tmp_path / "kept")
-    same = attack.survey(interop.sklearn_ensemble(estimators[:1]), (x[:8], y[:8]), folder=tmp_path / "kept")
-    assert same.reused == same.cost
-    found = attack.survey(interop.sklearn_ensemble([other]), (x[:8], y[:8]), folder=tmp_path / "kept")
-    assert found.reused.passes == 0
-
-
 def test_the_exact_attack_refuses_them() -> None:
     x, y, estimators = moons()
     with pytest.raises(InputError, match="QueriedMember gives no gradients; the exact attack"):

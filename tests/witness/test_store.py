@@ -381,19 +381,6 @@ def test_no_attack_is_spent_on_what_is_certified(tmp_path: Path) -> None:
     assert float(free.robust) == 1
 
 
-def test_a_search_gives_up_members_that_are_certified() -> None:
-    rec, x, y = linear_case(12)
-    threat = Threat("linf", 0.05)
-    safe = torch.zeros(len(x), 2, dtype=torch.bool)
-    safe[:, 1] = True
-    for name in ("saddle", "lattice", "arc-r", "pgd"):
-        attack = attacks.create(name, threat)
-        whole = attack.attack_batch(rec, x, y)
-        part = attack.attack_batch(rec, x, y, safe=safe)
-        assert part.cost.backwards < whole.cost.backwards
-        assert (part.errors[:, 0] >= whole.errors[:, 0]).all()
-
-
 def test_a_certificate_that_a_witness_contradicts_is_not_used(tmp_path: Path) -> None:
     rec, x, y = linear_case()
     threat = Threat("linf", 0.3)

@@ -1,13 +1,7 @@
-"""ARC and ARC-R (Dbouk and Shanbhag 2022; Appendix B.3): fool members one after another.
-
-For each member in turn, the perturbation moves towards the member's nearest decision boundary. The move stays
-inside a local ball around the current point and is long enough to pass the boundary after scaling back into
-that ball.
-"""
+"""ARC and ARC-R (Dbouk and Shanbhag 2022, Algorithm 2; Appendix B.3): fool members one after another."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,167 +9,120 @@ from torch import Tensor
 
 from randens.attacks.base import Attack, register
 from randens.attacks.search import Search
-from randens.attacks.walk import Plane, Walk
-from randens.core.errors import InputError
-from randens.core.tensors import norms, take
-from randens.threat import Threat
+from randens.core.tensors import norms
 
-__all__ = ["arc", "binary_linear_arc"]
+__all__ = ["ARC"]
 
-_RHO = 0.05  # ρ/ε: distance past the boundary that a move aims at
-
-
-def arc(
-    s: Search,
-    point: Tensor,
-    *,
-    steps: int,
-    radius: float,
-    hyperplanes: int,
-    order: Callable[[Search], Sequence[int]],
-) -> None:
-    """Algorithm 2 of ARC with the changes of Appendix B.3, from `point` = x + δ; `order(s)` orders the members.
-
-    K = `steps`, G = `hyperplanes`, and the local ball has radius b = `radius`·ε. For a member
-    that is already fooled, the point moves back to its boundary, as in the paper. The move is kept only if
-    another member is fooled instead; without such exchanges half of the planted optima are missed. If the
-    move was refused, the next move for that member at the same point goes further past the boundary instead.
-    """
-    b = radius * s.threat.eps
-    walk = Walk(s, point)
-    for _ in range(steps):
-        delta = walk.step()  # x + δ
-        local = torch.zeros_like(point)  # δ_l
-        for position, i in enumerate(order(s)):
-            rows = walk.rows()
-            if not len(rows):
-                return
-            rows = rows[~s.safe[rows, i]]
-            if s.probs[i] == 0 or not len(rows):
-                continue
-            # w and ζ of the nearest of G boundaries of f_i
-            plane, again = walk.boundary(rows, i, hyperplanes)
-            back = walk.errors[rows, i] & ~again
-            # b(δ_l + βg)/‖δ_l + βg‖
-            here = take(delta, rows)
-            pulled = _pull(take(local, rows), here, plane, back, s.threat, b, first=position == 0)
-            candidate = s.project(rows, here + pulled)
-            accepted = walk.accept(rows, candidate, i, plane)
-            local[rows[accepted]] = take(pulled, accepted.nonzero().flatten())
+_RHO = 0.05  # ρ/ε: how far past the boundary a move aims
+# By the members' linear models: a step that ends further than this, in ε, before its boundary gets no verdict. On 1,152
+# validation images, with two seeds, as many members were fooled as without the rule.
+_NEAR = 0.15
+# An input whose boundaries were all further than this, in ε, outside the ball for two steps in a row is given up;
+# chosen on the same images, with the same result.
+_FAR = 0.35
 
 
-def _pull(
-    local: Tensor, centre: Tensor, plane: Plane, fooled: Tensor, threat: Threat, b: float, *, first: bool
-) -> Tensor:
-    """Return local − β·μ(w), scaled back to length b: towards the boundary, or back to it for a fooled
-    member.
-
-    The length of the first move does not matter, because it is scaled. A later move has length β, just enough
-    to pass its boundary after scaling.
-    """
-    shape = (-1,) + (1,) * (local.dim() - 1)
-    side = torch.where(fooled, -1.0, 1.0).to(local.dtype)
-    residual = side * plane.distance
-    # ζ, the boundary's distance from the local centre, by the same hyperplane.
-    zeta = residual - side * plane.along(local)
-    beta = torch.full_like(zeta, b)
-    if not first:
-        reach = (b - zeta).clamp_min(1e-6 * b)
-        beta = torch.where(zeta < b, b / reach * residual.abs() + _RHO * threat.eps, beta)
-    stride = beta.clamp(max=1e3 * threat.eps)
-    pulled = threat.step(centre + local, -side.reshape(shape) * plane.normal, stride) - centre
-    length = norms(pulled.flatten(1), threat.p).clamp_min(1e-20)
-    scaled: Tensor = pulled * (b / length).reshape(shape)
-    return scaled
-
-
-def binary_linear_arc(
-    weights: Tensor, biases: Tensor, x: Tensor, y: Tensor, probs: Tensor, threat: Threat
-) -> Tensor:
-    """ARC for binary linear members sign(w_i·x + b_i), y ∈ {−1, +1}: one pass with exact distances.
-
-    weights [M, d], biases [M], x [n, d] → perturbed inputs [n, d] (without a box). Consistent: if some member
-    can be fooled inside the ball, the returned point fools some member.
-    """
-    if weights.dim() != 2 or x.dim() != 2 or weights.shape[1] != x.shape[1]:
-        raise InputError(f"weights {tuple(weights.shape)} and x {tuple(x.shape)} must be [M, d] and [n, d]")
-    eps = threat.eps
-    delta = torch.zeros_like(x)
-    value = (_wrong(weights, biases, x, y).double() @ probs.double()).clone()
-    for i in probs.argsort(descending=True, stable=True).tolist():
-        norm = norms(weights[i], threat.q)
-        # Distance to the boundary, negative if wrong already.
-        signed = y * (x @ weights[i] + biases[i]) / norm
-        direction = threat.steepest(-y.unsqueeze(1) * weights[i])
-        moved = y * ((x + delta) @ weights[i] + biases[i]) / norm
-        # The first move may have any length, because it is scaled to ε. Later ones must pass the boundary
-        # after scaling.
-        grip = (eps - signed).clamp_min(1e-12)
-        beta = torch.where(
-            delta.flatten(1).any(dim=1), eps / grip * moved.abs() + _RHO * eps, eps + 0 * moved
-        )
-        pulled = delta + beta.unsqueeze(1) * direction
-        length = norms(pulled, threat.p).clamp_min(1e-20)
-        pulled = pulled * (eps / length).unsqueeze(1)
-        risk = _wrong(weights, biases, x + pulled, y).double() @ probs.double()
-        accept = (signed < eps) & (risk >= value)
-        delta = torch.where(accept.unsqueeze(1), pulled, delta)
-        value = torch.where(accept, risk, value)
-    return x + delta
-
-
-def _wrong(weights: Tensor, biases: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    return y.unsqueeze(1) * (x @ weights.T + biases) < 0
-
-
-def _by_weight(s: Search) -> Sequence[int]:
-    return s.probs.argsort(descending=True, stable=True).tolist()
-
-
-def _default_radius(members: int) -> float:
-    """The paper's settings: a local ball of ε for ensembles, ε/4 for a single model."""
-    return 1.0 if members > 1 else 0.25
-
-
+@register("arc-r", shuffle=True)
+@register("arc", shuffle=False)
 @dataclass(frozen=True, kw_only=True)
-class _ARC(Attack):
-    steps: int = 20
-    hyperplanes: int = 2
-    step: float | None = None  # local radius in units of ε; None: the paper's choice for the ensemble's size
-    margins_only = True
+class ARC(Attack):
+    """Attacking Randomized ensembles of Classifiers.
 
+    For each member in turn: move towards the nearest of G boundaries, inside a local ball of radius b around the point
+    x + δ of this step, just far enough to pass the boundary after scaling back into that ball. The move is kept if the
+    risk does not fall. For a member that is fooled already, the point goes back to its boundary, as in the paper:
+    another member may be fooled instead. After a refused move it goes further past the boundary.
 
-@register("arc")
-@dataclass(frozen=True, kw_only=True)
-class ARC(_ARC):
-    """Attacking Randomized ensembles of Classifiers: members in order of their weights.
+    Parameters
+    ----------
+    steps : int
+        K.
+    boundaries : int
+        G.
+    step : float, optional
+        b in units of eps; the paper's choice by default: 1, and 1/4 for a single model.
+    shuffle : bool
+        ARC-R: a new random order of the members at every step, from the input itself; ARC takes the members in order
+        of their probabilities.
 
     Examples
     --------
     >>> import randens
-    >>> attack = randens.attacks.ARC(randens.Threat("linf", 8 / 255))
-    >>> attack.name, attack == randens.attacks.create("arc", attack.threat)
-    ('arc', True)
-    """
-
-    def search(self, s: Search) -> None:
-        radius = self.step or _default_radius(s.members)
-        arc(s, s.start(), steps=self.steps, radius=radius, hyperplanes=self.hyperplanes, order=_by_weight)
-
-
-@register("arc-r")
-@dataclass(frozen=True, kw_only=True)
-class ARCR(_ARC):
-    """ARC with a fresh random order of the members at every step, so that restarts from the input differ.
-
-    Examples
-    --------
-    >>> import randens
-    >>> attack = randens.attacks.ARCR(randens.Threat("linf", 8 / 255))
+    >>> attack = randens.attacks.ARC(randens.Threat("linf", 8 / 255), shuffle=True)
     >>> attack.name, attack == randens.attacks.create("arc-r", attack.threat)
     ('arc-r', True)
     """
 
+    steps: int = 20
+    boundaries: int = 2
+    step: float | None = None
+    shuffle: bool = False
+
     def search(self, s: Search) -> None:
-        radius = self.step or _default_radius(s.members)
-        arc(s, s.x.clone(), steps=self.steps, radius=radius, hyperplanes=self.hyperplanes, order=Search.order)
+        for restart in range(self.restarts):
+            self.walk(s, s.start(0 if self.shuffle else restart), restart)
+
+    def walk(self, s: Search, point: Tensor, restart: int) -> None:
+        """Algorithm 2 from `point` = x + δ."""
+        eps, everyone = self.threat.eps, torch.arange(s.n, device=s.device)
+        b = eps * (self.step or (1.0 if s.members > 1 else 0.25))
+        errors = s.clean.clone() if torch.equal(point, s.x) else s.judge(everyone, point)
+        met = torch.zeros_like(errors)  # members whose boundary was met at this point before
+        far = torch.zeros(s.n, dtype=torch.int64, device=s.device)  # steps since a boundary was within reach
+        for _ in range(self.steps):
+            far += 1
+            center, local = point.clone(), torch.zeros_like(point)  # x + δ, δ_l
+            order = (
+                s.orders(restart)
+                if self.shuffle
+                else s.probs.argsort(descending=True, stable=True).expand(s.n, -1)
+            )
+            for member in order.T:
+                rows = s.open[(s.probs[member] > 0)[s.open] & (far[s.open] <= 2)]
+                if not len(rows):
+                    continue
+                wanted = torch.zeros_like(errors[rows]).scatter(1, member[rows, None], True)
+                margins, slopes, _ = s.linearize(rows, point[rows], wanted, self.boundaries)
+                w = slopes[wanted]
+                size = norms(w, s.threat.q).clamp_min(1e-20)
+                zeta = margins[wanted] / size
+                back = errors[rows][wanted] & ~met[rows][wanted]
+                met[rows] |= wanted
+                moved = self.move(s, local[rows], center[rows], w / size[:, None], zeta, back, b)
+                candidate = s.project(rows, center[rows] + moved)
+
+                def distance(
+                    points: Tensor, rows: Tensor = rows, n: Tensor = w / size[:, None], z: Tensor = zeta
+                ) -> Tensor:
+                    """Of the boundary from other points than the current one, in the linear model."""
+                    return z + (n * (points - point[rows]).flatten(1)).sum(dim=1)
+
+                within = distance(s.x[rows]) < (1 + _FAR) * eps
+                far[rows[within | errors[rows].any(dim=1)]] = 0
+                near = wanted & (distance(candidate) < _NEAR * eps)[:, None]
+                # Members that were fooled may no longer be; after a step back, any member may be.
+                verdicts = s.judge(rows, candidate, errors[rows] | near | back[:, None])
+                better = s.risk(verdicts) >= s.risk(errors[rows])
+                kept = rows[better]
+                point[kept], errors[kept], local[kept] = candidate[better], verdicts[better], moved[better]
+                met[kept] = False
+
+    def move(
+        self, s: Search, local: Tensor, center: Tensor, w: Tensor, zeta: Tensor, back: Tensor, b: float
+    ) -> Tensor:
+        """b(δ_l + βg)/‖δ_l + βg‖: g is the steepest way to the boundary, β just passes it after the scaling.
+
+        w [k, d] is the boundary's normal with ‖w‖_q = 1 and zeta [k] its distance from the current point.
+        """
+        shape = (-1,) + (1,) * (local.dim() - 1)
+        side = torch.where(back, -1.0, 1.0).to(local.dtype)
+        residual = side * zeta
+        from_center = residual - side * (w * local.flatten(1)).sum(dim=1)
+        passing = b / (b - from_center).clamp_min(1e-6 * b) * residual.abs() + _RHO * s.threat.eps
+        beta = torch.where(from_center < b, passing, torch.full_like(passing, b)).clamp(
+            max=1e3 * s.threat.eps
+        )
+        # The first move of a step may have any length, because it is scaled.
+        beta = torch.where(local.flatten(1).any(dim=1), beta, torch.full_like(beta, b))
+        moved = s.threat.step(center + local, -(side[:, None] * w).reshape(local.shape), beta) - center
+        return moved * (b / norms(moved.flatten(1), s.threat.p).clamp_min(1e-20)).reshape(shape)

@@ -1,63 +1,35 @@
-"""The base class of all attacks: options, batches, data sets, results."""
+"""The base class of all attacks, and the table of their names."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 import numbers
-import os
-import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-from randens.attacks.dataset import attack_data
-from randens.attacks.found import Cost, Found, pooled
-from randens.attacks.members import GradientMembers
+from randens.attacks.result import AttackResult, Cost, join
+from randens.attacks.run import run_batches
 from randens.attacks.search import Search
 from randens.core.errors import InputError, unknown, whole
-from randens.core.progress import Progress, silent
+from randens.core.progress import Progress
+from randens.data import as_data
 from randens.ensemble import RandomizedEnsemble
 from randens.random_model import RandomizedModel, expanded
 from randens.threat import Threat
 from randens.witness import WitnessPool
-from randens.witness.store import WitnessStore
 
-__all__ = ["Attack", "Found", "as_ensemble", "create", "current_name", "names", "register"]
+__all__ = ["Attack", "as_ensemble", "create", "names", "register"]
 
-_REGISTRY: dict[str, type[Attack]] = {}
-_EARLIER = {
-    "apgd-l": "adaptive-pgd-l",
-    "apgd-s": "adaptive-pgd-s",
-    "apgd-z": "adaptive-pgd-z",
-    "apgd-margin": "adaptive-pgd-margin",
-    "apgd-mce": "adaptive-pgd-mce",
-    "auto-pgd": "apgd",
-}
-_WHOLE = (
-    "restarts",
-    "batch_size",
-    "steps",
-    "orders",
-    "relinearisations",
-    "iterations",
-    "hyperplanes",
-    "queries",
-    "constants",
-    "samples",
-)
-_NUMBERS: dict[str, tuple[Callable[[float], bool], str]] = {
-    "step": (lambda v: 0 < v < math.inf, "a number > 0, in units of eps"),
-    "rate": (lambda v: 0 < v < math.inf, "a number > 0"),
-    "constant": (lambda v: 0 < v < math.inf, "a number > 0"),
-    "kappa": (lambda v: 0 <= v < math.inf, "a number ≥ 0"),
-    "trust": (lambda v: 0 < v <= 1, "a number > 0 and ≤ 1"),
-    "hopeless": (lambda v: v > 0, "a number > 0"),
-}
+_REGISTRY: dict[
+    str, tuple[type[Attack], dict[str, Any]]
+] = {}  # name: class and the options that it stands for
 AttackType = TypeVar("AttackType", bound="type[Attack]")
 
 
@@ -65,25 +37,18 @@ AttackType = TypeVar("AttackType", bound="type[Attack]")
 class Attack:
     """Base of all attacks. A subclass is a frozen dataclass whose fields are its options, and a `search`.
 
-    `search(s)` proposes points to the `Search` s; it runs once per restart, the first time from the clean
-    input.
-    `seed` determines every random choice: the same seed gives the same bits on one machine. `precision`
-    applies to gradients only.
+    `search(s)` proposes points to the `Search` s, which scores and records them.
 
     Parameters
     ----------
     threat : Threat
         What the attack may do.
     restarts : int
-        How often the search runs, the first time from the clean input.
+        How often the search begins anew, the first time from the clean input.
     seed : int
-        Determines every random choice.
-    precision : str
-        Of gradients: ``"auto"``, ``"float32"`` or ``"bfloat16"``.
+        Determines every random choice, whatever the batch size and the number of processes.
     batch_size : int
         Inputs attacked together.
-    drop_finished : bool
-        Stop working on inputs whose risk cannot increase.
 
     Examples
     --------
@@ -98,147 +63,125 @@ class Attack:
     threat: Threat
     restarts: int = field(default=1, kw_only=True)
     seed: int = field(default=0, kw_only=True)
-    precision: str = field(default="auto", kw_only=True)
     batch_size: int = field(default=128, kw_only=True)
-    drop_finished: bool = field(default=True, kw_only=True)
 
-    name: ClassVar[str] = ""
     exact: ClassVar[bool] = False  # true only where the optimum is proven
-    norms: ClassVar[tuple[str, ...]] = ("linf", "l2", "l1")  # balls that the attack can search
-    side_by_side: ClassVar[bool] = False  # whether `search` takes several restarts at once
-    margins_only: ClassVar[bool] = False  # whether `search` needs no gradients but those of margins
-    entropies_only: ClassVar[bool] = False  # whether it needs none but those of losses in `OF_ENTROPIES`
 
     def __post_init__(self) -> None:
         if not isinstance(self.threat, Threat):
             raise InputError(f"threat is {self.threat!r}; give a Threat, e.g. Threat('linf', 8/255)")
-        for part in self.threat.parts:
-            if part.norm not in self.norms:
-                able = ", ".join(name for name in names() if part.norm in _REGISTRY[name].norms)
-                raise InputError(
-                    f"attack {self.name!r} cannot search the norm {part.norm}; attacks that can: {able}"
-                )
-        for option in _WHOLE:
-            whole(option, getattr(self, option, 1))
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
-            raise InputError(f"seed is {self.seed!r}; it must be a whole number")
-        for option, (valid, description) in _NUMBERS.items():
-            value = getattr(self, option, None)
-            number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-            if value is not None and not (number and valid(float(value))):
-                raise InputError(f"{option} is {value!r}; it must be {description}")
+        for option in dataclasses.fields(self):
+            _check_option(option, getattr(self, option.name))
+
+    @property
+    def name(self) -> str:
+        """The registered name that stands for this class and most of these options."""
+        found = [
+            (len(options), name)
+            for name, (cls, options) in _REGISTRY.items()
+            if cls is type(self) and all(getattr(self, key) == value for key, value in options.items())
+        ]
+        return max(found)[1] if found else type(self).__name__.lower()
 
     def search(self, s: Search) -> None:
         """Propose points for the batch that `s` owns."""
         raise InputError(f"{type(self).__name__} defines no search; it cannot attack {s.n} inputs")
 
-    def run(self, s: Search, restarts: range, stream: int = 0, *, width: int) -> None:
-        """Search once per restart, the last ones side by side if `search` can and no pass gets wider than `width`.
-
-        Most inputs are decided by the first restart. The few that are left would make small batches, whose passes
-        cost more per input.
-        """
-        s.width = width
-        while restarts and len(left := s.unfinished):
-            several = width // len(left) if self.side_by_side and restarts[0] else 1
-            count = max(1, min(several, len(restarts)))
-            s.begin(restarts[0], stream, count)
-            # In bfloat16, torch's passes are the faster ones where batches are wide, as those of losses are.
-            compiled = self.margins_only or (self.entropies_only and s.float32)
-            with s.one_thread() if compiled else contextlib.nullcontext():
-                self.search(s)
-            restarts = restarts[count:]
-
-    def __call__(self, rec: nn.Module, x: Tensor, y: Tensor) -> Found:
+    def __call__(self, rec: nn.Module, x: Tensor, y: Tensor) -> AttackResult:
         """Attack `rec` (or a single classifier: an ensemble of one) on inputs x with labels y."""
         ensemble = as_ensemble(rec)
         if not isinstance(x, Tensor) or not isinstance(y, Tensor):
             raise InputError(
-                f"x is {type(x).__name__} and y is {type(y).__name__}; both must be tensors (survey takes loaders)"
+                f"x is {type(x).__name__} and y is {type(y).__name__}; both must be tensors (run takes other data)"
             )
-        return attack_data(self, ensemble, (x, y), shared=False) if len(x) else self._empty(ensemble, x)
+        if (x.dim() and y.dim() != 1) or len(y) != len(x):
+            raise InputError(f"y has shape {tuple(y.shape)}; it must be [{len(x)}], one label per input")
+        return self.run(ensemble, (x, y)) if len(x) else _nothing(ensemble, x)
 
-    def survey(
+    def batches(
         self,
         rec: nn.Module,
         data: Any,
         *,
-        folder: WitnessStore | str | os.PathLike[str] | None = None,
-        inputs: bool = False,
+        rows: ArrayLike | None = None,
+        start: WitnessPool | None = None,
         progress: Progress | None = None,
-    ) -> Found:
-        """Attack a whole data set: a loader, a data set of the data room, or an (x, y) pair of tensors.
+    ) -> Iterator[tuple[NDArray[np.int64], AttackResult]]:
+        """Attack batch after batch; yield the rows of each and its result. Arguments as for `run`."""
+        pair = isinstance(data, tuple) and all(isinstance(part, Tensor) for part in data)
+        return run_batches(self, as_ensemble(rec), data if pair else as_data(data), rows, start, progress)
 
-        Under torch.distributed the batches are divided among the ranks; every rank gets the whole result.
+    def run(
+        self,
+        rec: nn.Module,
+        data: Any,
+        *,
+        rows: ArrayLike | None = None,
+        start: WitnessPool | None = None,
+        progress: Progress | None = None,
+    ) -> AttackResult:
+        """Attack a whole data set.
+
+        Under torch.distributed the batches are divided among the processes; every process gets the whole result.
 
         Parameters
         ----------
-        folder : path or WitnessStore
-            A witness store: it keeps finished batches, which are then read and not attacked again.
-        inputs : bool
-            Keep the perturbed inputs in memory, too.
+        rec : nn.Module
+            The ensemble, or a single classifier.
+        data : anything that `randens.evaluate` takes
+            Inputs and labels.
+        rows : array of int, optional
+            Attack these inputs only.
+        start : WitnessPool, optional
+            Known witnesses of all inputs: the attack begins from them, and its result holds the new ones.
+        progress : callable, optional
+            Called as ``progress(task, done, total)``.
+
+        Returns
+        -------
+        AttackResult
+            Of the inputs `rows`, in their order.
         """
-        store = folder if isinstance(folder, WitnessStore) or folder is None else WitnessStore(folder)
-        report = silent if progress is None else progress
-        return attack_data(self, as_ensemble(rec), data, store=store, inputs=inputs, progress=report)
+        parts = [found for _, found in self.batches(rec, data, rows=rows, start=start, progress=progress)]
+        if not parts:
+            raise InputError("rows is empty; give at least one input to attack")
+        return join(parts)
 
-    def attack_batch(
-        self,
-        rec: RandomizedEnsemble,
-        x: Tensor,
-        y: Tensor,
-        number: int = 0,
-        prepared: GradientMembers | None = None,
-        known: WitnessPool | None = None,
-        clean: Tensor | None = None,
-        safe: Tensor | None = None,
-    ) -> Found:
-        """Attack one batch; `number` is its position in the data set and decides its random numbers.
 
-        `known` are witnesses and `clean` are verdicts [n, M] on the unperturbed inputs. If given, the attack
-        starts from them, and the pool of the result holds the new witnesses only. It spends nothing on
-        members `safe` [n, M] by proof.
-        """
-        if len(self.threat.parts) > 1:
-            each = [dataclasses.replace(self, threat=part) for part in self.threat.parts]
-            return pooled([one.attack_batch(rec, x, y, number, prepared, known, clean, safe) for one in each])
-        s = Search(
-            rec,
-            x,
-            y,
-            self.threat,
-            seed=self.seed + 104_729 * number,
-            source=self.name,
-            gradient_members=prepared,
-            drop_finished=self.drop_finished,
-            pool=known,
-            clean=clean,
-            safe=safe,
-        )
-        self.run(s, range(self.restarts), width=self.batch_size)
-        errors = s.conclude().cpu()
-        count = max(1, s.n)
-        flags = {"zero_gradient": s.no_gradient, "nan_gradient": s.nan_gradient, "unstable": s.unstable}
-        return Found(
-            s.best_x.cpu(),
-            errors,
-            errors.double() @ rec.probs,
-            s.clean_errors.cpu(),
-            s.pool(new=known is not None),
-            s.cost,
-            tuple(s.best_source),
-            {name: [float(v) / count for v in table.sum(dim=0).tolist()] for name, table in flags.items()},
-        )
+def _check_option(option: dataclasses.Field[Any], value: object) -> None:
+    """Whole numbers are at least 1; other numbers are positive and finite, or within the field's own `range`."""
+    if option.name == "seed":
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise InputError(f"seed is {value!r}; it must be a whole number")
+    elif option.type == "int":
+        whole(option.name, value)
+    elif option.type == "float" or (option.type == "float | None" and value is not None):
+        low, high = option.metadata.get("range", (0.0, math.inf))
+        number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+        if not number or not low <= float(value) <= high or float(value) == math.inf:  # type: ignore[arg-type]
+            valid = f"≥ {low:g}" if high == math.inf else f"from {low:g} to {high:g}"
+            raise InputError(f"{option.name} is {value!r}; it must be a number {valid}")
+        if low == 0 and value == 0 and "range" not in option.metadata:
+            raise InputError(f"{option.name} is {value!r}; it must be a number > 0")
 
-    def _empty(self, rec: RandomizedEnsemble, x: Tensor) -> Found:
-        none = torch.zeros(0, len(rec.members), dtype=torch.bool)
-        pool = WitnessPool(0, len(rec.members), x_adv=x.detach().cpu().numpy())
-        flags = {name: [0.0] * len(rec.members) for name in ("zero_gradient", "nan_gradient", "unstable")}
-        return Found(x.detach(), none, torch.zeros(0, dtype=torch.float64), none, pool, Cost(), (), flags)
+
+def _nothing(rec: RandomizedEnsemble, x: Tensor) -> AttackResult:
+    """The result on no inputs."""
+    none = torch.zeros(0, len(rec.members), dtype=torch.bool)
+    return AttackResult(
+        x_adv=x.detach(),
+        errors=none,
+        risk=torch.zeros(0, dtype=torch.float64),
+        clean_errors=none,
+        pool=WitnessPool(0, len(rec.members), x_adv=x.detach().cpu().numpy()),
+        cost=Cost(),
+        sources=(),
+        flags={name: [0.0] * len(rec.members) for name in ("zero_gradient", "nan_gradient", "unstable")},
+    )
 
 
 def as_ensemble(model: nn.Module) -> RandomizedEnsemble:
-    """Wrap a classifier as a randomized ensemble of one; a random model becomes the ensemble of its draws."""
+    """A classifier as a randomized ensemble of one; a random model as the ensemble of its draws."""
     if isinstance(model, (RandomizedEnsemble, RandomizedModel)) and model.stochastic:
         return expanded(model)
     if isinstance(model, RandomizedEnsemble):
@@ -248,13 +191,15 @@ def as_ensemble(model: nn.Module) -> RandomizedEnsemble:
     return RandomizedEnsemble([model])
 
 
-def register(name: str) -> Callable[[AttackType], AttackType]:
+def register(name: str, **defaults: Any) -> Callable[[AttackType], AttackType]:
     """Class decorator: make an attack available to `create`, the command line and recipes under `name`.
 
     Parameters
     ----------
     name : str
         The attack's name for `create`.
+    **defaults
+        Options that this name stands for.
 
     Returns
     -------
@@ -264,48 +209,22 @@ def register(name: str) -> Callable[[AttackType], AttackType]:
     Examples
     --------
     >>> import randens
-    >>> register("pgd")(randens.attacks.PGD).name  # as a decorator: @register("pgd")
-    'pgd'
+    >>> register("pgd")(randens.attacks.PGD).__name__  # as a decorator: @register("pgd")
+    'PGD'
     """
 
     def add(cls: AttackType) -> AttackType:
-        if name in _REGISTRY and _REGISTRY[name].__qualname__ != cls.__qualname__:
-            raise InputError(f"an attack named {name!r} exists already: {_REGISTRY[name].__qualname__}")
-        cls.name = name
-        _REGISTRY[name] = cls
+        known = _REGISTRY.get(name)
+        if known is not None and known[0].__qualname__ != cls.__qualname__:
+            raise InputError(f"an attack named {name!r} exists already: {known[0].__qualname__}")
+        _REGISTRY[name] = cls, defaults
         return cls
 
     return add
 
 
-def current_name(name: str) -> str:
-    """Return the current name of an attack; names of earlier releases are translated.
-
-    Parameters
-    ----------
-    name : str
-        The name in a file or a recipe of any release.
-
-    Returns
-    -------
-    str
-        The name that `create` knows it by.
-
-    Examples
-    --------
-    >>> current_name("apgd-s"), current_name("pgd")
-    ('adaptive-pgd-s', 'pgd')
-    """
-    return _EARLIER.get(name, name)
-
-
 def names() -> tuple[str, ...]:
     """Names that `create` knows, sorted.
-
-    Returns
-    -------
-    tuple of str
-        For `create`, the command line and recipes.
 
     Examples
     --------
@@ -315,15 +234,15 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(_REGISTRY))
 
 
-def create(name: str, threat: Threat, **options: Any) -> Attack:
+def create(name: str, threat: Threat | None = None, **options: Any) -> Attack:
     """The attack called `name` against `threat`; options are the fields of its class.
 
     Parameters
     ----------
     name : str
-        One of `names()`; a name of an earlier release works with a warning.
-    threat : Threat
-        What the attack may do.
+        One of `names()`, in any case, or a preset of the suite: ``"fast"``, ``"standard"``, ``"thorough"``.
+    threat : Threat, optional
+        What the attack may do; or give `eps` (and `norm`, ``"linf"`` by default).
     **options
         The fields of the attack's class.
 
@@ -337,16 +256,18 @@ def create(name: str, threat: Threat, **options: Any) -> Attack:
     >>> import randens
     >>> create("pgd", randens.Threat("linf", 0.1), steps=5).steps
     5
+    >>> create("standard", eps="8/255").preset
+    'standard'
     """
-    if name in _EARLIER:
-        warnings.warn(
-            f"the attack {name!r} is now called {_EARLIER[name]!r}; the next release will refuse the earlier name",
-            FutureWarning,
-            stacklevel=2,
-        )
-    cls = _REGISTRY.get(current_name(name)) or unknown("attack", name, _REGISTRY)
-    valid = [f.name for f in dataclasses.fields(cls) if f.name != "threat"]
+    if threat is None:
+        if "eps" not in options:
+            raise InputError(
+                f"the attack {name!r} needs a threat; give threat=Threat('linf', 8/255), or eps=8/255"
+            )
+        threat = Threat(options.pop("norm", "linf"), options.pop("eps"))
+    cls, defaults = _REGISTRY.get(str(name).strip().lower()) or unknown("attack", name, _REGISTRY)
+    valid = [option.name for option in dataclasses.fields(cls) if option.name != "threat"]
     for option in options:
         if option not in valid:
             unknown(f"option of attack {name!r}", option, valid)
-    return cls(threat, **options)
+    return cls(threat, **(defaults | options))

@@ -6,7 +6,7 @@ Wagner describe beside their change of variables. The constant is searched separ
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ def expected_hinge(kappa: float) -> Loss:
 class ACW(Attack):
     """Adaptive Carlini-Wagner: min ‖δ‖²/R² + c Σ_i α_i max(margin_i, −κ), over a search of c for every input.
 
-    R is the largest l2 norm in the ball. The descent has momentum, and its normalised steps shrink from
+    R is the largest l2 norm in the ball. The descent has momentum, and its normalized steps shrink from
     `rate`·R to 0. Carlini and Wagner use Adam, but Adam scales coordinates and so does not suit a projection.
     After
     `steps` steps from the input (or the restart's random point), c is multiplied by 10 where some member was
@@ -46,29 +46,34 @@ class ACW(Attack):
     constants: int = 3
     constant: float = 1.0
     rate: float = 0.1
-    kappa: float = 0.0
+    kappa: float = field(default=0.0, metadata={"range": (0.0, 1e6)})
 
     def search(self, s: Search) -> None:
+        for restart in range(self.restarts):
+            self.search_constants(s, restart)
+
+    def search_constants(self, s: Search, restart: int) -> None:
+        """Bisect the constant of every input, with a descent at each."""
         low = torch.zeros(s.n, device=s.device, dtype=s.x.dtype)
         high = torch.full_like(low, torch.inf)
         c = torch.full_like(low, self.constant)
         for _ in range(self.constants):
-            if not len(s.unfinished):
+            if not len(s.open):
                 return
-            fooled = self._descend(s, c)
+            fooled = self._descend(s, c, restart)
             high = torch.where(fooled, torch.minimum(high, c), high)
             low = torch.where(fooled, low, torch.maximum(low, c))
             c = torch.where(torch.isfinite(high), (low + high) / 2, 10 * c)
 
-    def _descend(self, s: Search, c: Tensor) -> Tensor:
+    def _descend(self, s: Search, c: Tensor, restart: int) -> Tensor:
         """Make one descent at the constants c [n]; return bool [n], the inputs on which one point fooled
         every member.
         """
         loss, size = expected_hinge(self.kappa), s.threat.l2_radius(s.x[0].numel())
         shape = (-1,) + (1,) * (s.x.dim() - 1)
-        point = s.start()
+        point = s.start(restart)
         momentum = torch.zeros_like(point)
-        rows = s.unfinished
+        rows = s.open
         for step in range(self.steps):
             pull = s.gradient(rows, point[rows], loss)
             slope = 2 * (point[rows] - s.x[rows]) / size**2 - c[rows].reshape(shape) * pull
@@ -76,9 +81,11 @@ class ACW(Attack):
             momentum[rows] = _MOMENTUM * momentum[rows] + slope / length.reshape(shape)
             stride = self.rate * (1 - step / self.steps) * size
             point[rows] = s.project(rows, point[rows] - stride * momentum[rows])
-            rows = s.unfinished
+            rows = s.open
             if not len(rows):
                 break
         if len(rows):
             s.judge(rows, point[rows])
-        return s.finished
+        closed = torch.ones(s.n, dtype=torch.bool, device=s.device)
+        closed[s.open] = False
+        return closed

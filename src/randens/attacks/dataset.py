@@ -18,12 +18,14 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from randens.attacks.found import Found, join
-from randens.attacks.members import GradientMembers
-from randens.attacks.search import Cost, attacking
+from randens.attacks.members import fast_members
+from randens.attacks.result import AttackResult, Cost, join
+from randens.attacks.run import attacking
+from randens.attacks.search import Search
 from randens.core.errors import FileError, InputError
 from randens.core.progress import Progress, silent
 from randens.ensemble import RandomizedEnsemble
+from randens.models import in_precision, send
 from randens.witness import WitnessPool
 from randens.witness.store import Question, WitnessStore, Work, input_keys, member_key, rounded
 
@@ -31,11 +33,63 @@ if TYPE_CHECKING:
     from randens.attacks.base import Attack
     from randens.threat import Threat
 
-__all__ = ["Knowledge", "as_attacks", "ask", "attack_data", "batches", "worst_inputs"]
+__all__ = ["Found", "Knowledge", "as_attacks", "ask", "attack_data", "batches", "worst_inputs"]
 
 _ROUNDING = 1e-12
 _SAMPLE = 32  # stored witnesses that are checked whenever a store is read
 _UNSTABLE = 0.01  # share of stored witnesses whose verdict may change (near ties, on another machine)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Found(AttackResult):
+    """A result with its time, and the part of its cost that an earlier call paid."""
+
+    seconds: float = 0.0
+    reused: Cost = dataclasses.field(default_factory=Cost)
+
+    def lean(self) -> Found:
+        """Without the perturbed inputs: a few bytes per input."""
+        return dataclasses.replace(self, x_adv=self.x_adv[:0].clone(), pool=self.pool.without_inputs())
+
+    def shown_to(self, audience: Sequence[nn.Module], y: Tensor) -> Found:
+        """With the verdicts of further members on every witness, as further columns of the pool."""
+        if not audience:
+            return self
+        pool, others = self.pool, RandomizedEnsemble(list(audience))
+        verdicts = np.zeros((len(pool), len(audience)), dtype=bool)
+        if len(pool):
+            assert pool.x_adv is not None
+            labels = y.cpu()[torch.from_numpy(pool.points)].to(others.device)
+            verdicts = others.errors(torch.from_numpy(pool.x_adv).to(others.device), labels).cpu().numpy()
+        passes = sum(int(getattr(m, "passes", 1)) for m in audience)
+        wider = pool.replace(
+            members=pool.members + len(audience), fooled=np.concatenate([pool.fooled, verdicts], axis=1)
+        )
+        return dataclasses.replace(self, pool=wider, cost=self.cost + Cost(forwards=len(pool) * passes))
+
+    def beside(self, rows: NDArray[np.int64], other: Found | None, others: NDArray[np.int64]) -> Found:
+        """Combine this result on `rows` of a batch with `other` on the remaining rows."""
+        found = self if other is None else joined([self, other])
+        order = np.argsort(np.concatenate([rows, others]), kind="stable")
+        chosen = torch.from_numpy(order)
+        return dataclasses.replace(
+            found,
+            x_adv=found.x_adv[chosen] if len(found.x_adv) else found.x_adv,
+            errors=found.errors[chosen],
+            risk=found.risk[chosen],
+            clean_errors=found.clean_errors[chosen],
+            pool=found.pool.take(order),
+            sources=tuple(found.sources[j] for j in order.tolist()),
+        )
+
+
+def joined(parts: Sequence[Found]) -> Found:
+    """Results of consecutive parts of the data as one."""
+    return Found(
+        **vars(join(parts)),
+        seconds=sum(part.seconds for part in parts),
+        reused=sum((part.reused for part in parts), Cost()),
+    )
 
 
 def attack_data(
@@ -77,26 +131,30 @@ def attack_data(
     parts: dict[int, Found] = {}
     done = 0
     with attacking(rec):
-        prepared = GradientMembers(list(rec.members), attack.precision)
+        prepared: list[nn.Module] | None = None
         for number, (x, y) in enumerate(batches(data, attack.batch_size)):
             if number % world == rank:
                 rows = np.arange(done, done + len(x))
                 start = None if known is None else known.take(rows)
                 seen = None if clean is None else clean[done : done + len(x)]
                 proved = None if safe is None else safe[done : done + len(x)]
+                sample = in_precision(send(x[:4], rec.device), rec)
+                prepared = fast_members(list(rec.members), sample) if prepared is None else prepared
                 case = _Batch(attack, rec, prepared, audience, number, x, y, start, seen, proved)
                 part = case.attacked() if desk is None else desk.answered(case)
                 parts[number] = part if inputs else part.lean()
             done += len(x)
             progress(name, done, max(total or 0, done) if total else done + 1)
     if world > 1:
-        parts = _gather(parts)
+        gathered: list[Any] = [None] * world
+        dist.all_gather_object(gathered, parts)
+        parts = {number: part for each in gathered for number, part in each.items()}
         if store is not None and parts:
             store.refresh(attack.threat, x)
     if not parts:
         raise InputError("data is empty; there is nothing to attack")
     progress(name, done, done)
-    return join([parts[number] for number in sorted(parts)])
+    return joined([parts[number] for number in sorted(parts)])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +163,7 @@ class _Batch:
 
     attack: Attack
     rec: RandomizedEnsemble
-    prepared: GradientMembers
+    prepared: list[nn.Module]
     audience: Sequence[nn.Module]
     number: int
     x: Tensor
@@ -117,15 +175,27 @@ class _Batch:
     def attacked(self, rows: NDArray[np.int64] | None = None) -> Found:
         """Attack the batch, or some rows of it; `Found.pool` holds the new witnesses."""
         begun = time.perf_counter()
-        x, y, known, clean, safe = self.x, self.y, self.known, self.clean, self.safe
+        x, y, known = self.x, self.y, self.known
+        index = np.arange(len(x)) if rows is None else rows
         if rows is not None:
             x, y = x[torch.from_numpy(rows)], y[torch.from_numpy(rows)]
             known = None if known is None else known.take(rows)
-            clean = None if clean is None else clean[torch.from_numpy(rows)]
-            safe = None if safe is None else safe[torch.from_numpy(rows)]
-        found = self.attack.attack_batch(self.rec, x, y, self.number, self.prepared, known, clean, safe)
-        found = found.shown_to(self.audience, y)
-        return dataclasses.replace(found, seconds=time.perf_counter() - begun)
+        attack = self.attack
+        s = Search(
+            self.rec,
+            x,
+            y,
+            attack.threat,
+            seed=attack.seed,
+            index=(index + self.number * attack.batch_size).tolist(),
+            source=attack.name,
+            members=self.prepared,
+            known=known,
+        )
+        attack.search(s)
+        found = s.result()
+        found = dataclasses.replace(found, pool=found.pool.replace(checked=True))
+        return Found(**vars(found), seconds=time.perf_counter() - begun).shown_to(self.audience, y)
 
 
 class _Desk:
@@ -197,14 +267,18 @@ class _Desk:
         outcome = torch.from_numpy(answer.outcome[done])
         cost = Cost(answer.forwards, answer.backwards)
         return Found(
-            worst_inputs(pool.take(np.arange(len(done)), np.arange(own)), case.rec.probs.cpu().numpy(), x),
-            outcome,
-            outcome.double() @ case.rec.probs.cpu(),
-            torch.from_numpy(clean) if case.clean is None else case.clean[torch.from_numpy(done)].cpu(),
-            pool,
-            cost,
-            tuple(answer.sources[j] for j in done.tolist()),
-            {name: (values / len(done)).tolist() for name, values in answer.flags.items()},
+            x_adv=worst_inputs(
+                pool.take(np.arange(len(done)), np.arange(own)), case.rec.probs.cpu().numpy(), x
+            ),
+            errors=outcome,
+            risk=outcome.double() @ case.rec.probs.cpu(),
+            clean_errors=torch.from_numpy(clean)
+            if case.clean is None
+            else case.clean[torch.from_numpy(done)].cpu(),
+            pool=pool,
+            cost=cost,
+            sources=tuple(answer.sources[j] for j in done.tolist()),
+            flags={name: (values / len(done)).tolist() for name, values in answer.flags.items()},
             seconds=answer.seconds,
             reused=cost,
         )
@@ -563,7 +637,7 @@ def _replaced(pool: WitnessPool, rows: NDArray[np.int64], fooled: NDArray[np.boo
 def as_attacks(attack: Attack | Sequence[Attack]) -> tuple[Attack, ...]:
     """One attack or several, all against the same threat."""
     chosen = tuple(attack) if isinstance(attack, Sequence) else (attack,)
-    if not chosen or not all(hasattr(a, "attack_batch") for a in chosen):
+    if not chosen or not all(hasattr(a, "search") for a in chosen):
         raise InputError(
             f"attack is {attack!r}; give one made by randens.attacks.create, or a list of them, not empty"
         )
@@ -644,29 +718,6 @@ def batches(data: Any, size: int) -> Iterator[tuple[Tensor, Tensor]]:
             waiting, count = [(xs[size:], ys[size:])], len(xs) - size
     if count:
         yield torch.cat([w[0] for w in waiting]), torch.cat([w[1] for w in waiting])
-
-
-def _gather(parts: dict[int, Found]) -> dict[int, Found]:
-    """Gather the parts of all ranks on every rank, as bytes in tensors."""
-    payloads = [(number, parts[number].pack()) for number in sorted(parts)]
-    packed = b"".join(n.to_bytes(8, "little") + len(p).to_bytes(8, "little") + p for n, p in payloads)
-    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
-    sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(dist.get_world_size())]
-    dist.all_gather(sizes, torch.tensor([len(packed)], device=device))
-    longest = max(1, *(int(s) for s in sizes))
-    padded = torch.zeros(longest, dtype=torch.uint8, device=device)
-    if packed:
-        padded[: len(packed)] = torch.frombuffer(bytearray(packed), dtype=torch.uint8).to(device)
-    received = [torch.zeros_like(padded) for _ in sizes]
-    dist.all_gather(received, padded)
-    everything: dict[int, Found] = {}
-    for size, tensor in zip(sizes, received, strict=True):
-        content, start = tensor.cpu().numpy().tobytes()[: int(size)], 0
-        while start < len(content):
-            number, length = (int.from_bytes(content[start + k : start + k + 8], "little") for k in (0, 8))
-            everything[number] = Found.unpack(content[start + 16 : start + 16 + length])
-            start += 16 + length
-    return everything
 
 
 def _length(data: Any) -> int | None:

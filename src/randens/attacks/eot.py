@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from randens.attacks.base import Attack, register
-from randens.attacks.losses import Loss, expected_margin, mixture_cross_entropy, standardised
+from randens.attacks.losses import Loss, expected_margin, mixture_cross_entropy, standardized
 from randens.attacks.search import Search
-from randens.core.devices import widest
 from randens.ensemble import RandomizedEnsemble, to_layout
 from randens.random_model import FrozenDraw, RandomizedModel
 
@@ -69,7 +68,7 @@ def draw_gradients(
             outputs.append(source(to_layout(own[0])).unsqueeze(0))
         weights += [weight / count] * count
     z = torch.cat(outputs)
-    shares = widest(torch.tensor(weights, dtype=torch.float64), x.device)
+    shares = torch.tensor(weights, dtype=torch.float64, device=x.device)
     value = loss(z, y, shares).sum()
     if not value.requires_grad:
         return DrawGradients(z, torch.zeros(len(shares), *x.shape, dtype=x.dtype, device=x.device), shares)
@@ -92,10 +91,15 @@ class EOT(Attack):
     step: float = 0.5
 
     def search(self, s: Search) -> None:
-        rows = s.unfinished
-        start, y, x = s.start()[rows], s.y[rows], s.x[rows]
+        for restart in range(self.restarts):
+            self.ascend(s, restart)
+
+    def ascend(self, s: Search, restart: int) -> None:
+        """Ascend on fresh draws, and score the ends on the frozen draws of the ensemble under attack."""
+        rows = s.open
+        start, y, x = s.start(restart)[rows], s.y[rows], s.x[rows]
         if any(isinstance(source, RandomizedModel) for source, _ in sources(s.rec)):
-            ends = self.ends(s.rec, start, y, x, s.seed + 31 * s.restart)
+            ends = self.ends(s.rec, start, y, x, s.seed + 31 * restart)
             passes = len(rows) * 2 * self.steps * self.passes(s.rec)
             s.cost.forwards += passes
             s.cost.backwards += passes
@@ -129,7 +133,7 @@ class EOT(Attack):
     ) -> list[Tensor]:
         """Both ascents, along gradient(point, loss, number of the step)."""
         found = []
-        for number, loss in enumerate((standardised(mixture_cross_entropy), expected_margin)):
+        for number, loss in enumerate((standardized(mixture_cross_entropy), expected_margin)):
             point, momentum, late = start.clone(), torch.zeros_like(start), torch.zeros_like(start)
             for k in range(self.steps):
                 slope = gradient(point, loss, number * self.steps + k)

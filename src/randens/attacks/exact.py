@@ -423,9 +423,8 @@ class Exact(Attack):
     Examples
     --------
     >>> import randens
-    >>> attack = randens.attacks.Exact(randens.Threat("linf", 8 / 255))
-    >>> attack.name, attack == randens.attacks.create("exact", attack.threat)
-    ('exact', True)
+    >>> randens.attacks.Exact(randens.Threat("linf", 8 / 255)).name
+    'exact'
     """
 
     exact: ClassVar[bool] = True
@@ -435,11 +434,11 @@ class Exact(Attack):
             raise InputError(
                 f"the ensemble has {s.members} members; the exact attack takes at most {_MOST_MEMBERS}"
             )
-        probs = s.probs.cpu().numpy()
-        rows = s.unfinished
-        chosen = self._solve(s, rows, probs)
-        s.judge(rows, s.x[rows] + torch.stack(chosen).to(s.x).reshape(s.x[rows].shape))
-
-    def _solve(self, s: Search, rows: Tensor, probs: Array) -> list[Tensor]:
-        cases = problems(s.rec.members, s.x[rows].cpu(), s.y[rows].cpu(), s.threat)
-        return [torch.from_numpy(optimum(case, probs).delta) for case in cases]
+        probs, rows = s.probs.cpu().numpy(), s.open
+        if not len(rows):
+            return
+        for row, problem in zip(
+            rows, problems(s.rec.members, s.x[rows].cpu(), s.y[rows].cpu(), s.threat), strict=True
+        ):
+            delta = torch.from_numpy(optimum(problem, probs).delta).to(s.x)
+            s.judge(row[None], s.x[row[None]] + delta.reshape(1, *s.x.shape[1:]))

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 __all__ = [
-    "OF_ENTROPIES",
+    "LOSSES",
     "Loss",
     "cross_entropies",
     "expected_bounded_risk",
@@ -27,7 +27,7 @@ __all__ = [
     "mean_logit_mce",
     "mixture_cross_entropy",
     "mixture_mce",
-    "standardised",
+    "standardized",
 ]
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -43,12 +43,12 @@ def margins(z: Tensor, y: Tensor) -> Tensor:
 
 def expected_cross_entropy(z: Tensor, y: Tensor, probs: Tensor) -> Tensor:
     """Σ_i α_i CE(z_i, y): expectation at the loss (APGD-L, Eq. 96)."""
-    return _expected(cross_entropies(z, y), probs)
+    return probs.to(z.dtype) @ cross_entropies(z, y)
 
 
 def mixture_cross_entropy(z: Tensor, y: Tensor, probs: Tensor) -> Tensor:
     """−log Σ_i α_i softmax(z_i)_y: expectation at the softmax (APGD-S), by logsumexp."""
-    return _mixed(cross_entropies(z, y), probs)
+    return -torch.logsumexp(probs.to(z.dtype).log()[:, None] - cross_entropies(z, y), dim=0)
 
 
 def mean_logit_cross_entropy(z: Tensor, y: Tensor, probs: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ def expected_bounded_risk(z: Tensor, y: Tensor, probs: Tensor) -> Tensor:
 
 
 def mce(z: Tensor, y: Tensor, weight: float = 1.0) -> Tensor:
-    """Margin-maximising cross-entropy: CE(z, y) + w/(C−1) Σ_{j≠y} −log softmax(−z)_j. z [..., n, C] → [..., n].
+    """Margin-maximizing cross-entropy: CE(z, y) + w/(C−1) Σ_{j≠y} −log softmax(−z)_j. z [..., n, C] → [..., n].
 
     Both terms come from the same logits, so one forward pass serves both.
     """
@@ -101,7 +101,7 @@ def mean_logit_mce(z: Tensor, y: Tensor, probs: Tensor) -> Tensor:
     return mce(torch.einsum("m,mnc->nc", probs.to(z.dtype), z), y)
 
 
-def standardised(loss: Loss) -> Loss:
+def standardized(loss: Loss) -> Loss:
     """`loss` of logits that are rescaled to a common spread per member and input, so that scale has no
     effect.
 
@@ -119,19 +119,11 @@ def cross_entropies(z: Tensor, y: Tensor) -> Tensor:
     return -z.log_softmax(dim=2).gather(2, y.expand(z.shape[0], -1).unsqueeze(2)).squeeze(2)
 
 
-def _expected(entropies: Tensor, probs: Tensor) -> Tensor:
-    return probs.to(entropies.dtype) @ entropies
-
-
-def _mixed(entropies: Tensor, probs: Tensor) -> Tensor:
-    return -torch.logsumexp(probs.to(entropies.dtype).log().unsqueeze(1) - entropies, dim=0)
-
-
-OF_ENTROPIES: dict[Loss, Callable[[Tensor, Tensor], Tensor]] = {
-    expected_cross_entropy: _expected,
-    mixture_cross_entropy: _mixed,
+LOSSES: dict[str, Loss] = {
+    "loss": expected_cross_entropy,
+    "softmax": mixture_cross_entropy,
+    "logits": mean_logit_cross_entropy,
+    "margin": expected_margin,
+    "mce": expected_mce,
 }
-"""Losses that depend on the members' cross-entropies e [M, n] only, as functions of e and α.
-
-Their gradient is Σ_i ∂loss/∂e_i · ∇e_i: a member's own gradient is taken before the other members' logits are known.
-"""
+"""By where the expectation over the members is taken, or by what it is taken of."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -11,7 +10,7 @@ from torch import Tensor
 from randens.attacks.base import Attack, register
 from randens.attacks.search import Search
 
-__all__ = ["RandomSearch", "SparseSearch"]
+__all__ = ["RandomSearch"]
 
 
 @register("random")
@@ -32,95 +31,47 @@ class RandomSearch(Attack):
     Examples
     --------
     >>> import randens
-    >>> attack = randens.attacks.RandomSearch(randens.Threat("linf", 8 / 255))
-    >>> attack.name, attack == randens.attacks.create("random", attack.threat)
-    ('random', True)
+    >>> randens.attacks.RandomSearch(randens.Threat("linf", 8 / 255)).name
+    'random'
     """
 
     queries: int = 100
-    margins_only = True
 
     def search(self, s: Search) -> None:
-        point = s.project(torch.arange(s.n, device=s.device), s.x + s.threat.eps * _signs(s))
-        rows = s.unfinished
-        start, value, slack = s.x.new_ones(s.n, s.members), s.best_value.clone(), s.best_value.clone()
-        scale, nearest = torch.ones_like(start), torch.full_like(start, torch.inf)
+        for _ in range(self.restarts):
+            self.walk(s)
+
+    def walk(self, s: Search) -> None:
+        """Query after query, from stripes of ±ε."""
+        rows = s.open
+        point, risk = s.x.clone(), s.risk(s.best)
+        slack, scale = torch.zeros_like(risk), s.x.new_ones(s.n, s.members)
+        start, nearest = scale.clone(), torch.full_like(scale, torch.inf)
         wrong, start[rows], _ = s.examine(rows, s.x[rows])
         # `silent`: members whose margin has not changed yet, or was a tie. Those that are wrong already or never drawn
         # do not count.
-        silent = torch.zeros_like(start, dtype=torch.bool)
+        silent = torch.zeros_like(s.clean)
         silent[rows] = ~wrong & (s.probs > 0)
         counted = silent.clone()
+        point[rows] = s.project(rows, s.x[rows] + s.threat.eps * _signs(s, rows))
         errors, margin, scale[rows] = s.examine(rows, point[rows])
-        value[rows], slack[rows] = s.weigh(errors), _slack(s, margin / scale[rows])
+        risk[rows], slack[rows] = s.risk(errors), _slack(s, margin / scale[rows])
         for query in range(self.queries):
-            mask, signs = _part(s, 0.5 * 0.1 ** (2 * query / self.queries)), _signs(s)
-            rows = s.unfinished
+            rows = s.open
             least = nearest[rows].masked_fill(silent[rows], 0).amin(dim=1)
             rows = rows[least <= _most_left(query / self.queries)]
             if not len(rows):
                 return
-            moved = _changed(s, rows, point[rows], mask[rows], signs[rows])
-            fooled, margin, _ = s.examine(rows, moved)
-            risk, room = s.weigh(fooled), _slack(s, margin / scale[rows])
+            part = _part(s, rows, 0.5 * 0.1 ** (2 * query / self.queries))
+            moved = _changed(s, rows, point[rows], part, _signs(s, rows))
+            errors, margin, _ = s.examine(rows, moved)
+            now, room = s.risk(errors), _slack(s, margin / scale[rows])
             share = (margin / start[rows]).masked_fill(~counted[rows], torch.inf)
             nearest[rows] = torch.minimum(nearest[rows], share)
             silent[rows] &= (margin == start[rows]) | (start[rows] <= 0)
-            better = (risk > value[rows]) | ((risk == value[rows]) & (room < slack[rows]))
+            better = (now > risk[rows]) | ((now == risk[rows]) & (room < slack[rows]))
             taken = rows[better]
-            point[taken], value[taken], slack[taken] = moved[better], risk[better], room[better]
-
-
-@register("sparse")
-@dataclass(frozen=True, kw_only=True)
-class SparseSearch(Attack):
-    """Random search over few pixels (l0): at most ε of them lie at corners of the box, the others are
-    unchanged.
-
-    In other norms a twentieth of the pixels take part, and the projection decides how far they move.
-    Each query moves some of them, fewer and fewer, and keeps the new point if u·α grows, or if it stays and
-    the margins shrink (after Croce et al.'s Sparse-RS, here on u·α itself).
-    """
-
-    queries: int = 300
-    margins_only = True
-    norms: ClassVar[tuple[str, ...]] = ("linf", "l2", "l1", "l0")
-
-    def search(self, s: Search) -> None:
-        rows = torch.arange(s.n, device=s.device)
-        whole = _pixels(s.x)
-        count = min(int(s.threat.eps), whole) if s.threat.norm == "l0" else -(-whole // 20)
-        chosen = s.uniform(whole).topk(count, dim=1).indices
-        point = self._painted(s, chosen)
-        errors, margin, scale = s.examine(rows, point)
-        value, slack = s.weigh(errors), _slack(s, margin / scale)
-        for query in range(self.queries):
-            moved = max(1, round(count * 0.5 * (1 - query / self.queries) ** 2))
-            # New positions for the first few pixels of a random order; a pixel may be chosen again.
-            leaving = s.uniform(count).topk(moved, dim=1).indices
-            arriving = s.uniform(whole).topk(moved, dim=1).indices
-            colours = self._painted(s, torch.arange(whole, device=s.device).expand(s.n, -1))
-            rows = s.unfinished
-            if not len(rows):
-                return
-            trial = chosen.scatter(1, leaving, arriving)
-            candidate = _moved(s, chosen, trial, point, colours)[rows]
-            fooled, margin, _ = s.examine(rows, candidate)
-            risk, room = s.weigh(fooled), _slack(s, margin / scale[rows])
-            better = (risk > value[rows]) | ((risk == value[rows]) & (room < slack[rows]))
-            taken = rows[better]
-            point[taken], value[taken], slack[taken] = candidate[better], risk[better], room[better]
-            chosen[taken] = trial[taken]
-
-    @staticmethod
-    def _painted(s: Search, chosen: Tensor) -> Tensor:
-        """The inputs with the chosen pixels [n, k] at random corners of the box."""
-        heads = s.uniform(*s.x.shape[1:]).round().bool()
-        if s.threat.bounds is None:
-            low, high = s.x - s.threat.eps, s.x + s.threat.eps
-        else:
-            low, high = (torch.full_like(s.x, end) for end in s.threat.bounds)
-        return torch.where(_at(s.x, chosen), torch.where(heads, high, low), s.x)
+            point[taken], risk[taken], slack[taken] = moved[better], now[better], room[better]
 
 
 def _most_left(used: float) -> float:
@@ -131,48 +82,27 @@ def _most_left(used: float) -> float:
     return 0.5 if used >= 0.5 else 0.75 if used >= 0.25 else torch.inf
 
 
-def _pixels(x: Tensor) -> int:
-    """Pixels of an image, or features."""
-    return x[0, 0].numel() if x.dim() == 4 else x[0].numel()
-
-
-def _at(x: Tensor, chosen: Tensor) -> Tensor:
-    """Bool, broadcastable to x: the chosen pixels or features [n, k]."""
-    mask = torch.zeros(len(x), _pixels(x), dtype=torch.bool, device=x.device).scatter_(1, chosen, True)
-    return mask.reshape(len(x), 1, *x.shape[2:]) if x.dim() == 4 else mask.reshape(x.shape)
-
-
-def _moved(s: Search, old: Tensor, new: Tensor, point: Tensor, colours: Tensor) -> Tensor:
-    """Restore pixels that are no longer chosen; newly chosen pixels take their colours."""
-    before, after = _at(s.x, old), _at(s.x, new)
-    return torch.where(after & ~before, colours, torch.where(after, point, s.x))
-
-
 def _slack(s: Search, margin: Tensor) -> Tensor:
-    """Σ α_i max(margin_i, 0): the margins of the members not yet fooled, each in units of its first
-    spread.
-    """
-    return s.weigh(margin.clamp_min(0))
+    """Σ α_i max(margin_i, 0): the margins of the members not yet fooled, each in units of its first spread."""
+    return s.risk(margin.clamp_min(0))
 
 
-def _signs(s: Search) -> Tensor:
-    """Return ±1 for every coordinate; for images one sign per channel and column, a pattern that often fools
-    networks.
-    """
+def _signs(s: Search, rows: Tensor) -> Tensor:
+    """±1 for every coordinate; for images one sign per channel and column, a pattern that often fools networks."""
     if s.x.dim() == 4:
-        return (s.uniform(s.x.shape[1], 1, s.x.shape[3]).round() * 2 - 1).expand_as(s.x)
-    return s.uniform(*s.x.shape[1:]).round() * 2 - 1
+        return (s.uniform(rows, s.x.shape[1], 1, s.x.shape[3]).round() * 2 - 1).expand_as(s.x[rows])
+    return s.uniform(rows, *s.x.shape[1:]).round() * 2 - 1
 
 
-def _part(s: Search, share: float) -> Tensor:
-    """Bool, shaped like x: the part of each input that is changed, about `share` of it."""
+def _part(s: Search, rows: Tensor, share: float) -> Tensor:
+    """Bool [k, ...]: the part of each input that is changed, about `share` of it."""
     if s.x.dim() != 4:
-        return s.uniform(*s.x.shape[1:]) < max(share, 1.0 / s.x[0].numel())
+        return s.uniform(rows, *s.x.shape[1:]) < max(share, 1.0 / s.x[0].numel())
     height, width = s.x.shape[2:]
     side = max(1, round((share * height * width) ** 0.5))
-    place = s.uniform(2)
-    top = (place[:, 0] * max(1, height - side + 1)).long().reshape(-1, 1, 1, 1)
-    left = (place[:, 1] * max(1, width - side + 1)).long().reshape(-1, 1, 1, 1)
+    corner = s.uniform(rows, 2)
+    top = (corner[:, 0] * max(1, height - side + 1)).long().reshape(-1, 1, 1, 1)
+    left = (corner[:, 1] * max(1, width - side + 1)).long().reshape(-1, 1, 1, 1)
     line = torch.arange(height, device=s.device).reshape(1, 1, -1, 1)
     column = torch.arange(width, device=s.device).reshape(1, 1, 1, -1)
     inside: Tensor = (line >= top) & (line < top + side) & (column >= left) & (column < left + side)

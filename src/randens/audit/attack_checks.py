@@ -182,7 +182,7 @@ def _radius(case: Case) -> Check:
         fooled = case.risk(who, "adaptive-pgd-margin", steps=_STEPS[-1])
         curve = {1.0: fooled}
         for scale in scales:
-            name = "margin" if scale == scales[-1] else "adaptive-pgd-margin"
+            name = "apgd-margin" if scale == scales[-1] else "adaptive-pgd-margin"
             risk = case.risk(who, name, scale, steps=_STEPS[-1])
             curve[scale] = risk
             if scale > 1:

@@ -13,8 +13,8 @@ from scipy import stats
 from torch import Tensor, nn
 
 from randens import attacks
-from randens.attacks import Attack, Cost, Found
-from randens.attacks.dataset import ask, attack_data
+from randens.attacks import Attack, Cost
+from randens.attacks.dataset import Found, ask, attack_data
 from randens.core.errors import RandensError
 from randens.core.files import Plain
 from randens.core.progress import Progress, silent
@@ -143,7 +143,7 @@ class Case:
         if key not in self._known:
             target = self.rec if who == ENSEMBLE else RandomizedEnsemble([self.members[who]])
             threat = self.threat if scale == 1.0 else self.threat.scaled(scale)
-            made = attacks.create(name, threat, seed=self.seed, precision="float32", **options)
+            made = attacks.create(name, threat, seed=self.seed, **options)
             task = f"{name} on {named(who)}" + ("" if scale == 1.0 else f", {scale:g} ε")
             self.progress(task, 0, self.n)
             found = self._met(made, target, task)

@@ -134,7 +134,7 @@ class _RandomCase:
 
     def frozen(self, draws: int) -> NDArray[np.float64]:
         """Errors [n] under `adaptive-pgd-margin` on `draws` frozen draws."""
-        return self._under(draws, "adaptive-pgd-margin", precision="float32")
+        return self._under(draws, "adaptive-pgd-margin")
 
     def _under(self, draws: int, name: str, **options: Any) -> NDArray[np.float64]:
         attack = attacks.create(name, self.threat, steps=_STEPS, seed=self.seed, **options)

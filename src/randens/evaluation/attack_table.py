@@ -14,7 +14,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from randens.attacks import Attack, Cost, Found
+from randens.attacks import Attack, Cost
+from randens.attacks.base import as_ensemble
+from randens.attacks.dataset import Found, attack_data
 from randens.core.errors import InputError
 from randens.core.files import picked, write_atomic
 from randens.core.progress import Progress
@@ -68,7 +70,7 @@ def attack_all(
     rows: list[Attacked] = []
     pool: WitnessPool | None = None
     for attack in attacks:
-        found = attack.survey(rec, data, folder=store, inputs=True, progress=progress)
+        found = attack_data(attack, as_ensemble(rec), data, store=store, inputs=True, progress=progress)
         pool = found.pool if pool is None else pool.merge(found.pool)
         natural = 1.0 - float((found.clean_errors.double() @ rec.probs.cpu()).mean())
         rows.append(_row(attack.name, found.pool, probs, natural, found.cost, found))

@@ -25,7 +25,8 @@ from torch import nn
 
 from randens import models
 from randens.attacks import Attack, Cost
-from randens.attacks.dataset import as_attacks
+from randens.attacks.base import as_ensemble
+from randens.attacks.dataset import as_attacks, attack_data
 from randens.core.documents import Document, ThreatDocument
 from randens.core.errors import InputError
 from randens.core.files import Plain, picked
@@ -339,7 +340,9 @@ def _attacked(
     """Attack one option on some inputs: the pool with the witnesses found, and the cost."""
     cost, part = Cost(), (inputs.x[torch.from_numpy(rows)], inputs.y[torch.from_numpy(rows)])
     for attack in attacks:
-        found = attack.survey(rec, part, folder=store, inputs=True, progress=renamed(progress, attack.name))
+        found = attack_data(
+            attack, as_ensemble(rec), part, store=store, progress=renamed(progress, attack.name)
+        )
         pool = pool.merge(found.pool.replace(n=pool.n, points=rows[found.pool.points]))
         cost += found.cost
     return pool, cost

@@ -22,7 +22,6 @@ from torch import Tensor
 from randens.attacks import Cost
 from randens.attacks.losses import margins
 from randens.core.documents import Document
-from randens.core.errors import InputError
 from randens.data import Data
 from randens.ensemble import RandomizedEnsemble, frozen, to_layout
 from randens.evaluation.argument_checks import DataLike, labelled, threat_of
@@ -130,8 +129,6 @@ def conflict(rec: RandomizedEnsemble, data: DataLike, threat: Threat | None = No
     1.0
     """
     inputs, chosen = labelled(data, rec), threat_of(rec, threat)
-    if not chosen.is_ball:
-        raise InputError(f"threat is {chosen.norm}; reach is defined for one ball in linf, l2 or l1")
     return conflict_of(rec, inputs, chosen)
 
 

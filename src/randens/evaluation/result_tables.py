@@ -96,7 +96,7 @@ def about(evaluation: Evaluation) -> list[tuple[str, str]]:
     names = " + ".join(_attack(a) for a in evaluation.attacks)
     found = [
         ("α", _probs(evaluation.probs)),
-        ("ε", " or ".join(f"{_radius(part.eps)} in {part.norm}" for part in evaluation.threat.parts)),
+        ("ε", f"{_radius(evaluation.threat.eps)} in {evaluation.threat.norm}"),
         ("attack", names),
         ("n", f"{evaluation.n} inputs of {called(evaluation.data, evaluation.split)}"),
         ("gain", f"{evaluation.gain:.4f}"),

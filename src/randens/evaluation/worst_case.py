@@ -362,8 +362,6 @@ def _deterministic(
 
 def _directions(known: Knowledge, data: Data) -> Conflict | None:
     """The joint reach of the members' gradients, computed once for a store; None where the threat has no dual norm."""
-    if not known.threat.is_ball:
-        return None
     store = known.store
     asked = {"conflict": known.threat.norm, "members": known.keys, "inputs": sha256(known.inputs.tobytes())}
     note = None if store is None else store.note(asked, ConflictNote)

@@ -55,7 +55,9 @@ class View(nn.Module):
     def __init__(self, s: Search, members: Sequence[int], *, unit: bool = False) -> None:
         super().__init__()
         self._search, self._chosen = (s,), tuple(members)
-        self.classes = s.classes
+        s.cost.forwards += int(getattr(s.rec.members[members[0]], "passes", 1))
+        with torch.no_grad():
+            self.classes = s.rec.members[members[0]](s.x[:1]).shape[1]
         # Unbounded inputs get a box that holds every legal point.
         eps = s.threat.eps
         self.low, self.high = s.threat.bounds or (float(s.x.min()) - eps, float(s.x.max()) + eps)
@@ -130,8 +132,6 @@ class Foreign(Attack):
         Its name in tables.
     unit : bool
         The package takes images from 0 to 1 only.
-    precision : str
-        float32, always.
 
     Examples
     --------
@@ -150,24 +150,28 @@ class Foreign(Attack):
     target: str = "both"
     label: str = ""
     unit: bool = False
-    precision: str = field(default="float32", kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.target not in _TARGETS:
             unknown("target", self.target, _TARGETS)
-        object.__setattr__(self, "name", self.label)
+
+    @property
+    def name(self) -> str:
+        return self.label
 
     def search(self, s: Search) -> None:
         drawn = s.probs.nonzero().flatten().tolist()
-        seed = int(torch.randint(2**31 - 1, (1,), generator=s.generator))
-        if s.restart == 0:
-            _look_for_gradients(s, drawn)
+        _look_for_gradients(s, drawn)
+        for restart in range(self.restarts):
+            self._search_once(s, drawn, s.seed + 31 * restart)
+
+    def _search_once(self, s: Search, drawn: list[int], seed: int) -> None:
         if self.target != "members" and len(drawn) > 1:
-            self._run(s, drawn, s.unfinished, seed)
+            self._run(s, drawn, s.open, seed)
         if self.target != "mixture" or len(drawn) == 1:
             for member in drawn:
-                rows = s.unfinished
+                rows = s.open
                 self._run(s, [member], rows[~s.foolable[rows, member]], seed)
 
     def _run(self, s: Search, members: list[int], rows: Tensor, seed: int) -> None:
@@ -197,14 +201,14 @@ class Foreign(Attack):
 
 def _look_for_gradients(s: Search, drawn: list[int]) -> None:
     """Take one gradient of every member at the inputs, to flag members without usable gradients."""
-    rows = s.unfinished
+    rows = s.open
     for member in drawn:
         wanted = torch.zeros(len(rows), s.members, dtype=torch.bool, device=s.device)
         wanted[:, member] = True
         try:
-            s.linearise(rows, s.x[rows], wanted)
+            s.linearize(rows, s.x[rows], wanted)
         except ModelError:
-            s.no_gradient[rows.cpu(), member] = True
+            s.zero_gradient[rows, member] = True
 
 
 @contextlib.contextmanager
@@ -233,7 +237,6 @@ class Common(TypedDict, total=False):
     restarts: int
     seed: int
     batch_size: int
-    drop_finished: bool
 
 
 def _common(options: dict[str, Any]) -> Common:
@@ -251,7 +254,7 @@ def from_foolbox(attack: Any, threat: Threat, *, target: str = "both", **common:
     attack : foolbox.attacks.Attack
         An instance, for the norm of `threat`.
     threat, target, **common
-        As for `Foreign`; common to all attacks are restarts, seed, batch_size and drop_finished.
+        As for `Foreign`; common to all attacks are restarts, seed and batch_size.
 
     Returns
     -------
@@ -299,7 +302,7 @@ def from_torchattacks(attack: Any, threat: Threat, *, target: str = "both", **op
     threat, target
         As for `Foreign`.
     **options
-        Of the class, and restarts, seed, batch_size and drop_finished, as for every attack.
+        Of the class, and restarts, seed and batch_size, as for every attack.
 
     Returns
     -------

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from randens import attacks
+from randens.attacks.dataset import attack_data
 from randens.core.errors import InputError
 from randens.core.progress import Progress, silent
 from randens.core.runs import Run
@@ -166,7 +167,7 @@ def _compare(
     together = np.zeros(len(data))
     for place, name in enumerate(names):
         progress("comparing attacks", place, len(names))
-        found = attacks.create(name, threat, seed=seed).survey(rec, (data.x, data.y), folder=store)
+        found = attack_data(attacks.create(name, threat, seed=seed), rec, (data.x, data.y), store=store)
         risks = found.risk.numpy()
         together = np.maximum(together, risks)
         lines.append(

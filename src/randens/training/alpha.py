@@ -14,7 +14,7 @@ from torch import Tensor
 from randens import attacks
 from randens.attacks.base import Attack
 from randens.attacks.dataset import Knowledge, attack_data
-from randens.attacks.found import Cost
+from randens.attacks.result import Cost
 from randens.ensemble import RandomizedEnsemble
 from randens.risk import RiskProfile, candidates, cutting_planes, project_simplex
 from randens.training.methods import Method, Weights, mirror_descent, uniform

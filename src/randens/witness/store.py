@@ -739,9 +739,7 @@ def _set_of(threat: Threat) -> str | list[Any]:
 
     Points of one ball answer for every radius that holds them; scaling a union's radii would round them.
     """
-    if len(threat.parts) == 1:
-        return threat.norm
-    return [[part.norm, repr(part.eps)] for part in threat.parts]
+    return threat.norm
 
 
 def rounded(x: Tensor, dtype: torch.dtype, threat: Threat) -> Tensor:
@@ -756,7 +754,7 @@ def _corners(
     """The bits of the inputs in the points' precision, and of their smallest and largest legal neighbours."""
     base = rounded(x, dtype, threat)
     # The corners must come out bit for bit when they are read; those of a union scaled to its old radius would not.
-    low, high = threat.interval(base) if len(threat.parts) == 1 else (base, base)
+    low, high = threat.interval(base)
     flat = [t.flatten(1).contiguous().numpy() for t in (base, low, high)]
     return tuple(f.view(_integers(f)) for f in flat)  # type: ignore[return-value]
 

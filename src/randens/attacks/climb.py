@@ -1,0 +1,97 @@
+"""Climbing the lattice of fooled sets: what `saddle` and `lattice` have in common.
+
+Both enlarge the set of fooled members one by one. They differ in how they search for a point that fools a target set.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from randens.attacks.game import even, linearized_game
+from randens.attacks.search import Search
+
+__all__ = ["Reach", "Targets", "climb"]
+
+_LISTED = 8  # members that can be drawn: all 2^M sets are listed
+_GAMES = 12  # games per input and choice; a set that they leave undecided is tried
+
+
+class Reach(Protocol):
+    """reach(s, rows, start, target, classes): points [k, ...] that fool all of `target` [k, M], where they are found,
+    and the verdicts [k, M] there."""
+
+    def __call__(
+        self, s: Search, rows: Tensor, start: Tensor, target: Tensor, classes: int = 1
+    ) -> tuple[Tensor, Tensor]: ...
+
+
+def climb(s: Search, reach: Reach, *, restart: int, sweep: int, patience: int, classes: int = 1) -> None:
+    """Add the members to the fooled set F one by one, in a random order; a member whose search fails is left out.
+
+    Members that `patience` searches aimed at alone, and did not fool, are passed over.
+    """
+    point, fooled = s.start(restart), s.clean.clone() if restart == 0 else torch.zeros_like(s.clean)
+    order = s.orders(restart)
+    if restart == sweep == 0:  # members of larger probability first
+        order = order.gather(1, s.probs[order].argsort(dim=1, descending=True, stable=True))
+    for place, member in enumerate(order.T[:, :, None]):
+        to_come = torch.zeros_like(fooled).scatter(1, order[:, place:], True)
+        worth = s.risk(fooled | to_come) > s.risk(s.best) + 1e-9  # can still beat the best
+        worth |= ~s.foolable.gather(1, member)[:, 0]
+        worth &= ~fooled.gather(1, member)[:, 0] & (s.probs > 0)[member[:, 0]]
+        worth &= s.resisted.gather(1, member)[:, 0] < patience
+        rows = s.open[worth[s.open]]
+        target = (fooled[rows] & (s.probs > 0)).scatter(1, member[rows], True)
+        end, verdicts = reach(s, rows, point[rows], target, classes)
+        done = (verdicts | ~target).all(dim=1)
+        point[rows[done]], fooled[rows[done]] = end[done], verdicts[done]
+        s.resisted[rows] += target & (~done & (target.sum(dim=1) == 1))[:, None]
+
+
+class Targets:
+    """The sets of members that are worth aiming at from the inputs themselves.
+
+    A climb ends at a set that cannot grow, which need not be the set of largest probability. The linear models at the
+    input say which heavier sets one perturbation may fool: the game of a set needs no passes, and a proof λ that a set
+    is out of reach rules out every set that contains λ's support.
+    """
+
+    def __init__(self, s: Search) -> None:
+        drawn = s.probs.nonzero().flatten()
+        count = 2 ** len(drawn) if len(drawn) <= _LISTED else 1
+        bits = torch.arange(count, device=s.device)[:, None] >> torch.arange(len(drawn), device=s.device) & 1
+        self.sets = torch.zeros(count, s.members, dtype=torch.bool, device=s.device)
+        self.sets[:, drawn] = bits == 1
+        self.left = torch.ones(s.n, count, dtype=torch.bool, device=s.device)
+
+    def rule_out(self, rows: Tensor, sets: Tensor) -> None:
+        """Rule out `sets` [k, M] and all that contain them."""
+        self.left[rows] &= ~(self.sets | ~sets[:, None]).all(dim=2)
+
+    def next(self, s: Search, kappa: float) -> tuple[Tensor, Tensor]:
+        """Inputs [k] and the heaviest set [k, M] above their best that is not ruled out; it is not chosen again."""
+        rows, weight, choice = s.open, s.risk(self.sets), torch.zeros_like(s.best)
+        self.left[rows] &= weight > s.risk(s.best[rows])[:, None] + 1e-9
+        for _ in range(_GAMES):
+            rows = rows[self.left[rows].any(dim=1)]
+            if not len(rows):
+                break
+            target = choice[rows] = self.sets[(weight * self.left[rows]).argmax(dim=1)]
+            margin, slope, _ = s.linearize(rows, s.x[rows], target)
+            game = linearized_game(s, rows, s.x[rows], margin, slope, target, kappa, 2.0)
+            zero = torch.zeros_like(game.region.low)
+            _, weights, floor = game.solve(zero, even(target).to(zero.dtype), 40)
+            # Small weights are dropped if what is left is still a proof.
+            fewer = weights * (weights >= 0.02)
+            fewer = fewer / fewer.sum(dim=1, keepdim=True).clamp_min(1e-20)
+            proof = torch.where((game.floor(fewer) > kappa * s.threat.eps)[:, None], fewer, weights) > 0
+            out = floor > kappa * s.threat.eps
+            self.rule_out(rows[out], proof[out])
+            rows = rows[out]
+            choice[rows] = False
+        chosen = choice.any(dim=1).nonzero().flatten()
+        self.rule_out(chosen, choice[chosen])
+        return chosen, choice[chosen]

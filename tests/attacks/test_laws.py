@@ -1,0 +1,197 @@
+"""Properties of every attack on every kind of ensemble and under every norm, at any budget."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from tests.attacks.cases import ALL, KINDS, NORMS, attack, attacks_for, case, convnet, digits, found
+from torch import Tensor, nn
+
+from randens import RandomizedEnsemble, Threat
+from randens.attacks import AttackResult
+
+every_attack = pytest.mark.parametrize("name", attacks_for("convnet"))
+
+
+def same(a: AttackResult, b: AttackResult) -> bool:
+    """Equal in every bit that an attack reports, costs aside."""
+    return (
+        torch.equal(a.x_adv, b.x_adv)
+        and torch.equal(a.errors, b.errors)
+        and torch.equal(a.risk, b.risk)
+        and np.array_equal(a.pool.points, b.pool.points)
+        and np.array_equal(a.pool.fooled, b.pool.fooled)
+        and a.sources == b.sources
+    )
+
+
+@pytest.mark.parametrize(("name", "norm", "kind"), ALL)
+def test_legal_honest_and_never_below_the_clean_risk(name: str, norm: str, kind: str) -> None:
+    given, result = case(kind, norm), found(name, norm, kind)
+    # Legal to the last float, in the members' precision.
+    assert result.x_adv.dtype == given.x.dtype
+    assert given.threat.contains(result.x_adv, given.x).all()
+    assert result.pool.x_adv is not None
+    witnesses = torch.from_numpy(result.pool.x_adv)
+    assert given.threat.contains(witnesses, given.x[result.pool.points]).all()
+    # What is reported is what re-evaluates.
+    assert torch.equal(given.rec.errors(result.x_adv, given.y), result.errors)
+    assert torch.equal(result.risk, result.errors.double() @ given.rec.probs)
+    assert result.robust_accuracy == 1 - float(result.risk.mean())
+    claimed = torch.from_numpy(result.pool.fooled)
+    assert torch.equal(given.rec.errors(witnesses, given.y[result.pool.points]), claimed)
+    best, _ = result.pool.best(given.rec.probs.numpy())
+    np.testing.assert_allclose(best, result.risk.numpy(), rtol=0, atol=1e-12)
+    # The clean point counts; a member wrong there is in some witness, whatever else was found.
+    clean = given.rec.errors(given.x, given.y)
+    assert torch.equal(result.clean_errors, clean)
+    assert bool((result.risk >= clean.double() @ given.rec.probs).all())
+    assert bool((torch.from_numpy(result.pool.foolable) | ~clean).all())
+    assert all(
+        (s == "clean") == bool((r == c).all())
+        for s, r, c in zip(result.sources, result.errors, clean, strict=True)
+    )
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@every_attack
+def test_same_seed_same_bits(name: str, norm: str) -> None:
+    given, result = case("mlp", norm), found(name, norm, "mlp")
+    torch.manual_seed(123)  # the global generator must not matter, nor be touched
+    before = torch.get_rng_state()
+    again = attack(name, given.threat)(given.rec, given.x, given.y)
+    assert same(result, again)
+    assert result.cost == again.cost
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@every_attack
+def test_identical_members_are_the_single_model(name: str) -> None:
+    # ARC takes a smaller local ball for a single model; the property is about the same ball.
+    options = {"step": 1.0} if name in ("arc", "arc-r") else {}
+    given, several = case("identical", "linf"), found(name, "linf", "identical")
+    alone = attack(name, given.threat, **options)(given.rec.members[0], given.x, given.y)
+    assert torch.equal(several.risk, alone.risk)
+    assert torch.equal(several.errors, alone.errors.expand(-1, 3))
+
+
+class Scaled(nn.Module):
+    """A member whose logits are multiplied by a constant: the same classifier."""
+
+    def __init__(self, member: nn.Module, factor: float) -> None:
+        super().__init__()
+        self.member, self.factor = member, factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        z: Tensor = self.member(x)
+        return z * self.factor
+
+
+@pytest.mark.parametrize("kind", ["planted", "convnet", "mlp"])
+def test_scale_of_logits_does_not_change_the_suite(kind: str) -> None:
+    given, plain = case(kind, "linf"), found("fast", "linf", kind)
+    for factor in (1024.0, 1 / 1024):
+        scaled = RandomizedEnsemble([Scaled(m, factor) for m in given.rec.members], given.rec.probs)
+        result = attack("fast", given.threat)(scaled, given.x, given.y)
+        assert torch.equal(result.risk, plain.risk), factor
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_member_that_is_never_drawn_does_not_count(kind: str) -> None:
+    given = case(kind, "linf")
+    members = [*given.rec.members, copy.deepcopy(given.rec.members[0])]
+    idle = RandomizedEnsemble(members, [*given.rec.probs.tolist(), 0.0])
+    # Attacks that draw an order of the members draw another one; these draw none.
+    for name in ("pgd", "adaptive-pgd-s", "arc", "random"):
+        plain, result = found(name, "linf", kind), attack(name, given.threat)(idle, given.x, given.y)
+        assert torch.equal(result.risk, plain.risk), name
+
+
+@every_attack
+def test_modes_gradients_and_statistics_are_restored(name: str) -> None:
+    members = [copy.deepcopy(convnet(i)) for i in range(2)]
+    rec = RandomizedEnsemble(members)
+    rec.train()
+    members[1][1].eval()  # type: ignore[index]
+    members[0][0].weight.requires_grad_(False)  # type: ignore[index]
+    modes = [m.training for m in rec.modules()]
+    wanted = [p.requires_grad for p in rec.parameters()]
+    state = {k: v.clone() for k, v in rec.state_dict().items()}
+    given = case("convnet", "linf")
+    x = given.x.clone().requires_grad_(True)
+    result = attack(name, given.threat)(rec, x, given.y)
+    assert [m.training for m in rec.modules()] == modes
+    assert [p.requires_grad for p in rec.parameters()] == wanted
+    assert all(torch.equal(v, state[k]) for k, v in rec.state_dict().items())
+    assert all(p.grad is None for p in rec.parameters())
+    assert x.grad is None
+    assert torch.equal(x, given.x)
+    assert not result.x_adv.requires_grad
+    assert same(result, found(name, "linf", "convnet"))
+
+
+def test_an_interrupted_attack_restores_the_members() -> None:
+    class Failing(nn.Module):
+        """Works on the first calls, then breaks; what depends on the data cannot be traced, so copies do, too."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.calls = copy.deepcopy(convnet(0)), 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            if bool(torch.isfinite(x).all()) and self.calls > 5:
+                raise KeyboardInterrupt
+            z: Tensor = self.inner(x)
+            return z
+
+    given = case("convnet", "linf")
+    for name in ("pgd", "saddle"):
+        rec = RandomizedEnsemble([Failing(), copy.deepcopy(convnet(1))]).train()
+        with pytest.raises(KeyboardInterrupt):
+            attack(name, given.threat)(rec, given.x, given.y)
+        assert all(m.training for m in rec.modules())
+        assert all(p.requires_grad for p in rec.parameters())
+
+
+@pytest.mark.parametrize("kind", ["convnet", "zero-weight"])
+@pytest.mark.parametrize("name", ["pgd", "apgd", "arc-r", "saddle", "lattice", "random", "acw", "eot"])
+def test_the_callers_gradient_mode_does_not_matter(name: str, kind: str) -> None:
+    given, expected = case(kind, "linf"), found(name, "linf", kind)
+    modes: tuple[contextlib.AbstractContextManager[object], ...] = (torch.no_grad(), torch.inference_mode())
+    for mode in modes:
+        with mode:
+            x, y = given.x * 1.0, given.y * 1  # made in this mode
+            result = attack(name, given.threat)(given.rec, x, y)
+            assert torch.is_inference_mode_enabled() == isinstance(mode, torch.inference_mode)
+            assert not torch.is_grad_enabled()
+        assert same(result, expected)
+
+
+@every_attack
+def test_more_restarts_never_hurt(name: str) -> None:
+    given = case("convnet", "linf")
+    once, more = (attack(name, given.threat, restarts=r)(given.rec, given.x, given.y) for r in (1, 3))
+    assert bool((more.risk >= once.risk).all())
+    assert more.cost.passes >= once.cost.passes
+
+
+@every_attack
+def test_an_eps_too_small_to_change_a_float_finds_nothing(name: str) -> None:
+    x, y = digits("test")
+    rec = RandomizedEnsemble([convnet(0), convnet(1)])
+    result = attack(name, Threat("linf", 1e-9))(rec, x[:20], y[:20])
+    assert torch.equal(result.errors, rec.errors(x[:20], y[:20]))
+    assert torch.equal(result.x_adv, x[:20])
+    assert set(result.sources) == {"clean"}
+
+
+def test_a_result_is_a_value() -> None:
+    result = found("pgd", "linf", "mlp")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        result.risk = torch.zeros(1)  # type: ignore[misc]

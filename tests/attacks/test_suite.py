@@ -1,0 +1,124 @@
+"""Presets, and inputs that attacks give up: no passes where every boundary is far."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from tests.attacks.cases import BUILT_IN, case
+from tests.attacks.planted import linear
+from torch import Tensor, nn
+
+import randens
+from randens.attacks import Search, suite
+
+THREAT = randens.Threat("linf", 0.1, bounds=None)
+
+
+def member(weight: list[float], bias: float) -> nn.Module:
+    """Two classes; class 0 wins by weight·x + bias."""
+    return linear(torch.tensor([weight, [0.0] * len(weight)]), torch.tensor([bias, 0.0]))
+
+
+def zeros(n: int) -> tuple[Tensor, Tensor]:
+    return torch.zeros(n, 2), torch.zeros(n, dtype=torch.int64)
+
+
+def test_presets_are_attacks_and_their_parts_differ() -> None:
+    for preset in suite.PRESETS:
+        made = randens.attacks.create(preset, THREAT)
+        assert (made.name, made) == (preset, suite.Suite(THREAT, preset=preset))
+        parts = suite.parts(preset, THREAT)
+        assert len({part.name for part in parts}) == len(parts)
+        assert all(part.threat is THREAT for part in parts)
+    assert randens.attacks.create("suite", THREAT) == randens.attacks.create("standard", THREAT)
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_names_are_found_in_any_case_and_told_again(name: str) -> None:
+    made = randens.attacks.create(f" {name.upper()} ", THREAT)
+    assert made == randens.attacks.create(name, eps=0.1).__class__(**vars(made))
+    assert made.name == ("standard" if name == "suite" else name)
+    assert dataclasses.replace(made, seed=3).name == made.name
+
+
+def test_the_thorough_preset_is_the_strongest_and_names_its_parts() -> None:
+    given = case("planted", "linf", n=4)
+    fast, standard, thorough = (
+        randens.attacks.create(preset, given.threat)(given.rec, given.x, given.y) for preset in suite.PRESETS
+    )
+    assert bool((fast.risk <= standard.risk).all())
+    assert bool((standard.risk <= thorough.risk).all())
+    assert fast.cost.passes < standard.cost.passes < thorough.cost.passes
+    known = {part.name for part in suite.parts("thorough", given.threat)}
+    assert set(thorough.pool.sources) <= {*known, "clean"}
+
+
+class Rounded(nn.Module):
+    """A member whose gradient is zero everywhere."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        z: Tensor = self.inner(x + (torch.round(x * 1000) / 1000 - x).detach() - x + x.detach())
+        return z
+
+
+@pytest.mark.parametrize(
+    ("members", "preset", "attacked"),
+    [
+        # A change of 0.1 moves these margins by 0.2 of 1 at most: every search for one of them alone fails.
+        ([member([1, 1], 1.0), member([1, -1], 1.0)], "standard", [0]),
+        # Either member can be fooled, but not both: the opposite change is needed.
+        ([member([1, 0], 0.05), member([-1, 0], 0.05)], "standard", [3]),
+        # Searches without gradients tell nothing.
+        ([member([1, 1], 1.0), Rounded(member([1, -1], 1.0))], "standard", [3]),
+        ([member([1, 1], 1.0)], "thorough", [3]),
+    ],
+)
+def test_joint_attacks_leave_out_inputs_that_resist_alone(
+    members: list[nn.Module], preset: str, attacked: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[int] = []
+    monkeypatch.setattr(suite._Adaptive, "search", lambda _, s: called.append(len(s.open)))
+    s = Search(randens.RandomizedEnsemble(members).eval().requires_grad_(False), *zeros(3), THREAT)
+    suite.Suite(THREAT, preset=preset).search(s)
+    assert called == attacked
+    assert not bool(s.left_out.any())
+
+
+@pytest.mark.parametrize(
+    ("bias", "fooled", "queries"), [(1.0, False, 15), (0.19, True, 45), (0.21, False, 43)]
+)
+def test_random_search_gives_up_far_members_only(bias: float, fooled: bool, queries: int) -> None:
+    """By a quarter of the queries the far member has at least 0.8 of its margin left; the last one ends at 0.05."""
+    found = randens.attacks.RandomSearch(THREAT, queries=40)(member([1, 1], bias), *zeros(4))
+    assert bool(found.errors.all()) == bool(found.errors.any()) == fooled
+    assert found.cost.forwards / 4 <= queries
+    assert fooled or found.cost.forwards / 4 >= queries - 5
+
+
+class Step(nn.Module):
+    """A tree of one threshold, which no change of 0.1 reaches: the margin is 1 at every point tried."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        above = (x[:, :1] > 0.2).float()
+        return torch.cat([1 - above, above], dim=1)
+
+
+class Tie(nn.Module):
+    """Equal logits at 0, which count as right; elsewhere the margin is larger."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        gap = x.abs().sum(dim=1, keepdim=True)
+        return torch.cat([gap, torch.zeros_like(gap)], dim=1)
+
+
+@pytest.mark.parametrize("kind", [Step, Tie])
+def test_random_search_goes_on_where_margins_say_nothing(kind: type[nn.Module]) -> None:
+    found = randens.attacks.RandomSearch(THREAT, queries=40)(kind(), *zeros(4))
+    assert not found.errors.any()
+    assert found.cost.forwards / 4 >= 40
