@@ -49,6 +49,12 @@ def run_batches(
     """
     size = len(data[1]) if isinstance(data, tuple) else len(data)
     chosen = np.arange(size) if rows is None else np.asarray(rows, dtype=np.int64)
+    if len(chosen) and not (0 <= chosen.min() and chosen.max() < size and len(np.unique(chosen)) == len(chosen)):
+        raise InputError(
+            f"rows range over [{chosen.min()}, {chosen.max()}]; they must be different and in [0, {size - 1}]"
+        )
+    if start is not None:
+        _check_start(start, size, len(rec))
     parts = [chosen[i : i + attack.batch_size] for i in range(0, len(chosen), attack.batch_size)]
     processes, rank = (dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else (1, 0)
     members = None
@@ -86,6 +92,16 @@ def run_batches(
             if progress is not None:
                 progress(attack.name, done, len(chosen))
             yield part, result
+
+
+def _check_start(start: WitnessPool, size: int, members: int) -> None:
+    if (start.n, start.members) != (size, members):
+        raise InputError(
+            f"start holds witnesses of {start.n} inputs and {start.members} members; there are {size} inputs and "
+            f"{members} members"
+        )
+    if not start.located.all():
+        raise InputError("start holds witnesses without their perturbed inputs; give a pool that has them")
 
 
 def _batch(data: Any, rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
