@@ -153,9 +153,12 @@ def _check_option(option: dataclasses.Field[Any], value: object) -> None:
     if option.name == "seed":
         if isinstance(value, bool) or not isinstance(value, int):
             raise InputError(f"seed is {value!r}; it must be a whole number")
-    elif option.type == "int":
+    elif option.type in ("int", int):  # text where annotations are postponed
         whole(option.name, value)
-    elif option.type == "float" or (option.type == "float | None" and value is not None):
+    elif option.type in ("bool", bool):
+        if not isinstance(value, bool):
+            raise InputError(f"{option.name} is {value!r}; it must be True or False")
+    elif option.type in ("float", float) or (option.type == "float | None" and value is not None):
         low, high = option.metadata.get("range", (0.0, math.inf))
         number = isinstance(value, numbers.Real) and not isinstance(value, bool)
         if not number or not low <= float(value) <= high or float(value) == math.inf:  # type: ignore[arg-type]
@@ -213,11 +216,13 @@ def register(name: str, **defaults: Any) -> Callable[[AttackType], AttackType]:
     'PGD'
     """
 
+    key = name.strip().lower()
+
     def add(cls: AttackType) -> AttackType:
-        known = _REGISTRY.get(name)
+        known = _REGISTRY.get(key)
         if known is not None and known[0].__qualname__ != cls.__qualname__:
-            raise InputError(f"an attack named {name!r} exists already: {known[0].__qualname__}")
-        _REGISTRY[name] = cls, defaults
+            raise InputError(f"an attack named {key!r} exists already: {known[0].__qualname__}")
+        _REGISTRY[key] = cls, defaults
         return cls
 
     return add
