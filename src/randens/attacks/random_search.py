@@ -44,6 +44,8 @@ class RandomSearch(Attack):
     def walk(self, s: Search) -> None:
         """Query after query, from stripes of ±ε."""
         rows = s.open
+        if not len(rows):
+            return
         point, risk = s.x.clone(), s.risk(s.best)
         slack, scale = torch.zeros_like(risk), s.x.new_ones(s.n, s.members)
         start, nearest = scale.clone(), torch.full_like(scale, torch.inf)
