@@ -27,13 +27,14 @@ class Momentum(attacks.Attack):
     steps: int = 20
 
     def search(self, s: attacks.Search) -> None:
-        point, pull = s.start(), torch.zeros_like(s.x)
-        for _ in range(self.steps):
-            rows = s.open
-            slope = s.gradient(rows, point[rows], expected_cross_entropy)
-            pull[rows] = 0.9 * pull[rows] + s.threat.steepest(slope)
-            point[rows] = s.project(rows, point[rows] + 0.25 * s.threat.eps * s.threat.steepest(pull[rows]))
-        s.judge(s.open, point[s.open])
+        for restart in range(self.restarts):
+            point, pull = s.start(restart), torch.zeros_like(s.x)
+            for _ in range(self.steps):
+                rows = s.open
+                slope = s.gradient(rows, point[rows], expected_cross_entropy)
+                pull[rows] = 0.9 * pull[rows] + s.threat.steepest(slope)
+                point[rows] = s.project(rows, s.threat.step(point[rows], pull[rows], 0.25 * s.threat.eps))
+            s.judge(s.open, point[s.open])
 
 
 def main() -> None:
