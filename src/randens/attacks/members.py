@@ -13,7 +13,7 @@ from torch.fx.experimental.optimization import fuse
 
 from randens.core.errors import RandensWarning
 from randens.ensemble import to_layout
-from randens.models import logits_of
+from randens.models import in_precision, logits_of
 
 __all__ = ["fast_members", "folded"]
 
@@ -74,7 +74,7 @@ def _has_batch_norm(module: nn.Module) -> bool:
 
 def _answer(member: nn.Module, sample: Tensor, number: int) -> Tensor:
     with torch.no_grad():
-        return logits_of(member(sample), len(sample), f"member {number}")
+        return logits_of(member(in_precision(sample, member)), len(sample), f"member {number}")
 
 
 def _differ(z: Tensor, again: Tensor) -> float:

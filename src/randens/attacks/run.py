@@ -18,7 +18,7 @@ from randens.attacks.search import Search
 from randens.core.errors import InputError
 from randens.core.progress import Progress
 from randens.ensemble import RandomizedEnsemble, frozen
-from randens.models import in_precision, send
+from randens.models import send
 from randens.witness import WitnessPool
 
 if TYPE_CHECKING:
@@ -66,9 +66,7 @@ def run_batches(
             mine = group[rank]
             x, y = _batch(data, mine)
             with attacking(rec):
-                members = members or fast_members(
-                    list(rec.members), in_precision(send(x[:4], rec.device), rec)
-                )
+                members = members or fast_members(list(rec.members), send(x[:4], rec.device))
                 s = Search(
                     rec,
                     x,
@@ -113,5 +111,7 @@ def _batch(data: Any, rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         x, y = data[rows]
     if not isinstance(x, Tensor) or not isinstance(y, Tensor):
         raise InputError(f"data gives {type(x).__name__} and {type(y).__name__}; it must give tensors (x, y)")
+    if x.dim() < 2:
+        raise InputError(f"x has shape {tuple(x.shape)}; it must be [n, ...], one row per input")
     # A tensor of inference mode cannot take part in autograd; its copy can.
     return (x.clone() if x.is_inference() else x), y

@@ -79,8 +79,6 @@ class Search:
         members: Sequence[nn.Module] | None = None,
         known: WitnessPool | None = None,
     ) -> None:
-        if x.dim() < 2:
-            raise InputError(f"x has shape {tuple(x.shape)}; it must be [n, ...], one row per input")
         threat.check(x.detach())
         self.rec, self.source, self.seed = rec, source, seed
         self._index = list(range(len(x))) if index is None else list(index)
