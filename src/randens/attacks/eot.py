@@ -97,6 +97,8 @@ class EOT(Attack):
     def ascend(self, s: Search, restart: int) -> None:
         """Ascend on fresh draws, and score the ends on the frozen draws of the ensemble under attack."""
         rows = s.open
+        if not len(rows):
+            return
         start, y, x = s.start(restart)[rows], s.y[rows], s.x[rows]
         if any(isinstance(source, RandomizedModel) for source, _ in sources(s.rec)):
             ends = self.ends(s.rec, start, y, x, s.seed + 31 * restart)
