@@ -149,7 +149,7 @@ def binary_arc(
     return x + delta
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(st.integers(0, 10_000), st.sampled_from(["linf", "l2"]), st.integers(1, 4))
 def test_one_step_of_arc_is_consistent_and_no_weaker_than_the_papers(
     seed: int, norm: str, members: int
@@ -176,10 +176,10 @@ def test_one_step_of_arc_is_consistent_and_no_weaker_than_the_papers(
 
 
 @pytest.mark.parametrize("norm", ["linf", "l2"])
-@pytest.mark.parametrize("name", ["arc", "arc-r", "lattice", "saddle"])
+@pytest.mark.parametrize("name", ["arc", "arc-r", "saddle"])
 def test_attacks_on_linear_members_are_consistent(name: str, norm: str) -> None:
     """Some member is fooled wherever some member can be."""
-    made = planted(norm, n=30, members=3, d=10)
+    made = planted(norm, n=15, members=3, d=10)
     alone = [attacks.create("exact", made.threat)(m, made.x, made.y).risk > 0 for m in made.rec.members]
     foolable = torch.stack(alone).any(dim=0)
     result = attacks.create(name, made.threat)(made.rec, made.x, made.y)

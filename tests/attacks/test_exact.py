@@ -52,7 +52,7 @@ def test_the_optimum_equals_that_of_brute_force(seed: int, norm: str, boxed: boo
 @pytest.mark.parametrize("classes", [2, 3])
 @pytest.mark.parametrize("norm", ["linf", "l2"])
 def test_proofs_verify_and_altered_ones_do_not(norm: str, classes: int, boxed: bool) -> None:
-    case = planted(norm, n=6, members=3, d=12, classes=classes, boxed=boxed, probs=[0.5, 0.3, 0.2])
+    case = planted(norm, n=4, members=3, d=12, classes=classes, boxed=boxed, probs=[0.5, 0.3, 0.2])
     probs = case.rec.probs.numpy()
     refuted = moved = 0
     for problem, found in solve(case):

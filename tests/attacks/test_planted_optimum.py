@@ -4,29 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Any
 
 import numpy as np
 import pytest
-from tests.attacks.planted import Array, Planted, planted, share_solved, truth, unequal
+import torch
+from tests.attacks.planted import Array, Planted, linear, planted, share_solved, truth, unequal
 
-from randens import attacks
+from randens import RandomizedEnsemble, Threat, attacks
 from randens.attacks import exact
-
-Options = dict[str, object]
-
-# The shares that the notes list for members in conflict, (attack, options): l2, linf.
-LISTED: list[tuple[str, Options, float, float]] = [
-    ("arc", {}, 0.42, 0.21),
-    ("arc-r", {"restarts": 5}, 0.64, 0.32),
-    ("lattice", {"orders": 5}, 0.96, 0.90),
-    ("saddle", {"orders": 5}, 0.98, 0.96),
-]
 
 
 @functools.cache
-def cases(norm: str, ensembles: int, n: int) -> list[tuple[Planted, Array]]:
+def cases(norm: str) -> list[tuple[Planted, Array]]:
     """Inputs of several ensembles, as conflicts differ from one to the next, with their exact optima."""
-    made = [planted(norm, n=n, seed=seed) for seed in range(ensembles)]
+    made = [planted(norm, n=20, seed=seed) for seed in range(2)]
     return [(case, truth(case)) for case in made]
 
 
@@ -38,28 +30,25 @@ def check_not_beaten(case: Planted, risk: Array, optimum: Array) -> None:
         assert risk[row] <= exact.optimum(sharp, case.rec.probs.numpy()).value + 1e-9
 
 
-def share(name: str, norm: str, ensembles: int, n: int, **options: object) -> float:
+SLOW_L2 = ("linf", pytest.param("l2", marks=pytest.mark.slow))
+
+
+@pytest.mark.parametrize("norm", SLOW_L2)
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [("exact", 1.0), ("standard", 1.0), ("saddle", 0.99), ("lattice", 0.8), ("arc-r", 0.25)],
+)
+def test_how_often_the_optimum_is_found(name: str, wanted: float, norm: str) -> None:
+    """A machine's rounding may lose one input to a tie."""
     shares = []
-    for case, optimum in cases(norm, ensembles, n):
-        result = attacks.create(name, case.threat, **options)(case.rec, case.x, case.y)
+    for case, optimum in cases(norm) if name == "saddle" else cases(norm)[:1]:
+        result = attacks.create(name, case.threat)(case.rec, case.x, case.y)
         check_not_beaten(case, result.risk.numpy(), optimum)
         shares.append(share_solved(result.risk, optimum))
-    return float(np.mean(shares))
+    assert float(np.mean(shares)) >= wanted - 1 / len(shares) / 20
 
 
-@pytest.mark.parametrize(("norm", "wanted"), [("l2", 0.95), ("linf", 0.90)])
-def test_the_standard_suite_finds_the_optimum(norm: str, wanted: float) -> None:
-    assert share("suite", norm, 1, 20) >= wanted - 1 / 20
-
-
-@pytest.mark.parametrize("norm", ["l2", "linf"])
-def test_the_saddle_climber_reaches_its_listed_share(norm: str) -> None:
-    # Of 20 inputs one may be lost to a tie; the slow tests count 200.
-    wanted = {"l2": 0.98, "linf": 0.96}[norm]
-    assert share("saddle", norm, 1, 20, orders=5) >= wanted - 1 / 20
-
-
-@pytest.mark.parametrize("norm", ["l2", "linf"])
+@pytest.mark.parametrize("norm", SLOW_L2)
 def test_unequal_probabilities_lead_to_the_heaviest_set(norm: str) -> None:
     """A climb that takes members as they come ends at the optimum of 80 % of these inputs."""
     case = unequal(norm, n=20, seed=1)
@@ -72,22 +61,10 @@ def test_unequal_probabilities_lead_to_the_heaviest_set(norm: str) -> None:
     assert quick.cost.passes < result.cost.passes
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "wanted"), [("saddle", 0.97), ("lattice", 0.8), ("suite", 0.99)])
-@pytest.mark.parametrize("norm", ["l2", "linf"])
-def test_unequal_probabilities_on_many(norm: str, name: str, wanted: float) -> None:
-    shares = []
-    for seed in range(10):
-        case = unequal(norm, n=20, seed=seed)
-        result = attacks.create(name, case.threat)(case.rec, case.x, case.y)
-        shares.append(share_solved(result.risk, truth(case)))
-    assert float(np.mean(shares)) >= wanted
-
-
 @pytest.mark.parametrize("norm", ["l2", "linf"])
 def test_conflict_is_real(norm: str) -> None:
     """The cases tell attacks apart: members alone are fooled far more often than together."""
-    for case, optimum in cases(norm, 1, 20):
+    for case, optimum in cases(norm)[:1]:
         result = attacks.create("pgd", case.threat)(case.rec, case.x, case.y)
         alone = result.pool.foolable.mean()
         assert alone > 0.6
@@ -95,38 +72,33 @@ def test_conflict_is_real(norm: str) -> None:
         assert share_solved(result.risk, optimum) < 0.5
 
 
-@pytest.mark.parametrize("norm", ["l2", "linf"])
-def test_unequal_weights_classes_and_the_box(norm: str) -> None:
-    kinds = (
-        {"classes": 3, "members": 3},
-        {"boxed": True, "members": 4},
-        {"probs": [0.4, 0.3, 0.1, 0.1, 0.1]},
-    )
-    for options in kinds:
-        case = planted(norm, n=10, **options)
-        optimum = truth(case)
-        result = attacks.create("saddle", case.threat)(case.rec, case.x, case.y)
+@pytest.mark.parametrize(
+    ("norm", "options"),
+    [
+        ("l2", {"classes": 3, "members": 3}),
+        ("linf", {"boxed": True, "members": 4}),
+        ("l2", {"boxed": True, "members": 4}),
+        ("l1", {"boxed": True, "members": 4}),
+        ("l1", {"probs": [0.4, 0.3, 0.2, 0.1], "members": 4}),
+    ],
+    ids=str,
+)
+def test_norms_weights_classes_and_the_box(norm: str, options: dict[str, Any]) -> None:
+    case = planted(norm, n=10, **options)
+    optimum = truth(case)
+    for name, wanted in (("exact", 1.0), ("saddle", 0.9 if norm != "l1" else 0.75)):
+        result = attacks.create(name, case.threat)(case.rec, case.x, case.y)
+        assert bool(case.threat.contains(result.x_adv, case.x).all())
         check_not_beaten(case, result.risk.numpy(), optimum)
-        assert share_solved(result.risk, optimum) >= 0.9, options
-        proven = attacks.create("exact", case.threat)(case.rec, case.x, case.y)
-        np.testing.assert_allclose(proven.risk.numpy(), optimum, rtol=0, atol=1e-12)
+        assert share_solved(result.risk, optimum) >= wanted, name
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("norm", ["l2", "linf"])
-@pytest.mark.parametrize(("name", "options", "l2", "linf"), LISTED)
-def test_listed_shares(name: str, options: Options, l2: float, linf: float, norm: str) -> None:
-    assert share(name, norm, 10, 20, **options) >= {"l2": l2, "linf": linf}[norm]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("boxed", [False, True])
-@pytest.mark.parametrize("classes", [2, 3])
-@pytest.mark.parametrize(("norm", "wanted"), [("l2", 0.95), ("linf", 0.90)])
-def test_the_standard_suite_on_many(norm: str, wanted: float, classes: int, boxed: bool) -> None:
-    shares = []
-    for seed in range(10):
-        case = planted(norm, n=20, classes=classes, boxed=boxed, seed=seed)
-        result = attacks.create("suite", case.threat)(case.rec, case.x, case.y)
-        shares.append(share_solved(result.risk, truth(case)))
-    assert float(np.mean(shares)) >= wanted
+@pytest.mark.parametrize("name", ["exact", "saddle", "arc", "lattice"])
+def test_one_coordinate_is_all_that_l1_needs_without_a_box(name: str) -> None:
+    """Members that look at one feature each cannot both be fooled by a budget for one of them."""
+    rows = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
+    rec = RandomizedEnsemble([linear(torch.stack([row, -row]), torch.zeros(2)) for row in rows], [0.6, 0.4])
+    x, y = torch.full((1, 3), 0.5), torch.zeros(1, dtype=torch.int64)
+    for eps, risk in ((0.4, 0.0), (0.6, 0.6), (0.9, 0.6), (1.2, 1.0)):
+        found = attacks.create(name, Threat("l1", eps, None))(rec, x, y)
+        assert float(found.risk) == pytest.approx(risk), eps

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import pytest
 import torch
@@ -14,8 +13,8 @@ from tests.attacks.planted import linear
 from torch import Tensor, nn
 
 from randens import RandomizedEnsemble, Threat
-from randens.attacks import Attack, Search
-from randens.attacks.losses import expected_cross_entropy, margins
+from randens.attacks import Search
+from randens.attacks.losses import expected_cross_entropy
 from randens.attacks.run import attacking
 
 
@@ -247,11 +246,6 @@ def test_witnesses_are_scored_again_by_the_original_members() -> None:
     assert result.risk.tolist() == [0.5, 0.0, 0.5]
 
 
-def test_margins_are_taken_of_the_right_class() -> None:
-    z = torch.tensor([[[3.0, 1.0, 2.0], [0.0, 5.0, 4.0]]])
-    assert margins(z, torch.tensor([0, 2])).tolist() == [[1.0, -1.0]]
-
-
 class Quantized(nn.Module):
     """A member whose gradient is zero everywhere: it rounds its input."""
 
@@ -298,19 +292,10 @@ def test_gradients_that_are_missing_are_flagged_per_member_and_move_nothing(brok
     assert s.blind.nonzero().flatten().tolist() == [1, 4]
 
 
-@dataclass(frozen=True)
-class Reused(Attack):
-    """Asks for the models of the inputs twice, and for the gradient at one row."""
-
-    def search(self, s: Search) -> None:
-        wanted = torch.ones_like(s.clean)
-        for _ in range(2):
-            s.linearize(torch.arange(s.n), s.x, wanted)
-
-
 def test_averages_count_the_passes_of_their_networks() -> None:
-    rec = RandomizedEnsemble([convnet(0), convnet(1), convnet(2)]).subsets(2)
-    given_ = case("convnet", "linf")
-    result = Reused(given_.threat)(rec, given_.x, given_.y)
-    assert result.cost.backwards == 8 * 3 * 2
-    assert result.cost.forwards == 2 * 8 * 3 * 2
+    made = case("convnet", "linf")
+    rec = RandomizedEnsemble([convnet(0), convnet(1)]).subsets(2)
+    s = Search(rec, made.x, made.y, made.threat)
+    for _ in range(2):
+        s.linearize(torch.arange(s.n), s.x, torch.ones_like(s.clean))
+    assert (s.cost.forwards, s.cost.backwards) == (2 * 8 * 2, 8 * 2)

@@ -11,7 +11,7 @@ import torch
 from tests.training.small_runs import small
 
 from randens import RandomizedEnsemble, Threat, attacks
-from randens.attacks.found import Cost
+from randens.attacks.result import Cost
 from randens.core.errors import InputError
 from randens.core.runs import Run
 from randens.risk import candidates, project_simplex

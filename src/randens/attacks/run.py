@@ -49,7 +49,9 @@ def run_batches(
     """
     size = len(data[1]) if isinstance(data, tuple) else len(data)
     chosen = np.arange(size) if rows is None else np.asarray(rows, dtype=np.int64)
-    if len(chosen) and not (0 <= chosen.min() and chosen.max() < size and len(np.unique(chosen)) == len(chosen)):
+    if len(chosen) and not (
+        chosen.min() >= 0 and chosen.max() < size and len(np.unique(chosen)) == len(chosen)
+    ):
         raise InputError(
             f"rows range over [{chosen.min()}, {chosen.max()}]; they must be different and in [0, {size - 1}]"
         )
