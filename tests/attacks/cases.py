@@ -77,7 +77,7 @@ def _trained(net: nn.Module, x: Tensor, y: Tensor, seed: int, epochs: int) -> nn
             gradients = torch.autograd.grad(nn.functional.cross_entropy(net(x[rows]), y[rows]), parameters)
             with torch.no_grad():
                 for parameter, pull, gradient in zip(parameters, momentum, gradients, strict=True):
-                    parameter -= 0.1 * pull.mul_(0.9).add_(gradient)
+                    parameter.sub_(0.1 * pull.mul_(0.9).add_(gradient))
     return net.eval()
 
 

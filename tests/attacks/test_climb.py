@@ -25,7 +25,8 @@ def test_the_target_for_linear_members_is_the_heaviest_reachable_set(norm: str) 
     case = unequal(norm, n=12, seed=2)
     optimum = truth(case)
     s = searching(case)
-    targets, first = Targets(s), {}
+    targets = Targets(s)
+    first: dict[int, Any] = {}
     with attacking(case.rec):
         for _ in range(3):  # a call plays a limited number of games
             rows, sets = targets.next(s, 0.0)
@@ -39,7 +40,8 @@ def test_the_target_for_linear_members_is_the_heaviest_reachable_set(norm: str) 
 def test_targets_are_not_named_again_and_always_heavier_than_the_best() -> None:
     case = unequal("linf", n=6, seed=3)
     s = searching(case)
-    targets, before = Targets(s), {}
+    targets = Targets(s)
+    before: dict[int, Any] = {}
     with attacking(case.rec):
         for _ in range(4):
             rows, sets = targets.next(s, 0.05)
@@ -63,7 +65,7 @@ def test_proofs_rule_out_what_contains_them_without_a_pass_or_a_second_game(
 ) -> None:
     case = planted("linf", n=6)
     solved: list[int] = []
-    original = climb.linearized_game
+    original = climb.linearized_game  # type: ignore[attr-defined]
 
     def counted(s: Search, rows: Tensor, *rest: Any) -> Any:
         solved.append(len(rows))

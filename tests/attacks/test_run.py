@@ -180,7 +180,7 @@ def test_wrong_data_rows_and_witnesses_are_refused() -> None:
         ([x, y, x], {}, "data"),
     ):
         with pytest.raises(InputError, match=message):
-            made().run(ensemble(), given, **options)  # type: ignore[arg-type]
+            made().run(ensemble(), given, **options)
 
 
 # One process imports torch and starts the other as a fork of itself.

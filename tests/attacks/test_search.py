@@ -142,7 +142,7 @@ def fresh_models(made: Case, rows: Tensor, points: Tensor, classes: int) -> tupl
                 z: Tensor = member(point[None])[0]
                 return z[label] - torch.cat([z[:label], z[label + 1 :]])
 
-            values, all_slopes = gaps(at), torch.autograd.functional.jacobian(gaps, at).flatten(1)
+            values, all_slopes = gaps(at), torch.autograd.functional.jacobian(gaps, at).flatten(1)  # type: ignore[no-untyped-call]
             order = values.argsort()[:classes]
             distance = values[order] / torch.linalg.vector_norm(all_slopes[order], made.threat.q, dim=1)
             nearest = order[distance.argmin()]
@@ -199,12 +199,12 @@ def test_every_restart_row_seed_and_attack_has_its_own_random_numbers(curved: Ca
             assert bool((starts[one] != starts[other]).flatten(1).any(dim=1).all())
     offsets = (starts[1] - s.x)[:, 2]
     assert len(set(offsets.tolist())) == 4
-    for other in (
+    for another in (
         searching(curved, seed=1),
         searching(curved, source="other"),
         searching(curved, index=[4, 5, 6, 7]),
     ):
-        assert not bool((other.start(1) == starts[1]).all(dim=1).any())
+        assert not bool((another.start(1) == starts[1]).all(dim=1).any())
     # An input's numbers go with its index.
     shifted = Search(curved.rec, curved.x[2:], curved.y[2:], curved.threat, index=[2, 3])
     assert torch.equal(shifted.start(1), starts[1][2:])
