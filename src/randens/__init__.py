@@ -106,10 +106,16 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
-    if name in _ROOMS:
-        return importlib.import_module(f"randens.{name}")
+    try:
+        if name in _HOMES:
+            return getattr(importlib.import_module(_HOMES[name]), name)
+        if name in _ROOMS:
+            return importlib.import_module(f"randens.{name}")
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        message = f"randens.{name} needs torch, which is not installed; pip install 'randens[torch]'"
+        raise ModuleNotFoundError(message, name="torch") from error
     raise AttributeError(f"module 'randens' has no attribute {name!r}")
 
 

@@ -501,6 +501,14 @@ def load(
     1
     """
     folder, source = Path(path), Path(path) / "ensemble.json"
+    if not source.is_file():
+        inner = folder / "ensemble"
+        hint = (
+            f"; did you mean {inner}?"
+            if inner.is_dir()
+            else ": give a folder made by RandomizedEnsemble.save"
+        )
+        raise FileError(f"{folder} holds no ensemble.json{hint}")
     read = read_json(source)
     if not isinstance(read, dict) or read.get("format") != _FORMAT:
         raise FileError(f"{source} is not an ensemble of format {_FORMAT}")

@@ -17,6 +17,15 @@ def test_unknown_names_list_the_valid_ones_closest_first() -> None:
     assert str(caught.value) == "unknown attack 'arcr'; valid: arc-r, arc, fgsm, pgd"
     with pytest.raises(InputError, match=r"unknown thing 3; valid: \(none\)"):
         unknown("thing", 3, [])
+    with pytest.raises(InputError, match=r"valid: name-00, .*, name-15 and 14 more$"):
+        unknown("name", "x" * 5000, [f"name-{i:02}" for i in range(30)])
+
+
+def test_names_are_known_in_any_case() -> None:
+    pytest.importorskip("torch", reason="the names need torch")
+    assert randens.data.load("Digits", "Test").name == "digits"
+    assert randens.models.create("Linear", classes=2, input_shape=(2,)).architecture["name"] == "linear"
+    assert randens.training.load_recipe("Digits-MLP-AT").method == "at"
 
 
 def test_errors_are_also_what_python_would_raise() -> None:

@@ -10,6 +10,9 @@ from typing import Any, NoReturn
 __all__ = ["FileError", "InputError", "ModelError", "RandensError", "RandensWarning", "unknown", "whole"]
 
 
+_MOST_NAMES = 16  # in a message
+
+
 class RandensError(Exception):
     """Base of every error that randens raises on purpose; the command line prints it as one line."""
 
@@ -40,7 +43,9 @@ def unknown(kind: str, name: object, valid: Iterable[str]) -> NoReturn:
     names = sorted(valid)
     close = difflib.get_close_matches(str(name), names, n=3, cutoff=0.5)
     ordered = close + [v for v in names if v not in close]
-    raise InputError(f"unknown {kind} {name!r}; valid: {', '.join(ordered) or '(none)'}")
+    more = f" and {len(ordered) - _MOST_NAMES} more" if len(ordered) > _MOST_NAMES else ""
+    listed = ", ".join(ordered[:_MOST_NAMES]) or "(none)"
+    raise InputError(f"unknown {kind} {name!r:.100}; valid: {listed}{more}")
 
 
 def whole(name: str, value: Any, least: int = 1, most: int | None = None, why: str = "") -> int:

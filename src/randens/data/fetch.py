@@ -66,9 +66,9 @@ def names() -> tuple[str, ...]:
 
 def entry(name: str) -> Listed:
     """What is known about a data set: title, classes, shape, sizes, sources."""
-    if name not in CATALOGUE:
+    if name.lower() not in CATALOGUE:
         unknown("data set", name, CATALOGUE)
-    return CATALOGUE[name]
+    return CATALOGUE[name.lower()]
 
 
 def load(name: str, split: str, *, folder: str | os.PathLike[str] | None = None) -> Data:
@@ -95,6 +95,7 @@ def load(name: str, split: str, *, folder: str | os.PathLike[str] | None = None)
     Data(digits test, 360 × (1, 8, 8), 10 classes)
     """
     known = entry(name)
+    name, split = known.name, split.lower()
     if split not in SPLITS:
         unknown("split", split, SPLITS)
     part = "test" if split == "test" else "train"

@@ -137,6 +137,7 @@ def create(
     torch.Size([2, 10])
     """
     shape = _input_shape(input_shape)
+    name = name if ":" in name else name.lower()
     whole("classes", classes, 2, 1 << 20)
     if width is not None:
         options["width"] = width

@@ -208,7 +208,7 @@ def find_recipe(source: str | os.PathLike[str]) -> Path:
     if path.exists():
         return path
     shipped = shipped_recipes()
-    name = path.as_posix().removeprefix("recipes/")
+    name = path.as_posix().removeprefix("recipes/").lower()
     if path.suffix == ".toml":
         return shipped.get(name.removesuffix(".toml"), path)
     fitting = [full for full in shipped if name in (full, full.rpartition("/")[2])]
