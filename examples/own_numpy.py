@@ -9,5 +9,6 @@ images, labels = (load_digits().images * 15.9).astype(np.uint8)[..., None], load
 net = randens.models.create("linear", classes=10, input_shape=(1, 8, 8), seed=0)
 result = randens.evaluate(net, (images[:50], labels[:50]), "fast", eps="8/255")
 print(result.notes)
-print(type(result.x_adv).__name__, result.x_adv.shape, result.errors.shape, result.points.worst.mean(axis=0))
+assert isinstance(result, randens.evaluation.Evaluation)
+print(type(result.x_adv).__name__, result.x_adv.shape, result.errors.mean(axis=0))
 print(result.to_frame()[["classifier", "natural", "robust"]])

@@ -11,4 +11,6 @@ X, X_test, y, y_test = train_test_split(*load_breast_cancer(return_X_y=True), ra
 scaler = StandardScaler().fit(X)
 fitted = [model.fit(scaler.transform(X), y) for model in (LogisticRegression(), RidgeClassifier())]
 rec = randens.interop.sklearn_ensemble(fitted)
-print(randens.evaluate(rec, (scaler.transform(X_test), y_test), "exact", eps=0.3, norm="l2", bounds=None))
+print(
+    randens.evaluate(rec, (scaler.transform(X_test), y_test), "exact", threat=randens.Threat("l2", 0.3, None))
+)

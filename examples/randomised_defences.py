@@ -23,7 +23,7 @@ from scipy.stats import norm
 from torch import Tensor, nn
 
 import randens
-from randens.evaluation import StochasticEvaluation
+from randens.evaluation import RandomEvaluation
 
 Labelled = tuple[Tensor, Tensor]
 
@@ -130,12 +130,13 @@ DIGITS: dict[str, Callable[[int], randens.RandomizedModel]] = {
 }
 
 
-def measure(case: str, inputs: int, draws: int) -> tuple[StochasticEvaluation, float | None]:
+def measure(case: str, inputs: int, draws: int) -> tuple[RandomEvaluation, float | None]:
     """The evaluation of one case, and the truth where it is known."""
     found: Any
     if case == "gaussian":
         linear, (x, y) = noisy_linear(inputs)
-        found = randens.evaluate(randens.RandomizedModel(linear, draws), (x, y), eps=0.1, bounds=None)
+        threat = randens.Threat("linf", 0.1, bounds=None)
+        found = randens.evaluate(randens.RandomizedModel(linear, draws), (x, y), threat=threat)
         return found, float(linear.truth(x, y, 0.1).mean())
     found = randens.evaluate(DIGITS[case](draws), "digits", eps=0.1, limit=inputs)
     return found, None
@@ -151,14 +152,14 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=64)
     parser.add_argument("--json", type=Path, help="where everything that was measured goes")
     options = parser.parse_args()
-    print("case       natural  robust  over these inputs  one draw prints  in-sample  single draws ±")
+    print("case       natural  robust  over these inputs  one draw prints  in-sample")
     everything: dict[str, Any] = {}
     for case in options.case or ("gaussian", *DIGITS):
         found, truth = measure(case, options.inputs, options.draws)
         narrow = found.robust_over_draws
         print(
             f"{case:<9} {found.natural.value:8.1%} {found.robust.value:7.1%}  [{narrow.low:.1%}, {narrow.high:.1%}]    "
-            f"{found.single_draw:12.1%} {found.in_sample:12.1%} {100 * found.spread.deviation:12.1f}"
+            f"{found.single_draw:12.1%} {found.in_sample:12.1%}"
             + ("" if truth is None else f"   truth {truth:.1%}")
         )
         everything[case] = {**found.to_json(), "truth": truth}

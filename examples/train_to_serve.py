@@ -28,6 +28,7 @@ import torch
 import randens
 from randens.core.runs import Run
 from randens.deploy import export
+from randens.evaluation import Evaluation
 from randens.report import write_report
 from randens.training import Recipe, train
 
@@ -53,9 +54,8 @@ def evaluated(run: Run, rec: randens.RandomizedEnsemble) -> Path:
     assert rec.threat is not None
     chosen = [randens.attacks.create(name, rec.threat) for name in ("pgd", "arc-r", "saddle")]
     test = randens.data.load("digits", "test").subset(slice(0, 200))
-    result = randens.evaluate(
-        rec, test, chosen, chosen_on={"probs": "validation", "checkpoints": "validation"}
-    )
+    result = randens.evaluate(rec, test, chosen)
+    assert isinstance(result, Evaluation)
     result.save(run.path / "evaluation.json")
     print(f"test accuracy    {result.natural:.3f} natural, {result.robust:.3f} robust, {len(test)} images")
     print(f"each member      {', '.join(f'{1 - risk:.3f}' for risk in result.member_risks)} robust alone")

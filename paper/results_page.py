@@ -23,8 +23,7 @@ from paper.zoo_maintenance import (
     trials,
 )
 from randens.evaluation import Evaluation, difference
-from randens.evaluation.result_tables import count, percent
-from randens.evaluation.results import Accuracy
+from randens.evaluation.tables import Accuracy, count, percent
 from randens.training.methods import METHOD_NAMES
 
 __all__ = ["best_ensembles", "results"]
@@ -86,7 +85,7 @@ def best_ensembles(found: Sequence[Entry]) -> list[str]:
         member = max(a.robust.value for a in main.member_accuracies)
         said.append(
             f"The best randomized ensemble is `{best.name}`: {_interval(main.accuracy)} robust at the compute of one "
-            f"member, its best member {percent(member)} ({main.n:,} {main.split} images)."
+            f"member, its best member {percent(member)} ({main.n:,} {main.about.split} images)."
             + (f" {_one_hot(main)}." if main.probs.max() == 1 else "")
         )
     averaged = [
@@ -174,7 +173,7 @@ def _settings(shown: Sequence[_Row]) -> list[str]:
     seen: dict[str, str] = {}
     for row in shown:
         for name, evaluation in row.item.evaluations.items():
-            where = f"the first {evaluation.n:,} images of {evaluation.data} {evaluation.split}"
+            where = f"the first {evaluation.n:,} images of {evaluation.about.data} {evaluation.about.split}"
             seen.setdefault(f"- `{name}`: {attacks_of(evaluation)} on {where}", "")
     return [*lines, *sorted(seen), ""]
 
@@ -214,15 +213,15 @@ def _comparisons(shown: Sequence[_Row]) -> list[str]:
 def _ways(title: str, mine: Evaluation) -> list[tuple[str, NDArray[np.float64], float]]:
     """How an ensemble can be used, as far as it was attacked: name, risk of every image, FLOPs."""
     ways = [(title, mine.risk, mine.expected_flops)]
-    if mine.points.deterministic_worst is not None:
-        averaged = mine.points.deterministic_worst.astype(np.float64)
+    if mine.average is not None:
+        averaged = mine.average[1].astype(np.float64)
         ways.append((f"{title}, mean of all logits", averaged, float(sum(mine.flops))))
     return ways
 
 
 def _gain(mine: Evaluation, risks: NDArray[np.float64], flops: float, theirs: Evaluation | None) -> str:
     """How much more robust a use of an ensemble is than a network; empty if the attacks or the images differ."""
-    if theirs is None or (mine.n, mine.split, mine.attacks) != (theirs.n, theirs.split, theirs.attacks):
+    if theirs is None or _inputs(mine) != _inputs(theirs):
         return ""
     gain = difference(theirs.risk, risks)
     times = flops / theirs.expected_flops
@@ -243,8 +242,8 @@ def _members(shown: Sequence[_Row]) -> list[str]:
             cells = [str(i), f"{main.probs[i]:.3g}", percent(accuracy.natural.value), _interval(accuracy)]
             lines.append(_line(cells))
         first, last = main.member_accuracies[0], main.member_accuracies[-1]
-        natural = difference(main.points.clean[:, 0], main.points.clean[:, -1])
-        robust = difference(main.points.foolable[:, 0], main.points.foolable[:, -1])
+        natural = difference(main.clean[:, 0], main.clean[:, -1])
+        robust = difference(main.foolable[:, 0], main.foolable[:, -1])
         if not np.allclose(main.probs, 1 / main.members):
             uniform = main.at(None)
             lines += [
@@ -462,6 +461,10 @@ def _title(item: Entry, found: Sequence[Entry]) -> str:
     if recipe["method"] == "at" and given_names(recipe):
         title += f", {sum(e.recipe['epochs'] for e in _lineage(item, found).values())} epochs"
     return f"{title}, seed {seed}" if seed else title
+
+
+def _inputs(evaluation: Evaluation) -> tuple[Any, ...]:
+    return evaluation.n, evaluation.about.split, evaluation.about.attacks
 
 
 def _robust(evaluation: Evaluation | None) -> str:

@@ -17,17 +17,17 @@ from pathlib import Path
 from typing import Any
 
 from randens import ensemble
-from randens.core.documents import read_document
 from randens.core.errors import FileError, InputError
 from randens.core.files import seal, sha256, write_atomic, write_json
 from randens.core.runs import Run
 from randens.ensemble import RandomizedEnsemble
-from randens.evaluation import Evaluation, result_tables
-from randens.evaluation.argument_checks import fingerprint
-from randens.evaluation.deployment_advice import AdviceDocument
-from randens.evaluation.results import THREAT_MODEL
+from randens.evaluation import Evaluation
+from randens.evaluation.result import THREAT_MODEL
+from randens.evaluation.tables import table_of
+from randens.report.load import AdviceNote, read_note
 from randens.training.methods import METHOD_NAMES
 from randens.training.recipe import recipe_from
+from randens.witness.fingerprints import fingerprint
 
 __all__ = [
     "ZOO",
@@ -57,7 +57,7 @@ class Entry:
     name: str
     run: Run
     evaluations: Mapping[str, Evaluation]
-    advice: AdviceDocument | None = None
+    advice: AdviceNote | None = None
 
     @property
     def recipe(self) -> Mapping[str, Any]:
@@ -124,9 +124,8 @@ def add(
     return added
 
 
-def _advice(run: Run) -> AdviceDocument | None:
-    path = run.path / "advice.json"
-    return read_document(path, AdviceDocument) if path.is_file() else None
+def _advice(run: Run) -> AdviceNote | None:
+    return read_note(run, "advice", AdviceNote)
 
 
 def _put(run: Run, folder: Path, name: str, commit: str | None, *, members: bool) -> None:
@@ -197,10 +196,10 @@ def card(entry: Entry) -> str:
         "",
     ]
     for name, evaluation in entry.evaluations.items():
-        about = f"the first {evaluation.n:,} images of {evaluation.data} {evaluation.split} (`{name}.json`)"
+        about = f"the first {evaluation.n:,} images of {evaluation.about.data} {evaluation.about.split} (`{name}.json`)"
         text += [f"### {attacks_of(evaluation)}: {about}", ""]
-        text += [result_tables.markdown(result_tables.rows(evaluation)), ""]
-        text += [f"- {line}" for line in result_tables.statements(evaluation)] + [""]
+        text += [evaluation.table().markdown(), ""]
+        text += [f"- {line}" for line in evaluation.sentences()] + [""]
     if not entry.evaluations:
         text += ["Not evaluated on test data.", ""]
     if entry.advice is not None:
@@ -233,10 +232,10 @@ def card(entry: Entry) -> str:
     return "\n".join(text) + "\n"
 
 
-def _k_of_m(advice: AdviceDocument) -> list[str]:
+def _k_of_m(advice: AdviceNote) -> list[str]:
     """What averaging more members buys, with what it costs."""
     about = f"the first {advice.n:,} images of {advice.data} {advice.split} (`advice.json`)"
-    table = result_tables.markdown([option.row for option in advice.options])
+    table = table_of([option.row for option in advice.options], advice.confidence).markdown()
     said = [f"- {line}" for line in advice.sentences]
     return [f"### k of M averaged, {' + '.join(advice.attacks)}: {about}", "", table, "", *said, ""]
 
@@ -307,7 +306,7 @@ def attacks_of(evaluation: Evaluation) -> str:
     budgets = ("preset", "steps", "hyperplanes", "orders", "restarts")
     return ", ".join(
         f"{attack['name']} ({', '.join(f'{key} {attack[key]}' for key in budgets if attack.get(key))})"
-        for attack in evaluation.attacks
+        for attack in evaluation.about.attacks
     )
 
 

@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch import nn
 
-import randens
 from randens.callbacks import Callback, TensorBoardTracker
 from randens.core.errors import InputError
 from randens.training import Recipe, train
@@ -48,20 +46,12 @@ class Recorder:
 def test_training_and_evaluation_tell_the_same_three_things(tmp_path: Path) -> None:
     recorder = Recorder()
     assert isinstance(recorder, Callback)
-    rec = train(Recipe(**RECIPE), tmp_path / "run", callbacks=[recorder])
+    train(Recipe(**RECIPE), tmp_path / "run", callbacks=[recorder])
     assert [(task, number) for task, number, _ in recorder.epochs] == [("member-1", 1), ("member-1", 2)]
     assert all({"loss", "accuracy", "natural", "robust"} <= set(values) for _, _, values in recorder.epochs)
     steps = recorder.batches[-1][2]
     assert [done for _, done, _ in recorder.batches] == [*range(1, int(steps) + 1)] * 2
     assert [task for task, _ in recorder.ends] == ["training"]
-
-    watcher = Recorder()
-    result = randens.evaluate(rec, "digits", "fgsm", limit=40, callbacks=[watcher])
-    assert watcher.ends == [
-        ("evaluation", {"natural": float(result.natural), "robust": float(result.robust)})
-    ]
-    assert watcher.batches
-    assert all(done <= total for _, done, total in watcher.batches)
 
 
 def _tell(tracker: Callback) -> None:
@@ -91,9 +81,6 @@ def test_tensorboard_event_files_hold_the_values(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_callback_is_one_sentence(given: Any, said: str, tmp_path: Path) -> None:
-    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).eval()
-    with pytest.raises(InputError, match=said):
-        randens.evaluate(net, "digits", "fgsm", eps=0.1, limit=2, callbacks=given)
     with pytest.raises(InputError, match=said):
         train(Recipe.model_validate(RECIPE), tmp_path / "r", callbacks=given)
     assert not (tmp_path / "r").exists()

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.evaluation.evaluated import evaluate
 from torch import nn
 
 import randens
@@ -69,7 +70,7 @@ def test_subsets_are_evaluated_and_their_probabilities_chosen() -> None:
     with torch.no_grad():
         y = pairs.logits(x).mean(dim=0).argmax(dim=1)
     attack = attacks.create("saddle", Threat("linf", 0.1), restarts=1)
-    result = randens.evaluate(pairs, (x, y), attack)
+    result = evaluate(pairs, (x, y), attack)
     assert result.members == 3
     assert result.expected_flops == 2 * models.flops(pairs.networks[0], (5,))
     assert result.conflict is not None
@@ -78,9 +79,9 @@ def test_subsets_are_evaluated_and_their_probabilities_chosen() -> None:
     deterministic = DeterministicEnsemble(list(pairs.networks)).eval()
     with torch.no_grad():
         wrong = (deterministic(x).argmax(dim=1) != y).numpy()
-    assert result.points.deterministic_clean is not None
-    assert np.array_equal(result.points.deterministic_clean, wrong)
-    best = randens.optimize_sampling(pairs, (x, y), attack, pool=result.pool, max_sweeps=2)
+    assert result.average is not None
+    assert np.array_equal(result.average[0], wrong)
+    best = randens.optimize_sampling(pairs, (x, y), attack, max_sweeps=2)
     assert best.certificate is not None
     assert best.certificate.verify(best.profile)
 

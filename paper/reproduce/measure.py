@@ -7,6 +7,7 @@ under other settings or by an earlier rule is measured again, not reused.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Mapping
@@ -21,14 +22,16 @@ from randens.core.errors import FileError
 from randens.core.files import document_checksum, read_json, seal, write_json
 from randens.core.progress import Progress, silent
 from randens.core.runs import Run
-from randens.data import Data
-from randens.ensemble import RandomizedEnsemble
-from randens.evaluation.argument_checks import fingerprint
-from randens.evaluation.results import Accuracy, Evaluation
-from randens.evaluation.run_folder import open_subject
+from randens.data import Data, as_data
+from randens.ensemble import RandomizedEnsemble, load
+from randens.evaluation.evaluate import evaluate_case
+from randens.evaluation.inputs import prepare
+from randens.evaluation.loading import run_data
+from randens.evaluation.result import Evaluation
 from randens.evaluation.sampling import optimize_sampling
-from randens.evaluation.worst_case import evaluate
+from randens.evaluation.tables import Accuracy
 from randens.threat import Threat
+from randens.witness.fingerprints import fingerprint
 from randens.witness.store import WitnessStore
 
 __all__ = ["ATTACKS", "Measured", "Settings", "measure", "measured"]
@@ -117,8 +120,8 @@ def measured(run: Run, settings: Settings) -> Measured | None:
         raise FileError(f"{path} does not match its checksum; it was altered or damaged")
     if document["settings"] != asdict(settings):
         return None
-    subject = open_subject(run.path)
-    if document["ensemble"] != fingerprint(subject.rec) or document["probs"] != subject.rec.probs.tolist():
+    rec = load(run.ensemble)
+    if document["ensemble"] != fingerprint(rec) or document["probs"] != rec.probs.tolist():
         return None
     return Measured.from_json(document["measured"])
 
@@ -130,16 +133,17 @@ def measure(
     known = measured(run, settings)
     if known is not None:
         return known
-    subject = open_subject(run.path)
-    subject.rec.to(pick_device(device))
-    test = subject.load("test", settings.test)
-    validation = subject.load("validation", settings.validation)
-    found = _Work(run, subject.rec, subject.threat, test, validation, settings, progress or silent).all()
+    rec = load(run.ensemble).to(pick_device(device))
+    if rec.threat is None:
+        raise FileError(f"{run.path} names no threat; train it again")
+    test = as_data(run_data(run), split="test", limit=settings.test)
+    validation = as_data(run_data(run), split="validation", limit=settings.validation)
+    found = _Work(run, rec, rec.threat, test, validation, settings, progress or silent).all()
     document = {
         "format": _FORMAT,
         "settings": asdict(settings),
-        "ensemble": fingerprint(subject.rec),
-        "probs": subject.rec.probs.tolist(),
+        "ensemble": fingerprint(rec),
+        "probs": rec.probs.tolist(),
         "measured": found.to_json(),
     }
     write_json(run.path / _FILE, seal(document))
@@ -162,7 +166,7 @@ class _Work:
     @cached_property
     def store(self) -> WitnessStore:
         """The run's witnesses."""
-        return WitnessStore(self.run.path / "witnesses")
+        return WitnessStore(self.run.path)
 
     def all(self) -> Measured:
         recipe = self.run.manifest.get("recipe") or {}
@@ -198,16 +202,14 @@ class _Work:
         )
 
     def _evaluate(self, rec: RandomizedEnsemble, *, deterministic: bool = False) -> Evaluation:
-        found = evaluate(
-            rec,
-            self.test,
-            self.settings.build(self.threat),
-            also={} if len(rec) == 1 else {"uniform": None},
-            deterministic=deterministic,
-            chosen_on={"probs": self.validation.split},
-            folder=self.store,
-            progress=self.progress,
-        )
+        with prepare(rec, self.test, self.settings.build(self.threat)) as case:
+            found = evaluate_case(
+                dataclasses.replace(case, chosen_on={"probs": self.validation.split}),
+                also={} if len(rec) == 1 else {"uniform": None},
+                average=deterministic,
+                folder=self.store,
+                progress=self.progress,
+            )
         self.cost = self.cost + found.cost
         return found
 

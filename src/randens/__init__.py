@@ -13,9 +13,7 @@ from randens._version import __version__
 if TYPE_CHECKING:
     from randens import (
         attacks,
-        audit,
         callbacks,
-        certify,
         data,
         deploy,
         evaluation,
@@ -26,11 +24,17 @@ if TYPE_CHECKING:
         training,
         zoo,
     )
+    from randens.audits.audit import audit
+    from randens.certificates.certification import certify
     from randens.core.errors import InputError, RandensError, RandensWarning
     from randens.core.runs import Run
     from randens.deploy import export
     from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble, load
-    from randens.evaluation import ceiling, conflict, curve, evaluate, optimize_sampling
+    from randens.evaluation.advice import advise
+    from randens.evaluation.curve import curve
+    from randens.evaluation.data_ceiling import ceiling
+    from randens.evaluation.evaluate import conflict, evaluate
+    from randens.evaluation.sampling import optimize_sampling
     from randens.random_model import RandomizedModel
     from randens.threat import Threat
     from randens.witness import WitnessPool, WitnessStore
@@ -47,7 +51,10 @@ _HOMES = {
     "Threat": "randens.threat",
     "WitnessPool": "randens.witness",
     "WitnessStore": "randens.witness",
+    "advise": "randens.evaluation",
+    "audit": "randens.audits",
     "ceiling": "randens.evaluation",
+    "certify": "randens.certificates",
     "conflict": "randens.evaluation",
     "curve": "randens.evaluation",
     "evaluate": "randens.evaluation",
@@ -56,9 +63,7 @@ _HOMES = {
 }
 _ROOMS = (
     "attacks",
-    "audit",
     "callbacks",
-    "certify",
     "data",
     "deploy",
     "evaluation",
@@ -82,6 +87,7 @@ __all__ = [
     "WitnessPool",
     "WitnessStore",
     "__version__",
+    "advise",
     "attacks",
     "audit",
     "callbacks",

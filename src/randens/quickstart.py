@@ -19,7 +19,7 @@ from randens import attacks
 from randens import data as datasets
 from randens.core.devices import pick_device
 from randens.core.errors import whole
-from randens.core.files import picked
+from randens.core.files import plain
 from randens.core.progress import Progress, shows_progress, silent, within
 from randens.core.runs import Run
 from randens.ensemble import RandomizedEnsemble
@@ -28,21 +28,18 @@ from randens.evaluation import (
     AttackedSampling,
     Evaluation,
     advise,
+    curve,
     evaluate,
     optimize_sampling,
-    transferred,
 )
-from randens.evaluation.argument_checks import fingerprint
-from randens.report import measure, write_report
+from randens.report import write_report
 from randens.report.verdicts import against, drawing
 from randens.training import Recipe, train
-from randens.witness.store import WitnessStore
 
 __all__ = ["Quickstart", "quickstart", "recipes"]
 
 _CONFIDENCE = 0.95
 _ATTACKS = ("pgd", "arc-r", "saddle")
-_COMPARED = ("afgsm", "adaptive-pgd-l", "adaptive-pgd-s", "arc-r", "saddle")
 _FACTORS = (0.5, 1.0, 1.5, 2.0)
 
 
@@ -66,7 +63,7 @@ class Quickstart:
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary for JSON."""
         names = "report seconds verdict sampling advice at ensemble"
-        return {"run": str(self.run.path), **picked(self, names)}
+        return {"run": str(self.run.path), **{name: plain(getattr(self, name)) for name in names.split()}}
 
 
 def recipes(seed: int = 0, device: str = "auto") -> tuple[Recipe, Recipe]:
@@ -131,54 +128,37 @@ def _quickstart(parent: str | os.PathLike[str], seed: int, device: str, progress
     threat = together.threat.build()
     chosen = [attacks.create(name, threat, seed=seed) for name in _ATTACKS]
 
-    store, store_at = WitnessStore(run.path / "witnesses"), WitnessStore(run.path / "at" / "witnesses")
     sampling = optimize_sampling(
         trained,
         validation,
         chosen,
         confidence=_CONFIDENCE,
-        folder=store,
+        folder=run.path,
         progress=within(progress, "choosing α"),
     )
     rec = RandomizedEnsemble(
         list(trained.members), sampling.probs, classes=trained.classes or validation.classes, threat=threat
     )
     rec.save(run.ensemble)
-    run.write("sampling", {**sampling.to_json(), "ensemble": fingerprint(rec)})
+    run.write("sampling", sampling.to_json())
     baseline = {"AT, one network": at.members[0]}
     advice = advise(
-        rec, validation, chosen, networks=baseline, folder=store, progress=within(progress, "advice")
+        rec, validation, chosen, networks=baseline, folder=run.path, progress=within(progress, "advice")
     )
     run.write("advice", advice.to_json())
-
     at_run = Run.open(run.path / "at")
-    for one, kept, folder, report in ((rec, store, run, for_ensemble), (at, store_at, at_run, for_at)):
-        shown = measure(
-            one, test, threat, compared=_COMPARED, factors=_FACTORS, folder=kept, seed=seed, progress=report
-        )
-        shown.save(folder)
-    # Perturbations found for one are tried on the other, so both are evaluated on the same perturbations.
-    alone: dict[str, Any] = {
-        "deterministic": False,
-        "chosen_on": {"checkpoints": "validation"},
-        "folder": store_at,
-        "progress": for_at,
-    }
-    first = evaluate(at, test, chosen, **alone)
-    assert first.pool is not None
-    ensemble = evaluate(
-        rec,
-        test,
-        chosen,
-        also={"uniform": None},
-        pool=transferred(first.pool, rec, test),
-        chosen_on=chosen_on,
-        folder=store,
-        progress=for_ensemble,
-    )
-    assert ensemble.pool is not None
-    last = evaluate(at, test, chosen, pool=transferred(ensemble.pool, at, test), **alone)
-    ensemble.keep(run)
-    last.keep(at_run)
+    # One store: perturbations found for one are tried on the other, so both are evaluated on the same perturbations.
+    kept: dict[str, Any] = {"folder": run.path, "device": place}
+    evaluate(at, test, chosen, progress=for_at, **kept)
+    ensemble = evaluate(run.path, test, chosen, also={"uniform": None}, progress=for_ensemble, **kept)
+    last = evaluate(at_run.path, test, chosen, progress=for_at, **kept)
+    assert isinstance(ensemble, Evaluation)
+    assert isinstance(last, Evaluation)
+    for result, folder in ((ensemble, run), (last, at_run)):
+        folder.write("evaluation", result.to_json())
+    radii = [factor * threat.eps for factor in _FACTORS]
+    for folder, report in ((run, for_ensemble), (at_run, for_at)):
+        found = curve(folder.path, test, chosen, eps=radii, progress=report, **kept)
+        folder.write("curve", found.to_json())
     page = write_report([run.path, run.path / "at"])
     return Quickstart(run, last, ensemble, sampling, advice, page, time.perf_counter() - begun)

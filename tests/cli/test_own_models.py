@@ -83,19 +83,22 @@ def test_the_curve_of_a_saved_ensemble_is_in_its_own_norm(shell: Shell, files: P
     randens.RandomizedEnsemble([network], threat=randens.Threat("l2", 0.5)).save(files / "saved")
     words = ("--eps", "0:2:2", "--attack", "fgsm", "--limit", "5")
     found = shell.json("evaluate", "saved", "--data", "digits", *words)
-    assert (found["norm"], [point["eps"] for point in found["points"]]) == ("l2", [0.0, 2.0])
+    assert (found["about"]["threat"]["norm"], [point["eps"] for point in found["points"]]) == (
+        "l2",
+        [0.0, 2.0],
+    )
 
 
 @pytest.mark.usefixtures("files")
 def test_a_random_model_is_evaluated_and_has_a_page(shell: Shell) -> None:
     code, out, err = shell("evaluate", "own_models:Noisy", *RANDOM, "--draws", "4", "--output", "run")
     assert code == 0, err
-    assert "obust accuracy" in out
+    assert "robust" in out
     code, out, err = shell("report", "run")
     assert code == 0, err
     assert "How random is it" in Path("run/report.html").read_text(encoding="utf-8")
     found = shell.json("evaluate", "own_models:several", *RANDOM, "--draws", "3")
-    assert (found["draws"], found["n"], found["probs"]) == (3, 8, [0.5, 0.5])
+    assert (found["draws"], found["about"]["n"], found["about"]["probs"]) == (3, 8, [0.5, 0.5])
 
 
 @pytest.mark.usefixtures("files")

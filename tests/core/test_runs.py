@@ -10,7 +10,6 @@ import pytest
 
 import randens
 from randens.core.errors import FileError, InputError
-from randens.core.files import read_json
 from randens.core.runs import Run, versions
 
 
@@ -98,18 +97,3 @@ def test_other_folders_are_refused(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text(json.dumps({"format": "other"}))
     with pytest.raises(FileError, match="randens-run-1"):
         Run.open(tmp_path)
-
-
-def test_answers_are_kept_per_question_and_few_inputs_never_replace_more(tmp_path: Path) -> None:
-    run = Run.create(tmp_path / "run")
-    one = {"n": 100, "ensemble": "a", "probs": [1.0], "value": 1}
-    assert run.keep("audit", one, {"n": 100})[1]
-    path, main = run.keep("audit", {**one, "n": 5, "value": 2}, {"n": 5})
-    assert not main
-    assert read_json(path)["value"] == 2
-    assert run.read("audit")["value"] == 1
-    # The same question again replaces its own answer; as many inputs, or other members, replace the main one.
-    assert run.keep("audit", {**one, "value": 3}, {"n": 100})[1]
-    assert len(run.answers("audit")) == 3
-    assert run.keep("audit", {**one, "n": 5, "ensemble": "b", "value": 4}, {"n": 5, "ensemble": "b"})[1]
-    assert run.read("audit")["value"] == 4

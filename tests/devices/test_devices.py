@@ -14,6 +14,7 @@ import pytest
 import torch
 from tests.attacks.cases import convnet, digits
 from tests.devices.elsewhere import AWAY, Elsewhere, Mixed
+from tests.evaluation.evaluated import evaluate
 from torch import nn
 
 import randens
@@ -106,11 +107,11 @@ def test_evaluate_moves_members_there_and_back_and_results_to_the_cpu(elsewhere:
     x, y = (t[:4] for t in digits("test"))
     rec = ensemble()
     pgd = attacks.create("pgd", Threat("linf", 0.1), steps=3)
-    here = randens.evaluate(rec, (x, y), pgd, device="cpu")
+    here = evaluate(rec, (x, y), pgd, device="cpu")
     with elsewhere:
-        there = randens.evaluate(rec, (x, y), pgd, device=AWAY)
+        there = evaluate(rec, (x, y), pgd, device=AWAY)
         assert rec.device.type == "cpu"
-        found = randens.curve(rec, (x, y), [0, 0.1], pgd, device=AWAY)
+        found = randens.curve(rec, (x, y), pgd, eps=[0, 0.1], device=AWAY)
     assert float(there.robust) == float(here.robust)
     assert (there.errors == here.errors).all()
     assert float(found.points[1].ensemble) == float(here.robust)
@@ -186,7 +187,7 @@ def test_a_member_on_another_device_is_noticed() -> None:
     with Elsewhere():
         rec = RandomizedEnsemble([copy.deepcopy(convnet(0)).to(AWAY), convnet(1)])
         with pytest.raises(InputError, match="several devices, cpu, meta; say with device="):
-            randens.evaluate(rec, (x, y), "pgd", eps=0.1)
+            evaluate(rec, (x, y), "pgd", eps=0.1)
 
 
 @pytest.mark.parametrize("name", ["cuda", "cuda:0", "mps", "gpu", "cuda:x", 3.5])

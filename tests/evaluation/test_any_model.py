@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from tests.attacks.cases import convnet, digits
+from tests.evaluation.evaluated import evaluate
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -22,8 +23,7 @@ import randens
 from randens import DeterministicEnsemble, RandensWarning, RandomizedEnsemble, Threat, attacks
 from randens.core.errors import FileError, InputError, ModelError, RandensError
 from randens.core.runs import Run
-from randens.evaluation import Evaluation, from_factory
-from randens.evaluation.preparation import as_rec
+from randens.evaluation import Evaluation, as_rec, load_model
 
 EPS = 0.1
 X, Y = (t[:24] for t in digits("test"))
@@ -34,7 +34,7 @@ def nets() -> list[nn.Module]:
 
 
 def expected() -> Evaluation:
-    return randens.evaluate(RandomizedEnsemble(nets()), (X, Y), "pgd", eps=EPS)
+    return evaluate(RandomizedEnsemble(nets()), (X, Y), "pgd", eps=EPS)
 
 
 class Answering(nn.Module):
@@ -75,7 +75,7 @@ def test_a_result_is_a_number_with_an_interval_a_table_and_arrays() -> None:
         assert word in text
     assert "<table>" in page
     assert "member 0" in page
-    assert len(text.splitlines()) < 15
+    assert len(text.splitlines()) < 20
     frame = result.to_frame()
     assert list(frame["classifier"])[:2] == ["member 0", "member 1"]
     assert float(frame["robust"][2]) == float(result.robust)
@@ -101,13 +101,13 @@ DATA: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("model", MODELS)
 def test_any_kind_of_model_gives_the_same(model: str) -> None:
-    result = randens.evaluate(MODELS[model](), (X, Y), "pgd", eps=EPS)
+    result = evaluate(MODELS[model](), (X, Y), "pgd", eps=EPS)
     assert (result.errors == expected().errors).all()
 
 
 @pytest.mark.parametrize("kind", DATA)
 def test_any_kind_of_data_gives_the_same(kind: str) -> None:
-    result = randens.evaluate(nets(), DATA[kind](), "pgd", eps=EPS)
+    result = evaluate(nets(), DATA[kind](), "pgd", eps=EPS)
     assert (result.errors == expected().errors).all()
     assert (kind == "channels last") == any("channels last" in note for note in result.notes)
 
@@ -122,7 +122,7 @@ def test_other_functions_take_the_same_kinds_of_data() -> None:
 
 def test_bytes_are_recognised_and_said() -> None:
     images = (X * 255).round().to(torch.uint8)
-    result = randens.evaluate(nets(), (images, Y), "fgsm", eps=EPS)
+    result = evaluate(nets(), (images, Y), "fgsm", eps=EPS)
     assert "x is uint8; it was divided by 255" in result.notes
     assert result.x_adv.max() <= 1
 
@@ -134,74 +134,65 @@ def test_hugging_face_data() -> None:
         image=datasets.Array2D((8, 8), "uint8"), label=datasets.ClassLabel(names=[str(i) for i in range(10)])
     )
     data = datasets.Dataset.from_dict(rows, features=features, split="test")
-    result = randens.evaluate(nets(), data, "fgsm", eps=EPS)
-    assert (result.n, result.split) == (24, "test")
+    result = evaluate(nets(), data, "fgsm", eps=EPS)
+    assert (result.n, result.about.split) == (24, "test")
     with pytest.raises(InputError, match="columns"):
-        randens.evaluate(nets(), data.rename_column("image", "photo"), "fgsm", eps=EPS)
+        evaluate(nets(), data.rename_column("image", "photo"), "fgsm", eps=EPS)
     with pytest.raises(InputError, match="holds the splits train"):
-        randens.evaluate(nets(), datasets.DatasetDict(train=data), "fgsm", eps=EPS)
+        evaluate(nets(), datasets.DatasetDict(train=data), "fgsm", eps=EPS)
 
 
 def test_one_module_a_deterministic_ensemble_names_and_folders(tmp_path: Path) -> None:
-    one = randens.evaluate(nets()[0], "digits", "fgsm", eps=EPS, limit=10)
-    assert (one.members, one.n, one.data, one.split) == (1, 10, "digits", "test")
-    whole = randens.evaluate(DeterministicEnsemble(nets()), "digits", "fgsm", eps=EPS, limit=10)
+    one = evaluate(nets()[0], "digits", "fgsm", eps=EPS, limit=10)
+    assert (one.members, one.n, one.about.data, one.about.split) == (1, 10, "digits", "test")
+    whole = evaluate(DeterministicEnsemble(nets()), "digits", "fgsm", eps=EPS, limit=10)
     assert whole.members == 1
     net = randens.models.create("linear", classes=10, input_shape=(1, 8, 8), seed=0)
     run = Run.create(tmp_path / "run", recipe={"data": {"name": "digits"}})
     RandomizedEnsemble([net], threat=Threat("linf", 0.05)).save(run.ensemble)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RandensWarning)
-        found = randens.evaluate(tmp_path / "run", attack="fgsm", limit=10)
-        again = randens.evaluate(str(tmp_path / "run" / "ensemble"), "digits", "fgsm", limit=10)
-        member = randens.evaluate(
-            run.ensemble / "member-00.safetensors", "digits", "fgsm", eps=0.05, limit=10
-        )
+        found = evaluate(tmp_path / "run", attack="fgsm", limit=10)
+        again = evaluate(str(tmp_path / "run" / "ensemble"), "digits", "fgsm", limit=10)
+        member = evaluate(run.ensemble / "member-00.safetensors", "digits", "fgsm", eps=0.05, limit=10)
     assert found.threat == Threat("linf", 0.05)
     assert float(found.robust) == float(again.robust) == float(member.robust)
 
 
-def test_files_and_factories_are_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_and_factories_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "net.pt"
     torch.jit.save(torch.jit.trace(convnet(0).eval(), X[:2]), path)  # type: ignore[no-untyped-call]
-    with pytest.raises(InputError, match="is code"):
-        randens.evaluate(path, (X, Y), "pgd", eps=EPS)
-    result = randens.evaluate(f"torchscript:{path}", (X, Y), "pgd", eps=EPS)
-    assert float(result.natural) == float(randens.evaluate(nets()[0], (X, Y), "fgsm", eps=EPS).natural)
+    result = evaluate(path, (X, Y), "pgd", eps=EPS)
+    assert float(result.natural) == float(evaluate(nets()[0], (X, Y), "fgsm", eps=EPS).natural)
     (tmp_path / "mynets.py").write_text(
         "from torch import nn\n"
         "def two():\n"
         "    return [nn.Sequential(nn.Flatten(), nn.Linear(64, 10)) for _ in range(2)]\n"
-        "def one(x):\n"
-        "    return x\n"
+        "def one(seed):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))\n"
     )
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match=r"runs the code of mynets; say that you trust it with --run-code"):
-        from_factory("mynets:two")
-    assert len(from_factory("mynets:two", run_code=True)) == 2
-    for spec, said in (
-        ("mynets:three", "cannot be imported"),
-        ("nowhere:x", "cannot be imported"),
-        ("a:b:c", "must be"),
-    ):
-        with pytest.raises(InputError, match=said):
-            from_factory(spec, run_code=True)
-    with pytest.raises(InputError, match="callable without arguments"):
-        from_factory("mynets:one", run_code=True)
+    assert len(load_model("mynets:two")) == 2
+    assert load_model("mynets:one", draws=3).kind == "factory"
+    for spec in ("mynets:three", "nowhere:x", "mynets:one"):
+        with pytest.raises(ModelError, match="its code failed"):
+            load_model(spec)
+    with pytest.raises(InputError, match="must be package"):
+        load_model("a:b:c")
     (tmp_path / "bare.safetensors").write_bytes(b"x")
-    with pytest.raises(ModelError, match="weights without a network"):
-        randens.evaluate(tmp_path / "bare.safetensors", (X, Y))
+    with pytest.raises(InputError, match="give a folder of"):
+        evaluate(tmp_path / "bare.safetensors", (X, Y))
     with pytest.raises(InputError, match="no file, folder or name of the zoo"):
-        randens.evaluate("nothing-like-it", (X, Y))
+        evaluate("nothing-like-it", (X, Y))
     with pytest.raises(FileError, match="not a run folder"):
-        randens.evaluate(tmp_path, (X, Y))
+        evaluate(tmp_path, (X, Y))
 
 
 @pytest.mark.parametrize("how", ["tuple", "dict", "object", "float64", "half"])
 def test_answers_adapt_themselves(how: str) -> None:
     model = Answering(how).eval()
-    result = randens.evaluate(model, (X, Y), "pgd", eps=EPS)
-    plain = randens.evaluate(nets()[0], (X, Y), "pgd", eps=EPS)
+    result = evaluate(model, (X, Y), "pgd", eps=EPS)
+    plain = evaluate(nets()[0], (X, Y), "pgd", eps=EPS)
     if how != "half":
         assert (result.errors == plain.errors).all()
     rec = RandomizedEnsemble([model])
@@ -222,7 +213,7 @@ def test_answers_adapt_themselves(how: str) -> None:
 def test_answers_that_are_no_logits_are_said(how: str, said: str) -> None:
     model = Answering(how).eval()
     with pytest.raises(ModelError, match=said):
-        randens.evaluate(model, (X, Y), "pgd", eps=EPS)
+        evaluate(model, (X, Y), "pgd", eps=EPS)
     with pytest.raises(ModelError, match=said):
         RandomizedEnsemble([model])(X)
     with pytest.raises(ModelError, match=said):
@@ -234,7 +225,7 @@ def test_a_single_logit_is_class_one_against_class_zero() -> None:
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 1)).eval()
     y = (net(X).squeeze(1) > 0).long()
     for model in (net, nn.Sequential(net, nn.Flatten(0)).eval()):
-        result = randens.evaluate(model, (X, y), "pgd", eps=0.02)
+        result = evaluate(model, (X, y), "pgd", eps=0.02)
         assert float(result.natural) == 1
         worst = torch.from_numpy(result.x_adv)
         assert (((net(worst).squeeze(1) > 0).long() != y).numpy() == result.errors[:, 0]).all()
@@ -249,15 +240,21 @@ def test_preprocessing_stays_inside_so_that_radii_are_in_pixels() -> None:
         there.weight.copy_(here.weight / 0.5)
         there.bias.copy_(here.bias - (here.weight / 0.5 * 0.3).sum(dim=1))
     y = outer(X).argmax(dim=1)
-    plain = randens.evaluate(outer, (X, y), "pgd", eps=0.01)
+    plain = evaluate(outer, (X, y), "pgd", eps=0.01)
     for given in (
         (0.3, 0.5),
         ([0.3], [0.5]),
         {"mean": [0.3], "std": [0.5]},
         types.SimpleNamespace(image_mean=[0.3], image_std=[0.5]),
     ):
-        result = randens.evaluate(inner, (X, y), "pgd", eps=0.01, preprocessing=given)
+        result = evaluate(inner, (X, y), "pgd", eps=0.01, preprocessing=given)
         assert (result.errors == plain.errors).all()
+        assert result.about.preprocessing == "(x − [0.3]) / [0.5]"
+    each = evaluate([inner, outer], (X, y), "pgd", eps=0.01, preprocessing=[(0.3, 0.5), None])
+    assert (each.errors[:, 0] == each.errors[:, 1]).all()
+    assert each.about.preprocessing == "member 0: (x − [0.3]) / [0.5]; member 1: unchanged"
+    with pytest.raises(InputError, match="preprocessing has 3 entries"):
+        evaluate([inner, outer], (X, y), "pgd", preprocessing=[None] * 3)
     wrong: tuple[tuple[Any, str], ...] = (
         ("auto", "carries no configuration"),
         (3, "give"),
@@ -266,78 +263,55 @@ def test_preprocessing_stays_inside_so_that_radii_are_in_pixels() -> None:
     )
     for bad, said in wrong:
         with pytest.raises(InputError, match=f"preprocessing is .*{said}"):
-            randens.evaluate(inner, (X, y), "pgd", eps=0.01, preprocessing=bad)
+            evaluate(inner, (X, y), "pgd", eps=0.01, preprocessing=bad)
     with pytest.raises(InputError, match="preprocessing has 3 channels"):
-        randens.evaluate(inner, (X, y), "pgd", eps=0.01, preprocessing=([0.1] * 3, [1.0] * 3))
+        evaluate(inner, (X, y), "pgd", eps=0.01, preprocessing=([0.1] * 3, [1.0] * 3))
 
 
 def test_attacks_are_attacks_names_lists_or_the_portfolio() -> None:
     model = nets()[0]
-    assert [a["name"] for a in randens.evaluate(model, (X[:4], Y[:4]), eps=0.01).attacks] == ["standard"]
-    preset = randens.evaluate(model, (X[:4], Y[:4]), "fast", eps=0.01)
-    assert preset.attacks[0]["preset"] == "fast"
-    two = randens.evaluate(model, (X[:4], Y[:4]), ["fgsm", attacks.PGD(Threat("linf", 0.02))])
-    assert [a["name"] for a in two.attacks] == ["fgsm", "pgd"]
+    assert evaluate(model, (X[:4], Y[:4]), eps=0.01).about.attacks[0]["preset"] == "standard"
+    preset = evaluate(model, (X[:4], Y[:4]), "fast", eps=0.01)
+    assert preset.about.attacks[0]["preset"] == "fast"
+    two = evaluate(model, (X[:4], Y[:4]), ["fgsm", attacks.PGD(Threat("linf", 0.02))])
+    assert [a["name"] for a in two.about.attacks] == ["fgsm", "pgd"]
     assert two.threat.eps == 0.02
-    with pytest.raises(InputError, match=r"eps is 0\.1, but the attack pgd has 0\.02; say it once"):
-        randens.evaluate(model, (X, Y), attacks.PGD(Threat("linf", 0.02)), eps=0.1)
+    with pytest.raises(InputError, match=r"eps is 0\.1, but the attack has 0\.02; say it once"):
+        evaluate(model, (X, Y), attacks.PGD(Threat("linf", 0.02)), eps=0.1)
     with pytest.raises(InputError, match="unknown attack 'pdg'; valid: pgd"):
-        randens.evaluate(model, (X, Y), "pdg")
+        evaluate(model, (X, Y), "pdg")
     with pytest.raises(InputError, match=r"attack is \[\]"):
-        randens.evaluate(model, (X, Y), [])
+        evaluate(model, (X, Y), [])
     for wrong in (3, [3]):
-        with pytest.raises(InputError, match="attack holds a int"):
-            randens.evaluate(model, (X, Y), wrong)  # type: ignore[arg-type]
+        with pytest.raises(InputError, match="attack is"):
+            evaluate(model, (X, Y), wrong)
     with pytest.raises(InputError, match="norm is 'l2'; give its radius too"):
-        randens.evaluate(model, (X, Y), "pgd", norm="l2")
-
-
-@pytest.mark.parametrize("norm", ["Linf", "inf", np.inf, "L-inf", "l_inf", "LINF", "max"])
-def test_norms_by_their_usual_spellings(norm: Any) -> None:
-    assert Threat(norm, "8/255") == Threat("linf", 8 / 255)  # type: ignore[arg-type]
-    assert Threat("L2", " 1 / 2 ") == Threat(2, 0.5) == Threat("l2", 0.5)  # type: ignore[arg-type]
-
-
-def test_a_radius_in_bytes_is_refused_and_a_large_one_warned_about() -> None:
-    with pytest.raises(InputError, match="did you mean 8/255"):
-        Threat("linf", 8)
-    with pytest.warns(RandensWarning, match="more than half the width"):
-        Threat("linf", 0.6)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert Threat("linf", 0.5).scaled(4).eps == 2
-        assert Threat("l2", 8).eps == 8
-        assert Threat("linf", 8, (0, 255)).eps == 8
-        assert Threat("linf", 8, None).eps == 8
-        assert Threat.from_dict({"norm": "linf", "eps": 2.0, "bounds": [0, 1]}).eps == 2
-    for wrong in ("8/0", "eight", None, True, float("nan"), -1, 0):
-        with pytest.raises(InputError, match="eps is"):
-            Threat("linf", wrong)  # type: ignore[arg-type]
+        evaluate(model, (X, Y), "pgd", norm="l2")
 
 
 def test_what_looks_wrong_is_said() -> None:
     model = nets()[0]
     with pytest.raises(InputError, match=r"x ranges over \[0, 255\].*look like bytes, so divide them by 255"):
-        randens.evaluate(model, (X * 255, Y), "pgd")
+        evaluate(model, (X * 255, Y), "pgd")
     with pytest.raises(
         InputError, match=r"look normalized already, so give images in \[0, 1\] and preprocessing"
     ):
-        randens.evaluate(model, ((X - 0.5) / 0.25, Y), "pgd")
+        evaluate(model, ((X - 0.5) / 0.25, Y), "pgd")
     keep = Y < 9
     with pytest.warns(RandensWarning, match="labels look shifted by one"):
-        randens.evaluate(model, (X[keep], Y[keep] + 1), "fgsm", eps=0.01)
+        evaluate(model, (X[keep], Y[keep] + 1), "fgsm", eps=0.01)
     torch.manual_seed(0)
     with pytest.warns(RandensWarning, match="^the model is right no more often than by chance"):
-        randens.evaluate(model, (X, (Y + 5) % 10), "fgsm", eps=0.01)
+        evaluate(model, (X, (Y + 5) % 10), "fgsm", eps=0.01)
     training = copy.deepcopy(model).train()
     with pytest.warns(RandensWarning, match="^the model is in training mode"):
-        result = randens.evaluate(training, (X, Y), "fgsm", eps=0.01)
+        result = evaluate(training, (X, Y), "fgsm", eps=0.01)
     assert training.training
     assert any("training mode" in note for note in result.notes)
     assert any("training mode" in note for note in Evaluation.from_json(result.to_json()).notes)
     with warnings.catch_warnings():
         warnings.simplefilter("error", RandensWarning)
-        randens.evaluate(model, (X, Y), "fgsm", eps=0.01)
+        evaluate(model, (X, Y), "fgsm", eps=0.01)
 
 
 @pytest.mark.parametrize(
@@ -361,19 +335,19 @@ def test_what_looks_wrong_is_said() -> None:
 )
 def test_bad_data_is_one_sentence(data: Any, said: str) -> None:
     with pytest.raises(RandensError, match=said) as error:
-        randens.evaluate(nets()[0], data, "fgsm", eps=EPS)
+        evaluate(nets()[0], data, "fgsm", eps=EPS)
     assert "\n" not in str(error.value)
 
 
 def test_inputs_are_read_in_the_precision_of_the_weights() -> None:
     model = nets()[0]
-    single = randens.evaluate(model, (X, Y), "fgsm", eps=EPS)
-    from_double = randens.evaluate(model, (X.double(), Y), "fgsm", eps=EPS)
+    single = evaluate(model, (X, Y), "fgsm", eps=EPS)
+    from_double = evaluate(model, (X.double(), Y), "fgsm", eps=EPS)
     assert float(from_double.robust) == float(single.robust)
     assert from_double.notes == ("x is float64; it was read as float32, as the members' weights are",)
     double = copy.deepcopy(model).double()
     for data in ((X, Y), (X.double(), Y), randens.data.load("digits", "test").subset(range(8))):
-        assert randens.evaluate(double, data, "fgsm", eps=EPS).x_adv.dtype == np.float64
+        assert evaluate(double, data, "fgsm", eps=EPS).x_adv.dtype == np.float64
     rec = RandomizedEnsemble([model])
     assert torch.equal(rec.errors(X.double(), Y), rec.errors(X, Y))
     for members, said in (
@@ -381,13 +355,13 @@ def test_inputs_are_read_in_the_precision_of_the_weights() -> None:
         ([copy.deepcopy(model).half()], "float16"),
     ):
         with pytest.raises(InputError, match=f"the members' weights are {said}"):
-            randens.evaluate(members, (X, Y), "fgsm", eps=EPS)
+            evaluate(members, (X, Y), "fgsm", eps=EPS)
 
 
 def test_wrappers_of_evaluated_members_are_not_in_training_mode() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", RandensWarning)
-        randens.evaluate(DeterministicEnsemble([net.eval() for net in nets()]), (X, Y), "fgsm", eps=0.01)
+        evaluate(DeterministicEnsemble([net.eval() for net in nets()]), (X, Y), "fgsm", eps=0.01)
 
 
 class Noisy(nn.Module):
@@ -420,11 +394,11 @@ def test_random_models_take_preprocessing() -> None:
     normalised = as_rec(mixed, preprocessing=(mean, std))
     assert normalised.stochastic
     with pytest.raises(InputError, match="preprocessing is 'auto', but"):
-        randens.evaluate(wants, (X, Y), "eot", eps=EPS, preprocessing="auto")
+        evaluate(wants, (X, Y), "eot", eps=EPS, preprocessing="auto")
     with pytest.raises(InputError, match="standard deviations positive"):
-        randens.evaluate(wants, (X, Y), "eot", eps=EPS, preprocessing=(0.5, 0.0))
+        evaluate(wants, (X, Y), "eot", eps=EPS, preprocessing=(0.5, 0.0))
     with pytest.raises(InputError, match="probs has shape"):
-        randens.evaluate(wants, (X, Y), "eot", eps=EPS, probs=[0.5, 0.5])
+        evaluate(wants, (X, Y), "eot", eps=EPS, probs=[0.5, 0.5])
 
 
 class _Undone(nn.Module):
@@ -439,77 +413,33 @@ class _Undone(nn.Module):
         return logits
 
 
-def test_random_models_take_attacks() -> None:
-    random = randens.RandomizedModel(nn.Sequential(nn.Dropout(0.5), nets()[0]), draws=2, active=nn.Dropout)
-    with pytest.raises(InputError, match="attack is 3; give one made by"):
-        randens.evaluation.evaluate_stochastic(random, (X, Y), 3)  # type: ignore[arg-type]
-
-
 def test_bad_models_are_one_sentence() -> None:
     for model in (None, 3, [], [3], {"a": nets()[0]}):
-        with pytest.raises(InputError, match=r"model is a .*; give a module, a list of modules"):
-            randens.evaluate(model, (X, Y), "fgsm", eps=EPS)
+        with pytest.raises(InputError, match=r"model is an? .*; give a module, a list of modules"):
+            evaluate(model, (X, Y), "fgsm", eps=EPS)
     with pytest.raises(InputError, match="limit is 0"):
-        randens.evaluate(nets(), (X, Y), "fgsm", limit=0)
+        evaluate(nets(), (X, Y), "fgsm", limit=0)
 
 
-def test_risk_takes_arrays_and_names_bad_labels() -> None:
-    rec = RandomizedEnsemble(nets())
-    assert torch.equal(rec.risk(X.numpy(), Y.tolist()), rec.risk(X, Y))
-    with pytest.raises(InputError, match="y holds the label 10; the members have 10 classes"):
-        rec.risk(X, Y * 0 + 10)
-    with pytest.raises(InputError, match=r"x has shape .* and dtype torch\.uint8"):
-        rec.risk((X * 255).to(torch.uint8), Y)
-    uneven = RandomizedEnsemble([nn.Linear(3, 2), nn.Linear(3, 4)], seed=0)
-    with pytest.raises(InputError, match=r"members have different class counts \[2, 4\]"):
-        uneven(torch.rand(64, 3))
-
-
-def test_a_member_with_random_numbers_of_its_own_is_flagged_by_a_bare_attack() -> None:
-    class Noisy(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = copy.deepcopy(convnet(0))
-
-        def forward(self, x: Tensor) -> Tensor:
-            z: Tensor = self.net(x)
-            return z + torch.randn_like(z)
-
-    with pytest.warns(RandensWarning, match=r"members \[1\] answer the same input differently each time"):
-        attacks.PGD(Threat("linf", EPS), steps=2)(RandomizedEnsemble([convnet(1), Noisy()]), X, Y)
-
-
-def test_curves_fall_and_agree_with_evaluations() -> None:
-    found = randens.curve(nets(), (X, Y), "0:0.2:5", "pgd")
+def test_curves_fall_and_agree_with_evaluations(tmp_path: Path) -> None:
+    found = randens.curve(nets(), (X, Y), "pgd", eps="0:0.2:5")
     assert [round(p.eps, 6) for p in found.points] == [0, 0.05, 0.1, 0.15, 0.2]
-    for column in ("ensemble", "deterministic"):
-        values = [float(getattr(p, column)) for p in found.points]
-        assert values == sorted(values, reverse=True)
+    for values in found.lines.values():
+        assert [float(v) for v in values] == sorted(map(float, values), reverse=True)
         assert values[-1] < values[0]
-    for i in (0, 1):
-        values = [float(p.members[i]) for p in found.points]
-        assert values == sorted(values, reverse=True)
     alone = expected()
     assert float(found.points[0].ensemble) == float(alone.natural)
     assert float(found.points[2].ensemble) <= float(alone.robust) + 1e-12
-    assert found.points[2].ensemble.low <= found.points[2].ensemble <= found.points[2].ensemble.high
     # Witnesses are legal at the largest radius.
+    assert found.pool.x_adv is not None
     assert bool((np.abs(found.pool.x_adv - X.numpy()[found.pool.points]) <= 0.2 + 1e-6).all())
-    assert len(repr(found).splitlines()) == 7
-    assert "<table>" in found._repr_html_()
     assert len(found.to_frame()) == 5 * 4
     assert [p["eps"] for p in found.to_json()["points"]] == [p.eps for p in found.points]
-    own = alone.curve([0, EPS])
-    assert float(own.points[1].ensemble) == float(alone.robust)
-
-
-def test_a_curve_repeats_no_search_of_an_evaluation(tmp_path: Path) -> None:
-    """Radii are taken as they are given: 0.19 * (0.05 / 0.19) is not 0.05, and would be another search."""
-    randens.evaluate(nets(), (X[:8], Y[:8]), "fgsm", eps=0.05, folder=tmp_path)
-    randens.curve(nets(), (X[:8], Y[:8]), [0.05, 0.19], "fgsm", folder=tmp_path)
-    store, threat = randens.WitnessStore(tmp_path), Threat("linf", 0.19)
-    store.refresh(threat, X[:8])
-    assert {search.about.eps for search in store.asked(threat, X[:8])} == {0.05, 0.19}
+    found.plot(tmp_path / "curve.png")
+    assert (tmp_path / "curve.png").read_bytes()[1:4] == b"PNG"
+    for wrong in ("0:1", "1:0:3", "a:b:3", "0:0.1:x", [-1], []):
+        with pytest.raises(InputError, match="eps is"):
+            randens.curve(nets(), (X, Y), eps=wrong)
 
 
 def test_a_curve_cannot_rise_even_if_an_attack_is_weaker_at_a_larger_radius() -> None:
@@ -517,21 +447,100 @@ def test_a_curve_cannot_rise_even_if_an_attack_is_weaker_at_a_larger_radius() ->
     class OnlySmall(attacks.Attack):
         """Finds nothing beyond a radius of 0.1."""
 
-        name = "only-small"
-
         def search(self, s: attacks.Search) -> None:
             if s.threat.eps < 0.11:
                 attacks.PGD(s.threat).search(s)
 
-    found = randens.curve(nets(), (X, Y), [0.1, 0.2], OnlySmall(Threat("linf", 0.2)))
+    found = randens.curve(nets(), (X, Y), OnlySmall(Threat("linf", 0.2)), eps=[0.1, 0.2])
     assert float(found.points[1].ensemble) == float(found.points[0].ensemble) < 1
-    assert found.points[1].deterministic == found.points[0].deterministic
+    assert found.points[1].average == found.points[0].average
 
 
-def test_curves_are_drawn_and_wrong_radii_refused(tmp_path: Path) -> None:
-    found = randens.curve(nets(), (X[:8], Y[:8]), [0, 0.1], "fgsm")
-    found.plot(tmp_path / "curve.png")
-    assert (tmp_path / "curve.png").read_bytes()[1:4] == b"PNG"
-    for wrong in ("0:1", "1:0:3", "a:b:3", "0:0.1:x", [-1], []):
-        with pytest.raises(InputError, match="eps is"):
-            randens.curve(nets(), (X, Y), wrong)
+class Masked(nn.Module):
+    """A classifier whose gradients are cut off."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = convnet(0).eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        z: Tensor = self.net(x).detach()
+        return z
+
+
+def test_missing_gradients_are_a_warning_a_headline_and_in_the_document() -> None:
+    with pytest.warns(RandensWarning, match="Gradients are missing"):
+        result = evaluate(Masked().eval(), (X[:8], Y[:8]), "pgd", eps=EPS)
+    assert result.without_gradients == (0,)
+    assert "upper bounds only" in repr(result)
+    assert Evaluation.from_json(result.to_json()).without_gradients == (0,)
+
+
+class Writing(nn.Module):
+    """Edits its input in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = convnet(0).eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        z: Tensor = self.net(x.mul_(0.5))
+        return z
+
+
+def test_models_that_write_to_their_input_do_not_change_the_callers() -> None:
+    x = X.clone()
+    result = evaluate(Writing().eval(), (x, Y), "random", eps=EPS)
+    assert torch.equal(x, X)
+    half = evaluate(nets()[0], (X / 2, Y), "fgsm", eps=0.01)
+    assert float(result.natural) == float(half.natural)
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
+def test_evaluation_works_inside_other_modes(mode: Any) -> None:
+    with mode():
+        inside = X.clone()
+        result = evaluate(nets(), (inside, Y), "pgd", eps=EPS)
+        assert not torch.is_grad_enabled()
+    assert (result.errors == expected().errors).all()
+
+
+class Raising(nn.Module):
+    def __init__(self, calls: int) -> None:
+        super().__init__()
+        self.net, self.left = convnet(0), calls
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.left -= 1
+        if self.left < 0:
+            raise ZeroDivisionError("mine")
+        z: Tensor = self.net(x)
+        return z
+
+
+@pytest.mark.parametrize("calls", [4, 6])
+def test_what_a_model_raises_arrives_and_everything_is_as_before(calls: int) -> None:
+    model = Raising(calls).train()
+    state = torch.random.get_rng_state()
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        evaluate(model, (X, Y), "pgd", eps=EPS)
+    assert model.training
+    assert all(p.requires_grad for p in model.parameters())
+    assert torch.equal(state, torch.random.get_rng_state())
+
+
+def test_all_functions_take_what_evaluate_takes() -> None:
+    for function in (
+        randens.evaluate,
+        randens.curve,
+        randens.optimize_sampling,
+        randens.advise,
+        randens.audit,
+    ):
+        found = function(nets(), (X[:4].numpy(), Y[:4].tolist()), "fgsm", norm="Linf", seed=1)
+        assert found.about.n == 4
+        assert len(found.to_frame())
+        assert json.dumps(found.to_json())
+        assert found.plot() is not None
+    linear = randens.models.create("linear", classes=10, input_shape=(1, 8, 8), seed=0)
+    assert randens.certify(linear, (X[:2], Y[:2]), eps=0.001).about.n == 2

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import safetensors.torch
 import torch
-from tests.evaluation.planted import THREAT, exact, members, on_a_line, random_linear, threshold
-from torch import Tensor, nn
+from tests.evaluation.evaluated import evaluate
+from tests.evaluation.planted import THREAT, exact, members, on_a_line, random_linear
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import randens
-from randens import RandomizedEnsemble, Threat, WitnessPool, attacks
-from randens.attacks.dataset import Knowledge
+from randens import RandomizedEnsemble, Threat, WitnessStore, attacks
 from randens.core.errors import FileError, InputError
+from randens.core.runs import Run
 from randens.data import as_data
-from randens.evaluation import Evaluation, result_tables, save_worst_inputs, transferred, worst_inputs
-from randens.witness.store import WitnessStore, input_keys, member_key
+from randens.evaluation import Evaluation
+from randens.evaluation.loop import Witnesses
+from randens.evaluation.tables import latex
 
 # Wrong above 0.6 (right-hand member) and below 0.4 (left-hand member); labels are all 0, ε = 0.2.
 CONFLICT = ((1.0, 0.6), (-1.0, 0.4))
@@ -30,7 +35,7 @@ LINE = (0.5, 0.5, 0.9, 0.3)  # either; either; right wrong anyway; left wrong, r
 @pytest.fixture(scope="module")
 def line() -> Evaluation:
     rec, x, y = on_a_line(CONFLICT, LINE, (0.25, 0.75))
-    return randens.evaluate(rec, (x, y), exact(), also={"uniform": None})
+    return evaluate(rec, (x, y), exact(), also={"uniform": None})
 
 
 def test_planted_accuracies(line: Evaluation) -> None:
@@ -39,24 +44,24 @@ def test_planted_accuracies(line: Evaluation) -> None:
     # Worst: left-hand member (.75) at .5 twice; right-hand (.25) at .9; left-hand (.75) at .3.
     assert line.risk.tolist() == pytest.approx([0.75, 0.75, 0.25, 0.75])
     assert line.robust == pytest.approx(1 - 2.5 / 4)
-    assert [a.natural.value for a in line.member_accuracies] == [0.75, 0.75]
-    assert [a.robust.value for a in line.member_accuracies] == [0.25, 0.25]
+    assert [a.natural for a in line.member_accuracies] == [0.75, 0.75]
+    assert [a.robust for a in line.member_accuracies] == [0.25, 0.25]
     assert line.member_risks.tolist() == [0.75, 0.75]
-    assert line.at(None).robust.value == pytest.approx(0.5)
-    assert line.at((1.0, 0.0)).robust.value == pytest.approx(0.25)
+    assert line.at(None).robust == pytest.approx(0.5)
+    assert line.at((1.0, 0.0)).robust == pytest.approx(0.25)
     assert line.also["uniform"].tolist() == [0.5, 0.5]
 
 
 def test_theorem_1_is_stated_for_pairs_that_were_attacked_together() -> None:
     """With α = (1, 0, 0) every attack meets one member: what fools two of them was never looked for."""
     rec, x, y = on_a_line((*CONFLICT, (1.0, 0.55)), LINE, (1.0, 0.0, 0.0))
-    alone = randens.evaluate(rec, (x, y), exact())
+    alone = evaluate(rec, (x, y), exact())
     assert [pair.together for pair in alone.pairs] == [False, False, False]
-    text = " ".join(result_tables.statements(alone))
+    text = " ".join(alone.sentences())
     assert "(Theorem 1): none of 0; not attacked together: 0+1, 0+2, 1+2." in text
-    some = randens.evaluate(rec, (x, y), exact(), also={"first two": (0.5, 0.5, 0.0)})
+    some = evaluate(rec, (x, y), exact(), also={"first two": (0.5, 0.5, 0.0)})
     assert [pair.together for pair in some.pairs] == [True, False, False]
-    text = " ".join(result_tables.statements(some))
+    text = " ".join(some.sentences())
     assert "(Theorem 1): 0+1 (by 0.500" in text
     assert "of 1; not attacked together: 0+2, 1+2." in text
 
@@ -67,18 +72,12 @@ def test_planted_consequences(line: Evaluation) -> None:
     assert line.gain == pytest.approx(0.75 - 2.5 / 4)
     (pair,) = line.pairs
     assert (pair.i, pair.j, pair.conflict, pair.difference, pair.helps) == (0, 1, 0.5, 0.0, True)
-    assert [(v.accuracy, v.natural, v.robust) for v in line.levels] == [
-        (1.0, 2, 0),
-        (0.75, 1, 1),
-        (0.25, 1, 3),
-        (0.0, 0, 0),
-    ]
     # A linear layer with one input and two outputs: two multiply-accumulates.
     assert line.flops == (4, 4)
     assert line.expected_flops == 4
     assert line.found_by == {"clean": 2, "exact": 2}
     assert line.next_member.high == 1.0
-    assert line.split == "unknown"
+    assert line.about.split == "unknown"
     assert line.classes == 2
     assert (line.cost.forwards > 0, line.n, line.members) == (True, 4, 2)
 
@@ -86,28 +85,27 @@ def test_planted_consequences(line: Evaluation) -> None:
 def test_the_deterministic_ensemble_has_its_own_worst_cases() -> None:
     # Mean logits: class 1 scores (x − .6 + .4 − x)/2 = −.1 everywhere, so it is never wrong.
     rec, x, y = on_a_line(CONFLICT, LINE)
-    found = randens.evaluate(rec, (x, y), exact())
+    found = evaluate(rec, (x, y), exact())
     assert found.deterministic is not None
-    assert (found.deterministic.natural.value, found.deterministic.robust.value) == (1.0, 1.0)
+    assert (found.deterministic.natural, found.deterministic.robust) == (1.0, 1.0)
     # Two members alike: the mean is the member.
     rec, x, y = on_a_line(((1.0, 0.6), (1.0, 0.6)), LINE)
-    found = randens.evaluate(rec, (x, y), exact())
+    found = evaluate(rec, (x, y), exact())
     assert found.deterministic is not None
-    assert (found.deterministic.natural.value, found.deterministic.robust.value) == (0.75, 0.25)
-    assert randens.evaluate(rec, (x, y), exact(), deterministic=False).deterministic is None
+    assert (found.deterministic.natural, found.deterministic.robust) == (0.75, 0.25)
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_heuristic_attacks_never_find_more_than_there_is(seed: int) -> None:
     rec, x, y = random_linear(3, seed)
-    truth = randens.evaluate(rec, (x, y), exact())
-    found = randens.evaluate(rec, (x, y), [attacks.create(a, THREAT) for a in ("pgd", "arc-r")])
+    truth = evaluate(rec, (x, y), exact())
+    found = evaluate(rec, (x, y), [attacks.create(a, THREAT) for a in ("pgd", "arc-r")])
     assert (found.risk <= truth.risk + 1e-12).all()
     assert 1 - truth.robust > 0
     for i in range(3):
         # Consistency laws: a member's risk is its own attack's, and the ensemble's is at least α_i of it.
-        assert truth.member_risks[i] == pytest.approx(truth.points.foolable[:, i].mean())
-    floor = (truth.points.foolable * truth.probs).max(axis=1)
+        assert truth.member_risks[i] == pytest.approx(truth.foolable[:, i].mean())
+    floor = (truth.foolable * truth.probs).max(axis=1)
     assert (truth.risk >= floor - 1e-12).all()
     assert truth.bounds.floor - 1e-12 <= 1 - truth.robust <= truth.bounds.ceiling + 1e-12
 
@@ -117,100 +115,39 @@ def test_an_evaluation_knows_at_least_what_the_attack_found(name: str) -> None:
     rec, x, y = random_linear(3, 7)
     attack = attacks.create(name, THREAT)
     direct = attack(rec, x, y)
-    found = randens.evaluate(rec, (x, y), attack)
+    found = evaluate(rec, (x, y), attack)
     assert (found.risk >= direct.risk.numpy() - 1e-12).all()
-    again = randens.evaluate(rec, (x, y), attack)
+    again = evaluate(rec, (x, y), attack)
     assert again.risk.tolist() == found.risk.tolist()
     assert again.cost == found.cost
 
 
 def test_identical_members_give_the_single_members_risk() -> None:
     rec, x, y = random_linear(1, 3)
-    one = randens.evaluate(rec, (x, y), exact())
-    three = randens.evaluate(RandomizedEnsemble(list(rec.members) * 3, (0.2, 0.3, 0.5)), (x, y), exact())
+    one = evaluate(rec, (x, y), exact())
+    three = evaluate(RandomizedEnsemble(list(rec.members) * 3, (0.2, 0.3, 0.5)), (x, y), exact())
     np.testing.assert_allclose(three.risk, one.risk, atol=1e-12)
     assert three.gain == pytest.approx(0, abs=1e-12)
 
 
 def test_one_hot_probabilities_reproduce_the_member() -> None:
     rec, x, y = random_linear(3, 5)
-    uniform = randens.evaluate(rec, (x, y), exact())
+    uniform = evaluate(rec, (x, y), exact())
     for i in range(3):
-        alone = randens.evaluate(rec.with_probs(np.eye(3)[i]), (x, y), exact())
-        assert alone.robust == uniform.member_accuracies[i].robust.value
-        assert alone.natural == uniform.member_accuracies[i].natural.value
+        alone = evaluate(rec.with_probs(np.eye(3)[i]), (x, y), exact())
+        assert alone.robust == uniform.member_accuracies[i].robust
+        assert alone.natural == uniform.member_accuracies[i].natural
 
 
 def test_what_is_reported_re_evaluates() -> None:
     rec, x, y = random_linear(3, 2)
-    found = randens.evaluate(rec, (x, y), attacks.create("saddle", THREAT))
-    assert found.pool is not None
-    worst = worst_inputs(found.pool, found.probs, x)
+    found = evaluate(rec, (x, y), attacks.create("saddle", THREAT))
+    worst = torch.from_numpy(found.x_adv)
     assert bool(THREAT.contains(worst, x).all())
-    assert torch.equal(rec.errors(worst, y), torch.from_numpy(found.points.worst))
+    assert torch.equal(rec.errors(worst, y), torch.from_numpy(found.errors))
     assert float(rec.risk(worst, y).mean()) == pytest.approx(1 - found.robust, abs=1e-12)
     assert found.profile.risk(found.probs) == pytest.approx(1 - found.robust, abs=1e-12)
-    assert found.flags["unstable"] == 0
-
-
-def test_saved_inputs_can_be_scored_with_torch_alone(tmp_path: Path) -> None:
-    rec, x, y = random_linear(3, 2)
-    found = randens.evaluate(rec, (x, y), attacks.create("saddle", THREAT))
-    save_worst_inputs(tmp_path / "adv.safetensors", found, rec, (x, y))
-    saved = safetensors.torch.load_file(tmp_path / "adv.safetensors")
-    with torch.no_grad():
-        wrong = torch.stack([m(saved["x_adv"]).argmax(1) != saved["y"] for m in rec.members], dim=1)
-    assert torch.equal(wrong, saved["errors"])
-    assert 1 - float((wrong.double() @ saved["probs"]).mean()) == pytest.approx(found.robust, abs=1e-12)
-
-
-def test_a_member_that_answers_at_random_is_flagged() -> None:
-    class Coin(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.generator = torch.Generator().manual_seed(0)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.randn(len(x), 2, generator=self.generator) + 0 * x.sum(1, keepdim=True)
-
-    rec = RandomizedEnsemble([threshold(1.0, 0.6), Coin()])
-    x, y = torch.full((40, 1), 0.5), torch.zeros(40, dtype=torch.int64)
-    found = randens.evaluate(rec, (x, y), attacks.create("pgd", THREAT))
-    assert found.flags["unstable"] > 0
-    assert any("not deterministic" in line for line in result_tables.statements(found))
-
-
-def test_known_witnesses_are_used_and_never_forgotten() -> None:
-    rec, x, y = random_linear(3, 4)
-    truth = randens.evaluate(rec, (x, y), exact())
-    weak = attacks.create("fgsm", THREAT)
-    alone = randens.evaluate(rec, (x, y), weak)
-    helped = randens.evaluate(rec, (x, y), weak, pool=truth.pool)
-    assert helped.risk.tolist() == truth.risk.tolist()
-    assert alone.robust > truth.robust
-    assert helped.cost.backwards <= alone.cost.backwards
-    assert truth.pool is not None
-    with pytest.raises(InputError, match="sets only"):
-        randens.evaluate(rec, (x, y), weak, pool=truth.pool.without_inputs())
-
-
-def test_witnesses_transfer_to_other_members() -> None:
-    rec, x, y = on_a_line(CONFLICT, LINE)
-    found = randens.evaluate(rec, (x, y), exact())
-    assert found.pool is not None
-    other = RandomizedEnsemble(members((1.0, 0.65)))
-    shown = transferred(found.pool, other, (x, y))
-    # The pool holds a point with x > .6 for the two inputs at .5; whether it is past .65 only the member can say.
-    assert shown.members == 1
-    assert shown.x_adv is not None
-    for row, point in enumerate(shown.points.tolist()):
-        assert float(shown.x_adv[row, 0]) > 0.65
-        assert THREAT.contains(torch.from_numpy(shown.x_adv[row : row + 1]), x[point : point + 1]).all()
-    assert set(shown.points.tolist()) >= {2}
-    empty = transferred(WitnessPool(4, 2, x_adv=np.zeros((0, 1), dtype=np.float32)), other, (x, y))
-    assert len(empty) == 0
-    with pytest.raises(InputError, match="4 inputs; data has 3"):
-        transferred(found.pool, other, (x[:3], y[:3]))
+    assert all(max(flags["unstable"]) == 0 for flags in found.flags.values())
 
 
 # ---- documents -------------------------------------------------------------------------------------------------
@@ -223,21 +160,15 @@ def test_json_round_trip(line: Evaluation, tmp_path: Path) -> None:
     assert again.robust == line.robust
     assert again.profile == line.profile
     assert again.threat == THREAT
+    assert again.pool.x_adv is None
 
 
-@pytest.mark.parametrize("change", ["probs", "worst", "summary", "split", "checksum"])
-def test_a_document_altered_by_hand_is_refused(line: Evaluation, tmp_path: Path, change: str) -> None:
-    document = json.loads(json.dumps(line.to_json()))
-    if change == "worst":
-        document["points"]["worst"][0] = "00"
-    elif change == "summary":
-        document["summary"]["robust"]["value"] = 0.99
-    else:
-        document[change] = {"probs": [0.5, 0.5], "split": "test", "checksum": "0" * 64}[change]
-    with pytest.raises(InputError, match="checksum"):
-        Evaluation.from_json(document)
+@pytest.mark.parametrize("missing", ["about", "witnesses", "clean", "flops", "notes"])
+def test_a_damaged_document_is_one_sentence(line: Evaluation, tmp_path: Path, missing: str) -> None:
+    document = line.to_json()
+    del document[missing]
     (tmp_path / "e.json").write_text(json.dumps(document))
-    with pytest.raises(FileError, match=r"e\.json"):
+    with pytest.raises(FileError, match=r"e\.json: the evaluation is damaged"):
         Evaluation.load(tmp_path / "e.json")
     with pytest.raises(InputError, match="format"):
         Evaluation.from_json({"format": "other"})
@@ -250,23 +181,20 @@ def test_an_evaluation_knows_its_ensemble(line: Evaluation) -> None:
         line.check(RandomizedEnsemble(members((1.0, 0.6), (-1.0, 0.41))))
 
 
-def test_tables(line: Evaluation) -> None:
-    rows = result_tables.rows(line, "X")
-    assert [row.name for row in rows] == [
+def test_tables(line: Evaluation, tmp_path: Path) -> None:
+    assert [row.name for row in line.rows("X")] == [
         "X member 0",
         "X member 1",
-        "X randomized, uniform",
-        "X randomized, α = (0.25, 0.75)",
-        "X deterministic, all 2",
+        "X sampled, uniform",
+        "X sampled, α = (0.25, 0.75)",
+        "X average of all 2",
     ]
-    markdown = result_tables.markdown(rows).splitlines()
-    assert markdown[5].startswith("| X randomized, α = (0.25, 0.75) | 75.0 % | 37.5 % |")
+    lines = line.table().markdown().splitlines()
+    assert lines[5].startswith("| sampled, α = (0.25, 0.75) | 75.0 % | 37.5 % |")
     assert (
-        result_tables.latex(rows).splitlines()[3]
-        == "X randomized, $\\alpha$ = (0.25, 0.75) & 75.00 & 37.50 & 0.00 \\\\"
+        latex(line.rows()).splitlines()[3] == "sampled, $\\alpha$ = (0.25, 0.75) & 75.00 & 37.50 & 0.00 \\\\"
     )
-    assert result_tables.terminal(rows, "title").row_count == 5
-    said = " ".join(result_tables.statements(line))
+    assert list(line.to_frame()["robust"])[3] == float(line.robust)
     for expected in (
         "floor 0.3750",
         "ceiling 0.7500",
@@ -275,14 +203,28 @@ def test_tables(line: Evaluation) -> None:
         "two classes",
         "no attack needed 2",
     ):
-        assert expected in said
-    one = randens.evaluate(*_one_member(), exact())
-    assert [row.name for row in result_tables.rows(one, "AT")] == ["AT"]
-
-
-def _one_member() -> tuple[RandomizedEnsemble, tuple[Tensor, Tensor]]:
+        assert expected in repr(line)
+    assert "<table>" in line._repr_html_()
+    line.plot(tmp_path / "e.png")
+    assert (tmp_path / "e.png").stat().st_size > 1000
     rec, x, y = on_a_line(CONFLICT[:1], LINE)
-    return rec, (x, y)
+    assert [row.name for row in evaluate(rec, (x, y), exact()).rows("AT")] == ["AT"]
+    # The same probabilities are not shown twice.
+    rec, x, y = on_a_line(CONFLICT, LINE)
+    assert len(evaluate(rec, (x, y), exact(), also={"uniform": None}).rows()) == 4
+
+
+def test_attempts(line: Evaluation) -> None:
+    # Inputs at .5: either member (.25, .75) can be fooled, never both; .9: right-hand only; .3: left-hand only.
+    right = np.array([0.25, 0.25, 0.75, 0.25])
+    for q in (1, 2, 10):
+        assert line.after(q) == pytest.approx((right**q).mean())
+    assert line.after(2, "client") == pytest.approx((0 + 0 + 0.75 + 0.25) / 4)
+    assert float(line.after(float("inf"))) == 0
+    assert line.after(2).low <= line.after(2) <= line.after(2).high
+    for attempts, draw in ((0, "query"), (1.5, "query"), (-1, "client"), (1, "never")):
+        with pytest.raises(InputError):
+            line.after(attempts, draw)
 
 
 # ---- what data may be ------------------------------------------------------------------------------------------
@@ -292,9 +234,9 @@ def test_pairs_loaders_and_image_data_give_the_same() -> None:
     rec, x, y = random_linear(2, 1)
     loader = DataLoader(TensorDataset(x, y), batch_size=7)
     images = as_data((x.numpy(), y.numpy()), split="test", classes=3, name="mine")
-    results = [randens.evaluate(rec, data, exact()) for data in ((x, y), loader, images)]
+    results = [evaluate(rec, data, exact()) for data in ((x, y), loader, images)]
     assert len({tuple(r.risk.tolist()) for r in results}) == 1
-    assert [(r.data, r.split) for r in results] == [
+    assert [(r.about.data, r.about.split) for r in results] == [
         ("tensors", "unknown"),
         ("loader", "unknown"),
         ("mine", "test"),
@@ -318,41 +260,40 @@ def test_pairs_loaders_and_image_data_give_the_same() -> None:
 def test_data_that_do_not_fit_are_named(data: Any, named: str) -> None:
     rec, _, _ = random_linear(2, 1)
     with pytest.raises(InputError, match=named):
-        randens.evaluate(rec, data, exact())
-
-
-def test_images_of_other_classes_are_refused() -> None:
-    rec, x, y = random_linear(2, 1)
-    images = as_data((x.numpy(), y.numpy()), classes=5)
-    with pytest.raises(InputError, match="5 classes; the members tell 3 apart"):
-        randens.evaluate(rec, images, exact())
+        evaluate(rec, data, exact())
 
 
 def test_members_that_do_not_take_the_shape_are_named() -> None:
     rec = RandomizedEnsemble([nn.Linear(4, 3)])
     with pytest.raises(InputError, match=r"shape \(5,\), which member 0 does not take"):
-        randens.evaluate(rec, (torch.zeros(3, 5), torch.zeros(3, dtype=torch.int64)), exact())
+        evaluate(rec, (torch.zeros(3, 5), torch.zeros(3, dtype=torch.int64)), exact())
 
 
 def test_other_bad_arguments_are_named() -> None:
     rec, x, y = random_linear(2, 1)
     with pytest.raises(InputError, match="model is a int; give a module, a list of modules"):
-        randens.evaluate(3, (x, y), exact())
+        evaluate(3, (x, y), exact())
     with pytest.raises(InputError, match="attack is"):
-        randens.evaluate(rec, (x, y), [])
+        evaluate(rec, (x, y), [])
     with pytest.raises(InputError, match="different threats"):
-        randens.evaluate(rec, (x, y), [exact(), attacks.create("pgd", Threat("l2", 1.0))])
-    with pytest.raises(InputError, match="probs was chosen on test data"):
-        randens.evaluate(rec, (x, y), exact(), chosen_on={"probs": "test"})
+        evaluate(rec, (x, y), [exact(), attacks.create("pgd", Threat("l2", 1.0))])
     with pytest.raises(InputError, match="confidence is 2"):
-        _ = randens.evaluate(rec, (x, y), exact(), confidence=2).accuracy
+        _ = evaluate(rec, (x, y), exact(), confidence=2).robust
+
+
+def test_choices_made_on_test_data_are_refused(tmp_path: Path) -> None:
+    net = randens.models.create("linear", classes=10, input_shape=(1, 8, 8), seed=0)
+    run = Run.create(tmp_path / "run", recipe={"data": {"name": "digits"}}, chosen_on={"probs": "test"})
+    RandomizedEnsemble([net], threat=THREAT).save(run.ensemble)
+    with pytest.raises(InputError, match="probs was chosen on test data"):
+        evaluate(run.path, attack="fgsm", limit=5)
 
 
 def test_modes_are_restored() -> None:
     rec, x, y = random_linear(2, 1)
     rec.members[0].train()
     rec.members[1].eval()
-    randens.evaluate(rec, (x, y), attacks.create("pgd", THREAT))
+    evaluate(rec, (x, y), attacks.create("pgd", THREAT))
     assert [m.training for m in rec.members] == [True, False]
     assert all(p.requires_grad for p in rec.parameters())
 
@@ -364,19 +305,19 @@ def test_progress_is_reported_to_the_end() -> None:
     def note(task: str, done: float, total: float) -> None:
         seen[task] = (done, total)
 
-    randens.evaluate(rec, (x, y), attacks.create("pgd", THREAT, batch_size=8), progress=note)
+    evaluate(rec, (x, y), attacks.create("pgd", THREAT, batch_size=8), progress=note)
     assert "pgd on the ensemble" in seen
     assert all(done == total for done, total in seen.values())
 
 
-# ---- interruptions ---------------------------------------------------------------------------------------------
+# ---- the store -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("survives", [0, 3, 9, 14])
 def test_an_interrupted_evaluation_is_continued(tmp_path: Path, survives: int) -> None:
     rec, x, y = random_linear(3, 6)
     attack = attacks.create("pgd", THREAT, steps=3, batch_size=8)
-    whole = randens.evaluate(rec, (x, y), attack)
+    whole = evaluate(rec, (x, y), attack)
     calls = 0
 
     def interrupt(*_: object) -> None:
@@ -386,93 +327,123 @@ def test_an_interrupted_evaluation_is_continued(tmp_path: Path, survives: int) -
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        randens.evaluate(rec, (x, y), attack, folder=tmp_path, progress=interrupt)
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")}
-    assert len(before) >= min(survives - 3, 8)
-    again = randens.evaluate(rec, (x, y), attack, folder=tmp_path)
-    assert again.risk.tolist() == whole.risk.tolist()
-    assert again.points.sources == whole.points.sources
-    assert again.cost == whole.cost
-    assert again.profile == whole.profile
-    assert all(path.stat().st_mtime_ns == when for path, when in before.items())
+        evaluate(rec, (x, y), attack, folder=tmp_path, progress=interrupt)
+    again = evaluate(rec, (x, y), attack, folder=tmp_path)
+    assert again.to_json() == whole.to_json()
+    assert (again.now.backwards < whole.now.backwards) == (survives > 0)
 
 
 def test_asking_twice_costs_nothing_and_gives_the_same_document(tmp_path: Path) -> None:
     rec, x, y = random_linear(3, 6)
     both = [attacks.create("pgd", THREAT, steps=3, batch_size=8), attacks.create("saddle", THREAT)]
-    alone = randens.evaluate(rec, (x, y), both, also={"uniform": None})
-    first = randens.evaluate(rec, (x, y), both, also={"uniform": None}, folder=tmp_path)
-    again = randens.evaluate(rec, (x, y), both, also={"uniform": None}, folder=tmp_path)
-    assert first.to_json() == again.to_json()
+    alone = evaluate(rec, (x, y), both, also={"first": (1, 0, 0)})
+    first = evaluate(rec, (x, y), both, also={"first": (1, 0, 0)}, folder=tmp_path)
+    again = evaluate(rec, (x, y), both, also={"first": (1, 0, 0)}, folder=tmp_path)
+    assert first.to_json() == again.to_json() == alone.to_json()
     assert again.now.backwards == 0
-    # The members and their mean are run on a sample of what is stored, and on nothing else.
-    assert 0 < again.now.forwards <= 2 * 32 * 3
-    assert first.risk.tolist() == alone.risk.tolist()
-    assert again.pool is not None
-    assert again.pool.located.all()
+    # Only inputs and worst inputs are scored once more.
+    assert again.now.forwards <= 3 * 3 * len(x)
+    fresh = evaluate(rec, (x, y), both, folder=WitnessStore(tmp_path, fresh=True))
+    assert fresh.now.backwards > 0
+
+
+def test_other_commands_repeat_no_search(tmp_path: Path) -> None:
+    rec, x, y = random_linear(3, 6)
+    attack = attacks.create("saddle", THREAT)
+    first = evaluate(rec, (x, y), attack, folder=tmp_path)
+    spent = [
+        randens.optimize_sampling(rec, (x, y), attack, folder=tmp_path, max_sweeps=1).now,
+        randens.certify(rec, (x, y), threat=THREAT, folder=tmp_path).now,
+        evaluate(rec, (x, y), attack, folder=tmp_path).now,
+        randens.curve(rec, (x, y), attack, eps=[THREAT.eps], folder=tmp_path).now,
+    ]
+    assert sum(cost.passes for cost in spent[:2]) <= 0.1 * first.now.passes
+    assert sum(cost.backwards for cost in spent) == 0
 
 
 def test_a_larger_radius_starts_from_the_smaller_ones_witnesses(tmp_path: Path) -> None:
     rec, x, y = random_linear(2, 6)
-    small = randens.evaluate(rec, (x, y), attacks.create("saddle", THREAT), folder=tmp_path)
+    small = evaluate(rec, (x, y), attacks.create("saddle", THREAT), folder=tmp_path)
     weak = attacks.create("fgsm", THREAT.scaled(1.5))
-    large = randens.evaluate(rec, (x, y), weak, folder=tmp_path)
+    large = evaluate(rec, (x, y), weak, folder=tmp_path)
     assert (large.risk >= small.risk).all()
-    assert large.robust <= randens.evaluate(rec, (x, y), weak).robust
+    assert large.robust <= evaluate(rec, (x, y), weak).robust
     # And a smaller radius takes over only what lies within it.
-    tiny = randens.evaluate(rec, (x, y), attacks.create("fgsm", THREAT.scaled(0.1)), folder=tmp_path)
-    assert tiny.pool is not None
+    tiny = evaluate(rec, (x, y), attacks.create("fgsm", THREAT.scaled(0.1)), folder=tmp_path)
     assert tiny.pool.x_adv is not None
-    inside = THREAT.scaled(0.1).contains(
-        torch.from_numpy(tiny.pool.x_adv), x[torch.from_numpy(tiny.pool.points)]
-    )
-    assert bool(inside.all())
+    points, around = torch.from_numpy(tiny.pool.x_adv), x[torch.from_numpy(tiny.pool.points)]
+    assert bool(THREAT.scaled(0.1).contains(points, around).all())
 
 
-def test_a_new_member_is_run_on_the_stored_points_only(tmp_path: Path) -> None:
+def test_a_new_member_is_run_on_the_stored_points_first(tmp_path: Path) -> None:
     rec, x, y = random_linear(3, 6)
     two = RandomizedEnsemble(list(rec.members)[:2])
-    attack = attacks.create("saddle", THREAT)
-    before = randens.evaluate(two, (x, y), attack, folder=tmp_path)
-    assert before.pool is not None
-    store = WitnessStore(tmp_path)
-    known = Knowledge(rec, x, y, THREAT, store=store)
+    before = evaluate(two, (x, y), attacks.create("saddle", THREAT), folder=tmp_path)
+    known = Witnesses(rec, as_data((x, y)), THREAT, store=WitnessStore(tmp_path))
     assert known.pool.take(np.arange(len(x)), [0, 1]).risk([0.5, 0.5]) >= before.pool.risk([0.5, 0.5]) - 1e-12
     assert known.now.backwards == 0
     assert known.pool.x_adv is not None
-    points = torch.from_numpy(known.pool.x_adv)
-    again = rec.errors(points, y[torch.from_numpy(known.pool.points)]).numpy()
+    again = rec.errors(torch.from_numpy(known.pool.x_adv), y[torch.from_numpy(known.pool.points)]).numpy()
     assert np.array_equal(known.pool.fooled, again)
-    # Now the third member's verdicts are stored, too.
-    stored = WitnessStore(tmp_path)
-    stored.refresh(THREAT, x)
-    keys = [member_key(m) for m in rec.members]
-    assert (stored.recall(keys, input_keys(x, y), x, THREAT).verdicts >= 0).all()
+    once_more = Witnesses(rec, as_data((x, y)), THREAT, store=WitnessStore(tmp_path))
+    assert once_more.now.forwards == 3 * len(x)
 
 
-def test_stored_witnesses_are_not_trusted_blindly(tmp_path: Path) -> None:
-    """Members with the same address that answer otherwise: noticed, and refused in one sentence."""
-    rec, x, y = random_linear(2, 6)
+def _forge(path: Path, statement: str) -> None:
+    with sqlite3.connect(path / "witnesses.sqlite") as db:
+        db.execute(statement)
+
+
+def test_a_store_without_its_witnesses_cannot_raise_an_accuracy(tmp_path: Path) -> None:
+    rec, x, y = random_linear(3, 6)
     attack = attacks.create("saddle", THREAT)
-    randens.evaluate(rec, (x, y), attack, folder=tmp_path)
+    first = evaluate(rec, (x, y), attack, folder=tmp_path)
+    _forge(tmp_path, "DELETE FROM points WHERE rowid % 2 AND distance > 0")
+    _forge(
+        tmp_path, "UPDATE verdicts SET fooled = 0 WHERE point IN (SELECT id FROM points WHERE rowid % 5 = 0)"
+    )
+    again = evaluate(rec, (x, y), attack, folder=tmp_path)
+    assert again.robust <= first.robust + 1e-12
+    assert again.now.backwards > 0
 
-    class Hidden(nn.Module):
-        """Answers that no weight or plain attribute shows."""
 
-        def __init__(self, member: nn.Module, flip: list[float]) -> None:
-            super().__init__()
-            self.member = member
-            object.__setattr__(self, "_sign", {"flip": flip})
+def test_verify_scores_every_stored_witness_again(tmp_path: Path) -> None:
+    rec, x, y = random_linear(3, 6)
+    attack = attacks.create("saddle", THREAT)
+    first = evaluate(rec, (x, y), attack, folder=tmp_path)
+    again = evaluate(rec, (x, y), attack, folder=WitnessStore(tmp_path, verify=True))
+    assert again.verified is not None
+    assert 0 < again.verified[0] == again.verified[1] <= len(first.pool)
+    assert (first.verified, again.risk.tolist()) == (None, first.risk.tolist())
+    assert Evaluation.from_json(again.to_json()).verified == again.verified
+    _forge(tmp_path, "UPDATE verdicts SET fooled = 1")
+    with pytest.raises(FileError, match="no longer fool the members"):
+        evaluate(rec, (x, y), attack, folder=WitnessStore(tmp_path, verify=True))
+    # Without --verify the numbers are still those of the members: the worst inputs are scored once more.
+    assert evaluate(rec, (x, y), attack, folder=tmp_path).risk.tolist() == first.risk.tolist()
 
-        def forward(self, x: Tensor) -> Tensor:
-            z: Tensor = self.member(x)
-            return z * self._sign["flip"][0]  # type: ignore[index]
 
-    flip = [1.0]
-    hidden = RandomizedEnsemble([Hidden(m, flip) for m in rec.members])
-    randens.evaluate(hidden, (x, y), attack, folder=tmp_path / "h")
-    flip[0] = 1e-3  # the same verdicts
-    randens.evaluate(hidden, (x, y), attack, folder=tmp_path / "h")
-    flip[0] = -1.0
-    with pytest.raises(FileError, match="stored witnesses no longer fool the members they did"):
-        randens.evaluate(hidden, (x, y), attack, folder=tmp_path / "h")
+def test_killed_at_any_moment_the_same_call_gives_the_same_numbers(tmp_path: Path) -> None:
+    """SIGKILL, without any chance to clean up."""
+    code = (
+        "import sys, randens\n"
+        "from tests.evaluation.planted import THREAT, random_linear\n"
+        "rec, x, y = random_linear(3, 6)\n"
+        "attack = randens.attacks.create('pgd', THREAT, steps=30, batch_size=2)\n"
+        "print(float(evaluate(rec, (x, y), attack, folder=sys.argv[1]).robust))\n"
+    )
+    whole = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "whole")], capture_output=True, check=True
+    )
+    killed = 0
+    for number in range(2):
+        folder = tmp_path / str(number)
+        process = subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.DEVNULL)
+        while process.poll() is None and not (folder / "witnesses.sqlite").exists():
+            time.sleep(0.01)
+        time.sleep(0.15 * number)
+        process.kill()
+        killed += process.wait() == -9
+        again = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, check=True)
+        assert again.stdout == whole.stdout
+    assert killed > 0

@@ -14,15 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.numpy
 import safetensors.torch
 import torch
+from tests.evaluation.evaluated import evaluate
 from tests.evaluation.trained import THREAT, Scaled, digits, ensemble, member
 from torch import Tensor, nn
 
-from randens import Threat, attacks, evaluate
-from randens.cli.main import run as command
-from randens.core.runs import Run
-from randens.evaluation import Evaluation, save_worst_inputs
+from randens import Threat, attacks
+from randens.data import Data
+from randens.evaluation import Evaluation
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "rescore.py"
 
@@ -49,6 +50,11 @@ def rescored_here(folder: Path, found: Path) -> dict[str, Any]:
     return said
 
 
+def save_worst_inputs(path: Path, result: Evaluation, data: Data) -> None:
+    tensors = {"x_adv": result.x_adv, "errors": result.errors, "probs": result.probs, "y": data.y.numpy()}
+    safetensors.numpy.save_file(tensors, path)
+
+
 def test_the_script_is_twenty_lines_of_torch_and_safetensors() -> None:
     tree = ast.parse(SCRIPT.read_text())
     names = {
@@ -70,9 +76,9 @@ def test_the_script_is_twenty_lines_of_torch_and_safetensors() -> None:
 def test_saved_inputs_score_the_same_elsewhere(tmp_path: Path, names: tuple[str, ...]) -> None:
     rec = ensemble(*names)
     data = digits("test").subset(slice(0, 120))
-    result = evaluate(rec, data, attacks.create("suite", THREAT, preset="fast"), deterministic=False)
+    result = evaluate(rec, data, attacks.create("suite", THREAT, preset="fast"))
     rec.save(tmp_path / "ensemble")
-    save_worst_inputs(tmp_path / "worst.safetensors", result, rec, data)
+    save_worst_inputs(tmp_path / "worst.safetensors", result, data)
     said = rescored(tmp_path / "ensemble", tmp_path / "worst.safetensors")
     assert said["verdicts_agree"] is True
     assert said["inputs"] == 120
@@ -84,30 +90,15 @@ def test_saved_inputs_score_the_same_elsewhere(tmp_path: Path, names: tuple[str,
 
 def test_a_changed_file_is_noticed(tmp_path: Path) -> None:
     rec, data = ensemble("mlp", "linear"), digits("test").subset(slice(0, 60))
-    result = evaluate(rec, data, attacks.create("saddle", THREAT), deterministic=False)
+    result = evaluate(rec, data, attacks.create("saddle", THREAT))
     rec.save(tmp_path / "ensemble")
-    save_worst_inputs(tmp_path / "worst.safetensors", result, rec, data)
+    save_worst_inputs(tmp_path / "worst.safetensors", result, data)
     stored = safetensors.torch.load_file(tmp_path / "worst.safetensors")
     stored["x_adv"] = data.x.contiguous()
     safetensors.torch.save_file(stored, tmp_path / "altered.safetensors")
     said = rescored_here(tmp_path / "ensemble", tmp_path / "altered.safetensors")
     assert said["verdicts_agree"] is False
     assert said["robust_accuracy"] == pytest.approx(result.natural)
-
-
-def test_the_command_saves_what_the_script_reads(tmp_path: Path) -> None:
-    run = Run.create(tmp_path / "run", recipe={"data": {"name": "digits"}})
-    ensemble("mlp", "mlp").save(run.ensemble)
-    worst = tmp_path / "worst.safetensors"
-    assert (
-        command(
-            ["evaluate", str(run.path), "--limit", "40", "--attack", "saddle", "--adversarial", str(worst)]
-        )
-        == 0
-    )
-    said = rescored_here(run.ensemble, worst)
-    assert said["verdicts_agree"] is True
-    assert said["robust_accuracy"] == pytest.approx(Evaluation.load(run.path / "evaluation.json").robust)
 
 
 # Attacks of other libraries on single members. Theirs use the sign of a float32 margin, ours want it clear of

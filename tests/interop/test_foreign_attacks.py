@@ -17,9 +17,10 @@ import pytest
 import torch
 from tests.attacks.cases import case, convnet, digits
 from tests.attacks.planted import Planted, linear, planted, truth
+from tests.evaluation.evaluated import evaluate
 from torch import Tensor, nn
 
-from randens import RandomizedEnsemble, Threat, attacks, evaluate, interop, optimize_sampling
+from randens import RandomizedEnsemble, Threat, attacks, interop, optimize_sampling
 from randens.core.errors import InputError, ModelError
 from randens.interop.attack_libraries import View
 
@@ -320,11 +321,11 @@ def test_evaluation_and_the_choice_of_probabilities_take_them() -> None:
     threat = Threat("linf", 0.1)
     chosen = [made("foolbox", threat), made("torchattacks", threat)]
     best = optimize_sampling(rec, (x[:24], y[:24]), chosen, tol=0.01)
-    assert best.attacks == tuple(a.name for a in chosen)
+    assert [a["name"] for a in best.about.attacks] == [a.name for a in chosen]
     assert best.risk <= best.pool.risk([0.5, 0.5]) + 1e-9
-    result = evaluate(rec, (x[:24], y[:24]), chosen, deterministic=False)
+    result = evaluate(rec, (x[:24], y[:24]), chosen)
     assert result.robust < result.natural
-    assert result.attacks[0]["description"].startswith("foolbox LinfProjectedGradientDescentAttack(")
+    assert result.about.attacks[0]["description"].startswith("foolbox LinfProjectedGradientDescentAttack(")
 
 
 # ---- getting it wrong --------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from paper.reproduce.measure import ATTACKS, Measured, Settings, measure, measur
 from paper.reproduce.noise import GROUPS, KINDS, cells, group, kind, noise, spread
 from paper.reproduce.runs import _PAGE, SCALES, first_name, plan, reproduce
 from paper.reproduce.tables import NETWORKS, Table, Wanted, paper, tables
+from tests.evaluation.evaluated import evaluate
 from tests.evaluation.trained import THREAT, digits, ensemble
 
 import randens
@@ -22,7 +23,6 @@ from randens import RandomizedEnsemble
 from randens.core.errors import FileError, InputError
 from randens.core.files import read_json, write_json
 from randens.core.runs import Run
-from randens.evaluation import evaluate
 from randens.training import load_recipe
 
 FEW = Settings(test=30, validation=30)
@@ -205,7 +205,6 @@ def test_measured_is_what_an_evaluation_says(tmp_path: Path) -> None:
         digits("test").subset(slice(0, 30)),
         FEW.build(THREAT),
         also={"uniform": None},
-        deterministic=True,
     )
     assert found.n == 30
     assert found.uniform == (own.at(None).natural.value, own.at(None).robust.value)

@@ -35,9 +35,7 @@ def trained_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     attack = randens.attacks.create("saddle", THREAT)
     result = randens.evaluate(rec, data, attack, also={"uniform": None})
     result.save(run.path / "evaluation.json")
-    found = measure(
-        rec, data, THREAT, pool=result.pool, compared=("afgsm", "saddle"), factors=(0.5, 1.0, 2.0)
-    )
+    found = measure(rec, data, THREAT, compared=("afgsm", "saddle"), factors=(0.5, 1.0, 2.0), folder=run.path)
     found.save(run)
     return run.path
 

@@ -15,7 +15,7 @@ from randens.attacks import Cost
 from randens.core.runs import Run
 from randens.data import Data
 from randens.ensemble import RandomizedEnsemble
-from randens.evaluation import Evaluation, Points
+from randens.evaluation import About, Evaluation
 from randens.threat import Threat
 from randens.witness import WitnessPool
 
@@ -45,27 +45,15 @@ def chosen_evaluation(
     alpha = np.full(members, 1 / members) if probs is None else np.asarray(probs, dtype=np.float64)
     rows = pool.best(alpha)[1]
     worst: NDArray[np.bool_] = np.where(rows[:, None] >= 0, pool.fooled[rows], False)
-    whole = worst.sum(axis=1) * 2 > members
+    attack = {"name": "saddle", "orders": 1}
     return Evaluation(
-        probs=alpha,
-        points=Points(
-            clean,
-            worst,
-            pool.foolable,
-            tuple(pool.sources[r] if r >= 0 else "" for r in rows.tolist()),
-            clean.sum(axis=1) * 2 > members,
-            whole,
-        ),
-        profile=pool.profile(),
-        threat=threat,
-        data=data,
-        split="test",
+        about=About("0" * 64, tuple(alpha.tolist()), data, "test", n, threat.to_dict(), (attack,)),
+        clean=clean,
+        pool=pool,
+        average=(clean.sum(axis=1) * 2 > members, worst.sum(axis=1) * 2 > members),
         classes=10,
-        ensemble="0" * 64,
-        attacks=({"name": "saddle", "orders": 1},),
         flops=(flops,) * members,
         cost=Cost(12_345, 6_789),
-        seconds=1.5,
         chosen_on={"probs": "validation"},
         also={} if members == 1 else {"uniform": np.full(members, 1 / members)},
     )

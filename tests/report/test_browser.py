@@ -138,7 +138,7 @@ def test_sliders_buttons_and_typing(browser: Browser, tmp_path: Path, members: i
 
 def test_the_optimum_and_its_certificate(browser: Browser, tmp_path: Path) -> None:
     result = chosen_evaluation(4, n=300, probs=[0.7, 0.1, 0.1, 0.1])
-    best = optimal_sampling(result.profile, method="exact", clean_risks=result.points.clean.mean(axis=0))
+    best = optimal_sampling(result.profile, method="exact", clean_risks=result.clean.mean(axis=0))
     with opened(browser, made(tmp_path, result)) as page:
         note = page.locator(".certificate")
         assert note.get_attribute("data-sound") == "true"

@@ -13,7 +13,7 @@ from tests.report.made_runs import chosen_evaluation, chosen_run
 from randens.core.errors import FileError, InputError
 from randens.report import FIGURES, write_figure
 from randens.report.load import load_run
-from randens.report.tables import fooled_sets, inferences
+from randens.report.tables import inferences
 
 MAGIC = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
 
@@ -58,15 +58,6 @@ def test_default_place_is_the_run_folder(tmp_path: Path) -> None:
     run = chosen_run(tmp_path / "r", chosen_evaluation(5))
     assert write_figure("sets", run) == run / "sets.pdf"
     assert write_figure("landscape", run).exists()
-
-
-def test_numbers_behind_the_figures() -> None:
-    result = chosen_evaluation(3)
-    listed, rest = fooled_sets(result, most=3)
-    assert sum(count for _, count in listed) + rest == result.n
-    for fooled, count in listed:
-        expected = [i in fooled for i in range(3)]
-        assert count == int((result.points.worst == expected).all(axis=1).sum())
 
 
 def test_flops_of_randomized_and_deterministic(tmp_path: Path) -> None:

@@ -10,15 +10,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tests.report.made_runs import THREAT, trained_ensemble
+from tests.evaluation.evaluated import evaluate
+from tests.report.made_runs import THREAT
 
 import randens
 from randens.core.errors import InputError
-from randens.core.runs import Run
-from randens.data import as_data
-from randens.ensemble import RandomizedEnsemble
-from randens.evaluation import Evaluation, evaluate, worst_inputs
-from randens.report import Measurements, measure
+from randens.report import measure
 from randens.report.load import load_run
 from randens.report.pictures import make_gallery, to_png
 
@@ -72,20 +69,6 @@ def test_pictures_show_what_the_members_saw(trained_run: Path) -> None:
         assert float(fooled @ rec.probs.numpy()) == pytest.approx(example.risk)
 
 
-def test_pictures_of_every_kind_are_shown() -> None:
-    """Ten inputs fooled in one way do not crowd out the one that is fooled in another."""
-    rec, data = trained_ensemble(members=2, steps=20)
-    result = evaluate(rec, data, randens.attacks.create("saddle", THREAT))
-    assert result.pool is not None
-    kinds = {tuple(row) for row in result.points.worst[~result.points.clean.any(axis=1)].tolist() if any(row)}
-    gallery = make_gallery(rec, data, result.pool, THREAT, count=len(kinds))
-    shown = {tuple(said != e.label for said in e.after) for e in gallery.examples}
-    assert shown == kinds
-    worst = worst_inputs(result.pool, rec.probs, data.x)
-    for example in gallery.examples:
-        assert rec.verdicts(worst[[example.index]])[0].tolist() == example.after
-
-
 def test_colour_and_size_of_pictures() -> None:
     colour = torch.zeros(3, 4, 5)
     colour[0] = 1.0
@@ -93,17 +76,6 @@ def test_colour_and_size_of_pictures() -> None:
     assert pixels(to_png(colour)).shape == (4, 5, 3)
     assert pixels(to_png(torch.full((2, 4, 4), 0.5)))[0, 0] == 128
     assert max(pixels(to_png(torch.rand(1, 300, 200))).shape) == 96
-
-
-def test_inputs_that_are_not_pictures_have_no_gallery() -> None:
-    rng = np.random.default_rng(0)
-    data = as_data((rng.random((12, 4), dtype=np.float32), [0, 1] * 6), split="test")
-    rec = RandomizedEnsemble(
-        [randens.models.create("linear", classes=2, input_shape=(4,), seed=s) for s in range(2)]
-    )
-    found = measure(rec, data, THREAT, attack=("pgd",), compared=("afgsm",), factors=(1.0,))
-    assert found.gallery is None
-    assert found.radii.n == 12
 
 
 def test_bad_input(trained_run: Path) -> None:
@@ -121,27 +93,3 @@ def test_bad_input(trained_run: Path) -> None:
     assert result.pool is not None
     with pytest.raises(InputError, match="pool describes 4 inputs; data has 2"):
         make_gallery(rec, data.subset(slice(0, 2)), result.pool, THREAT)
-
-
-def test_measurements_on_fewer_inputs_replace_none_on_more(trained_run: Path, tmp_path: Path) -> None:
-    one, run = load_run(trained_run), Run.create(tmp_path / "r")
-    assert one.radii is not None
-    assert one.attacks is not None
-    assert one.gallery is not None
-    assert Measurements(one.radii, one.attacks, one.gallery).save(run)
-    few = [part.model_copy(update={"n": 5}) for part in (one.radii, one.attacks, one.gallery)]
-    assert not Measurements(*few).save(run)  # type: ignore[arg-type]
-    kept = load_run(run.path)
-    assert (kept.radii, kept.attacks, kept.gallery) == (one.radii, one.attacks, one.gallery)
-    assert len(list(run.path.glob("answers/report/*.json"))) == 6  # both are kept as answers
-    others = [part.model_copy(update={"ensemble": "f" * 64}) for part in few]
-    assert Measurements(*others).save(run)  # type: ignore[arg-type]
-
-
-def test_files_stay_in_the_run_folder(trained_run: Path) -> None:
-    assert sorted(p.name for p in (trained_run / "report").iterdir()) == [
-        "attacks.json",
-        "gallery.json",
-        "radii.json",
-    ]
-    assert Evaluation.load(trained_run / "evaluation.json").n == 40

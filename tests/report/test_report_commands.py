@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 from tests.report.made_runs import chosen_evaluation, chosen_run
 
-from randens import attacks, report
 from randens.cli.main import run
-from randens.report import measurements
 
 
 def test_report_says_what_it_found_and_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -26,25 +22,6 @@ def test_report_says_what_it_found_and_where(tmp_path: Path, capsys: pytest.Capt
     document = json.loads(capsys.readouterr().out)
     assert document["report"] == str(tmp_path / "x.html")
     assert document["bytes"] == (tmp_path / "x.html").stat().st_size
-
-
-def test_measure_fills_the_page(
-    trained_run: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # Two attacks and two radii show what the command does; the others are attacks and radii like these.
-    assert set(measurements.COMPARED) <= set(attacks.names())
-    quick = functools.partial(report.measure, compared=("afgsm", "saddle"), factors=(0.5, 1.0))
-    monkeypatch.setattr(report, "measure", quick)
-    folder = tmp_path / "copy"
-    shutil.copytree(trained_run, folder)
-    shutil.rmtree(folder / "report")
-    assert run(["report", str(folder), "--measure", "--limit", "4"]) == 0
-    assert json.loads((folder / "report" / "radii.json").read_bytes())["n"] == 4
-    assert "produced by <code>randens report" not in (folder / "report.html").read_text()
-    assert "Written to" in capsys.readouterr().out
 
 
 def test_one_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

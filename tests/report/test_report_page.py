@@ -23,9 +23,7 @@ from randens.models import create
 from randens.report import figures, tables, write_report
 from randens.report.landscape import MOST_SOLVED
 from randens.report.load import load_run, load_runs
-from randens.report.verdicts import compare, verdict, verdicts
-from randens.risk import RiskProfile
-from randens.threat import Threat
+from randens.report.verdicts import compare, verdicts
 
 TITLES = (
     "Results",
@@ -172,18 +170,6 @@ def test_a_page_that_would_be_too_large_is_refused(tmp_path: Path, monkeypatch: 
     assert not (tmp_path / "r" / "report.html").exists()
 
 
-def test_an_old_or_altered_evaluation_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
-    path = chosen_run(tmp_path / "r", chosen_evaluation(2))
-    document = json.loads((path / "evaluation.json").read_text())
-    for change in ({"format": "randens-evaluation-0"}, {"probs": [0.9, 0.1]}):
-        write_json(path / "evaluation.json", {**document, **change})
-        with pytest.raises(FileError, match=r"run randens evaluate .*r again"):
-            write_report([path])
-    (path / "evaluation.json").write_text("{")
-    with pytest.raises(FileError, match="not valid JSON"):
-        write_report([path])
-
-
 def test_an_old_run_folder_is_an_error(tmp_path: Path) -> None:
     path = chosen_run(tmp_path / "r", None)
     write_json(path / "manifest.json", {"format": "randens-run-0"})
@@ -197,11 +183,6 @@ def test_an_old_run_folder_is_an_error(tmp_path: Path) -> None:
     ("name", "content", "said"),
     [
         ("sampling", {"probs": "many"}, "sampling.json is damaged or of another version: probs"),
-        (
-            "report/radii",
-            {"format": "randens-radii-0"},
-            "radii.json is damaged or of another version: format",
-        ),
         ("report/gallery", {"examples": [{"clean": "data:text/html,<script>"}]}, "gallery.json is damaged"),
         (
             "advice",
@@ -235,82 +216,6 @@ def test_training_curves_of_runs_inside_a_run(tmp_path: Path) -> None:
     assert len(curves[0].epochs) == 5
 
 
-def test_sampling_and_audit_are_shown(tmp_path: Path) -> None:
-    path = chosen_run(tmp_path / "r", chosen_evaluation(3))
-    write_json(
-        path / "sampling.json",
-        {
-            "probs": [0.5, 0.5, 0.0],
-            "risk": 0.25,
-            "lower_bound": 0.24,
-            "gap": 0.01,
-            "method": "cutting-planes",
-            "split": "validation",
-            "claim": "not yet optimal",
-            "methods": [{"name": "uniform", "risk": 0.3}],
-            "contributions": [{"prob": 0, "advice": "drop member 2: it is never drawn"}],
-        },
-    )
-    write_json(
-        path / "audit.json",
-        {
-            "passed": False,
-            "verdict": "1 of 2 checks failed.",
-            "ensemble": "another",
-            "checks": [
-                {"name": "plateau", "passed": True, "finding": "risk is flat in steps"},
-                {
-                    "name": "transfer",
-                    "passed": False,
-                    "finding": "<b>transfer wins</b>",
-                    "advice": "use suite",
-                },
-            ],
-        },
-    )
-    page = page_of(path)
-    text = text_of(page)
-    assert "chosen on validation data" in text
-    assert "drop member 2" in text
-    assert "✗ FAILED transfer : &lt;b&gt;transfer wins&lt;/b&gt; → use suite" in text
-    assert "other members than the evaluation" in text
-
-
-def test_the_decision_and_the_front_are_shown(tmp_path: Path) -> None:
-    path = chosen_run(tmp_path / "r", chosen_evaluation(3))
-    assert "randens advise" in text_of(page_of(path))
-
-    def option(name: str, kind: str, k: int, robust: float) -> dict[str, object]:
-        around = {"value": robust, "low": robust - 0.05, "high": robust + 0.05}
-        return {"name": name, "kind": kind, "k": k, "flops": 1e6 * k, "natural": around, "robust": around}
-
-    write_json(
-        path / "advice.json",
-        {
-            "format": "randens-advice-1",
-            "options": [
-                option("best member, number 1", "member", 1, 0.4),
-                option("drawn evenly", "drawn", 1, 0.41),
-                option("2 of 3 averaged", "subset", 2, 0.47),
-                option("deterministic, all 3", "deterministic", 3, 0.48),
-            ],
-            "sentences": ["At 2× compute: 2 of 3 averaged. <b>"],
-            "ensemble": "another",
-            "data": "digits",
-            "split": "validation",
-            "n": 60,
-            "confidence": 0.95,
-            "attacks": ["saddle"],
-        },
-    )
-    page = page_of(path)
-    text = text_of(page)
-    assert "At 2× compute: 2 of 3 averaged. &lt;b&gt;" in text
-    assert "2 of 3 averaged 47.0 % 47.0 % 42.0" in text
-    assert "The advice is about other members" in text
-    assert "k = 1 41.0% at 1 M FLOPs; k = 2 47.0% at 2 M FLOPs; k = 3 48.0% at 3 M FLOPs" in page
-
-
 def test_differences_between_runs_are_paired_over_the_same_inputs(tmp_path: Path) -> None:
     one, two = chosen_evaluation(3, seed=1), chosen_evaluation(2, seed=2, share=0.6)
     page = page_of(chosen_run(tmp_path / "one", one), chosen_run(tmp_path / "two", two))
@@ -319,35 +224,6 @@ def test_differences_between_runs_are_paired_over_the_same_inputs(tmp_path: Path
     assert f'<span class="bad">{shown}</span>' in page
     assert f"one is {100 * abs(expected.value):.1f} points more robust than two (" in text_of(page)
     assert page.count('data-landscape="data-') == 2
-
-
-def test_runs_that_cannot_be_compared_say_why(tmp_path: Path) -> None:
-    one = chosen_evaluation(2)
-    other_data = compare(one, chosen_evaluation(2, data="mnist"))
-    assert other_data.robust is None
-    assert "mnist test instead of digits test" in other_data.reason
-    other_threat = compare(one, chosen_evaluation(2, threat=Threat("l2", 1.0)))
-    assert "l2 ε = 1 instead of linf ε = 0.1" in other_threat.reason
-    weaker = dataclasses.replace(chosen_evaluation(2), attacks=({"name": "pgd", "steps": 5},))
-    assert "pgd instead of saddle" in compare(one, weaker).reason
-    longer = dataclasses.replace(chosen_evaluation(2), attacks=({"name": "saddle", "orders": 9},))
-    assert "saddle with other options" in compare(one, longer).reason
-    reseeded = dataclasses.replace(
-        chosen_evaluation(2), attacks=({"name": "saddle", "orders": 1, "seed": 7},)
-    )
-    assert compare(one, reseeded).robust is not None
-    fewer = compare(one, chosen_evaluation(2, n=50))
-    assert fewer.robust is not None
-    assert not fewer.paired
-    text = text_of(
-        page_of(
-            chosen_run(tmp_path / "one", one),
-            chosen_run(tmp_path / "two", chosen_evaluation(2, data="mnist")),
-            chosen_run(tmp_path / "three", None),
-        )
-    )
-    assert "one and two cannot be compared" in text
-    assert "not evaluated" in text
 
 
 def test_unpaired_intervals_cover_the_truth() -> None:
@@ -362,43 +238,6 @@ def test_unpaired_intervals_cover_the_truth() -> None:
         assert found is not None
         held += found.low <= 0 <= found.high
     assert held >= 51
-
-
-@pytest.mark.parametrize(
-    ("together", "alone", "words"),
-    [
-        (
-            0.2,
-            0.4,
-            "Drawing pays: the ensemble is 20.0 points more robust than its best member alone, member 0 (",
-        ),
-        (
-            0.4,
-            0.2,
-            "Drawing does not pay: the ensemble is 20.0 points LESS robust than its best member alone",
-        ),
-        (
-            0.390,
-            0.395,
-            "0.5 points more robust than its best member alone, member 0, but 200 inputs do not settle it",
-        ),
-        (0.4, 0.4, "not more robust than its best member alone"),
-    ],
-)
-def test_the_verdict_follows_the_numbers(tmp_path: Path, together: float, alone: float, words: str) -> None:
-    """`together`: how often the worst perturbation fools both; `alone`: how often member 0 can be fooled."""
-    place = np.arange(200)
-    both, first = place < round(200 * together), place >= 200 - round(200 * alone)
-    result = chosen_evaluation(2)
-    points = dataclasses.replace(
-        result.points,
-        worst=np.stack([both, both], axis=1),
-        foolable=np.stack([first, np.ones(200, dtype=bool)], axis=1),
-    )
-    sets = [[(0, 1), (1, 0)] if fooled else [(0, 1)] for fooled in first]
-    profile = RiskProfile.from_configurations(sets)
-    chosen_run(tmp_path / "r", dataclasses.replace(result, points=points, profile=profile))
-    assert words in verdict(load_run(tmp_path / "r"))
 
 
 def test_verdicts_name_the_runs(tmp_path: Path) -> None:
@@ -416,21 +255,6 @@ def test_bad_lists_of_runs(tmp_path: Path) -> None:
     path = chosen_run(tmp_path / "r", None)
     with pytest.raises(InputError, match="same folder twice"):
         write_report([path, tmp_path / "." / "r"])
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "what"), [("ensemble", "f" * 64, "members"), ("probs", [1, 0, 0], "probabilities")]
-)
-def test_measurements_of_something_else_are_pointed_out(
-    trained_run: Path, tmp_path: Path, key: str, value: object, what: str
-) -> None:
-    folder = tmp_path / "r"
-    shutil.copytree(trained_run, folder)
-    assert "Measured with other" not in page_of(folder)
-    for name in ("radii", "attacks", "gallery"):
-        document = json.loads((folder / "report" / f"{name}.json").read_text())
-        write_json(folder / "report" / f"{name}.json", seal({**document, key: value}))
-    assert page_of(folder).count(f"Measured with other {what} than were evaluated") == 3
 
 
 def test_attacks_that_found_more_than_the_evaluation_are_pointed_out(
@@ -506,14 +330,3 @@ def test_comparisons_name_methods_and_training_budgets(tmp_path: Path) -> None:
     assert verdicts(load_runs([whole, alone]))[2].startswith(
         "AT is the equal-budget baseline: it was trained"
     )
-
-
-def test_a_curve_that_disagrees_with_the_evaluation_is_pointed_out(trained_run: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "r"
-    shutil.copytree(trained_run, folder)
-    document = json.loads((folder / "report" / "radii.json").read_text())
-    robust = float(load_run(folder).evaluation.robust)  # type: ignore[union-attr]
-    for value, said in ((robust, False), (robust + 0.01, True)):
-        document["radii"][1]["robust"]["value"] = value
-        write_json(folder / "report" / "radii.json", seal(document))
-        assert ("one of them is older than the other" in page_of(folder)) is said

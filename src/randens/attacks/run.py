@@ -100,7 +100,7 @@ def _check_start(start: WitnessPool, size: int, members: int) -> None:
             f"start holds witnesses of {start.n} inputs and {start.members} members; there are {size} inputs and "
             f"{members} members"
         )
-    if not start.located.all():
+    if len(start) and start.x_adv is None:
         raise InputError("start holds witnesses without their perturbed inputs; give a pool that has them")
 
 

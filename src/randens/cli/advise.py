@@ -28,6 +28,9 @@ def advise(
     against: Annotated[
         list[Path] | None, typer.Option(help="A run with a single network to compare with; repeatable.")
     ] = None,
+    attempts: Annotated[
+        str, typer.Option(help="How often an attacker may try, a number or inf: advice for that.")
+    ] = "1",
     device: choices.Device = "auto",
     fresh: choices.Fresh = False,
     as_json: Json = False,
@@ -42,30 +45,24 @@ def advise(
     Example: randens advise runs/quickstart-1 --limit 100
     """
     from randens.evaluation import advise as run_advise
-    from randens.evaluation import result_tables
-    from randens.models import pick_device
 
-    place = pick_device(device)
-    case = open_case(
-        model,
-        data=data,
-        split=split,
-        limit=limit,
-        attack=attack,
-        default=("saddle",),
-        norm=norm,
-        eps=eps,
-        fresh=fresh,
-    )
-    networks = {str(path): _network(path).to(place) for path in against or ()}
-    case.rec.to(place)
+    case = open_case(model, data=data, attack=attack, default=("saddle",), norm=norm, eps=eps, fresh=fresh)
     with bars() as progress:
         found = run_advise(
-            case.rec, case.data, case.attacks, networks=networks, folder=case.store, progress=progress
+            case.model,
+            case.data,
+            case.attacks,
+            split=split,
+            limit=limit,
+            networks={str(path): _network(path) for path in against or ()},
+            attempts=float("inf") if attempts == "inf" else choices.whole_number("--attempts", attempts),
+            device=device,
+            folder=case.store,
+            progress=progress,
         )
-    title = f"{case.name} on {found.data} {found.split}, {found.n} inputs"
-    table = result_tables.terminal(found.options, title, found.confidence)
-    show(found, as_json, [table, *found.sentences, *case.keep(found, None)])
+    about = f"{found.about.data} {found.about.split}, {found.about.n} inputs"
+    table = found.table().rich(f"{case.name} on {about}")
+    show(found, as_json, [table, *found.sentences(), *case.keep(found, None)])
 
 
 def _network(path: Path) -> nn.Module:

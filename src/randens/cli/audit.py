@@ -31,27 +31,27 @@ def audit(
 
     Example: randens audit runs/quickstart-1
     """
-    from randens.audit import audit as run_audit
+    from randens.audits import audit as run_audit
     from randens.evaluation import Evaluation
-    from randens.models import pick_device
 
-    place = pick_device(device)
-    case = open_case(model, data=data, split=split, limit=limit, norm=norm, eps=eps, fresh=fresh)
+    case = open_case(model, data=data, norm=norm, eps=eps, fresh=fresh)
     known = None if case.run is None else case.run.path / "evaluation.json"
-    case.rec.to(place)
     with bars() as progress:
         result = run_audit(
-            case.rec,
+            case.model,
             case.data,
-            case.threat,
+            case.attacks,
+            split=split,
+            limit=limit,
             evaluation=Evaluation.load(known) if known is not None and known.is_file() else None,
-            chosen_on=case.chosen_on,
+            device=device,
             folder=case.store,
             progress=progress,
         )
     lines: list[str | Text] = []
     for check in result.checks:
-        lines.append(f"{'ok  ' if check.passed else 'FAIL'} {check.name}: {check.finding}")
+        sign = "FAIL" if check.status == "fail" else f"{check.status:<4}"
+        lines.append(f"{sign} {check.name}: {check.finding}")
         lines += [f"       → {check.advice}"] if check.advice else []
     lines.append(Text(result.verdict, style="bold"))
     show(result, as_json, [*lines, *case.passes(result.now), *case.keep(result, output)])

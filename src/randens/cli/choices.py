@@ -13,9 +13,10 @@ from randens.core.errors import FileError, InputError
 
 if TYPE_CHECKING:
     from randens.attacks import Attack, Cost
-    from randens.core.runs import Kept, Run
+    from randens.core.runs import Run
+    from randens.evaluation.tables import Result
     from randens.threat import Threat
-    from randens.witness.store import WitnessStore
+    from randens.witness import WitnessStore
 
 Model = Annotated[
     str,
@@ -57,7 +58,7 @@ Device = Annotated[
 ]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Ignore stored witnesses; new ones are stored.")]
 Verify = Annotated[
-    bool, typer.Option("--verify", help="Check all stored witnesses, not only a random sample.")
+    bool, typer.Option("--verify", help="Score every stored witness again, and say how many hold.")
 ]
 Output = Annotated[Path | None, typer.Option(help="Write the result there instead of into the run folder.")]
 
@@ -67,7 +68,7 @@ class Case:
     """What a command works on. A model that is no run folder has neither `run` nor `store`."""
 
     name: str
-    rec: Any
+    model: Any
     data: Any
     attacks: tuple[Attack, ...]
     run: Run | None
@@ -78,39 +79,24 @@ class Case:
         """The threat of all attacks."""
         return self.attacks[0].threat
 
-    @property
-    def chosen_on(self) -> dict[str, str] | None:
-        """Which split chose the probabilities and the checkpoints, as the run recorded it."""
-        from randens.evaluation.run_folder import Subject
-
-        return (
-            None if self.run is None else Subject(self.run, self.rec, self.threat, self.data.name).chosen_on
-        )
-
-    def keep(self, result: Kept, output: Path | None) -> list[str]:
-        """Write a result to `output`, or keep it in the run folder; returns the sentence that names the place."""
-        if output is None and self.run is None:
-            return []
-        if output is not None or self.run is None:
-            return [f"Written to {result.save(output or Path())}."]
-        path, main = result.keep(self.run)
-        name = path.name.partition("-")[0]
-        return [f"Written to {path}." + ("" if main else f" {name}.json keeps the result on more inputs.")]
+    def keep(self, result: Result, output: Path | None) -> list[str]:
+        """Write a result to `output`, or into the run folder; returns the sentence that names the place."""
+        if output is not None:
+            return [f"Written to {result.save(output)}."]
+        return [] if self.run is None else [f"Written to {self.run.write(result.kind, result.to_json())}."]
 
     def passes(self, now: Cost) -> list[str]:
         """The passes of this call, and what the store reports."""
         made = f"{now.forwards:,} forward and {now.backwards:,} backward member passes in this call"
         if self.store is None:
             return [f"{made}."]
-        return [f"{made}; witnesses are in {self.store.folder}.", *self.store.notes]
+        return [f"{made}; witnesses are in {self.store.path}."]
 
 
 def open_case(
     model: str,
     *,
     data: str | None = None,
-    split: str = "test",
-    limit: int | None = None,
     attack: list[str] | None = None,
     default: tuple[str, ...] = ("standard",),
     norm: str | None = None,
@@ -122,27 +108,21 @@ def open_case(
     """Load the model, its data and the attacks; a run folder knows its data and its threat."""
     specs = [_attack(text) for text in attack or default]
     from randens import attacks, zoo
-    from randens.attacks.suite import PRESETS
     from randens.core.runs import Run
-    from randens.evaluation.preparation import from_factory, prepare, random_from_factory
-    from randens.witness.store import WitnessStore
+    from randens.evaluation.inputs import as_attacks, as_rec
+    from randens.evaluation.loading import load_model, run_data
+    from randens.witness import WitnessStore
 
     path, run = Path(model), None
-    made: Any = model
+    made: Any = None
     if path.is_dir() and not (path / "ensemble.json").is_file():
         run = Run.open(path)
         if not run.ensemble.is_dir():
             raise FileError(f"{path} holds no ensemble yet; the run that makes it has not finished")
-        made, data = run.ensemble, data or _data_of(run)
-    elif draws is not None:
-        made = random_from_factory(model, draws, run_code=True)
+        data = data or run_data(run)
     elif model.lower() in zoo.names() and not path.exists():
-        made, data = model.lower(), data or _data_of(Run.open(zoo.path(model)))
-    elif ":" in model and not path.exists():
-        # Whoever names a factory wants its code to run.
-        made = from_factory(model, run_code=True)
-    elif not path.exists():
-        raise InputError(f"MODEL is {model!r}, which is no file, folder or name of the zoo")
+        model, data = model.lower(), data or run_data(Run.open(zoo.path(model)))
+    made = load_model(model, draws)
     if data is None:
         raise InputError(
             f"{model} does not name its data; give --data: a data set's name, a folder of images or an .npz file"
@@ -150,22 +130,19 @@ def open_case(
     if draws is not None and run is not None:
         raise InputError(f"--draws is for random models; the members of the run {model} are not random")
     data = data if Path(data).exists() else data.lower()
-    found = prepare(made, data, [name for name, _ in specs], eps=eps, norm=norm, split=split, limit=limit)
-    chosen = list(found.attacks)
-    for i, (name, options) in enumerate(specs):
-        if options:
-            preset = {"preset": name} if name in PRESETS else {}
-            chosen[i] = attacks.create(chosen[i].name, found.threat, **preset, **options)
-    store = None if run is None else WitnessStore(run.path / "witnesses", fresh=fresh, verify=verify)
-    return Case(model, found.rec, found.inputs, tuple(chosen), run, store)
+    own = None if draws is not None else as_rec(made).threat
+    threat = as_attacks("fgsm", eps=eps, norm=norm, known=own)[0].threat
+    chosen = tuple(attacks.create(name, threat, **options) for name, options in specs)
+    store = None if run is None else WitnessStore(run.path, fresh=fresh, verify=verify)
+    # A run is opened by the function itself, which reads there which split chose what.
+    return Case(model, made if run is None else run.path, data, chosen, run, store)
 
 
-def _data_of(run: Run) -> str | None:
-    """The data that the run was trained on, if it says so."""
-    recipe = run.manifest.get("recipe")
-    data = recipe.get("data") if isinstance(recipe, dict) else None
-    name = data.get("name") if isinstance(data, dict) else None
-    return name if isinstance(name, str) else None
+def whole_number(name: str, text: str) -> int:
+    """A whole number from the command line."""
+    if not text.isdigit() or len(text) > 9:
+        raise InputError(f"{name} is {text[:40]!r}; it must be a whole number ≥ 1, or inf")
+    return int(text)
 
 
 def several(eps: str | None) -> bool:

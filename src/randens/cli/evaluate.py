@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +12,9 @@ from randens.cli.choices import Case, open_case
 from randens.cli.output import Json, show
 from randens.core.errors import InputError
 from randens.core.progress import bars
+
+if TYPE_CHECKING:
+    from randens.evaluation import Evaluation, RandomEvaluation
 
 _DRAWINGS = (".png", ".svg", ".pdf")
 
@@ -63,8 +66,6 @@ def evaluate(
     """
     options: dict[str, Any] = {
         "data": data,
-        "split": split,
-        "limit": limit,
         "attack": attack,
         "norm": norm,
         "draws": draws,
@@ -72,60 +73,53 @@ def evaluate(
         "verify": verify,
     }
     if choices.several(eps):
-        _curve(model, str(eps), options, output, device, as_json)
+        _curve(model, str(eps), options, {"split": split, "limit": limit}, output, device, as_json)
         return
     case = open_case(model, eps=eps, **options)
-    if draws is None:
-        _members(case, output, device, as_json)
-    else:
-        _random(case, output, device, as_json)
-
-
-def _members(case: Case, output: Path | None, device: str, as_json: bool) -> None:
-    from randens import evaluation
     from randens.core.distributed import workers
-    from randens.data import called
-    from randens.evaluation import result_tables
+    from randens.evaluation import Evaluation, evaluate
 
     with workers(device) as processes, bars() as progress:
-        result = evaluation.evaluate(
-            case.rec,
+        result = evaluate(
+            case.model,
             case.data,
             case.attacks,
-            also={"uniform": None} if len(set(case.rec.probs.tolist())) > 1 else {},
-            chosen_on=case.chosen_on,
+            split=split,
+            limit=limit,
+            also=None if draws is not None else {"uniform": None},
             device=processes.device,
-            bounds=case.threat.bounds,
             folder=case.store,
             progress=progress,
         )
     if not processes.is_main:
         return
-    rows = result_tables.rows(result)
-    if output is not None and output.suffix in (".md", ".tex"):
-        from randens.core.files import write_atomic
+    if isinstance(result, Evaluation):
+        _members(case, result, output, as_json)
+    else:
+        _random(result, output, as_json)
 
-        form = result_tables.markdown if output.suffix == ".md" else result_tables.latex
-        write_atomic(output, f"{form(rows)}\n".encode())
+
+def _members(case: Case, result: Evaluation, output: Path | None, as_json: bool) -> None:
+    from randens.core.files import write_atomic
+    from randens.evaluation.tables import latex
+
+    if output is not None and output.suffix in (".md", ".tex"):
+        text = result.table().markdown() if output.suffix == ".md" else latex(result.rows())
+        write_atomic(output, f"{text}\n".encode())
         written = [f"Written to {output}."]
     else:
         written = case.keep(result, output)
-    about = f"{called(result.data, result.split)}, {result.threat.norm} ε = {result.threat.eps:.4g}"
-    table = result_tables.terminal(rows, f"{case.name} on {about}", result.confidence)
-    show(result, as_json, [table, *result_tables.statements(result), *case.passes(result.now), *written])
+    about = [f"{name:<7}{text}" for name, text in result.about.lines]
+    notes = [f"Note: {note}." for note in result.notes]
+    table = result.table().rich(case.name)
+    show(result, as_json, [table, *about, *result.sentences(), *notes, *case.passes(result.now), *written])
 
 
-def _random(case: Case, output: Path | None, device: str, as_json: bool) -> None:
-    """Evaluate a random model; a folder as output becomes a run folder for `randens report`."""
-    from randens import evaluation
-    from randens.core.devices import on_device
+def _random(result: RandomEvaluation, output: Path | None, as_json: bool) -> None:
+    """Show the result on a random model; a folder as output becomes a run folder for `randens report`."""
     from randens.core.runs import Run
 
-    if output is not None and output.exists() and output.suffix != ".json":
-        raise InputError(f"--output is {output}, which exists already; choose another folder")
-    with on_device(case.rec, device), bars() as progress:
-        result = evaluation.evaluate_stochastic(case.rec, case.data, case.attacks, progress=progress)
-    lines = list(result.statements())
+    lines = [repr(result)]
     if output is not None and output.suffix == ".json":
         lines.append(f"Written to {result.save(output)}.")
     elif output is not None:
@@ -135,11 +129,16 @@ def _random(case: Case, output: Path | None, device: str, as_json: bool) -> None
 
 
 def _curve(
-    model: str, eps: str, options: dict[str, Any], output: Path | None, device: str, as_json: bool
+    model: str,
+    eps: str,
+    options: dict[str, Any],
+    part: dict[str, Any],
+    output: Path | None,
+    device: str,
+    as_json: bool,
 ) -> None:
     """Robust accuracy against the radius."""
     from randens.core.distributed import workers
-    from randens.core.files import write_json
     from randens.evaluation import curve
     from randens.threat import grid
 
@@ -149,25 +148,19 @@ def _curve(
     case = open_case(model, eps=max(radii) or 1e-9, **options)
     with workers(device) as processes, bars() as progress:
         found = curve(
-            case.rec,
+            case.model,
             case.data,
-            radii,
             case.attacks,
-            norm=case.threat.norm,
-            bounds=case.threat.bounds,
+            eps=radii,
             device=processes.device,
             folder=case.store,
             progress=progress,
+            **part,
         )
     if not processes.is_main:
         return
-    written = []
-    if output is not None and output.suffix.lower() in _DRAWINGS:
+    drawn = output is not None and output.suffix.lower() in _DRAWINGS
+    if drawn:
         found.plot(output)
-        written.append(output)
-    elif output is not None:
-        write_json(output, found.to_json())
-        written.append(output)
-    if case.run is not None and (output is None or output.suffix.lower() in _DRAWINGS):
-        written.append(case.run.write("curve", found.to_json()))
-    show(found, as_json, [repr(found), *(f"Written to {path}." for path in written)])
+    written = [f"Written to {output}."] if drawn else []
+    show(found, as_json, [repr(found), *written, *case.keep(found, None if drawn else output)])

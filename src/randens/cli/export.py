@@ -30,14 +30,18 @@ def export(
 
     Example: randens export runs/quickstart-1
     """
+    from randens.core.runs import Run
+    from randens.data import as_data
     from randens.deploy.exporting import export as export_bundle
-    from randens.evaluation.run_folder import open_subject
+    from randens.ensemble import load
+    from randens.evaluation.loading import run_data
 
-    subject = open_subject(run, data=data)
-    target = output or subject.run.path / "bundle"
+    opened = Run.open(run)
+    target = output or opened.path / "bundle"
+    inputs = as_data(data or run_data(opened), split="validation")
     with bars() as progress:
         bundle = export_bundle(
-            subject.rec, subject.load("validation"), target, member=member, average=average, progress=progress
+            load(opened.ensemble), inputs, target, member=member, average=average, progress=progress
         )
     size, parity = sum(file.size for file in bundle.files) / 1e6, bundle.parity
     lines = [

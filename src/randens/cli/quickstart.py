@@ -39,20 +39,15 @@ def quickstart(
 
 
 def _lines(result: Quickstart) -> Iterator[Any]:
-    from randens.evaluation import result_tables
+    from randens.evaluation.tables import attack_name, radius_text, table_of
 
     ensemble, folder = result.ensemble, result.run.path
-    rows = [*result_tables.rows(result.at, "AT"), *result_tables.rows(ensemble, "ensemble", "chosen")]
-    threat = (
-        f"{ensemble.threat.norm} ε = {ensemble.threat.eps:g}, attacked with {', '.join(_names(ensemble))}"
-    )
-    yield result_tables.terminal(rows, f"digits, {ensemble.n} test images, {threat}", ensemble.confidence)
+    about = ensemble.about
+    attacks = ", ".join(map(attack_name, about.attacks))
+    title = f"digits, {about.n} test images, ε = {radius_text(about.threat)}, attacked with {attacks}"
+    yield table_of([*result.at.rows("AT"), *ensemble.rows("ensemble")], ensemble.confidence).rich(title)
     yield from ("", result.verdict, "")
     yield f"The report is {result.report} ({result.seconds:.0f} s in all). What to try next:"
     yield f"  randens advise {folder}       what to deploy, and why"
     yield f"  randens audit {folder}        whether these numbers can be trusted"
     yield f"  randens export {folder}       ONNX files for `randens serve`"
-
-
-def _names(ensemble: Any) -> list[str]:
-    return [str(attack["name"]) for attack in ensemble.attacks]

@@ -52,7 +52,7 @@ def report(
     comparison.html
     """
     from randens.report import FIGURES, write_figure
-    from randens.report.from_store import read_runs
+    from randens.report.load import load_runs
     from randens.report.page import write_page
     from randens.report.verdicts import verdicts
 
@@ -64,24 +64,25 @@ def report(
         drawn = write_figure(figure.lower(), runs[0], output)
         show({"figure": drawn, "bytes": drawn.stat().st_size}, as_json, [f"Written to {drawn}."])
         return
-    loaded = read_runs(runs)
+    loaded = load_runs(runs)
     path, sentences = write_page(loaded, output), verdicts(loaded)
     document = {"report": path, "bytes": path.stat().st_size, "runs": runs, "verdicts": sentences}
     show(document, as_json, [*sentences, f"Written to {path}; open it in a browser."])
 
 
 def _measure(run: Path, split: str, limit: int | None, device: str, fresh: bool) -> None:
-    from randens.core.runs import Run
+    from randens.core.devices import on_device
+    from randens.data import as_data
+    from randens.ensemble import load
     from randens.evaluation import Evaluation
-    from randens.models import pick_device
     from randens.report import measure
 
-    place = pick_device(device)
-    known = Run.open(run).path / "evaluation.json"
-    found = Evaluation.load(known) if known.is_file() else None
-    n = found.n if found is not None and found.split == split else 200
-    case = open_case(str(run), split=split, limit=limit or n, fresh=fresh)
+    case = open_case(str(run), fresh=fresh)
     assert case.run is not None
-    case.rec.to(place)
-    with bars() as progress:
-        measure(case.rec, case.data, case.threat, folder=case.store, progress=progress).save(case.run)
+    known = case.run.path / "evaluation.json"
+    found = Evaluation.load(known) if known.is_file() else None
+    n = found.n if found is not None and found.about.split == split else 200
+    rec = load(case.run.ensemble)
+    data = as_data(case.data, split=split, limit=limit or n)
+    with on_device(rec, device), bars() as progress:
+        measure(rec, data, case.threat, folder=case.store, progress=progress).save(case.run)

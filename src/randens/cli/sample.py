@@ -51,29 +51,27 @@ def sample(
 
     Example: randens sample runs/quickstart-1 --apply
     """
-    from randens import evaluation
     from randens.core.distributed import workers
-    from randens.evaluation.argument_checks import fingerprint
+    from randens.evaluation import optimize_sampling
     from randens.risk import optimal_sampling
     from randens.risk.sampling import compare_methods, contributions
 
     case = open_case(
-        model,
-        data=data,
-        split=split,
-        limit=limit,
-        attack=attack,
-        default=("arc-r", "saddle"),
-        norm=norm,
-        eps=eps,
-        fresh=fresh,
+        model, data=data, attack=attack, default=("arc-r", "saddle"), norm=norm, eps=eps, fresh=fresh
     )
     if apply and case.run is None:
         raise InputError(f"--apply changes a run's ensemble, and {model} is no run folder")
     with workers(device) as processes, bars() as progress:
-        case.rec.to(processes.device)
-        found = evaluation.optimize_sampling(
-            case.rec, case.data, case.attacks, confidence=confidence, folder=case.store, progress=progress
+        found = optimize_sampling(
+            case.model,
+            case.data,
+            case.attacks,
+            split=split,
+            limit=limit,
+            confidence=confidence,
+            device=processes.device,
+            folder=case.store,
+            progress=progress,
         )
     if not processes.is_main:
         return
@@ -81,21 +79,19 @@ def sample(
     methods, members = compare_methods(found.profile, exact), contributions(found.profile, found)
     document = {
         **found.to_json(),
-        "ensemble": fingerprint(case.rec),
-        "reused_witnesses": found.reused,
         "methods": [m.to_json() for m in methods],
         "contributions": [c.to_json() for c in members],
     }
     lines = [*_lines(found, methods, members), *case.passes(found.now)]
-    lines.append(f"Chosen on the {found.split} split of {found.data}, {found.pool.n} inputs.")
+    lines.append(f"Chosen on the {found.about.split} split of {found.about.data}, {found.about.n} inputs.")
     if case.run is not None:
-        asked = ("ensemble", "data", "split", "threat", "attacks", "tol", "confidence", "n")
-        path, main = case.run.keep("sampling", document, {key: document[key] for key in asked})
-        lines.append(
-            f"Written to {path}." + ("" if main else " sampling.json keeps the result on more inputs.")
-        )
+        lines.append(f"Written to {case.run.write('sampling', document)}.")
         if apply:
-            case.rec.with_probs(found.probs).save(case.run.ensemble, overwrite=True)
+            from randens.core.files import read_json, seal, write_json
+
+            # One file is replaced, atomically: the members stay as they are.
+            manifest = case.run.ensemble / "ensemble.json"
+            write_json(manifest, seal({**read_json(manifest), "probs": found.probs.tolist()}))
             lines.append("The run's ensemble samples with these probabilities now.")
     show(document, as_json, lines)
 
@@ -116,7 +112,7 @@ def _lines(
         yield f"cross-fitted   {crossed.risk:.6f} ± {crossed.deviation:.4f}, on inputs that did not choose α"
     if len(found.support) == 1 and len(found.probs) > 1:
         yield f"α selects member {found.support[0]}: nothing is sampled."
-    yield f"These are {found.claim}."
+    yield f"These probabilities have the {found.claim}."
     yield from ("", _methods(methods), "", _members(members))
     yield from (f"Advice: {entry.advice}." for entry in members if entry.prob == 0)
     yield ""

@@ -26,7 +26,7 @@ def list_(as_json: Json = False) -> None:
     from randens import zoo
     from randens.core.runs import Run
     from randens.evaluation import Evaluation
-    from randens.evaluation.result_tables import percent
+    from randens.evaluation.tables import percent
 
     rows: list[dict[str, Any]] = []
     for name in zoo.names():

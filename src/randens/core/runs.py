@@ -1,11 +1,10 @@
 """A run folder: everything needed to repeat, continue or explain a run.
 
-manifest.json    recipe, seed, versions, git commit, command
-    metrics.jsonl    one JSON object per line, appended during the run
-ensemble/        the members (safetensors) and probabilities
-evaluation.json  the evaluation; other commands write other *.json files
-    answers/         the results of all commands, one file per command and settings
-    witnesses/       the witness store, which every command reads and extends
+manifest.json      recipe, seed, versions, git commit, command
+metrics.jsonl      one JSON object per line, appended during the run
+ensemble/          the members (safetensors) and probabilities
+witnesses.sqlite   what attacks found, which every command reads and extends
+evaluation.json    the evaluation; other commands write other *.json files
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar
+from typing import Any, BinaryIO
 
 from randens._version import __version__
 from randens.core.errors import FileError, InputError
-from randens.core.files import Saved, check_seal, new_folder, parse_json, read_json, seal, sha256, write_json
+from randens.core.files import check_seal, new_folder, parse_json, read_json, seal, write_json
 
-__all__ = ["Kept", "Run", "processor", "versions"]
+__all__ = ["Run", "processor", "versions"]
 
 _FORMAT = "randens-run-1"
 
@@ -140,45 +139,6 @@ class Run:
         """Read `name`.json; an object that does not match its checksum is refused."""
         return _unsealed(read_json(self.path / f"{name}.json"), self.path / f"{name}.json")
 
-    def keep(self, name: str, document: Mapping[str, Any], question: Mapping[str, Any]) -> tuple[Path, bool]:
-        """Keep a result as answers/`name`-….json, one file per command and settings.
-
-        `name`.json is the result that other commands read: the latest one. A result on fewer inputs does not
-        replace one on more, unless the latter is about members or probabilities that the run no longer has.
-
-        Returns
-        -------
-        path, bool
-            Where the answer is, and whether `name`.json holds it, too.
-        """
-        asked = sha256(json.dumps(dict(question), sort_keys=True, default=str).encode())[:16]
-        path = self.write(f"answers/{name}-{asked}", document)
-        present = self.path / f"{name}.json"
-        if present.exists() and not _replaces(document, present):
-            return path, False
-        return self.write(name, document), True
-
-    def answers(self, name: str) -> list[Path]:
-        """`name`.json, if there is one, and every other answer that was kept under this name."""
-        main = self.path / f"{name}.json"
-        return [*([main] if main.exists() else []), *sorted(self.path.glob(f"answers/{name}-*.json"))]
-
-
-class Kept(Saved):
-    """Base of results that a run folder keeps, one for each question: the entries of the document named in `asked`."""
-
-    kept_as: ClassVar[str]
-    asked: ClassVar[str]
-
-    def _question(self, document: Mapping[str, Any]) -> dict[str, Any]:
-        """What the result is about; of two results with the same question the later one is kept."""
-        return {key: document[key] for key in self.asked.split()}
-
-    def keep(self, run: Run) -> tuple[Path, bool]:
-        """Keep the JSON in a run folder, by its question; see `Run.keep`."""
-        document = self.to_json()
-        return run.keep(self.kept_as, document, self._question(document))
-
 
 def _unsealed(document: Any, source: str | os.PathLike[str]) -> Any:
     """What was read, its checksum verified and taken out."""
@@ -186,26 +146,6 @@ def _unsealed(document: Any, source: str | os.PathLike[str]) -> Any:
     if isinstance(document, dict):
         document.pop("checksum", None)
     return document
-
-
-def _replaces(document: Mapping[str, Any], present: Path) -> bool:
-    """Whether a document may take the place of the present one."""
-    try:
-        old = read_json(present)
-    except FileError:
-        return True
-    if not isinstance(old, dict) or _inputs(old) <= _inputs(document):
-        return True
-    # Compared only if both have them: in sampling.json the probabilities are the result and not the setting.
-    about = ("ensemble",) if "converged" in document else ("ensemble", "probs")
-    return any(key in old and key in document and old[key] != document[key] for key in about)
-
-
-def _inputs(document: Mapping[str, Any]) -> int:
-    """How many inputs a document is about; 0 if it does not say."""
-    summary = document.get("summary")
-    found = document.get("n", summary.get("n", 0) if isinstance(summary, Mapping) else 0)
-    return found if isinstance(found, int) else 0
 
 
 def versions() -> dict[str, str]:

@@ -25,12 +25,12 @@ from randens.core.errors import FileError, InputError, ModelError, whole
 from randens.core.files import new_folder, sha256, write_atomic
 from randens.core.progress import Progress, silent
 from randens.core.runs import versions
-from randens.data import Data
+from randens.data import Data, as_data
 from randens.deploy.bundle import Bundle, Member, NetworkFile
 from randens.deploy.predictor import Predictor
 from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble, evaluating, networks_of
-from randens.evaluation.argument_checks import DataLike, class_count, fingerprint, labelled
-from randens.evaluation.preparation import as_rec
+from randens.evaluation.inputs import as_logit_members, as_rec
+from randens.witness.fingerprints import fingerprint
 
 __all__ = ["export"]
 
@@ -41,7 +41,7 @@ _CHUNK = 256
 
 def export(
     model: Any,
-    data: DataLike,
+    data: Any,
     path: str | os.PathLike[str],
     *,
     member: int | None = None,
@@ -89,7 +89,10 @@ def export(
     """
     rec = _chosen(as_rec(model, probs=probs, preprocessing=preprocessing), member, average)
     report = silent if progress is None else progress
-    inputs = labelled(data, rec)
+    inputs = as_data(data)
+    rec = as_logit_members(rec, inputs.x)
+    with torch.no_grad():
+        count = rec.logits(inputs.x[:1].to(rec.device)).shape[2]
     shape = tuple(inputs.x.shape[1:])
     with _atomic_folder(path) as folder:
         # A network that several members average is one file.
@@ -110,7 +113,7 @@ def export(
         draft = Bundle(
             path=folder,
             probs=tuple(rec.probs.tolist()),
-            classes=rec.classes or inputs.classes or tuple(map(str, range(class_count(rec, inputs)))),
+            classes=rec.classes or inputs.classes or tuple(map(str, range(count))),
             input_shape=shape,
             threat=None if rec.threat is None else ThreatDocument.model_validate(rec.threat.to_dict()),
             files=tuple(files),

@@ -1,21 +1,20 @@
 """Evaluation: accuracies on the worst perturbations found, and probabilities chosen under attack."""
 
-from randens.evaluation.curves import Curve, CurvePoint, curve
+from randens.evaluation.advice import Advice, advise
+from randens.evaluation.conflict import Conflict
+from randens.evaluation.curve import Curve, CurvePoint, curve
 from randens.evaluation.data_ceiling import ceiling
-from randens.evaluation.deployment_advice import Advice, advise
-from randens.evaluation.draw_statistics import score, single_draw
-from randens.evaluation.gradient_conflict import Conflict, conflict
+from randens.evaluation.evaluate import conflict, evaluate
+from randens.evaluation.inputs import as_rec
 from randens.evaluation.intervals import Estimate, bounded_mean, difference, estimate, exact_binomial
-from randens.evaluation.preparation import as_rec, from_factory, random_from_factory
-from randens.evaluation.random_model_evaluation import StochasticEvaluation, evaluate_stochastic
-from randens.evaluation.results import Accuracy, Evaluation, Level, Pair, Points
-from randens.evaluation.sampling import (
-    AttackedSampling,
-    optimize_sampling,
-)
-from randens.evaluation.worst_case import evaluate, save_worst_inputs, transferred, worst_inputs
+from randens.evaluation.loading import load_model
+from randens.evaluation.random_models import RandomEvaluation
+from randens.evaluation.result import Evaluation, worst_inputs
+from randens.evaluation.sampling import AttackedSampling, optimize_sampling
+from randens.evaluation.tables import About, Accuracy
 
 __all__ = [
+    "About",
     "Accuracy",
     "Advice",
     "AttackedSampling",
@@ -24,10 +23,7 @@ __all__ = [
     "CurvePoint",
     "Estimate",
     "Evaluation",
-    "Level",
-    "Pair",
-    "Points",
-    "StochasticEvaluation",
+    "RandomEvaluation",
     "advise",
     "as_rec",
     "bounded_mean",
@@ -37,14 +33,8 @@ __all__ = [
     "difference",
     "estimate",
     "evaluate",
-    "evaluate_stochastic",
     "exact_binomial",
-    "from_factory",
+    "load_model",
     "optimize_sampling",
-    "random_from_factory",
-    "save_worst_inputs",
-    "score",
-    "single_draw",
-    "transferred",
     "worst_inputs",
 ]

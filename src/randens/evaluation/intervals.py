@@ -4,40 +4,21 @@ from __future__ import annotations
 
 import math
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from pydantic import GetCoreSchemaHandler
-from pydantic_core import CoreSchema, core_schema
 from scipy.special import bdtr, betaincinv, xlogy
 
-from randens.core.documents import Document
 from randens.core.errors import InputError
 
 __all__ = ["Estimate", "bounded_mean", "difference", "estimate", "exact_binomial", "widened"]
 
 
-class _Stored(Document):
-    """An estimate in a document."""
-
-    value: float
-    low: float
-    high: float
-
-
 class Estimate(float):
     """A mean over inputs, and an interval that covers the mean over the distribution they come from.
 
-    It is a float with `low` and `high`, so it can be compared, formatted and computed with.
-    The interval covers the choice of inputs only, not what a stronger attack might find.
-
-    Parameters
-    ----------
-    value : float
-        The mean.
-    low, high : float
-        The ends of the interval.
+    It is a float with `low` and `high`. The interval covers the choice of inputs only, not what a stronger
+    attack might find.
 
     Examples
     --------
@@ -62,17 +43,6 @@ class Estimate(float):
 
     __str__ = float.__repr__
 
-    @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """So that a field of a document can be an estimate."""
-        return core_schema.no_info_before_validator_function(
-            lambda given: given.to_json() if isinstance(given, Estimate) else given,
-            core_schema.no_info_after_validator_function(
-                lambda found: Estimate(**vars(found)), handler.generate_schema(_Stored)
-            ),
-            serialization=core_schema.plain_serializer_function_ser_schema(Estimate.to_json),
-        )
-
     @property
     def value(self) -> float:
         """The mean as a plain number."""
@@ -80,7 +50,7 @@ class Estimate(float):
 
     def to_json(self) -> dict[str, float]:
         """A plain dictionary for JSON."""
-        return {"value": self.value, "low": self.low, "high": self.high}
+        return {"value": float(self), "low": self.low, "high": self.high}
 
 
 def estimate(values: ArrayLike, confidence: float = 0.95) -> Estimate:
@@ -89,20 +59,6 @@ def estimate(values: ArrayLike, confidence: float = 0.95) -> Estimate:
     Wilson's interval is made for zeros and ones. Expected accuracies lie between them and vary less, at most
     p(1 − p), so for those the interval is conservative.
 
-    Parameters
-    ----------
-    values : array
-        Numbers in [0, 1], one per input.
-    confidence : float
-        Of the interval.
-
-    Returns
-    -------
-    Estimate
-        Mean and interval.
-
-    Examples
-    --------
     >>> found = estimate([0, 1, 1, 1])
     >>> float(found), found.low < 0.75 < found.high
     (0.75, True)
@@ -110,28 +66,14 @@ def estimate(values: ArrayLike, confidence: float = 0.95) -> Estimate:
     sample, mean = _checked(values)
     n = len(sample)
     z = _quantile(confidence)
-    centre = (mean + z * z / (2 * n)) / (1 + z * z / n)
+    center = (mean + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(mean * (1 - mean) / n + z * z / (4 * n * n))
-    return Estimate(mean, max(0.0, min(mean, centre - half)), min(1.0, max(mean, centre + half)))
+    return Estimate(mean, max(0.0, min(mean, center - half)), min(1.0, max(mean, center + half)))
 
 
 def difference(first: ArrayLike, second: ArrayLike, confidence: float = 0.95) -> Estimate:
     """Mean of first − second over the same inputs, with the normal interval of the paired differences.
 
-    Parameters
-    ----------
-    first, second : array
-        Values of the same inputs.
-    confidence
-        As for `estimate`.
-
-    Returns
-    -------
-    Estimate
-        Mean and interval.
-
-    Examples
-    --------
     >>> float(difference([1, 1, 0], [0, 1, 0])) == 1 / 3
     True
     """
@@ -152,23 +94,6 @@ def exact_binomial(successes: int, trials: int, confidence: float = 0.95) -> Est
 
     The trials may have different probabilities: the interval then covers their mean, as such a count varies less
     than a binomial one with the same mean (Hoeffding 1956).
-
-    Parameters
-    ----------
-    successes, trials : int
-        The number of successes, and of trials.
-    confidence : float
-        Of the interval.
-
-    Returns
-    -------
-    Estimate
-        Share and interval.
-
-    Examples
-    --------
-    >>> exact_binomial(0, 10).low
-    0.0
     """
     if trials < 1 or not 0 <= successes <= trials:
         raise InputError(
@@ -184,24 +109,7 @@ def bounded_mean(values: ArrayLike, confidence: float = 0.95) -> Estimate:
     """Mean of independent values in [0, 1], with an interval that holds for every distribution and every n.
 
     The narrower, on each side, of two bounds that share the error probability equally: Hoeffding and Bentkus's
-    (e times the binomial tail; Bentkus 2004), and the empirical Bernstein bound of Maurer and Pontil (2009), which
-    uses the values' own variance and is narrower for many values that vary little.
-
-    Parameters
-    ----------
-    values, confidence
-        As for `estimate`.
-
-    Returns
-    -------
-    Estimate
-        Mean and interval.
-
-    Examples
-    --------
-    >>> found = bounded_mean([0, 1, 1, 1])
-    >>> found.low < 0.75 < found.high
-    True
+    (e times the binomial tail; Bentkus 2004), and the empirical Bernstein bound of Maurer and Pontil (2009).
     """
     sample, mean = _checked(values)
     n = len(sample)
@@ -221,7 +129,7 @@ def widened(inner: Estimate, n: int, confidence: float = 0.95) -> Estimate:
     """
     tail = _error(confidence) / 2
     low, high = 1 - _bentkus(1 - inner.low, n, tail), _bentkus(inner.high, n, tail)
-    return Estimate(inner.value, min(low, inner.low), max(high, inner.high))
+    return Estimate(inner, min(low, inner.low), max(high, inner.high))
 
 
 def _checked(values: ArrayLike) -> tuple[NDArray[np.float64], float]:

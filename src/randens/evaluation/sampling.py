@@ -3,97 +3,75 @@
 The pool W_j of known fooled sets of input j bounds the risk from below, η(α) ≥ mean_j max_{u ∈ W_j} u·α, for
 every attack. Repeat: find the best α for the pool, attack every input there, and pool the witnesses; until
 the value at an attacked α is within `tol` of the pool's optimum.
-
-A random member is fooled with a probability: u ∈ [0, 1]^M instead of {0, 1}^M. The risk is still
-η(α) = mean_j max_u u·α, convex and piecewise linear, so α solves a linear program over the witnesses.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
-from randens.attacks import Attack, Cost
-from randens.attacks.dataset import Knowledge, as_attacks
+from randens.attacks import Cost
 from randens.core.errors import InputError, whole
-from randens.core.files import picked
 from randens.core.progress import Progress, silent
-from randens.data import Data
 from randens.ensemble import RandomizedEnsemble
-from randens.evaluation.argument_checks import DataLike, labelled
-from randens.random_model import FrozenDraw
-from randens.risk import (
-    CrossFit,
-    RiskProfile,
-    Sampling,
-    cross_fit,
-    cutting_planes,
-    optimal_sampling,
-)
-from randens.risk.confidence import as_confidence
-from randens.threat import Threat
+from randens.evaluation.inputs import AttackLike, prepare
+from randens.evaluation.intervals import Estimate
+from randens.evaluation.loop import Witnesses
+from randens.evaluation.tables import About, Result, Table, bars, percent
+from randens.risk import CrossFit, RiskProfile, Sampling, cross_fit, cutting_planes, optimal_sampling
 from randens.witness import WitnessPool
 from randens.witness.store import WitnessStore, as_store
 
-__all__ = [
-    "AttackedSampling",
-    "optimize_sampling",
-    "share_fooled",
-]
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from randens.evaluation.inputs import Settings
+
+__all__ = ["AttackedSampling", "optimize_sampling"]
 
 _ROUNDING = 1e-9
 _LEAST_CROSSED = 20  # inputs; fewer are not enough for five folds
-_SELECT = 1_400_000_000  # the first seed of the draws that score perturbations; attacks never use these
-_JUDGES = 64
-_SCORED = 32
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class AttackedSampling(Sampling):
-    """Sampling probabilities chosen under attack.
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class AttackedSampling(Result, Sampling):
+    """Sampling probabilities chosen under attack: a `randens.risk.Sampling`, and what it rests on.
 
     Attributes
     ----------
-    pool : WitnessPool
-        Every witness found; pass it to the next call to start from it.
     profile : RiskProfile
         η as the pool has it, which `certificate` verifies against.
-    exact_oracle : bool
-        Whether the attack is known to find every fooled set.
-    attacks, threat : tuple of str, Threat
-        The attacks and the threat.
-    data, split : str
-        The data on which α was chosen, and their split.
+    pool : WitnessPool
+        Every witness found; in memory only.
     tol : float
         The gap at which to stop.
+    exact_oracle : bool
+        Whether the attack is known to find every fooled set.
+    clean_risks : float64 [M]
+        Of each member.
+    crossed : CrossFit or None
+        The cross-fitted risk: each input is evaluated at probabilities chosen without it, on the same witnesses.
     cost, now : Cost
         Member passes behind the result, and those of this call.
-    reused : int
-        The number of stored witnesses at the start.
-    crossed : CrossFit or None
-        The cross-fitted risk: each input is evaluated at probabilities chosen without it, on the same
-        witnesses.
     """
 
-    pool: WitnessPool = field(repr=False)
-    profile: RiskProfile = field(repr=False)
+    kind: ClassVar[str] = "sampling"
+
+    about: About
+    profile: RiskProfile
+    pool: WitnessPool
+    tol: float
     exact_oracle: bool = False
-    split: str = "unknown"
-    attacks: tuple[str, ...] = ()
+    clean_risks: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    crossed: CrossFit | None = None
     cost: Cost = field(default_factory=Cost)
-    tol: float = 0.0
-    crossed: CrossFit | None = field(default=None, repr=False)
-    threat: Threat | None = None
-    data: str = "unknown"
-    now: Cost = field(default_factory=Cost, repr=False)
-    reused: int = field(default=0, repr=False)
+    now: Cost = field(default_factory=Cost)
+    notes: tuple[str, ...] = ()
 
     @property
     def converged(self) -> bool:
@@ -104,71 +82,86 @@ class AttackedSampling(Sampling):
     def claim(self) -> str:
         """What may be said about these probabilities, and no more."""
         against = "" if self.exact_oracle else " against every witness found"
+        what = "risk" if self.attempts == 1 else f"risk after {self.attempts:g} attempts"
         if self.confidence is not None:
-            against = f" by the {self.confidence:.0%} bound of the excess over uniform{against}"
-        left = f"no probabilities are better by more than {self.gap:.2g}"
-        reached = (
-            f"optimal{against}: {left if self.gap > _ROUNDING else 'no probabilities are better'}"
-            if self.converged
-            else f"not yet optimal{against}: better by up to {self.gap:.2g} is possible, allow more sweeps"
+            what = f"upper bound of the excess over uniform at {self.confidence:.0%} confidence"
+        left = (
+            "no others have a smaller one" if self.gap <= _ROUNDING else f"others by at most {self.gap:.2g}"
         )
+        if not self.converged:
+            left = f"not settled: others may be better by up to {self.gap:.2g}, allow more sweeps"
         oracle = "exact" if self.exact_oracle else "a heuristic: a stronger attack may change both"
-        return f"{reached} ({_sweeps(self.sweeps)} of {' and '.join(self.attacks)}; the attack is {oracle})"
+        sweeps = f"{self.sweeps} sweep{'s' if self.sweeps != 1 else ''}"
+        return f"smallest {what}{against}: {left} ({sweeps}; the attack is {oracle})"
 
-    def to_json(self) -> dict[str, Any]:
-        """A plain dictionary for JSON, without pool and certificate."""
-        names = "claim converged exact_oracle attacks data split threat tol crossed cost"
-        return {
-            **super().to_json(),
-            **picked(self, names),
-            "n": self.pool.n,
-            "member_risks": self.profile.member_risks.tolist(),
-        }
+    def table(self) -> Table:
+        """One line per member: its probability and its risk alone."""
+        rows = list(zip(self.probs.tolist(), self.profile.member_risks.tolist(), strict=True))
+        lines = [(f"member {i}", f"{p:.4f}", percent(1 - risk)) for i, (p, risk) in enumerate(rows)]
+        records = [{"member": i, "prob": p, "risk_alone": risk} for i, (p, risk) in enumerate(rows)]
+        return Table(("", "probability", "robust alone"), lines, records)
+
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
+        """Draw the probabilities; with `path`, into that file, too."""
+        rows = [(f"member {i}", Estimate(p, p, p)) for i, p in enumerate(self.probs.tolist())]
+        return bars(rows, "sampling probability", path)
+
+    def sentences(self) -> list[str]:
+        """Risk, bounds and claim."""
+        said = [f"Risk {self.risk:.6f}; these probabilities have the {self.claim}."]
+        if self.upper is not None:
+            said.append(
+                f"Risk against the perturbations found: at most {self.upper:.4f}, {self.confidence:.0%} confidence."
+            )
+        if self.crossed is not None:
+            risk, deviation = self.crossed.risk, self.crossed.deviation
+            said.append(f"Cross-fitted risk {risk:.4f} ± {deviation:.4f}, on inputs that did not choose α.")
+        return said
+
+    def content(self) -> dict[str, Any]:
+        """Probabilities, bounds, and the members' risks."""
+        names = "converged claim tol exact_oracle crossed cost clean_risks profile"
+        own = {name: getattr(self, name) for name in names.split()}
+        return {**Sampling.to_json(self), **own, "member_risks": self.profile.member_risks}
 
 
 def optimize_sampling(
-    rec: RandomizedEnsemble,
-    data: DataLike,
-    attack: Attack | Sequence[Attack],
+    model: Any,
+    data: Any = None,
+    attack: AttackLike = None,
+    *,
     tol: float = 1e-3,
     max_sweeps: int = 20,
-    pool: WitnessPool | None = None,
-    progress: Progress | None = None,
-    *,
+    attempts: float = 1,
     confidence: float | None = None,
     folder: WitnessStore | str | os.PathLike[str] | None = None,
-    verify: bool = False,
+    progress: Progress | None = None,
+    **settings: Unpack[Settings],
 ) -> AttackedSampling:
     """Find the probabilities with the smallest risk under attack, and a lower bound for all others.
 
-    The first sweep is at the ensemble's own probabilities, or with a pool at its optimum. Of equally good
-    probabilities, those with the lower clean risk are chosen.
+    The first sweep is at the ensemble's own probabilities. Of equally good probabilities, those with the lower
+    clean risk are chosen.
 
     Parameters
     ----------
-    rec : RandomizedEnsemble
-        The members; its probabilities are attacked first.
-    data : pair (x, y), Data or loader
-        Never test data, which are refused.
-    attack : Attack or sequence of Attack
-        Several work one after the other in each sweep.
+    model, data, attack
+        As for `randens.evaluate`. Test data are refused; of named data the validation split is the default.
     tol : float
         The gap at which to stop.
     max_sweeps : int
         How often the inputs may be attacked.
-    pool : WitnessPool
-        Known witnesses of these inputs.
+    attempts : int or inf
+        Minimize the risk after so many attempts, each with a fresh draw.
+    confidence : float, optional
+        Choose by an upper confidence bound of the risk above that of uniform probabilities instead of the risk on
+        these inputs, so that α differs from uniform only if the inputs give enough evidence.
+    folder : path or WitnessStore, optional
+        A witness store, as for `randens.evaluate`.
     progress : callable, optional
-        Called as progress(task, done, total).
-    confidence : float
-        Choose by an upper confidence bound of the excess over the risk of uniform probabilities
-        (`randens.risk.confident_sampling`) instead of the risk on these inputs, so that α differs from
-        uniform only if the inputs speak for it.
-    folder : path or WitnessStore
-        A witness store, as for `evaluate`. Probabilities that these attacks have attacked before are not
-        attacked again.
-    verify : bool
-        Check all stored witnesses, not only a random sample.
+        ``progress(task, done, total)``.
+    **settings
+        eps, norm, threat, device, preprocessing, probs, split, limit, seed as for `randens.evaluate`.
 
     Returns
     -------
@@ -179,91 +172,72 @@ def optimize_sampling(
     --------
     >>> import torch, randens
     >>> rec = randens.RandomizedEnsemble([torch.nn.Linear(4, 3), torch.nn.Linear(4, 3)])
-    >>> pgd = randens.attacks.create("pgd", randens.Threat("linf", 0.1), steps=3)
-    >>> best = randens.optimize_sampling(rec, (torch.rand(9, 4), torch.arange(9) % 3), pgd)
+    >>> data = torch.rand(9, 4), torch.arange(9) % 3
+    >>> best = randens.optimize_sampling(rec, data, "pgd", eps=0.1)
     >>> best.lower_bound <= best.risk <= best.profile.risk([0.5, 0.5])
     True
     """
-    if confidence is not None:
-        as_confidence(confidence)
     if isinstance(tol, bool) or not isinstance(tol, (int, float)) or not 0 <= tol < 1:
         raise InputError(f"tol is {tol!r}; it must be a number from 0 to 1, e.g. 1e-3")
     whole("max_sweeps", max_sweeps)
-    if isinstance(rec, RandomizedEnsemble) and rec.stochastic:
-        raise InputError(
-            "rec has members that answer at random; probabilities are chosen for deterministic members only"
+    if confidence is not None and not 0 < confidence < 1:
+        raise InputError(f"confidence is {confidence!r}; it must lie between 0 and 1, e.g. 0.95")
+    if settings.get("split") is None and (data is None or isinstance(data, (str, os.PathLike))):
+        settings["split"] = "validation"
+    with prepare(model, data, attack, **settings) as case:
+        rec = case.rec
+        if not isinstance(rec, RandomizedEnsemble) or rec.stochastic:
+            raise InputError(
+                "model answers at random; probabilities are chosen for deterministic members only"
+            )
+        if case.data.split == "test":
+            raise InputError(
+                f"data is the test split of {case.data.name}; choose probabilities on its validation split, and "
+                "evaluate them on the test split"
+            )
+        store = as_store(folder)
+        known = Witnesses(rec, case.data, case.threat, store=store, progress=progress or silent)
+        key = b"" if store is None else known.note("sampling", *map(repr, case.attacks))
+        # The probabilities that an earlier call attacked, in order: with them it is continued exactly.
+        attacked: list[list[float]] = [] if store is None else store.note(key) or []
+        tried, start = attacked[:-1], attacked[-1] if attacked else rec.probs.tolist()
+        clean = known.clean.mean(axis=0)
+
+        def attack_at(probs: NDArray[np.float64]) -> RiskProfile:
+            if [probs.tolist()] != attacked[-1:]:
+                attacked.append(probs.tolist())
+                if store is not None:
+                    store.add_note(key, attacked)
+            for one in case.attacks:
+                known.attack(one, probs, f"{one.name} at α = {np.round(probs, 3).tolist()}")
+            return known.pool.profile()
+
+        found = cutting_planes(
+            attack_at,
+            start,
+            tried=tried,
+            tol=tol,
+            max_sweeps=max_sweeps,
+            clean_risks=clean,
+            confidence=confidence,
+            attempts=attempts,
         )
-    inputs = _held_out(data, rec)
-    chosen = as_attacks(attack)
-    store = as_store(folder)
-    report = progress or silent
-    known = Knowledge(rec, inputs.x, inputs.y, chosen[0].threat, store=store, verify=verify, progress=report)
-    alpha, clean_risks = rec.probs.cpu().numpy().copy(), known.clean.mean(axis=0)
-    rule = (
-        partial(optimal_sampling, method="exact", clean_risks=clean_risks)
-        if confidence is None
-        else partial(optimal_sampling, confidence=confidence, reference="uniform")
-    )
-    if pool is not None:
-        known.accept(pool)
-    if pool is not None or known.reused:
-        alpha = rule(known.pool.profile()).probs
-
-    def attack_at(probs: NDArray[np.float64]) -> RiskProfile:
-        for step in chosen:
-            known.attack(step, probs, f"sweep: {step.name}")
-        return known.pool.profile()
-
-    found = cutting_planes(
-        attack_at,
-        alpha,
-        tol=tol,
-        max_sweeps=max_sweeps,
-        clean_risks=clean_risks,
-        confidence=confidence,
-    )
-    inherited = {f.name: getattr(found, f.name) for f in fields(Sampling)}
-    profile = known.pool.profile()
-    return AttackedSampling(
-        **inherited,
-        pool=known.pool,
-        profile=profile,
-        crossed=cross_fit(profile, rule) if len(inputs) >= _LEAST_CROSSED else None,
-        exact_oracle=all(getattr(a, "exact", False) for a in chosen),
-        split=inputs.split,
-        attacks=tuple(a.name for a in chosen),
-        cost=known.cost,
-        tol=float(tol),
-        threat=chosen[0].threat,
-        data=inputs.name,
-        now=known.now,
-        reused=known.reused,
-    )
-
-
-def _sweeps(number: int) -> str:
-    return f"{number} sweep{'s' if number != 1 else ''}"
-
-
-def share_fooled(
-    rec: RandomizedEnsemble, judges: RandomizedEnsemble, x: Tensor, y: Tensor
-) -> NDArray[np.float64]:
-    """u [n, M]: the share of each member's draws that are wrong; 0 or 1 for members that are not random."""
-    errors = judges.errors(x.to(judges.device), y).cpu().numpy()
-    owners = {id(member): index for index, member in enumerate(rec.members)}
-    columns = [owners[id(m.model if isinstance(m, FrozenDraw) else m)] for m in judges.members]
-    shares = np.zeros((len(x), len(rec)))
-    for column, owner in enumerate(columns):
-        shares[:, owner] += errors[:, column] / columns.count(owner)
-    return shares
-
-
-def _held_out(data: DataLike, rec: RandomizedEnsemble) -> Data:
-    """The inputs to choose probabilities on; test data are refused."""
-    inputs = labelled(data, rec)
-    if inputs.split == "test":
-        raise InputError(
-            f"data is the test split of {inputs.name}; choose probabilities on its validation split, and "
-            "evaluate them on the test split"
+        profile = known.pool.profile()
+        rule = (
+            partial(optimal_sampling, clean_risks=clean, attempts=attempts)
+            if confidence is None
+            else partial(optimal_sampling, confidence=confidence, reference="uniform")
         )
-    return inputs
+        return AttackedSampling(
+            **{entry.name: getattr(found, entry.name) for entry in fields(Sampling)},
+            about=case.about,
+            profile=profile,
+            pool=known.pool,
+            tol=float(tol),
+            exact_oracle=all(one.exact for one in case.attacks),
+            clean_risks=clean,
+            crossed=cross_fit(profile, rule) if len(case.data) >= _LEAST_CROSSED else None,
+            cost=known.cost,
+            now=known.now,
+            notes=case.notes,
+        )

@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 from randens.core.errors import FileError, InputError, unknown
 from randens.core.files import write_atomic
 from randens.evaluation import Evaluation
-from randens.evaluation.result_tables import count
+from randens.evaluation.tables import count
 from randens.report import tables
-from randens.report.from_store import from_store
 from randens.report.landscape import solve
 from randens.report.load import LoadedRun, load_run
 from randens.report.tables import Inference, Line
@@ -115,7 +114,7 @@ def write_figure(
     """
     if name not in FIGURES:
         unknown("figure", name, FIGURES)
-    loaded = from_store(load_run(run))
+    loaded = load_run(run)
     target = loaded.run.path / f"{name}.pdf" if output is None else Path(output)
     kind = target.suffix.lstrip(".").lower()
     if kind not in FORMATS:
@@ -319,7 +318,7 @@ def _landscape(one: LoadedRun) -> Figure:
     result = _evaluation(one)
     if result.members == 1:
         raise InputError(f"{one.run.path} has one member; a landscape needs at least two")
-    profile, optimum = result.profile, solve(result.profile, result.points.clean.mean(axis=0))
+    profile, optimum = result.profile, solve(result.profile, result.clean.mean(axis=0))
     if result.members == 2:
         figure, axes = _axes(3.5, 2.6)
         share = np.array([0.0, 0.5, 1.0])

@@ -13,20 +13,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, InstanceOf, PlainSerializer
 
-from randens.core.documents import Document, ThreatDocument, read_document
+from randens.core.documents import Document, ThreatDocument, fitted
 from randens.core.errors import FileError, InputError
+from randens.core.files import read_json
 from randens.core.runs import Run
 from randens.data import Data
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation import Estimate, Evaluation
-from randens.evaluation.argument_checks import fingerprint
-from randens.evaluation.deployment_advice import AdviceDocument
-from randens.evaluation.draw_statistics import GradientNoise
-from randens.evaluation.random_model_evaluation import ChosenAttack, DrawsStage, Spread
+from randens.evaluation.tables import Accuracy, Row, attack_name
 from randens.threat import Threat
 from randens.training.methods import METHOD_NAMES
+from randens.witness.fingerprints import fingerprint
 
 __all__ = [
     "AttackLine",
@@ -59,13 +58,23 @@ def _picture(value: str) -> str:
 Picture = Annotated[str, AfterValidator(_picture)]
 
 
+def _stored(value: Any) -> Any:
+    return Estimate(**value) if isinstance(value, Mapping) else value
+
+
+Stored = Annotated[
+    InstanceOf[Estimate], BeforeValidator(_stored), PlainSerializer(lambda value: value.to_json())
+]
+"""An estimate in a document."""
+
+
 class Radius(Document):
     """Accuracies at one radius: of the randomized ensemble, of each member, of the deterministic ensemble."""
 
     eps: float
-    robust: Estimate
-    members: list[Estimate]
-    deterministic: Estimate | None = None
+    robust: Stored
+    members: list[Stored]
+    deterministic: Stored | None = None
 
 
 class _Measured(Document):
@@ -104,18 +113,16 @@ class Radii(_Measured):
 class AttackLine(Document):
     """One attack alone on the ensemble: the robust accuracy and the attack's cost.
 
-    options: those that are not the attack's defaults. n: the number of inputs, if it is not that of the table. kept:
-    whether the line comes from a document, although other lines come from the witness store.
+    options: those that are not the attack's defaults. n: the number of inputs, if it is not that of the table.
     """
 
     name: str
-    robust: Estimate
+    robust: Stored
     forwards: int
     backwards: int
     seconds: float
     options: str = ""
     n: int | None = Field(default=None, ge=1)
-    kept: bool = False
 
     @property
     def label(self) -> str:
@@ -131,7 +138,7 @@ class AttackTable(_Measured):
     norm: str
     eps: float
     attacks: list[AttackLine] = Field(min_length=1)
-    together: Estimate | None
+    together: Stored | None
 
 
 class Example(Document):
@@ -212,15 +219,15 @@ class StochasticNote(Document):
     split: str
     threat: ThreatDocument | None = None
     confidence: float
-    natural: Estimate
-    robust: Estimate
-    robust_over_draws: Estimate
+    natural: Stored
+    robust: Stored
+    robust_over_draws: Stored
     single_draw: float
-    stages: list[DrawsStage] = Field(min_length=1)
-    adversaries: list[ChosenAttack]
-    spread: Spread
-    noise: GradientNoise
-    statements: list[str]
+    in_sample: float
+    fresh: float
+    draws: int
+    adversaries: list[dict[str, Any]]
+    sentences: list[str]
     attacks: list[str]
 
 
@@ -244,19 +251,23 @@ class AuditCheck(Document):
     """One check of an audit."""
 
     name: str
-    passed: bool
+    status: str
     finding: str = ""
     advice: str = ""
 
+    @property
+    def passed(self) -> bool:
+        """Whether the check did not fail."""
+        return self.status != "fail"
+
 
 class AuditNote(Document):
-    """What the report shows of audit.json. kept: the checks that are not read again from the witness store."""
+    """What the report shows of audit.json."""
 
     passed: bool
     complete: bool = True
     seed: int = 0
     probs: list[float] = Field(default_factory=list)
-    kept: list[str] = Field(default_factory=list)
     verdict: str = ""
     ensemble: str = ""
     data: str = ""
@@ -264,6 +275,36 @@ class AuditNote(Document):
     n: int | None = None
     threat: ThreatDocument | None = None
     checks: list[AuditCheck]
+
+
+class OptionNote(Document):
+    """One option of advice.json."""
+
+    name: str
+    kind: str
+    k: int = Field(ge=1)
+    flops: float
+    natural: Stored
+    robust: Stored
+
+    @property
+    def row(self) -> Row:
+        """As a line of a table."""
+        return Row(self.name, Accuracy(self.natural, self.robust), self.flops, self.kind)
+
+
+class AdviceNote(Document):
+    """What the report shows of advice.json."""
+
+    options: list[OptionNote] = Field(min_length=1)
+    sentences: list[str] = Field(default_factory=list)
+    ensemble: str = ""
+    data: str
+    split: str
+    n: int = Field(ge=1)
+    threat: ThreatDocument | None = None
+    confidence: float
+    attacks: list[str] = Field(default_factory=list)
 
 
 Kind = TypeVar("Kind", bound=Document)
@@ -282,9 +323,6 @@ class TrainingCurve:
 class LoadedRun:
     """A run for the report. Missing parts are None; `problems` lists files that could not be read.
 
-    stored: the parts that were read from the witness store, and not from their documents. others: the attacks of
-    other commands whose witnesses in the store are worse than those of the evaluation's own attacks.
-    notes: what went wrong with the store.
     passes: member passes to train it, 0 if they are not recorded.
     """
 
@@ -297,14 +335,11 @@ class LoadedRun:
     gallery: Gallery | None = None
     audit: AuditNote | None = None
     stochastic: StochasticNote | None = None
-    advice: AdviceDocument | None = None
+    advice: AdviceNote | None = None
     trainings: tuple[tuple[str, TrainingNote], ...] = ()
     curves: tuple[TrainingCurve, ...] = ()
     passes: float = 0.0
     problems: Mapping[str, str] = field(default_factory=dict)
-    stored: frozenset[str] = frozenset()
-    others: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
 
     @property
     def method(self) -> str:
@@ -317,8 +352,7 @@ class LoadedRun:
         """The attacks behind the evaluation's numbers; "" without an evaluation."""
         if self.evaluation is None:
             return ""
-        own = " + ".join(str(attack.get("name", "?")) for attack in self.evaluation.attacks)
-        return f"{own} and, by other commands, {' + '.join(self.others)}" if self.others else own
+        return " + ".join(attack_name(attack) for attack in self.evaluation.about.attacks)
 
 
 def load_runs(paths: Sequence[str | os.PathLike[str]]) -> tuple[LoadedRun, ...]:
@@ -349,13 +383,13 @@ def load_run(path: str | os.PathLike[str], name: str | None = None) -> LoadedRun
         run=run,
         name=name or Path(path).resolve().name,
         evaluation=_evaluation(source) if source.exists() else None,
-        sampling=extra("sampling", lambda: _read(run, "sampling", SamplingNote)),
-        radii=extra("radii", lambda: _read(run, "report/radii", Radii)),
-        attacks=extra("attacks", lambda: _read(run, "report/attacks", AttackTable)),
-        gallery=extra("gallery", lambda: _read(run, "report/gallery", Gallery)),
-        audit=extra("audit", lambda: _read(run, "audit", AuditNote)),
-        stochastic=extra("stochastic", lambda: _read(run, "stochastic", StochasticNote)),
-        advice=extra("advice", lambda: _read(run, "advice", AdviceDocument)),
+        sampling=extra("sampling", lambda: read_note(run, "sampling", SamplingNote)),
+        radii=extra("radii", lambda: read_note(run, "curve", Radii)),
+        attacks=extra("attacks", lambda: read_note(run, "report/attacks", AttackTable)),
+        gallery=extra("gallery", lambda: read_note(run, "report/gallery", Gallery)),
+        audit=extra("audit", lambda: read_note(run, "audit", AuditNote)),
+        stochastic=extra("stochastic", lambda: read_note(run, "stochastic", StochasticNote)),
+        advice=extra("advice", lambda: read_note(run, "advice", AdviceNote)),
         trainings=tuple((one.path.name, note) for one, note in trainings),
         curves=extra("training", lambda: _curves(run)) or (),
         passes=_passes(run, trainings),
@@ -384,7 +418,7 @@ def _curves(run: Run) -> tuple[TrainingCurve, ...]:
 
 
 def _trainings(run: Run) -> list[tuple[Run, TrainingNote]]:
-    notes = ((one, _read(one, "training", TrainingNote)) for one in _inside(run))
+    notes = ((one, read_note(one, "training", TrainingNote)) for one in _inside(run))
     return [(one, note) for one, note in notes if note is not None]
 
 
@@ -429,7 +463,39 @@ def _short_names(folders: Sequence[Path]) -> list[str]:
     return [str(folder) for folder in folders]
 
 
-def _read(run: Run, name: str, kind: type[Kind]) -> Kind | None:
+def read_note(run: Run, name: str, kind: type[Kind]) -> Kind | None:
     """`name`.json of the run, or None if there is none; a file of another shape is an error that names the field."""
     path = run.path / f"{name}.json"
-    return read_document(path, kind) if path.exists() else None
+    if not path.exists():
+        return None
+    document = read_json(path)
+    if isinstance(document, dict) and isinstance(about := document.get("about"), dict):
+        names = [attack_name(a) for a in about.get("attacks", ()) if isinstance(a, dict) and "name" in a]
+        threat: dict[str, Any] = about["threat"] if isinstance(about.get("threat"), dict) else {}
+        document = {
+            **about,
+            **document,
+            "attacks": names,
+            "norm": threat.get("norm"),
+            "eps": threat.get("eps"),
+        }
+        if kind is Radii and isinstance(document.get("points"), list):
+            renamed = {"ensemble": "robust", "average": "deterministic"}
+            document["format"] = "randens-radii-1"
+            document["radii"] = [{renamed.get(k, k): v for k, v in p.items()} for p in document["points"]]
+        known = run.path / "evaluation.json"
+        if (
+            kind is SamplingNote
+            and known.exists()
+            and (other := _members_of(known)) not in ("", about.get("ensemble"))
+        ):
+            raise FileError(
+                f"{path} is about other members than evaluation.json ({other[:8]}…); sample again"
+            )
+    return fitted(kind, document, path)
+
+
+def _members_of(path: Path) -> str:
+    document = read_json(path)
+    about = document.get("about") if isinstance(document, dict) else None
+    return str(about.get("ensemble", "")) if isinstance(about, dict) else ""

@@ -1,34 +1,26 @@
-"""Measure what a report shows beyond an evaluation: accuracy over ε, attacks compared, pictures.
-
-The results are kept in the run folder, under report/, so that the page can be written again without new
-attacks.
-"""
+"""Measure what a report shows beyond an evaluation: accuracy over ε, attacks compared, pictures."""
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from randens import attacks
-from randens.attacks.dataset import attack_data
 from randens.core.errors import InputError
 from randens.core.progress import Progress, silent
 from randens.core.runs import Run
-from randens.data import Data
+from randens.data import Data, as_data
 from randens.ensemble import RandomizedEnsemble
-from randens.evaluation import estimate
-from randens.evaluation.argument_checks import DataLike, as_image_data
-from randens.evaluation.curves import sweep
-from randens.evaluation.preparation import prepare
-from randens.models import on_device
-from randens.report.load import AttackLine, AttackTable, Gallery, Radii, Radius, measured_on
+from randens.evaluation import Curve, curve, estimate
+from randens.report.load import AttackLine, AttackTable, Gallery, measured_on
 from randens.report.pictures import make_gallery
 from randens.threat import Threat
-from randens.witness import WitnessPool
-from randens.witness.store import WitnessStore, as_store
+from randens.witness.store import WitnessStore
 
 __all__ = ["COMPARED", "FACTORS", "Measurements", "measure"]
 
@@ -43,45 +35,29 @@ COMPARED = ("afgsm", "adaptive-pgd-l", "adaptive-pgd-s", "arc", "arc-r", "lattic
 class Measurements:
     """The measurements that a page shows beyond an evaluation.
 
-    Attributes
-    ----------
-    radii : Radii
-        Robust accuracy over ε.
-    attacks : AttackTable
-        Attacks compared.
-    gallery : Gallery or None
-        Pictures; None for inputs that are not pictures.
+    curve: robust accuracy over ε. attacks: attacks compared. gallery: pictures; None for other inputs.
     """
 
-    radii: Radii
+    curve: Curve
     attacks: AttackTable
     gallery: Gallery | None
 
-    def save(self, run: Run) -> bool:
-        """Save them in the run folder for the report; see `Run.keep`.
-
-        Returns whether the report uses all of them: measurements on fewer inputs do not replace those on more.
-        """
-        parts = {"radii": self.radii, "attacks": self.attacks, "gallery": self.gallery}
-        used = True
-        for name, part in parts.items():
-            if part is not None:
-                document = part.model_dump()
-                asked = ("ensemble", "probs", "data", "split", "n", "norm", "eps")
-                question = {key: document.get(key) for key in asked}
-                used &= run.keep(f"report/{name}", document, question)[1]
-        return used
+    def save(self, run: Run) -> None:
+        """Save them in the run folder for the report."""
+        run.write("curve", self.curve.to_json())
+        run.write("report/attacks", self.attacks.model_dump())
+        if self.gallery is not None:
+            run.write("report/gallery", self.gallery.model_dump())
 
 
 def measure(
     rec: RandomizedEnsemble,
-    data: DataLike,
+    data: Any,
     threat: Threat,
     *,
     attack: Sequence[str] = ("saddle",),
     compared: Sequence[str] = COMPARED,
     factors: Sequence[float] = FACTORS,
-    pool: WitnessPool | None = None,
     folder: WitnessStore | str | os.PathLike[str] | None = None,
     seed: int = 0,
     confidence: float = 0.95,
@@ -89,68 +65,24 @@ def measure(
 ) -> Measurements:
     """Attack `rec` with `attack` at every radius, and with each of `compared` alone at the threat's own radius.
 
-    Parameters
-    ----------
-    rec, data, threat : RandomizedEnsemble, Data or pair or loader, Threat
-        The ensemble of the page, inputs with labels, and the perturbation set.
-    attack : sequence of str
-        Names; the worst of all counts at every radius.
-    compared : sequence of str
-        Names; each works alone.
-    factors : sequence of float
-        The radii, in units of the threat's.
-    pool : WitnessPool, optional
-        Known witnesses of the same inputs at the threat's radius, for the pictures; without it they come from
-        the witnesses found here.
-    folder, seed, confidence, progress
-        As for `randens.evaluate`. A report reads the curve from the store again, so that it agrees with every
-        evaluation.
-
-    Returns
-    -------
-    Measurements
-        For `Measurements.save`.
-
-    Examples
-    --------
-    >>> import torch, randens
-    >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
-    >>> rec, data = randens.RandomizedEnsemble([net]), randens.data.load("digits", "test").subset(range(5))
-    >>> found = measure(rec, data, randens.Threat("linf", 0.1), compared=["pgd"], factors=[0.5, 1.0])
-    >>> [round(radius.eps, 2) for radius in found.radii.radii]
-    [0.05, 0.1]
+    factors: the radii, in units of the threat's. The other parameters are those of `randens.evaluate`.
     """
-    data = as_image_data(data, rec)
-    store = as_store(folder)
-    report = progress or silent
+    inputs = as_data(data)
     sizes = sorted(set(factors))
     if not sizes or not all(0 < f < float("inf") for f in sizes):
         raise InputError(f"factors is {tuple(factors)}; give numbers > 0, in units of eps")
     if not compared:
         raise InputError(f"compared is {compared!r}; name at least one attack")
-    lines = _compare(rec, data, threat, compared, seed, confidence, report, store)
-    case = prepare(rec, data, [attacks.create(name, threat, seed=seed) for name in attack])
-    radii, at_threat = [], pool
-    with on_device(case.rec, None):
-        for point, found, _ in sweep(
-            case,
-            [threat.scaled(factor).eps for factor in sizes],
-            deterministic=True,
-            confidence=confidence,
-            store=store,
-            progress=silent,
-            known=pool,
-        ):
-            average, members = point.deterministic, list(point.members)
-            radii.append(Radius(eps=point.eps, robust=point.ensemble, members=members, deterministic=average))
-            report("accuracy over ε", len(radii), len(sizes))
-            if point.eps == threat.eps or (point.eps < threat.eps and pool is None):
-                at_threat = found
-    curve = Radii(**measured_on(rec, data, threat), attacks=list(attack), confidence=confidence, radii=radii)
-    pictures = None
-    if len(data.shape) == 3 and at_threat is not None:
-        pictures = make_gallery(rec, data, at_threat, threat)
-    return Measurements(curve, lines, pictures)
+    report = progress or silent
+    lines = _compare(rec, inputs, threat, compared, seed, confidence, report)
+    chosen = [attacks.create(name, threat, seed=seed) for name in attack]
+    options: dict[str, Any] = {"confidence": confidence, "folder": folder, "progress": report}
+    within = curve(
+        rec, inputs, chosen, eps=[f * threat.eps for f in sizes if f <= 1] or [threat.eps], **options
+    )
+    pictures = make_gallery(rec, inputs, within.pool, threat) if len(inputs.shape) == 3 else None
+    found = curve(rec, inputs, chosen, eps=[f * threat.eps for f in sizes], **options)
+    return Measurements(found, lines, pictures)
 
 
 def _compare(
@@ -161,13 +93,13 @@ def _compare(
     seed: int,
     confidence: float,
     progress: Progress,
-    store: WitnessStore | None,
 ) -> AttackTable:
     lines = []
     together = np.zeros(len(data))
     for place, name in enumerate(names):
         progress("comparing attacks", place, len(names))
-        found = attack_data(attacks.create(name, threat, seed=seed), rec, (data.x, data.y), store=store)
+        begun = time.perf_counter()
+        found = attacks.create(name, threat, seed=seed).run(rec, (data.x, data.y))
         risks = found.risk.numpy()
         together = np.maximum(together, risks)
         lines.append(
@@ -176,7 +108,7 @@ def _compare(
                 robust=estimate(1 - risks, confidence),
                 forwards=found.cost.forwards,
                 backwards=found.cost.backwards,
-                seconds=found.seconds,
+                seconds=time.perf_counter() - begun,
             )
         )
     progress("comparing attacks", len(names), len(names))

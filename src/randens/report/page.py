@@ -18,12 +18,11 @@ from markupsafe import Markup
 from randens._version import __version__
 from randens.core.errors import InputError
 from randens.core.files import write_atomic
-from randens.evaluation import result_tables
-from randens.evaluation.results import THREAT_MODEL
+from randens.evaluation.result import THREAT_MODEL
+from randens.evaluation.tables import count
 from randens.report import figures, tables
-from randens.report.from_store import read_runs
 from randens.report.landscape import MOST_SOLVED, landscape_data, read_landscape, solve
-from randens.report.load import AttackTable, LoadedRun, StochasticNote
+from randens.report.load import AttackTable, LoadedRun, StochasticNote, load_runs
 from randens.report.tables import Line
 from randens.report.verdicts import drawing, headline, labels, verdicts
 
@@ -58,7 +57,7 @@ def write_report(
     >>> write_report(["mine"]).name
     'report.html'
     """
-    return write_page(read_runs(runs), output)
+    return write_page(load_runs(runs), output)
 
 
 def write_page(runs: Sequence[LoadedRun], output: str | os.PathLike[str] | None = None) -> Path:
@@ -84,7 +83,7 @@ def render(runs: Sequence[LoadedRun]) -> str:
                 result.profile,
                 marks=[("evaluated α", result.probs), *result.also.items()],
                 start=result.probs,
-                optimum=solve(result.profile, result.points.clean.mean(axis=0)),
+                optimum=solve(result.profile, result.clean.mean(axis=0)),
             )
     return fill(
         "report.html",
@@ -132,10 +131,10 @@ def _templates() -> jinja2.Environment:
         "interval": tables.interval,
         "probs": tables.probs,
         "fooled": tables.fooled,
-        "count": result_tables.count,
+        "count": count,
         "threat": tables.threat,
     }
-    for name in ("command", "disagreement", "origin", "stale", "where"):
+    for name in ("command", "stale", "where"):
         made.globals[name] = getattr(tables, name)
     return made
 
@@ -196,7 +195,7 @@ def _run(one: LoadedRun, number: int) -> dict[str, Any]:
             "reading": read_landscape(result.profile, result.probs),
             "together": _together(one, f"f{number}") if result.members > 1 else None,
             "found_by": _found_by(one, f"f{number}"),
-            "warnings": [line for line in result_tables.statements(result) if line.startswith("Warning")],
+            "warnings": result.sentences()[:1] if result.without_gradients else [],
             "flops": (result.expected_flops, float(sum(result.flops))),
         }
     return shown
@@ -207,7 +206,7 @@ def _efficiency(runs: Sequence[LoadedRun]) -> Markup | None:
     if not found:
         return None
     words = "; ".join(
-        f"{point.name} {point.accuracy.robust.value:.1%} at {result_tables.count(point.flops)} FLOPs"
+        f"{point.name} {point.accuracy.robust.value:.1%} at {count(point.flops)} FLOPs"
         for point in found
         if point.kind != "member"
     )
@@ -217,12 +216,10 @@ def _efficiency(runs: Sequence[LoadedRun]) -> Markup | None:
 def _front(one: LoadedRun, key: str) -> Markup | None:
     """Robustness against compute of k of M averaged."""
     options = [] if one.advice is None else one.advice.options
-    front = [o for o in options if o.kind in ("subset", "deterministic") or o.name == "drawn evenly"]
+    front = [o for o in options if o.kind in ("subset", "deterministic") or o.name == "sampled uniformly"]
     if len(front) < 2:
         return None
-    words = "; ".join(
-        f"k = {o.k} {o.robust.value:.1%} at {result_tables.count(o.flops)} FLOPs" for o in front
-    )
+    words = "; ".join(f"k = {o.k} {o.robust.value:.1%} at {count(o.flops)} FLOPs" for o in front)
     points = [(o.flops, o.robust.value) for o in front]
     line = Line("k of M averaged", points, [(o.robust.low, o.robust.high) for o in front])
     label, titles = (
@@ -294,15 +291,14 @@ def _attacks(one: LoadedRun, key: str) -> dict[str, Any] | None:
         and _same_case(one, compared)
         and compared.together.value < result.robust - 1e-9
     )
-    kept = [a.label for a in ordered if a.kept]
-    return {"picture": picture, "ordered": ordered, "stronger": stronger, "kept": kept}
+    return {"picture": picture, "ordered": ordered, "stronger": stronger}
 
 
 def _same_case(one: LoadedRun, compared: AttackTable) -> bool:
     result = one.evaluation
     assert result is not None
     case = (compared.data, compared.split, compared.n, compared.norm)
-    mine = (result.data, result.split, result.n, result.threat.norm)
+    mine = (result.about.data, result.about.split, result.n, result.threat.norm)
     close = abs(compared.eps - result.threat.eps) <= 1e-9 * result.threat.eps
     return case == mine and close and not tables.stale(one, compared)
 
@@ -345,31 +341,16 @@ def _training(one: LoadedRun, key: str) -> list[dict[str, Any]]:
 
 
 def _random(note: StochasticNote, key: str) -> dict[str, Any]:
-    """Accuracy against the number of draws, and the spread between draws."""
-    stages = note.stages
-    draws = [
-        Line("on the attacked draws", [(float(s.draws), s.in_sample) for s in stages]),
-        Line("on fresh draws", [(float(s.draws), s.fresh) for s in stages]),
+    """Accuracy on the attacked and on fresh draws, and what a single draw would have reported."""
+    rows = [
+        ("on the attacked draws", 100 * note.in_sample, None),
+        ("of the same on fresh draws", 100 * note.fresh, None),
+        ("one draw taken as the answer", 100 * note.single_draw, None),
     ]
-    spread = [
-        Line(name, [(i + 1.0, value) for i, value in enumerate(sorted(values))])
-        for name, values in (("natural", note.spread.natural), ("robust", note.spread.robust))
-        if values
-    ]
-    low, high = min(note.spread.robust, default=0.0), max(note.spread.robust, default=0.0)
-    words = "; ".join(f"{s.draws} draws {s.in_sample:.1%} and {s.fresh:.1%}" for s in stages)
-    found: dict[str, Any] = {"low": low, "high": high, "spread": None}
-    label = f"Accuracy against the number of attacked draws: {words}"
-    found["draws"] = figures.inline(
-        f"{key}-draws", label, figures.lines, draws, "attacked draws K", "accuracy"
-    )
-    if spread:
-        single = f"Accuracies of {len(note.spread.robust)} single draws, sorted"
-        label = f"{single}; robust from {low:.1%} to {high:.1%}"
-        found["spread"] = figures.inline(
-            f"{key}-spread", label, figures.lines, spread, "draws, sorted", "accuracy"
-        )
-    return found
+    label = "; ".join(f"{name} {value:.1f} %" for name, value, _ in rows)
+    return {
+        "draws": figures.inline(f"{key}-draws", label, figures.bars, rows, x_title="accuracy, %", digits=1)
+    }
 
 
 def _recipe(one: LoadedRun) -> dict[str, Any]:
@@ -387,8 +368,8 @@ def _recipe(one: LoadedRun) -> dict[str, Any]:
         "folder": one.run.path,
     }
     if result is not None:
-        facts["attacks"] = "; ".join(_options(a) for a in result.attacks)
-        facts["members' fingerprint"] = result.ensemble
+        facts["attacks"] = "; ".join(_options(a) for a in result.about.attacks)
+        facts["members' fingerprint"] = result.about.ensemble
         facts["chosen on"] = ", ".join(f"{k}: {v}" for k, v in result.chosen_on.items()) or "not recorded"
     return {
         "command": "randens " + shlex.join(words) if words else "(not recorded: made from Python)",

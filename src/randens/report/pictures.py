@@ -16,7 +16,7 @@ from torch import Tensor
 from randens.core.errors import InputError
 from randens.data import Data
 from randens.ensemble import RandomizedEnsemble
-from randens.evaluation import worst_inputs
+from randens.evaluation.result import worst_inputs
 from randens.report.load import Example, Gallery, measured_on
 from randens.threat import Threat
 from randens.witness import WitnessPool

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,8 +13,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from randens.core.documents import ThreatDocument
 from randens.data import called
-from randens.evaluation import Estimate, Evaluation, result_tables
-from randens.evaluation.result_tables import Row, percent
+from randens.evaluation import Estimate, Evaluation
+from randens.evaluation.tables import Row, percent
 from randens.report.load import (
     AttackLine,
     AttackTable,
@@ -37,14 +36,12 @@ __all__ = [
     "compared",
     "comparison",
     "conflicts",
-    "disagreement",
     "evaluated",
     "flat",
     "fooled",
     "fooled_sets",
     "inferences",
     "interval",
-    "origin",
     "over_radius",
     "percent",
     "probs",
@@ -96,7 +93,7 @@ def results(runs: Sequence[LoadedRun]) -> list[dict[str, Any]]:
         if result is None:
             found.append({"name": name, "missing": one})
             continue
-        for row in result_tables.rows(result, name if len(runs) > 1 else one.method):
+        for row in result.rows(name if len(runs) > 1 else one.method):
             main = row.kind in ("randomized", "single")
             shown = (
                 f"{row.name.rpartition(' = ')[0]} = {probs(result.probs)}"
@@ -113,7 +110,7 @@ def comparison(runs: Sequence[LoadedRun]) -> tuple[list[tuple[Any, ...]], list[s
     rows: list[tuple[Any, ...]] = []
     for title, cell in (
         ("members", lambda e: e.members),
-        ("evaluated on", lambda e: f"{called(e.data, e.split)}, {e.n} inputs"),
+        ("evaluated on", lambda e: f"{called(e.about.data, e.about.split)}, {e.n} inputs"),
         ("threat", lambda e: threat(e.threat)),
         ("floor of the risk", lambda e: f"{e.bounds.floor:.4f}"),
         ("gain", lambda e: f"{e.gain:.4f}"),
@@ -136,8 +133,6 @@ def comparison(runs: Sequence[LoadedRun]) -> tuple[list[tuple[Any, ...]], list[s
             found = compare(first, one.evaluation)
             natural.append(Difference.of(found.natural))
             robust.append(Difference.of(found.robust))
-            if found.robust is not None and one.others != runs[0].others:
-                notes.append(f"{name} and {names[0]} did not meet the same attacks: see the row of attacks.")
             if found.reason:
                 notes.append(f"{name} has no difference to {names[0]}: {found.reason}.")
             elif not found.paired:
@@ -153,7 +148,7 @@ def inferences(runs: Sequence[LoadedRun]) -> list[Inference]:
     """Everything evaluated, with its FLOPs: Figure 1 of the paper from run folders."""
     found = []
     for number, (one, label) in enumerate(zip(runs, labels(runs), strict=True)):
-        for row in [] if one.evaluation is None else result_tables.rows(one.evaluation):
+        for row in [] if one.evaluation is None else one.evaluation.rows():
             if row.kind == "single":
                 name = label if len(runs) > 1 else one.method or "one member"
             else:
@@ -193,7 +188,7 @@ def apart(evaluation: Evaluation) -> str:
 def fooled_sets(evaluation: Evaluation, most: int = 20) -> tuple[list[tuple[tuple[int, ...], int]], int]:
     """The sets of members that the inputs' worst perturbations fool, most frequent first, and how many inputs have
     another set than those listed."""
-    counts = Counter(tuple(np.flatnonzero(row).tolist()) for row in evaluation.points.worst)
+    counts = Counter(tuple(np.flatnonzero(row).tolist()) for row in evaluation.errors)
     listed = sorted(counts.items(), key=lambda item: (-item[1], len(item[0]), item[0]))
     return listed[:most], sum(count for _, count in listed[most:])
 
@@ -251,46 +246,15 @@ def compared(table: AttackTable) -> list[AttackLine]:
     return sorted(table.attacks, key=lambda line: (-(line.n or table.n), line.robust.value))
 
 
-def origin(one: LoadedRun, part: str) -> str:
-    """Say where the numbers of a section come from."""
-    if part in one.stored:
-        return "read from the witness store"
-    return f"from {'audit' if part == 'audit' else f'report/{part}'}.json"
-
-
 def stale(one: LoadedRun, measured: Radii | AttackTable | Gallery) -> str:
     """What differs between a measurement and the evaluation: "members", "probabilities" or nothing."""
     result = one.evaluation
     if result is None:
         return ""
-    if measured.ensemble != result.ensemble:
+    if measured.ensemble != result.about.ensemble:
         return "members"
     same = len(measured.probs) == result.members and np.allclose(measured.probs, result.probs)
     return "" if same else "probabilities"
-
-
-def disagreement(one: LoadedRun) -> str:
-    """Return a sentence if the curve over ε and the evaluation differ at the same ε; "" if they agree.
-
-    Both read the run's witness store, so they differ only if one of them is older than the other.
-    """
-    radii, result = one.radii, one.evaluation
-    if radii is None or result is None or stale(one, radii):
-        return ""
-    if (radii.data, radii.split, radii.n, radii.norm) != (
-        result.data,
-        result.split,
-        result.n,
-        result.threat.norm,
-    ):
-        return ""
-    for radius in radii.radii:
-        if math.isclose(radius.eps, result.threat.eps) and abs(radius.robust.value - result.robust) > 1e-9:
-            return (
-                f"At ε = {radius.eps:.4g} this curve has {percent(radius.robust.value)} and the evaluation "
-                f"{percent(result.robust)}: one of them is older than the other, and the lower number holds."
-            )
-    return ""
 
 
 def where(
@@ -312,7 +276,7 @@ def evaluated(one: LoadedRun) -> str:
     """What the evaluation of a run is about."""
     result = one.evaluation
     assert result is not None
-    return where(result.data, result.split, result.n, [one.attacked_with], result.threat)
+    return where(result.about.data, result.about.split, result.n, [one.attacked_with], result.threat)
 
 
 def threat(one: Threat | ThreatDocument) -> str:

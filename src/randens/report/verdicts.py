@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from randens.data import called
 from randens.evaluation import Estimate, Evaluation, difference
-from randens.evaluation.result_tables import percent
+from randens.evaluation.tables import percent
 from randens.report.load import LoadedRun
 
 __all__ = [
@@ -49,25 +49,25 @@ def compare(first: Evaluation, other: Evaluation) -> Comparison:
     """`other` against `first`. Runs under different threats or attacks or on different data have no difference."""
     if first.threat != other.threat:
         return Comparison(reason=f"another threat: {_threat(other)} instead of {_threat(first)}")
-    if (first.data, first.split) != (other.data, other.split):
-        used = [called(e.data, e.split) for e in (other, first)]
+    if (first.about.data, first.about.split) != (other.about.data, other.about.split):
+        used = [called(e.about.data, e.about.split) for e in (other, first)]
         return Comparison(reason=f"other data: {used[0]} instead of {used[1]}")
     if _budgets(first) != _budgets(other):
-        names = [", ".join(str(a["name"]) for a in e.attacks) for e in (other, first)]
+        names = [", ".join(str(a["name"]) for a in e.about.attacks) for e in (other, first)]
         said = (
             f"{names[0]} instead of {names[1]}" if names[0] != names[1] else f"{names[0]} with other options"
         )
         return Comparison(reason=f"other attacks: {said}; evaluate both alike")
     paired = first.n == other.n
     between = partial(difference if paired else _unpaired, confidence=first.confidence)
-    natural = between(1 - other.points.clean @ other.probs, 1 - first.points.clean @ first.probs)
+    natural = between(1 - other.clean @ other.probs, 1 - first.clean @ first.probs)
     return Comparison(natural, between(1 - other.risk, 1 - first.risk), paired)
 
 
 def _budgets(evaluation: Evaluation) -> list[dict[str, Any]]:
     """Return the attacks with the options that determine their strength, without seeds and batch sizes."""
     idle = ("seed", "batch_size", "precision", "drop_finished")
-    return [{k: v for k, v in attack.items() if k not in idle} for attack in evaluation.attacks]
+    return [{k: v for k, v in attack.items() if k not in idle} for attack in evaluation.about.attacks]
 
 
 def labels(runs: Sequence[LoadedRun]) -> list[str]:
@@ -103,13 +103,13 @@ def headline(one: LoadedRun) -> str:
     """The one number of a run, with the inputs, the attacks and the threat that it is about."""
     result = one.evaluation
     if result is None and one.stochastic is not None:
-        return f"{one.name}: {one.stochastic.statements[0]}"
+        return f"{one.name}: {one.stochastic.sentences[0]}"
     if result is None:
         return f"{one.name} has not been evaluated: there are no numbers to judge yet."
-    robust = result.accuracy.robust
+    robust = result.robust
     return (
         f"Robust accuracy {percent(robust.value)} ({result.confidence:.0%} interval {percent(robust.low)} to "
-        f"{percent(robust.high)}): {called(result.data, result.split)}, {result.n} inputs, "
+        f"{percent(robust.high)}): {called(result.about.data, result.about.split)}, {result.n} inputs, "
         f"attacked with {one.attacked_with}, {_threat(result)}."
     )
 
@@ -120,7 +120,7 @@ def drawing(result: Evaluation) -> str:
     if result.members == 1:
         return "There is one member, and with one member there is nothing to draw."
     best = int(np.argmin(result.member_risks))
-    gained = difference(result.points.foolable[:, best].astype(np.float64), result.risk, result.confidence)
+    gained = difference(result.foolable[:, best].astype(np.float64), result.risk, result.confidence)
     interval = _interval(gained, result.confidence)
     said, alone = f"the ensemble is {_points(gained)}", f"its best member alone, member {best}"
     if len(drawn) == 1:

@@ -6,7 +6,7 @@ above the true minimum. An attack at the minimizer finds the witnesses that the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -38,6 +38,7 @@ def cutting_planes(
     attempts: int | float = 1,
     progress: Progress | None = None,
     solver: Callable[[RiskProfile], Sampling] | None = None,
+    tried: Sequence[ArrayLike] = (),
 ) -> Sampling:
     """Alternate between attacking at α and minimizing the risk over everything found, until they agree.
 
@@ -48,7 +49,8 @@ def cutting_planes(
 
     start: the probabilities attacked first. clean_risks: decide between equally good probabilities. confidence:
     minimize the bound of the risk's excess over that of uniform probabilities (`confident_sampling`). attempts:
-    minimize the risk after so many attempts. solver: minimizes the risk over the pool, by default exactly.
+    minimize the risk after so many attempts. solver: minimizes the risk over the pool, by default exactly. tried:
+    probabilities that the oracle attacked before this call, whose witnesses are in its pool.
 
     >>> profile = RiskProfile.from_configurations([[(1, 0), (0, 1)]])       # either member, never both
     >>> cutting_planes(lambda probs: profile, [1.0, 0.0]).probs.tolist()
@@ -60,7 +62,7 @@ def cutting_planes(
     limit = as_count("max_sweeps", max_sweeps)
     report = progress or silent
     clean = np.zeros(len(alpha)) if clean_risks is None else np.asarray(clean_risks, dtype=np.float64)
-    attacked: list[NDArray[np.float64]] = []
+    attacked = [as_probs(point, len(alpha), name="tried") for point in tried]
 
     def lowest_over(profile: RiskProfile) -> Sampling:
         if solver is not None:

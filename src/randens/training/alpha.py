@@ -13,9 +13,10 @@ from torch import Tensor
 
 from randens import attacks
 from randens.attacks.base import Attack
-from randens.attacks.dataset import Knowledge, attack_data
 from randens.attacks.result import Cost
+from randens.data import Data
 from randens.ensemble import RandomizedEnsemble
+from randens.evaluation.loop import Witnesses
 from randens.risk import RiskProfile, candidates, cutting_planes, project_simplex
 from randens.training.methods import Method, Weights, mirror_descent, uniform
 from randens.training.recipe import Recipe, SamplingPart
@@ -157,7 +158,7 @@ def validation_attack(recipe: Recipe, name: str) -> Attack:
 
 def attacked(rec: RandomizedEnsemble, x: Tensor, y: Tensor, attack: Attack) -> Validated:
     """Attack `rec` at its α on (x, y); ranks share the batches, and every rank gets the whole result."""
-    found = attack_data(attack, rec, (x, y), inputs=False)
+    found = attack.run(rec, (x, y))
     clean = found.clean_errors.numpy().mean(axis=0)
     return Validated(rec.probs.cpu().numpy(), found.pool, clean, found.cost)
 
@@ -166,7 +167,7 @@ def exact(rec: RandomizedEnsemble, x: Tensor, y: Tensor, attack: Attack, sweeps:
     """The best α by cutting planes: optimize over the known witnesses, attack at the result, and repeat while there
     are new witnesses.
     """
-    known = Knowledge(rec, x.cpu(), y.cpu(), attack.threat)
+    known = Witnesses(rec, Data(x.cpu(), y.cpu(), name="held", split="validation"), attack.threat)
     made = 0
 
     def attack_at(probs: Weights) -> RiskProfile:

@@ -1,4 +1,4 @@
-"""Witnesses: the pool in memory, and the store on disk."""
+"""Witnesses: perturbed inputs with the members they fool, in memory and on disk."""
 
 from randens.witness.pool import WitnessPool
 from randens.witness.store import WitnessStore

@@ -7,34 +7,25 @@ The risk is η(α) = mean_j max_u u·α (Proposition 1).
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors.numpy
 from numpy.typing import ArrayLike, NDArray
-from safetensors import SafetensorError
 
-from randens.core.errors import FileError, InputError
-from randens.core.files import tensor_checksum, write_atomic
+from randens.core.errors import InputError
 from randens.risk import RiskProfile
 from randens.risk.sets import maximal_rows
-from randens.witness.stored_files import pool_document
 
 __all__ = ["WitnessPool"]
-
-_FORMAT = "randens-witnesses-2"
 
 
 class WitnessPool:
     """Maximal fooled sets found so far for `n` inputs and `members` members.
 
-    Rows are witnesses: `points[r]` is the input, `fooled[r]` the set u, `sources[r]` the name of the
-    attack that found it and `x_adv[r]` the perturbed input, where `located[r]` is true (``None`` for a pool of sets
-    only). `checked[r]` says that the set was confirmed by the ensemble's own call on x_adv.
-    Pools are immutable: `merge`, `select`, `take`, `concat` and `without_inputs` return new ones.
+    Rows are witnesses: `points[r]` is the input, `fooled[r]` the set u, `sources[r]` the name of the attack that found
+    it and `x_adv[r]` the perturbed input (`x_adv` is None for a pool of sets only). Pools are immutable: `merge`,
+    `take`, `concat`, `replace` and `without_inputs` return new ones.
 
     Parameters
     ----------
@@ -48,10 +39,8 @@ class WitnessPool:
         Set of each witness, bool [r, M].
     x_adv : array, optional
         Perturbed inputs [r, ...].
-    sources : sequence of str
+    sources : str or sequence of str
         The attack that found each witness.
-    located, checked
-        Bookkeeping of a witness store.
 
     Examples
     --------
@@ -69,8 +58,6 @@ class WitnessPool:
         *,
         x_adv: NDArray[np.generic] | None = None,
         sources: Sequence[str] | str = "",
-        located: ArrayLike | bool = True,
-        checked: ArrayLike | bool = False,
     ) -> None:
         rows = np.asarray(points, dtype=np.int64).reshape(-1)
         sets = np.zeros((0, members), dtype=bool) if fooled is None else np.asarray(fooled, dtype=bool)
@@ -85,19 +72,11 @@ class WitnessPool:
         names = [sources] * len(rows) if isinstance(sources, str) else list(sources)
         if len(names) != len(rows):
             raise InputError(f"sources has {len(names)} names; there are {len(rows)} witnesses")
-        has = np.broadcast_to(np.asarray(located, dtype=bool), rows.shape) & (x_adv is not None)
-        sure = np.broadcast_to(np.asarray(checked, dtype=bool), rows.shape)
-        # Of equal sets the first one is kept, and one with its perturbed input is preferred.
-        first = np.arange(len(rows)) + len(rows) * ~has
-        keep = maximal_rows(rows, np.packbits(sets, axis=1), first)
-        self.n = n
-        self.members = members
-        self.points = rows[keep]
-        self.fooled = sets[keep]
+        keep = maximal_rows(rows, np.packbits(sets, axis=1))
+        self.n, self.members = n, members
+        self.points, self.fooled = rows[keep], sets[keep]
         self.x_adv = None if x_adv is None else x_adv[keep]
         self.sources = tuple(names[i] for i in keep)
-        self.located = has[keep]
-        self.checked = sure[keep]
 
     def __len__(self) -> int:
         return len(self.points)
@@ -106,15 +85,14 @@ class WitnessPool:
         return f"WitnessPool({len(self)} witnesses, n={self.n}, members={self.members})"
 
     def merge(self, *others: WitnessPool) -> WitnessPool:
-        """Return the union with a pool of the same inputs. Of equal sets the first one is kept."""
-        pools = (self, *others)
-        for pool in pools:
+        """Return the union with pools of the same inputs. Of equal sets the first one is kept."""
+        for pool in others:
             if (pool.n, pool.members) != (self.n, self.members):
                 raise InputError(
                     f"cannot merge a pool of {pool.n} inputs and {pool.members} members into one of "
                     f"{self.n} inputs and {self.members} members"
                 )
-        return _stack(pools, self.n, self.members, offsets=[0] * len(pools))
+        return _stack([self, *others], self.n, [0] * (1 + len(others))) if any(map(len, others)) else self
 
     @staticmethod
     def concat(pools: Sequence[WitnessPool]) -> WitnessPool:
@@ -124,12 +102,8 @@ class WitnessPool:
         counts = {p.members for p in pools}
         if len(counts) > 1:
             raise InputError(f"pools have different member counts {sorted(counts)}; they must agree")
-        offsets = np.concatenate([[0], np.cumsum([p.n for p in pools])])
-        return _stack(pools, int(offsets[-1]), pools[0].members, [int(o) for o in offsets[:-1]])
-
-    def select(self, start: int, stop: int) -> WitnessPool:
-        """The witnesses of inputs start..stop-1, renumbered from 0."""
-        return self.take(np.arange(start, stop))
+        ends = np.cumsum([p.n for p in pools]).tolist()
+        return _stack(pools, ends[-1], [0, *ends[:-1]])
 
     def take(self, inputs: ArrayLike, members: ArrayLike | None = None) -> WitnessPool:
         """The witnesses of some distinct inputs [k], renumbered in that order, or of some members only."""
@@ -138,31 +112,19 @@ class WitnessPool:
         place[chosen] = np.arange(len(chosen))
         rows = np.flatnonzero(place[self.points] >= 0)
         columns = np.arange(self.members) if members is None else np.asarray(members, dtype=np.int64)
-        return self.replace(
-            n=len(chosen),
-            members=len(columns),
-            points=place[self.points[rows]],
-            fooled=self.fooled[np.ix_(rows, columns)],
-            **self._of(rows),
+        return WitnessPool(
+            len(chosen),
+            len(columns),
+            place[self.points[rows]],
+            self.fooled[np.ix_(rows, columns)],
+            x_adv=None if self.x_adv is None else self.x_adv[rows],
+            sources=[self.sources[r] for r in rows],
         )
-
-    def rows(self, rows: NDArray[np.int64]) -> WitnessPool:
-        """Return some of the witnesses, of the same inputs."""
-        return self.replace(points=self.points[rows], fooled=self.fooled[rows], **self._of(rows))
 
     def replace(self, **fields: Any) -> WitnessPool:
         """Return the pool with other values of some fields."""
-        names = ("n", "members", "points", "fooled", "x_adv", "sources", "located", "checked")
+        names = ("n", "members", "points", "fooled", "x_adv", "sources")
         return WitnessPool(**{name: getattr(self, name) for name in names} | fields)
-
-    def _of(self, rows: NDArray[np.int64]) -> dict[str, Any]:
-        """The fields of some witnesses that do not depend on the numbering of inputs and members."""
-        return {
-            "x_adv": None if self.x_adv is None else self.x_adv[rows],
-            "sources": [self.sources[r] for r in rows],
-            "located": self.located[rows],
-            "checked": self.checked[rows],
-        }
 
     def without_inputs(self) -> WitnessPool:
         """The sets without perturbed inputs: enough for risks, bounds and sampling, in a few bytes each."""
@@ -174,13 +136,11 @@ class WitnessPool:
 
     def best(self, probs: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """Per input: max_u u·α, and the row of the witness that reaches it (-1: none known)."""
-        alpha = np.asarray(probs, dtype=np.float64)
-        values = self.fooled @ alpha
+        values = self.fooled @ np.asarray(probs, dtype=np.float64)
         risks = np.zeros(self.n)
         rows = np.full(self.n, -1, dtype=np.int64)
-        # Ascending by value, so that the last write per input is its best; stable, so ties keep the first.
-        order = np.argsort(values[::-1], kind="stable")
-        order = len(values) - 1 - order
+        # Ascending by value, so that the last write per input is its best; reversed, so that ties keep the first.
+        order = len(values) - 1 - np.argsort(values[::-1], kind="stable")
         risks[self.points[order]] = values[order]
         rows[self.points[order]] = order
         return risks, rows
@@ -196,69 +156,16 @@ class WitnessPool:
         np.logical_or.at(table, self.points, self.fooled)
         return table
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the pool as one safetensors file, atomically."""
-        names = sorted(set(self.sources))
-        tensors: dict[str, NDArray[np.generic]] = {
-            "points": self.points,
-            "fooled": self.fooled.astype(np.uint8),
-            "source": np.array([names.index(s) for s in self.sources], dtype=np.int64),
-        }
-        if self.x_adv is not None:
-            tensors["x_adv"] = np.ascontiguousarray(self.x_adv)
-        metadata = {"format": _FORMAT, "n": str(self.n), "members": str(self.members)}
-        metadata.update({f"source.{i}": name for i, name in enumerate(names)})
-        if self.x_adv is not None and not self.located.all():
-            tensors["located"] = self.located.astype(np.uint8)
-        metadata["checksum"] = tensor_checksum(tensors, metadata)
-        write_atomic(path, safetensors.numpy.save(tensors, metadata))
 
-    @staticmethod
-    def load(path: str | os.PathLike[str]) -> WitnessPool:
-        """Read a pool written by `save`."""
-        source = Path(path)
-        tensors, metadata = read_tensors(source, "witnesses")
-        if metadata.get("format") != _FORMAT:
-            raise FileError(f"{source} is not a witness file of format {_FORMAT}")
-        stated = metadata.pop("checksum", None)
-        if stated != tensor_checksum(tensors, metadata):
-            raise FileError(f"{source} does not match its checksum; it was altered or damaged")
-        about = pool_document(tensors, metadata, source)
-        return WitnessPool(
-            about.n,
-            about.members,
-            tensors["points"],
-            tensors["fooled"].astype(bool),
-            x_adv=tensors.get("x_adv"),
-            sources=[about.sources[i] for i in tensors["source"]],
-            located=tensors.get("located", np.ones(1)).astype(bool),
-        )
-
-
-def read_tensors(path: Path, what: str) -> tuple[dict[str, NDArray[np.generic]], dict[str, str]]:
-    """Return arrays and metadata of a safetensors file, which holds numbers and names and no code."""
-    try:
-        with safetensors.safe_open(path, framework="numpy") as file:
-            return {key: file.get_tensor(key) for key in file.keys()}, file.metadata() or {}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        raise FileError(f"cannot read {what} from {path}: {error}") from error
-
-
-def _stack(pools: Sequence[WitnessPool], n: int, members: int, offsets: Sequence[int]) -> WitnessPool:
-    shapes = [p.x_adv for p in pools if p.x_adv is not None]
+def _stack(pools: Sequence[WitnessPool], n: int, offsets: Sequence[int]) -> WitnessPool:
+    """Pools with their inputs shifted by `offsets`, as one; with perturbed inputs only if all have them."""
+    filled = [p for p in pools if len(p)] or list(pools[:1])
+    located = all(p.x_adv is not None for p in filled)
     return WitnessPool(
         n,
-        members,
+        pools[0].members,
         np.concatenate([p.points + o for p, o in zip(pools, offsets, strict=True)]),
         np.concatenate([p.fooled for p in pools]),
-        # A set without a perturbed input does not replace sets with one.
-        x_adv=np.concatenate([_inputs_like(p, shapes[0]) for p in pools]) if shapes else None,
+        x_adv=np.concatenate([p.x_adv for p in filled]) if located else None,
         sources=[s for p in pools for s in p.sources],
-        located=np.concatenate([p.located for p in pools]),
-        checked=np.concatenate([p.checked for p in pools]),
     )
-
-
-def _inputs_like(pool: WitnessPool, other: NDArray[np.generic]) -> NDArray[np.generic]:
-    empty: NDArray[np.generic] = np.zeros((len(pool), *other.shape[1:]), dtype=other.dtype)
-    return empty if pool.x_adv is None else pool.x_adv

@@ -16,12 +16,12 @@ from tests.attacks.planted import Array, Planted, linear, planted
 from tests.evaluation.trained import THREAT, digits, ensemble
 from torch import Tensor, nn
 
-from randens import RandomizedEnsemble, Threat, WitnessPool, attacks, models
+from randens import RandomizedEnsemble, RandomizedModel, Threat, WitnessPool, attacks, certify, models
 from randens.attacks import exact
 from randens.attacks.losses import margins
-from randens.certify.certifying import certify
-from randens.certify.interval_bounds import propagate
-from randens.certify.linear_bounds import crown
+from randens.certificates import certification
+from randens.certificates.interval_bounds import propagate
+from randens.certificates.linear_bounds import crown
 from randens.cli.main import run as command
 from randens.core.errors import InputError, ModelError
 from randens.core.runs import Run
@@ -199,13 +199,14 @@ def test_one_relu_by_hand() -> None:
     assert float(other.slopes) == pytest.approx(1.0)
 
 
-def test_going_backward_is_tighter_than_intervals() -> None:
+def test_going_backward_is_tighter_than_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     rec = ensemble("mlp", "convnet")
     few = digits("test").subset(slice(0, 24))
     # A radius at which intervals prove little: the difference is many inputs, not one that rounding decides.
     threat = Threat("linf", 0.07)
-    loose = certify(rec, few, threat, refine=0)
     tight = certify(rec, few, threat)
+    monkeypatch.setattr(certification, "_REFINED", 0)
+    loose = certify(rec, few, threat)
     assert not (loose.certified & ~tight.certified).any()
     assert tight.certified.sum() > loose.certified.sum() + 5
 
@@ -219,7 +220,7 @@ def test_trained_members_are_sandwiched() -> None:
     assert whole.lower() == pytest.approx(float(found.risk.mean()), abs=1e-12)
     assert whole.lower() <= whole.upper() <= whole.lower() + 0.05
     assert whole.upper() < 0.4
-    assert whole.split == "test"
+    assert whole.about.split == "test"
 
 
 class _Bent(nn.Module):
@@ -305,7 +306,7 @@ class _Odd(nn.Module):
         ("detach", "detach"),
         ("statistics", "batch statistics"),
         ("product", "product of two"),
-        ("noise", "not deterministic"),
+        ("noise", "is random"),
     ],
 )
 def test_what_is_not_understood_is_refused(how: str, said: str) -> None:
@@ -358,16 +359,21 @@ def test_margins_at_rounding_are_not_certified() -> None:
 def test_bad_input() -> None:
     rec = RandomizedEnsemble([nn.Linear(4, 2)]).eval()
     x, y = torch.rand(3, 4), torch.zeros(3, dtype=torch.int64)
-    with pytest.raises(InputError, match="threat is None"):
-        certify(rec, (x, y))
-    with pytest.raises(InputError, match="refine is -1"):
-        certify(rec, (x, y), THREAT, refine=-1)
-    with pytest.raises(InputError, match="pool describes 4 inputs"):
-        certify(rec, (x, y), THREAT, pool=WitnessPool(4, 1))
-    with pytest.raises(InputError, match="bounds"):
-        certify(rec, (2 + x, y), THREAT)
+    with pytest.raises(InputError, match="cannot merge a pool of 4 inputs"):
+        certify(rec, (x, y), THREAT, pool=WitnessPool(4, 1, [0], [[True]]))
     with pytest.raises(InputError, match="labels from 0 to 7"):
         certify(rec, (x, torch.tensor([0, 1, 7])), THREAT)
+    with pytest.raises(InputError, match="answers at random"):
+        certify(RandomizedModel(nn.Dropout(0.5), 4), (x, y), THREAT)
+
+
+def test_nothing_certified_is_said() -> None:
+    found = certify(ensemble("mlp"), digits("test").subset(slice(0, 4)), Threat("linf", 0.4))
+    assert found.sentences() == [
+        "Nothing is certified at this radius: the bounds are too loose for these networks."
+    ]
+    assert found.plot() is not None
+    assert list(found.to_frame()["certified"]) == [0.0]
 
 
 def test_command_writes_the_sandwich(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -377,7 +383,6 @@ def test_command_writes_the_sandwich(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert command([*arguments, "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["lower"] <= said["upper"] <= said["upper_members_separately"]
-    assert said["lower_from"] == "witnesses"
     assert Run.open(run.path).read("certification") == said
     assert command(arguments) == 0
     assert "certified" in capsys.readouterr().out

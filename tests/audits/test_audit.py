@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from tests.evaluation.evaluated import evaluate
 from tests.evaluation.trained import (
     THREAT,
     Probabilities,
@@ -20,13 +22,14 @@ from tests.evaluation.trained import (
 )
 from torch import Tensor, nn
 
-from randens import RandomizedEnsemble, Threat, attacks, evaluate
-from randens.audit import attack_checks
-from randens.audit.auditing import Audit, audit
-from randens.audit.case import Case
+from randens import RandomizedEnsemble, attacks, audit
+from randens.audits import Audit
+from randens.audits.probes import Probes
 from randens.cli.main import run as command
 from randens.core.errors import InputError
 from randens.core.runs import Run
+from randens.data import as_data
+from randens.evaluation.loop import Witnesses
 
 FEW = 64
 
@@ -42,7 +45,9 @@ def with_second(bad: nn.Module) -> RandomizedEnsemble:
 @pytest.fixture
 def members_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Audits without their attacks, for tests of the checks that need none."""
-    monkeypatch.setattr(attack_checks, "checks", lambda *_: [])
+    module = sys.modules["randens.audits.audit"]
+    monkeypatch.setattr(module, "attack_checks", lambda *_: [])
+    monkeypatch.setattr(module, "attack_all", lambda *_: None)
 
 
 @pytest.fixture(scope="module")
@@ -53,64 +58,46 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def sound(store: Path) -> Audit:
-    return audit(ensemble(), inputs(), folder=store)
+    return audit(ensemble(), inputs(), "fast", folder=store)
 
 
-def test_sound_members_pass_every_check(sound: Audit) -> None:
-    found = sound
-    assert found.passed
-    assert found.failed == ()
-    assert len(found.checks) == 19
-    assert len({check.name for check in found.checks}) == 19
-    assert all(check.advice == "" and check.finding for check in found.checks)
-    assert found.verdict.startswith("All 19 checks passed on 64 inputs")
+def test_sound_members_pass_every_check(sound: Audit, store: Path) -> None:
+    assert sound.passed
+    assert len(sound.checks) == len({check.name for check in sound.checks}) == 15
+    assert all(check.finding and bool(check.advice) == (check.status != "ok") for check in sound.checks)
+    assert sound.verdict.startswith("No check of 15 failed on 64 inputs")
+    assert "outputs" in repr(sound)
+    assert audit(ensemble(), inputs(), "fast", folder=store).now.backwards == 0
 
 
 def test_numbers_behind_the_checks_are_real(sound: Audit) -> None:
-    found = sound
-    rec = ensemble()
     x, y = inputs()
-    alone = attacks.create("pgd", THREAT)(rec.members[0], x, y)
-    evidence = found["iterative-beats-single-step"].evidence["risks"]["member 0"]
+    alone = attacks.create("pgd", THREAT)(ensemble().members[0], x, y)
+    evidence = sound["iterative-beats-single-step"].evidence["risks"]["member 0"]
     assert evidence["20 steps"] == pytest.approx(1 - alone.robust_accuracy)
     assert evidence["1 step"] < evidence["20 steps"]
-    steps = found["plateau-in-steps"].evidence["risks"]["the ensemble"]
-    assert steps["10"] <= steps["20"] <= steps["40"]
-    law = found["consistency"].evidence
+    law = sound["consistency"].evidence
     assert law["floor"] <= law["risk"] <= law["ceiling"]
-    assert law["outside"] == 0
-    assert law["unstable"] == 0
+    assert law["outside"] == law["unstable"] == 0
 
 
-@pytest.mark.parametrize("seeds", [(1, 2), (2, 3)])
+@pytest.mark.parametrize("seeds", [(1, 2)])
 def test_sound_members_pass_whatever_they_are(seeds: tuple[int, int], store: Path) -> None:
     rec = RandomizedEnsemble([member("mlp", seed) for seed in seeds], threat=THREAT).eval()
-    assert audit(rec, inputs(), folder=store).failed == ()
+    assert audit(rec, inputs(), "fast", folder=store).failed == ()
 
 
-@pytest.mark.parametrize("seeds", [(0, 1), (1, 2), (2, 3)])
-def test_huge_logits_are_caught(seeds: tuple[int, int]) -> None:
-    # The cross-entropy of a member whose logits are scaled has no gradient left: PGD stalls, it looks robust.
-    sound, spoilt = (member("mlp", seed) for seed in seeds)
-    found = audit(RandomizedEnsemble([sound, Scaled(spoilt, 1e4)], threat=THREAT).eval(), inputs())
-    assert not found.passed
-    names = {c.name for c in found.failed}
-    assert {"loss-gradients", "cross-entropy-as-good-as-margin"} <= names
-    # These checks may fail too, as attacks stall on it; those that do not use its loss pass.
-    assert names <= {
-        "loss-gradients",
-        "cross-entropy-as-good-as-margin",
-        "iterative-beats-single-step",
-        "members-alone",
-    }
-    assert not any("member 0" in c.evidence.get("at_fault", ()) for c in found.failed)
+def test_huge_logits_are_a_note_as_the_suite_does_not_depend_on_them() -> None:
+    # The cross-entropy of a member whose logits are scaled has no gradient left: PGD on it stalls.
+    found = audit(with_second(Scaled(member("mlp", 1), 1e4)), inputs(), "fast")
+    assert found.failed == ()
+    assert {"loss-gradients", "cross-entropy-as-good-as-margin"} <= {c.name for c in found.remarks}
     saturated = found["loss-gradients"].evidence["saturated"]
     assert saturated[0] == 0
     assert saturated[1] > 0.8
     losses = found["cross-entropy-as-good-as-margin"]
     assert "member 1" in losses.evidence["at_fault"]
-    risks = losses.evidence["risks"]["member 1"]
-    assert risks["margin"] > risks["cross-entropy"] + 0.1
+    assert "do not trust" not in found.verdict
 
 
 @pytest.mark.parametrize(
@@ -118,7 +105,7 @@ def test_huge_logits_are_caught(seeds: tuple[int, int]) -> None:
 )
 def test_an_attack_is_beaten_beyond_luck_only(ahead: int, behind: int, beaten: bool) -> None:
     x, y = inputs()
-    case = Case(ensemble(), x, y, THREAT)
+    case = Probes(Witnesses(ensemble(), as_data((x, y)), THREAT), 0)
     stronger, weaker = np.zeros(FEW), np.zeros(FEW)
     weaker[:ahead] = 0.5
     stronger[FEW - behind :] = 0.5
@@ -127,9 +114,10 @@ def test_an_attack_is_beaten_beyond_luck_only(ahead: int, behind: int, beaten: b
 
 
 def test_quantised_inputs_are_caught() -> None:
-    found = audit(with_second(Quantised(member("mlp", 1))), inputs())
-    names = {c.name for c in found.failed}
-    assert {"gradients", "white-box-beats-random-search", "large-radius-leaves-nothing"} <= names
+    found = audit(with_second(Quantised(member("mlp", 1))), inputs(), "pgd")
+    assert {"gradients", "large-radius-leaves-nothing"} <= {c.name for c in found.failed}
+    assert found["white-box-beats-random-search"].status == "note"
+    assert "do not trust" in found.verdict
     assert found["gradients"].evidence["zero"] == [0.0, 1.0]
     assert found["white-box-beats-random-search"].evidence["at_fault"] == ["member 1"]
     left = found["large-radius-leaves-nothing"].evidence["members"]
@@ -138,14 +126,9 @@ def test_quantised_inputs_are_caught() -> None:
     assert "random" in found["gradients"].advice
 
 
-@pytest.mark.usefixtures("members_only")
-def test_random_members_are_caught() -> None:
-    found = audit(with_second(Random(member("mlp", 1))), inputs())
-    assert not found["deterministic"].passed
-    assert found["deterministic"].evidence["class_changed"][0] == 0
-    assert found["deterministic"].evidence["class_changed"][1] > 0.2
-    assert not found["one-hot"].passed
-    assert found["one-hot"].evidence["members"] == [1]
+def test_random_members_are_refused() -> None:
+    with pytest.raises(InputError, match=r"member 1 is random: .*RandomizedModel"):
+        audit(with_second(Random(member("mlp", 1))), inputs())
 
 
 @pytest.mark.usefixtures("members_only")
@@ -204,7 +187,7 @@ class _Constant(nn.Module):
 
 
 def test_members_that_ignore_their_input_survive_every_radius_and_are_caught() -> None:
-    found = audit(with_second(_Constant()), inputs())
+    found = audit(with_second(_Constant()), inputs(), "pgd")
     assert found["outputs"].evidence["constant"] == [1]
     assert "member 1" in found["large-radius-leaves-nothing"].evidence["at_fault"]
 
@@ -222,18 +205,21 @@ def test_nan_ends_the_audit_before_the_attacks() -> None:
     assert "not attacked" in found.verdict
 
 
-def test_an_evaluation_by_a_weak_attack_is_beaten(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_evaluation_by_a_weak_attack_is_beaten(store: Path) -> None:
     rec, data = ensemble(), digits("test").subset(slice(0, FEW))
-    weak = evaluate(rec, data, attacks.create("afgsm", THREAT), deterministic=False)
-    flattering = audit(rec, data, evaluation=weak, folder=store)
+    weak = evaluate(rec, data, attacks.create("afgsm", THREAT))
+    flattering = audit(rec, data, "fast", evaluation=weak, folder=store)
     assert not flattering["evaluation-not-beaten"].passed
     assert flattering["evaluation-current"].passed
-    strong = evaluate(rec, data, attacks.create("suite", THREAT, preset="fast"), deterministic=False)
-    assert audit(rec, data, evaluation=strong, folder=store)["evaluation-not-beaten"].passed
-    with monkeypatch.context() as patched:
-        patched.setattr(attack_checks, "checks", lambda *_: [])
-        other = audit(ensemble("mlp", "linear"), data, evaluation=strong)
-    assert not other["evaluation-current"].passed
+    assert "do not trust" in flattering.verdict
+    strong = evaluate(rec, data, attacks.create("fast", THREAT))
+    assert audit(rec, data, "fast", evaluation=strong, folder=store)["evaluation-not-beaten"].passed
+
+
+@pytest.mark.usefixtures("members_only")
+def test_an_evaluation_of_other_members_is_noticed() -> None:
+    data = digits("test").subset(slice(0, FEW))
+    other = audit(ensemble("mlp", "linear"), data, "fgsm", evaluation=evaluate(ensemble(), data, "fgsm"))
     assert "other members" in other["evaluation-current"].finding
 
 
@@ -246,19 +232,7 @@ def test_choices_on_test_data_are_refused() -> None:
 
 
 def test_one_member_in_l2() -> None:
-    found = audit(ensemble("linear"), inputs(), Threat("l2", 0.5))
-    assert found.passed
-    assert found["white-box-beats-transfer"].finding.startswith("there is one member only")
-
-
-def test_bad_input() -> None:
-    rec = RandomizedEnsemble([member()])
-    with pytest.raises(InputError, match="threat is None"):
-        audit(rec, inputs())
-    with pytest.raises(InputError, match="empty"):
-        audit(rec, (torch.zeros(0, 1, 8, 8), torch.zeros(0, dtype=torch.int64)), THREAT)
-    with pytest.raises(InputError, match="shape"):
-        audit(rec, (torch.zeros(4, 3, 8, 8), torch.zeros(4, dtype=torch.int64)), THREAT)
+    assert audit(ensemble("linear"), inputs(), "pgd", norm="l2", eps=0.5).failed == ()
 
 
 def _run_folder(path: Path, rec: RandomizedEnsemble) -> Path:
@@ -273,20 +247,11 @@ def test_command_says_it_with_its_exit_code(tmp_path: Path, capsys: pytest.Captu
     said = json.loads(capsys.readouterr().out)
     assert said["passed"] is True
     assert Run.open(good).read("audit") == said
-    saturated = ensemble()
-    with torch.no_grad():
-        for parameter in list(saturated.members[1].parameters())[-2:]:
-            parameter.mul_(1e4)
-    bad = _run_folder(tmp_path / "bad", saturated)
-    assert command(["audit", str(bad), "--limit", str(FEW)]) == 1
-    printed = capsys.readouterr().out
-    assert "FAIL loss-gradients" in printed
-    assert "do not trust robust accuracies yet" in printed
     assert command(["audit", str(tmp_path / "nothing")]) == 2
 
 
 def test_few_inputs_are_inconclusive(store: Path) -> None:
-    found = audit(ensemble(), digits("test")[:6], folder=store)
+    found = audit(ensemble(), digits("test")[:6], "fast", folder=store)
     assert not found.failed
     assert not found.conclusive
     assert not found.passed

@@ -13,38 +13,45 @@ For linear members the bounds are the margins themselves, so upper and lower bou
 from __future__ import annotations
 
 import copy
+import dataclasses
 import os
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-from randens._version import __version__
-from randens.attacks import exact
-from randens.certify.interval_bounds import propagate
-from randens.certify.linear_bounds import crown
-from randens.core.errors import InputError, ModelError, whole
-from randens.core.files import picked
+from randens.attacks import Cost, exact
+from randens.certificates.interval_bounds import propagate
+from randens.certificates.linear_bounds import crown
+from randens.core.errors import InputError, ModelError
 from randens.core.progress import Progress, silent
-from randens.core.runs import Kept
 from randens.ensemble import RandomizedEnsemble, evaluating
-from randens.evaluation.argument_checks import DataLike, fingerprint, labelled, threat_of
+from randens.evaluation.inputs import prepare
+from randens.evaluation.intervals import Estimate
+from randens.evaluation.loop import Witnesses
+from randens.evaluation.tables import About, Result, Table, bars, percent
 from randens.risk import RiskProfile, Sampling, optimal_sampling
 from randens.risk.sets import to_words
 from randens.threat import Region, Threat
 from randens.witness import WitnessPool
-from randens.witness.store import WitnessStore, as_store, input_keys, member_key
+from randens.witness.store import WitnessStore, as_store
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from randens.evaluation.inputs import Part
 
 __all__ = ["Certification", "certify"]
 
-_FORMAT = "randens-certification-1"
 _CHUNK = 32
+_REFINED = (
+    4096  # ReLU layers up to this many units get bounds backward from each unit; larger ones keep intervals
+)
 _MOST_MEMBERS = 10  # 2^10 subsets; with more members, only single members are certified
 _MOST_TARGETS = 2000  # ways to fool a subset, class by class, that are tried before giving up
 # Verdicts are computed in float32, where logits have errors of about 1e-7 of the largest one; a margin counts
@@ -55,56 +62,39 @@ _MEASURED = 20.0
 Array = NDArray[np.float64]
 
 
-@dataclass(frozen=True, eq=False)
-class Certification(Kept):
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Certification(Result):
     """Certified bounds for an ensemble on n inputs.
 
     Attributes
     ----------
-    probs : float64 [M]
-        α.
-    certified : bool [n, M]
-        Members that no perturbation fools.
-    clean : bool [n, M]
-        Errors on the unperturbed inputs.
+    certified, clean : bool [n, M]
+        Members that no perturbation fools, and errors on the unperturbed inputs.
     profile : RiskProfile
         For every input the maximal sets of members that are not proven safe from being fooled together.
-    threat : Threat
-        The perturbation set.
-    data, split : str
-        The data and their split.
-    ensemble : str
-        The fingerprint of the members.
     refuted : int
         The number of sets that a λ refuted.
-    seconds : float
-        The time it took.
-    witnesses : RiskProfile or None
-        The risk profile of the given pool of witnesses.
-    version : str
-        Of randens.
+    witnesses : RiskProfile
+        The risk profile of the known witnesses: the lower bound.
+    now : Cost
+        Passes of this call, besides those of the bounds.
     """
 
-    kept_as: ClassVar[str] = "certification"
-    asked: ClassVar[str] = "ensemble probs data split n threat lower_from"
+    kind: ClassVar[str] = "certification"
 
-    probs: Array
+    about: About
     certified: NDArray[np.bool_]
     clean: NDArray[np.bool_]
     profile: RiskProfile
-    threat: Threat
-    data: str
-    split: str
-    ensemble: str
     refuted: int
-    seconds: float
-    witnesses: RiskProfile | None = field(default=None, repr=False)
-    version: str = __version__
+    witnesses: RiskProfile
+    now: Cost = field(default_factory=Cost)
+    notes: tuple[str, ...] = ()
 
-    @property
-    def n(self) -> int:
-        """How many inputs."""
-        return len(self.certified)
+    @cached_property
+    def probs(self) -> Array:
+        """α [M]."""
+        return np.array(self.about.probs)
 
     def upper(self, probs: ArrayLike | None = None) -> float:
         """No attack reaches a risk above this at `probs` (None: the ensemble's own) on these inputs."""
@@ -116,11 +106,8 @@ class Certification(Kept):
         return float(((~self.certified) @ alpha).mean())
 
     def lower(self, probs: ArrayLike | None = None) -> float:
-        """The risk that attacks reach; without witnesses, the risk on the unperturbed inputs."""
-        alpha = self.probs if probs is None else np.asarray(probs, dtype=np.float64)
-        if self.witnesses is None:
-            return float((self.clean @ alpha).mean())
-        return self.witnesses.risk(alpha)
+        """The risk that known witnesses reach; without any, the risk on the unperturbed inputs."""
+        return self.witnesses.risk(self.probs if probs is None else probs)
 
     @property
     def member_upper(self) -> Array:
@@ -133,19 +120,52 @@ class Certification(Kept):
 
         On test data this is a bound to look at; choose probabilities by it on validation data.
         """
-        return optimal_sampling(self.profile, method="exact", clean_risks=self.clean.mean(axis=0))
+        return optimal_sampling(self.profile, clean_risks=self.clean.mean(axis=0))
 
-    def to_json(self) -> dict[str, Any]:
-        """A plain dictionary for JSON."""
-        names = "version ensemble data split n threat probs member_upper best refuted seconds profile"
+    def rows(self) -> list[tuple[str, float, float]]:
+        """Name, certified accuracy and accuracy under the known witnesses of members and ensemble."""
+        alone = zip(self.member_upper.tolist(), self.witnesses.member_risks.tolist(), strict=True)
+        found = [(f"member {i}", 1 - upper, 1 - lower) for i, (upper, lower) in enumerate(alone)]
+        return found if len(found) == 1 else [*found, ("sampled", 1 - self.upper(), 1 - self.lower())]
+
+    def table(self) -> Table:
+        """The certified accuracy below, the witnesses' accuracy above."""
+        lines = [(name, percent(low), percent(high)) for name, low, high in self.rows()]
+        records = [
+            {"classifier": name, "certified": low, "attacked": high} for name, low, high in self.rows()
+        ]
+        return Table(("", "certified", "under known attacks"), lines, records)
+
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
+        """Draw certified accuracies, with bars up to those under known attacks; with `path`, into that file, too."""
+        return bars([(n, Estimate(low, low, high)) for n, low, high in self.rows()], "robust accuracy", path)
+
+    def sentences(self) -> list[str]:
+        """What the bounds say; that they say nothing, if so."""
+        if self.upper() >= 1 - 1e-12:
+            return ["Nothing is certified at this radius: the bounds are too loose for these networks."]
+        said = [
+            f"Robust accuracy is at least {percent(1 - self.upper())} against every attack on these inputs."
+        ]
+        if len(self.probs) > 1:
+            said.append(
+                f"Members one by one would give {percent(1 - self.separate())}; "
+                f"{self.refuted} sets cannot be fooled together."
+            )
+        return said
+
+    def content(self) -> dict[str, Any]:
+        """Bounds, and which members are certified where."""
         return {
-            "format": _FORMAT,
-            **picked(self, names),
             "upper": self.upper(),
             "upper_members_separately": self.separate(),
             "lower": self.lower(),
-            "lower_from": "natural errors" if self.witnesses is None else "witnesses",
+            "member_upper": self.member_upper,
+            "best": self.best,
+            "refuted": self.refuted,
+            "profile": self.profile,
             "certified": to_words(self.certified),
+            "sentences": self.sentences(),
         }
 
 
@@ -160,110 +180,98 @@ class _Margins:
 
 
 def certify(
-    rec: RandomizedEnsemble,
-    data: DataLike,
+    model: Any,
+    data: Any = None,
     threat: Threat | None = None,
     *,
-    pool: WitnessPool | None = None,
+    eps: float | str | None = None,
     joint: bool = True,
-    refine: int = 4096,
+    pool: WitnessPool | None = None,
     folder: WitnessStore | str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
+    **settings: Unpack[Part],
 ) -> Certification:
-    """Certify `rec` on `data` under `threat` (None: the ensemble's own).
+    """Certify a classifier or ensemble: bounds on the risk that hold against every attack on these inputs.
 
     Parameters
     ----------
-    rec : RandomizedEnsemble
-        Of certifiable members.
-    data : pair, loader or Data
-        The inputs.
-    threat : Threat
-        linf or l2.
-    pool : WitnessPool, optional
-        Known witnesses, for the lower bound; sets that they fool cannot be refuted.
+    model, data
+        As for `randens.evaluate`; networks of affine operations and ReLU.
+    threat, eps : Threat, float, optional
+        The perturbation set; None: the ensemble's own.
     joint : bool
         Refute sets of members (λ-certificates), not only single ones.
-    refine : int
-        ReLU layers up to this many units get bounds backward from each unit; larger ones keep interval bounds.
+    pool : WitnessPool, optional
+        Known witnesses of these members and inputs, for the lower bound; sets that they fool cannot be refuted.
     folder : path or WitnessStore, optional
-        A witness store, which keeps which members are certified at which inputs: later attacks with this radius or a
-        smaller one spend nothing on them.
+        A witness store: its witnesses of these members and inputs are the lower bound. Nothing is attacked.
     progress
         As for `randens.evaluate`.
+    **settings
+        norm, preprocessing, probs, split, limit as for `randens.evaluate`.
 
     Returns
     -------
     Certification
-        Certified bounds on the risk.
+        ``1 - found.upper()`` is the certified accuracy.
 
     Examples
     --------
     >>> import randens
     >>> net = randens.models.create("linear", classes=10, input_shape=(1, 8, 8), seed=0)
-    >>> rec, data = randens.RandomizedEnsemble([net]), randens.data.load("digits", "validation")[:8]
-    >>> found = certify(rec, data, randens.Threat("linf", 0.01))
-    >>> 0 <= 1 - found.upper() <= 1
+    >>> found = randens.certify(net, "digits", eps=0.01, limit=8)
+    >>> found.lower() <= found.upper()
     True
     """
-    start = time.perf_counter()
-    report = progress or silent
-    inputs = labelled(data, rec)
-    chosen = threat_of(rec, threat)
-    whole("refine", refine, 0)
-    chosen.check(inputs.x)
-    members = len(rec)
-    if pool is not None and (pool.n, pool.members) != (len(inputs), members):
-        raise InputError(
-            f"pool describes {pool.n} inputs and {pool.members} members; there are {len(inputs)} and {members}"
+    with prepare(model, data, "fgsm", threat=threat, eps=eps, **settings) as case:
+        rec, inputs = case.rec, case.data
+        if not isinstance(rec, RandomizedEnsemble) or rec.stochastic:
+            raise InputError("model answers at random; only deterministic members can be certified")
+        store, report = as_store(folder), progress or silent
+        known = Witnesses(rec, inputs, case.threat, store=store, pool=pool, progress=report)
+        certified, points, table, refuted = _certified(known, joint, report)
+        _check_witnesses(known.pool, points, table)
+        return Certification(
+            about=dataclasses.replace(case.about, attacks=()),
+            certified=certified,
+            clean=known.clean,
+            profile=RiskProfile.from_witnesses(points, table, len(inputs)),
+            refuted=refuted,
+            witnesses=known.pool.profile(),
+            now=known.now,
+            notes=case.notes,
         )
+
+
+def _certified(
+    known: Witnesses, joint: bool, progress: Progress
+) -> tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[np.bool_], int]:
+    """Certified members [n, M]; the sets that are not refuted, with their inputs; and how many are refuted."""
+    rec, pool, (n, members) = known.rec, known.pool, known.clean.shape
+    known.threat.check(known.x)
     networks = [_double(member) for member in rec.members]
     for index, (network, member) in enumerate(zip(networks, rec.members, strict=True)):
-        _check(network, member, inputs.x[:4], index)
-    certified = np.zeros((len(inputs), members), dtype=np.bool_)
+        _check(network, member, known.x[:4], index)
+    certified = np.zeros((n, members), dtype=np.bool_)
     points: list[int] = []
     sets: list[NDArray[np.bool_]] = []
     refuted = 0
-    for first in range(0, len(inputs), _CHUNK):
-        rows = slice(first, min(len(inputs), first + _CHUNK))
-        x, y = inputs.x[rows].double(), inputs.y[rows]
-        region = Region.around(x, chosen)
-        parts = [
-            _margins(net, member, x, y, region, refine)
-            for net, member in zip(networks, rec.members, strict=True)
-        ]
+    for first in range(0, n, _CHUNK):
+        x, y = known.x[first : first + _CHUNK].double(), known.y[first : first + _CHUNK]
+        region = Region.around(x, known.threat)
+        pairs = zip(networks, rec.members, strict=True)
+        parts = [_margins(network, member, x, y, region) for network, member in pairs]
         for j in range(len(x)):
+            fooled = pool.fooled[pool.points == first + j].tolist()
+            several = joint and members <= _MOST_MEMBERS
             problem = _problem(parts, region, j)
-            known = [] if pool is None else pool.fooled[pool.points == first + j].tolist()
-            left = exact.possible(
-                problem, known, joint=joint and members <= _MOST_MEMBERS, most_targets=_MOST_TARGETS
-            )
+            left = exact.possible(problem, fooled, joint=several, most_targets=_MOST_TARGETS)
             certified[first + j] = [not targets for targets in left.options]
             refuted += left.refuted
             points += [first + j] * len(left.sets)
             sets.append(left.sets)
-        report("certifying", rows.stop, len(inputs))
-    table = np.concatenate(sets)
-    if pool is not None:
-        _consistent(pool, np.array(points, dtype=np.int64), table)
-    clean = rec.errors(inputs.x.to(rec.device), inputs.y.to(rec.device)).cpu().numpy()
-    if (store := as_store(folder)) is not None:
-        store.refresh(chosen, inputs.x)
-        names = [member_key(member) for member in rec.members]
-        store.prove(chosen, inputs.x, input_keys(inputs.x, inputs.y), names, certified)
-    return Certification(
-        probs=rec.probs.cpu().numpy().copy(),
-        certified=certified,
-        clean=clean,
-        profile=RiskProfile.from_witnesses(np.array(points, dtype=np.int64), table, len(inputs)),
-        threat=chosen,
-        data=inputs.name,
-        split=inputs.split,
-        ensemble=fingerprint(rec),
-        refuted=refuted,
-        seconds=time.perf_counter() - start,
-        witnesses=None if pool is None else pool.profile(),
-    )
+        progress("certifying", first + len(x), n)
+    return certified, np.array(points, dtype=np.int64), np.concatenate(sets), refuted
 
 
 def _double(member: nn.Module) -> nn.Module:
@@ -287,7 +295,7 @@ def _check(network: nn.Module, member: nn.Module, x: Tensor, index: int) -> None
     here = crown(network, wide, torch.arange(len(x)), lambda rows: torch.ones_like(true[rows]), bounds).value
     size = float(true.abs().max()) + 1e-30
     gaps = (
-        (found.centre - true).abs().max(),
+        (found.center - true).abs().max(),
         (here - true.sum(dim=1)).abs().max(),
         (again - true).abs().max(),
     )
@@ -298,9 +306,7 @@ def _check(network: nn.Module, member: nn.Module, x: Tensor, index: int) -> None
         )
 
 
-def _margins(
-    network: nn.Module, member: nn.Module, x: Tensor, y: Tensor, region: Region, refine: int
-) -> _Margins:
+def _margins(network: nn.Module, member: nn.Module, x: Tensor, y: Tensor, region: Region) -> _Margins:
     """Linear lower bounds of z_y − z_c for every class c and every input."""
     n = len(x)
     flat = x.flatten(1)
@@ -308,7 +314,7 @@ def _margins(
     finished: list[tuple[Tensor, Tensor]] = []
 
     def tighten(layer: int, below: Tensor, above: Tensor) -> tuple[Tensor, Tensor]:
-        if below[0].numel() <= refine and (layer > 0 or region.radius is not None):
+        if below[0].numel() <= _REFINED and (layer > 0 or region.radius is not None):
             below, above = _refined(network, x, region, finished, below, above, layer)
         finished.append((below, above))
         return below, above
@@ -389,7 +395,7 @@ def _problem(parts: Sequence[_Margins], region: Region, j: int) -> exact.LinearP
     )
 
 
-def _consistent(pool: WitnessPool, points: NDArray[np.int64], sets: NDArray[np.bool_]) -> None:
+def _check_witnesses(pool: WitnessPool, points: NDArray[np.int64], sets: NDArray[np.bool_]) -> None:
     """Every witness must lie in a set that was not refuted; if one does not, a bound or the witness is wrong."""
     for point, fooled in zip(pool.points.tolist(), pool.fooled, strict=True):
         allowed = sets[points == point]

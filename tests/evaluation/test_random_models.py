@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from examples.randomised_defences import DIGITS, NoisyLinear, noisy_linear
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy.stats import binom
+from tests.evaluation.evaluated import evaluate_random
 from torch import Tensor, nn
 
 import randens
-from randens import RandomizedEnsemble, RandomizedModel, Threat, attacks
+from randens import RandomizedEnsemble, RandomizedModel, Threat, attacks, audit
 from randens.attacks import Attack
-from randens.audit import audit
 from randens.core.errors import InputError
-from randens.evaluation import (
-    StochasticEvaluation,
-    bounded_mean,
-    draw_statistics,
-    evaluate_stochastic,
-    exact_binomial,
-    score,
-    single_draw,
-)
-from randens.evaluation.draw_statistics import Scores, gradient_noise, randomness
+from randens.evaluation import bounded_mean, draws, exact_binomial, random_models
+from randens.evaluation.draws import Scores, randomness, score
 from randens.evaluation.intervals import widened
 
 THREAT = Threat("linf", 0.1, bounds=None)
@@ -97,7 +92,7 @@ def test_intervals_cover_the_closed_form_in_at_least_93_of_100_repetitions(
 
     Over draws for fixed inputs, and over inputs and draws for their distribution, whose truth is a mean over many.
     """
-    monkeypatch.setattr(draw_statistics, "_BUILDS", 40)
+    monkeypatch.setattr(draws, "_BUILDS", 40)
     many_model, (many_x, many_y) = noisy_linear(200_000, seed=99)
     population = float(many_model.truth(many_x, many_y, EPS).mean())
     model, (x, y) = noisy_linear(40)
@@ -142,8 +137,8 @@ class Offset(nn.Module):
 def test_answers_that_share_a_draw_are_not_counted_as_independent() -> None:
     """All inputs have one draw in common and one answer: n inputs say no more than one."""
     values = np.repeat(np.array([[1.0, 0.0, 1.0, 1.0] * 5]), 500, axis=0)
-    together = Scores(values, values.mean(axis=1, keepdims=True), np.zeros(500, dtype=np.int64))
-    apart = Scores(values, values.mean(axis=1, keepdims=True), np.arange(500))
+    together = Scores(values, values.astype(int), np.zeros(500, dtype=np.int64))
+    apart = Scores(values, values.astype(int), np.arange(500))
     one, own = together.over_draws(0.95), apart.over_draws(0.95)
     assert float(one) == float(own) == 0.75
     assert own.high - own.low < 0.02
@@ -159,8 +154,7 @@ def test_answers_that_share_a_draw_are_not_counted_as_independent() -> None:
 def test_the_noisy_linear_model_has_its_closed_form_accuracy() -> None:
     linear, (x, y) = noisy_linear(60)
     truth = float(linear.truth(x, y, EPS).mean())
-    found = randens.evaluate(RandomizedModel(linear, 16), (x, y), quick(THREAT))
-    assert isinstance(found, StochasticEvaluation)
+    found = evaluate_random(RandomizedModel(linear, 16), (x, y), quick(THREAT))
     assert found.robust_over_draws.low <= truth <= found.robust_over_draws.high
     assert found.robust_over_draws.high - found.robust_over_draws.low < 0.03
     assert found.robust.low < found.robust_over_draws.low
@@ -172,36 +166,67 @@ def test_the_noisy_linear_model_has_its_closed_form_accuracy() -> None:
     assert float(linear.truth(x, y, EPS).mean()) >= float(linear.truth(found.x_adv, y, 0.0).mean()) - 0.01
     # A single draw gives another number.
     assert found.single_draw < truth - 0.2
-    # All draws have the same gradient: no noise, no conflict.
-    assert found.noise.variance < 1e-6
-    assert found.noise.reach == pytest.approx(1.0, abs=1e-4)
     assert found.scoring_draws >= 16
     assert found.shared == 1
 
 
 def test_the_same_seed_gives_the_same_numbers_and_another_seed_others() -> None:
-    linear, (x, y) = noisy_linear(20)
+    linear, data = noisy_linear(20)
     model = RandomizedModel(linear, 4)
-    once, twice = (evaluate_stochastic(model, (x, y), quick(THREAT), tolerance=0.2) for _ in range(2))
-    other = evaluate_stochastic(model, (x, y), quick(THREAT), tolerance=0.2, seed=1)
-    assert once.to_json()["points"] == twice.to_json()["points"]
-    assert once.to_json()["points"] != other.to_json()["points"]
+    seeded = [attacks.create("eot", THREAT, steps=4, samples=2, seed=seed) for seed in (0, 0, 1)]
+    once, twice, other = (evaluate_random(model, data, attack).to_json() for attack in seeded)
+    assert once == twice
+    assert once["robust"] != other["robust"]
 
 
-def test_draws_are_added_until_the_attacked_ones_are_no_longer_fitted() -> None:
+def test_draws_are_added_until_the_attacked_ones_are_no_longer_fitted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """On few draws the attack fits their noise; the gap to fresh draws closes as K grows."""
     model = DIGITS["dropout"](32)
     images = randens.data.load("digits", "test").subset(slice(0, 30))
     attack = attacks.create("adaptive-pgd-margin", Threat("linf", 0.1), steps=6)
-    found = evaluate_stochastic(model, images, attack, tolerance=1e-6)
-    assert [stage.draws for stage in found.stages] == [8, 16, 32]
-    assert found.stages[0].bias > found.stages[-1].bias
-    assert found.stages[0].fresh > found.stages[-1].fresh
-    assert not found.converged
-    assert "attack more draws (draws=64)" in str(found)
-    early = evaluate_stochastic(model, images, attack, tolerance=0.9)
-    assert [stage.draws for stage in early.stages] == [8]
-    assert early.converged
+    monkeypatch.setattr(random_models, "TOLERANCE", 0.9)
+    early = evaluate_random(model, images, attack)
+    assert (early.draws, early.converged) == (8, True)
+    monkeypatch.setattr(random_models, "TOLERANCE", 1e-2)
+    monkeypatch.setattr(random_models, "_MOST", 32)
+    found = evaluate_random(model, images, attack)
+    assert found.draws == 32
+    assert early.fresh - early.in_sample > found.fresh - found.in_sample
+
+
+# ---- several attempts and votes ----
+
+
+@given(st.integers(1, 12), st.integers(0, 12), st.integers(1, 12))
+def test_attempts_are_unbiased(draws_made: int, right: int, attempts: int) -> None:
+    right, attempts = min(right, draws_made), min(attempts, draws_made)
+    values = np.array([[1.0] * right + [0.0] * (draws_made - right)])
+    found = Scores(values, values.astype(int), np.zeros(1, dtype=np.int64)).after(attempts, 0.95)
+    assert found == pytest.approx(math.comb(right, attempts) / math.comb(draws_made, attempts))
+
+
+def test_votes_take_the_majority_and_every_draw_once() -> None:
+    predicted = np.array([[0, 0, 1, 1, 1, 0], [2, 2, 2, 1, 0, 1]])
+    scores = Scores((predicted == np.array([[0], [1]])).astype(float), predicted, np.arange(2))
+    y = np.array([0, 1])
+    assert scores.votes(3, y, 0.95) == pytest.approx((1 / 2 + 1 / 2) / 2)
+    assert scores.votes(1, y, 0.95) == pytest.approx(scores.values.mean())
+    assert scores.votes(2, y, 0.95) == pytest.approx(((1 + 0 + 0.5) / 3 + (0 + 0.5 + 0.5) / 3) / 2)
+    with pytest.raises(InputError, match="votes is 7"):
+        scores.votes(7, y, 0.95)
+
+
+def test_retries_hurt_and_votes_help_a_noisy_model() -> None:
+    linear, data = noisy_linear(40)
+    found = evaluate_random(RandomizedModel(linear, 8), data, quick(THREAT))
+    assert float(found.after(1)) == pytest.approx(float(found.robust))
+    assert found.after(8) < found.after(2) < found.after(1)
+    assert found.after(2).low <= found.after(2) <= found.after(2).high
+    assert found.votes(9) > found.votes(1)
+    with pytest.raises(InputError, match="draw is 'client'"):
+        found.after(2, "client")
 
 
 # ---- worked cases on the digits --------------------------------------------------------------------------------------
@@ -212,14 +237,11 @@ def test_random_defences_on_the_digits(case: str, tmp_path: Path) -> None:
     threat = Threat("linf", 0.1)
     images = randens.data.load("digits", "test").subset(slice(0, 30))
     model = DIGITS[case](8)
-    found = evaluate_stochastic(model, images, quick(threat), tolerance=0.1)
+    found = evaluate_random(model, images, quick(threat))
     assert found.natural.value > 0.75
     assert found.robust.value < found.natural.value - 0.1
     # A single draw's accuracy is far off: too low, as it counts chance as attack success.
     assert found.single_draw < found.robust_over_draws.low - 0.03
-    assert found.spread.deviation > 0.005
-    assert 0 < found.noise.reach <= 1 + 1e-6
-    assert found.noise.agreement > found.noise.single
     assert found.x_adv is not None
     assert float((found.x_adv - images.x).abs().max()) <= 0.1 + 1e-6
     # Scoring the perturbed inputs again with other draws gives the same result.
@@ -229,9 +251,10 @@ def test_random_defences_on_the_digits(case: str, tmp_path: Path) -> None:
     # No single attack is better than the choice between all of them, except by chance.
     assert found.robust.value <= min(a.accuracy for a in found.adversaries) + 0.03
     document = json.loads(found.save(tmp_path / "found.json").read_text(encoding="utf-8"))
-    assert document["robust"]["value"] == pytest.approx(np.mean(document["points"]["robust"]))
-    assert "did not know the draws that answer" in document["knowledge"]
-    assert document["stages"][-1]["draws"] == found.draws
+    assert document["robust"]["value"] == float(found.robust)
+    assert "fresh draws per input that answer" in " ".join(document["sentences"])
+    assert "robust" in repr(found)
+    assert len(found.to_frame()) == 4
 
 
 def test_an_ensemble_with_random_members_is_exact_over_members() -> None:
@@ -243,24 +266,18 @@ def test_an_ensemble_with_random_members_is_exact_over_members() -> None:
 
     linear, (x, y) = noisy_linear(60)
     rec = RandomizedEnsemble([RandomizedModel(linear, 8), Constant()], [0.5, 0.5])
-    found = evaluate_stochastic(rec, (x, y), quick(THREAT))
+    found = evaluate_random(rec, (x, y), quick(THREAT))
     truth = 0.5 * float(linear.truth(x, y, EPS).mean()) + 0.5 * float((y == 0).double().mean())
     assert found.robust_over_draws.low - 0.005 <= truth <= found.robust_over_draws.high
-    assert found.members[1] == (float((y == 0).double().mean()),) * 2
-    assert found.kind == "global, not random"
-    assert isinstance(randens.evaluate(rec, (x, y), quick(THREAT)), StochasticEvaluation)
 
 
 def test_curves_and_advice_refuse_random_members() -> None:
     linear, data = noisy_linear(8)
     rec = RandomizedEnsemble([RandomizedModel(linear, 4), linear], threat=THREAT)
     attack = attacks.create("pgd", THREAT, steps=2)
-    with pytest.raises(InputError, match="members that answer at random"):
-        randens.curve(rec, data, [0.1], attack, bounds=None)
-    with pytest.raises(InputError, match="members that answer at random"):
-        randens.evaluation.advise(rec, data, attack)
-    with pytest.raises(InputError, match="members that answer at random"):
-        randens.optimize_sampling(rec, data, attack)
+    for function in (randens.curve, randens.advise, randens.optimize_sampling):
+        with pytest.raises(InputError, match="answers at random"):
+            function(rec, data, attack)
 
 
 # ---- audit and single questions ------------------------------------------------------------------------------------
@@ -268,7 +285,7 @@ def test_curves_and_advice_refuse_random_members() -> None:
 
 def test_the_audit_passes_a_model_with_good_gradients_and_enough_draws() -> None:
     linear, (x, y) = noisy_linear(24)
-    found = audit(RandomizedModel(linear, 16), (x, y), THREAT)  # type: ignore[arg-type]
+    found = audit(RandomizedModel(linear, 16), (x, y), threat=THREAT)
     names = [check.name for check in found.checks]
     assert names == [
         "random-at-all",
@@ -297,47 +314,10 @@ def test_the_audit_sees_gradients_that_are_noise_and_draws_that_are_too_few() ->
     generator = torch.Generator().manual_seed(1)
     x = torch.rand(24, 400, generator=generator)
     y = torch.ones(24, dtype=torch.int64)
-    found = audit(RandomizedModel(Scrambled(), 4), (x, y), Threat("linf", 0.05))  # type: ignore[arg-type]
+    found = audit(RandomizedModel(Scrambled(), 4), (x, y), eps=0.05)
     assert not found["gradients-above-noise"].passed
     assert "samples=128" in found["gradients-above-noise"].advice
     assert not found.passed
-
-
-@pytest.mark.parametrize("scale", [1.0, 1e25])  # the squares of the larger gradients are not in float32
-def test_gradient_noise_is_what_the_model_makes_it(scale: float) -> None:
-    """Margin gradients w + noise: the variance of their mean over S draws is σ²d/S against ‖w‖²."""
-
-    class Rough(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.w = nn.Parameter(torch.ones(50))
-
-        def forward(self, x: Tensor) -> Tensor:
-            margin = x @ self.w + (x * torch.randn_like(x)).sum(dim=1)
-            return scale * torch.stack([0 * margin, margin], dim=1)
-
-    x, y = torch.ones(200, 50), torch.ones(200, dtype=torch.int64)
-    found = gradient_noise(RandomizedModel(Rough(), 4), x, y, Threat("l2", 1.0), draws=10)
-    assert found.variance == pytest.approx(1 / 10, rel=0.1)
-    assert found.single == pytest.approx(1 / 2, abs=0.05)
-    assert found.agreement == pytest.approx(1 / 1.1, abs=0.03)
-    assert found.reach == pytest.approx((0.1 + 0.9 / 2) ** 0.5, abs=0.03)
-
-
-def test_one_draw_counts_chance_as_attack_success() -> None:
-    """Answers are a coin flip that no attack can change: the accuracy is one half, and one draw prints nearly none."""
-
-    class Coin(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.randn(len(x), 2) + 0 * x[:, :2]
-
-    model = RandomizedModel(Coin(), 4)
-    x, y = torch.rand(100, 3), torch.zeros(100, dtype=torch.int64)
-    printed, _, passes = single_draw(model, x, y, Threat("linf", 0.1))
-    assert printed == 0.0
-    assert 100 < passes < 400
-    fresh = score(model, x, y, 50).over_draws(0.99)
-    assert fresh.low <= 0.5 <= fresh.high
 
 
 # ---- models that are no usable random models ----------------------------------------------------------------------
@@ -347,15 +327,15 @@ def test_a_deterministic_model_is_recognised_and_evaluated_exactly() -> None:
     torch.manual_seed(0)
     net = nn.Linear(8, 2)
     x, y = torch.rand(30, 8), torch.randint(0, 2, (30,))
-    found = evaluate_stochastic(RandomizedModel(net, 64), (x, y), quick(THREAT))
+    found = evaluate_random(RandomizedModel(net, 64), (x, y), quick(THREAT))
     exact = attacks.create("adaptive-pgd-margin", THREAT, steps=5)(net, x, y)
     assert not found.randomness.random
     assert found.draws == found.scoring_draws == 1
     assert found.robust.value <= exact.robust_accuracy + 1e-9
     assert found.robust_over_draws.low == found.robust_over_draws.high == found.robust.value
-    assert found.bias == 0
-    assert str(found).startswith("The model is deterministic")
-    assert not audit(RandomizedModel(net, 4), (x, y), THREAT)["random-at-all"].passed  # type: ignore[arg-type]
+    assert found.fresh == found.in_sample
+    assert found.sentences()[0].startswith("The model is deterministic")
+    assert not audit(RandomizedModel(net, 4), (x, y), threat=THREAT)["random-at-all"].passed
 
 
 class Unseeded(nn.Module):
@@ -378,24 +358,17 @@ class Unequal(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("model", "options", "said"),
+    ("model", "said"),
     [
-        (lambda: RandomizedModel(Unseeded(), 4), {}, "model ignores its seed"),
-        (lambda: RandomizedModel(Unequal, 4), {}, "class count"),
-        (lambda: nn.Linear(8, 2), {}, "without random members"),
-        (lambda: RandomizedModel(nn.Linear(8, 2), 4), {"tolerance": 0}, "tolerance is 0"),
-        (lambda: RandomizedModel(nn.Linear(8, 2), 4), {"seed": -1}, "seed is -1"),
-        (lambda: RandomizedModel(nn.Linear(8, 2), 4), {"attack": None}, "names no threat"),
-        (lambda: RandomizedModel(nn.Linear(8, 2), 4), {"attack": [3]}, "attack is"),
+        (lambda: RandomizedModel(Unseeded(), 4), "model ignores its seed"),
+        (lambda: RandomizedModel(Unequal, 4), "class count"),
+        (Unseeded, "the model is random: .* wrap it in randens.RandomizedModel"),
     ],
 )
-def test_models_that_cannot_be_evaluated_are_refused_in_one_sentence(
-    model: object, options: dict[str, object], said: str
-) -> None:
+def test_models_that_cannot_be_evaluated_are_refused_in_one_sentence(model: object, said: str) -> None:
     x, y = torch.rand(10, 8), torch.randint(0, 2, (10,))
-    given = {"attack": quick(THREAT), **options}
     with pytest.raises(InputError, match=said) as error:
-        evaluate_stochastic(model(), (x, y), **given)  # type: ignore[operator, arg-type]
+        evaluate_random(model(), (x, y), quick(THREAT))  # type: ignore[operator]
     assert "\n" not in str(error.value)
 
 
@@ -405,25 +378,6 @@ def test_randomness_is_measured_on_logits_and_classes() -> None:
     assert found.random
     assert found.seeded
     assert 0 < found.class_changed <= 1
-    with pytest.raises(InputError, match="pool cannot be given"):
-        randens.evaluate(
-            RandomizedModel(linear, 4),
-            (x, torch.zeros(40, dtype=torch.int64)),
-            quick(THREAT),
-            pool=randens.WitnessPool(40, 4),
-        )
-
-
-@pytest.mark.slow
-def test_whole_evaluations_cover_the_closed_form_in_at_least_93_of_100_repetitions() -> None:
-    """Attacked by `eot`, chosen, scored: the interval over draws contains the truth of the optimal attack."""
-    hits = 0
-    for repetition in range(100):
-        linear, (x, y) = noisy_linear(30, seed=repetition)
-        attack = attacks.create("eot", THREAT, steps=10, samples=4)
-        found = evaluate_stochastic(
-            RandomizedModel(linear, 8), (x, y), attack, seed=repetition, tolerance=0.05
-        )
-        truth = float(linear.truth(x, y, EPS).mean())
-        hits += found.robust_over_draws.low <= truth <= found.robust_over_draws.high
-    assert hits >= 93
+    data = (x, torch.zeros(40, dtype=torch.int64))
+    with pytest.raises(InputError, match="cannot be given for a random model"):
+        evaluate_random(RandomizedModel(linear, 4), data, quick(THREAT), folder="here")

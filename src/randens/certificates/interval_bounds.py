@@ -26,22 +26,22 @@ _ROUNDING = 1e-12
 
 
 class Interval:
-    """All tensors within `radius` of `centre`, coordinate by coordinate; both float64 [n, ...]."""
+    """All tensors within `radius` of `center`, coordinate by coordinate; both float64 [n, ...]."""
 
-    def __init__(self, centre: Tensor, radius: Tensor, relus: _Relus) -> None:
-        self.centre = centre
+    def __init__(self, center: Tensor, radius: Tensor, relus: _Relus) -> None:
+        self.center = center
         self.radius = radius
         self.relus = relus
 
     @property
     def low(self) -> Tensor:
         """The smallest value of every coordinate."""
-        return self.centre - self.radius * (1 + _ROUNDING) - _ROUNDING * self.centre.abs()
+        return self.center - self.radius * (1 + _ROUNDING) - _ROUNDING * self.center.abs()
 
     @property
     def high(self) -> Tensor:
         """The largest value of every coordinate."""
-        return self.centre + self.radius * (1 + _ROUNDING) + _ROUNDING * self.centre.abs()
+        return self.center + self.radius * (1 + _ROUNDING) + _ROUNDING * self.center.abs()
 
     @classmethod
     def __torch_function__(
@@ -57,11 +57,11 @@ class Interval:
         if name.startswith("__"):
             raise AttributeError(name)
         if name in _METADATA.split():
-            return getattr(self.centre, name)
+            return getattr(self.center, name)
         return lambda *args, **kwargs: _apply(name, (self, *args), kwargs)
 
     def __len__(self) -> int:
-        return len(self.centre)
+        return len(self.center)
 
     def __bool__(self) -> bool:
         raise InputError("the network decides by values of its input, which cannot be certified")
@@ -72,7 +72,7 @@ class Interval:
     __lt__ = __le__ = __gt__ = __ge__ = _compared
 
     def __getitem__(self, index: Any) -> Interval:
-        return self._with(self.centre[index], self.radius[index])
+        return self._with(self.center[index], self.radius[index])
 
     def __add__(self, other: Any) -> Interval:
         return _add(self, other)
@@ -86,7 +86,7 @@ class Interval:
         return _add(-self, other)
 
     def __neg__(self) -> Interval:
-        return self._with(-self.centre, self.radius)
+        return self._with(-self.center, self.radius)
 
     def __mul__(self, other: Any) -> Interval:
         return _scale(self, other)
@@ -116,17 +116,17 @@ class Interval:
             _refuse("a product of two things that depend on the input")
         return _linear(self, other.T)
 
-    def _with(self, centre: Tensor, radius: Tensor) -> Interval:
-        return Interval(centre, radius, self.relus)
+    def _with(self, center: Tensor, radius: Tensor) -> Interval:
+        return Interval(center, radius, self.relus)
 
     def _become(self, other: Interval) -> Interval:
-        self.centre, self.radius = other.centre, other.radius
+        self.center, self.radius = other.center, other.radius
         return self
 
     def _averaged(self, operation: Callable[[Tensor], Tensor]) -> Interval:
         """Through an operation whose weights are all ≥ 0."""
-        centre = operation(self.centre)
-        return self._with(centre, operation(self.radius + 2 * _ROUNDING * (self.centre.abs() + self.radius)))
+        center = operation(self.center)
+        return self._with(center, operation(self.radius + 2 * _ROUNDING * (self.center.abs() + self.radius)))
 
 
 class _Relus:
@@ -150,8 +150,8 @@ def propagate(
 ) -> tuple[Interval, list[tuple[Tensor, Tensor]]]:
     """The logits of a float64 member for inputs between `low` and `high`, and the bounds of every ReLU's input."""
     relus = _Relus(refine)
-    centre = (low + high) / 2
-    start = Interval(centre, (high - low) / 2 + _ROUNDING * centre.abs(), relus)
+    center = (low + high) / 2
+    start = Interval(center, (high - low) / 2 + _ROUNDING * center.abs(), relus)
     try:
         found = member(start)
     except (TypeError, AttributeError, RuntimeError) as error:
@@ -180,12 +180,12 @@ def _add(first: Any, second: Any, *, alpha: float = 1) -> Interval:
     scaled = second if alpha == 1 else second * alpha
     here, other = (first, scaled) if isinstance(first, Interval) else (scaled, first)
     if isinstance(other, Interval):
-        centre, radius = here.centre + other.centre, here.radius + other.radius
-        size = here.centre.abs() + other.centre.abs()
+        center, radius = here.center + other.center, here.radius + other.radius
+        size = here.center.abs() + other.center.abs()
     else:
-        centre, radius, size = here.centre + other, here.radius, here.centre.abs()
+        center, radius, size = here.center + other, here.radius, here.center.abs()
     # A constant may have more dimensions than what it is added to.
-    return here._with(centre, radius.expand_as(centre) + _ROUNDING * (size + centre.abs()))
+    return here._with(center, radius.expand_as(center) + _ROUNDING * (size + center.abs()))
 
 
 def _scale(first: Any, second: Any) -> Interval:
@@ -193,8 +193,8 @@ def _scale(first: Any, second: Any) -> Interval:
     if isinstance(factor, Interval):
         _refuse("a product of two things that depend on the input")
     size = factor.abs() if isinstance(factor, Tensor) else abs(factor)
-    centre = value.centre * factor
-    return value._with(centre, value.radius * size * (1 + _ROUNDING) + _ROUNDING * centre.abs())
+    center = value.center * factor
+    return value._with(center, value.radius * size * (1 + _ROUNDING) + _ROUNDING * center.abs())
 
 
 def _linear(value: Interval, weight: Tensor, bias: Tensor | None = None) -> Interval:
@@ -210,10 +210,10 @@ def _conv2d(
 def _weighted(value: Any, weight: Tensor, bias: Tensor | None, operation: Callable[..., Tensor]) -> Interval:
     if not isinstance(value, Interval) or isinstance(weight, Interval):
         _refuse("weights that depend on the input")
-    centre = operation(value.centre, weight, bias)
-    reach = operation(value.radius + _ROUNDING * value.centre.abs(), weight.abs(), None)
+    center = operation(value.center, weight, bias)
+    reach = operation(value.radius + _ROUNDING * value.center.abs(), weight.abs(), None)
     offset = 0.0 if bias is None else float(bias.abs().max())
-    return value._with(centre, reach * (1 + _ROUNDING) + _ROUNDING * (centre.abs() + offset))
+    return value._with(center, reach * (1 + _ROUNDING) + _ROUNDING * (center.abs() + offset))
 
 
 def _batch_norm(
@@ -229,7 +229,7 @@ def _batch_norm(
     del momentum  # changes stored statistics only in training mode
     if training or running_mean is None or running_var is None:
         _refuse("batch statistics")
-    shape = (1, -1) + (1,) * (value.centre.dim() - 2)
+    shape = (1, -1) + (1,) * (value.center.dim() - 2)
     factor = (running_var + eps).rsqrt() * (1.0 if weight is None else weight)
     offset = -running_mean * factor + (0.0 if bias is None else bias)
     return _add(_scale(value, factor.reshape(shape)), offset.reshape(shape))
@@ -237,22 +237,22 @@ def _batch_norm(
 
 def _relu(value: Interval, inplace: bool = False) -> Interval:
     low, high = value.relus.through(value)
-    centre = (low + high) / 2
-    result = value._with(centre, (high - low) / 2 + _ROUNDING * centre.abs())
+    center = (low + high) / 2
+    result = value._with(center, (high - low) / 2 + _ROUNDING * center.abs())
     return value._become(result) if inplace else result
 
 
 def _pad(tensor: Interval, pad: Any, mode: str = "constant", value: float | None = None) -> Interval:
     if mode != "constant":
         _refuse(f"padding of mode {mode!r}")
-    return tensor._with(F.pad(tensor.centre, pad, value=value or 0.0), F.pad(tensor.radius, pad))
+    return tensor._with(F.pad(tensor.center, pad, value=value or 0.0), F.pad(tensor.radius, pad))
 
 
 def _cat(parts: Any, dim: int = 0) -> Interval:
     first = next(part for part in parts if isinstance(part, Interval))
-    centres = [part.centre if isinstance(part, Interval) else part for part in parts]
+    centers = [part.center if isinstance(part, Interval) else part for part in parts]
     radii = [part.radius if isinstance(part, Interval) else torch.zeros_like(part) for part in parts]
-    return first._with(torch.cat(centres, dim), torch.cat(radii, dim))
+    return first._with(torch.cat(centers, dim), torch.cat(radii, dim))
 
 
 def _dropout(value: Interval, p: float = 0.5, training: bool = True, inplace: bool = False) -> Interval:
@@ -266,7 +266,7 @@ def _reshaping(name: str) -> Callable[..., Interval]:
     operation = getattr(torch.Tensor, name)
 
     def rule(value: Interval, *args: Any, **kwargs: Any) -> Interval:
-        return value._with(operation(value.centre, *args, **kwargs), operation(value.radius, *args, **kwargs))
+        return value._with(operation(value.center, *args, **kwargs), operation(value.radius, *args, **kwargs))
 
     return rule
 

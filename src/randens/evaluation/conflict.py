@@ -1,7 +1,7 @@
 """Joint reach: how far the members' gradients conflict for one perturbation.
 
-Linearise the margin of member i at x: m_i + w_i·δ. One perturbation fools every member of a set T iff
-Σ_i λ_i m_i ≤ ε ‖Σ_i λ_i w_i‖_q for all λ in the simplex over T. With rows normalised to ‖w_i‖_q = 1 the right side
+Linearize the margin of member i at x: m_i + w_i·δ. One perturbation fools every member of a set T iff
+Σ_i λ_i m_i ≤ ε ‖Σ_i λ_i w_i‖_q for all λ in the simplex over T. With rows normalized to ‖w_i‖_q = 1 the right side
 is ε·reach(λ), and reach(λ) = ‖Σ_i λ_i w_i/‖w_i‖_q‖_q ≤ 1 is the share of ε left to one perturbation that must
 fool all members. 1: no conflict. About 1/√M: independent dense gradients. In linf members with disjoint
 supports do not conflict at all, whatever their cosine.
@@ -9,47 +9,31 @@ supports do not conflict at all, whatever their cosine.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
 from torch import Tensor
 
 from randens.attacks import Cost
 from randens.attacks.losses import margins
-from randens.core.documents import Document
+from randens.core.errors import RandensError
 from randens.data import Data
 from randens.ensemble import RandomizedEnsemble, frozen, to_layout
-from randens.evaluation.argument_checks import DataLike, labelled, threat_of
+from randens.evaluation.tables import About, Result, Table, new_axes, saved
 from randens.threat import Threat
 
-__all__ = ["Conflict", "ConflictDocument", "conflict", "conflict_of", "joint_reach"]
+__all__ = ["Conflict", "conflict_of", "joint_reach"]
 
 _CHUNK = 256  # inputs per pass: M gradients of each are in memory at once
 
 
-class ConflictDocument(Document):
-    """A conflict on disk; a mean over no input is null."""
-
-    reach: float | None
-    pairs: list[list[float | None]]
-    unusable: list[float]
-    n: Annotated[int, Field(ge=0, le=10**8)]
-
-    @model_validator(mode="after")
-    def _square(self) -> ConflictDocument:
-        members = len(self.unusable)
-        if [len(row) for row in self.pairs] != [members] * members:
-            raise ValueError(f"pairs must be a table of {members} × {members}")
-        return self
-
-
-@dataclass(frozen=True, eq=False)
-class Conflict:
+@dataclass(frozen=True, eq=False, repr=False)
+class Conflict(Result):
     """How far the members' gradients disagree, at λ uniform, without the box of valid inputs.
 
     reach: the mean over inputs of ‖Σ_i w_i/‖w_i‖_q‖_q / M, in [0, 1]; 1 means that one perturbation moves all
@@ -59,20 +43,19 @@ class Conflict:
     points: float64 [n], the reach at each input, NaN where it was left out. cost: member passes.
     """
 
+    kind: ClassVar[str] = "conflict"
+
     reach: float
     pairs: NDArray[np.float64]
     unusable: NDArray[np.float64]
-    points: NDArray[np.float64] = field(repr=False)
+    points: NDArray[np.float64]
     cost: Cost = field(default_factory=Cost)
-
-    @property
-    def n(self) -> int:
-        """How many inputs."""
-        return len(self.points)
+    about: About | None = None  # type: ignore[assignment]
+    notes: tuple[str, ...] = ()
 
     @property
     def sentence(self) -> str:
-        """Return one line for the user."""
+        """One line for the user."""
         members = len(self.unusable)
         if members == 1:
             return "One member: there is no other member to conflict with (reach 1)."
@@ -86,59 +69,53 @@ class Conflict:
             said += f"; pairs {np.nanmin(table):.3f} to {np.nanmax(table):.3f}"
         return f"{said}; 1 is no conflict, {members**-0.5:.3f} independent gradients)."
 
-    def to_json(self) -> dict[str, Any]:
-        """A plain dictionary for JSON without the single inputs; a mean over no input is null."""
+    def sentences(self) -> list[str]:
+        """The one line."""
+        return [self.sentence]
+
+    def table(self) -> Table:
+        """The reach of every two members."""
+        members = range(len(self.unusable))
+        lines = [[f"member {i}", *(f"{self.pairs[i, j]:.3f}" for j in members)] for i in members]
+        records = [{"i": i, "j": j, "reach": self.pairs[i, j]} for i in members for j in members]
+        return Table(["reach", *(f"member {j}" for j in members)], lines, records)
+
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
+        """Draw the reach of every two members."""
+        figure, axes = new_axes("member", "member")
+        figure.colorbar(axes.imshow(self.pairs, vmin=0, vmax=1), label="reach")
+        return saved(figure, path)
+
+    def content(self) -> dict[str, Any]:
+        """The means; one over no input is null."""
         reach, *pairs = (
             [None if np.isnan(value) else value for value in row]
             for row in [[self.reach], *self.pairs.tolist()]
         )
-        return {"reach": reach[0], "pairs": pairs, "unusable": self.unusable.tolist(), "n": self.n}
+        return {"reach": reach[0], "pairs": pairs, "unusable": self.unusable, "inputs": len(self.points)}
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Conflict:
-        """Inverse of `to_json`; the reach of single inputs is not kept and is NaN."""
+        """Inverse of `content`; the reach of single inputs is not kept and is NaN."""
         # NumPy reads null, which is None, as NaN.
         reach, pairs, unusable = (
             np.array(value[key], dtype=np.float64) for key in ("reach", "pairs", "unusable")
         )
-        return Conflict(float(reach), pairs, unusable, np.full(value["n"], np.nan))
+        return Conflict(float(reach), pairs, unusable, np.full(value["inputs"], np.nan))
 
 
-def conflict(rec: RandomizedEnsemble, data: DataLike, threat: Threat | None = None) -> Conflict:
-    """Measure the joint reach of the members' margin gradients: the share of ε left to one perturbation.
-
-    Parameters
-    ----------
-    rec
-        The ensemble of M members. Its probabilities do not matter.
-    data
-        Inputs with labels: images, a pair (x, y) or a loader.
-    threat
-        Sets the norm; the radius does not matter. None: the ensemble's own.
-
-    Returns
-    -------
-    Conflict
-        `.reach`, `.pairs` [M, M], `.unusable` [M]. One forward and one backward pass per member and input.
-
-    Examples
-    --------
-    >>> from randens import RandomizedEnsemble, Threat, conflict, data, models
-    >>> rec = RandomizedEnsemble([models.create("linear", classes=10, input_shape=(1, 8, 8), seed=0)] * 2)
-    >>> round(conflict(rec, data.load("digits", "validation"), Threat("linf", 0.1)).reach, 6)
-    1.0
-    """
-    inputs, chosen = labelled(data, rec), threat_of(rec, threat)
-    return conflict_of(rec, inputs, chosen)
-
-
-def conflict_of(rec: RandomizedEnsemble, data: Data, threat: Threat) -> Conflict:
-    """`conflict` on inputs that were checked already."""
+def conflict_of(rec: RandomizedEnsemble, data: Data, threat: Threat) -> Conflict | None:
+    """Measure the joint reach; None where a member refuses gradients or the threat has no dual norm."""
+    if threat.norm not in ("linf", "l2", "l1"):  # a finite set has no dual norm
+        return None
     members = len(rec)
     reaches, sums = [], np.zeros((members, members))
     counts, unusable = np.zeros((members, members)), np.zeros(members)
     for x, y in zip(torch.split(data.x, _CHUNK), torch.split(data.y, _CHUNK), strict=True):
-        gradients, usable = _gradients(rec, x.to(rec.device), y.to(rec.device))
+        try:
+            gradients, usable = _gradients(rec, x.to(rec.device), y.to(rec.device))
+        except RandensError:  # an ONNX file gives no gradients, and says so
+            return None
         together = torch.where(usable.all(dim=0), joint_reach(gradients, threat), torch.nan)
         reaches.append(together.cpu().numpy())
         unusable += (~usable).sum(dim=1).cpu().numpy()
@@ -151,7 +128,7 @@ def conflict_of(rec: RandomizedEnsemble, data: Data, threat: Threat) -> Conflict
     sums, counts = (table + np.triu(table, 1).T for table in (sums, counts))
     points = np.concatenate(reaches)
     known = points[~np.isnan(points)]
-    passes = len(data) * sum(int(getattr(member, "passes", 1)) for member in rec.members)
+    passes = len(data) * len(rec.networks)
     return Conflict(
         float(known.mean()) if len(known) else float("nan"),
         np.divide(sums, counts, out=np.full_like(sums, np.nan), where=counts > 0),
@@ -180,7 +157,8 @@ def _gradients(rec: RandomizedEnsemble, x: Tensor, y: Tensor) -> tuple[Tensor, T
     with frozen(rec), torch.enable_grad():
         for member in rec.members:
             inputs = to_layout(x).detach().requires_grad_(True)
-            value = margins(member(inputs).unsqueeze(0), y).sum()
+            # A copy, because a member may write into what it is given.
+            value = margins(member(inputs.clone()).unsqueeze(0), y).sum()
             found = torch.autograd.grad(value, inputs, allow_unused=True)[0] if value.requires_grad else None
             rows.append(torch.zeros_like(inputs) if found is None else found)
     flat = torch.stack([row.detach().flatten(1).cpu() for row in rows]).double()

@@ -1,0 +1,195 @@
+"""Robust accuracy against the radius.
+
+A perturbation found at a small radius is legal at every larger one. So radii are attacked in increasing order
+with one pool of witnesses: no curve can rise, and known witnesses are not searched again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from randens.attacks import Attack, Cost
+from randens.core.errors import InputError
+from randens.core.progress import Progress, silent, within
+from randens.ensemble import RandomizedEnsemble
+from randens.evaluation.evaluate import attack_all, attack_average
+from randens.evaluation.inputs import AttackLike, prepare
+from randens.evaluation.intervals import Estimate, estimate
+from randens.evaluation.loop import Witnesses
+from randens.evaluation.tables import About, Result, Table, new_axes, percent, saved
+from randens.threat import Threat, grid
+from randens.witness import WitnessPool
+from randens.witness.store import WitnessStore, as_store
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from randens.evaluation.inputs import Part
+
+__all__ = ["Curve", "CurvePoint", "curve"]
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """Robust accuracies at one radius (0: the natural ones): sampled, of each member, of the average of all logits."""
+
+    eps: float
+    ensemble: Estimate
+    members: tuple[Estimate, ...]
+    average: Estimate | None
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Curve(Result):
+    """Robust accuracy against ε, from one pool of witnesses.
+
+    points: by increasing radius. pool: every witness found, at the largest radius; in memory only. cost, now: member
+    passes behind the result, and those of this call.
+    """
+
+    kind: ClassVar[str] = "curve"
+
+    about: About
+    points: tuple[CurvePoint, ...]
+    pool: WitnessPool
+    cost: Cost = field(default_factory=Cost)
+    now: Cost = field(default_factory=Cost)
+    confidence: float = 0.95
+    notes: tuple[str, ...] = ()
+
+    @property
+    def lines(self) -> dict[str, list[Estimate]]:
+        """The accuracies at all radii, by classifier."""
+        found = {"sampled": [point.ensemble for point in self.points]}
+        members = len(self.points[0].members)
+        if members == 1:
+            return {"model": found["sampled"]}
+        found |= {f"member {i}": [point.members[i] for point in self.points] for i in range(members)}
+        average = [point.average for point in self.points if point.average is not None]
+        return found | ({"average": average} if average else {})
+
+    def table(self) -> Table:
+        """One line per radius."""
+        columns = self.lines
+        radii = [point.eps for point in self.points]
+        lines = [
+            (f"{eps:.5g}", *(percent(values[i]) for values in columns.values()))
+            for i, eps in enumerate(radii)
+        ]
+        records = [
+            {
+                "eps": eps,
+                "classifier": name,
+                "robust": float(values[i]),
+                "low": values[i].low,
+                "high": values[i].high,
+            }
+            for i, eps in enumerate(radii)
+            for name, values in columns.items()
+        ]
+        return Table((f"ε ({self.about.threat['norm']})", *columns), lines, records)
+
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
+        """Draw the curves, the first one with its interval; with `path`, into that file, too."""
+        figure, axes = new_axes(f"ε in {self.about.threat['norm']}", "robust accuracy")
+        radii = [point.eps for point in self.points]
+        for number, (name, values) in enumerate(self.lines.items()):
+            (drawn,) = axes.plot(
+                radii, [float(v) for v in values], marker="o", lw=1 if number else 2, label=name
+            )
+            if number == 0:
+                lows, highs = [v.low for v in values], [v.high for v in values]
+                axes.fill_between(radii, lows, highs, alpha=0.2, color=drawn.get_color(), lw=0)
+        axes.set_ylim(0, 1)
+        axes.legend(frameon=False)
+        return saved(figure, path)
+
+    def content(self) -> dict[str, Any]:
+        """The points and the cost."""
+        return {"confidence": self.confidence, "cost": self.cost, "points": self.points}
+
+
+def curve(
+    model: Any,
+    data: Any = None,
+    attack: AttackLike = None,
+    *,
+    eps: Any = "0:16/255:9",
+    threat: Threat | None = None,
+    average: bool = True,
+    confidence: float = 0.95,
+    folder: WitnessStore | str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
+    **settings: Unpack[Part],
+) -> Curve:
+    """Robust accuracy against ε for the ensemble, its members and the average of their logits.
+
+    Parameters
+    ----------
+    model, data, attack
+        As for `randens.evaluate`; an attack's own radius does not matter.
+    eps : str or sequence
+        ``"first:last:count"``, e.g. ``"0:16/255:9"``, or a list of radii.
+    threat : Threat, optional
+        Sets norm and bounds; its radius does not matter.
+    average : bool
+        Also attack the average of all logits.
+    confidence, folder, progress
+        As for `randens.evaluate`, too.
+    **settings
+        norm, device, preprocessing, probs, split, limit, seed as for `randens.evaluate`.
+
+    Returns
+    -------
+    Curve
+        Never rising in ε, by construction.
+
+    Examples
+    --------
+    >>> import randens
+    >>> nets = [randens.models.create("linear", classes=10, input_shape=(1, 8, 8), seed=s) for s in (0, 1)]
+    >>> len(randens.curve(nets, "digits", "pgd", eps=[0, "8/255"], limit=8).points)
+    2
+    """
+    radii = grid("eps", eps)
+    several = attack if isinstance(attack, (list, tuple)) else [attack]
+    own = threat is not None or any(isinstance(one, Attack) for one in several)
+    largest = None if own else max(radii) or 1e-9
+    points = []
+    cost, now = Cost(), Cost()
+    pool: WitnessPool | None = None
+    mean_pool: WitnessPool | None = None
+    with prepare(model, data, attack, eps=largest, threat=threat, **settings) as case:
+        rec = case.rec
+        if not isinstance(rec, RandomizedEnsemble) or rec.stochastic:
+            raise InputError("model answers at random; evaluate it at single radii")
+        for radius in radii:
+            ball = case.threat.with_radius(radius)
+            attacks = [dataclasses.replace(a, threat=ball) for a in case.attacks] if radius else []
+            here = dataclasses.replace(case, attacks=tuple(attacks))
+            report = within(progress or silent, f"ε = {radius:.4g}")
+            known = Witnesses(rec, case.data, ball, store=as_store(folder), pool=pool, progress=report)
+            attack_all(known, here, [rec.probs.cpu().numpy()])
+            mean = attack_average(known, here, mean_pool) if average and len(rec) > 1 else None
+            pool, mean_pool = known.pool, None if mean is None else mean.pool
+            cost, now = cost + known.cost, now + known.now
+            point = CurvePoint(
+                radius,
+                estimate(1 - pool.best(rec.probs)[0], confidence),
+                tuple(estimate(~column, confidence) for column in pool.foolable.T),
+                None if mean is None else estimate(~mean.pool.foolable[:, 0], confidence),
+            )
+            points.append(point)
+        assert pool is not None
+        return Curve(
+            about=case.about,
+            points=tuple(points),
+            pool=pool,
+            cost=cost,
+            now=now,
+            confidence=confidence,
+            notes=case.notes,
+        )

@@ -1,0 +1,236 @@
+"""The one loop: attack what can still get worse, keep every witness, in memory and in a store.
+
+`evaluate`, `curve`, `optimize_sampling`, `advise`, `audit` and `certify` are this loop with other members, α or
+radii. Nothing is attacked twice: a search is skipped on inputs where it was made before.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+
+from randens._version import __version__
+from randens.attacks import Attack, Cost
+from randens.core.errors import FileError
+from randens.core.progress import Progress, renamed, silent
+from randens.data import Data
+from randens.ensemble import RandomizedEnsemble
+from randens.threat import Threat
+from randens.witness import WitnessPool
+from randens.witness.fingerprints import digest, input_keys, member_key
+from randens.witness.store import Scope, Spent, WitnessStore
+
+__all__ = ["Witnesses", "attack_options"]
+
+_ROUNDING = 1e-12
+_FAILED = 0.01  # share of stored witnesses that may fail to fool again (near ties, on another machine)
+
+
+class Witnesses:
+    """What is known about an ensemble on n inputs: errors on the unperturbed inputs, and a growing pool.
+
+    pool (argument): witnesses known before, of the same inputs and members, within the threat.
+    clean: bool [n, M]. cost: the passes behind the pool, whichever call made them; now: those of this call. flags:
+    per attack and member, shares of inputs. verified: how many stored witnesses were scored again, and how many hold.
+    """
+
+    def __init__(
+        self,
+        rec: RandomizedEnsemble,
+        data: Data,
+        threat: Threat,
+        *,
+        store: WitnessStore | None = None,
+        pool: WitnessPool | None = None,
+        progress: Progress = silent,
+    ) -> None:
+        self.rec, self.data, self.threat, self.store, self.progress = rec, data, threat, store, progress
+        self.cost, self.now = Cost(), Cost()
+        self.flags: dict[str, dict[str, list[float]]] = {}
+        self.verified: tuple[int, int] | None = None
+        self.x, self.y = data.x, data.y
+        everyone = np.arange(len(data))
+        self.clean = self._errors(rec, everyone, self.x)
+        self.cost += Cost(forwards=len(data) * len(rec.networks))
+        self.pool = self._witnesses(everyone, self.x, self.clean, ["clean"] * len(data))
+        self._searched: dict[bytes, Spent] = {}
+        self._members = [str(i).encode() for i in range(len(rec))]
+        if store is not None:
+            self._members = [member_key(member) for member in rec.members]
+            self._scope = Scope(self.x, input_keys(self.x, self.y), self._members, threat)
+            self._searched = store.searched(self._scope)
+            self._load(store)
+        self._uncounted = set(self._searched)
+        if pool is not None:
+            self.pool = self.pool.merge(pool)
+        if store is not None and dist.is_initialized():
+            dist.barrier()  # every process has read the same store before any of them writes a search
+
+    def attack(self, attack: Attack, probs: NDArray[np.float64], task: str) -> None:
+        """Attack the inputs whose risk at `probs` can still increase, starting from the known witnesses.
+
+        Members with probability 0 are not attacked; the others' witnesses are shown to them.
+        """
+        drawn, others = np.flatnonzero(probs), np.flatnonzero(probs == 0)
+        search = self._key(attack, drawn, probs)
+        risks = self.pool.best(probs)[0]
+        open_rows = risks < 1 - _ROUNDING
+        if (earlier := self._searched.get(search)) is not None:
+            # A search without the witness that it found, by damage or by hand, counts as not made.
+            open_rows[earlier.rows[risks[earlier.rows] >= earlier.risks - _ROUNDING]] = False
+            if search in self._uncounted:
+                self._count(attack, drawn, earlier)
+                self._uncounted.remove(search)
+        rows = np.flatnonzero(open_rows)
+        self.progress(task, 0, max(1, len(rows)))
+        part = RandomizedEnsemble([self.rec.members[int(i)] for i in drawn], probs[drawn])
+        start = self.pool.take(np.arange(len(self.data)), drawn)
+        new: list[WitnessPool] = []
+        report = renamed(self.progress, task)
+        batches = (
+            attack.batches(part, self.data, rows=rows, start=start, progress=report) if len(rows) else ()
+        )
+        for chunk, found in batches:
+            inputs, points = chunk[found.pool.points], torch.from_numpy(found.pool.x_adv)
+            fooled = np.zeros((len(inputs), len(self.rec)), dtype=bool)
+            fooled[:, drawn] = found.pool.fooled
+            if len(others) and len(inputs):
+                rest = RandomizedEnsemble([self.rec.members[int(i)] for i in others])
+                fooled[:, others] = self._errors(rest, inputs, points)
+            reached = np.maximum(risks[chunk], found.pool.best(probs[drawn])[0])
+            spent = Spent(chunk, reached, found.cost.forwards, found.cost.backwards, found.flags)
+            self.now += found.cost
+            self._count(attack, drawn, spent)
+            self._searched[search] = _joined(self._searched.get(search), spent)
+            self._keep(inputs, points, fooled, found.pool.sources, search, spent)
+            new.append(self._witnesses(inputs, points, fooled, found.pool.sources))
+        self.pool = self.pool.merge(*new)
+        self.progress(task, 1, 1)
+
+    def judge(self, rows: NDArray[np.int64], x_adv: Tensor, sources: Sequence[str]) -> NDArray[np.bool_]:
+        """Errors [k, M] of all members on perturbed inputs of `rows`, which join the pool; known ones are read."""
+        verdicts: NDArray[np.int8] = np.full((len(rows), len(self.rec)), -1, dtype=np.int8)
+        if self.store is not None:
+            verdicts = self.store.verdicts(self._scope, rows, x_adv)
+        left = np.flatnonzero((verdicts < 0).any(axis=1))
+        if len(left):
+            points = x_adv[torch.from_numpy(left)]
+            verdicts[left] = self._errors(self.rec, rows[left], points)
+            self._keep(rows[left], points, verdicts[left] == 1, [sources[i] for i in left.tolist()])
+        fooled: NDArray[np.bool_] = verdicts == 1
+        self.cost += Cost(forwards=len(rows) * len(self.rec.networks))
+        self.pool = self.pool.merge(self._witnesses(rows, x_adv, fooled, sources))
+        return fooled
+
+    def show(self, other: WitnessPool, source: str = "") -> None:
+        """Judge the witnesses of another pool of the same inputs, e.g. of other members."""
+        if len(other):
+            sources = [source] * len(other) if source else other.sources
+            self.judge(other.points, torch.from_numpy(other.x_adv), sources)
+
+    def confirm(self, probs: NDArray[np.float64]) -> None:
+        """Compute the errors on the worst inputs at `probs` once more, as a user would; correct what has changed."""
+        held = False
+        while not held:
+            rows = self.pool.best(probs)[1]
+            rows = rows[rows >= 0]
+            held = self._score_again(rows) == len(rows)
+
+    def _score_again(self, rows: NDArray[np.int64]) -> int:
+        """Score witnesses of the pool again; returns how many hold."""
+        assert self.pool.x_adv is not None
+        inputs, points = self.pool.points[rows], torch.from_numpy(self.pool.x_adv[rows])
+        errors = self._errors(self.rec, inputs, points)
+        wrong = np.flatnonzero((self.pool.fooled[rows] & ~errors).any(axis=1))
+        if len(wrong):
+            self.flags.setdefault("scored again", {})["unstable"] = [len(wrong) / len(self.data)] * len(
+                self.rec
+            )
+            sources = [self.pool.sources[row] for row in rows[wrong].tolist()]
+            fooled = self.pool.fooled.copy()
+            fooled[rows] = errors
+            self.pool = self.pool.replace(fooled=fooled)
+            self._keep(inputs[wrong], points[torch.from_numpy(wrong)], errors[wrong], sources)
+        return len(rows) - len(wrong)
+
+    def _load(self, store: WitnessStore) -> None:
+        """Read the store's witnesses of these members and inputs; an added member is judged on them."""
+        rows, verdicts, points, sources = store.load(self._scope)
+        left = np.flatnonzero((verdicts < 0).any(axis=1))
+        if len(left):
+            chosen = torch.from_numpy(left)
+            verdicts[left] = self._errors(self.rec, rows[left], points[chosen])
+            self._keep(rows[left], points[chosen], verdicts[left] == 1, [sources[i] for i in left.tolist()])
+        clean, self.pool = self.pool, self._witnesses(rows, points, verdicts == 1, sources)
+        if store.verify:
+            self.verified = (len(self.pool), self._score_again(np.arange(len(self.pool))))
+            failed = self.verified[0] - self.verified[1]
+            if failed > max(1, _FAILED * self.verified[0]):
+                raise FileError(
+                    f"{failed} of {self.verified[0]} witnesses in {store.path} no longer fool the members they did: "
+                    "the members differ in something that is not in their weights; use --fresh"
+                )
+        self.pool = clean.merge(self.pool)
+
+    def note(self, *about: str) -> bytes:
+        """The address of a note about these members, inputs and this threat."""
+        return digest(repr((about, self.threat)).encode(), *self._members, *self._scope.inputs)
+
+    def _key(self, attack: Attack, drawn: NDArray[np.int64], probs: NDArray[np.float64]) -> bytes:
+        """The address of a search: attack, options, threat, members and probabilities, version."""
+        options = {f.name: getattr(attack, f.name) for f in dataclasses.fields(attack) if f.compare}
+        said = json.dumps(
+            [__version__, attack.name, options, probs[drawn].tolist()], sort_keys=True, default=repr
+        )
+        return digest(said.encode(), *(self._members[i] for i in drawn))
+
+    def _count(self, attack: Attack, drawn: NDArray[np.int64], spent: Spent) -> None:
+        """Add the passes and flags of a search, or of a batch of it."""
+        self.cost += Cost(round(spent.forwards), round(spent.backwards))
+        share = len(spent.rows) / len(self.data)
+        for name, values in spent.flags.items():
+            known = self.flags.setdefault(attack.name, {}).setdefault(name, [0.0] * len(self.rec))
+            for member, value in zip(drawn.tolist(), values, strict=True):
+                known[member] = min(1.0, known[member] + share * value)
+
+    def _errors(self, rec: RandomizedEnsemble, rows: NDArray[np.int64], x_adv: Tensor) -> NDArray[np.bool_]:
+        labels = self.y[torch.from_numpy(rows)].to(rec.device)
+        self.now += Cost(forwards=len(rows) * len(rec.networks))
+        errors: NDArray[np.bool_] = rec.errors(x_adv.to(rec.device), labels).cpu().numpy()
+        return errors
+
+    def _witnesses(
+        self, rows: NDArray[np.int64], x_adv: Tensor, fooled: NDArray[np.bool_], sources: Sequence[str]
+    ) -> WitnessPool:
+        points = x_adv.detach().cpu().contiguous().numpy()
+        return WitnessPool(len(self.data), len(self.rec), rows, fooled, x_adv=points, sources=sources)
+
+    def _keep(self, *entry: Any) -> None:
+        """Add to the store, by one of the processes."""
+        if self.store is not None and (not dist.is_initialized() or dist.get_rank() == 0):
+            self.store.add(self._scope, *entry)
+
+
+def attack_options(attack: Attack) -> dict[str, Any]:
+    """An attack's name and its options as plain values."""
+    options: dict[str, Any] = {"name": attack.name}
+    for option in dataclasses.fields(attack):
+        value = getattr(attack, option.name)
+        if isinstance(value, (str, int, float, bool)) or value is None:
+            options[option.name] = value
+    return options
+
+
+def _joined(earlier: Spent | None, later: Spent) -> Spent:
+    if earlier is None:
+        return later
+    rows = np.concatenate([earlier.rows, later.rows])
+    return Spent(rows, np.concatenate([earlier.risks, later.risks]))

@@ -1,0 +1,435 @@
+"""The result of an evaluation: the members' errors and the witnesses, and everything computed from them."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from randens.attacks import Cost
+from randens.core.errors import FileError, InputError, RandensError
+from randens.core.files import plain, read_json
+from randens.ensemble import RandomizedEnsemble, check_probs
+from randens.evaluation.conflict import Conflict
+from randens.evaluation.intervals import Estimate, estimate
+from randens.evaluation.tables import (
+    About,
+    Accuracy,
+    Result,
+    Row,
+    Table,
+    bars,
+    probs_text,
+    table_of,
+)
+from randens.risk import (
+    Bounds,
+    RiskProfile,
+    RuleOfThumb,
+    Theorem1Test,
+    bounds,
+    rule_of_thumb,
+    theorem1_test,
+    two_classifiers,
+)
+from randens.risk.sets import from_words, to_words
+from randens.threat import Threat
+from randens.witness import WitnessPool
+from randens.witness.fingerprints import fingerprint
+
+__all__ = ["Evaluation", "Pair", "THREAT_MODEL"]
+
+THREAT_MODEL = (
+    "The attacker knows the members and their probabilities but not the draw; every query is a fresh draw. "
+    "Robust accuracies hold against the perturbations found: a stronger attack can only lower them."
+)
+_FOUND = {"": "(no member fooled)", "clean": "no attack needed"}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Theorem 1 for members i and j: sampling between them beats both iff conflict > difference.
+
+    together: whether an attack sampled both. Where none did, `conflict` only says that no perturbation was met that
+    fools both, and `helps` means nothing. test: an interval for conflict − difference over the choice of inputs.
+    """
+
+    i: int
+    j: int
+    conflict: float
+    difference: float
+    helps: bool
+    together: bool
+    test: Theorem1Test
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Evaluation(Result):
+    """The errors of one ensemble on some inputs under one threat; `randens.evaluate` returns it.
+
+    clean: bool [n, M], which members are wrong on the unperturbed inputs. pool: the maximal fooled sets of every input,
+    with the perturbed inputs unless it was read from a file. average: errors [n] of the average of all logits, clean
+    and under attack, if it was evaluated. flops: of one inference of each member. cost, now: member passes behind the
+    result, and those of this call (not in the JSON). chosen_on: the split used for each choice. also: further
+    probabilities that were attacked, by name. flags: per attack and member, shares of inputs with unusable gradients,
+    or with errors that changed when computed again. conflict: the joint reach, where there are gradients. verified: how
+    many stored witnesses were scored again, and how many hold. x: the inputs, in memory only.
+    """
+
+    kind: ClassVar[str] = "evaluation"
+
+    about: About
+    clean: NDArray[np.bool_]
+    pool: WitnessPool
+    average: tuple[NDArray[np.bool_], NDArray[np.bool_]] | None
+    classes: int
+    flops: tuple[int, ...]
+    cost: Cost
+    confidence: float = 0.95
+    chosen_on: Mapping[str, str] = field(default_factory=dict)
+    also: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    flags: Mapping[str, Mapping[str, list[float]]] = field(default_factory=dict)
+    conflict: Conflict | None = None
+    verified: tuple[int, int] | None = None
+    notes: tuple[str, ...] = ()
+    now: Cost = field(default_factory=Cost)
+    x: Tensor | None = None
+
+    @property
+    def n(self) -> int:
+        """How many inputs."""
+        return len(self.clean)
+
+    @property
+    def members(self) -> int:
+        """M."""
+        return self.pool.members
+
+    @cached_property
+    def probs(self) -> NDArray[np.float64]:
+        """α [M]."""
+        return np.array(self.about.probs)
+
+    @cached_property
+    def threat(self) -> Threat:
+        """The perturbation set."""
+        return Threat.from_dict(dict(self.about.threat))
+
+    @cached_property
+    def profile(self) -> RiskProfile:
+        """η as found."""
+        return self.pool.profile()
+
+    @cached_property
+    def errors(self) -> NDArray[np.bool_]:
+        """u on the worst perturbation of each input, bool [n, M]."""
+        rows = self.pool.best(self.probs)[1]
+        worst = np.zeros((self.n, self.members), dtype=bool)
+        worst[rows >= 0] = self.pool.fooled[rows[rows >= 0]]
+        return worst
+
+    @property
+    def foolable(self) -> NDArray[np.bool_]:
+        """Which members are fooled by some perturbation found, bool [n, M]."""
+        return self.pool.foolable
+
+    @property
+    def x_adv(self) -> NDArray[np.generic]:
+        """The worst perturbation found of each input, [n, ...]; the input itself where no member is fooled."""
+        if self.x is None:
+            raise InputError(
+                "the evaluation was read from a file; evaluate again to get its perturbed inputs"
+            )
+        return worst_inputs(self.pool, self.probs, self.x).numpy()
+
+    @cached_property
+    def risk(self) -> NDArray[np.float64]:
+        """Expected error on the worst perturbation of each input, [n]."""
+        return self.pool.best(self.probs)[0]
+
+    @property
+    def accuracy(self) -> Accuracy:
+        """Of the randomized ensemble at its probabilities."""
+        return Accuracy(self.natural, self.robust)
+
+    @property
+    def natural(self) -> Estimate:
+        """Expected accuracy on the unperturbed inputs; a float with `low` and `high`."""
+        return self._mean(1 - self.clean @ self.probs)
+
+    @property
+    def robust(self) -> Estimate:
+        """Expected accuracy on the worst perturbations found; a float with `low` and `high`."""
+        return self._mean(1 - self.risk)
+
+    def at(self, probs: ArrayLike | None) -> Accuracy:
+        """Accuracy of the randomized ensemble at other probabilities (None: uniform), by the witnesses found.
+
+        Unless they are `probs` or one of `also`, they were not attacked, so the robust value may be too high.
+        """
+        alpha = check_probs(probs, self.members).numpy()
+        return Accuracy(self._mean(1 - self.clean @ alpha), self._mean(1 - self.pool.best(alpha)[0]))
+
+    def after(self, attempts: float, draw: str = "query") -> Estimate:
+        """Robust accuracy against an attacker who may try `attempts` times (math.inf: without limit).
+
+        draw: "query" if every attempt meets a fresh draw, "client" if the member is fixed for each attacker.
+        Exact for the witnesses found.
+        """
+        risks = self.profile.configuration_risks(self.probs, attempts, draw)
+        counts = np.rint(self.profile.weights * self.n).astype(np.int64)
+        return self._mean(1 - np.repeat(risks, counts))
+
+    @cached_property
+    def member_accuracies(self) -> tuple[Accuracy, ...]:
+        """Of each member alone."""
+        pairs = zip(self.clean.T, self.foolable.T, strict=True)
+        return tuple(Accuracy(self._mean(~clean), self._mean(~fooled)) for clean, fooled in pairs)
+
+    @property
+    def deterministic(self) -> Accuracy | None:
+        """Of the deterministic ensemble (all logits averaged), if it was evaluated."""
+        return None if self.average is None else Accuracy(*(self._mean(~errors) for errors in self.average))
+
+    @property
+    def member_risks(self) -> NDArray[np.float64]:
+        """η_i [M]."""
+        return self.profile.member_risks
+
+    @cached_property
+    def bounds(self) -> Bounds:
+        """Floor and ceiling of the risk at any probabilities (Theorem 3)."""
+        return bounds(self.member_risks)
+
+    @cached_property
+    def next_member(self) -> RuleOfThumb:
+        """The risk that a further member should have (rule of thumb)."""
+        return rule_of_thumb(self.member_risks)
+
+    @property
+    def gain(self) -> float:
+        """E π = Σ α_i η_i − η(α): how much sampling lowers the members' mean risk."""
+        return self.profile.gain(self.probs)
+
+    @cached_property
+    def pairs(self) -> tuple[Pair, ...]:
+        """Theorem 1's condition for every two members."""
+        found = []
+        attacked = [self.probs, *self.also.values()]
+        for i, j in itertools.combinations(range(self.members), 2):
+            both = self.profile.restrict((i, j))
+            two = two_classifiers(both)
+            gap = abs(two.member_risks[0] - two.member_risks[1])
+            together = any(alpha[i] > 0 and alpha[j] > 0 for alpha in attacked)
+            test = theorem1_test(both, self.n, confidence=self.confidence)
+            found.append(Pair(i, j, two.conflict, gap, two.helps, together, test))
+        return tuple(found)
+
+    @property
+    def expected_flops(self) -> float:
+        """Floating-point operations of one inference of the randomized ensemble, Σ α_i flops_i."""
+        return float(self.probs @ np.array(self.flops, dtype=np.float64))
+
+    @property
+    def found_by(self) -> dict[str, int]:
+        """How many worst cases each attack found; "clean" needed none, "" are inputs where no member is fooled."""
+        rows = self.pool.best(self.probs)[1].tolist()
+        sources = [self.pool.sources[row] if row >= 0 else "" for row in rows]
+        return {name: sources.count(name) for name in sorted(set(sources))}
+
+    @property
+    def without_gradients(self) -> tuple[int, ...]:
+        """The members at some inputs of which an attack met zero or NaN gradients."""
+        names = ("zero_gradient", "nan_gradient")
+        shares = [flags[name] for flags in self.flags.values() for name in names if name in flags]
+        return tuple(i for i in range(self.members) if any(share[i] > 0 for share in shares))
+
+    def check(self, rec: RandomizedEnsemble) -> None:
+        """Raise an error if this is the evaluation of another ensemble."""
+        if fingerprint(rec) != self.about.ensemble:
+            raise InputError("the evaluation belongs to other members than these; evaluate them again")
+
+    def rows(self, name: str = "") -> list[Row]:
+        """Members, the randomized ensemble at each of its probabilities, the average of all logits."""
+        flops = np.array(self.flops, dtype=np.float64)
+        title = f"{name} " if name else ""
+        own = self.accuracy
+        if self.members == 1:
+            return [Row(name or "member 0", own, float(flops[0]), "single")]
+        pairs = zip(self.member_accuracies, flops.tolist(), strict=True)
+        found = [
+            Row(f"{title}member {i}", accuracy, cost, "member") for i, (accuracy, cost) in enumerate(pairs)
+        ]
+        for label, probs in self.also.items():
+            if not np.allclose(probs, self.probs):
+                found.append(Row(f"{title}sampled, {label}", self.at(probs), float(probs @ flops), "also"))
+        shown = f"{title}sampled, α = {probs_text(self.probs)}"
+        found.append(Row(shown, own, self.expected_flops, "randomized"))
+        if self.deterministic is not None:
+            whole = f"{title}average of all {self.members}"
+            found.append(Row(whole, self.deterministic, float(flops.sum()), "deterministic"))
+        return found
+
+    def table(self) -> Table:
+        """One line per classifier."""
+        return table_of(self.rows(), self.confidence)
+
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
+        """Draw the robust accuracies with their intervals; with `path`, into that file, too."""
+        return bars([(row.name, row.accuracy.robust) for row in self.rows()], "robust accuracy", path)
+
+    def sentences(self) -> list[str]:
+        """Headline if gradients are missing, limits, gain, Theorem 1, attacks, cost, the split of every choice."""
+        said, limits = [], self.bounds
+        if self.without_gradients:
+            who = ", ".join(map(str, self.without_gradients))
+            said.append(
+                f"Gradients are missing (members {who}): the robust accuracies are upper bounds only."
+            )
+        if self.members > 1:
+            said += [
+                f"Risk at any probabilities: floor {limits.floor:.4f}, ceiling {limits.ceiling:.4f} (Theorem 3); "
+                f"here {1 - self.robust:.4f}. Randomization gain Σ α_i η_i − η(α): {self.gain:.4f}.",
+                *([] if self.conflict is None else [self.conflict.sentence]),
+                self._theorem1(),
+                f"A further member should have a risk of at most {self.next_member.high:.4f} (rule of thumb).",
+            ]
+            if self.classes == 2:
+                said.append(
+                    "With two classes some deterministic threshold vote is at least as robust: the advantage of "
+                    "sampling is compute alone."
+                )
+        found = ", ".join(f"{_FOUND.get(name, name)} {count}" for name, count in self.found_by.items())
+        cost = f"{self.cost.forwards:,} forward and {self.cost.backwards:,} backward member passes"
+        said.append(f"Worst cases found by: {found}. Cost: {cost}.")
+        said += [f"{what} chosen on {split}." for what, split in self.chosen_on.items()]
+        if self.verified is not None:
+            said.append("Scored again: {:,} stored witnesses, of which {:,} hold.".format(*self.verified))
+        return said
+
+    def _theorem1(self) -> str:
+        """Theorem 1 for the pairs that an attack sampled together; about the others nothing is known."""
+        known = [p for p in self.pairs if p.together]
+        helpful = [
+            f"{p.i}+{p.j} (by {p.test.value:.3f}, {self.confidence:.0%} interval {p.test.low:.3f} to "
+            f"{p.test.high:.3f}{'' if p.test.verdict == 'helps' else ', may be chance'})"
+            for p in known
+            if p.helps
+        ]
+        apart = [f"{p.i}+{p.j}" for p in self.pairs if not p.together]
+        rest = f"; not attacked together: {', '.join(apart)}." if apart else "."
+        return (
+            f"Pairs that beat both members (Theorem 1): {', '.join(helpful) or 'none'} of {len(known)}{rest}"
+        )
+
+    def _mean(self, values: ArrayLike) -> Estimate:
+        return estimate(values, self.confidence)
+
+    def content(self) -> dict[str, Any]:
+        """The errors and witnesses, then a summary of the numbers that follow from them."""
+        names = sorted(set(self.pool.sources))
+        return {
+            "classes": self.classes,
+            "flops": self.flops,
+            "confidence": self.confidence,
+            "chosen_on": self.chosen_on,
+            "also": self.also,
+            "flags": self.flags,
+            "conflict": None if self.conflict is None else self.conflict.content(),
+            "verified": self.verified,
+            "cost": self.cost,
+            "threat_model": THREAT_MODEL,
+            "summary": self.summary(),
+            "clean": to_words(self.clean),
+            "average": None
+            if self.average is None
+            else [to_words(errors[None])[0] for errors in self.average],
+            "witnesses": {
+                "inputs": self.pool.points,
+                "fooled": to_words(self.pool.fooled),
+                "source_names": names,
+                "sources": [names.index(source) for source in self.pool.sources],
+            },
+        }
+
+    def summary(self) -> dict[str, Any]:
+        """The numbers that follow from the witnesses, as plain values."""
+        names = (
+            "n members natural robust member_accuracies deterministic member_risks bounds gain pairs "
+            "expected_flops found_by"
+        )
+        limits = self.next_member
+        return {
+            **{name: plain(getattr(self, name)) for name in names.split()},
+            "also": {name: self.at(probs).to_json() for name, probs in self.also.items()},
+            "next_member": {"low": limits.low, "high": limits.high, "necessary": limits.necessary},
+            "attempts": {
+                draw: {str(q): self.after(q, draw).to_json() for q in (1, 2, 10)}
+                for draw in ("query", "client")
+            },
+        }
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Evaluation:
+        """Read what `save` wrote."""
+        document = read_json(path)
+        try:
+            return Evaluation.from_json(document)
+        except RandensError as error:
+            raise FileError(f"{Path(path)}: {error}") from error
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> Evaluation:
+        """Inverse of `to_json`."""
+        if not isinstance(value, Mapping) or value.get("format") != "randens-evaluation-2":
+            raise InputError("it is no evaluation of format randens-evaluation-2; evaluate again")
+        try:
+            about, found = About.from_json(value["about"]), value["witnesses"]
+            members, name = len(about.probs), "the evaluation"
+            average = value["average"]
+            conflict = value["conflict"]
+            return Evaluation(
+                about=about,
+                clean=from_words(name, value["clean"], members),
+                pool=WitnessPool(
+                    about.n,
+                    members,
+                    found["inputs"],
+                    from_words(name, found["fooled"], members),
+                    sources=[found["source_names"][i] for i in found["sources"]],
+                ),
+                average=average and tuple(from_words(name, [word], about.n)[0] for word in average),
+                classes=value["classes"],
+                flops=tuple(value["flops"]),
+                cost=Cost(**value["cost"]),
+                confidence=value["confidence"],
+                chosen_on=value["chosen_on"],
+                also={key: np.array(probs) for key, probs in value["also"].items()},
+                flags=value["flags"],
+                conflict=None if conflict is None else Conflict.from_json(conflict),
+                verified=value["verified"] and tuple(value["verified"]),
+                notes=tuple(value["notes"]),
+            )
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+            raise InputError(f"the evaluation is damaged ({type(error).__name__}: {error})") from error
+
+
+def worst_inputs(pool: WitnessPool, probs: ArrayLike, x: Tensor) -> Tensor:
+    """For each input x [n, ...] its worst known perturbation at `probs`, or the input where no member is fooled."""
+    rows = pool.best(probs)[1]
+    found = np.flatnonzero(rows >= 0)
+    if len(found) and pool.x_adv is None:
+        raise InputError("pool holds sets only; the perturbed inputs are needed")
+    worst = x.detach().cpu().clone()
+    if len(found):
+        worst[torch.from_numpy(found)] = torch.from_numpy(pool.x_adv[rows[found]]).to(worst.dtype)  # type: ignore[index]
+    return worst

@@ -1,0 +1,307 @@
+"""Results as tables: for the terminal, notebooks, data frames, Markdown, LaTeX; and their common base."""
+
+from __future__ import annotations
+
+import html
+import io
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from randens._version import __version__
+from randens.core.errors import InputError
+from randens.core.files import plain, write_json
+from randens.data import called
+from randens.evaluation.intervals import Estimate
+
+__all__ = ["About", "Accuracy", "Result", "Row", "Table", "attack_name", "bars", "count", "latex", "percent"]
+
+
+@dataclass(frozen=True)
+class About:
+    """What a result is about: the first entry of every document.
+
+    Attributes
+    ----------
+    ensemble : str
+        Fingerprint of the members.
+    probs : tuple of float
+        α.
+    data, split, n : str, str, int
+        The inputs.
+    threat : mapping
+        As `Threat.to_dict` gives it.
+    attacks : tuple of mapping
+        Name and options of each.
+    seed : int
+        Of the attacks.
+    preprocessing : str or None
+        How the members' inputs were normalized by the call.
+    version : str
+        Of randens.
+    """
+
+    ensemble: str
+    probs: tuple[float, ...]
+    data: str
+    split: str
+    n: int
+    threat: Mapping[str, Any]
+    attacks: tuple[Mapping[str, Any], ...] = ()
+    seed: int = 0
+    preprocessing: str | None = None
+    version: str = __version__
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> About:
+        """Inverse of `dataclasses.asdict`."""
+        lists = {key: tuple(value[key]) for key in ("probs", "attacks")}
+        return About(**{**value, **lists})
+
+    @property
+    def lines(self) -> list[tuple[str, str]]:
+        """α, ε, attack and inputs, for people."""
+        found = [("α", probs_text(self.probs)), ("ε", radius_text(self.threat))]
+        if self.attacks:
+            found.append(("attack", " + ".join(attack_name(a) for a in self.attacks)))
+        found.append(("n", f"{self.n} inputs of {called(self.data, self.split)}"))
+        return found + ([("input", self.preprocessing)] if self.preprocessing else [])
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Expected accuracy of one classifier on unperturbed inputs, and on the worst perturbations found."""
+
+    natural: Estimate
+    robust: Estimate
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary for JSON."""
+        return {"natural": self.natural.to_json(), "robust": self.robust.to_json()}
+
+
+@dataclass(frozen=True)
+class Table:
+    """Headings and lines of text, and the same lines as records; numbers: whether the cells are numbers."""
+
+    headings: Sequence[str]
+    lines: Sequence[Sequence[str]]
+    records: Sequence[Mapping[str, Any]] = field(default_factory=list)
+    numbers: bool = True
+
+    def rich(self, title: str = "") -> RichTable:
+        """For a terminal."""
+        table = RichTable(
+            self.headings[0], title=title, title_justify="left", title_style="bold", box=None, pad_edge=False
+        )
+        for heading in self.headings[1:]:
+            table.add_column(heading, justify="right" if self.numbers else "left", no_wrap=self.numbers)
+        for line in self.lines:
+            table.add_row(*line)
+        return table
+
+    def text(self) -> str:
+        """As lines of text."""
+        screen = Console(file=io.StringIO(), width=120, color_system=None, highlight=False, emoji=False)
+        screen.print(self.rich(), markup=False)
+        assert isinstance(screen.file, io.StringIO)
+        return "\n".join(line.rstrip() for line in screen.file.getvalue().splitlines() if line.strip())
+
+    def html(self) -> str:
+        """For a notebook; the first cell of each line is its heading."""
+        head = "".join(f"<th>{html.escape(h)}</th>" for h in self.headings)
+        body = "".join(
+            f"<tr><th style='text-align:left'>{html.escape(name)}</th>"
+            + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
+            + "</tr>"
+            for name, *cells in self.lines
+        )
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+    def markdown(self) -> str:
+        """As Markdown."""
+        rule = "|---" + "|---:" * (len(self.headings) - 1) + "|"
+        return "\n".join(
+            [f"| {' | '.join(self.headings)} |", rule, *(f"| {' | '.join(line)} |" for line in self.lines)]
+        )
+
+
+class Result(ABC):
+    """Base of every result: a table that prints, a document, a figure.
+
+    `kind` names the document: "evaluation" is evaluation.json.
+    """
+
+    kind: ClassVar[str]
+    about: About
+    notes: tuple[str, ...]
+
+    @abstractmethod
+    def table(self) -> Table:
+        """The numbers as a table."""
+
+    @abstractmethod
+    def content(self) -> dict[str, Any]:
+        """The entries of the document beside `about` and `notes`, as plain values."""
+
+    @abstractmethod
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
+        """Draw a matplotlib figure; with `path`, into that file, too."""
+
+    def sentences(self) -> list[str]:
+        """What the table means, in words."""
+        return []
+
+    def __repr__(self) -> str:
+        said = [*self.sentences(), *(f"Note: {note}." for note in self.notes)]
+        return "\n".join([self.table().text(), *(f"{k:<7}{v}" for k, v in self.about.lines), *said])
+
+    def _repr_html_(self) -> str:
+        lines = [f"{k}: {v}" for k, v in self.about.lines]
+        lines += [*self.sentences(), *(f"Note: {note}." for note in self.notes)]
+        return f"{self.table().html()}<p>{'<br>'.join(html.escape(line) for line in lines)}</p>"
+
+    def to_frame(self) -> Any:
+        """The table as a pandas data frame, with numbers instead of text."""
+        try:
+            import pandas
+        except ImportError:
+            raise InputError("to_frame needs pandas: pip install pandas, or use to_json") from None
+        return pandas.DataFrame(self.table().records)
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary for JSON: format, about, notes, and the result's own entries."""
+        head = {
+            "format": f"randens-{self.kind}-2",
+            "about": plain(asdict(self.about)),
+            "notes": list(self.notes),
+        }
+        return {**head, **plain(self.content())}
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the JSON, atomically."""
+        write_json(path, self.to_json())
+        return Path(path)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One classifier in a table: its accuracies and the FLOPs of one inference.
+
+    kind: "single", "member", "also" (at other probabilities), "randomized" or "deterministic".
+    """
+
+    name: str
+    accuracy: Accuracy
+    flops: float
+    kind: str
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """Name, natural and robust accuracy, the interval of the latter, FLOPs."""
+        natural, robust = self.accuracy.natural, self.accuracy.robust
+        between = f"{percent(robust.low)} – {percent(robust.high)}"
+        return self.name, percent(natural), percent(robust), between, count(self.flops)
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The same as numbers."""
+        natural, robust = self.accuracy.natural, self.accuracy.robust
+        return {
+            "classifier": self.name,
+            "natural": float(natural),
+            "robust": float(robust),
+            "robust_low": robust.low,
+            "robust_high": robust.high,
+            "flops": self.flops,
+        }
+
+
+def table_of(rows: Sequence[Row], confidence: float) -> Table:
+    """A table of classifiers."""
+    headings = ("", "natural", "robust", f"{confidence:.0%} interval", "FLOPs")
+    return Table(headings, [row.cells for row in rows], [row.record for row in rows])
+
+
+def latex(rows: Sequence[Row]) -> str:
+    """Rows of a LaTeX tabular with four columns: name, natural and robust accuracy in percent, MFLOPs."""
+    return "\n".join(
+        f"{_escaped(row.name)} & {100 * row.accuracy.natural:.2f} & {100 * row.accuracy.robust:.2f} & "
+        f"{row.flops / 1e6:.2f} \\\\"
+        for row in rows
+    )
+
+
+def bars(rows: Sequence[tuple[str, Estimate]], label: str, path: str | os.PathLike[str] | None = None) -> Any:
+    """A matplotlib figure with one horizontal bar and its interval per row."""
+    figure, axes = new_axes(label, "", height=1.2 + 0.4 * len(rows))
+    names, values = [name for name, _ in rows], [value for _, value in rows]
+    errors = [[v - v.low for v in values], [v.high - v for v in values]]
+    axes.barh(names, [float(v) for v in values], xerr=errors, color="tab:blue", alpha=0.7, capsize=3)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1)
+    return saved(figure, path)
+
+
+def new_axes(x: str, y: str, height: float = 4.0) -> tuple[Any, Any]:
+    """A matplotlib figure with one pair of axes."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, height), layout="constrained")
+    axes = figure.add_subplot()
+    axes.set(xlabel=x, ylabel=y)
+    axes.grid(alpha=0.3)
+    return figure, axes
+
+
+def saved(figure: Any, path: str | os.PathLike[str] | None) -> Any:
+    """The figure, written to `path` if there is one."""
+    if path is not None:
+        figure.savefig(os.fspath(path))
+    return figure
+
+
+def attack_name(options: Mapping[str, Any]) -> str:
+    """An attack's name, with its preset."""
+    name, preset = str(options["name"]), options.get("preset")
+    return f"{name} {preset}" if preset and preset != name else name
+
+
+def radius_text(threat: Mapping[str, Any]) -> str:
+    """ε and norm as people write them: 8/255 where it is a whole number of gray levels."""
+    if "eps" not in threat:
+        return str(threat.get("norm", threat))
+    eps = float(threat["eps"])
+    levels = eps * 255
+    whole = eps > 0 and abs(levels - round(levels)) < 1e-9 and round(levels) > 0
+    return f"{f'{round(levels)}/255' if whole else f'{eps:.4g}'} in {threat['norm']}"
+
+
+def percent(share: float) -> str:
+    """A share in percent with one digit."""
+    return f"{100 * share:.1f} %"
+
+
+def count(number: float) -> str:
+    """A large number in k, M or G."""
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.3g} {unit}"
+    return f"{number:.3g}"
+
+
+def probs_text(probs: Sequence[float] | NDArray[np.float64]) -> str:
+    """α in brackets."""
+    return "(" + ", ".join(f"{p:.3g}" for p in probs) + ")"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("α", "$\\alpha$").replace("%", "\\%").replace("_", "\\_").replace("&", "\\&")
