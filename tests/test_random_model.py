@@ -191,7 +191,7 @@ def test_an_ensemble_of_random_members_is_expanded_with_its_probabilities() -> N
 
 
 def test_draws_of_the_same_weights_have_different_fingerprints() -> None:
-    from randens.evaluation.argument_checks import fingerprint
+    from randens.witness.fingerprints import fingerprint
 
     random = model("global")
     assert fingerprint(random.ensemble(2)) != fingerprint(random.ensemble(2, first=2))

@@ -154,7 +154,7 @@ def evaluate_case(
     extra = {name: check_probs(value, len(rec)).numpy() for name, value in (also or {}).items()}
     known = Witnesses(rec, data, case.threat, store=as_store(folder), progress=progress or silent)
     attack_all(known, case, [probs, *extra.values()])
-    mean = attack_average(known, case) if average and len(rec) > 1 else None
+    mean = attack_average(known, case) if average and len(rec) > 1 else known
     known.confirm(probs)
     reach = conflict_known(known)
     with evaluating(rec), torch.no_grad():
@@ -163,7 +163,7 @@ def evaluate_case(
         about=case.about,
         clean=known.clean,
         pool=known.pool,
-        average=None if mean is None else (mean.clean[:, 0], mean.pool.foolable[:, 0]),
+        average=(mean.clean[:, 0], mean.pool.foolable[:, 0]) if average else None,
         classes=classes,
         flops=tuple(models.flops(member, data.x.shape[1:]) for member in rec.members),
         cost=known.cost,

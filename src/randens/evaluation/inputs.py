@@ -259,10 +259,6 @@ def _numbers(values: Tensor | None) -> str:
 def _in_precision(data: Data, rec: RandomizedEnsemble) -> Data:
     """The data in memory, in the precision of the members' weights; half precision, or several, are refused."""
     weights = [next((p for p in m.parameters() if p.is_floating_point()), None) for m in rec.members]
-    if any(w is not None and w.is_meta for w in weights):
-        raise InputError(
-            "a member's weights are on the device 'meta', where they have no values; load them first"
-        )
     kinds = sorted({str(w.dtype).removeprefix("torch.") for w in weights if w is not None})
     if len(kinds) > 1 or (kinds and kinds[0] not in ("float32", "float64")):
         raise InputError(
@@ -303,6 +299,8 @@ def as_logit_members(rec: RandomizedEnsemble, x: Tensor) -> RandomizedEnsemble:
                 f"data has inputs of shape {tuple(x.shape[1:])}, which member {index} does not take: {reason}"
             ) from error
         logits = logits_of(answer, len(few), f"member {index}")
+        if type(logits) is Tensor and logits.is_meta:
+            raise InputError(f"the weights of member {index} are on the device 'meta' and have no values; load them")
         members.append(member if logits is answer else Adapted(member))
     if all(new is old for new, old in zip(members, rec.members, strict=True)):
         return rec
