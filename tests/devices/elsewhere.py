@@ -3,7 +3,7 @@
 torch's `meta` device has no numbers, and no GPU is needed here: a tensor "on meta" wraps an ordinary one. Every
 operation on wrapped tensors runs on the CPU underneath and is wrapped again. As on a GPU, an operation that takes
 tensors of both kinds is an error, unless the other one is a single number, or indexes; NumPy cannot read them; and
-`.cpu()` or `.item()` brings them back. With ``Elsewhere(float64=False)`` it has no float64, as Apple's GPUs.
+`.cpu()` or `.item()` brings them back.
 """
 
 from __future__ import annotations
@@ -34,10 +34,6 @@ class Mixed(AssertionError):
     """An operation took tensors of both devices."""
 
 
-class _Precision:
-    float64 = True  # of the device while `Elsewhere` is entered
-
-
 class Wrapped(Tensor):
     """A tensor that says it is on `AWAY` and holds its numbers on the CPU."""
 
@@ -45,8 +41,6 @@ class Wrapped(Tensor):
 
     @staticmethod
     def __new__(cls, inner: Tensor) -> Wrapped:
-        if inner.dtype == torch.float64 and not _Precision.float64:
-            raise TypeError("the device has no float64")  # what torch raises for Apple's GPUs
         made: Wrapped = torch.Tensor._make_wrapper_subclass(
             cls,
             inner.size(),
@@ -142,21 +136,18 @@ class _Factories(TorchFunctionMode):
 
 
 class Elsewhere(TorchDispatchMode):
-    """While entered, `device="meta"` means a device with numbers on it, with or without float64."""
+    """While entered, `device="meta"` means a device with numbers on it."""
 
-    def __init__(self, *, float64: bool = True) -> None:
+    def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.float64 = float64
 
     def __enter__(self) -> Elsewhere:
-        _Precision.float64 = self.float64
         self.factories = _Factories()
         self.factories.__enter__()  # type: ignore[no-untyped-call]
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
-        _Precision.float64 = True
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         self.factories.__exit__(*error)  # type: ignore[no-untyped-call]
 

@@ -53,9 +53,7 @@ Norm = Annotated[
 Eps = Annotated[
     str | None, typer.Option(help="Radius instead of the run's, e.g. 0.03 or 8/255; pixels go from 0 to 1.")
 ]
-Device = Annotated[
-    str, typer.Option(help="auto, cpu, cuda, cuda:N or mps; auto uses a CUDA GPU if there is one.")
-]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N; auto uses a CUDA GPU if there is one.")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Ignore stored witnesses; new ones are stored.")]
 Verify = Annotated[
     bool, typer.Option("--verify", help="Score every stored witness again, and say how many hold.")

@@ -41,7 +41,7 @@ def train(
             "--set", help="Another value for a field of the recipe, e.g. optimizer.lr=0.05; repeatable."
         ),
     ] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
     devices: Annotated[
         str | None, typer.Option(help="Processes on this machine, one per GPU; auto is one for every GPU.")
     ] = None,

@@ -14,19 +14,7 @@ from torch import Tensor, nn
 
 from randens.core.errors import InputError
 
-__all__ = ["full_float32", "has_float64", "native_bfloat16", "on_device", "pick_device", "send", "widest"]
-
-_SINGLE = frozenset({"mps"})  # kinds of devices whose largest floating-point type is float32
-
-
-def has_float64(device: torch.device) -> bool:
-    """Whether a device computes in float64; what needs it is computed on the CPU for those that do not."""
-    return device.type not in _SINGLE
-
-
-def widest(values: Tensor, device: torch.device) -> Tensor:
-    """Values on a device, in the largest floating-point type that it has: float64, or float32 where that is missing."""
-    return values.to(torch.float64 if has_float64(device) else torch.float32).to(device)
+__all__ = ["full_float32", "native_bfloat16", "on_device", "pick_device", "send"]
 
 
 def native_bfloat16(device: torch.device) -> bool:
@@ -44,7 +32,7 @@ def pick_device(name: str | torch.device | None = "auto") -> torch.device:
     try:
         found = torch.device(name)
     except (RuntimeError, TypeError) as error:
-        raise InputError(f"device is {name!r}; valid: auto, cpu, cuda, cuda:N, mps") from error
+        raise InputError(f"device is {name!r}; valid: auto, cpu, cuda, cuda:N") from error
     if found.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if not count:
@@ -55,8 +43,8 @@ def pick_device(name: str | torch.device | None = "auto") -> torch.device:
                 f"device is {str(name)!r}; torch sees {count} CUDA devices, cuda:0 to cuda:{count - 1}"
             )
         return torch.device("cuda", index)
-    if found.type == "mps" and not torch.backends.mps.is_available():
-        raise InputError(f"device is {str(name)!r}, but torch sees no Apple GPU; use 'auto' or 'cpu'")
+    if found.type == "mps":
+        raise InputError(f"device is {str(name)!r}, which has no float64; use 'auto' or 'cpu'")
     return found
 
 
@@ -74,8 +62,6 @@ def on_device(module: nn.Module, device: str | torch.device | None = None) -> It
         )
     wanted = first if stays else pick_device(device)
     moves = any(tensor.device != wanted for tensor in tensors)
-    if not has_float64(wanted) and any(tensor.dtype == torch.float64 for tensor in tensors):
-        raise InputError(f"device is '{wanted}', which has no float64; the members do: call .float() on them")
     if moves:
         module.to(wanted)
     try:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from randens.attacks.members import folded
 from randens.callbacks import Callback
-from randens.core.devices import native_bfloat16, widest
+from randens.core.devices import native_bfloat16
 from randens.core.distributed import Workers
 from randens.core.errors import InputError, ModelError, RandensError
 from randens.core.files import write_atomic
@@ -206,7 +206,7 @@ class Engine:
             made = self.method.examples(craft, members, start, len(wrapped))
         batch = Batch(x, y, [to_layout(points.detach()) for points in made], wrapped, start.place)
         total = torch.zeros((), device=self.device)
-        sums = widest(torch.zeros(len(wrapped) + 1), self.device)
+        sums = torch.zeros(len(wrapped) + 1, dtype=torch.float64, device=self.device)
         for index, (losses, z) in enumerate(self.method.losses(self.loss, batch)):
             total = total + losses.sum()
             sums[index] = losses.detach().sum()
@@ -423,7 +423,7 @@ class Engine:
                 # Finished members do not change, so their BatchNorm is folded into the convolutions once.
                 fast = folded(member) if member in stage.finished else member
                 self.forwards[member] = self._forward(self._compiled(fast))
-        weights = widest(torch.from_numpy(np.array(probs)), self.device)
+        weights = torch.tensor(probs, dtype=torch.float64, device=self.device)
         return AttackedMembers.of(members, weights, [self.forwards[member] for member in members])
 
     def _new(self, index: int = 0, state: Mapping[str, Any] | None = None) -> nn.Module:

@@ -270,7 +270,7 @@ class Recipe(_Part):
     first: Text | tuple[Text, ...] | None = None
     ema: Share = 0.0
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:[0-9]{1,3})?)$")] = "auto"
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:[0-9]{1,3})?)$")] = "auto"
     devices: Annotated[int, Field(ge=1, le=4096)] | Literal["auto"] = 1
     nodes: Annotated[int, Field(ge=1, le=4096)] = 1
     compile: StrictBool = False
