@@ -13,7 +13,6 @@ from tests.attacks.cases import convnet, digits
 from tests.devices.elsewhere import AWAY, Elsewhere, Mixed
 from tests.evaluation.evaluated import evaluate
 
-import randens
 from randens import RandomizedEnsemble, Threat, attacks, models
 from randens.core.errors import InputError
 
