@@ -96,7 +96,9 @@ class Attack:
             )
         if (x.dim() and y.dim() != 1) or len(y) != len(x):
             raise InputError(f"y has shape {tuple(y.shape)}; it must be [{len(x)}], one label per input")
-        return self.run(ensemble, (x, y)) if len(x) else _nothing(ensemble, x)
+        if not len(x):
+            return _nothing(ensemble, x)
+        return join([found for _, found in run_batches(self, ensemble, (x, y), shared=False)])
 
     def batches(
         self,

@@ -15,6 +15,7 @@ from torch import Tensor
 from randens.attacks.members import fast_members
 from randens.attacks.result import AttackResult
 from randens.attacks.search import Search
+from randens.core.devices import full_float32
 from randens.core.errors import InputError
 from randens.core.progress import Progress
 from randens.ensemble import RandomizedEnsemble, frozen
@@ -30,7 +31,7 @@ __all__ = ["attacking", "run_batches"]
 @contextlib.contextmanager
 def attacking(rec: RandomizedEnsemble) -> Iterator[None]:
     """Members in eval mode and without gradients of parameters while they are attacked; restored afterwards."""
-    with frozen(rec), torch.inference_mode(False), torch.enable_grad():
+    with frozen(rec), full_float32(), torch.inference_mode(False), torch.enable_grad():
         yield
 
 
@@ -41,10 +42,12 @@ def run_batches(
     rows: ArrayLike | None = None,
     start: WitnessPool | None = None,
     progress: Progress | None = None,
+    shared: bool = True,
 ) -> Iterator[tuple[NDArray[np.int64], AttackResult]]:
     """Attack the inputs `rows` of the data batch by batch; yield each batch's rows and its result.
 
-    Under torch.distributed every process attacks one batch of each round, and all of them get all results. An input's
+    Under torch.distributed every process attacks one batch of each round, and all of them get all results, unless the
+    data are a process's own (`shared` False). An input's
     random numbers depend on the seed and its row only.
     """
     size = len(data[1]) if isinstance(data, tuple) else len(data)
@@ -58,7 +61,7 @@ def run_batches(
     if start is not None:
         _check_start(start, size, len(rec))
     parts = [chosen[i : i + attack.batch_size] for i in range(0, len(chosen), attack.batch_size)]
-    processes, rank = (dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else (1, 0)
+    processes, rank = (dist.get_world_size(), dist.get_rank()) if shared and dist.is_initialized() else (1, 0)
     members = None
     done = 0
     for first in range(0, len(parts), processes):

@@ -300,7 +300,9 @@ def as_logit_members(rec: RandomizedEnsemble, x: Tensor) -> RandomizedEnsemble:
             ) from error
         logits = logits_of(answer, len(few), f"member {index}")
         if type(logits) is Tensor and logits.is_meta:
-            raise InputError(f"the weights of member {index} are on the device 'meta' and have no values; load them")
+            raise InputError(
+                f"the weights of member {index} are on the device 'meta' and have no values; load them"
+            )
         members.append(member if logits is answer else Adapted(member))
     if all(new is old for new, old in zip(members, rec.members, strict=True)):
         return rec

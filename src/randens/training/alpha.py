@@ -14,9 +14,7 @@ from torch import Tensor
 from randens import attacks
 from randens.attacks.base import Attack
 from randens.attacks.result import Cost
-from randens.data import Data
 from randens.ensemble import RandomizedEnsemble
-from randens.evaluation.loop import Witnesses
 from randens.risk import RiskProfile, candidates, cutting_planes, project_simplex
 from randens.training.methods import Method, Weights, mirror_descent, uniform
 from randens.training.recipe import Recipe, SamplingPart
@@ -160,26 +158,30 @@ def attacked(rec: RandomizedEnsemble, x: Tensor, y: Tensor, attack: Attack) -> V
     """Attack `rec` at its α on (x, y); ranks share the batches, and every rank gets the whole result."""
     found = attack.run(rec, (x, y))
     clean = found.clean_errors.numpy().mean(axis=0)
-    return Validated(rec.probs.cpu().numpy(), found.pool, clean, found.cost)
+    return Validated(rec.probs.cpu().numpy(), found.pool.without_inputs(), clean, found.cost)
 
 
 def exact(rec: RandomizedEnsemble, x: Tensor, y: Tensor, attack: Attack, sweeps: int) -> Validated:
     """The best α by cutting planes: optimize over the known witnesses, attack at the result, and repeat while there
     are new witnesses.
     """
-    known = Witnesses(rec, Data(x.cpu(), y.cpu(), name="held", split="validation"), attack.threat)
-    made = 0
+    pool: WitnessPool | None = None
+    costs: list[Cost] = []
 
     def attack_at(probs: Weights) -> RiskProfile:
-        nonlocal made
-        made += 1
-        known.attack(attack, probs, f"{attack.name} on validation data")
-        return known.pool.profile()
+        nonlocal pool
+        found = attack.run(rec.with_probs(probs), (x, y), start=pool)
+        # Without a start, the pool of a result also holds the errors on the inputs themselves.
+        pool = found.pool if pool is None else pool.merge(found.pool)
+        costs.append(found.cost)
+        return pool.profile()
 
-    clean = known.clean.mean(axis=0)
-    start = uniform(len(rec.members))
+    clean = rec.errors(x, y).double().mean(dim=0).cpu().numpy()
+    start = uniform(len(rec))
     best = cutting_planes(attack_at, start, tol=0.0, max_sweeps=sweeps + 1, clean_risks=clean)
-    return Validated(np.array(best.probs), known.pool.without_inputs(), clean, known.cost, made)
+    cost = sum(costs, Cost(forwards=len(x) * len(rec)))
+    assert pool is not None
+    return Validated(np.array(best.probs), pool.without_inputs(), clean, cost, len(costs))
 
 
 def osp(rec: RandomizedEnsemble, x: Tensor, y: Tensor, attack: Attack, part: SamplingPart) -> Validated:
