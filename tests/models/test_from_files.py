@@ -174,14 +174,12 @@ def test_onnx_files_with_another_number_of_answers_are_refused() -> None:
         OnnxMember(session, Path("net.onnx"))(torch.rand(3, 4))
 
 
-def test_onnx_refuses_gradients_instead_of_faking_them(tmp_path: Path) -> None:
+def test_onnx_has_no_gradients_and_fakes_none(tmp_path: Path) -> None:
     export(tmp_path / "member.onnx", dynamic=True)
     member = models.onnx(tmp_path / "member.onnx")
     x = torch.rand(2, 1, 8, 8, requires_grad=True)
-    with pytest.raises(ModelError, match=r"member\.onnx is an ONNX file and gives no gradients"):
-        member(x)
-    with torch.no_grad():
-        assert member(x).shape == (2, 5)
+    assert member(x).shape == (2, 5)
+    assert not member(x).requires_grad
     with pytest.raises(InputError, match=r"member\.onnx cannot take inputs of shape \(3, 9, 9\)"):
         member(torch.rand(2, 3, 9, 9))
 

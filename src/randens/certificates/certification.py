@@ -66,18 +66,10 @@ Array = NDArray[np.float64]
 class Certification(Result):
     """Certified bounds for an ensemble on n inputs.
 
-    Attributes
-    ----------
-    certified, clean : bool [n, M]
-        Members that no perturbation fools, and errors on the unperturbed inputs.
-    profile : RiskProfile
-        For every input the maximal sets of members that are not proven safe from being fooled together.
-    refuted : int
-        The number of sets that a λ refuted.
-    witnesses : RiskProfile
-        The risk profile of the known witnesses: the lower bound.
-    now : Cost
-        Passes of this call, besides those of the bounds.
+    certified, clean: bool [n, M], members that no perturbation fools, and errors on the unperturbed inputs. profile: for
+    every input the maximal sets of members that are not proven safe from being fooled together. refuted: how many sets
+    a λ refuted. witnesses: the risk profile of the known witnesses, the lower bound. now: passes of this call, besides
+    those of the bounds.
     """
 
     kind: ClassVar[str] = "certification"

@@ -68,26 +68,12 @@ class ChosenAttack:
 class RandomEvaluation(Result):
     """Expected accuracies of a random classifier on fresh draws, with intervals.
 
-    Attributes
-    ----------
-    natural, robust : Estimate
-        The inputs are a sample, and the interval covers the mean over the distribution they come from.
-    natural_over_draws, robust_over_draws : Estimate
-        These inputs are the population, and only the draws are a sample.
-    in_sample, fresh : float
-        Accuracy of the perturbations that were searched on K frozen draws: on these draws (too low, as they were
-        fitted), and on the selection draws.
-    single_draw : float
-        The accuracy that a single-draw evaluation reports.
-    adversaries : tuple of ChosenAttack
-        How often each of them gave the perturbation that counts.
-    randomness : Randomness
-        Whether the model is random, and whether its seed decides the draw.
-    draws, selection_draws, scoring_draws, shared : int
-        Frozen draws attacked, draws that chose between perturbations, fresh draws per input, and the number of
-        inputs that shared each.
-    scores : Scores or None
-        The answers on the fresh draws, for `after` and `votes`; in memory only, like the labels y and x_adv.
+    natural, robust: the inputs are a sample, and the interval covers the mean over the distribution they come from.
+    natural_over_draws, robust_over_draws: these inputs are the population, and only the draws are a sample. in_sample,
+    fresh: accuracy of the perturbations that were searched on K frozen draws, on these draws (too low, as they were
+    fitted) and on the selection draws. single_draw: what a single-draw evaluation reports. adversaries: how often each
+    gave the perturbation that counts. draws, selection_draws, scoring_draws, shared: frozen draws attacked, draws that
+    chose, fresh draws per input, and the number of inputs that shared each. scores, y, x_adv: in memory only.
     """
 
     kind: ClassVar[str] = "stochastic"

@@ -42,22 +42,10 @@ _LEAST_CROSSED = 20  # inputs; fewer are not enough for five folds
 class AttackedSampling(Result, Sampling):
     """Sampling probabilities chosen under attack: a `randens.risk.Sampling`, and what it rests on.
 
-    Attributes
-    ----------
-    profile : RiskProfile
-        η as the pool has it, which `certificate` verifies against.
-    pool : WitnessPool
-        Every witness found; in memory only.
-    tol : float
-        The gap at which to stop.
-    exact_oracle : bool
-        Whether the attack is known to find every fooled set.
-    clean_risks : float64 [M]
-        Of each member.
-    crossed : CrossFit or None
-        The cross-fitted risk: each input is evaluated at probabilities chosen without it, on the same witnesses.
-    cost, now : Cost
-        Member passes behind the result, and those of this call.
+    profile, pool: η as the pool of witnesses has it, which `certificate` verifies against; the pool is in memory only.
+    tol: the gap at which to stop. exact_oracle: whether the attack is known to find every fooled set. clean_risks: of
+    each member. crossed: the cross-fitted risk, of probabilities chosen without the input. cost, now: member passes
+    behind the result, and those of this call.
     """
 
     kind: ClassVar[str] = "sampling"

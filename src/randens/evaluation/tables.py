@@ -29,24 +29,8 @@ __all__ = ["About", "Accuracy", "Result", "Row", "Table", "attack_name", "bars",
 class About:
     """What a result is about: the first entry of every document.
 
-    Attributes
-    ----------
-    ensemble : str
-        Fingerprint of the members.
-    probs : tuple of float
-        α.
-    data, split, n : str, str, int
-        The inputs.
-    threat : mapping
-        As `Threat.to_dict` gives it.
-    attacks : tuple of mapping
-        Name and options of each.
-    seed : int
-        Of the attacks.
-    preprocessing : str or None
-        How the members' inputs were normalized by the call.
-    version : str
-        Of randens.
+    ensemble: fingerprint of the members. probs: α. threat: as `Threat.to_dict` gives it. attacks: name and options of
+    each. preprocessing: how the call normalized the members' inputs. version: of randens.
     """
 
     ensemble: str
@@ -161,13 +145,18 @@ class Result(ABC):
         return []
 
     def __repr__(self) -> str:
-        said = [*self.sentences(), *(f"Note: {note}." for note in self.notes)]
-        return "\n".join([self.table().text(), *(f"{k:<7}{v}" for k, v in self.about.lines), *said])
+        return "\n".join([self.table().text(), *self._lines()])
 
     def _repr_html_(self) -> str:
-        lines = [f"{k}: {v}" for k, v in self.about.lines]
-        lines += [*self.sentences(), *(f"Note: {note}." for note in self.notes)]
-        return f"{self.table().html()}<p>{'<br>'.join(html.escape(line) for line in lines)}</p>"
+        return f"{self.table().html()}<p>{'<br>'.join(html.escape(line) for line in self._lines())}</p>"
+
+    def _lines(self) -> list[str]:
+        about = [] if self.about is None else self.about.lines  # a conflict inside an evaluation has none
+        return [
+            *(f"{k:<7}{v}" for k, v in about),
+            *self.sentences(),
+            *(f"Note: {note}." for note in self.notes),
+        ]
 
     def to_frame(self) -> Any:
         """The table as a pandas data frame, with numbers instead of text."""

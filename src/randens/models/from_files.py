@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from randens.core.errors import FileError, InputError, ModelError
-from randens.core.files import open_file
+from randens.core.files import open_file, sha256
 from randens.models.outputs import adapt, logits_of
 
 _LARGEST = 1 << 36
@@ -42,12 +42,14 @@ def torchscript(path: str | os.PathLike[str], *, device: str | torch.device = "c
 
 
 class OnnxMember(nn.Module):
-    """An ONNX classifier run by ONNX Runtime on the CPU; a request for gradients raises an error."""
+    """An ONNX classifier run by ONNX Runtime on the CPU. Its logits have no gradients, which attacks flag."""
 
     def __init__(self, session: Any, file: Path) -> None:
         super().__init__()
         self._session = session
         self._file = file
+        self.sha256 = ""  # of the file, by which a witness store knows it
+        self.training = False
         inputs = session.get_inputs()
         if not inputs or not inputs[0].shape:
             raise FileError(f"{file} has no input of shape [n, ...]")
@@ -59,11 +61,6 @@ class OnnxMember(nn.Module):
             raise FileError(f"{file} takes batches of {self._batch} inputs; at most {_LARGEST_BATCH} are run")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if torch.is_grad_enabled() and x.requires_grad:
-            raise ModelError(
-                f"{self._file} is an ONNX file and gives no gradients; attack it with a method that needs none, or "
-                "use the original network"
-            )
         images = np.ascontiguousarray(x.detach().cpu().float().numpy())
         step = self._batch or max(1, len(images))
         parts = [images[start : start + step] for start in range(0, max(1, len(images)), step)]
@@ -93,8 +90,8 @@ def onnx(path: str | os.PathLike[str]) -> OnnxMember:
 
     Its first input is the images, its first output the logits.
     """
-    with open_file(path, _LARGEST):
-        pass
+    with open_file(path, _LARGEST) as file:
+        checksum = sha256(file.read())
     try:
         runtime = importlib.import_module("onnxruntime")
     except ImportError:
@@ -107,4 +104,6 @@ def onnx(path: str | os.PathLike[str]) -> OnnxMember:
         session = runtime.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:
         raise FileError(f"{path} is not an ONNX file that ONNX Runtime can read ({error})") from error
-    return OnnxMember(session, Path(path))
+    member = OnnxMember(session, Path(path))
+    member.sha256 = checksum
+    return member
