@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import copy
 import functools
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from tests.attacks.planted import planted
+from tests.attacks.planted import Planted, planted
 from torch import Tensor, nn
 
 from randens import RandomizedEnsemble, Threat, attacks, data
@@ -17,16 +16,6 @@ from randens.attacks import Attack, AttackResult
 # Without a box, with one, and both in float64 members.
 KINDS = ("planted", "convnet", "mlp", "zero-weight")
 NORMS = ("linf", "l2", "l1")
-
-
-@dataclass(frozen=True)
-class Case:
-    """An ensemble, inputs and labels, and the threat they are attacked under."""
-
-    rec: RandomizedEnsemble
-    x: Tensor
-    y: Tensor
-    threat: Threat
 
 
 @functools.cache
@@ -81,11 +70,10 @@ def _trained(net: nn.Module, x: Tensor, y: Tensor, seed: int, epochs: int) -> nn
     return net.eval()
 
 
-def case(kind: str, norm: str, n: int = 8) -> Case:
+def case(kind: str, norm: str, n: int = 8) -> Planted:
     """`n` inputs for the ensemble of this kind; ε is chosen so that some members are fooled and some are not."""
     if kind == "planted":
-        made = planted(norm, n=n, members=4, d=12, probs=[0.4, 0.3, 0.2, 0.1])
-        return Case(made.rec, made.x, made.y, made.threat)
+        return planted(norm, n=n, members=4, d=12, probs=[0.4, 0.3, 0.2, 0.1])
     if kind in ("mlp", "zero-weight"):
         x, y = quadrants(n)
         boxed = kind == "mlp"
@@ -93,14 +81,14 @@ def case(kind: str, norm: str, n: int = 8) -> Case:
         probs = [0.5, 0.25, 0.25] if boxed else [0.7, 0.0, 0.3]
         members = [copy.deepcopy(mlp(i)).double() for i in range(3)]
         # Two of five inputs lie on the ends of this box.
-        return Case(RandomizedEnsemble(members, probs), x.double().clamp(-1, 1), y, threat)
+        return Planted(RandomizedEnsemble(members, probs), x.double().clamp(-1, 1), y, threat)
     x, y = digits("test")
     threat = Threat(norm, {"linf": 0.1, "l2": 0.5, "l1": 2.0}[norm])
     if kind == "convnet":
         rec = RandomizedEnsemble([convnet(0), convnet(1)])
     else:
         rec = RandomizedEnsemble([convnet(0)] * 3, [0.2, 0.3, 0.5])
-    return Case(rec, x[:n].clone(), y[:n].clone(), threat)
+    return Planted(rec, x[:n].clone(), y[:n].clone(), threat)
 
 
 def attack(name: str, threat: Threat, **options: Any) -> Attack:

@@ -6,7 +6,6 @@ import functools
 import itertools
 
 import pytest
-import torch
 from tests.attacks.cases import convnet, digits
 
 from randens import RandomizedEnsemble, Threat, attacks
@@ -14,7 +13,7 @@ from randens.attacks import AttackResult
 
 N = 16
 NORMS = ("linf", pytest.param("l2", marks=pytest.mark.slow))
-NAMES = ("fgsm", "afgsm", "pgd", "adaptive-pgd-l", "adaptive-pgd-z", "arc-r", "saddle", "random", "fast")
+NAMES = ("fgsm", "afgsm", "pgd", "adaptive-pgd-l", "adaptive-pgd-z", "arc-r", "saddle", "random")
 PROBS = [0.5, 0.3, 0.2]
 # Two searches that end near a tie may differ on an input, one way here, the other way on another processor.
 ONE = 1 / N
@@ -31,8 +30,8 @@ def found(name: str, norm: str, factor: float = 1.0) -> AttackResult:
 @pytest.mark.parametrize("norm", NORMS)
 def test_the_order_of_strength(norm: str) -> None:
     """And the signs of masking are absent: iterations beat one step, gradients beat random search, none is missing."""
-    risk = {name: float(found(name, norm).risk.mean()) for name in (*NAMES, "standard")}
-    assert all(risk["standard"] >= risk[name] - ONE for name in NAMES), risk
+    risk = {name: float(found(name, norm).risk.mean()) for name in (*NAMES, "fast")}
+    assert all(risk["fast"] >= risk[name] - ONE for name in NAMES), risk
     assert risk["pgd"] >= risk["fgsm"] - ONE
     assert risk["adaptive-pgd-l"] >= risk["afgsm"] - ONE
     assert risk["saddle"] > risk["random"] + ONE
@@ -41,21 +40,8 @@ def test_the_order_of_strength(norm: str) -> None:
     assert all(
         risk["saddle"] >= risk[name] - ONE for name in ("adaptive-pgd-l", "adaptive-pgd-z", "afgsm", "fgsm")
     )
-    assert found("standard", norm).flags["nan_gradient"] == [0.0, 0.0, 0.0]
+    assert found("fast", norm).flags["nan_gradient"] == [0.0, 0.0, 0.0]
     assert max(found("saddle", norm).flags["zero_gradient"]) == 0.0
-    assert found("fast", norm).cost.passes < found("standard", norm).cost.passes
-
-
-@pytest.mark.parametrize("norm", NORMS)
-def test_what_fools_a_member_alone_is_pooled(norm: str) -> None:
-    """risk ≥ mean_j max_i α_i 1[member i fooled by its own attack], pointwise."""
-    x, y = digits("test")
-    made = attacks.create("pgd", Threat(norm, 0.1 if norm == "linf" else 0.5))
-    fooled = torch.cat([made(convnet(i), x[:N], y[:N]).errors for i in range(3)], dim=1)
-    heaviest = (fooled.double() * torch.tensor(PROBS, dtype=torch.float64)).amax(dim=1)
-    for name in ("pgd", "standard"):
-        assert bool((found(name, norm).risk >= heaviest - 1e-12).all()), name
-        assert bool((torch.from_numpy(found(name, norm).pool.foolable) | ~fooled).all())
 
 
 @pytest.mark.parametrize("norm", NORMS)

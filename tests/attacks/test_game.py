@@ -9,8 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
-from scipy.optimize import linprog, minimize
+from scipy.optimize import linprog
 from torch import Tensor, nn
 
 from randens import RandomizedEnsemble, Threat
@@ -56,22 +55,6 @@ def value_by_lp(game: Game, row: int) -> float:
     return float(found.fun)
 
 
-def value_in_ball(game: Game, row: int) -> float:
-    """max over λ of λ·c − ε‖λA‖₂ (the dual; strong duality holds), by brute force over starts."""
-    chosen = game.target[row].numpy()
-    rows, offsets = game.a[row].numpy()[chosen], game.c[row].numpy()[chosen]
-    assert game.region.radius is not None
-    radius = game.region.radius
-
-    def negative(v: NDArray[np.float64]) -> float:
-        weights = np.abs(v) / np.abs(v).sum()
-        return float(-(weights @ offsets - radius * np.linalg.norm(weights @ rows)))
-
-    starts = np.random.default_rng(0).dirichlet(np.ones(len(offsets)), 5)
-    found = [minimize(negative, s, method="Nelder-Mead", options={"xatol": 1e-9}).fun for s in starts]
-    return -float(min(found))
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_linf_value_is_the_linear_programs(seed: int) -> None:
     game = made(seed)
@@ -84,24 +67,14 @@ def test_linf_value_is_the_linear_programs(seed: int) -> None:
     assert not bool(weights[~game.target].any())
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_l2_value_is_the_duals(seed: int) -> None:
-    game = made(seed, radius=0.6)
-    wide = dataclasses.replace(game, region=Region(game.region.low - 9, game.region.high + 9, 0.6))
-    delta, _, floor = solved(wide, 2000)
-    expected = torch.tensor([value_in_ball(wide, row) for row in range(len(game.c))], dtype=torch.float64)
-    torch.testing.assert_close(wide.worst(delta), expected, rtol=0, atol=2e-3)
-    assert bool((floor <= expected + 1e-9).all())
-
-
-@pytest.mark.parametrize("radius", [None, 0.6])
-def test_iterations_begin_at_the_given_weights(radius: float | None) -> None:
-    """From the solution's own λ and δ, a few steps are as good as many from the center."""
-    game = made(3, radius, rows=20)
-    delta, weights, floor = solved(game, 4000)
-    again, center = (game.solve(delta, w, 2)[2] for w in (weights, even(game.target).double()))
-    assert float((floor - again).max()) < 0.002
-    assert float((floor - center).max()) > 0.02
+@pytest.mark.parametrize("p", [2.0, 1.0])
+def test_value_and_floor_meet_in_a_ball(p: float) -> None:
+    """What δ reaches and what λ proves that none gets below: equal only at the solution."""
+    game = made(2)
+    wide = dataclasses.replace(game, region=Region(game.region.low - 9, game.region.high + 9, 0.6, p))
+    delta, _, floor = solved(wide, 3000)
+    torch.testing.assert_close(wide.worst(delta), floor, rtol=0, atol=2e-3)
+    assert float(torch.linalg.vector_norm(delta, p, dim=1).max()) == pytest.approx(0.6)
 
 
 @settings(max_examples=25)
@@ -127,17 +100,6 @@ def test_floor_and_value_bracket_every_perturbation(
     assert bool(((delta >= game.region.low) & (delta <= game.region.high)).all())
     if radius is not None:
         assert bool((torch.linalg.vector_norm(delta, p, dim=1) <= radius + 1e-12).all())
-
-
-def test_a_row_does_not_depend_on_its_batch() -> None:
-    for radius in (None, 0.5):
-        game = made(7, radius)
-        together = solved(game, 25)
-        for row in range(len(game.c)):
-            pick = slice(row, row + 1)
-            alone = solved(Game(game.c[pick], game.a[pick], game.target[pick], game.region[pick]), 25)
-            for one, other in zip(together, alone, strict=True):
-                torch.testing.assert_close(one[pick], other, rtol=0, atol=1e-9)
 
 
 def test_a_game_without_slopes_moves_nothing() -> None:
@@ -166,17 +128,6 @@ def test_the_nearest_point_of_the_simplex(values: list[float], mask: int) -> Non
     assert float(found.sum()) == pytest.approx(1)
     gap = (v[0] - found)[target[0]]
     assert bool((gap[found[target[0]] > 0] >= gap.max() - 1e-9).all())
-
-
-def test_matching_pennies() -> None:
-    """Two members with opposite gradients; λ = (½, ½) proves that both cannot be fooled."""
-    one = torch.ones(1, 2, dtype=torch.float64)
-    a = torch.tensor([[[1.0, 0.0], [-1.0, 0.0]]], dtype=torch.float64)
-    game = Game(0.3 * one, a, one > 0, Region(-one, one))
-    delta, weights, floor = game.solve(0 * one, one / 2, 200)
-    assert float(game.worst(delta)) == pytest.approx(0.3)
-    assert float(floor) == pytest.approx(0.3)
-    np.testing.assert_allclose(weights.numpy(), [[0.5, 0.5]], atol=1e-6)
 
 
 @pytest.mark.parametrize("norm", ["linf", "l2", "l1"])

@@ -8,7 +8,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.attacks.cases import Case, case, convnet, mlp, quadrants
+from tests.attacks.cases import case, mlp, quadrants
+from tests.attacks.planted import Planted as Case
 from tests.attacks.planted import linear
 from torch import Tensor, nn
 
@@ -75,18 +76,10 @@ def test_the_worst_set_and_all_maximal_ones_are_kept() -> None:
     assert s.open.tolist() == [0, 1]
     s.left_out[0] = True
     assert s.open.tolist() == [1]
-
-
-def test_inputs_that_can_get_no_worse_are_closed() -> None:
-    """Members of probability 0 do not keep an input open."""
-    right, wrong = (
-        linear(torch.zeros(2, 2), torch.tensor([1.0, 0.0])),
-        linear(torch.zeros(2, 2), torch.tensor([0.0, 1.0])),
-    )
-    x, y = torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64)
-    for probs, count in (([1.0, 0.0], 1), ([0.0, 1.0], 0), ([0.5, 0.5], 1)):
-        s = Search(RandomizedEnsemble([right, wrong], probs), x, y, Threat("linf", 0.1, None))
-        assert len(s.open) == count
+    s.probs = torch.tensor(
+        [0.0, 1.0, 0.0], dtype=torch.float64
+    )  # members that are never drawn keep nothing open
+    assert len(s.open) == 0
 
 
 class Tied(nn.Module):
@@ -131,33 +124,24 @@ def test_gradients_are_those_of_the_expected_loss(curved: Case) -> None:
         )
 
 
-def fresh_models(made: Case, rows: Tensor, points: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Margin, gradient and verdict of every member, one point at a time: the nearest of `classes` boundaries."""
-    margin, slope, errors = [], [], []
-    for row, at in zip(rows.tolist(), points, strict=True):
-        for member in made.rec.members:
-            label = int(made.y[row])
+def fresh_models(
+    made: Case, row: int, member: int, at: Tensor, classes: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Margin, gradient and verdict at one point: the nearest of `classes` boundaries."""
+    label = int(made.y[row])
 
-            def gaps(point: Tensor, member: nn.Module = member, label: int = label) -> Tensor:
-                z: Tensor = member(point[None])[0]
-                return z[label] - torch.cat([z[:label], z[label + 1 :]])
+    def gaps(point: Tensor) -> Tensor:
+        z: Tensor = made.rec.members[member](point[None])[0]
+        return z[label] - torch.cat([z[:label], z[label + 1 :]])
 
-            values, all_slopes = gaps(at), torch.autograd.functional.jacobian(gaps, at).flatten(1)  # type: ignore[no-untyped-call]
-            order = values.argsort()[:classes]
-            distance = values[order] / torch.linalg.vector_norm(all_slopes[order], made.threat.q, dim=1)
-            nearest = order[distance.argmin()]
-            margin.append(values[nearest])
-            slope.append(all_slopes[nearest])
-            errors.append(values.min() < 0)
-    shape = (len(rows), len(made.rec))
-    return (
-        torch.stack(margin).reshape(shape).detach(),
-        torch.stack(slope).reshape(*shape, -1),
-        torch.stack(errors).reshape(shape),
-    )
+    values, slopes = gaps(at), torch.autograd.functional.jacobian(gaps, at)  # type: ignore[no-untyped-call]
+    order = values.argsort()[:classes]
+    distance = values[order] / torch.linalg.vector_norm(slopes[order], made.threat.q, dim=1)
+    nearest = order[distance.argmin()]
+    return values[nearest].detach(), slopes[nearest], values.min() < 0
 
 
-@settings(max_examples=12)
+@settings(max_examples=10)
 @given(st.integers(0, 10_000), st.sampled_from(["linf", "l2"]))
 def test_cached_linear_models_are_what_a_fresh_computation_gives(seed: int, norm: str) -> None:
     """In any sequence of calls: other rows, members, points (inputs, the last ones, new ones) and classes."""
@@ -177,9 +161,11 @@ def test_cached_linear_models_are_what_a_fresh_computation_gives(seed: int, norm
             classes = 1 + int(torch.randint(2, (1,), generator=generator))
             before = s.cost.backwards
             found = s.linearize(rows, points, wanted, classes)
-            for got, fresh in zip(found, fresh_models(made, rows, points, classes), strict=True):
-                mask = wanted.reshape(*wanted.shape, *[1] * (fresh.dim() - 2))
-                torch.testing.assert_close(got, fresh * mask)
+            assert all(not bool(each[~wanted].any()) for each in found)
+            for k, member in wanted.nonzero().tolist():
+                fresh = fresh_models(made, int(rows[k]), member, points[k], classes)
+                for got, expected in zip(found, fresh, strict=True):
+                    torch.testing.assert_close(got[k, member], expected)
             middle = s.cost.backwards
             assert middle - before <= classes * int(wanted.sum())
             # At once again, nothing is computed.
@@ -216,25 +202,17 @@ def test_orders_are_permutations_and_change(curved: Case) -> None:
     s = searching(curved)
     drawn = torch.stack([s.orders() for _ in range(40)])
     assert torch.equal(drawn.sort(dim=2).values, torch.arange(3).expand(40, 4, 3))
-    first = torch.nn.functional.one_hot(drawn[:, :, 0], 3).double().mean(dim=(0, 1))
-    assert bool((first > 0.2).all())
-
-
-class Fragile(nn.Module):
-    """Copied for an attack it answers otherwise than itself: what it seems to fall for does not hold."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bias = nn.Parameter(torch.tensor([0.0, -1.0]))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.bias + 0 * x[:, :2]
+    assert all(len(set(drawn[:, row, 0].tolist())) == 3 for row in range(4))
 
 
 def test_witnesses_are_scored_again_by_the_original_members() -> None:
+    """The first member's copy answers otherwise than itself: what it seems to fall for does not hold."""
     x, y = torch.zeros(3, 2), torch.zeros(3, dtype=torch.int64)
     rec = RandomizedEnsemble(
-        [Fragile(), linear(torch.tensor([[1.0, 0.0], [0.0, 0.0]]), torch.tensor([0.05, 0.0]))]
+        [
+            linear(torch.zeros(2, 2), torch.tensor([0.0, -1.0])),
+            linear(torch.tensor([[1.0, 0.0], [0.0, 0.0]]), torch.tensor([0.05, 0.0])),
+        ]
     )
     wrong = linear(torch.zeros(2, 2), torch.tensor([0.0, 1.0]))
     with attacking(rec):
@@ -246,31 +224,37 @@ def test_witnesses_are_scored_again_by_the_original_members() -> None:
     assert result.risk.tolist() == [0.5, 0.0, 0.5]
 
 
-class Quantized(nn.Module):
-    """A member whose gradient is zero everywhere: it rounds its input."""
-
+class Wrapped(nn.Module):
     def __init__(self, member: nn.Module) -> None:
         super().__init__()
         self.member = member
+
+
+class Quantized(Wrapped):
+    """A member whose gradient is zero everywhere: it rounds its input."""
 
     def forward(self, x: Tensor) -> Tensor:
         z: Tensor = self.member((x * 8).round() / 8)
         return z
 
 
-class NotANumber(nn.Module):
+class NotANumber(Wrapped):
     """A member whose logits are right and whose gradient is NaN (0·∞ in the backward pass)."""
-
-    def __init__(self, member: nn.Module) -> None:
-        super().__init__()
-        self.member = member
 
     def forward(self, x: Tensor) -> Tensor:
         z: Tensor = self.member(x)
         return z + (z - z.detach()).abs().sqrt() * 0
 
 
-@pytest.mark.parametrize("broken", [Quantized, NotANumber])
+class Detached(Wrapped):
+    """A member whose output does not depend on its input, as far as autograd knows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        z: Tensor = self.member(x.detach())
+        return z
+
+
+@pytest.mark.parametrize("broken", [Quantized, NotANumber, Detached])
 def test_gradients_that_are_missing_are_flagged_per_member_and_move_nothing(broken: type[nn.Module]) -> None:
     x, y = quadrants(6)
     rec = RandomizedEnsemble([mlp(0), broken(mlp(1))])
@@ -290,12 +274,3 @@ def test_gradients_that_are_missing_are_flagged_per_member_and_move_nothing(brok
     assert flagged.nonzero().tolist() == [[1, 1], [4, 1]]
     assert not bool(other.any())
     assert s.blind.nonzero().flatten().tolist() == [1, 4]
-
-
-def test_averages_count_the_passes_of_their_networks() -> None:
-    made = case("convnet", "linf")
-    rec = RandomizedEnsemble([convnet(0), convnet(1)]).subsets(2)
-    s = Search(rec, made.x, made.y, made.threat)
-    for _ in range(2):
-        s.linearize(torch.arange(s.n), s.x, torch.ones_like(s.clean))
-    assert (s.cost.forwards, s.cost.backwards) == (2 * 8 * 2, 8 * 2)
