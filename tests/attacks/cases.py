@@ -84,11 +84,7 @@ def case(kind: str, norm: str, n: int = 8) -> Planted:
         return Planted(RandomizedEnsemble(members, probs), x.double().clamp(-1, 1), y, threat)
     x, y = digits("test")
     threat = Threat(norm, {"linf": 0.1, "l2": 0.5, "l1": 2.0}[norm])
-    if kind == "convnet":
-        rec = RandomizedEnsemble([convnet(0), convnet(1)])
-    else:
-        rec = RandomizedEnsemble([convnet(0)] * 3, [0.2, 0.3, 0.5])
-    return Planted(rec, x[:n].clone(), y[:n].clone(), threat)
+    return Planted(RandomizedEnsemble([convnet(0), convnet(1)]), x[:n].clone(), y[:n].clone(), threat)
 
 
 def attack(name: str, threat: Threat, **options: Any) -> Attack:

@@ -3,8 +3,7 @@
 Members that agree test nothing: one perturbation fools them all. Here each class difference w_i has the share
 `CONFLICT` of the members' mean taken away, so that what moves the input towards one boundary moves it away from
 others. A member's margin is between 0.2 and 1.2 of what ε can do to it, so that four in five can be fooled alone.
-At this level ARC as its algorithm box reads solves 54 % (l2) and 16 % (linf) of the inputs. Nothing is chosen per
-attack or per norm.
+Nothing is chosen per attack or per norm.
 """
 
 from __future__ import annotations
@@ -95,8 +94,7 @@ def planted(
 def unequal(norm: str, *, n: int, seed: int = 0) -> Planted:
     """Every member can be fooled alone (margins of .2 to .9 of ε), and α is drawn from a Dirichlet distribution.
 
-    Here a maximal set need not have a large probability. The lattice climber's last steps were chosen on two of these
-    ensembles (linf).
+    Here a maximal set need not have a large probability.
     """
     probs = np.random.default_rng(seed).dirichlet(np.ones(5))
     return planted(norm, n=n, probs=probs.tolist(), margins=(0.2, 0.9), seed=1000 + seed)

@@ -71,15 +71,6 @@ def test_same_seed_same_bits(name: str) -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-# ARC makes a move per member and step, so that copies of a member give it more of them.
-@pytest.mark.parametrize("name", ["pgd", "adaptive-pgd-s", "apgd", "acw", "saddle", "lattice", "random"])
-def test_identical_members_are_the_single_model(name: str) -> None:
-    given, several = case("identical", "linf"), found(name, "linf", "identical")
-    alone = attack(name, given.threat)(given.rec.members[0], given.x, given.y)
-    assert torch.equal(several.risk, alone.risk)
-    assert torch.equal(several.errors, alone.errors.expand(-1, 3))
-
-
 @pytest.mark.parametrize("name", ["fast", "exact", "random"])
 def test_the_scale_of_logits_does_not_matter(name: str) -> None:
     given, plain = case("planted", "linf"), found(name, "linf", "planted")
@@ -160,11 +151,3 @@ def test_the_callers_gradient_mode_does_not_matter(name: str, kind: str) -> None
             assert torch.is_inference_mode_enabled() == isinstance(mode, torch.inference_mode)
             assert not torch.is_grad_enabled()
         assert same(result, expected)
-
-
-@some_attacks
-def test_more_restarts_never_hurt(name: str) -> None:
-    given = case("convnet", "linf")
-    once, more = (attack(name, given.threat, restarts=r)(given.rec, given.x, given.y) for r in (1, 3))
-    assert bool((more.risk >= once.risk).all())
-    assert more.cost.passes >= once.cost.passes
