@@ -1,6 +1,7 @@
 """Maintenance of the zoo: put a finished run into it, write cards and the page of results.
 
 python -m paper.zoo_maintenance add RUN NAME [--commit C] [--numbers-only]
+python -m paper.zoo_maintenance cards
 python -m paper.zoo_maintenance results docs/results.md
 """
 
@@ -26,7 +27,6 @@ from randens.evaluation.result import THREAT_MODEL
 from randens.evaluation.tables import table_of
 from randens.report.load import AdviceNote, read_note
 from randens.training.methods import METHOD_NAMES
-from randens.training.recipe import recipe_from
 from randens.witness.fingerprints import fingerprint
 
 __all__ = [
@@ -62,7 +62,8 @@ class Entry:
     @property
     def recipe(self) -> Mapping[str, Any]:
         """The recipe it was trained by, with every default written out."""
-        return recipe_from(self.run.manifest["recipe"]).to_json()
+        recipe: Mapping[str, Any] = self.run.manifest["recipe"]
+        return recipe
 
     @property
     def training(self) -> Mapping[str, Any]:
@@ -323,10 +324,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     adding.add_argument("name")
     adding.add_argument("--commit")
     adding.add_argument("--numbers-only", action="store_true")
+    commands.add_parser("cards")
     commands.add_parser("results").add_argument("page", type=Path)
     asked = parser.parse_args(arguments)
     if asked.command == "add":
         add(asked.run, asked.name, commit=asked.commit, members=not asked.numbers_only)
+    elif asked.command == "cards":
+        for name in names():
+            write_atomic(ZOO / name / "CARD.md", card(entry(name)).encode())
     else:
         write_atomic(asked.page, results().encode())
 

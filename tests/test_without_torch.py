@@ -65,7 +65,6 @@ def test_help_of_every_command() -> None:
     [
         (["--version"], "."),
         (["--help"], "quickstart"),
-        (["data", "path"], "a-folder\n"),
         (["explain", "0.4", "0.5"], "ceiling  0.5000"),
     ],
 )

@@ -125,7 +125,7 @@ def on_page_markdown(markdown: str, page: Page, **kwargs: Any) -> str:
 
 def _commands() -> Iterator[str]:
     for verb in COMMANDS:
-        group = typer.main.get_command(application([verb]))
+        group = typer.main.get_command(application())
         command = getattr(group, "commands", {})[verb]
         inner = getattr(command, "commands", None)
         if inner is None:

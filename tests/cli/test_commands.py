@@ -120,7 +120,7 @@ def test_sample_finds_writes_and_reuses(shell: Shell, run_folder: Path) -> None:
     assert careful["upper"] > careful["risk"]
     code, out, _ = shell("sample", run_folder, *FAST, "--apply")
     assert code == 0
-    assert "lower bound" in out
+    assert "smallest risk" in out
     assert randens.load(run_folder / "ensemble").probs.tolist() == first["probs"]
     assert shell.json("evaluate", run_folder, *FAST)["chosen_on"]["probs"] == "validation"
     assert "test split" in shell.refused("sample", run_folder, "--split", "test")

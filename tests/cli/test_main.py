@@ -57,7 +57,7 @@ def test_randens_alone_shows_where_to_begin(shell: Shell) -> None:
 
 @pytest.mark.parametrize("name", main.COMMANDS)
 def test_every_command_has_an_example_and_few_options(shell: Shell, name: str) -> None:
-    root = typer.main.get_command(main.application([name]))
+    root = typer.main.get_command(main.application())
     command = getattr(root, "commands", {})[name]
     for sub, one in getattr(command, "commands", {"": command}).items():
         code, out, _ = shell(*f"{name} {sub}".split(), "--help")
@@ -230,6 +230,6 @@ def test_a_signal_has_its_exit_code_and_one_line(
     assert shell("explain", "0.5") == (
         code,
         "",
-        f"randens: {word}: nothing was written; the same command begins again\n",
+        f"randens: {word}: finished parts are kept; give the same command again to go on\n",
     )
     assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == before

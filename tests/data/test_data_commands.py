@@ -66,12 +66,6 @@ def test_verify_finds_damage_and_what_is_missing(source: Path, tmp_path: Path) -
     assert "cifar10: DAMAGED" in run.invoke(app, ["verify"]).stdout
 
 
-def test_path(source: Path, tmp_path: Path) -> None:
-    assert source.exists()
-    assert run.invoke(app, ["path"]).stdout.strip() == str(tmp_path / "cache")
-    assert run.invoke(app, ["path", "mnist"]).stdout.strip() == str(tmp_path / "cache" / "mnist")
-
-
 def test_errors_reach_the_caller(source: Path) -> None:
     wrong_name = run.invoke(app, ["fetch", "cifar10", "cifar11"])
     assert isinstance(wrong_name.exception, InputError)

@@ -78,7 +78,7 @@ def check_arguments(words: list[str]) -> None:
     """Have the command line's own parser read the words after `randens`, without doing what they ask for."""
     if not words:
         return  # `randens` alone is answered by its help.
-    group = typer.main.get_command(application(words))
+    group = typer.main.get_command(application())
     if words[0].startswith("-"):
         # Options of `randens` itself act while they are parsed, and one of them changes the shell's start-up file.
         known = {name for parameter in group.params for name in parameter.opts} | {"--help", "--version"}

@@ -25,7 +25,7 @@ def test_what_ships_is_whole_and_small() -> None:
         rec = zoo.load(name)
         for found in entry.evaluations.values():
             found.check(rec)
-        assert zoo.card(name) == zoo_maintenance.card(entry)
+            assert f"| {100 * float(found.robust):.1f} % |" in zoo.card(name)
         sizes += sum(path.stat().st_size for path in zoo.path(name).rglob("*") if path.is_file())
     assert 0 < sizes < 15e6
 

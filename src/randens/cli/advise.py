@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,8 +10,9 @@ import typer
 
 from randens.cli import choices
 from randens.cli.choices import open_case
-from randens.cli.output import Json, show
+from randens.cli.output import Json
 from randens.core.errors import InputError
+from randens.core.numbers import number
 from randens.core.progress import bars
 
 if TYPE_CHECKING:
@@ -37,10 +39,8 @@ def advise(
 ) -> None:
     """Recommend what to deploy with the members of MODEL: one of them, a sampled one, an average of k, or all.
 
-    It uses the validation split by default. With --split test the table is
-    printed, but nothing is recommended. Every option is evaluated on all
-    perturbations found. The result goes to advice.json of the run, which the
-    report shows; `randens export` ships what it recommends.
+    With --split test nothing is recommended. The result goes to advice.json of
+    the run; `randens export` ships what it recommends.
 
     Example: randens advise runs/quickstart-1 --limit 100
     """
@@ -55,23 +55,18 @@ def advise(
             split=split,
             limit=limit,
             networks={str(path): _network(path) for path in against or ()},
-            attempts=float("inf") if attempts == "inf" else choices.whole_number("--attempts", attempts),
+            attempts=math.inf if attempts == "inf" else int(number("--attempts", attempts)),
             device=device,
             folder=case.store,
             progress=progress,
         )
-    about = f"{found.about.data} {found.about.split}, {found.about.n} inputs"
-    table = found.table().rich(f"{case.name} on {about}")
-    show(found, as_json, [table, *found.sentences(), *case.keep(found, None)])
+    case.show(found, None, as_json)
 
 
 def _network(path: Path) -> nn.Module:
-    from randens.core.runs import Run
-    from randens.ensemble import load
+    from randens.evaluation.loading import load_model
 
-    rec = load(Run.open(path).ensemble)
+    rec = load_model(path)
     if len(rec) != 1:
-        raise InputError(
-            f"--against is {path}, which holds {len(rec)} members; give a run with a single network"
-        )
+        raise InputError(f"--against is {path}, a run of {len(rec)} members; give one with a single network")
     return rec.members[0]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import typer
-from rich.text import Text
 
 from randens.cli import choices
 from randens.cli.choices import open_case
-from randens.cli.output import Json, show
+from randens.cli.output import Json
 from randens.core.progress import bars
 
 
@@ -48,12 +47,6 @@ def audit(
             folder=case.store,
             progress=progress,
         )
-    lines: list[str | Text] = []
-    for check in result.checks:
-        sign = "FAIL" if check.status == "fail" else f"{check.status:<4}"
-        lines.append(f"{sign} {check.name}: {check.finding}")
-        lines += [f"       → {check.advice}"] if check.advice else []
-    lines.append(Text(result.verdict, style="bold"))
-    show(result, as_json, [*lines, *case.passes(result.now), *case.keep(result, output)])
+    case.show(result, output, as_json)
     if not result.passed:
         raise typer.Exit(1)

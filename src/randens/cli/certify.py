@@ -6,7 +6,7 @@ from typing import Any
 
 from randens.cli import choices
 from randens.cli.choices import open_case
-from randens.cli.output import Json, show
+from randens.cli.output import Json
 from randens.core.progress import bars
 
 
@@ -25,10 +25,8 @@ def certify(
 ) -> None:
     """Certify MODEL: lower bounds on its accuracy that hold against every attack.
 
-    This is useful for small networks or a small radius. On CIFAR-10 networks
-    at 8/255 almost nothing can be certified. The accuracies under attack in
-    the table come from the witnesses of earlier commands and from new attacks
-    on --device; the bounds are computed on the CPU. The result goes to
+    This is useful for small networks or a small radius; on CIFAR-10 networks
+    at 8/255 almost nothing can be certified. The result goes to
     certification.json of the run.
 
     Example: randens certify runs/quickstart-1 --eps 0.03 --limit 50
@@ -39,11 +37,6 @@ def certify(
     case = open_case(model, data=data, attack=attack, default=("saddle",), norm=norm, eps=eps, fresh=fresh)
     part: Any = {"split": split, "limit": limit, "device": device, "folder": case.store}
     with bars() as progress:
-        now = evaluate(case.model, case.data, case.attacks, progress=progress, **part).now
+        evaluate(case.model, case.data, case.attacks, progress=progress, **part)
         result = run_certify(case.model, case.data, threat=case.threat, progress=progress, **part)
-    table = result.table().rich(f"{case.name} on {result.about.data} {result.about.split}")
-    best = ", ".join(f"{p:.3g}" for p in result.best.probs.tolist())
-    lines = [table, *result.sentences()]
-    if result.best.risk < 1:
-        lines.append(f"Smallest certified risk at any probabilities: {result.best.risk:.4f} at α = ({best}).")
-    show(result, as_json, [*lines, *case.passes(now), *case.keep(result, output)])
+    case.show(result, output, as_json)

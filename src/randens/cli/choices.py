@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from randens.cli.output import print_lines
+from randens.cli.output import print_lines, show
 from randens.core.errors import FileError, InputError
 
 if TYPE_CHECKING:
-    from randens.attacks import Attack, Cost
+    from randens.attacks import Attack
     from randens.core.runs import Run
     from randens.evaluation.tables import Result
     from randens.threat import Threat
     from randens.witness import WitnessStore
 
+DRAWINGS = (".png", ".svg", ".pdf")
 Model = Annotated[
     str,
     typer.Argument(
@@ -58,7 +62,13 @@ Fresh = Annotated[bool, typer.Option("--fresh", help="Ignore stored witnesses; n
 Verify = Annotated[
     bool, typer.Option("--verify", help="Score every stored witness again, and say how many hold.")
 ]
-Output = Annotated[Path | None, typer.Option(help="Write the result there instead of into the run folder.")]
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        help="Write the result there instead of into the run folder: .json, a table (.md, .tex) or a drawing (.png, "
+        ".svg, .pdf)."
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -77,18 +87,35 @@ class Case:
         """The threat of all attacks."""
         return self.attacks[0].threat
 
-    def keep(self, result: Result, output: Path | None) -> list[str]:
-        """Write a result to `output`, or into the run folder; returns the sentence that names the place."""
-        if output is not None:
-            return [f"Written to {result.save(output)}."]
-        return [] if self.run is None else [f"Written to {self.run.write(result.kind, result.to_json())}."]
+    def show(
+        self, result: Result, output: Path | None, as_json: bool, extra: Mapping[str, Any] | None = None
+    ) -> None:
+        """Print a result and write it: to `output`, as its ending says, or into the run folder.
 
-    def passes(self, now: Cost) -> list[str]:
-        """The passes of this call, and what the store reports."""
-        made = f"{now.forwards:,} forward and {now.backwards:,} backward member passes in this call"
-        if self.store is None:
-            return [f"{made}."]
-        return [f"{made}; witnesses are in {self.store.path}."]
+        `extra` is added to the document.
+        """
+        from randens.core.files import write_atomic, write_json
+        from randens.evaluation.tables import latex
+
+        document = {**result.to_json(), **(extra or {})}
+        suffix = "" if output is None else output.suffix.lower()
+        if output is not None and suffix in DRAWINGS:
+            result.plot(output)
+        elif output is not None and suffix in (".md", ".tex"):
+            rows = getattr(result, "rows", None)
+            text = latex(rows()) if suffix == ".tex" and rows else result.table().markdown()
+            write_atomic(output, f"{text}\n".encode())
+        elif output is not None:
+            write_json(output, document)
+        written = [] if output is None else [output]
+        if self.run is not None and (output is None or suffix in DRAWINGS):
+            written.append(self.run.write(result.kind, document))
+        lines = [self.name, repr(result), *(f"Written to {path}." for path in written)]
+        if now := getattr(result, "now", None):
+            lines.insert(
+                2, f"{now.forwards:,} forward and {now.backwards:,} backward member passes in this call."
+            )
+        show(document, as_json, lines)
 
 
 def open_case(
@@ -112,7 +139,6 @@ def open_case(
     from randens.witness import WitnessStore
 
     path, run = Path(model), None
-    made: Any = None
     if path.is_dir() and not (path / "ensemble.json").is_file():
         run = Run.open(path)
         if not run.ensemble.is_dir():
@@ -136,18 +162,6 @@ def open_case(
     return Case(model, made if run is None else run.path, data, chosen, run, store)
 
 
-def whole_number(name: str, text: str) -> int:
-    """A whole number from the command line."""
-    if not text.isdigit() or len(text) > 9:
-        raise InputError(f"{name} is {text[:40]!r}; it must be a whole number ≥ 1, or inf")
-    return int(text)
-
-
-def several(eps: str | None) -> bool:
-    """Whether --eps gives several radii: first:last:count, or numbers separated by commas."""
-    return eps is not None and (":" in eps or "," in eps)
-
-
 def _attack(text: str) -> tuple[str, dict[str, Any]]:
     """Name and options of an attack from e.g. ``pgd:steps=40,restarts=2``; "list" shows all names and ends."""
     name, _, rest = text.partition(":")
@@ -163,12 +177,9 @@ def _attack(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def _value(text: str) -> Any:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return {"true": True, "false": False}.get(text.lower(), text)
+    with contextlib.suppress(ValueError, RecursionError):
+        return json.loads(text)
+    return text
 
 
 def _list_attacks() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
@@ -27,24 +27,17 @@ def list_(as_json: Json = False) -> None:
     """
     from randens import data
 
-    here = data.present()
-    rows: list[dict[str, Any]] = [
-        {
-            "name": name,
-            "title": data.entry(name).title,
-            "shape": list(data.entry(name).shape),
-            "classes": len(data.entry(name).classes),
-            **data.entry(name).sizes,
-            "present": here[name],
-        }
-        for name in data.names()
-    ]
+    here, rows = data.present(), []
     table = Table("name", "shape", "classes", "train", "validation", "test", "here", box=None)
-    for row in rows:
-        shape = "×".join(map(str, row["shape"]))
-        numbers = (str(row[key]) for key in ("classes", "train", "validation", "test"))
-        table.add_row(row["name"], shape, *numbers, "yes" if row["present"] else "no")
-    show(rows, as_json, [table])
+    for name in data.names():
+        known = data.entry(name)
+        counts = {"classes": len(known.classes), **known.sizes}
+        rows.append(
+            {"name": name, "title": known.title, "shape": known.shape, **counts, "present": here[name]}
+        )
+        shape = "×".join(map(str, known.shape))
+        table.add_row(name, shape, *map(str, counts.values()), "yes" if here[name] else "no")
+    show(rows, as_json, [table, f"They are in {data.data_folder()}; RANDENS_DATA names another folder."])
 
 
 @app.command()
@@ -96,21 +89,3 @@ def verify(
     show([picked(v, "name present ok source") for v in found], as_json, lines)
     if any(not v.ok and (v.present or names) for v in found):
         raise typer.Exit(1)
-
-
-@app.command()
-def path(
-    name: Annotated[str | None, typer.Argument(help="A data set; none for the cache folder itself.")] = None,
-) -> None:
-    """Print the cache folder, or a data set's folder in it.
-
-    Example: randens data path cifar10
-    """
-    from randens.core.files import data_folder
-
-    if name is None:
-        typer.echo(data_folder())
-        return
-    from randens import data
-
-    typer.echo(data_folder() / data.entry(name.lower()).name)

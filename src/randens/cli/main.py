@@ -7,7 +7,6 @@ import importlib
 import os
 import signal
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
@@ -17,7 +16,7 @@ import typer
 from typer.exceptions import TyperException
 
 from randens._version import __version__
-from randens.core.errors import FileError, RandensError, RandensWarning, unknown
+from randens.core.errors import FileError, RandensError, RandensWarning
 
 COMMANDS = {
     "quickstart": "Train, attack and explain an ensemble on digits in minutes.",
@@ -61,15 +60,6 @@ _EXTRAS = {
     "tensorboard": "tensorboard",
 }
 _LONGEST_MESSAGE = 2000
-_CONTINUES = "finished parts are kept in the run folder, and the same command continues after them"
-_KEPT = {
-    "data": "complete data sets are kept, and the same command fetches the others",
-    "quickstart": "what was trained is kept in the run folder; the same command begins a new one",
-    "serve": "every request that was accepted has been answered, and the same command serves again",
-    "train": "the last checkpoint is kept in the run folder, and the same command continues from it",
-    **dict.fromkeys(("evaluate", "sample", "advise", "audit", "certify", "report"), _CONTINUES),
-}
-_NOTHING_KEPT = "nothing was written; the same command begins again"
 
 
 class Terminated(BaseException):
@@ -91,7 +81,7 @@ def run(arguments: Sequence[str]) -> int:
         # A name from elsewhere may hold what the terminal cannot show; printing it must not fail.
         if reconfigure := getattr(stream, "reconfigure", None):
             reconfigure(errors="backslashreplace")
-    if not words and not _completing():
+    if not words and "_RANDENS_COMPLETE" not in os.environ:
         sys.stdout.write(_START)
         return 0
     with _signals() as received, warnings.catch_warnings():
@@ -109,13 +99,13 @@ def run(arguments: Sequence[str]) -> int:
                 return _failed(error, words)
         number = received[0] if received else signal.SIGINT
         name = "terminated" if number == signal.SIGTERM else "interrupted"
-        _print(f"{name}: {_KEPT.get(words[0], _NOTHING_KEPT)}")
+        _print(f"{name}: finished parts are kept; give the same command again to go on")
         return 128 + number
 
 
 def _run(words: list[str]) -> int:
     try:
-        command = typer.main.get_command(application(words))
+        command = typer.main.get_command(application())
         result = command.main(words, prog_name="randens", standalone_mode=False)
     except typer.Exit as done:
         return done.exit_code
@@ -158,26 +148,17 @@ def _failed(error: Exception, words: list[str]) -> int:
     return code
 
 
-def application(words: Sequence[str]) -> typer.Typer:
-    """Build the application with the requested command; the others have only their name and summary.
-
-    Importing a command imports its dependencies, which takes time and may need packages that are not
-    installed.
-    """
+def application() -> typer.Typer:
+    """All commands. Their modules import what they need when they run, as it may be slow or not installed."""
+    # Plain help, because the drawn one shows flags as if they took a value.
     app = typer.Typer(name="randens", epilog=_CODES, no_args_is_help=True, rich_markup_mode=None)
     app.callback(help=_ABOUT)(_root)
-    wanted = _wanted(words)
-    if wanted is not None and wanted not in COMMANDS:
-        unknown("command", wanted, COMMANDS)
     for name, summary in COMMANDS.items():
-        if name != wanted:
-            app.command(name, help=summary)(_placeholder)
-            continue
         module = importlib.import_module(f"randens.cli.{name}")
         if isinstance(group := getattr(module, "app", None), typer.Typer):
-            app.add_typer(group, name=name)
+            app.add_typer(group, name=name, short_help=summary)
         else:
-            app.command(name)(getattr(module, name))
+            app.command(name, short_help=summary)(getattr(module, name))
     return app
 
 
@@ -195,24 +176,6 @@ def _root(
     """The options of `randens` itself."""
 
 
-def _placeholder() -> None:
-    """Stands for a command that was not requested."""
-
-
-def _completing() -> str:
-    """The words typed so far if the shell asks for completion."""
-    if not os.environ.get("_RANDENS_COMPLETE"):
-        return ""
-    return os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS") or " "
-
-
-def _wanted(words: Sequence[str]) -> str | None:
-    """The command in the arguments or in the words being completed; None for the root."""
-    if typed := _completing():
-        return next((word for word in typed.split()[1:] if word in COMMANDS), None)
-    return None if not words or words[0].startswith("-") else words[0]
-
-
 @contextlib.contextmanager
 def _signals() -> Iterator[list[int]]:
     """Yield the list of received signals in order; SIGINT raises KeyboardInterrupt, SIGTERM `Terminated`.
@@ -220,9 +183,6 @@ def _signals() -> Iterator[list[int]]:
     Commands with their own way of stopping replace the handlers while they run.
     """
     received: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield received
-        return
 
     def handler(number: int, _: FrameType | None) -> None:
         received.append(number)

@@ -24,10 +24,9 @@ def quickstart(
 ) -> None:
     """Train AT and an ensemble on digits, choose the probabilities, attack both, and print the comparison.
 
-    AT is one network, trained with as many passes as the whole ensemble. The
-    8×8 digits come with scikit-learn, so nothing is downloaded. It takes a few
-    minutes and leaves a run folder, runs/quickstart-1 the first time, with a
-    report to open in a browser. The other commands take that folder.
+    AT is one network, trained with as many passes as the whole ensemble. It
+    takes a few minutes, downloads nothing, and leaves a run folder with a
+    report, runs/quickstart-1 the first time, for the other commands.
 
     Example: randens quickstart
     """

@@ -35,21 +35,16 @@ def report(
             help="First attack for what the page shows beyond an evaluation: radii, attacks, pictures.",
         ),
     ] = False,
-    split: choices.Split = "test",
     limit: choices.Limit = None,
     device: choices.Device = "auto",
-    fresh: choices.Fresh = False,
     as_json: Json = False,
 ) -> None:
     """Write an HTML page about RUNS that opens in any browser without a network, or draw one of its figures.
 
-    It shows the results of evaluate, sample, audit and train in the run
-    folders, and names the commands for missing results. --split, --limit,
-    --device and --fresh are for --measure, which uses as many inputs as
+    --limit and --device are for --measure, which uses as many test inputs as
     evaluation.json, or 200.
 
-    Example: randens report runs/quickstart-1 runs/quickstart-1/at --output
-    comparison.html
+    Example: randens report runs/quickstart-1 runs/quickstart-1/at
     """
     from randens.report import FIGURES, write_figure
     from randens.report.load import load_runs
@@ -59,7 +54,7 @@ def report(
     if figure is not None and figure.lower() not in FIGURES:
         unknown("figure", figure, FIGURES)
     for run in runs if measure else ():
-        _measure(run, split, limit, device, fresh)
+        _measure(run, limit, device)
     if figure is not None:
         drawn = write_figure(figure.lower(), runs[0], output)
         show({"figure": drawn, "bytes": drawn.stat().st_size}, as_json, [f"Written to {drawn}."])
@@ -70,19 +65,17 @@ def report(
     show(document, as_json, [*sentences, f"Written to {path}; open it in a browser."])
 
 
-def _measure(run: Path, split: str, limit: int | None, device: str, fresh: bool) -> None:
+def _measure(run: Path, limit: int | None, device: str) -> None:
     from randens.core.devices import on_device
     from randens.data import as_data
     from randens.ensemble import load
     from randens.evaluation import Evaluation
     from randens.report import measure
 
-    case = open_case(str(run), fresh=fresh)
+    case = open_case(str(run))
     assert case.run is not None
     known = case.run.path / "evaluation.json"
-    found = Evaluation.load(known) if known.is_file() else None
-    n = found.n if found is not None and found.about.split == split else 200
-    rec = load(case.run.ensemble)
-    data = as_data(case.data, split=split, limit=limit or n)
+    n = limit or (Evaluation.load(known).n if known.is_file() else 200)
+    rec, data = load(case.run.ensemble), as_data(case.data, split="test", limit=n)
     with on_device(rec, device), bars() as progress:
         measure(rec, data, case.threat, folder=case.store, progress=progress).save(case.run)

@@ -11,9 +11,6 @@ import typer
 
 from randens.core.errors import InputError, whole
 from randens.core.files import read_file
-from randens.deploy.predictor import Predictor
-from randens.deploy.server import Settings, create_app
-from randens.deploy.server import serve as serve_app
 
 _LONGEST_TOKENS = 1 << 16
 
@@ -41,6 +38,10 @@ def serve(
 
     Example: randens serve runs/quickstart-1/bundle --port 8000
     """
+    from randens.deploy.predictor import Predictor
+    from randens.deploy.server import Settings, create_app
+    from randens.deploy.server import serve as serve_app
+
     settings = Settings(
         tokens=() if token_file is None else _tokens(token_file),
         threads=threads,

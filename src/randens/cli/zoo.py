@@ -29,27 +29,26 @@ def list_(as_json: Json = False) -> None:
     from randens.evaluation.tables import percent
 
     rows: list[dict[str, Any]] = []
+    table = Table("name", "method", "M", "natural", "robust", "images", box=None, pad_edge=False)
+    # Users type these names, so they are never shortened.
+    table.columns[0].no_wrap = True
     for name in zoo.names():
         run = Run.open(zoo.path(name))
         recipe, file = run.manifest["recipe"], run.path / "evaluation.json"
-        found = Evaluation.load(file) if file.is_file() else None
         row = {
             "name": name,
             "method": recipe["method"],
             "members": recipe["members"],
-            "data": recipe["data"]["name"],
-            "natural": None if found is None else float(found.natural),
-            "robust": None if found is None else float(found.robust),
-            "images": None if found is None else found.n,
+            "natural": None,
+            "robust": None,
         }
+        cells = ["–"] * 3
+        if file.is_file():
+            found = Evaluation.load(file)
+            row |= {"natural": float(found.natural), "robust": float(found.robust), "images": found.n}
+            cells = [percent(found.natural), percent(found.robust), str(found.n)]
         rows.append(row)
-    table = Table(box=None, pad_edge=False)
-    for heading in ("name", "method", "M", "natural", "robust", "images"):
-        # Users type these names, so they are never shortened.
-        table.add_column(heading, no_wrap=heading == "name", overflow="fold")
-    for row in rows:
-        shares = ["–" if row[key] is None else percent(row[key]) for key in ("natural", "robust")]
-        table.add_row(row["name"], row["method"], str(row["members"]), *shares, f"{row['images'] or '–'}")
+        table.add_row(name, row["method"], str(row["members"]), *cells)
     show(rows, as_json, [table])
 
 
