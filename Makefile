@@ -22,8 +22,8 @@ help:
 	@echo "make slow         the tests that take long, before a release"
 	@echo "make pythons      what needs no torch, on every Python from 3.10 to 3.13 that is installed"
 	@echo "make docs         the documentation as a site, into site/"
-	@echo "make bench        ratios against peers and against the limit; ARGS='--quick' for a short run"
-	@echo "make bench-docs   docs/benchmarks.md and its plots from benchmarks/results.json"
+	@echo "make bench        speed and strength against peers and known optima; ARGS='attacks --quick' for a short look"
+	@echo "make bench-docs   docs/benchmarks.md from benchmarks/results.json"
 	@echo "make reproduce    the paper's tables and figures; ARGS='--scale cpu' for CIFAR-10"
 	@echo "make clean        remove the environment and the site"
 
@@ -91,8 +91,7 @@ BENCH_PIP := $(BENCH)/bin/python $(PIP_INSTALL)
 $(BENCH)/installed: pyproject.toml constraints.txt benchmarks/requirements.txt benchmarks/requirements-alone.txt
 	@echo "Installing randens and the peers it is measured against into $(BENCH); minutes the first time."
 	$(PYTHON) -m venv $(BENCH)
-# visdom, which adv-lib imports, is built by setuptools with pkg_resources.
-	$(BENCH_PIP) hatchling editables "setuptools<81" wheel
+	$(BENCH_PIP) hatchling editables
 	$(BENCH_PIP) --no-build-isolation --editable ".[deploy]" --requirement benchmarks/requirements.txt
 	$(BENCH_PIP) --no-deps --requirement benchmarks/requirements-alone.txt
 	@touch $@

@@ -1,1 +1,1 @@
-"""Ratios against peers and against the limit: one function per file, one table. See docs/benchmarks.md."""
+"""randens against other libraries, textbook algorithms and known optima: `make bench`. See docs/benchmarks.md."""

@@ -1,11 +1,8 @@
 """The server on loopback, for a bounded time: throughput, latencies, errors, memory, large bodies, slow connections.
 
 16 clients ask the server of five small networks (digits) for one image after the other, each over its own connection.
-Then 20 clients send bodies of 8 MB, and 500 connections send nothing or very little, while others ask as usual. Goals:
-1,500 answers a second, p99 at most 3 times p50, no errors, at most 8 MiB more memory, /healthz within 100 ms beside
-large bodies, and an answer beside slow connections. Server and clients share the machine.
-
-    python -m benchmarks.serving
+Then 20 clients send bodies of 8 MB, and 500 connections send nothing or very little, while others ask as usual. Server
+and clients share the machine.
 """
 
 from __future__ import annotations
@@ -23,11 +20,14 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks import harness
-from benchmarks.harness import Goal, Row, Settings, Side
+from benchmarks.harness import Row, Settings
 from randens import RandomizedEnsemble, Threat, data, models
 from randens.deploy import export
 
+ABOUT = (
+    "`randens serve` of five small networks (digits) on loopback, one image per request, 16 clients for five minutes; "
+    "then beside 20 clients that send bodies of 8 MB, and beside 500 connections that send nothing or very little."
+)
 PROGRAM = "from randens.cli.main import main; main()"
 MEMBERS, CLIENTS, SENDERS, SLOW = 5, 16, 20, 500
 LARGE = 8 << 20
@@ -103,7 +103,7 @@ async def load(port: int, seconds: float) -> tuple[list[float], int]:
 
 
 async def large_bodies(port: int, seconds: float) -> tuple[list[float], int]:
-    """Latencies of /healthz while clients send bodies of 8 MB of numbers, and how many bodies were answered."""
+    """Latencies of /healthz while clients send bodies of 8 MB of numbers, and how many bodies were refused."""
     one = json.dumps(np.full((1, 8, 8), 0.12345678901234567).tolist()).encode()
     count = LARGE // (len(one) + 1) - 1
     content = request(b'{"inputs": [' + b",".join([one] * count) + b"]}")
@@ -117,8 +117,8 @@ async def large_bodies(port: int, seconds: float) -> tuple[list[float], int]:
         healthy.append(1000 * (time.perf_counter() - start))
         writer.close()
         await asyncio.sleep(0.05)
-    await asyncio.gather(*senders)
-    return healthy, len(sent)
+    answered_otherwise = sum(await asyncio.gather(*senders))
+    return healthy, len(sent) - answered_otherwise
 
 
 async def slow_connections(port: int) -> float:
@@ -146,10 +146,6 @@ def resident(pid: int) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS"))
 
 
-def row(what: str, ours: str, reference: str, figure: float, unit: str, goal: Goal) -> Row:
-    return Row(f"server, digits, M = {MEMBERS}: {what}", Side(ours), Side(reference), figure, unit, goal=goal)
-
-
 def rows(settings: Settings) -> Iterator[Row]:
     held, beside = (2.0, 2.0) if settings.quick else (300.0, 20.0)
     with tempfile.TemporaryDirectory() as folder, served(digits_bundle(Path(folder))) as (pid, port):
@@ -159,21 +155,12 @@ def rows(settings: Settings) -> Iterator[Row]:
         grown = (resident(pid) - before) / 2**20
         cuts = statistics.quantiles(latencies, n=100)
         p50, p99 = cuts[49], cuts[98]
-        answers, seconds = f"{len(latencies)} answers", f"{held:.0f} s"
-        rate = len(latencies) / held
-        yield row(f"{CLIENTS} clients", answers, seconds, rate, "answers/s", Goal(at_least=1500))
-        yield row("p99", f"p99 {p99:.1f} ms", f"p50 {p50:.1f} ms", p99 / p50, "× p50", Goal(at_most=3))
-        yield row("errors", answers, seconds, float(errors), "errors", Goal(at_most=0))
-        yield row("growth", answers, seconds, grown, "MiB", Goal(at_most=8))
+        note = f"{len(latencies)} answers in {held:.0f} s, {errors} errors"
+        yield Row("throughput", len(latencies) / held, unit="answers/s", note=note)
+        yield Row("latency: p99, against p50", p99, p50, "ms", p99 / p50, "× p50")
+        yield Row("memory gained meanwhile", grown, unit="MiB")
         healthy, bodies = asyncio.run(large_bodies(port, beside))
-        what = f"/healthz beside {SENDERS} clients with bodies of 8 MB"
-        median = f"median {statistics.median(healthy):.1f} ms"
-        yield row(what, f"{bodies} bodies", median, max(healthy), "ms at most", Goal(at_most=100))
+        note = f"slowest; median {statistics.median(healthy):.1f} ms; {bodies} bodies refused"
+        yield Row("/healthz beside bodies of 8 MB", max(healthy), unit="ms", note=note)
         took = asyncio.run(slow_connections(port))
-        yield row(
-            f"beside {SLOW} slow connections", "one request", "answered", took, "ms", Goal(at_most=1000)
-        )
-
-
-if __name__ == "__main__":
-    raise SystemExit(harness.main(rows, __doc__))
+        yield Row(f"one request beside {SLOW} slow connections", took, unit="ms", note="answered")
