@@ -66,7 +66,7 @@ Array = NDArray[np.float64]
 class Certification(Result):
     """Certified bounds for an ensemble on n inputs.
 
-    certified, clean: bool [n, M], members that no perturbation fools, and errors on the unperturbed inputs. profile: for
+    certified, clean: bool [n, M], members that no perturbation fools, and errors on the inputs themselves. profile: for
     every input the maximal sets of members that are not proven safe from being fooled together. refuted: how many sets
     a λ refuted. witnesses: the risk profile of the known witnesses, the lower bound. now: passes of this call, besides
     those of the bounds.
