@@ -73,6 +73,7 @@ def test_every_form_decodes_to_the_same_arrays_and_damage_is_refused(
         gzip.compress(bytes(200 << 20)),
         gzip.compress(b"x" * 100)[:-5],
     ],
+    ids=["huge", "short", "bomb", "truncated"],
 )
 def test_sizes_in_idx_files_are_not_believed(content: bytes) -> None:
     files = {**official.idx(GRAY, zipped=False), "train-images-idx3-ubyte": content}
