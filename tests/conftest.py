@@ -38,3 +38,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Genera
             f"{browserless} tests in a browser were skipped; to run them: apt-get install chromium, "
             "or RANDENS_BROWSER=/path/to/chromium make test"
         )
+
+
+@pytest.fixture(autouse=True)
+def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test is taken for one process of several because another one left a launcher's variables behind."""
+    for name in ("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_NTASKS"):
+        monkeypatch.delenv(name, raising=False)

@@ -430,7 +430,7 @@ def test_killed_at_any_moment_the_same_call_gives_the_same_numbers(tmp_path: Pat
         "from tests.evaluation.planted import THREAT, random_linear\n"
         "rec, x, y = random_linear(3, 6)\n"
         "attack = randens.attacks.create('pgd', THREAT, steps=30, batch_size=2)\n"
-        "print(float(evaluate(rec, (x, y), attack, folder=sys.argv[1]).robust))\n"
+        "print(float(randens.evaluate(rec, (x, y), attack, folder=sys.argv[1]).robust))\n"
     )
     whole = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path / "whole")], capture_output=True, check=True

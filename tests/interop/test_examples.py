@@ -49,7 +49,7 @@ def test_members_of_your_own_and_another_librarys_witnesses(run: Run) -> None:
     best = float(said["drawing at its best"].split()[0])
     assert best >= max(alone) - 1e-9  # the best draw is no worse than the best member
     assert best >= both - 1e-9
-    assert "no gradients of it at 100%" in lines[-1]
+    assert "no gradients of it" in lines[-1]
 
 
 def check_train_to_serve(folder: Path, lines: list[str], images: int) -> None:

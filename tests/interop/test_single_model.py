@@ -20,7 +20,7 @@ def test_its_output_is_the_log_of_the_mean_softmax() -> None:
     softmax = given.rec.logits(given.x).double().softmax(dim=2)
     expected = torch.einsum("m,mnc->nc", given.rec.probs, softmax).log()
     assert torch.allclose(z.double(), expected, atol=1e-5)
-    assert torch.allclose(z.exp().sum(dim=1), torch.ones(len(z)))
+    assert torch.allclose(z.exp().sum(dim=1), torch.ones(len(z), dtype=z.dtype))
 
 
 def test_it_does_not_underflow_and_its_gradient_stays_finite() -> None:

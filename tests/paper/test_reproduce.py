@@ -299,12 +299,6 @@ def test_every_ensemble_gets_its_alpha_by_the_same_rule(tmp_path: Path) -> None:
     assert found.probs == pytest.approx(best.probs.tolist())
 
 
-def test_the_page_is_made_by_the_command() -> None:
-    page = (RECIPES / "docs" / "reproduce.md").read_text(encoding="utf-8")
-    assert page.startswith(_PAGE)
-    assert len(cells(page)) > 80
-
-
 def test_cells_of_a_page_are_found_by_row_and_column() -> None:
     run = Wanted("cifar10", "resnet20", "barre")
     page = "\n".join(f"## {table.title}\n\n{table.markdown()}\n" for table in tables({run: made_up()}))

@@ -75,8 +75,8 @@ class View(nn.Module):
     def show(self, x: Tensor) -> Tensor:
         """Convert inputs to the package's units."""
         if self._scale == 1 and self._offset == 0:
-            return x.detach().clone().reshape(len(x), *self.shape)
-        return ((x.detach() - self._offset) / self._scale).clamp(0, 1).reshape(len(x), *self.shape)
+            return x.detach().float().clone().reshape(len(x), *self.shape)
+        return ((x.detach().float() - self._offset) / self._scale).clamp(0, 1).reshape(len(x), *self.shape)
 
     def read(self, shown: Tensor) -> Tensor:
         """Inverse of `show`, in the members' precision."""
@@ -105,7 +105,7 @@ class View(nn.Module):
         if x.requires_grad and not z.requires_grad:
             # The member has no gradients; the search has flagged it, and the package continues with zeros.
             z = z + 0 * x.flatten(1).sum(dim=1, keepdim=True)
-        return z
+        return z.to(shown.dtype)
 
 
 Proposal = Callable[[View, Tensor, Tensor, Threat, int], Tensor]
