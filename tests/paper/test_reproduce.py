@@ -13,7 +13,7 @@ from paper.reproduce.__main__ import main as command
 from paper.reproduce.figures import points
 from paper.reproduce.measure import ATTACKS, Measured, Settings, measure, measured
 from paper.reproduce.noise import GROUPS, KINDS, cells, group, kind, noise, spread
-from paper.reproduce.runs import _PAGE, SCALES, first_name, plan, reproduce
+from paper.reproduce.runs import SCALES, first_name, plan, reproduce
 from paper.reproduce.tables import NETWORKS, Table, Wanted, paper, tables
 from tests.evaluation.evaluated import evaluate
 from tests.evaluation.trained import THREAT, digits, ensemble
