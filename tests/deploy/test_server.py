@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
+import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -265,3 +268,29 @@ def test_slow_connections_stop_nobody_and_are_ended(running: tuple[int, int]) ->
     assert b"408" in answers[2]
     for client in slow:
         client.close()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_stopping_answers_what_was_begun(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    (tmp_path / "tokens").write_text("\n".join(TOKENS) + "\n")
+    bundle = telling_bundle(tmp_path / "b", PROBS)
+    body = json.dumps({"inputs": 200 * PLAIN["inputs"]}).encode()
+    head = f"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKENS[1]}\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    with served(bundle.path, "--token-file", str(tmp_path / "tokens")) as (process, port):
+        clients = [connect(port) for _ in range(20)]
+        for client in clients:
+            client.sendall(head.encode() + body[:-1])
+        time.sleep(0.2)
+        process.send_signal(number)
+        time.sleep(0.3)
+        for client in clients:
+            client.sendall(body[-1:])
+        for client in clients:
+            with client.makefile("rb") as answer:
+                content = answer.read()
+            assert content.startswith(b"HTTP/1.1 200 ")
+            assert len(json.loads(content.partition(b"\r\n\r\n")[2])["predictions"]) == 200
+        assert process.wait(120) == code
+        assert process.stderr is not None
+        assert "Traceback" not in process.stderr.read()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import socket
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -61,7 +63,11 @@ def serve(
         typer.echo("Warning: --debug tells clients which member answered.", err=True)
     line = f"Serving {bundle} at http://{where}:{number}/ (checksum {predictor.bundle.checksum})"
     app = create_app(predictor, settings)
-    raise typer.Exit(128 + serve_app(app, address, number, lambda: typer.echo(line)))
+    code = 128 + serve_app(app, address, number, lambda: typer.echo(line))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Granian's own thread outlives its server by a moment. If Python were torn down meanwhile, the process would abort.
+    os._exit(code)
 
 
 def _tokens(path: Path) -> tuple[str, ...]:
