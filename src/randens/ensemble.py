@@ -533,7 +533,11 @@ def load(
     try:
         if manifest.averages is not None:
             modules = [_averaging(entry, modules) for entry in manifest.averages]
-        threat = None if manifest.threat is None else Threat.from_dict(manifest.threat.plain())
+        threat = (
+            None
+            if manifest.threat is None
+            else Threat.from_dict(manifest.threat.model_dump(exclude_unset=True))
+        )
         return RandomizedEnsemble(modules, manifest.probs, classes=manifest.classes, threat=threat).eval()
     except InputError as error:
         raise FileError(f"{source}: {error}") from error

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from randens.core.errors import InputError, RandensWarning, unknown
-from randens.core.numbers import number
+from randens.core.errors import InputError, RandensWarning, number, unknown
 from randens.core.tensors import norms
 
 __all__ = ["Region", "Threat", "grid", "norm_name", "number"]

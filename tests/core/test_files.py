@@ -7,6 +7,8 @@ import hashlib
 import json
 import os
 import stat
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,16 +22,16 @@ from randens.core.errors import FileError, InputError
 from randens.core.files import (
     document_checksum,
     new_folder,
+    only_writer,
     picked,
     plain,
     read_json,
-    read_tensors,
     read_toml,
     sha256,
-    tensor_checksum,
     write_atomic,
     write_json,
 )
+from randens.core.tensors import read_tensors
 
 
 def test_content_is_written_with_the_usual_permissions(tmp_path: Path) -> None:
@@ -54,7 +56,7 @@ def test_a_failed_write_leaves_the_old_content_and_no_litter(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, call, full)
-    with pytest.raises(FileError, match=r"file: No space left on device; nothing was changed"):
+    with pytest.raises(FileError, match=r"file: No space left on device"):
         write_atomic(path, b"new")
     monkeypatch.undo()
     assert path.read_bytes() == b"old"
@@ -160,56 +162,49 @@ def test_what_is_not_json_has_no_checksum(value: object) -> None:
         document_checksum({"a": value})
 
 
-_TENSORS: dict[str, Any] = {
-    "a": np.array([1, 2, 3, 4], dtype=np.int32),
-    "b": np.array([[True, False]]),
-    "empty": np.zeros((0, 3), dtype=np.float32),
-    "one": np.array(1.5),
-}
+_CHILD = """
+import sys, time
+from randens.core.files import only_writer
+with only_writer(sys.argv[1]):
+    print("held", flush=True)
+    time.sleep(600)
+"""
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"a": _TENSORS["a"].view(np.float32)},
-        {"a": _TENSORS["a"].view(np.uint32)},
-        {"a": _TENSORS["a"].reshape(2, 2)},
-        {"a": _TENSORS["a"][::-1]},
-        {"a": _TENSORS["a"].view(np.int64)},
-        {"b": _TENSORS["b"].view(np.uint8)},
-        {"empty": np.zeros((3, 0), dtype=np.float32)},
-        {"one": np.array([1.5])},
-        {"more": np.zeros(0)},
-    ],
-)
-def test_a_tensor_checksum_covers_names_dtypes_shapes_and_bytes(changed: dict[str, Any]) -> None:
-    before = tensor_checksum(_TENSORS, {"format": "f"})
-    assert tensor_checksum(dict(reversed(_TENSORS.items())), {"checksum": "old", "format": "f"}) == before
-    assert tensor_checksum({**_TENSORS, **changed}, {"format": "f"}) != before
+def enter(folder: Path) -> None:
+    with only_writer(folder):
+        pass
 
 
-def test_a_tensor_checksum_covers_the_metadata_and_the_names() -> None:
-    before = tensor_checksum(_TENSORS, {"format": "f"})
-    renamed = {("c" if key == "b" else key): value for key, value in _TENSORS.items()}
-    swapped = {"a": _TENSORS["b"], "b": _TENSORS["a"]}
-    plain = {"a": _TENSORS["a"], "b": _TENSORS["b"]}
-    assert tensor_checksum(renamed, {"format": "f"}) != before
-    assert tensor_checksum(swapped) != tensor_checksum(plain)
-    assert tensor_checksum(_TENSORS, {"format": "g"}) != before
-    assert tensor_checksum(_TENSORS, {"format": "f", "more": ""}) != before
-    assert tensor_checksum(_TENSORS) != before
+def test_one_writer_at_a_time_until_its_process_ends(tmp_path: Path) -> None:
+    folder = tmp_path / "deep" / "run"
+    with only_writer(folder):
+        with pytest.raises(FileError, match="another process"):
+            enter(folder)
+        enter(tmp_path / "another")
+    command = [sys.executable, "-c", _CHILD, str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "held\n"
+        with pytest.raises(FileError, match="another process"):
+            enter(folder)
+        child.kill()
+        child.wait()
+    enter(folder)
 
 
-def test_arrays_and_tensors_with_equal_content_have_equal_checksums() -> None:
-    torch = pytest.importorskip("torch", reason="tensors are torch's")
-    tensors = {key: torch.from_numpy(value) for key, value in _TENSORS.items()}
-    assert tensor_checksum(tensors, {"k": "v"}) == tensor_checksum(_TENSORS, {"k": "v"})
-    table = np.arange(6, dtype=np.float32).reshape(2, 3)
-    expected = tensor_checksum({"t": table.T.copy()})
-    assert tensor_checksum({"t": torch.from_numpy(table).T}) == expected
-    assert tensor_checksum({"t": table.T.astype(">f4")}) == expected
-    half = torch.tensor([1.0, 2.0], dtype=torch.bfloat16, requires_grad=True)
-    assert tensor_checksum({"t": half}) != tensor_checksum({"t": half.detach().view(torch.float16)})
+@pytest.mark.parametrize("kind", ["link", "folder", "no-folder"])
+def test_what_is_no_lock_file_is_refused_and_left_alone(tmp_path: Path, kind: str) -> None:
+    victim, lock = tmp_path / "victim", tmp_path / ".run.lock"
+    victim.write_text("precious")
+    if kind == "link":
+        lock.symlink_to(victim)
+    elif kind == "folder":
+        lock.mkdir()
+    with pytest.raises(FileError, match="cannot lock"):
+        enter(victim / "run" if kind == "no-folder" else tmp_path / "run")
+    assert victim.read_text() == "precious"
+    assert os.path.lexists(lock) == (kind != "no-folder")
 
 
 def test_value_objects_become_plain_values() -> None:

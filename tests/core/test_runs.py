@@ -48,7 +48,7 @@ def test_metrics_are_appended_and_read_back(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("cut", range(1, 24))
+@pytest.mark.parametrize("cut", [1, 2, 9, 17])
 def test_a_line_cut_off_by_a_crash_is_left_out_and_written_over(tmp_path: Path, cut: int) -> None:
     run = Run.create(tmp_path / "r")
     run.log(step=1)

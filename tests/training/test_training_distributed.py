@@ -15,8 +15,9 @@ import torch
 from tests.training.two_processes import main, measured
 
 from randens import data
-from randens.core.distributed import Workers, launched, leads, workers
+from randens.core.distributed import Workers, launched, workers
 from randens.core.errors import InputError
+from randens.core.progress import leads
 from randens.core.runs import Run
 from randens.ensemble import RandomizedEnsemble, load
 from randens.training import load_recipe, train
@@ -119,21 +120,26 @@ def test_one_process_needs_no_communication() -> None:
 
 def test_launchers_are_recognized(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (*LAUNCHERS, *(f"SLURM_{name}" for name in SLURM)):
-        monkeypatch.delenv(name, raising=False)
-    assert (launched(CPU), leads()) == (("", 1, 1), True)
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    assert (launched(CPU), leads()) == ((1, 1), True)
     monkeypatch.setenv("SLURM_NTASKS", "8")  # a batch script around the step: still one process
-    assert launched(CPU) == ("", 1, 1)
+    assert launched(CPU) == (1, 1)
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "8")
     monkeypatch.setenv("SLURM_STEP_NUM_NODES", "2")
     monkeypatch.setenv("SLURM_PROCID", "3")
-    assert (launched(CPU), leads()) == (("srun", 8, 4), False)
-    monkeypatch.setenv("SLURM_STEP_NUM_NODES", "3")
+    assert (launched(CPU), leads()) == ((8, 4), False)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
     with pytest.raises(InputError, match="8 processes do not divide evenly"):
         launched(CPU)
+    monkeypatch.delenv("LOCAL_RANK")
+    monkeypatch.delenv("LOCAL_WORLD_SIZE")
     monkeypatch.setenv("RANK", "5")
     monkeypatch.setenv("WORLD_SIZE", "6")
-    assert (launched(CPU), os.environ["LOCAL_RANK"]) == (("rank", 6, 6), "5")
+    assert (launched(CPU), os.environ["LOCAL_RANK"]) == ((6, 6), "5")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert launched(CPU) == ("rank", 6, 2)
+    assert launched(CPU) == (6, 2)
     with pytest.raises(InputError, match="the launcher started 6 processes, 2 per node"), workers("cpu", 4):
         pass

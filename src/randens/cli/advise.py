@@ -11,8 +11,7 @@ import typer
 from randens.cli import choices
 from randens.cli.choices import open_case
 from randens.cli.output import Json
-from randens.core.errors import InputError
-from randens.core.numbers import number
+from randens.core.errors import InputError, number
 from randens.core.progress import bars
 
 if TYPE_CHECKING:

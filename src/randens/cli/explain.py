@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 
 from randens.cli.output import Json, show
-from randens.core.errors import InputError
-from randens.core.numbers import number
+from randens.core.errors import InputError, number
 
 
 def explain(

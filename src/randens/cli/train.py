@@ -59,7 +59,7 @@ def train(
 
     Example: randens train digits-convnet-barre --set epochs=5
     """
-    from randens.core.distributed import leads
+    from randens.core.progress import leads
     from randens.training import Stopped, load_recipe, shipped_recipes
     from randens.training import train as run_training
 

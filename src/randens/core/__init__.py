@@ -1,1 +1,1 @@
-"""What all rooms use: errors, files, locks, documents, run folders, progress, several processes."""
+"""What all layers use: errors, files, documents, run folders, progress, devices, several processes."""

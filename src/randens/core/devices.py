@@ -14,8 +14,6 @@ from torch import Tensor, nn
 
 from randens.core.errors import InputError
 
-__all__ = ["full_float32", "native_bfloat16", "on_device", "pick_device", "send"]
-
 
 def native_bfloat16(device: torch.device) -> bool:
     """Whether a device computes in bfloat16 by instructions of its own; only CUDA GPUs are trusted to say so."""
@@ -35,13 +33,9 @@ def pick_device(name: str | torch.device | None = "auto") -> torch.device:
         raise InputError(f"device is {name!r}; valid: auto, cpu, cuda, cuda:N") from error
     if found.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if not count:
-            raise InputError(f"device is {str(name)!r}, but torch sees no CUDA device; use 'auto' or 'cpu'")
         index = int(os.environ.get("LOCAL_RANK", "0")) if found.index is None else found.index
         if index >= count:
-            raise InputError(
-                f"device is {str(name)!r}; torch sees {count} CUDA devices, cuda:0 to cuda:{count - 1}"
-            )
+            raise InputError(f"device is {str(name)!r}; torch sees {count} CUDA devices; use 'auto' or 'cpu'")
         return torch.device("cuda", index)
     if found.type == "mps":
         raise InputError(f"device is {str(name)!r}, which has no float64; use 'auto' or 'cpu'")
@@ -52,16 +46,14 @@ def pick_device(name: str | torch.device | None = "auto") -> torch.device:
 def on_device(module: nn.Module, device: str | torch.device | None = None) -> Iterator[torch.device]:
     """Move a module to a device, and back on leaving; None does not move one that is on an accelerator."""
     tensors = [*module.parameters(), *module.buffers()]
-    places = {str(tensor.device) for tensor in tensors}
+    places = {tensor.device for tensor in tensors}
     first = tensors[0].device if tensors else torch.device("cpu")
-    stays = device is None and any(tensor.device.type != "cpu" for tensor in tensors)
+    stays = device is None and any(place.type != "cpu" for place in places)
     if stays and len(places) > 1:
-        names = ", ".join(sorted(places))
-        raise InputError(
-            f"the members are on several devices, {names}; say with device= where they shall run"
-        )
+        names = ", ".join(sorted(map(str, places)))
+        raise InputError(f"the members are on {names}; say with device= where they shall run")
     wanted = first if stays else pick_device(device)
-    moves = any(tensor.device != wanted for tensor in tensors)
+    moves = bool(places - {wanted})
     if moves:
         module.to(wanted)
     try:

@@ -11,26 +11,23 @@ import contextlib
 import gc
 import os
 from collections.abc import Callable, Iterator
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from randens.core.devices import pick_device
-from randens.core.errors import InputError
-
-__all__ = ["Workers", "launched", "leads", "workers"]
+from randens.core.errors import InputError, whole
 
 
+@dataclass
 class Workers:
-    """The processes of this run; with `fabric` None there is one."""
+    """The processes of this run, `world` of them, of which this is number `rank`."""
 
-    def __init__(self, device: torch.device, fabric: Any = None) -> None:
-        self.device = device
-        self.fabric = fabric
-        self.rank: int = 0 if fabric is None else fabric.global_rank
-        self.world: int = 1 if fabric is None else fabric.world_size
+    device: torch.device
+    rank: int = 0
+    world: int = 1
 
     @property
     def is_main(self) -> bool:
@@ -43,14 +40,9 @@ class Workers:
 
     def wrap(self, module: nn.Module) -> Callable[[Tensor], Tensor]:
         """A callable whose backward pass averages gradients over the ranks."""
-        return module if self.fabric is None else self.fabric.setup_module(module, move_to_device=False)
-
-    def backward(self, loss: Tensor) -> None:
-        """Gradients of `loss`, averaged over ranks where the forward pass was wrapped."""
-        if self.fabric is None:
-            loss.backward()  # type: ignore[no-untyped-call]
-        else:
-            self.fabric.backward(loss)
+        if self.world == 1:
+            return module
+        return nn.parallel.DistributedDataParallel(module, broadcast_buffers=False)
 
     def total(self, values: Tensor) -> Tensor:
         """The sum over ranks."""
@@ -61,7 +53,7 @@ class Workers:
 
     def agreed(self, flag: bool) -> bool:
         """True on every rank as soon as it is true on one."""
-        return bool(self.total(torch.tensor([float(flag)])).item() > 0) if self.world > 1 else flag
+        return bool(self.total(torch.tensor([float(flag)])).item() > 0)
 
     def barrier(self) -> None:
         """Wait for every rank."""
@@ -77,48 +69,42 @@ def workers(device: str = "auto", devices: int | str = 1, nodes: int = 1) -> Ite
     destroyed, so that several runs can share one.
     """
     wanted = pick_device(device)
-    launcher, world, local = launched(wanted)
-    if launcher:
-        if devices not in (1, "auto", local) or nodes not in (1, world // local):
-            raise InputError(
-                f"devices is {devices} and nodes is {nodes}; the launcher started {world} processes, {local} per node"
-            )
-    else:
-        local = _count(devices, wanted)
-        world = local * nodes
+    world, local = launched(wanted)
+    there = torch.cuda.device_count() if wanted.type == "cuda" else max(2, os.cpu_count() or 1)
+    if world > 1 and (devices not in (1, "auto", local) or nodes not in (1, world // local)):
+        raise InputError(
+            f"devices is {devices} and nodes is {nodes}; the launcher started {world} processes, {local} per node"
+        )
+    started = world > 1
+    if not started:
+        local = (
+            (there if wanted.type == "cuda" else 1)
+            if devices == "auto"
+            else whole("devices", devices, 1, there)
+        )
+        world = local * whole("nodes", nodes, 1, 1 << 16)
     if world == 1:
         yield Workers(wanted)
         return
     from lightning_fabric import Fabric
     from lightning_fabric.plugins.environments.lightning import LightningEnvironment
-    from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
     from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
     from lightning_fabric.strategies.ddp import DDPStrategy
 
-    # Named explicitly: Fabric's own search misses srun in an interactive allocation and launchers it does not know.
-    kinds: dict[str, Any] = {
-        "rank": TorchElasticEnvironment,
-        "srun": SLURMEnvironment,
-        "": LightningEnvironment,
-    }
-    fabric = Fabric(
-        accelerator=wanted.type,
-        devices=local,
-        num_nodes=world // local,
-        strategy=DDPStrategy(
-            cluster_environment=kinds[launcher](),
-            broadcast_buffers=False,
-            # Witnesses are gathered on the CPU, which NCCL alone would refuse, gradients on the GPUs.
-            process_group_backend="cpu:gloo,cuda:nccl" if wanted.type == "cuda" else None,
-        ),
+    strategy = DDPStrategy(
+        # Named explicitly: Fabric's own search misses launchers that it does not know.
+        cluster_environment=TorchElasticEnvironment() if started else LightningEnvironment(),
+        # Witnesses are gathered on the CPU, which NCCL alone would refuse, gradients on the GPUs.
+        process_group_backend="cpu:gloo,cuda:nccl" if wanted.type == "cuda" else None,
     )
+    fabric = Fabric(accelerator=wanted.type, devices=local, num_nodes=world // local, strategy=strategy)
     shared = dist.is_initialized()
     fabric.launch()
     try:
-        yield Workers(fabric.device, fabric)
+        yield Workers(fabric.device, fabric.global_rank, fabric.world_size)
     finally:
         # Objects that hold the process group are collected first, because gloo otherwise aborts some exits.
-        del fabric
+        del fabric, strategy
         gc.collect()
         if dist.is_initialized() and not shared:
             with contextlib.suppress(RuntimeError):
@@ -126,41 +112,24 @@ def workers(device: str = "auto", devices: int | str = 1, nodes: int = 1) -> Ite
             dist.destroy_process_group()
 
 
-def launched(device: torch.device) -> tuple[str, int, int]:
-    """(launcher, processes in all, processes per node): "rank" for RANK and WORLD_SIZE, "srun", or "" for none."""
+def launched(device: torch.device) -> tuple[int, int]:
+    """Processes in all and per node, as RANK and WORLD_SIZE say, which srun's variables are translated to."""
     env = os.environ
-    if "RANK" in env and "WORLD_SIZE" in env:
-        world = int(env["WORLD_SIZE"])
-        visible = torch.cuda.device_count() if device.type == "cuda" else world
-        local = int(env.get("LOCAL_WORLD_SIZE", min(world, visible)))
-        env.setdefault("LOCAL_RANK", str(int(env["RANK"]) % local))
-        launcher = "rank"
-    else:
-        # Set only inside a step that srun started, not in the batch script around it.
-        world, nodes = (int(env.get(f"SLURM_STEP_NUM_{name}", "1")) for name in ("TASKS", "NODES"))
-        local, launcher = world // nodes if world % nodes == 0 else 0, "srun" if world > 1 else ""
-        if world > 1:
-            # The allocation may be larger than the step, and `srun -n` leaves the last one unset.
-            env["SLURM_NTASKS"], env["SLURM_NNODES"] = str(world), str(nodes)
-            env["SLURM_NTASKS_PER_NODE"] = str(local)
+    # Set only inside a step that srun started, not in the batch script around it.
+    if "RANK" not in env and "SLURM_STEP_NUM_TASKS" in env:
+        tasks, nodes = int(env["SLURM_STEP_NUM_TASKS"]), int(env.get("SLURM_STEP_NUM_NODES", "1"))
+        env.update(RANK=env.get("SLURM_PROCID", "0"), WORLD_SIZE=str(tasks))
+        env.update(LOCAL_RANK=env.get("SLURM_LOCALID", "0"), LOCAL_WORLD_SIZE=str(tasks // nodes))
+        from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
+
+        hosts = env.get("SLURM_STEP_NODELIST", env.get("SLURM_NODELIST", "127.0.0.1"))
+        env.setdefault("MASTER_ADDR", SLURMEnvironment.resolve_root_node_address(hosts))
+        env.setdefault("MASTER_PORT", str(20_000 + int(env.get("SLURM_JOB_ID", "0")) % 10_000))
+    world = int(env.get("WORLD_SIZE", "1")) if "RANK" in env else 1
+    visible = torch.cuda.device_count() if device.type == "cuda" else world
+    local = int(env.get("LOCAL_WORLD_SIZE", min(world, visible))) if world > 1 else 1
     if local < 1 or world % local:
         raise InputError(f"{world} processes do not divide evenly over the nodes; start as many on each")
-    return launcher, world, local
-
-
-def leads() -> bool:
-    """Whether this is the process that prints, as far as the environment says; before any group exists."""
-    env = os.environ
-    rank = env.get("RANK") or env.get("SLURM_PROCID") or env.get("LOCAL_RANK") or "0"
-    return int(rank) == 0 and int(env.get("NODE_RANK", "0")) == 0
-
-
-def _count(devices: int | str, device: torch.device) -> int:
-    """How many processes Fabric shall start on this machine."""
-    there = torch.cuda.device_count() if device.type == "cuda" else max(2, os.cpu_count() or 1)
-    if devices == "auto":
-        return there if device.type == "cuda" else 1
-    if not isinstance(devices, int) or not 1 <= devices <= there:
-        kind = "CUDA devices" if device.type == "cuda" else "processor cores"
-        raise InputError(f"devices is {devices!r}; this machine has {there} {kind}")
-    return devices
+    if world > 1:
+        env.setdefault("LOCAL_RANK", str(int(env["RANK"]) % local))
+    return world, local

@@ -1,35 +1,21 @@
 """Documents on disk: the content of a file is validated against a model before it is used.
 
-`Document` is the base of all models: strict types (no text for a number, no true for 1) and finite numbers.
-Unknown entries are ignored, so that a file of a later version can be read. Depth and size are limited by
-`randens.core.files.read_json`. A document that does not fit is a `FileError` that names the file and the entry.
+Types are strict (no text for a number, no true for 1) and numbers finite. Unknown entries are ignored, so that a file
+of a later version can be read.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from randens.core.errors import FileError
-from randens.core.files import check_seal, read_json
-
-__all__ = [
-    "Digest",
-    "Document",
-    "Kind",
-    "Probabilities",
-    "RunManifest",
-    "ThreatDocument",
-    "fitted",
-    "first_fault",
-    "read_document",
-]
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Probabilities = Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(min_length=1, max_length=100_000)]
+Kind = TypeVar("Kind", bound=BaseModel)
 
 
 class Document(BaseModel):
@@ -50,13 +36,9 @@ class ThreatDocument(Document):
     bounds: Annotated[list[float], Field(min_length=2, max_length=2)] | None
     parts: Annotated[list[ThreatDocument], Field(min_length=1, max_length=100)] | None = None
 
-    def plain(self) -> dict[str, Any]:
-        """The dictionary that was read."""
-        return self.model_dump(exclude_unset=True)
-
 
 class RunManifest(Document):
-    """The required entries of manifest.json; commands add their own."""
+    """The entries of manifest.json that are read; commands add their own."""
 
     created: str | None = None
     command: list[str] | None = None
@@ -69,9 +51,6 @@ class RunManifest(Document):
     chosen_on: dict[str, str] | None = None
 
 
-Kind = TypeVar("Kind", bound=BaseModel)
-
-
 def fitted(kind: type[Kind], value: Any, source: str | os.PathLike[str]) -> Kind:
     """Validate `value`, plain JSON values, as a document of this kind; `source` is named in the error."""
     try:
@@ -80,21 +59,12 @@ def fitted(kind: type[Kind], value: Any, source: str | os.PathLike[str]) -> Kind
         raise FileError(f"{source} is damaged or of another version: {first_fault(error)}") from error
 
 
-def read_document(path: str | os.PathLike[str], kind: type[Kind]) -> Kind:
-    """The document in a file, its checksum verified if it has one."""
-    value = read_json(path)
-    check_seal(value, path)
-    return fitted(kind, value, path)
-
-
-def first_fault(error: Exception, whole: str = "the document") -> str:
-    """Return the first error, as ``entry: reason``, without the values; `whole` is the name of the whole."""
+def first_fault(error: Exception) -> str:
+    """The first error, as ``entry: reason``, without the values."""
     if not isinstance(error, ValidationError):
         return "it is nested too deep"
-    found: Iterable[Mapping[str, Any]] = error.errors(
-        include_url=False, include_input=False, include_context=False
-    )
+    found = error.errors(include_url=False, include_input=False, include_context=False)
     # Another format explains all other errors.
     first = min(found, key=lambda fault: fault["loc"] != ("format",))
-    where = ".".join(str(part)[:40] for part in first["loc"]) or whole
+    where = ".".join(str(part)[:40] for part in first["loc"]) or "the document"
     return f"{where}: {first['msg'][:200]}"

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import math
 import numbers
 from collections.abc import Iterable
 from typing import Any, NoReturn
-
-__all__ = ["FileError", "InputError", "ModelError", "RandensError", "RandensWarning", "unknown", "whole"]
-
 
 _MOST_NAMES = 16  # in a message
 
@@ -41,22 +39,49 @@ def unknown(kind: str, name: object, valid: Iterable[str]) -> NoReturn:
     randens.core.errors.InputError: unknown attack 'arcr'; valid: arc-r, pgd
     """
     names = sorted(valid)
-    close = difflib.get_close_matches(str(name), names, n=3, cutoff=0.5)
+    close = difflib.get_close_matches(str(name)[:100], names, n=3, cutoff=0.5)
     ordered = close + [v for v in names if v not in close]
     more = f" and {len(ordered) - _MOST_NAMES} more" if len(ordered) > _MOST_NAMES else ""
     listed = ", ".join(ordered[:_MOST_NAMES]) or "(none)"
     raise InputError(f"unknown {kind} {name!r:.100}; valid: {listed}{more}")
 
 
-def whole(name: str, value: Any, least: int = 1, most: int | None = None, why: str = "") -> int:
+def whole(name: str, value: Any, least: int = 1, most: int = 1 << 53, why: str = "") -> int:
     """`value` if it is a whole number from `least` to `most`; else `InputError`, ending with `why`.
 
     >>> whole("steps", 0)
     Traceback (most recent call last):
     randens.core.errors.InputError: steps is 0; it must be a whole number ≥ 1
     """
-    kind = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    if not kind or value < least or (most is not None and value > most):
-        valid = f"≥ {least}" if most is None else f"from {least} to {most}"
-        raise InputError(f"{name} is {value!r}; it must be a whole number {valid}{why}")
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool) or not least <= int(value) <= most:
+        valid = f"≥ {least}" if most == 1 << 53 else f"from {least} to {most}"
+        raise InputError(f"{name} is {_shown(value)}; it must be a whole number {valid}{why}")
     return int(value)
+
+
+def number(name: str, value: object) -> float:
+    """A finite real number, or a string that is one or a fraction; `name` is what to call it in an error.
+
+    >>> number("eps", "8/255") == 8 / 255
+    True
+    """
+    found = math.nan
+    try:
+        if isinstance(value, str):
+            # Floats, not fractions: 1e999999999 is infinite at once and not a computation of hours.
+            above, sign, below = value.partition("/")
+            found = float(above) / float(below) if sign else float(above)
+        elif isinstance(value, numbers.Real) and not isinstance(value, bool):
+            found = float(value)
+    except (ValueError, OverflowError, ZeroDivisionError):
+        pass
+    if not math.isfinite(found):
+        raise InputError(f"{name} is {_shown(value)}; it must be a number or a fraction, e.g. 0.03 or 8/255")
+    return found
+
+
+def _shown(value: object) -> str:
+    try:
+        return f"{value!r:.100}"
+    except ValueError:
+        return "an integer of thousands of digits"

@@ -9,9 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, ParamSpec, TextIO, TypeVar
-
-__all__ = ["Progress", "bars", "renamed", "shows_progress", "silent", "within"]
+from typing import ParamSpec, TextIO, TypeVar
 
 Progress = Callable[[str, float, float], None]
 """Called as ``progress(task, done, total)``; a task is finished when ``done == total``."""
@@ -38,7 +36,6 @@ def within(progress: Progress, name: str) -> Progress:
 
 def shows_progress(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
     """Decorator: without an argument `progress`, a function shows bars in a terminal or notebook, else nothing."""
-
     signature = inspect.signature(function)
 
     @functools.wraps(function)
@@ -64,19 +61,12 @@ def bars(*, log: bool = True) -> Iterator[Progress]:
     from rich.console import Console
 
     console = Console(stderr=True)
-    first = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
-    if not first or not (console.is_terminal or console.is_jupyter):
-        yield _lines(sys.stderr) if first and log else silent
+    if not leads() or not (console.is_terminal or console.is_jupyter):
+        yield _lines(sys.stderr) if leads() and log else silent
         return
-    columns: tuple[Any, ...] = (
-        rich.progress.TextColumn("{task.description}"),
-        rich.progress.BarColumn(),
-        rich.progress.TaskProgressColumn(),
-        rich.progress.TimeElapsedColumn(),
-        rich.progress.TextColumn("left"),
-        rich.progress.TimeRemainingColumn(),
+    display = rich.progress.Progress(
+        *rich.progress.Progress.get_default_columns(), console=console, transient=True
     )
-    display = rich.progress.Progress(*columns, console=console, transient=True)
     tasks: dict[str, rich.progress.TaskID] = {}
 
     def progress(task: str, done: float, total: float) -> None:
@@ -91,10 +81,16 @@ def bars(*, log: bool = True) -> Iterator[Progress]:
         yield progress
 
 
+def leads() -> bool:
+    """Whether this is the process that prints, as far as the environment says; before any group exists."""
+    env = os.environ
+    rank = env.get("RANK") or env.get("SLURM_PROCID") or env.get("LOCAL_RANK") or "0"
+    return rank == "0" == env.get("NODE_RANK", "0")
+
+
 def _lines(stream: TextIO) -> Progress:
-    """Print a line after two seconds and then every ten seconds, about the task that will take longest."""
+    """Print a line after two seconds and then every ten seconds, about the task that is reported."""
     began: dict[str, float] = {}
-    ahead: dict[str, tuple[float, float]] = {}
     last = time.monotonic() - _SECONDS_BETWEEN_LINES + _SECONDS_TO_FIRST_LINE
 
     def progress(task: str, done: float, total: float) -> None:
@@ -103,16 +99,12 @@ def _lines(stream: TextIO) -> Progress:
         spent = now - began.setdefault(task, now)
         if done >= total:
             began.pop(task)
-            ahead.pop(task, None)
-            if spent >= _SECONDS_BETWEEN_LINES:
-                print(f"{task}: done in {spent:.0f} s", file=stream, flush=True)
-            return
-        if done > 0:
-            ahead[task] = (spent * (total - done) / done, done / total)
-        if ahead and now - last >= _SECONDS_BETWEEN_LINES:
+        elif done > 0 and now - last >= _SECONDS_BETWEEN_LINES:
             last = now
-            longest = max(ahead, key=lambda name: ahead[name][0])
-            left, share = ahead[longest]
-            print(f"{longest}: {share:.0%}, {left:.0f} s left", file=stream, flush=True)
+            print(
+                f"{task}: {done / total:.0%}, {spent * (total - done) / done:.0f} s left",
+                file=stream,
+                flush=True,
+            )
 
     return progress

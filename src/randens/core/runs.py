@@ -9,27 +9,31 @@ evaluation.json    the evaluation; other commands write other *.json files
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from randens._version import __version__
+from randens.core.documents import RunManifest, fitted
 from randens.core.errors import FileError, InputError
-from randens.core.files import check_seal, new_folder, parse_json, read_json, seal, write_json
-
-__all__ = ["Run", "processor", "versions"]
+from randens.core.files import AnyPath, file_errors, new_folder, parse_json, read_file, read_json, write_json
 
 _FORMAT = "randens-run-1"
+_LARGEST_METRICS = 1 << 30
+_LONGEST_LINE = 1 << 16
 
 
+@dataclass(frozen=True)
 class Run:
     """An existing run folder; create one with `Run.create`, open one with `Run.open`.
 
@@ -37,7 +41,7 @@ class Run:
     ----------
     path : Path
         The folder.
-    manifest : mapping
+    manifest : dict
         The content of manifest.json: recipe, seed, versions, command.
 
     Examples
@@ -48,49 +52,39 @@ class Run:
     3
     """
 
-    def __init__(self, path: Path, manifest: Mapping[str, Any]) -> None:
-        self.path = path
-        self.manifest = dict(manifest)
+    path: Path
+    manifest: dict[str, Any]
 
     @staticmethod
-    def create(path: str | os.PathLike[str], **manifest: Any) -> Run:
+    def create(path: AnyPath, **manifest: Any) -> Run:
         """Make a new folder (never an existing one) and write its manifest."""
-        folder = new_folder(path)
-        content = {
-            "format": _FORMAT,
-            "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "command": sys.argv[1:],
-            "versions": versions(),
-            "git_commit": _git_commit(),
-            **manifest,
-        }
-        write_json(folder / "manifest.json", seal(content))
-        return Run(folder, content)
+        run = Run(new_folder(path), {})
+        run.manifest.update(format=_FORMAT, created=datetime.now(timezone.utc).isoformat(timespec="seconds"))
+        run.manifest.update(command=sys.argv[1:], versions=versions(), git_commit=_git_commit())
+        run.manifest.update(manifest)
+        run.write("manifest", run.manifest)
+        return run
 
     @staticmethod
-    def create_next(parent: str | os.PathLike[str], name: str, **manifest: Any) -> Run:
+    def create_next(parent: AnyPath, name: str, **manifest: Any) -> Run:
         """Make parent/name-1, or the first number that is free."""
         paths = (Path(parent) / f"{name}-{number}" for number in itertools.count(1))
         return Run.create(next(path for path in paths if not path.exists()), **manifest)
 
     @staticmethod
-    def open(path: str | os.PathLike[str]) -> Run:
+    def open(path: AnyPath) -> Run:
         """Open a run folder; other folders are refused."""
         folder = Path(path)
-        if not folder.is_dir():
-            raise FileError(f"{folder} is not a folder; give a run folder, e.g. runs/quickstart-1")
+        if not os.path.isdir(folder):  # noqa: PTH112 - Path.is_dir raises for names that are too long
+            raise FileError(f"{str(folder)[:200]} is not a folder; give a run folder, e.g. runs/quickstart-1")
         path = folder / "manifest.json"
-        if not path.is_file():
+        if not os.path.isfile(path):  # noqa: PTH113
             raise FileError(f"{folder} is not a run folder: it has no manifest.json")
         manifest = read_json(path)
         if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:
             raise FileError(f"{path} is not a run of format {_FORMAT}")
-        content = _unsealed(manifest, path)
-        # Imported here, because `doctor` must work without its dependencies.
-        from randens.core.documents import RunManifest, fitted
-
-        fitted(RunManifest, content, path)
-        return Run(folder, content)
+        fitted(RunManifest, manifest, path)
+        return Run(folder, manifest)
 
     @property
     def ensemble(self) -> Path:
@@ -98,95 +92,54 @@ class Run:
         return self.path / "ensemble"
 
     def log(self, **values: Any) -> None:
-        """Append one line to metrics.jsonl, with a checksum of it; it reaches the disk before this returns."""
+        """Append one line to metrics.jsonl; it reaches the disk before this returns."""
         path = self.path / "metrics.jsonl"
         try:
-            line = json.dumps(seal(values), allow_nan=False, ensure_ascii=False) + "\n"
-        except (TypeError, ValueError, InputError) as error:
+            line = json.dumps(values, allow_nan=False) + "\n"
+        except (TypeError, ValueError) as error:
             raise InputError(f"cannot append to {path}: {values!r} is not JSON ({error})") from error
-        try:
-            with path.open("a+b") as file:
-                _cut_partial_line(file)
-                file.write(line.encode())
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise FileError(f"cannot append to {path}: {error.strerror or error}") from error
+        with file_errors("append to", path), path.open("a+b") as file:
+            # A crash may have left an incomplete line, which the next one must not continue.
+            start = file.seek(max(0, file.seek(0, os.SEEK_END) - _LONGEST_LINE))
+            file.truncate(start + file.read().rfind(b"\n") + 1)
+            file.write(line.encode())
+            file.flush()
+            os.fsync(file.fileno())
 
     def metrics(self) -> Iterator[dict[str, Any]]:
         """The lines of metrics.jsonl; a last line cut off by a crash is left out."""
         path = self.path / "metrics.jsonl"
-        if not path.exists():
-            return
-        *lines, partial = path.read_bytes().split(b"\n")
-        del partial
+        lines = read_file(path, _LARGEST_METRICS).split(b"\n")[:-1] if path.exists() else []
         for number, line in enumerate(lines, start=1):
-            try:
-                found = parse_json(line)
-            except ValueError as error:
-                raise FileError(f"{path} line {number} is not valid JSON; it was altered") from error
-            if not isinstance(found, dict):
-                raise FileError(f"{path} line {number} is not an object; it was altered")
-            yield _unsealed(found, f"{path} line {number}")
+            with file_errors(f"read line {number} of", path):
+                if not isinstance(found := parse_json(line), dict):
+                    raise ValueError("it is not an object; it was altered")
+                yield found
 
     def write(self, name: str, value: Any) -> Path:
-        """Write `name`.json into the folder, atomically, an object with its checksum."""
+        """Write `name`.json into the folder, atomically."""
         path = self.path / f"{name}.json"
-        write_json(path, seal(value) if isinstance(value, Mapping) else value)
+        write_json(path, value)
         return path
 
     def read(self, name: str) -> Any:
-        """Read `name`.json; an object that does not match its checksum is refused."""
-        return _unsealed(read_json(self.path / f"{name}.json"), self.path / f"{name}.json")
-
-
-def _unsealed(document: Any, source: str | os.PathLike[str]) -> Any:
-    """What was read, its checksum verified and taken out."""
-    check_seal(document, source)
-    if isinstance(document, dict):
-        document.pop("checksum", None)
-    return document
+        """Read `name`.json."""
+        return read_json(self.path / f"{name}.json")
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of the packages that influence the numbers."""
+    """The versions of the packages that influence the numbers."""
     found = {"randens": __version__, "python": platform.python_version()}
     for name in ("torch", "numpy", "scipy", "scikit-learn", "lightning-fabric", "safetensors"):
-        try:
+        with contextlib.suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return found
-
-
-def processor() -> str:
-    """The processor's name."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
-
-
-def _cut_partial_line(file: BinaryIO) -> None:
-    """Remove an incomplete last line that a crash left, so that the next line does not continue it."""
-    kept, last = file.seek(0, os.SEEK_END), -1
-    while kept > 0 and last < 0:
-        start = max(0, kept - 4096)
-        file.seek(start)
-        last = file.read(kept - start).rfind(b"\n")
-        kept = start + last + 1
-    file.truncate(kept)
 
 
 def _git_commit() -> str | None:
     """The commit checked out in the current folder, if it is a git work tree."""
+    command = ["git", "rev-parse", "HEAD"]
     try:
-        answer = subprocess.run(
-            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=True
-        )
+        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
-    return answer.stdout.strip() or None

@@ -1,10 +1,9 @@
 """Data sets: one `Data` class, `as_data` for anything, named data sets, augmentation."""
 
-from randens.core.files import data_folder
 from randens.data.augment import Augment
 from randens.data.convert import as_data, image_folder
 from randens.data.data import SPLITS, Data, called, check_range
-from randens.data.fetch import Fetched, Verified, entry, fetch, load, names, present, verify
+from randens.data.fetch import Fetched, Verified, data_folder, entry, fetch, load, names, present, verify
 
 __all__ = [
     "SPLITS",

@@ -22,12 +22,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import platformdirs
 import safetensors.numpy
 import torch
 
 from randens.core.errors import FileError, InputError, unknown
-from randens.core.files import data_folder, read_file, read_tensors, write_atomic
+from randens.core.files import read_file, write_atomic
 from randens.core.progress import Progress, silent
+from randens.core.tensors import read_tensors
 from randens.data.catalogue import CATALOGUE, Listed
 from randens.data.data import SPLITS, Data, held_out
 from randens.data.formats import Bytes, FileFormat, Parts, digest, gunzip, read_tar
@@ -57,6 +59,12 @@ class Verified:
     ok: bool
     source: str
     message: str
+
+
+def data_folder(folder: str | os.PathLike[str] | None = None) -> Path:
+    """The folder of data sets, existing or not: `folder`, else RANDENS_DATA, else the platform's cache folder."""
+    named = folder or os.environ.get("RANDENS_DATA")
+    return Path(named).expanduser() if named else platformdirs.user_cache_path("randens") / "data"
 
 
 def names() -> tuple[str, ...]:

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from randens.core.documents import first_fault
 from randens.core.errors import FileError
-from randens.core.files import read_tensors, tensor_checksum, write_atomic
+from randens.core.files import write_atomic
+from randens.core.tensors import read_tensors, tensor_checksum
 from randens.training.methods import Weights
 
 _FORMAT = "randens-checkpoint-2"

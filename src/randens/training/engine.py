@@ -218,7 +218,7 @@ class Engine:
             group["lr"] = rate
         stage.optimizer.zero_grad(set_to_none=True)
         # Averaged over ranks afterwards, hence the factor.
-        self.processes.backward(total * (self.processes.world / images))
+        (total * (self.processes.world / images)).backward()  # type: ignore[no-untyped-call]
         stage.optimizer.step()
         if self.recipe.ema:
             for target, member in zip(stage.averaged, stage.trained, strict=True):

@@ -17,8 +17,7 @@ from randens import data as datasets
 from randens.callbacks import Callback, check_callbacks
 from randens.core.distributed import Workers, workers
 from randens.core.errors import FileError, InputError, unknown
-from randens.core.files import read_toml
-from randens.core.locks import only_writer
+from randens.core.files import only_writer, read_toml
 from randens.core.progress import Progress, shows_progress, silent
 from randens.core.runs import Run
 from randens.data import Data
