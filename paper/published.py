@@ -6,34 +6,29 @@ Theorem 3, the convexity of η, or the inclusion of one perturbation set in anot
 so it tells more about α than robust accuracy does.
 
     python -m paper.published                the paper's own tables
-    python -m paper.published table.toml     rows of name, members, robust, and if known natural, members_natural,
-                                             probs and attacks (name, robust, norm, eps); JSON works as well
+    python -m paper.published table.toml     [[rows]] of name, members, robust, and if known natural, members_natural,
+                                             probs and attacks (name, robust, norm, eps), in percent; or JSON
 """
 
 from __future__ import annotations
 
-import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import pairwise, product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linprog
 
-from randens.core.errors import FileError, InputError, RandensError, unknown
-from randens.core.files import Plain, parse_json
+from paper.reproduce.measure import ATTACKS
+from paper.reproduce.tables import ATTACK_NAMES, DATA, METHODS, NETWORKS, paper, paper_names
+from randens.core.errors import InputError, RandensError, unknown
+from randens.core.files import read_json, read_toml
 from randens.risk import auxiliary_risk, bounds
 from randens.risk.checks import as_probs, as_risks
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-__all__ = ["Audited", "Reported", "ReportedAttack", "audit_published", "included"]
+from randens.training.methods import METHOD_NAMES
 
 
 @dataclass(frozen=True)
@@ -48,7 +43,7 @@ class ReportedAttack:
 
 @dataclass(frozen=True)
 class Reported:
-    """One row of a published table, accuracies as shares.
+    """One row of a published table, accuracies in percent.
 
     members: robust accuracy of each member alone. robust: of the randomized ensemble, None if not reported. probs:
     α, None if not reported. attacks: robust accuracies of the same ensemble under several attacks. rounding: half a
@@ -62,20 +57,20 @@ class Reported:
     probs: tuple[float, ...] | None = None
     attacks: tuple[ReportedAttack, ...] = ()
     dimension: int = 3072
-    rounding: float = 5e-5
+    rounding: float = 0.005
     natural: float | None = None
     members_natural: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
-class Audited(Plain):
+class Audited:
     """What a row implies.
 
-    conflict: for two members drawn evenly, the P(R₁) that Theorem 1 then implies; for more, the least share of
+    conflict: for two members sampled uniformly, the P(R₁) that Theorem 1 then implies; for more, the least share of
     inputs at which no perturbation fools all members that can be fooled, from Σ α_i η_i − η (at the probabilities
     given, or uniform ones). probs_range: for every member the smallest and largest probability with which the
-    reported risk and natural accuracy are possible, None if there is none. uniform_possible: whether equal
-    probabilities are among them.
+    reported risk and natural accuracy are possible, None if there is none. uniform_possible: whether uniform
+    ones are among them.
     violations: contradictions; notes: further remarks.
     """
 
@@ -85,66 +80,76 @@ class Audited(Plain):
     probs_range: tuple[tuple[float, float], ...] | None = None
     uniform_possible: bool | None = None
     violations: tuple[str, ...] = ()
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
 
 def audit_published(reported: Reported) -> Audited:
     """Check one row of a table against Proposition 1, Theorem 1, Theorem 3 and the inclusion of balls."""
+    found = Audited(reported.name)
+    if reported.members and reported.robust is not None:
+        found = _audit_sampling(reported, reported.robust)
+    return replace(found, violations=(*found.violations, *_weaker(reported)))
+
+
+def _audit_sampling(reported: Reported, robust: float) -> Audited:
+    """What the risks of the members and of the ensemble, and their natural accuracies, say about α and conflict."""
+    risks = as_risks("members", [1 - value / 100 for value in reported.members])
+    (risk,) = as_risks("robust", [1 - robust / 100])
+    clean = np.array(reported.members_natural) / 100 if reported.natural is not None else np.zeros(0)
+    if len(clean) not in (0, len(risks)):
+        raise InputError(f"{reported.name} has {len(clean)} natural accuracies for {len(risks)} members")
+    given, slack = reported.probs is not None, 2 * reported.rounding / 100
+    named = "the probabilities given" if given else "uniform probabilities"
+    alpha = as_probs(
+        np.full(len(risks), 1 / len(risks)) if reported.probs is None else reported.probs, len(risks)
+    )
+    mean, least, limits = float(alpha @ risks), auxiliary_risk(risks, alpha), bounds(risks)
+    natural = float(alpha @ clean) if len(clean) else None
+    fits = bool(least - slack <= risk <= mean + slack)
+    fits_natural = natural is None or abs(natural - (reported.natural or 0.0) / 100) <= slack
     violations: list[str] = []
     notes: list[str] = []
-    conflict = gain = ranges = possible = None
-    if reported.members and reported.robust is not None:
-        risks = as_risks("members", [1 - value for value in reported.members])
-        (risk,) = as_risks("robust", [1 - reported.robust])
-        slack = 2 * reported.rounding
-        limits = bounds(risks)
-        if risk < limits.floor - slack:
-            violations.append(
-                f"the risk {risk:.2%} is below the floor {limits.floor:.2%} that the members' risks allow (Theorem 3)"
-            )
-        if risk > limits.ceiling + slack:
-            violations.append(
-                f"the risk {risk:.2%} is above that of the weakest member, {limits.ceiling:.2%} (Theorem 3)"
-            )
-        given = reported.probs is not None
-        said = "the probabilities given" if given else "equal probabilities"
-        alpha = as_probs(
-            [1 / len(risks)] * len(risks) if reported.probs is None else reported.probs, len(risks)
+    if risk < limits.floor - slack:
+        violations.append(
+            f"the risk {risk:.2%} is below the floor {limits.floor:.2%} of these members (Theorem 3)"
         )
-        mean, least = float(alpha @ risks), auxiliary_risk(risks, alpha)
-        fits = bool(least - slack <= risk <= mean + slack)
-        gain = mean - float(risk)
-        if given and not fits:
+    if risk > limits.ceiling + slack:
+        violations.append(
+            f"the risk {risk:.2%} is above the weakest member's, {limits.ceiling:.2%} (Theorem 3)"
+        )
+    if given and not fits:
+        violations.append(
+            f"at {named} the risk must lie between {least:.2%} and {mean:.2%}, not at {risk:.2%}"
+        )
+    if not fits_natural:
+        text = f"at {named} the natural accuracy is {natural:.3%}, not {reported.natural:.2f}%"
+        (violations if given else notes).append(text)
+    ranges = None
+    if not given:
+        ranges = _possible(risks, float(risk), slack, clean, reported.natural)
+        if ranges is None and not violations:
             violations.append(
-                f"at the probabilities given the risk must lie between {least:.2%} and {mean:.2%}, not at {risk:.2%}"
+                "no probabilities give the risk and natural accuracy with these members (convexity)"
             )
-        clean = np.array(reported.members_natural) if reported.natural is not None else np.zeros(0)
-        if len(clean) not in (0, len(risks)):
-            raise InputError(f"{reported.name} has {len(clean)} natural accuracies for {len(risks)} members")
-        natural = float(alpha @ clean) if len(clean) else None
-        if natural is not None and abs(natural - (reported.natural or 0.0)) > slack:
-            fits = False
-            text = f"at {said} the natural accuracy is {natural:.3%}, not {reported.natural:.2%}"
-            (violations if given else notes).append(text)
-        if not given:
-            possible = fits
-            ranges = _possible(risks, float(risk), slack, clean, reported.natural)
-            if ranges is None and not violations:
-                what = "risk" if natural is None else "risk and natural accuracy"
-                violations.append(f"no probabilities give the {what} with these members (convexity)")
-        if gain >= -slack and len(risks) > 1:
-            # π ≤ Σ α_i − max α_i at an input, and it is 0 unless some member that can be fooled is spared.
-            most = float(alpha.sum() - alpha.max())
-            conflict = max(0.0, gain) / most if most > 0 else None
-            if len(risks) == 2 and conflict is not None and np.allclose(alpha, 0.5):
-                helps = conflict > abs(risks[0] - risks[1]) + slack
-                notes.append(
-                    f"P(R₁) = {conflict:.2%} at {said}, |η₁ − η₂| = {abs(risks[0] - risks[1]):.2%}: "
-                    + ("drawing beats both members" if helps else "drawing does not beat the better member")
-                    + " (Theorem 1)"
-                )
-    violations += _weaker(reported)
-    return Audited(reported.name, conflict, gain, ranges, possible, tuple(violations), tuple(notes))
+    conflict = None
+    if mean - risk >= -slack and alpha.max() < 1:
+        # π ≤ Σ α_i − max α_i at an input, and it is 0 unless some member that can be fooled is spared.
+        conflict = max(0.0, mean - float(risk)) / float(alpha.sum() - alpha.max())
+        if len(risks) == 2 and np.allclose(alpha, 0.5):
+            gap = abs(risks[0] - risks[1])
+            helps = "beats both members" if conflict > gap + slack else "does not beat the better member"
+            notes.append(
+                f"P(R₁) = {conflict:.2%}, |η₁ − η₂| = {gap:.2%}: sampling uniformly {helps} (Theorem 1)"
+            )
+    return Audited(
+        reported.name,
+        conflict,
+        mean - float(risk),
+        ranges,
+        None if given else fits and fits_natural,
+        tuple(violations),
+        tuple(notes),
+    )
 
 
 def included(norm: str, eps: float, other_norm: str, other_eps: float, dimension: int) -> bool:
@@ -170,9 +175,9 @@ def _weaker(reported: Reported) -> list[str]:
         best = min(reported.attacks, key=lambda a: (not _inside(a, wide, reported.dimension), a.robust))
         if _inside(best, wide, reported.dimension) and best.robust < wide.robust - 2 * reported.rounding:
             found.append(
-                f"{wide.name} ({wide.norm}, ε = {wide.eps:.4g}) leaves {wide.robust:.2%}, yet {best.name} in a set "
-                f"that lies inside ({best.norm}, ε = {best.eps:.4g}) leaves {best.robust:.2%}: {wide.name} is weak, "
-                f"and misses at least {100 * (wide.robust - best.robust):.2f} points of what its own set holds"
+                f"{wide.name} ({wide.norm}, ε = {wide.eps:.4g}) leaves {wide.robust:.2f}%, yet {best.name} in a set "
+                f"that lies inside ({best.norm}, ε = {best.eps:.4g}) leaves {best.robust:.2f}%: {wide.name} is weak, "
+                f"and misses at least {wide.robust - best.robust:.2f} points of what its own set holds"
             )
     return found
 
@@ -198,7 +203,7 @@ def _possible(
     rows += [np.r_[none, steps], np.r_[-risks, none]]
     if len(clean) and natural is not None:
         rows += [np.r_[clean, none], np.r_[-clean, none]]
-        limits += [natural + slack, -natural + slack]
+        limits += [natural / 100 + slack, -natural / 100 + slack]
     whole = {"A_eq": [np.r_[np.ones(members), none]], "b_eq": [1.0], "bounds": (0.0, 1.0)}
     ends = []
     for axis in axes:
@@ -209,62 +214,124 @@ def _possible(
     return tuple(ends)
 
 
-def reported_from(content: Mapping[str, Any]) -> Reported:
-    """A row from plain values, as a TOML or JSON file has them; numbers above 1 are per cent."""
-    known = (
-        *("name", "members", "robust", "natural", "members_natural"),
-        *("probs", "attacks", "dimension", "decimals"),
-    )
-    for key in content:
-        if key not in known:
-            unknown("field of a table's row", key, known)
-    name = str(content.get("name", "row"))
-    numbers = [*content.get("members", ()), *content.get("members_natural", ())]
-    numbers += [content[key] for key in ("robust", "natural") if key in content]
-    numbers += [one.get("robust", math.nan) for one in content.get("attacks", ())]
-    for value in numbers:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 100:
-            raise InputError(
-                f"{name} holds {value!r}; accuracies are numbers from 0 to 1, or per cent up to 100"
-            )
-    unit = 100.0 if any(value > 1 for value in numbers) else 1.0
-    decimals = int(content.get("decimals", 2 if unit == 100 else 4))
-    try:
-        attacks = tuple(
-            ReportedAttack(str(a["name"]), float(a["robust"]) / unit, str(a["norm"]), float(a["eps"]))
-            for a in content.get("attacks", ())
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(
-            f"{name}: an attack needs name, robust, norm and eps; {error} is not right"
-        ) from None
-    probs: Sequence[float] | None = content.get("probs")
-    return Reported(
-        name,
-        tuple(float(value) / unit for value in content.get("members", ())),
-        float(content["robust"]) / unit if "robust" in content else None,
-        None if probs is None else tuple(float(p) for p in as_probs(probs)),
-        attacks,
-        int(content.get("dimension", 3072)),
-        0.5 * 10.0**-decimals / unit,
-        float(content["natural"]) / unit if "natural" in content else None,
-        tuple(float(value) / unit for value in content.get("members_natural", ())),
-    )
-
-
 def read_rows(path: Path) -> list[Reported]:
-    """The rows of a TOML or JSON file."""
-    try:
-        text = path.read_text(encoding="utf-8")
-        content: Any = parse_json(text.encode()) if path.suffix == ".json" else tomllib.loads(text)
-    except OSError as error:
-        raise FileError(f"cannot read the table {path}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise FileError(f"{path} is neither TOML nor JSON: {error}") from error
+    """The rows of a TOML or JSON file: accuracies in percent, fields as in `Reported`."""
+    content = read_json(path) if path.suffix == ".json" else read_toml(path)
     rows = content.get("rows") if isinstance(content, dict) else content
     if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
         raise InputError(f"{path} holds no rows; give [[rows]] with name, members and robust")
-    return [reported_from(row) for row in rows]
+    known = [entry.name for entry in fields(Reported)]
+    found = []
+    for row in rows:
+        for key in row:
+            if key not in known:
+                unknown("field of a table's row", key, known)
+        try:
+            attacks = tuple(ReportedAttack(**attack) for attack in row.get("attacks", ()))
+            lists = {key: tuple(value) for key, value in row.items() if isinstance(value, list)}
+            found.append(Reported(**{"name": "row", **row, **lists, "attacks": attacks}))
+        except TypeError as error:
+            raise InputError(f"{path}, {row.get('name', 'row')}: {error}") from error
+    return found
+
+
+def paper_rows() -> tuple[Reported, ...]:
+    """Every randomized ensemble of the paper: Table 1 with the members of Tables 3 and 4, by size, and Table 5."""
+    return (*_best(), *_sizes(), *_attacks())
+
+
+def _best() -> Iterator[Reported]:
+    for data, network in product(DATA, NETWORKS):
+        for method, numbers in paper()["best"][network].items():
+            if method == "at":
+                continue
+            base = "mrboost" if method.startswith("mrboost") else method
+            uniform = method.endswith("-uniform")
+            probs = paper()["probabilities"].get(data, {}).get(network, {}).get(base)
+            if uniform:
+                probs = [1 / numbers["members"]] * numbers["members"]
+            label = f"{METHOD_NAMES['mrboost-r' if base == 'mrboost' else base]}{'†' if uniform else ''}"
+            yield _row(
+                f"Table 1, {_place(network, data)}, {label}", data, network, base, numbers[data], probs=probs
+            )
+
+
+def _sizes() -> Iterator[Reported]:
+    for (data, table), network in product(zip(DATA, ("Table 2", "Table 6"), strict=True), NETWORKS):
+        for m, numbers in enumerate(paper()["sizes"][data][network]["barre"], start=1):
+            if m > 1:
+                yield _row(
+                    f"{table}, {_place(network, data)}, BARRE, M = {m}", data, network, "barre", numbers, m
+                )
+
+
+def _attacks() -> Iterator[Reported]:
+    for network, method in product(NETWORKS, METHODS):
+        numbers = paper()["attacks"][network][method]
+        count = paper()["best"][network]["barre"]["members"]
+        label = METHOD_NAMES["mrboost-r" if method == "mrboost" else method]
+        attacks = tuple(
+            ReportedAttack(
+                ATTACK_NAMES[name].split(" ")[0],
+                numbers[name],
+                "l2" if name == "acw" else "linf",
+                2.0 if name == "acw" else 8 / 255,
+            )
+            for name in ATTACKS
+        )
+        name = f"Table 5, {paper()['networks'][network]}, {label}"
+        members = tuple(robust for _, robust in paper()["individual"]["cifar10"][network][method])
+        yield Reported(name, members, numbers["arc-r"], (1 / count,) * count, attacks)
+
+
+def _row(
+    name: str,
+    data: str,
+    network: str,
+    method: str,
+    numbers: Sequence[float],
+    members: int | None = None,
+    probs: Sequence[float] | None = None,
+) -> Reported:
+    """A row of (natural, robust) with its members from Table 3 or 4."""
+    natural, robust = zip(*paper()["individual"][data][network][method][:members], strict=True)
+    alpha = None if probs is None else tuple(probs)
+    return Reported(name, robust, numbers[1], alpha, natural=numbers[0], members_natural=natural)
+
+
+def _place(network: str, data: str) -> str:
+    return f"{paper()['networks'][network]}, {paper_names().data[data]}"
+
+
+def repeated() -> tuple[str, ...]:
+    """Numbers that the paper prints in two places, where they should differ or do."""
+    said = []
+    stated = paper()
+    table1 = {row.name.removeprefix("Table 1, "): row for row in _best()}
+    for network in NETWORKS:
+        for method in ("iat", "mrboost-r", "barre"):
+            row = stated["best"][network][method]
+            if stated["attacks"][network][method.removesuffix("-r")]["arc-r"] == row["cifar10"][1]:
+                label = f"{_place(network, 'cifar10')}, {METHOD_NAMES[method]}"
+                fits = "fit" if audit_published(table1[label]).uniform_possible else "exclude"
+                said.append(
+                    f"{label}: Table 1 (α by OSP) and Table 5 (uniform) have the same robust accuracy; the natural "
+                    f"accuracies {fits} uniform probabilities"
+                )
+        for data in DATA:
+            best, sizes = stated["best"][network]["barre"], stated["sizes"][data][network]
+            m = best["members"]
+            if m <= len(sizes["barre"]) and sizes["barre"][m - 1] != best[data]:
+                said.append(
+                    f"{_place(network, data)}: BARRE with M = {m} is {best[data]} in Table 1 and "
+                    f"{sizes['barre'][m - 1]} by size"
+                )
+            said += [
+                f"{_place(network, data)}: MRBoost with M = {m} and M = {m + 1} have the same numbers {one}"
+                for m, (one, two) in enumerate(pairwise(sizes["mrboost"]), start=1)
+                if one == two
+            ]
+    return tuple(said)
 
 
 def lines(rows: Sequence[Reported]) -> Iterator[str]:
@@ -293,11 +360,9 @@ def main(arguments: Sequence[str]) -> int:
         if arguments:
             print("\n".join(lines(read_rows(Path(arguments[0])))))
         else:
-            from paper.reproduce.published import paper_rows, repeated
-
             print("\n".join([*lines(paper_rows()), *(f"printed twice: {text}" for text in repeated())]))
     except RandensError as error:
-        print(error, file=sys.stderr)
+        print(f"randens: {error}", file=sys.stderr)
         return 2
     return 0
 

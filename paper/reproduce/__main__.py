@@ -1,11 +1,12 @@
 """The paper's tables and figures from run folders, in the paper's layout, our number and the paper's per cell.
 
-    python -m paper.reproduce --scale digits        trains what is missing, minutes
-    python -m paper.reproduce --scale cpu           CIFAR-10 on two cores
-    python -m paper.reproduce --scale paper         as published
+    python -m paper.reproduce                                 digits: trains what is missing, minutes
+    python -m paper.reproduce --scale cpu                     CIFAR-10 on two cores
+    python -m paper.reproduce --scale paper --list            the commands of the independent runs, one per line
+    python -m paper.reproduce --scale paper --only cifar10-resnet20 --train --device cuda
 
-The same command continues an interrupted one. It writes reproduction.md, reproduction.json and figures next to the
-run folders.
+The same command continues an interrupted one. It writes reproduction.md, .tex, .json and the
+figures next to the run folders.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-from paper.reproduce.runs import SCALES, Reproduction, reproduce
+from paper.reproduce.measure import ALPHA
+from paper.reproduce.page import reproduce
+from paper.reproduce.plan import SCALES, hours, plan
 from randens.cli.output import show
 from randens.core.errors import RandensError
-from randens.core.files import write_atomic
 from randens.core.progress import bars
 
 
@@ -31,26 +32,44 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--scale", default="digits", choices=list(SCALES))
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="NAME", help="runs whose names begin so"
+    )
+    parser.add_argument(
+        "--list", action="store_true", help="print the commands that train the runs, one per line"
+    )
+    parser.add_argument(
+        "--time", action="store_true", help="estimate the hours, at the speed of this device now"
+    )
     parser.add_argument("--runs", type=Path, help="where the run folders are; runs/SCALE by default")
     parser.add_argument(
         "--train", action=argparse.BooleanOptionalAction, help="train what is missing; at digits by default"
     )
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change the recipes")
     parser.add_argument("--attack", default="arc-r", help="the attack behind robust accuracies")
+    parser.add_argument(
+        "--alpha", choices=ALPHA, help="how α is chosen; OSP at the paper's scale, else careful"
+    )
     parser.add_argument("--limit", type=int, help="use only this many of the first inputs")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--format", default="terminal", choices=["terminal", "markdown", "latex"])
-    parser.add_argument("--page", type=Path, help="also write the documentation's page to this file")
+    parser.add_argument("--format", default="markdown", choices=["markdown", "latex"])
     parser.add_argument("--json", action="store_true", help="print JSON for programs")
     asked = parser.parse_args(arguments)
     try:
+        if asked.list or asked.time:
+            print("\n".join(_listed(asked)))
+            return 0
         with bars() as progress:
             result = reproduce(
                 asked.scale,
                 asked.runs,
                 training=asked.train,
-                limit=asked.limit,
+                only=asked.only,
+                settings=asked.set,
                 attack=asked.attack,
+                alpha=asked.alpha,
+                limit=asked.limit,
                 device=asked.device,
                 seed=asked.seed,
                 progress=progress,
@@ -58,23 +77,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RandensError as error:
         print(f"randens: {error}", file=sys.stderr)
         return 2
-    if asked.page is not None:
-        write_atomic(asked.page, result.page().encode())
-    show(result, asked.json, _lines(result, asked.format))
+    show(result, asked.json, [result.latex() if asked.format == "latex" else result.markdown()])
     return 0
 
 
-def _lines(result: Reproduction, form: str) -> Iterator[Any]:
-    if form in ("latex", "markdown"):
-        yield result.latex() if form == "latex" else result.markdown()
-        return
-    yield from (table.terminal() for table in result.tables)
-    yield from result.findings()
-    yield from (f"missing: {run.name}: {run.command}" for run in result.missing)
-    yield (
-        f"Training took {result.budget['training_passes']:,} member passes, measuring "
-        f"{result.budget['measuring_passes']:,}; this call {result.seconds:.0f} s. Written to {result.folder}."
-    )
+def _listed(asked: argparse.Namespace) -> Iterator[str]:
+    """The commands of the runs, or the hours that they take."""
+    folder = asked.runs or Path("runs") / asked.scale
+    total = 0.0
+    for run in plan(asked.scale, asked.only):
+        if asked.time:
+            training, measuring = hours(run, asked.device, asked.set)
+            total += training + measuring
+            yield f"{run.name}: {training:.1f} h to train, {measuring:.1f} h to measure"
+        else:
+            yield run.command(folder, asked.scale, asked.set)
+    if asked.time:
+        yield f"all: about {total:.0f} h on one device, Figure 4's run included; attacks may take half or twice theirs"
 
 
 if __name__ == "__main__":

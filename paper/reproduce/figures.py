@@ -15,11 +15,9 @@ from paper.reproduce.measure import Measured
 from paper.reproduce.tables import Found, Wanted, paper
 from randens.core.files import write_atomic
 
-__all__ = ["figure1", "figure4", "points", "save"]
-
 _MARKERS = {"at": "o", "mrboost": "D", "barre": "*"}
 _NAMES = {"at": "AT", "mrboost": "MRBoost, deterministic", "barre": "BARRE, randomized"}
-_COLOURS = {"at": "#4c4c4c", "mrboost": "#b35806", "barre": "#2166ac"}
+_COLORS = {"at": "#4c4c4c", "mrboost": "#b35806", "barre": "#2166ac"}
 
 
 def points(found: Found, networks: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
@@ -67,7 +65,7 @@ def figure1(found: Found, networks: Sequence[str], title: str) -> Figure:
                 [p["robust"] for p in known],
                 s=130 if method == "barre" else 55,
                 marker=_MARKERS[method],
-                color=_COLOURS[method],
+                color=_COLORS[method],
                 label=_NAMES[method],
             )
         axes.set_xlabel("MFLOPs per inference")
@@ -80,14 +78,14 @@ def figure1(found: Found, networks: Sequence[str], title: str) -> Figure:
     return figure
 
 
-def figure4(curves: Mapping[str, Measured], title: str) -> Figure:
+def figure4(curves: Mapping[str, Sequence[tuple[int, float, float]]], title: str) -> Figure:
     """Robust (left) and natural (right) accuracy per epoch of the second member, by training attack."""
     figure = Figure(figsize=(8, 3.2), layout="constrained")
     left, right = figure.subplots(1, 2)
-    for (name, have), colour in zip(curves.items(), ("#2166ac", "#b35806"), strict=False):
-        epochs = [epoch for epoch, _, _ in have.curve]
-        left.plot(epochs, [100 * robust for _, _, robust in have.curve], color=colour, label=name)
-        right.plot(epochs, [100 * natural for _, natural, _ in have.curve], color=colour, label=name)
+    for (name, curve), color in zip(curves.items(), ("#2166ac", "#b35806"), strict=False):
+        epochs = [epoch for epoch, _, _ in curve]
+        left.plot(epochs, [100 * robust for _, _, robust in curve], color=color, label=name)
+        right.plot(epochs, [100 * natural for _, natural, _ in curve], color=color, label=name)
     for axes, what in ((left, "robust"), (right, "natural")):
         axes.set_xlabel("epoch of the second member")
         axes.set_ylabel(f"{what} accuracy [%]")

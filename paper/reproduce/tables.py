@@ -1,25 +1,21 @@
 """The paper's tables, filled with what was measured, next to the paper's own numbers and in the paper's layout.
 
 A table says which run fills each of its cells; missing runs leave cells empty. Numbers are accuracies
-in per cent. The paper's are in `paper.json`, transcribed once.
+in percent. The paper's are in `paper.json`, transcribed once.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import rich.table
-
 from paper.reproduce.measure import ATTACKS, Measured, Pair
 from randens.training.methods import METHOD_NAMES
-
-__all__ = ["Cell", "Names", "Row", "Table", "Wanted", "paper", "tables"]
 
 DATA = ("cifar10", "cifar100")
 NETWORKS = ("resnet20", "mobilenetv1", "resnet18")
@@ -48,7 +44,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Cell:
-    """One number of ours and one of the paper's, in per cent (with unit "M": in MFLOPs); None where there is none."""
+    """One number of ours and one of the paper's, in percent (with unit "M": in MFLOPs); None where there is none."""
 
     ours: float | None
     paper: float | None
@@ -103,11 +99,6 @@ class Table:
         """Of the labels, then of the cells with their groups."""
         return (*self.labels, *(f"{group} {name}".strip() for group, name in self.columns))
 
-    @property
-    def filled(self) -> int:
-        """How many cells have a number of ours."""
-        return sum(cell.ours is not None for row in self.rows for cell in row.cells)
-
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary for JSON."""
         rows = [{"labels": list(r.labels), "cells": [c.to_json() for c in r.cells]} for r in self.rows]
@@ -116,18 +107,14 @@ class Table:
     def _blocks(self) -> list[list[Row]]:
         return [list(rows) for _, rows in itertools.groupby(self.rows, key=lambda row: row.labels[0])]
 
-    def _lines(self) -> Iterable[tuple[bool, list[str]]]:
-        """(begins a block, texts) for every row; the first label is given once per block."""
-        for block in self._blocks():
-            for number, row in enumerate(block):
-                first = row.labels[0] if number == 0 else ""
-                yield number == 0, [first, *row.labels[1:], *(str(cell) for cell in row.cells)]
-
     def markdown(self) -> str:
         """A Markdown table; each cell: ours (the paper's)."""
         lines = ["| " + " | ".join(self.headings) + " |"]
         lines.append("|" + "---|" * len(self.labels) + "---:|" * len(self.columns))
-        lines += ["| " + " | ".join(texts) + " |" for _, texts in self._lines()]
+        for block in self._blocks():
+            for number, row in enumerate(block):
+                first = row.labels[0] if number == 0 else ""
+                lines.append("| " + " | ".join([first, *row.labels[1:], *map(str, row.cells)]) + " |")
         return "\n".join(lines)
 
     def latex(self) -> str:
@@ -155,19 +142,6 @@ class Table:
                 ]
                 lines.append(" & ".join(texts) + r" \\")
         return "\n".join([*lines, "\\bottomrule", "\\end{tabular}"])
-
-    def terminal(self) -> rich.table.Table:
-        """A rich table; ours above the paper's in every cell, for narrow terminals."""
-        shown = rich.table.Table(title=self.title, title_justify="left", title_style="bold", pad_edge=False)
-        for label in self.labels:
-            shown.add_column(label)
-        for group, name in self.columns:
-            shown.add_column(f"{group}\n{name}" if group else name, justify="right")
-        for begins, texts in self._lines():
-            if begins:
-                shown.add_section()
-            shown.add_row(*(text.replace(" (", "\n(") for text in texts))
-        return shown
 
 
 @dataclass(frozen=True)
@@ -222,10 +196,11 @@ def _best(found: Found, networks: Sequence[str], names: Names) -> Table:
                 cells += _cells(pair, numbers[run.data])
             members = [found[run].members for run in runs if run in found]
             size = f"M = {members[0] if members else '–'} ({numbers['members']})"
-            label = "MRBoost-R†" if uniform else METHOD_NAMES[method]
+            one_hot = not uniform and any(found[run].one_hot for run in runs if run in found)
+            label = "MRBoost-R†" if uniform else METHOD_NAMES[method] + ("‡" if one_hot else "")
             rows.append(Row((names.networks[network], label, size), tuple(cells), tuple(runs)))
     columns = tuple((names.data[data], accuracy) for data in DATA for accuracy in _ACCURACIES)
-    title = "Table 1. BARRE and other methods, randomized ensembles († equiprobable sampling)"
+    title = "Table 1. BARRE and other methods, randomized ensembles († uniform sampling)"
     return Table("table1", title, ("Network", "Method", "Size M"), columns, tuple(rows))
 
 
@@ -287,7 +262,7 @@ def _attacks(found: Found, networks: Sequence[str], names: Names) -> Table:
             label = METHOD_NAMES["mrboost-r" if method == "mrboost" else method]
             rows.append(Row((names.networks[network], label), cells, (run,)))
     columns = tuple(("", ATTACK_NAMES[a]) for a in ATTACKS)
-    title = f"Table 5. Robust accuracy by attack, equiprobable sampling, {names.data['cifar10']}"
+    title = f"Table 5. Robust accuracy by attack, uniform sampling, {names.data['cifar10']}"
     return Table("table5", title, ("Network", "Method"), columns, tuple(rows))
 
 
@@ -321,6 +296,13 @@ def _cells(pair: Pair | None, numbers: Sequence[float | None]) -> list[Cell]:
 
 
 def _tex(text: str) -> str:
-    for plain, escaped in (("_", r"\_"), ("%", r"\%"), ("†", r"$^\dagger$"), ("–", "--"), ("α", r"$\alpha$")):
+    for plain, escaped in (
+        ("_", r"\_"),
+        ("%", r"\%"),
+        ("†", r"$^\dagger$"),
+        ("‡", r"$^\ddagger$"),
+        ("–", "--"),
+        ("α", r"$\alpha$"),
+    ):
         text = text.replace(plain, escaped)
     return text.replace("ε", r"$\varepsilon$")

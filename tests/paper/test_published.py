@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from paper.published import Reported, ReportedAttack, audit_published, included, main, reported_from
+from paper.published import Reported, ReportedAttack, audit_published, included, main
 from tests.risk.risk_cases import profiles
 
 from randens.core.errors import InputError
@@ -20,10 +20,10 @@ from randens.risk import RiskProfile
 def test_true_numbers_never_violate_anything(profile: RiskProfile) -> None:
     alpha = np.arange(1.0, profile.members + 1)
     alpha /= alpha.sum()
-    members = tuple(1 - profile.member_risks)
+    members = tuple(100 * (1 - profile.member_risks))
     for probs in (None, tuple(alpha)):
         at = np.full(profile.members, 1 / profile.members) if probs is None else alpha
-        found = audit_published(Reported("row", members, 1 - profile.risk(at), probs))
+        found = audit_published(Reported("row", members, 100 * (1 - profile.risk(at)), probs))
         assert found.violations == ()
         assert found.gain == pytest.approx(profile.gain(at), abs=1e-9)
         if probs is None:
@@ -35,11 +35,11 @@ def test_true_numbers_never_violate_anything(profile: RiskProfile) -> None:
 
 
 def test_two_members_by_hand() -> None:
-    """η = 0.6, 0.58 and 0.53 drawn evenly: P(R₁) = 0.6 + 0.58 − 2·0.53 = 0.12 > 0.02."""
-    found = audit_published(Reported("row", (0.4, 0.42), 0.47))
+    """η = 0.6, 0.58 and 0.53 sampled uniformly: P(R₁) = 0.6 + 0.58 − 2·0.53 = 0.12 > 0.02."""
+    found = audit_published(Reported("row", (40, 42), 47))
     assert found.conflict == pytest.approx(0.12)
     assert found.gain == pytest.approx(0.06)
-    assert "drawing beats both members" in found.notes[0]
+    assert "uniformly beats both members" in found.notes[0]
     # α = (a, 1 − a) gives at least max(a, 1 − a)·0.58 + 0.02·a, which is 0.53 at a = 0.05/0.56 and at a = 0.53/0.6.
     assert found.probs_range is not None
     (low, high), _ = found.probs_range
@@ -50,10 +50,10 @@ def test_two_members_by_hand() -> None:
 @pytest.mark.parametrize(
     ("reported", "said"),
     [
-        (Reported("row", (0.4, 0.42), 0.72), "below the floor 30.00%"),
-        (Reported("row", (0.4, 0.42), 0.35), "above that of the weakest member, 60.00%"),
-        (Reported("row", (0.4, 0.42), 0.35, (0.5, 0.5)), "must lie between 30.00% and 59.00%, not at 65.00%"),
-        (Reported("row", (0.2, 0.8), 0.55, (0.1, 0.9)), "must lie between 24.00% and 26.00%"),
+        (Reported("row", (40, 42), 72), "below the floor 30.00%"),
+        (Reported("row", (40, 42), 35), "above the weakest member's, 60.00%"),
+        (Reported("row", (40, 42), 35, (0.5, 0.5)), "must lie between 30.00% and 59.00%, not at 65.00%"),
+        (Reported("row", (20, 80), 55, (0.1, 0.9)), "must lie between 24.00% and 26.00%"),
     ],
 )
 def test_violations_are_named(reported: Reported, said: str) -> None:
@@ -74,37 +74,35 @@ def test_balls_inside_balls() -> None:
 
 
 def test_an_attack_on_the_larger_set_must_not_find_less() -> None:
-    small, large = ReportedAttack("A", 0.45, "linf", 8 / 255), ReportedAttack("B", 0.56, "l2", 2.0)
+    small, large = ReportedAttack("A", 45, "linf", 8 / 255), ReportedAttack("B", 56, "l2", 2.0)
     (said,) = audit_published(Reported("row", attacks=(small, large))).violations
     assert "B is weak, and misses at least 11.00 points" in said
     assert (
-        audit_published(Reported("row", attacks=(small, ReportedAttack("B", 0.44, "l2", 2.0)))).violations
-        == ()
+        audit_published(Reported("row", attacks=(small, ReportedAttack("B", 44, "l2", 2.0)))).violations == ()
     )
     assert (
-        audit_published(Reported("row", attacks=(small, ReportedAttack("B", 0.56, "l2", 1.5)))).violations
-        == ()
+        audit_published(Reported("row", attacks=(small, ReportedAttack("B", 56, "l2", 1.5)))).violations == ()
     )
 
 
 def test_natural_accuracies_tell_alpha() -> None:
     """Natural accuracy is linear in α: 0.8 of members with 0.9 and 0.7 is reached by (½, ½) alone."""
-    row = Reported("row", (0.4, 0.42), 0.47, natural=0.8, members_natural=(0.9, 0.7))
+    row = Reported("row", (40, 42), 47, natural=80, members_natural=(90, 70))
     found = audit_published(row)
     assert found.uniform_possible
     assert found.probs_range is not None
     assert np.array(found.probs_range) == pytest.approx(0.5, abs=1e-3)
-    other = audit_published(dataclasses.replace(row, natural=0.75))
+    other = audit_published(dataclasses.replace(row, natural=75))
     assert not other.uniform_possible
     assert "80.000%, not 75.00%" in other.notes[0]
     assert other.probs_range is not None
     assert other.probs_range[0] == pytest.approx((0.25, 0.25), abs=1e-3)
-    given = audit_published(dataclasses.replace(row, natural=0.75, probs=(0.5, 0.5)))
+    given = audit_published(dataclasses.replace(row, natural=75, probs=(0.5, 0.5)))
     assert "natural accuracy is 80.000%" in given.violations[0]
     # No α has a natural accuracy above every member's.
-    assert audit_published(dataclasses.replace(row, natural=0.95)).violations
+    assert audit_published(dataclasses.replace(row, natural=95)).violations
     with pytest.raises(InputError, match="1 natural accuracies for 2 members"):
-        audit_published(dataclasses.replace(row, members_natural=(0.9,)))
+        audit_published(dataclasses.replace(row, members_natural=(90,)))
 
 
 def test_the_papers_own_tables(capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,7 +120,7 @@ def test_the_papers_own_tables(capsys: pytest.CaptureFixture[str]) -> None:
     assert "(uniform is not)" in by_name["Table 1, ResNet-18, CIFAR-10, BARRE"]
     same = [line for line in lines if "have the same robust accuracy" in line]
     assert len(same) == 8
-    assert sum("exclude equal" in line for line in same) == 1
+    assert sum("exclude uniform" in line for line in same) == 1
     assert any("M = 3 and M = 4 have the same numbers" in line for line in lines)
 
 
@@ -130,7 +128,7 @@ def test_tables_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     table = tmp_path / "table.toml"
     table.write_text(
         '[[rows]]\nname = "mine"\nmembers = [40.0, 42.0]\nrobust = 72.0\n'
-        '[[rows]]\nname = "attacks"\nattacks = [{name = "A", robust = 0.5, norm = "linf", eps = 0.1}]\n'
+        '[[rows]]\nname = "attacks"\nattacks = [{name = "A", robust = 50, norm = "linf", eps = 0.1}]\n'
     )
     assert main([str(table)]) == 0
     out = capsys.readouterr().out
@@ -139,5 +137,5 @@ def test_tables_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     for content in ("x = 1", "[[rows]]\nmember = [1]", "[[rows]]\nmembers = [400.0]\nrobust = 1", "[[rows]"):
         table.write_text(content)
         assert main([str(table)]) == 2
-    with pytest.raises(InputError, match="needs name, robust, norm and eps"):
-        reported_from({"attacks": [{"robust": 0.5}]})
+    table.write_text("[[rows]]\nattacks = [{robust = 50}]")
+    assert main([str(table)]) == 2

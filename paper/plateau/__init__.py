@@ -1,0 +1,1 @@
+"""Networks trained to their plateau, and what sampling them is worth."""

@@ -1,0 +1,268 @@
+"""Which runs the paper's tables need, at four scales, and the commands that make them.
+
+digits: small networks, minutes. cpu: ResNet-20 on CIFAR-10 on two cores. paper: the text's settings. released: those of
+the authors' program where it differs from the text.
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paper.reproduce.tables import DATA, METHODS, NETWORKS, Names, Wanted, paper, paper_names
+from randens import data, models
+from randens.core.devices import pick_device
+from randens.core.errors import InputError, unknown
+from randens.training import Recipe, load_recipe
+from randens.training.train import plan as training_plan
+
+ATTACK_PASSES = 50
+"""Forward and backward passes of a member on an image under ARC-R with 20 steps, about."""
+_WEIGHT_COPIES = 6
+"""Weights, their average, momentum, the best checkpoint, the checkpoint being written, the ensemble."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A run that the tables need: its folder's name, and a recipe or the file that has it."""
+
+    wanted: Wanted
+    name: str
+    recipe: Recipe | None = None
+    file: str = ""
+    settings: tuple[str, ...] = ()
+
+    @property
+    def first(self) -> str | None:
+        """The folder of the adversarially trained network that the run begins with; None for AT itself."""
+        if self.wanted.method == "at":
+            return None
+        return self.name.rsplit(f"-{self.wanted.method}", 1)[0] + "-at"
+
+    def load(self, settings: Sequence[str] = ()) -> Recipe:
+        """The recipe with further settings."""
+        if self.recipe is not None:
+            return self.recipe.with_settings(settings)
+        return load_recipe(self.file, [*self.settings, *settings])
+
+    def command(self, runs: Path, scale: str, settings: Sequence[str] = ()) -> str:
+        """What to type to get the run."""
+        if self.recipe is not None:
+            words = ["python", "-m", "paper.reproduce", "--scale", scale, "--runs", str(runs), "--train"]
+            return shlex.join([*words, "--only", self.name])
+        words = ["randens", "train", self.file, "--out", str(runs / self.name)]
+        first = [] if self.first is None else [f"first={runs / self.first}"]
+        for setting in (*self.settings, *settings, *first):
+            words += ["--set", setting]
+        return shlex.join(words)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What replaces the paper's data and networks, where runs come from, and how α is chosen by default."""
+
+    networks: tuple[str, ...]
+    data: tuple[str, ...]
+    trains: bool
+    alpha: str
+    about: str
+    planned: Callable[[Wanted], Planned]
+    names: Names
+    zoo: dict[str, str] = field(default_factory=dict)
+
+
+def scale_named(name: str) -> Scale:
+    """The scale called `name`."""
+    if name not in SCALES:
+        unknown("scale", name, SCALES)
+    return SCALES[name]
+
+
+def plan(scale: str, only: Sequence[str] = ()) -> tuple[Planned, ...]:
+    """Every run that a scale needs, first members first; `only`: those whose names begin with one of these."""
+    chosen = scale_named(scale)
+    wanted = [Wanted(d, n, m) for d in chosen.data for n in chosen.networks for m in ("at", *METHODS)]
+    runs = [chosen.planned(each) for each in (*wanted, Wanted("cifar10", "resnet20", "barre-arc"))]
+    if not only:
+        return tuple(runs)
+    for start in only:
+        if not any(run.name.startswith(start) for run in runs):
+            unknown("run", start, [run.name for run in runs])
+    named = [run for run in runs if run.name.startswith(tuple(only))]
+    firsts = {run.first for run in named}
+    return tuple(run for run in runs if run in named or run.name in firsts)
+
+
+def check(runs: Sequence[Planned], folder: Path, device: str, settings: Sequence[str] = ()) -> None:
+    """Refuse to begin what could not be finished: recipes, data, device, and space for weights and witnesses."""
+    pick_device(device)
+    present, needed, bytes_needed = data.present(), set(), 0
+    for run in runs:
+        recipe = run.load(settings)
+        needed.add(recipe.data.name)
+        weights = sum(p.numel() for p in network(recipe).parameters())
+        bytes_needed += 4 * weights * recipe.members * _WEIGHT_COPIES
+    if absent := sorted(name for name in needed if not present.get(name, False)):
+        fetch = " && ".join(f"randens data fetch {name}" for name in absent)
+        raise InputError(f"the data sets {', '.join(absent)} are not here; first: {fetch}")
+    existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    free = shutil.disk_usage(existing).free
+    if free < bytes_needed:
+        raise InputError(f"runs needs about {bytes_needed / 1e9:.1f} GB; {existing} has {free / 1e9:.1f} GB")
+
+
+def hours(run: Planned, device: str, settings: Sequence[str] = ()) -> tuple[float, float]:
+    """Hours to train a run and to measure it, at the speed of one batch on the device just now."""
+    recipe = run.load(settings)
+    sizes = data.entry(recipe.data.name).sizes
+    planned = training_plan(recipe)
+    validating = planned.attacks * planned.held * recipe.members * ATTACK_PASSES
+    # All members at two α, each alone, the attacks of Table 5, and the choice of α on validation data.
+    attacks = (
+        recipe.members * (2 + recipe.members + 6) * sizes["test"] + 10 * recipe.members * sizes["validation"]
+    )
+    rate = _passes_per_second(recipe, device)
+    training = 2 * (planned.crafting + planned.training) + validating
+    return training / rate / 3600, attacks * ATTACK_PASSES / rate / 3600
+
+
+def network(recipe: Recipe) -> torch.nn.Module:
+    """One member of a recipe."""
+    known = data.entry(recipe.data.name)
+    return models.create(
+        recipe.model.name, classes=len(known.classes), input_shape=known.shape, **recipe.model.sizes
+    )
+
+
+def _passes_per_second(recipe: Recipe, device: str) -> float:
+    where = pick_device(device)
+    member = network(recipe).to(where).eval()
+    x = torch.rand(64, *data.entry(recipe.data.name).shape, device=where, requires_grad=True)
+    member(x).sum().backward()
+    begun = time.perf_counter()
+    float(torch.autograd.grad(member(x).sum(), x)[0].sum())
+    return 2 * len(x) / (time.perf_counter() - begun)
+
+
+_DIGITS_NETWORKS: dict[str, dict[str, Any]] = {
+    "resnet20": {"name": "convnet", "width": 8, "hidden": 32},
+    "mobilenetv1": {"name": "mlp", "width": 64},
+    "resnet18": {"name": "convnet", "width": 16, "hidden": 64},
+}
+_DIGITS_EPS = {"cifar10": 0.1, "cifar100": 0.15}
+_DIGITS_NAMES = Names(
+    {
+        network: f"{model['name']} {model['width']} (for {paper()['networks'][network]})"
+        for network, model in _DIGITS_NETWORKS.items()
+    },
+    {name: f"ε = {eps:g} (for {paper_names().data[name]})" for name, eps in _DIGITS_EPS.items()},
+)
+
+
+def _digits(wanted: Wanted) -> Planned:
+    model = _DIGITS_NETWORKS[wanted.network]
+    arc = wanted.method == "barre-arc"
+    most = paper()["best"][wanted.network]["barre"]["members"]
+    # Figure 4 compares the second members of two runs, after every epoch.
+    in_figure4 = (
+        wanted.network == "resnet20" and wanted.data == "cifar10" and wanted.method.startswith("barre")
+    )
+    recipe = Recipe.model_validate(
+        {
+            "method": "barre" if arc else wanted.method,
+            "members": {"at": 1, "barre-arc": 2}.get(wanted.method, most),
+            "epochs": 8,
+            "batch_size": 64,
+            "ema": 0.95,
+            "model": model,
+            "data": {"name": "digits"},
+            "threat": {"norm": "linf", "eps": _DIGITS_EPS[wanted.data]},
+            "adversary": {
+                "name": "arc" if arc else "pgd",
+                "steps": 4,
+                "warmup": 2,
+                "start": 0.5,
+                "loss": "cross-entropy" if arc else "mce",
+            },
+            "optimizer": {"lr": 0.1},
+            "sampling": {"method": "osp", "rule": "released", "floor": 0.0, "every": 4},
+            "validation": {
+                "attack": "arc-r" if in_figure4 else "adaptive-pgd-s",
+                "steps": 10,
+                "every": 1 if in_figure4 else 2,
+            },
+        }
+    )
+    eps = f"{_DIGITS_EPS[wanted.data]:g}"
+    return Planned(wanted, f"digits-{eps}-{model['name']}{model['width']}-{wanted.method}", recipe)
+
+
+def _cifar(folder: str) -> Callable[[Wanted], Planned]:
+    def planned(wanted: Wanted) -> Planned:
+        arc = wanted.method == "barre-arc"
+        base = "barre" if arc else wanted.method
+        settings = (
+            "members=2",
+            "adversary.name=arc",
+            "adversary.loss=cross-entropy",
+            "validation.attack=arc-r",
+        )
+        file = f"recipes/{folder}/{wanted.data}-{wanted.network}-{base}.toml"
+        name = f"{wanted.data}-{wanted.network}-{wanted.method}"
+        return Planned(wanted, name, file=file, settings=settings if arc else ())
+
+    return planned
+
+
+SCALES: dict[str, Scale] = {
+    "digits": Scale(
+        networks=tuple(_DIGITS_NETWORKS),
+        data=DATA,
+        trains=True,
+        alpha="careful",
+        about=(
+            "Small networks and images replace large ones: convolutional networks of 8 and 16 channels for ResNet-20 "
+            "and ResNet-18, a perceptron for MobileNetV1; 8×8 digits at ε = 0.1 for CIFAR-10 at 8/255, and at ε = 0.15 "
+            "for CIFAR-100; eight epochs for a hundred, PGD-4 with warm-up, a cyclic learning rate, averaged weights "
+            "(0.95), checkpoints by adaptive PGD. Ensembles are as large as the paper's. What can be compared is the "
+            "order of the methods and the effect of size and attack, not the level of the numbers."
+        ),
+        planned=_digits,
+        names=_DIGITS_NAMES,
+    ),
+    "cpu": Scale(
+        networks=("resnet20",),
+        data=("cifar10",),
+        trains=False,
+        alpha="careful",
+        about=(
+            "ResNet-20 on CIFAR-10 by the recipes of `recipes/cpu`, made for two CPU cores. What is not below `--runs` "
+            "is taken from the zoo, where that has it. CIFAR-100 and the other networks are left out."
+        ),
+        planned=_cifar("cpu"),
+        names=paper_names(),
+        zoo={
+            "cifar10-resnet20-at": "cifar10-resnet20-at",
+            "cifar10-resnet20-barre": "cifar10-resnet20-barre-m3",
+        },
+    ),
+    **{
+        name: Scale(
+            networks=NETWORKS,
+            data=DATA,
+            trains=False,
+            alpha="osp",
+            about=f"The paper's networks, data, number of members and training, as {source}.",
+            planned=_cifar(name),
+            names=paper_names(),
+        )
+        for name, source in {"paper": "its text says", "released": "its authors' program has them"}.items()
+    },
+}
