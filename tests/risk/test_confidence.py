@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 from scipy.stats import chi2
 
-from randens.core.errors import InputError
 from randens.risk import (
     RiskProfile,
     confidence,
@@ -59,26 +58,23 @@ def equal_members(members: int, n: int, rng: np.random.Generator) -> RiskProfile
     return RiskProfile.from_witnesses(np.arange(n), rng.random((n, members)) < 0.4, n)
 
 
-@pytest.mark.parametrize(("members", "n", "samples"), [(3, 200, 80), (16, 120, 40)])
+@pytest.mark.parametrize(("members", "n", "samples"), [(3, 300, 60), (8, 150, 25), (16, 120, 20)])
 def test_the_bound_holds_for_the_alpha_that_minimizes_it(
     monkeypatch: pytest.MonkeyPatch, members: int, n: int, samples: int
 ) -> None:
-    """A bound that treats α as fixed before misses in 18 % and 88 % of the samples; at most 5 % are allowed."""
+    """At most 5 % of the samples may miss, and chance; a bound that treats α as fixed before misses in many more."""
     monkeypatch.setattr(confidence, "_REPLICATES", 100)
     rng = np.random.default_rng(members)
-    missed = 0
-    for _ in range(samples):
-        found = confident_sampling(equal_members(members, n, rng), tol=1e-4)
-        missed += float(found.upper or 0.0) < 0.4
-    assert missed <= 0.12 * samples
+    drawn = [equal_members(members, n, rng) for _ in range(samples)]
 
+    def missed() -> float:
+        return float(np.mean([optimal_sampling(one, confidence=0.95, tol=1e-4).upper < 0.4 for one in drawn]))  # type: ignore[operator]
 
-def test_the_bound_holds_for_the_alpha_that_another_rule_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(confidence, "_REPLICATES", 100)
-    rng = np.random.default_rng(0)
-    samples = [equal_members(8, 200, rng) for _ in range(60)]
-    missed = [upper_bound(profile, exact_sampling(profile).probs) < 0.4 for profile in samples]
-    assert np.mean(missed) <= 0.12
+    assert missed() <= 0.1
+    others = [upper_bound(one, exact_sampling(one).probs) < 0.4 for one in drawn[:15]]
+    assert np.mean(others) <= 0.1
+    monkeypatch.setattr(confidence, "simultaneous_quantile", lambda _, share: NormalDist().inv_cdf(share))
+    assert missed() > 0.1
 
 
 def test_few_inputs_without_an_error_do_not_prove_safety() -> None:
@@ -192,14 +188,6 @@ def test_one_name_for_all_methods() -> None:
     assert by_confidence.to_json()["upper"] == by_confidence.upper
     assert optimal_sampling(profile).method == "exact"
     assert optimal_sampling(profile, "confidence").probs == pytest.approx(confident_sampling(profile).probs)
-    with pytest.raises(InputError, match="method='exact' does not take"):
-        optimal_sampling(profile, "exact", confidence=0.9)
-    with pytest.raises(InputError, match=r"above 0\.5"):
-        optimal_sampling(profile, confidence=0.4)
-    with pytest.raises(InputError, match="size is unknown"):
-        optimal_sampling(RiskProfile.from_configurations([[(1, 0)], []], [0.5, 0.5]), confidence=0.9)
-    with pytest.raises(InputError, match="reference is 'best'"):
-        confident_sampling(profile, reference="best")
 
 
 def test_cross_fitting_scores_every_input_with_probabilities_chosen_without_it() -> None:
@@ -214,12 +202,3 @@ def test_cross_fitting_scores_every_input_with_probabilities_chosen_without_it()
     assert exact.probs.shape == (5, 2)
     again = cross_fit(profile, optimal_sampling, folds=5)
     assert again.risk == exact.risk
-
-
-def test_cross_fitting_needs_inputs() -> None:
-    with pytest.raises(InputError, match="size is 3"):
-        cross_fit(RiskProfile.from_configurations([[(1, 0)]] * 3), optimal_sampling, folds=5)
-    with pytest.raises(InputError, match="not counts"):
-        cross_fit(
-            RiskProfile.from_configurations([[(1, 0)], [(0, 1)]], [0.31, 0.69], size=50), optimal_sampling
-        )

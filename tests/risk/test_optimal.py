@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tests.risk.risk_cases import profiles, random_profile, simplex_points
 
-from randens.core.errors import InputError, ModelError
+from randens.core.errors import ModelError
 from randens.risk import (
     RiskProfile,
     best_step,
@@ -36,19 +36,6 @@ def test_exact_equals_the_best_candidate(profile: RiskProfile) -> None:
     assert best.risk == pytest.approx(profile.risk(best.probs), abs=1e-12)
     assert best.gap <= 1e-9
     assert best.probs.sum() == pytest.approx(1, abs=1e-12)
-
-
-@settings(deadline=None)
-@given(profiles(2, 3))
-def test_exact_equals_a_fine_grid(profile: RiskProfile) -> None:
-    """Every vertex for two or three members has a denominator that divides 12, so this grid is exact."""
-    steps = 12
-    grid = [
-        np.array(c) / steps
-        for c in itertools.product(range(steps + 1), repeat=profile.members)
-        if sum(c) == steps
-    ]
-    assert exact_sampling(profile).risk == pytest.approx(min(profile.risk(a) for a in grid), abs=1e-10)
 
 
 @settings(deadline=None)
@@ -84,22 +71,16 @@ def test_one_member_and_inputs_at_which_no_member_is_fooled() -> None:
 
 
 @settings(deadline=None)
-@given(profiles())
-def test_certificates_verify_and_prove_the_lower_bound(profile: RiskProfile) -> None:
+@given(profiles(), st.data())
+def test_certificates_verify_and_prove_the_lower_bound(profile: RiskProfile, data: st.DataObject) -> None:
     for best in (exact_sampling(profile), subgradient_sampling(profile, iterations=7)):
         certificate = best.certificate
         assert certificate is not None
         assert certificate.verify(profile)
         assert best.lower_bound <= certificate.bound
         assert best.lower_bound == pytest.approx(certificate.bound, abs=1e-12)
-
-
-@settings(deadline=None)
-@given(profiles(2, 5), st.data())
-def test_a_certificate_bounds_the_risk_everywhere(profile: RiskProfile, data: st.DataObject) -> None:
-    alpha = data.draw(simplex_points(profile.members))
-    assert subgradient_sampling(profile, iterations=5).lower_bound <= profile.risk(alpha) + 1e-12
-    assert exact_sampling(profile).lower_bound <= profile.risk(alpha) + 1e-12
+        alpha = data.draw(simplex_points(profile.members))
+        assert best.lower_bound <= profile.risk(alpha) + 1e-12
 
 
 def test_an_altered_certificate_does_not_verify() -> None:
@@ -184,16 +165,7 @@ def test_the_projection_is_the_nearest_point(values: list[float], data: st.DataO
     other = data.draw(simplex_points(len(values)))
     # Variational inequality: the angle to every point of the simplex is obtuse.
     assert (v - p) @ (other - p) <= 1e-9 * max(1.0, np.abs(v).max())
-
-
-def test_the_projection_by_hand_and_far_away() -> None:
-    assert project_simplex([0.5, 0.5]).tolist() == [0.5, 0.5]
-    assert project_simplex([1.0, 0.8]) == pytest.approx([0.6, 0.4])
     assert project_simplex([1e15, 1e15 + 1, 0]).sum() == pytest.approx(1)
-    with pytest.raises(InputError, match=r"vector\[1\] is nan"):
-        project_simplex([0.0, float("nan")])
-    with pytest.raises(InputError, match="non-empty"):
-        project_simplex([])
 
 
 @pytest.mark.parametrize("members", [8, 16])
@@ -215,39 +187,6 @@ def test_exact_sampling_needs_few_evaluations_of_the_risk(members: int, evaluati
     best = exact_sampling(random_profile(10_000, members, seed=0))
     assert best.gap <= 1e-9
     assert 1 < best.iterations <= evaluations
-
-
-@pytest.mark.parametrize(
-    ("method", "options", "message"),
-    [
-        ("exakt", {}, "unknown sampling method 'exakt'; valid: exact"),
-        (
-            "exact",
-            {"iterations": 3},
-            "unknown option of method='exact' 'iterations'; valid: max_iterations, tol",
-        ),
-        ("exact", {"tol": 0}, "tol must be a number above 0, got 0"),
-        ("exact", {"tol": float("nan")}, "tol must be a number above 0, got nan"),
-        ("exact", {"max_iterations": 0}, "max_iterations must be a whole number of at least 1, got 0"),
-        ("exact", {"clean_risks": [0.1, 2.0]}, r"clean_risks\[1\] is 2"),
-        ("exact", {"clean_risks": [0.1]}, "clean_risks has 1 values; expected one for each of the 2"),
-        ("subgradient", {"iterations": 1.5}, "iterations must be a whole number of at least 1, got 1.5"),
-        ("subgradient", {"step": -1}, "step must be a number above 0, got -1"),
-        ("subgradient", {"start": [0.5, 0.6]}, "start sums to 1.1"),
-        ("candidates", {"tol": 1}, "unknown option of method='candidates' 'tol'"),
-        ("exact", {"attempts": 0}, "attempts must be a whole number of at least 1, or inf, got 0"),
-        ("subgradient", {"attempts": 2}, "attempts is 2, which only method='exact' takes"),
-    ],
-)
-def test_bad_options_are_named(method: str, options: dict[str, Any], message: str) -> None:
-    profile = RiskProfile.from_configurations([[(1, 0), (0, 1)]], [1.0])
-    with pytest.raises(InputError, match=message):
-        optimal_sampling(profile, method, **options)
-
-
-def test_only_profiles_are_accepted() -> None:
-    with pytest.raises(InputError, match="profile must be a RiskProfile, got list"):
-        optimal_sampling([0.1])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("calls", range(2))

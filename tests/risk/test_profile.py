@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +17,6 @@ from tests.risk.risk_cases import (
     weights,
 )
 
-from randens.core.errors import InputError
 from randens.risk import RiskProfile
 
 
@@ -89,27 +87,14 @@ def test_the_risk_is_the_mean_of_the_members_minus_the_gain(
     profile: RiskProfile, data: st.DataObject
 ) -> None:
     alpha = data.draw(simplex_points(profile.members))
+    for i, risk in enumerate(profile.member_risks):
+        assert profile.risk(np.eye(profile.members)[i]) == pytest.approx(risk, abs=1e-12)
     # The gain, point by point: what can be fooled member by member, minus what can be fooled at once.
     expected = 0.0
     for configuration, p in zip(profile.configurations, profile.weights, strict=True):
         expected += p * (alpha @ configuration.any(axis=0) - (configuration @ alpha).max())
     assert profile.gain(alpha) == pytest.approx(expected, abs=1e-12)
     assert profile.risk(alpha) == pytest.approx(alpha @ profile.member_risks - profile.gain(alpha), abs=1e-12)
-
-
-@given(profiles())
-def test_member_risks_are_the_risks_at_the_corners(profile: RiskProfile) -> None:
-    for i, risk in enumerate(profile.member_risks):
-        assert profile.risk(np.eye(profile.members)[i]) == pytest.approx(risk, abs=1e-12)
-
-
-@given(profiles(), st.data())
-def test_identical_members_have_exactly_the_risk_of_one(profile: RiskProfile, data: st.DataObject) -> None:
-    member = data.draw(st.integers(0, profile.members - 1))
-    copies = profile.restrict([member] * 3)
-    alpha = data.draw(simplex_points(3))
-    assert copies.risk(alpha) == pytest.approx(profile.member_risks[member], abs=1e-12)
-    assert copies.gain(alpha) == pytest.approx(0, abs=1e-12)
 
 
 @given(profiles(2, 5), st.data())
@@ -162,12 +147,10 @@ def test_more_than_eight_members_and_more_than_sixteen() -> None:
 
 @given(profiles(2, 3), profiles(2, 3), st.data())
 def test_merging_averages_the_risks(first: RiskProfile, second: RiskProfile, data: st.DataObject) -> None:
-    if first.members != second.members:
-        with pytest.raises(InputError, match=f"other has {second.members} members where {first.members}"):
-            first.merge(second, share=0.5)
-        return
+    members = min(first.members, second.members)
+    first, second = first.restrict(range(members)), second.restrict(range(members))
     share = data.draw(st.floats(0.01, 0.99))
-    alpha = data.draw(simplex_points(first.members))
+    alpha = data.draw(simplex_points(members))
     merged = first.merge(second, share=share)
     expected = share * first.risk(alpha) + (1 - share) * second.risk(alpha)
     assert merged.risk(alpha) == pytest.approx(expected, abs=1e-12)
@@ -179,112 +162,11 @@ def test_merging_counts_inputs() -> None:
     both = a.merge(b)
     assert both == RiskProfile.from_witnesses([0, 1, 2, 3], [[1, 0], [1, 0], [1, 1], [1, 0]], 4)
     assert both.size == 4
-    unknown = RiskProfile.from_configurations([[(1, 0)]], [1.0])
-    with pytest.raises(InputError, match="share"):
-        a.merge(unknown)
 
 
 @given(profiles())
 def test_json_round_trip_is_exact(profile: RiskProfile) -> None:
     assert RiskProfile.from_json(json.loads(json.dumps(profile.to_json()))) == profile
-    assert RiskProfile.from_json(json.dumps(profile.to_json())) == profile
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"format": "other"}, "not a randens.risk-profile document"),
-        ({"version": 2}, "of version 1"),
-        ({"members": 3}, "holds the set '10'"),
-        ({"members": 0}, "members must be a whole number of at least 1, got 0"),
-        ({"configurations": [["12"]]}, "holds the set '12'"),
-        ({"configurations": 3}, "not a randens.risk-profile document"),
-        ({"configurations": []}, "expected one for each of the 0"),
-        ({"weights": [0.5]}, "sum to 0.5"),
-        ({"weights": [0.5, 0.5]}, "2 values; expected one for each of the 1"),
-        ({"weights": None}, "weights must be a non-empty list"),
-        ({"size": -1}, "size must be a whole number of at least 1, got -1"),
-    ],
-)
-def test_altered_json_is_refused(change: dict[str, Any], message: str) -> None:
-    good = RiskProfile.from_configurations([[(1, 0)]], [1.0]).to_json()
-    with pytest.raises(InputError, match=message):
-        RiskProfile.from_json({**good, **change})
-
-
-@pytest.mark.parametrize(
-    ("sets", "p", "message"),
-    [
-        ([], None, "sets is empty"),
-        ([[]], None, "only empty configurations"),
-        ([[(1, 0), (1,)]], None, r"sets\[0\] is ragged"),
-        ([[(1, 0)], [(1, 0, 1)]], None, r"sets\[1\] has rows of 3 values where 2 members"),
-        ([[(1, 2)]], None, r"sets\[0\] holds 2; every value must be 0 or 1"),
-        ([[(0.5, 1)]], None, r"sets\[0\] holds 0.5"),
-        ([[(float("nan"), 1)]], None, r"sets\[0\] holds nan"),
-        ([[("a", "b")]], None, r"sets\[0\] must hold zeros and ones"),
-        ([[1, 0]], None, r"sets\[0\] must be a list of rows"),
-        ([[(1, 0)], [(0, 1)]], [0.5, 0.4], "weights sum to 0.9; they must sum to 1"),
-        ([[(1, 0)], [(0, 1)]], [1.5, -0.5], r"weights\[0\] is 1.5"),
-        ([[(1, 0)], [(0, 1)]], [float("nan"), 1.0], r"weights\[0\] is nan"),
-        ([[(1, 0)], [(0, 1)]], [1.0], "weights has 1 values; expected one for each of the 2"),
-        ([[(1, 0)]], "x", "weights must be"),
-    ],
-)
-def test_bad_configurations_are_named(sets: Any, p: Any, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        RiskProfile.from_configurations(sets, p)
-
-
-@pytest.mark.parametrize(
-    ("points", "fooled", "n", "message"),
-    [
-        ([0], [[1, 0]], 0, "n must be a whole number of at least 1, got 0"),
-        ([0], [[1, 0]], 2.5, "n must be a whole number of at least 1, got 2.5"),
-        ([5], [[1, 0]], 2, "points holds 5; the inputs are numbered from 0 to 1"),
-        ([-1], [[1, 0]], 2, "points holds -1"),
-        ([0.5], [[1, 0]], 2, "points must be whole numbers"),
-        ([0, 1], [[1, 0]], 2, "points has shape"),
-        ([0], [1, 0], 2, "fooled must have shape"),
-        ([0], [[3, 0]], 2, "fooled holds 3"),
-        ([0], np.ones((1, 65), dtype=bool), 2, "at most 64 members, got 65"),
-    ],
-)
-def test_bad_witnesses_are_named(points: Any, fooled: Any, n: Any, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        RiskProfile.from_witnesses(points, fooled, n)
-
-
-@pytest.mark.parametrize(
-    ("probs", "message"),
-    [
-        ([0.5, 0.4], "probs sums to 0.9"),
-        ([1.5, -0.5], r"probs\[1\] is -0.5"),
-        ([float("nan"), 1.0], r"probs\[0\] is nan"),
-        ([1.0], "probs has 1 values; expected one for each of the 2 members"),
-        ([], "non-empty"),
-        ("ab", "probs must be a list of numbers"),
-    ],
-)
-def test_bad_probabilities_are_named(probs: Any, message: str) -> None:
-    profile = RiskProfile.from_configurations([[(1, 0)]], [1.0])
-    for call in (profile.risk, profile.subgradient, profile.gain):
-        with pytest.raises(InputError, match=message):
-            call(probs)
-
-
-def test_bad_members_are_named() -> None:
-    profile = RiskProfile.from_configurations([[(1, 0)]], [1.0])
-    with pytest.raises(InputError, match="member's index from 0 to 1, got 2"):
-        profile.jointly(0, 2)
-    with pytest.raises(InputError, match="member's index from 0 to 1, got -1"):
-        profile.restrict([-1])
-    with pytest.raises(InputError, match="members is empty"):
-        profile.restrict([])
-    with pytest.raises(InputError, match="other must be a RiskProfile, got int"):
-        profile.merge(3)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="share must be a number between 0 and 1, got 1"):
-        profile.merge(profile, share=1)
 
 
 @given(profiles(2, 5), st.data(), st.integers(1, 6))
@@ -333,12 +215,3 @@ def test_many_sets_of_many_members_are_covered_quickly() -> None:
     dense = RiskProfile.from_configurations([rng.random((30, 16)) < 0.25 for _ in range(20)])
     risks = [dense.risk(rng.dirichlet(np.ones(16)), q, "client") for q in (2, 3, 5, 10)]
     assert 0 < min(risks) <= max(risks) <= 1
-
-
-@pytest.mark.parametrize("attempts", [0, -1, 1.5, 2.0, True, float("nan"), "2"])
-def test_bad_attempts_and_draws_are_named(attempts: Any) -> None:
-    profile = RiskProfile.from_configurations([[(1, 0)]], [1.0])
-    with pytest.raises(InputError, match="attempts must be a whole number of at least 1, or inf, got"):
-        profile.risk([0.5, 0.5], attempts=attempts)
-    with pytest.raises(InputError, match="unknown draw 'day'; valid: client, query"):
-        profile.risk([0.5, 0.5], draw="day")

@@ -27,7 +27,7 @@ def explain(
     from randens.risk import explain as explain_risks
 
     found = explain_risks([_risk(text) for text in risks], classes=classes)
-    limits = [f"floor    {found.bounds.floor:.4f}", f"ceiling  {found.bounds.ceiling:.4f}"]
+    limits = [f"floor    {found.floor:.4f}", f"ceiling  {found.ceiling:.4f}"]
     show(found, as_json, [*limits, *found.sentences])
 
 

@@ -2,14 +2,8 @@
 
 from randens.risk.ceiling import Ceiling, ceiling_from_conflicts, close_pairs
 from randens.risk.certificate import Certificate, Sampling
-from randens.risk.confidence import (
-    CrossFit,
-    confident_sampling,
-    cross_fit,
-    upper_bound,
-)
+from randens.risk.confidence import CrossFit, confident_sampling, cross_fit, upper_bound
 from randens.risk.cutting import cutting_planes
-from randens.risk.explanation import explain
 from randens.risk.optimal import exact_sampling
 from randens.risk.profile import RiskProfile
 from randens.risk.sampling import optimal_sampling
@@ -24,6 +18,7 @@ from randens.risk.theorems import (
     bounds,
     candidate_sampling,
     candidates,
+    explain,
     necessary_size,
     rule_of_thumb,
     theorem1_test,

@@ -54,11 +54,6 @@ class Ceiling(Plain):
                 f"None of the {self.n} inputs are in conflict: some deterministic classifier is right at all of them, "
                 "so the data do not call for randomization."
             )
-        if self.exact and self.gain <= 1e-9:
-            return (
-                f"{self.inputs} of {self.n} inputs are in conflict; some deterministic classifier has the highest "
-                f"robust accuracy of any, {self.deterministic:.2%}."
-            )
         most = "" if self.exact else "at most "
         return (
             f"{self.inputs} of {self.n} inputs are in conflict: a deterministic classifier reaches {most}"

@@ -26,11 +26,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import nnls
 
-from randens.core.errors import InputError, ModelError
+from randens.core.errors import InputError, whole
 from randens.core.files import Plain
 from randens.risk.certificate import Certificate, Sampling
-from randens.risk.checks import as_count, as_positive, as_probs, as_share, frozen
-from randens.risk.optimal import STEP, CutProgram
+from randens.risk.checks import as_number, as_probs, frozen
+from randens.risk.optimal import minimize_by_cuts
 from randens.risk.profile import RiskProfile
 from randens.risk.sets import unpack
 
@@ -38,6 +38,39 @@ _FEASIBLE = 1e-9
 _TINY = 1e-4
 _REPLICATES = 500
 _CLIMBS = 4
+
+
+@dataclass(frozen=True, eq=False)
+class _Ball:
+    """All weights q near those of `profile`, by χ² distance at most `radius`, and the offsets c [K] of its risks."""
+
+    profile: RiskProfile
+    offsets: NDArray[np.float64]
+    radius: float
+
+    @classmethod
+    def of(cls, profile: RiskProfile, confidence: float, reference: NDArray[np.float64] | None) -> _Ball:
+        """The ball whose worst mean is U at this confidence."""
+        share = as_number("confidence", confidence, 0.5, 1.0)
+        counted, offsets = _counted(profile, reference)
+        z = NormalDist().inv_cdf(share) if reference is not None else simultaneous_quantile(counted, share)
+        return cls(counted, offsets, z * z / ((profile.size or 2) - 1))
+
+    def worst(self, probs: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """The worst set of every configuration, as rows of the profile's masks [K], and the worst weights q [K]."""
+        chosen = self.profile.best_rows(probs)
+        values = unpack(self.profile.masks[chosen], self.profile.members) @ probs - self.offsets
+        return chosen, worst_weights(self.profile.weights, values, self.radius)
+
+    def cut(self, probs: NDArray[np.float64]) -> NDArray[np.float64]:
+        """g [M] with g·α = U(α) here, and never above U elsewhere."""
+        chosen, q = self.worst(probs)
+        # Probabilities sum to 1, so a constant added to all coefficients keeps a cut linear in α.
+        return q @ unpack(self.profile.masks[chosen], self.profile.members) - float(q @ self.offsets)
+
+    def bound(self, probs: NDArray[np.float64]) -> float:
+        """U(α)."""
+        return float(self.cut(probs) @ probs)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -53,7 +86,7 @@ class ConfidenceCertificate(Certificate):
 
     def verify(self, profile: RiskProfile) -> bool:
         """Whether this proves U(α) ≥ bound for every α of that profile, up to rounding: sums, no solver."""
-        counted = _counted(profile, self.reference)
+        counted, offsets = _counted(profile, self.reference)
         q = self._played(counted)
         if q is None:
             return False
@@ -61,7 +94,7 @@ class ConfidenceCertificate(Certificate):
         if abs(float(q.sum()) - 1.0) > _FEASIBLE or away > self.radius * (1 + _FEASIBLE) + _FEASIBLE:
             return False
         fooled = self.mass @ unpack(self.masks, self.members)
-        return bool(fooled.min() - float(q @ _offsets(counted, self.reference)) >= self.bound - _FEASIBLE)
+        return bool(fooled.min() - float(q @ offsets) >= self.bound - _FEASIBLE)
 
 
 def confident_sampling(
@@ -82,64 +115,36 @@ def confident_sampling(
     >>> confident_sampling(one, reference="uniform").probs.tolist()   # one input more is no reason to prefer a member
     [0.5, 0.5]
     """
-    share, tol = as_confidence(confidence), as_positive("tol", tol)
-    limit, members = as_count("max_iterations", max_iterations), profile.members
-    beta = _reference(reference, members)
-    radius = _radius(profile, share, beta)
-    counted = _counted(profile, beta)
-    offsets = _offsets(counted, beta)
-    start = np.full(members, 1.0 / members) if beta is None else beta
-
-    point, best, value = start, start, np.inf
-    program, rows, weights = CutProgram(members), [], []
-    for _ in range(limit):
-        chosen = counted.best_rows(point)
-        fooled = unpack(counted.masks[chosen], members)
-        q = worst_weights(counted.weights, fooled @ point - offsets, radius)
-        # The probabilities sum to 1, so a constant added to all coefficients keeps a cut linear in α.
-        cut = q @ fooled - float(q @ offsets)
-        rows.append(chosen)
-        weights.append(q)
-        program.add(cut)
-        if float(cut @ point) < value:
-            value, best = float(cut @ point), point
-        target, multipliers = program.lowest()
-        gap = value - float((multipliers @ program.cuts).min())
-        if gap <= tol:
-            break
-        point = (1.0 - STEP) * best + STEP * target
-    else:
-        raise ModelError(
-            f"cutting planes left a gap of {gap:.3g} after {limit} iterations; raise max_iterations or tol"
-        )
-    first = float(program.cuts[0] @ start)
-    if first <= value + tol:
-        best, value = start, first
-    # Tiny values of the solver are set to 0 if the bound does not grow.
-    clean = np.where(best < _TINY, 0.0, best)
-    clean /= clean.sum()
-    rounded = _bound(counted, clean, offsets, radius)
-    if rounded <= value + tol:
-        best, value = clean, rounded
+    beta, tol = _reference(reference, profile.members), as_number("tol", tol)
+    ball = _Ball.of(profile, confidence, beta)
+    start = np.full(profile.members, 1.0 / profile.members) if beta is None else beta
+    found = minimize_by_cuts(ball.cut, start, tol, max_iterations)
+    best, value = found.probs, found.value
+    # Tiny values of the solver are set to 0, and the start is preferred, if the bound does not grow.
+    tidied = np.where(best < _TINY, 0.0, best)
+    for point in (tidied / tidied.sum(), start):
+        if (there := ball.bound(point)) <= found.value + tol:
+            best, value = point, there
+    counted = ball.profile
     mass = np.zeros(len(counted.masks))
-    for chosen, q, multiplier in zip(rows, weights, multipliers.tolist(), strict=True):
+    for point, multiplier in zip(found.points, found.multipliers.tolist(), strict=True):
+        chosen, q = ball.worst(point)
         mass[chosen] += multiplier * q
     used = np.flatnonzero(mass)
     mass, where, masks = mass[used] / mass.sum(), counted.owners[used], counted.masks[used]
-    bound = float((mass @ unpack(masks, members)).min() - mass @ offsets[where])
-    certificate = ConfidenceCertificate(
-        members, frozen(where), frozen(masks), frozen(mass), bound, radius, beta
-    )
+    bound = float((mass @ unpack(masks, counted.members)).min() - mass @ ball.offsets[where])
     return Sampling(
         probs=frozen(best.copy()),
         risk=profile.risk(best),
-        lower_bound=min(certificate.bound, value),
+        lower_bound=min(bound, value),
         method="confidence",
-        iterations=len(rows),
-        certificate=certificate,
-        upper=value if beta is None else upper_bound(profile, best, share),
+        iterations=len(found.points),
+        certificate=ConfidenceCertificate(
+            counted.members, frozen(where), frozen(masks), frozen(mass), bound, ball.radius, beta
+        ),
+        upper=value if beta is None else upper_bound(profile, best, confidence),
         objective=value,
-        confidence=share,
+        confidence=float(confidence),
     )
 
 
@@ -155,17 +160,8 @@ def upper_bound(
     >>> profile.risk([1, 0]) < upper_bound(profile, [1, 0]) < upper_bound(profile, [1, 0], 0.99)
     True
     """
-    beta = _reference(reference, profile.members)
-    radius = _radius(profile, as_confidence(confidence), beta)
-    counted = _counted(profile, beta)
-    return _bound(counted, as_probs(probs, profile.members), _offsets(counted, beta), radius)
-
-
-def _bound(
-    profile: RiskProfile, probs: NDArray[np.float64], offsets: NDArray[np.float64], radius: float
-) -> float:
-    values = profile.configuration_risks(probs) - offsets
-    return float(worst_weights(profile.weights, values, radius) @ values)
+    alpha = as_probs(probs, profile.members)
+    return _Ball.of(profile, confidence, _reference(reference, profile.members)).bound(alpha)
 
 
 def worst_weights(
@@ -229,47 +225,24 @@ def simultaneous_quantile(profile: RiskProfile, confidence: float) -> float:
     return max(NormalDist().inv_cdf(confidence), float(np.quantile(highest, confidence)))
 
 
-def as_confidence(value: object) -> float:
-    """A confidence above ½."""
-    share = as_share("confidence", value)
-    if share <= 0.5:
-        raise InputError(f"confidence is {share:g}; it must lie above 0.5 and below 1, e.g. 0.95")
-    return share
-
-
-def _counted(profile: RiskProfile, reference: NDArray[np.float64] | None) -> RiskProfile:
-    """The inputs that count: for a bound of the risk itself, one more at which all members are fooled."""
-    if profile.size is None:
-        raise InputError("the profile's size is unknown; a confidence needs the number of inputs behind it")
-    if profile.size < 2:
+def _counted(
+    profile: RiskProfile, reference: NDArray[np.float64] | None
+) -> tuple[RiskProfile, NDArray[np.float64]]:
+    """The inputs that count and c [K]: for a bound of the risk itself, one more at which all members are fooled."""
+    if profile.size is None or profile.size < 2:
         raise InputError(f"the profile's size is {profile.size}; a confidence needs at least 2 inputs")
     if reference is not None:
-        return profile
-    return profile.merge(RiskProfile.from_configurations([np.ones((1, profile.members))]))
-
-
-def _radius(profile: RiskProfile, confidence: float, reference: NDArray[np.float64] | None) -> float:
-    """The radius z²/(n − 1) of the χ² ball."""
-    z = NormalDist().inv_cdf(confidence)
-    counted = _counted(profile, reference)
-    if reference is None:
-        z = simultaneous_quantile(counted, confidence)
-    return z * z / ((profile.size or 2) - 1)
+        return profile, profile.configuration_risks(reference)
+    counted = profile.merge(RiskProfile.from_configurations([np.ones((1, profile.members))]))
+    return counted, np.zeros(len(counted.weights))
 
 
 def _reference(reference: ArrayLike | str | None, members: int) -> NDArray[np.float64] | None:
-    if reference is None:
-        return None
     if isinstance(reference, str):
         if reference != "uniform":
             raise InputError(f"reference is {reference!r}; give 'uniform', probabilities or None")
         return np.full(members, 1.0 / members)
-    return as_probs(reference, members, "reference")
-
-
-def _offsets(profile: RiskProfile, reference: NDArray[np.float64] | None) -> NDArray[np.float64]:
-    """c [K]."""
-    return np.zeros(len(profile.weights)) if reference is None else profile.configuration_risks(reference)
+    return None if reference is None else as_probs(reference, members, "reference")
 
 
 @dataclass(frozen=True, eq=False)
@@ -295,7 +268,7 @@ def cross_fit(
     >>> cross_fit(RiskProfile.from_configurations([[(1, 0), (0, 1)]] * 20), optimal_sampling).risk
     0.5
     """
-    folds = as_count("folds", folds, minimum=2)
+    folds = whole("folds", folds, 2)
     if profile.size is None or profile.size < folds:
         raise InputError(f"the profile's size is {profile.size}; cross-fitting needs at least {folds} inputs")
     counts = np.rint(profile.weights * profile.size).astype(np.int64)
@@ -306,11 +279,7 @@ def cross_fit(
     for fold in range(folds):
         held = owner[fold::folds]
         left = counts - np.bincount(held, minlength=len(counts))
-        rest = int(left.sum())
-        others = RiskProfile.from_configurations(
-            profile.configurations, left / rest, members=profile.members, size=rest
-        )
-        probs = rule(others).probs
+        probs = rule(profile.reweighted(left.astype(np.float64), int(left.sum()))).probs
         chosen.append(probs)
         risks.append(profile.configuration_risks(probs)[held])
     values = np.concatenate(risks)

@@ -12,10 +12,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from randens.core.errors import InputError
-from randens.core.progress import Progress, silent
+from randens.core.errors import InputError, whole
 from randens.risk.certificate import Sampling
-from randens.risk.checks import as_count, as_probs, frozen
+from randens.risk.checks import as_probs, frozen
 from randens.risk.confidence import confident_sampling, upper_bound
 from randens.risk.optimal import retried_sampling
 from randens.risk.profile import RiskProfile
@@ -36,8 +35,6 @@ def cutting_planes(
     clean_risks: ArrayLike | None = None,
     confidence: float | None = None,
     attempts: int | float = 1,
-    progress: Progress | None = None,
-    solver: Callable[[RiskProfile], Sampling] | None = None,
     tried: Sequence[ArrayLike] = (),
 ) -> Sampling:
     """Alternate between attacking at α and minimizing the risk over everything found, until they agree.
@@ -49,8 +46,8 @@ def cutting_planes(
 
     start: the probabilities attacked first. clean_risks: decide between equally good probabilities. confidence:
     minimize the bound of the risk's excess over that of uniform probabilities (`confident_sampling`). attempts:
-    minimize the risk after so many attempts. solver: minimizes the risk over the pool, by default exactly. tried:
-    probabilities that the oracle attacked before this call, whose witnesses are in its pool.
+    minimize the risk after so many attempts. tried: probabilities that the oracle attacked before this call, whose
+    witnesses are in its pool.
 
     >>> profile = RiskProfile.from_configurations([[(1, 0), (0, 1)]])       # either member, never both
     >>> cutting_planes(lambda probs: profile, [1.0, 0.0]).probs.tolist()
@@ -59,14 +56,11 @@ def cutting_planes(
     alpha = as_probs(start, name="start")
     if not 0 <= tol < np.inf:
         raise InputError(f"tol must be a number of at least 0, got {tol!r}")
-    limit = as_count("max_sweeps", max_sweeps)
-    report = progress or silent
+    limit = whole("max_sweeps", max_sweeps)
     clean = np.zeros(len(alpha)) if clean_risks is None else np.asarray(clean_risks, dtype=np.float64)
     attacked = [as_probs(point, len(alpha), name="tried") for point in tried]
 
     def lowest_over(profile: RiskProfile) -> Sampling:
-        if solver is not None:
-            return solver(profile)
         if confidence is not None:
             return confident_sampling(profile, confidence, reference="uniform")
         return retried_sampling(profile, attempts, clean_risks=clean_risks)
@@ -80,11 +74,8 @@ def cutting_planes(
     while True:
         profile = oracle(alpha)
         if profile.members != len(alpha):
-            raise InputError(
-                f"start has {len(alpha)} values where the oracle attacks {profile.members} members"
-            )
+            raise InputError(f"start has {len(alpha)} values; the oracle attacks {profile.members} members")
         attacked.append(alpha)
-        report("sampling", len(attacked), limit)
         lowest = lowest_over(profile)
         iterations += lowest.iterations
         # The pool has grown since earlier points were attacked, and may hold worse witnesses for them.
@@ -94,7 +85,6 @@ def cutting_planes(
         if values[best] - lowest.lower_bound <= tol or settled or len(attacked) >= limit:
             break
         alpha = lowest.probs
-    report("sampling", limit, limit)
     probs = attacked[best]
     if confidence is not None:
         lowest = replace(lowest, objective=values[best], upper=upper_bound(profile, probs, confidence))

@@ -1,7 +1,7 @@
 """Optimal sampling probabilities of a profile, with proof: cutting planes in M + 1 variables.
 
 η is the largest of finitely many linear functions g·α, and a subgradient at any point is one of them. So the
-master program min s, s ≥ g·α for the g found so far, bounds η from below, does not grow with the number of
+linear program min s, s ≥ g·α for the g found so far, bounds η from below, does not grow with the number of
 inputs, and becomes exact after a few dozen rounds. Its multipliers average the attacks behind the cuts
 into the certificate.
 """
@@ -9,28 +9,32 @@ into the certificate.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from randens.core.errors import ModelError
+from randens.core.errors import ModelError, whole
 from randens.risk.certificate import Certificate, Sampling
-from randens.risk.checks import as_attempts, as_count, as_positive, as_risks, frozen
+from randens.risk.checks import as_attempts, as_number, as_risks, frozen
 from randens.risk.profile import RiskProfile
 
 _TIGHT = 1e-10
-# Cuts are taken between the best point so far and the master's optimum: either the master moves or the best
+# Cuts are taken between the best point so far and the program's optimum: either the optimum moves or the best
 # point improves by this share of the gap, and far fewer cuts are needed than at the optimum itself.
-STEP = 0.3
-# Below this gap, cutting at the master's own optimum ends the search at a vertex of η.
+_STEP = 0.3
+# Below this gap, cutting at the program's own optimum ends the search at a vertex.
 _LAST_STEPS = 1e-7
 # A preferred minimizer may be worse by rounding only.
 _EQUAL = 1e-12
 # Factors by which the clean risk is added to the risk; the first is enough unless inputs weigh less than 1e-5.
 _TILTS = (1e-5, 1e-7)
 _MOST_REWEIGHTED = 100
+
+Cutter = Callable[[NDArray[np.float64]], NDArray[np.float64]]
+"""Takes α and gives g [M] with g·α = f(α) and g·β ≤ f(β) for every β: a cut of the convex function f."""
 
 
 class CutProgram:
@@ -96,6 +100,45 @@ def tidy(probs: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(clipped / clipped.sum(), dtype=np.float64)
 
 
+@dataclass(frozen=True)
+class Minimum:
+    """A convex function's minimum over the simplex: where, its value, and the multipliers [c] of the cuts at `points`.
+
+    No α has a value below min_i (Σ_c λ_c g_c)_i.
+    """
+
+    probs: NDArray[np.float64]
+    value: float
+    points: list[NDArray[np.float64]]
+    multipliers: NDArray[np.float64]
+    program: CutProgram
+
+
+def minimize_by_cuts(cut_at: Cutter, start: NDArray[np.float64], tol: float, max_iterations: int) -> Minimum:
+    """Minimize the function of `cut_at` over the simplex, by Kelley's cutting planes with damped steps."""
+    limit = whole("max_iterations", max_iterations)
+    point = best = lowest = start
+    value = np.inf
+    points: list[NDArray[np.float64]] = []
+    program = CutProgram(len(start))
+    for _ in range(limit):
+        cut = cut_at(point)
+        if cut @ point < value:
+            value, best = float(cut @ point), point
+        points.append(point)
+        program.add(cut)
+        before = lowest
+        lowest, multipliers = program.lowest()
+        gap = value - float((multipliers @ program.cuts).min())
+        if gap <= tol or (np.array(points) == lowest).all(axis=1).any():
+            # If the lowest point was cut before, it cannot move, and the remaining gap is rounding.
+            return Minimum(best, value, points, multipliers, program)
+        # If the lowest point did not move, it is probably the optimum.
+        settled = gap <= _LAST_STEPS or np.array_equal(lowest, before)
+        point = lowest if settled else (1.0 - _STEP) * best + _STEP * lowest
+    raise ModelError(f"cutting planes left a gap of {gap:.3g} after {limit} iterations; raise max_iterations")
+
+
 def exact_sampling(
     profile: RiskProfile,
     *,
@@ -107,49 +150,23 @@ def exact_sampling(
 
     Among equally good α, the one with the lowest clean risk is chosen.
     """
-    tol = as_positive("tol", tol)
-    limit = as_count("max_iterations", max_iterations)
     members = profile.members
     clean = np.zeros(members) if clean_risks is None else as_risks("clean_risks", clean_risks, members)
-
-    point = best = lowest_point = np.full(members, 1.0 / members)
-    risk = np.inf
-    points: list[NDArray[np.float64]] = []
-    program = CutProgram(members)
-    for _ in range(limit):
-        cut = profile.subgradient(point)
-        if cut @ point < risk:
-            risk, best = float(cut @ point), point
-        points.append(point)
-        program.add(cut)
-        before = lowest_point
-        lowest_point, multipliers = program.lowest()
-        gap = risk - float((multipliers @ program.cuts).min())
-        if gap <= tol or (np.array(points) == lowest_point).all(axis=1).any():
-            # If the lowest point was cut before, it cannot move, and the remaining gap is rounding.
-            break
-        # If the lowest point did not move, it is probably the optimum.
-        settled = gap <= _LAST_STEPS or np.array_equal(lowest_point, before)
-        point = lowest_point if settled else (1.0 - STEP) * best + STEP * lowest_point
-    else:
-        raise ModelError(
-            f"cutting planes left a gap of {gap:.3g} after {limit} iterations; raise max_iterations"
-        )
-
+    start = np.full(members, 1.0 / members)
+    found = minimize_by_cuts(profile.subgradient, start, as_number("tol", tol), max_iterations)
     # Every cut is an attack on each configuration; mixing the cuts mixes the attacks.
     mass = np.zeros(len(profile.masks))
-    for point, multiplier in zip(points, multipliers.tolist(), strict=True):
-        if multiplier > 0:
-            mass[profile.best_rows(point)] += multiplier * profile.weights
+    for point, multiplier in zip(found.points, found.multipliers.tolist(), strict=True):
+        mass[profile.best_rows(point)] += multiplier * profile.weights
     certificate = Certificate.from_rows(profile, mass)
-    probs = _preferred(profile, program, best, clean)
+    probs = _preferred(profile, found.program, found.probs, clean)
     risk = profile.risk(probs)
     return Sampling(
         probs=frozen(probs),
         risk=risk,
         lower_bound=min(certificate.bound, risk),
         method="exact",
-        iterations=len(points),
+        iterations=len(found.points),
         certificate=certificate,
     )
 
@@ -202,17 +219,11 @@ def _reweighted(
     profile: RiskProfile, probs: NDArray[np.float64], attempts: int | float
 ) -> NDArray[np.float64]:
     for _ in range(_MOST_REWEIGHTED):
-        weights = profile.weights * (1.0 - profile.configuration_risks(probs).clip(0.0, 1.0)) ** (
-            attempts - 1
-        )
-        kept = np.flatnonzero(weights > 0)
-        if not len(kept):
+        right = 1.0 - profile.configuration_risks(probs).clip(0.0, 1.0)
+        weights = profile.weights * right ** (attempts - 1)
+        if not weights.any():
             break
-        sets = profile.configurations
-        reweighted = RiskProfile.from_configurations(
-            [sets[k] for k in kept], weights[kept] / weights.sum(), members=profile.members
-        )
-        lower = exact_sampling(reweighted).probs
+        lower = exact_sampling(profile.reweighted(weights)).probs
         if profile.risk(lower, attempts) >= profile.risk(probs, attempts) - _EQUAL:
             break
         probs = lower

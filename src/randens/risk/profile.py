@@ -12,18 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from randens.core.errors import InputError
-from randens.core.files import parse_json
-from randens.risk.checks import (
-    as_attempts,
-    as_count,
-    as_draw,
-    as_member,
-    as_probs,
-    as_share,
-    as_vector,
-    frozen,
-)
+from randens.core.errors import InputError, unknown, whole
+from randens.risk.checks import as_attempts, as_number, as_probs, frozen
 from randens.risk.sets import (
     MAX_MEMBERS,
     Masks,
@@ -40,9 +30,7 @@ from randens.risk.sets import (
 
 _FORMAT = "randens.risk-profile"
 _VERSION = 1
-_WEIGHT_SUM_TOLERANCE = 1e-6
-# Sums this close to 1 are not rescaled, so that weights survive a round trip through JSON bit by bit.
-_ROUNDING = 1e-11
+_ROUNDING = 1e-11  # sums this close to 1 are not rescaled
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,22 +75,18 @@ class RiskProfile:
             raise InputError("sets is empty; a profile needs at least one configuration")
         widths = [row.shape[1] for row in rows if row.size]
         if members is None and not widths:
-            raise InputError(
-                "sets holds only empty configurations; say how many members there are with members="
-            )
-        width = widths[0] if members is None else as_count("members", members)
+            raise InputError("sets holds only empty configurations; give the number of members=")
+        width = widths[0] if members is None else whole("members", members)
         for k, row in enumerate(rows):
             if row.size and row.shape[1] != width:
-                raise InputError(
-                    f"sets[{k}] has rows of {row.shape[1]} values where {width} members are expected"
-                )
+                raise InputError(f"sets[{k}] has rows of {row.shape[1]} values; there are {width} members")
         count = len(rows)
         points = np.repeat(np.arange(count), [len(row) if row.size else 0 for row in rows])
         fooled = np.concatenate([np.zeros((0, width), dtype=np.bool_), *(row for row in rows if row.size)])
         if weights is None:
             p, size = np.ones(count), count if size is None else size
         else:
-            p = _weights(weights, count)
+            p = as_probs(weights, count, "weights", "configuration")
         return cls._build(points, pack(fooled), p, width, size)
 
     @classmethod
@@ -111,22 +95,14 @@ class RiskProfile:
 
         points: int [k], fooled: bool [k, M]. At an input without a witness no member is fooled. All inputs count alike.
         """
-        n = as_count("n", n)
-        where = np.asarray(points)
-        rows = np.asarray(fooled)
+        n = whole("n", n)
+        where, rows = np.asarray(points), _binary("fooled", fooled)
         if rows.ndim != 2 or rows.shape[1] == 0:
             raise InputError(f"fooled must have shape [witnesses, members], got {list(rows.shape)}")
-        if rows.dtype != np.bool_:
-            rows = _binary("fooled", rows)
         if where.shape != (len(rows),):
-            raise InputError(
-                f"points has shape {list(where.shape)}; expected one input for each of {len(rows)} witnesses"
-            )
-        if len(where) and not np.issubdtype(where.dtype, np.integer):
-            raise InputError(f"points must be whole numbers, got {where.dtype}")
-        if len(where) and (where.min() < 0 or where.max() >= n):
-            wrong = int(where.min() if where.min() < 0 else where.max())
-            raise InputError(f"points holds {wrong}; the inputs are numbered from 0 to {n - 1}")
+            raise InputError(f"points has shape {list(where.shape)}; expected [{len(rows)}], one per witness")
+        if len(where) and (where.dtype.kind not in "iu" or where.min() < 0 or where.max() >= n):
+            raise InputError(f"points must be whole numbers from 0 to {n - 1}, got {where!r:.60}")
         return cls._build(where.astype(np.int64), pack(rows), np.ones(n), rows.shape[1], n)
 
     @classmethod
@@ -176,9 +152,11 @@ class RiskProfile:
         self, probs: ArrayLike, attempts: int | float = 1, draw: str = "query"
     ) -> NDArray[np.float64]:
         """r_k = max_{u ∈ U_k} u·α for every configuration [K]; with more attempts as in `risk`."""
-        alpha, tries, kind = as_probs(probs, self.members), as_attempts(attempts), as_draw(draw)
-        if kind == "client":
+        alpha, tries = as_probs(probs, self.members), as_attempts(attempts)
+        if draw == "client":
             return coverage(self.masks, self.starts, alpha, tries)
+        if draw != "query":
+            unknown("draw", draw, ("query", "client"))
         values = np.maximum.reduceat(weigh(self.masks, alpha), self.starts[:-1])
         if tries == math.inf:
             return (values > 0).astype(np.float64)
@@ -214,7 +192,7 @@ class RiskProfile:
     def best_rows(self, probs: ArrayLike) -> NDArray[np.int64]:
         """For every configuration, the row of `masks` that fools the most at these probabilities [K]."""
         values = weigh(self.masks, as_probs(probs, self.members))
-        return segment_argmax(values, self.starts)[1]
+        return segment_argmax(values, self.starts)
 
     def subgradient(self, probs: ArrayLike) -> NDArray[np.float64]:
         """g = Σ_k p_k u_k with u_k the most damaging set at α: η(β) ≥ g·β for all β, and η(α) = g·α.
@@ -252,35 +230,33 @@ class RiskProfile:
         return np.logical_or.reduceat(rows, self.starts[:-1])
 
     def _indicator(self, member: int) -> NDArray[np.bool_]:
-        bit = np.uint64(as_member("member", member, self.members))
+        bit = np.uint64(whole("member", member, 0, self.members - 1))
         return ((self.masks >> bit) & np.uint64(1)).astype(np.bool_)
 
     def restrict(self, members: Sequence[int]) -> RiskProfile:
         """The profile of the ensemble made of these members only, in this order."""
-        chosen = [as_member("members", i, self.members) for i in members]
+        chosen = [whole("members", i, 0, self.members - 1) for i in members]
         if not chosen:
             raise InputError("members is empty; keep at least one")
         table = unpack(self.masks, self.members)[:, chosen]
         return self._build(self.owners, pack(table), self.weights, len(chosen), self.size)
 
+    def reweighted(self, weights: NDArray[np.float64], size: int | None = None) -> RiskProfile:
+        """The same configurations with other weights or counts [K], which need not sum to 1."""
+        return self._build(self.owners, self.masks, weights / weights.sum(), self.members, size)
+
     def merge(self, other: RiskProfile, share: float | None = None) -> RiskProfile:
         """The profile of both sets of inputs together, which must be different inputs.
 
         Each profile counts by its number of inputs; `share` (of this one, between 0 and 1) replaces that.
-        Witnesses of the *same* inputs are merged before a profile is made, where it is still known which
-        input is which.
+        Witnesses of the *same* inputs are merged in their pool, before a profile is made.
         """
-        if not isinstance(other, RiskProfile):
-            raise InputError(f"other must be a RiskProfile, got {type(other).__name__}")
         if other.members != self.members:
             raise InputError(f"other has {other.members} members where {self.members} are expected")
-        size = self.size + other.size if self.size is not None and other.size is not None else None
-        if share is not None:
-            own = as_share("share", share)
-        elif size is not None and self.size is not None:
-            own = self.size / size
-        else:
+        size = None if self.size is None or other.size is None else self.size + other.size
+        if share is None and (size is None or self.size is None):
             raise InputError("share is None; profiles of unknown size need share= to be merged")
+        own = (self.size or 0) / (size or 1) if share is None else as_number("share", share, high=1.0)
         points = np.concatenate([self.owners, len(self.weights) + other.owners])
         weights = np.concatenate([own * self.weights, (1 - own) * other.weights])
         return self._build(points, np.concatenate([self.masks, other.masks]), weights, self.members, size)
@@ -299,23 +275,19 @@ class RiskProfile:
         }
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any] | str) -> RiskProfile:
-        """The inverse of `to_json`, from the dictionary or its text."""
+    def from_json(cls, document: Mapping[str, Any]) -> RiskProfile:
+        """The inverse of `to_json`."""
         try:
-            document = parse_json(value.encode()) if isinstance(value, str) else value
             if (document["format"], document["version"]) != (_FORMAT, _VERSION):
                 raise InputError(f"the profile is not a {_FORMAT} document of version {_VERSION}")
-            members, sets = as_count("the profile's members", document["members"]), document["configurations"]
-            size = None if document["size"] is None else as_count("the profile's size", document["size"])
+            members, sets = whole("the profile's members", document["members"]), document["configurations"]
+            size = None if document["size"] is None else whole("the profile's size", document["size"])
             masks = pack(from_words("the profile", [word for c in sets for word in c], members))
             points = np.repeat(np.arange(len(sets)), [len(c) for c in sets])
-            return cls._build(points, masks, _weights(document["weights"], len(sets)), members, size)
+            weights = as_probs(document["weights"], len(sets), "weights", "configuration")
+            return cls._build(points, masks, weights, members, size)
         except (KeyError, TypeError, IndexError) as error:
             raise InputError(f"the profile is not a {_FORMAT} document ({error!r})") from error
-        except InputError:
-            raise
-        except ValueError as error:
-            raise InputError(f"the profile is not valid JSON ({error})") from error
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, RiskProfile):
@@ -341,28 +313,6 @@ def _binary(name: str, value: ArrayLike) -> NDArray[np.bool_]:
         raise InputError(f"{name} is ragged; every row must have one value per member") from error
     if matrix.size == 0:
         return np.zeros((0, matrix.shape[1] if matrix.ndim == 2 else 0), dtype=np.bool_)
-    if matrix.ndim != 2:
-        raise InputError(f"{name} must be a list of rows of zeros and ones, got shape {list(matrix.shape)}")
-    if matrix.dtype == np.bool_:
-        return matrix
-    if matrix.dtype.kind not in "iuf":
-        raise InputError(f"{name} must hold zeros and ones, got {matrix.dtype}")
-    wrong = matrix[(matrix != 0) & (matrix != 1)]
-    if wrong.size:
-        raise InputError(f"{name} holds {wrong.flat[0]:g}; every value must be 0 or 1")
+    if matrix.ndim != 2 or matrix.dtype.kind not in "biuf" or not ((matrix == 0) | (matrix == 1)).all():
+        raise InputError(f"{name} must be a list of rows of zeros and ones, got {value!r:.60}")
     return matrix.astype(np.bool_)
-
-
-def _weights(value: ArrayLike, count: int) -> NDArray[np.float64]:
-    weights = as_vector("weights", value)
-    if len(weights) != count:
-        raise InputError(
-            f"weights has {len(weights)} values; expected one for each of the {count} configurations"
-        )
-    for k, weight in enumerate(weights.tolist()):
-        if not 0.0 <= weight <= 1.0 + _WEIGHT_SUM_TOLERANCE:
-            raise InputError(f"weights[{k}] is {weight:g}; a weight must lie in [0, 1]")
-    total = math.fsum(weights.tolist())
-    if abs(total - 1.0) > _WEIGHT_SUM_TOLERANCE:
-        raise InputError(f"weights sum to {total:.9g}; they must sum to 1")
-    return weights

@@ -1,12 +1,11 @@
-"""Choose the sampling probabilities of a profile; compare the methods, and say what each member is worth."""
+"""Choose the sampling probabilities of a profile; say what each member is worth."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from randens.core.errors import InputError, unknown
 from randens.core.files import Plain
@@ -16,7 +15,7 @@ from randens.risk.confidence import confident_sampling
 from randens.risk.optimal import exact_sampling, retried_sampling
 from randens.risk.profile import RiskProfile
 from randens.risk.subgradient import subgradient_sampling
-from randens.risk.theorems import MOST_CANDIDATE_MEMBERS, candidate_sampling
+from randens.risk.theorems import candidate_sampling
 
 _WORTHLESS = 1e-9  # what a member adds that is no more than rounding
 
@@ -80,9 +79,7 @@ def optimal_sampling(
         if name not in _OPTIONS[method]:
             unknown(f"option of method={method!r}", name, _OPTIONS[method])
     if confidence is not None and method != "confidence":
-        raise InputError(
-            f"confidence is {confidence!r}, which method={method!r} does not take; drop one of them"
-        )
+        raise InputError(f"confidence is {confidence!r}, which method={method!r} does not take")
     if as_attempts(attempts) != 1:
         if method != "exact" or options:
             raise InputError(f"attempts is {attempts!r}, which only method='exact' takes, without options")
@@ -94,40 +91,6 @@ def optimal_sampling(
     if method == "candidates":
         return candidate_sampling(profile, clean_risks=clean_risks)
     return subgradient_sampling(profile, **options)
-
-
-@dataclass(frozen=True, eq=False)
-class MethodValue(Plain):
-    """What one way of choosing the probabilities arrives at on the same witnesses."""
-
-    name: str
-    probs: NDArray[np.float64]
-    risk: float
-    excess: float
-
-
-def compare_methods(profile: RiskProfile, best: Sampling) -> tuple[MethodValue, ...]:
-    """Uniform, the paper's subgradient method after 10 and 100 steps, the candidates where there are any, exact, and
-    the careful rule.
-
-    best: the exact optimum. excess: the risk above its lower bound, which nothing can go below on this profile. All
-    are evaluated on the inputs that chose them, where the exact optimum cannot lose; `cross_fit` is the estimate on
-    other inputs.
-    """
-    found = [("uniform", np.full(profile.members, 1.0 / profile.members))]
-    for iterations in (10, 100):
-        steps = subgradient_sampling(profile, iterations=iterations)
-        found.append((f"subgradient, T = {iterations}", steps.probs))
-    if profile.members <= MOST_CANDIDATE_MEMBERS:
-        found.append(("candidates", candidate_sampling(profile).probs))
-    found.append(("exact", best.probs))
-    if profile.size is not None and profile.size > 1:
-        careful = confident_sampling(profile, 0.95, reference="uniform")
-        found.append(("confidence 95 %", careful.probs))
-    return tuple(
-        MethodValue(name, probs, risk := profile.risk(probs), max(0.0, risk - best.lower_bound))
-        for name, probs in found
-    )
 
 
 @dataclass(frozen=True)
@@ -147,18 +110,14 @@ class Contribution(Plain):
 
 def contributions(profile: RiskProfile, best: Sampling) -> tuple[Contribution, ...]:
     """What each member is good for at the probabilities `best`."""
-    members = profile.members
-    if members == 1:
-        alone = float(profile.member_risks[0])
-        return (Contribution(0, float(best.probs[0]), alone, None, None, "the only member"),)
+    if profile.members == 1:
+        return (Contribution(0, 1.0, float(profile.member_risks[0]), None, None, "the only member"),)
     found = []
-    for i in range(members):
-        prob, alone = float(best.probs[i]), float(profile.member_risks[i])
-        others = [j for j in range(members) if j != i]
-        without = exact_sampling(profile.restrict(others)).risk
+    for i, (prob, alone) in enumerate(zip(best.probs.tolist(), profile.member_risks.tolist(), strict=True)):
+        without = exact_sampling(profile.restrict([j for j in range(profile.members) if j != i])).risk
         worth = max(0.0, without - best.risk)
         if prob == 0:
-            advice = f"drop member {i}: it is never drawn"
+            advice = f"drop member {i}: it is never sampled"
         elif worth <= _WORTHLESS:
             advice = f"member {i} could be dropped: the others do as well without it"
         else:

@@ -52,25 +52,22 @@ def weigh(masks: Masks, values: NDArray[Any]) -> NDArray[Any]:
     return total
 
 
-def segment_argmax(values: NDArray[Any], starts: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Largest value of every segment values[starts[k]:starts[k+1]], and the first row that attains it."""
+def segment_argmax(values: NDArray[Any], starts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The first row of every segment values[starts[k]:starts[k+1]] that has its largest value."""
     best = np.maximum.reduceat(values, starts[:-1])
     rows = np.flatnonzero(values == np.repeat(best, np.diff(starts)))
-    return best, rows[np.searchsorted(rows, starts[:-1])]
+    return rows[np.searchsorted(rows, starts[:-1])]
 
 
-def maximal_rows(
-    points: NDArray[np.int64], bits: NDArray[np.uint8], first: NDArray[np.int64] | None = None
-) -> NDArray[np.int64]:
+def maximal_rows(points: NDArray[np.int64], bits: NDArray[np.uint8]) -> NDArray[np.int64]:
     """Rows of the sets that no other set of their point contains, ascending; of equal sets the first one.
 
     bits [k, W] are the sets, eight members to a byte. Every round takes the largest remaining set of each
     point, which no remaining set can contain, and removes its subsets: as many rounds as the largest
-    antichain has sets. The empty set is never kept. `first` [k] ranks equal sets (default: by row).
+    antichain has sets. The empty set is never kept.
     """
-    rank = np.arange(len(points)) if first is None else first
     sizes = _BYTE_BITS.sum(axis=1)[bits].sum(axis=1)
-    order = np.lexsort((rank, -sizes, points))
+    order = np.lexsort((-sizes, points))
     order = order[sizes[order] > 0]
     kept = []
     while len(order):

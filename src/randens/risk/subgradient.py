@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from randens.core.errors import InputError
+from randens.core.errors import InputError, whole
 from randens.risk.certificate import Certificate, Sampling
-from randens.risk.checks import as_count, as_positive, as_probs, as_vector, frozen
+from randens.risk.checks import as_number, as_probs, as_vector, frozen
 from randens.risk.optimal import tidy
 from randens.risk.profile import RiskProfile
 
@@ -18,9 +18,8 @@ def project_simplex(vector: ArrayLike) -> NDArray[np.float64]:
     The projection is max(v − θ, 0), and θ follows from sorting v once.
     """
     v = as_vector("vector", vector)
-    for i, value in enumerate(v):
-        if not np.isfinite(value):
-            raise InputError(f"vector[{i}] is {value:g}; only finite values can be projected")
+    if not np.isfinite(v).all():
+        raise InputError(f"vector is {v!r:.60}; only finite values can be projected")
     # Adding a constant to all entries does not change the projection, and avoids lost digits for huge inputs.
     v -= v.max()
     falling = np.sort(v)[::-1]
@@ -36,8 +35,8 @@ def theorem4_bound(start: ArrayLike, step: float, iterations: int, optimum: Arra
     bound holds for every optimum.
     """
     first = as_probs(start, name="start")
-    a = as_positive("step", step)
-    squares, total = _sums(as_count("iterations", iterations))
+    a = as_number("step", step)
+    squares, total = _sums(whole("iterations", iterations))
     distance = _farthest(first)
     if optimum is not None:
         distance = float(((first - as_probs(optimum, len(first))) ** 2).sum())
@@ -47,7 +46,7 @@ def theorem4_bound(start: ArrayLike, step: float, iterations: int, optimum: Arra
 def best_step(start: ArrayLike, iterations: int) -> float:
     """The first step a that makes Theorem 4's bound smallest when the optimum is unknown."""
     first = as_probs(start, name="start")
-    squares, _ = _sums(as_count("iterations", iterations))
+    squares, _ = _sums(whole("iterations", iterations))
     return float(np.sqrt(_farthest(first) / (len(first) * squares))) or 1.0
 
 
@@ -59,10 +58,10 @@ def subgradient_sampling(
     iterations: T. step: a; `best_step` minimizes the bound of Theorem 4, but larger steps work better in practice.
     start: α⁽¹⁾, uniform by default. The certificate is the average of the attacks at all steps, by step size.
     """
-    rounds = as_count("iterations", iterations)
+    rounds = whole("iterations", iterations)
     members = profile.members
     first = np.full(members, 1.0 / members) if start is None else as_probs(start, members, "start")
-    a = as_positive("step", step)
+    a = as_number("step", step)
     alpha = best = first
     lowest = np.inf
     mass = np.zeros(len(profile.masks))

@@ -1,4 +1,9 @@
-"""The theorems about randomized ensembles: two and three classifiers (Theorems 1, 2), bounds for any number (3)."""
+"""The theorems about randomized ensembles, by number.
+
+Theorem 1 and Corollary 1, two classifiers: `two_classifiers`, `theorem1_test`. Theorem 2, three: `candidates`.
+Theorem 3, any number: `bounds`, with h of Lemmas 4 and 5 (`auxiliary_risk`), the tight case (`tight_profile`), the rule
+of thumb and Equation 16; `explain` says it in words. Theorem 4 is in `subgradient`, Proposition 1 in `profile`.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +17,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import betainc, betaincinv
 
-from randens.core.errors import InputError
+from randens.core.errors import InputError, whole
 from randens.core.files import Plain
 from randens.risk.certificate import Sampling
-from randens.risk.checks import as_count, as_probs, as_risks, as_share, frozen
+from randens.risk.checks import as_number, as_probs, as_risks, frozen
 from randens.risk.profile import RiskProfile
 
 FIGURE_3: Mapping[str, tuple[tuple[int, int], ...]] = MappingProxyType(
@@ -32,6 +37,7 @@ FIGURE_3: Mapping[str, tuple[tuple[int, int], ...]] = MappingProxyType(
 With frequencies p₁ … p₅, η(α) = p₁ max(α₁, α₂) + p₂ + p₃ α₁ + p₄ α₂.
 """
 
+# α of Theorems 1 and 2.
 _CANDIDATES = {
     1: "1",
     2: "1 0, 0 1, 1/2 1/2",
@@ -48,11 +54,10 @@ _TIE = 1e-12  # frequencies and ratios this close are equal up to rounding
 class TwoClassifiers(Plain):
     """What Theorem 1 and Corollary 1 say about two classifiers.
 
-    frequencies: p_k of each configuration of Figure 3, by name. member_risks: η₁, η₂. conflict: P(R₁), how
-    often either can be fooled but never both at once. helps: P(R₁) > |η₁ − η₂|, which is necessary and
-    sufficient for drawing to beat both members. probs, risk: the optimum, (½, ½) if it helps and the better
-    member otherwise. limit: what no ensemble of two members with these risks can go below (Corollary 1).
-    explanation: why, in words.
+    frequencies: p_k of each configuration of Figure 3, by name. conflict: P(R₁), how often either can be fooled but
+    never both at once. helps: P(R₁) > |η₁ − η₂|, which is necessary and sufficient for sampling to beat both members.
+    probs, risk: the optimum, (½, ½) if it helps and the better member otherwise. limit: what no ensemble of two
+    members with these risks can go below (Corollary 1). explanation: all of it in words.
     """
 
     frequencies: Mapping[str, float]
@@ -66,20 +71,8 @@ class TwoClassifiers(Plain):
 
 
 def two_classifiers(profile: RiskProfile) -> TwoClassifiers:
-    """Whether drawing between the two members of a profile helps (Theorem 1), and the best they could do.
+    """Whether sampling from the two members of a profile helps (Theorem 1), and the best they could do.
 
-    Parameters
-    ----------
-    profile : RiskProfile
-        Of two members; for two of a larger ensemble, pass `profile.restrict((i, j))`.
-
-    Returns
-    -------
-    TwoClassifiers
-        What Theorem 1 says.
-
-    Examples
-    --------
     >>> sets = [FIGURE_3["either-not-both"], FIGURE_3["neither"]]
     >>> found = two_classifiers(RiskProfile.from_configurations(sets, [0.6, 0.4]))
     >>> found.helps, found.probs.tolist(), found.risk
@@ -87,7 +80,7 @@ def two_classifiers(profile: RiskProfile) -> TwoClassifiers:
     """
     if profile.members != 2:
         raise InputError(
-            f"profile has {profile.members} members; Theorem 1 is about 2, pick a pair with restrict((i, j))"
+            f"profile has {profile.members} members; Theorem 1 is about 2, pick with restrict((i, j))"
         )
     first, second = (float(risk) for risk in profile.member_risks)
     conflict, both = profile.conflict(0, 1), profile.jointly(0, 1)
@@ -98,11 +91,15 @@ def two_classifiers(profile: RiskProfile) -> TwoClassifiers:
         "second-only": max(0.0, second - conflict - both),
     }
     frequencies["neither"] = max(0.0, 1.0 - sum(frequencies.values()))
-    helps = conflict > abs(first - second) + _TIE
+    better, gap = min(first, second), abs(first - second)
+    helps = conflict > gap + _TIE
     if helps:
         probs, risk = np.array([0.5, 0.5]), 0.5 * (first + second - conflict)
+        verdict = f"more than that, so sampling both alike is the only optimum, at {risk:.1%} instead of {better:.1%}"
     else:
-        probs, risk = np.array([1.0, 0.0] if first <= second else [0.0, 1.0]), min(first, second)
+        probs, risk = np.array([1.0, 0.0] if first <= second else [0.0, 1.0]), better
+        which = "first" if first <= second else "second"
+        verdict = f"not more than that, so no mixture beats the {which} member alone, at {risk:.1%}"
     return TwoClassifiers(
         frequencies=MappingProxyType(frequencies),
         member_risks=(first, second),
@@ -111,32 +108,11 @@ def two_classifiers(profile: RiskProfile) -> TwoClassifiers:
         probs=frozen(probs),
         risk=risk,
         limit=min(0.5 * max(first, second), first, second),
-        explanation=_explanation(first, second, conflict, both, helps, risk),
+        explanation=(
+            f"The members' risks {first:.1%} and {second:.1%} differ by {gap:.1%}. At {conflict:.1%} of the inputs "
+            f"either can be fooled but never both by one perturbation: {verdict} (Theorem 1)."
+        ),
     )
-
-
-def _explanation(first: float, second: float, conflict: float, both: float, helps: bool, risk: float) -> str:
-    better, gap = min(first, second), abs(first - second)
-    met = (
-        f"At {conflict:.1%} of the inputs either member can be fooled but never both by one perturbation, and "
-        f"the members' risks {first:.1%} and {second:.1%} differ by {gap:.1%}. "
-    )
-    if helps:
-        return met + (
-            "The first number is the larger, so drawing each member half of the time is the only optimum: it "
-            f"makes the attacker guess at those inputs and brings the risk from {better:.1%} down to "
-            f"{risk:.1%} (Theorem 1)."
-        )
-    which = "first" if first <= second else "second"
-    if conflict <= _TIE and both > 0:
-        why = "Whatever fools both members fools them at once, so the attacker never has to guess"
-    elif conflict <= _TIE:
-        why = "There is no input at which the attacker has to guess"
-    elif abs(conflict - gap) <= _TIE:
-        why = "They are equal, so what the attacker loses by guessing is just what the weaker member costs"
-    else:
-        why = "The first number is not the larger, so the weaker member costs more than the guessing saves"
-    return met + f"{why}: no mixture beats the {which} member alone, at {risk:.1%} (Theorem 1)."
 
 
 @dataclass(frozen=True)
@@ -144,7 +120,7 @@ class Theorem1Test(Plain):
     """Theorem 1 as a statement about the distribution that the inputs come from.
 
     value: P(R₁) − |η₁ − η₂| over the inputs seen. low, high: an interval for it over the distribution, at
-    `confidence`. p_value: how likely inputs like these are if drawing does not help. verdict: "helps" (p_value at
+    `confidence`. p_value: how likely inputs like these are if sampling does not help. verdict: "helps" (p_value at
     most 1 − confidence), "does not help" (high at most 0), or "undecided".
     """
 
@@ -157,18 +133,18 @@ class Theorem1Test(Plain):
 
 
 def theorem1_test(profile: RiskProfile, n: int | None = None, *, confidence: float = 0.95) -> Theorem1Test:
-    """Does drawing between two members help on the distribution, or only on the inputs seen (Theorem 1)?
+    """Does sampling from two members help on the distribution, or only on the inputs seen (Theorem 1)?
 
     P(R₁) − |η₁ − η₂| is the smaller of p₁ + p₃ − p₄ and p₁ − p₃ + p₄, in the notation of Equation 7. Each is a
-    difference of two shares: drawing helps iff both are above 0. The p-value is the larger one of two exact sign
+    difference of two shares: sampling helps iff both are above 0. The p-value is the larger one of two exact sign
     tests, and the interval takes Clopper and Pearson's limits of the shares; both hold for every n. The witnesses
     are taken as they are: a stronger attack can only lower P(R₁) of an input and raise the risks. n: the number of
     inputs, by default the profile's own.
     """
     found = two_classifiers(profile)
     size = profile.size if n is None else n
-    inputs = as_count("n", 0 if size is None else size)
-    alpha = 1.0 - as_share("confidence", confidence)
+    inputs = whole("n", 0 if size is None else size)
+    alpha = 1.0 - as_number("confidence", confidence, high=1.0)
     conflict, first, second = (
         round(found.frequencies[name] * inputs) for name in ("either-not-both", "first-only", "second-only")
     )
@@ -177,14 +153,10 @@ def theorem1_test(profile: RiskProfile, n: int | None = None, *, confidence: flo
     # Below: whichever side is the smaller one, its own limit must fail. Above: both limits must hold.
     low = min(_low(up, inputs, alpha / 4) - _high(down, inputs, alpha / 4) for up, down in sides)
     high = min(_high(up, inputs, alpha / 8) - _low(down, inputs, alpha / 8) for up, down in sides)
-    p_value = max(_sign_test(up, down) for up, down in sides)
+    # P(at least `up` heads in up + down tosses of a fair coin).
+    p_value = max(float(betainc(up, down + 1, 0.5)) if up else 1.0 for up, down in sides)
     verdict = "helps" if p_value <= alpha else "does not help" if high <= 0 else "undecided"
     return Theorem1Test(value, low, high, p_value, 1.0 - alpha, verdict)
-
-
-def _sign_test(up: int, down: int) -> float:
-    """P(at least `up` heads in up + down tosses of a fair coin)."""
-    return 1.0 if up == 0 else float(betainc(up, down + 1, 0.5))
 
 
 def _low(count: int, n: int, alpha: float) -> float:
@@ -215,11 +187,7 @@ def candidates(M: int) -> tuple[tuple[Fraction, ...], ...]:
     >>> [tuple(map(str, c)) for c in candidates(2)]
     [('1', '0'), ('0', '1'), ('1/2', '1/2')]
     """
-    if as_count("M", M) > MOST_CANDIDATE_MEMBERS:
-        raise InputError(
-            f"M is {M}; Theorems 1 and 2 are about at most {MOST_CANDIDATE_MEMBERS} members, "
-            "method='exact' has no such limit"
-        )
+    whole("M", M, 1, MOST_CANDIDATE_MEMBERS, " (Theorems 1 and 2); method='exact' has no such limit")
     return tuple(tuple(map(Fraction, row.split())) for row in _CANDIDATES[M].split(", "))
 
 
@@ -277,7 +245,7 @@ def bounds(member_risks: ArrayLike) -> Bounds:
     risks = as_risks("member_risks", member_risks)
     order = np.argsort(risks, kind="stable")
     ratios = risks[order] / np.arange(1, len(risks) + 1)
-    # The smallest k: 0.3/3 is a little less than 0.1, which is no reason to draw three members.
+    # The smallest k: 0.3/3 is a little less than 0.1, which is no reason to sample three members.
     m = int(np.argmax(ratios <= ratios.min() * (1 + _TIE))) + 1
     probs = np.zeros(len(risks))
     probs[order[:m]] = 1.0 / m
@@ -285,7 +253,7 @@ def bounds(member_risks: ArrayLike) -> Bounds:
 
 
 @dataclass(frozen=True)
-class RuleOfThumb:
+class RuleOfThumb(Plain):
     """low ≤ η_{m+1} ≤ high for the next member to be useful (rule of thumb after Theorem 3).
 
     necessary: whether it is more than a rule of thumb, namely for the second member: above `high` the first
@@ -345,3 +313,67 @@ def tight_profile(member_risks: ArrayLike) -> RiskProfile:
     sets = [single[order[i:]] for i in range(members)] + [np.zeros((1, members), dtype=np.bool_)]
     weights = np.append(np.diff(risks[order], prepend=0.0), 1.0 - risks.max())
     return RiskProfile.from_configurations(sets, weights, members=members)
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation(Bounds):
+    """Theorem 3's bounds and the advice from them, in sentences.
+
+    next_member: the risk a further member should have. needed_size: where all members but one are broken, the fewest
+    members that can beat that one (`necessary_size`), else None.
+    """
+
+    next_member: RuleOfThumb
+    needed_size: int | None
+    sentences: tuple[str, ...]
+
+
+def explain(member_risks: ArrayLike, *, classes: int | None = None) -> Explanation:
+    """Which risks an ensemble can have if its members have these risks; with two classes a vote is as robust."""
+    risks = as_risks("member_risks", member_risks)
+    if classes is not None:
+        whole("classes", classes, 2)
+    limits = bounds(risks)
+    # Members too weak to lower the floor must not make the advice for the next one more lenient.
+    thumb = rule_of_thumb(risks[limits.probs > 0])
+    best = int(np.argmin(risks))
+    lowest = float(risks[best])
+    broken = len(risks) > 1 and 0 < lowest < 1.0 <= np.delete(risks, best).min()
+    size = necessary_size(lowest) if broken else None
+    if len(risks) == 1:
+        said = [f"There is one member, so there is nothing to sample: the risk is {limits.floor:.2%}."]
+    else:
+        said = [
+            f"Whatever the probabilities, the risk of the ensemble lies between {limits.floor:.2%} and "
+            f"{limits.ceiling:.2%}; from the members' risks alone nothing tighter can be said (Theorem 3).",
+            f"Sampling cannot help: member {best} alone, at {lowest:.2%}, is as good as the floor."
+            if limits.m == 1
+            else f"The floor is reached, if at all, by sampling the {limits.m} most robust members alike: at best that "
+            f"turns the {lowest:.2%} of member {best} into {limits.floor:.2%}. How much of it is real depends on how "
+            "often one perturbation fools several members at once, which only an attack on the ensemble can tell.",
+        ]
+    if size is not None:
+        verdict = "too small" if len(risks) < size else "large enough for that"
+        said.append(
+            f"All members but {best} are always fooled: it takes at least {size} members to beat that one "
+            f"(Equation 16), and an ensemble of {len(risks)} is {verdict}."
+        )
+    unused = ", ".join(map(str, np.flatnonzero(limits.probs == 0)))
+    if limits.m > 1 and unused:
+        said.append(f"Too weak to lower the floor: member {unused}.")
+    said.append(_next(thumb, limits.m))
+    if len(risks) > 1 and classes in (None, 2):
+        said.append(
+            "With two classes, some deterministic threshold vote of the same members is at least as robust as any way "
+            "of sampling them (Gnecco-Heredia et al., NeurIPS 2023): there the advantage of sampling is compute alone."
+        )
+    return Explanation(**vars(limits), next_member=thumb, needed_size=size, sentences=tuple(said))
+
+
+def _next(thumb: RuleOfThumb, m: int) -> str:
+    if thumb.low == 0:
+        return "A member that is never fooled needs no other member."
+    if (1 + 1 / m) * thumb.low > 1:
+        return "A further member lowers the floor whatever its risk."
+    why = "two are never better than one from there on" if thumb.necessary else "rule of thumb"
+    return f"A further member must have a risk below {thumb.high:.2%} to lower the floor ({why})."
