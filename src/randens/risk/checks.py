@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from randens.core.errors import InputError, whole
-from randens.core.numbers import number
+from randens.core.errors import InputError, number, whole
 
 _SUM_TOLERANCE = 1e-6  # probabilities typed by hand or stored as float32 rarely sum to exactly 1
 _EXACT = 1e-11
