@@ -217,7 +217,8 @@ class _Work:
         return rec.with_probs(best.probs)
 
     def _evaluate(self, rec: RandomizedEnsemble, *, average: bool = False) -> Evaluation:
-        with prepare(rec, self.test, self.settings.build(self.threat)) as case:
+        attacks = self.settings.build(self.threat)
+        with prepare(rec, self.test, attacks, folder=self.store, progress=self.progress) as case:
             found = evaluate_case(
                 dataclasses.replace(case, chosen_on={"probs": "validation"}),
                 also={} if len(rec) == 1 else {"uniform": None},

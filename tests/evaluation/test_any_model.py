@@ -327,7 +327,7 @@ def test_what_looks_wrong_is_said() -> None:
         ((X[:0], Y[:0]), "data is empty"),
         ([], "data is empty"),
         ("digit", "unknown data set 'digit'; valid: digits"),
-        (None, "data is None; only a run folder knows its own data"),
+        (None, "data is None"),
         (3, "data is a int; give"),
         ([3], "item 0 of data is a int"),
         ((X[:, :, :4], Y), "which member 0 does not take"),

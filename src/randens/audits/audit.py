@@ -18,14 +18,11 @@ from randens.attacks import Cost
 from randens.audits import checks, random_checks
 from randens.audits.checks import Check
 from randens.audits.probes import Probes, attack_checks
-from randens.core.progress import Progress, silent
-from randens.ensemble import RandomizedEnsemble
 from randens.evaluation.evaluate import attack_all
 from randens.evaluation.inputs import AttackLike, Case, prepare
 from randens.evaluation.loop import Witnesses
 from randens.evaluation.result import Evaluation
 from randens.evaluation.tables import About, Result, Table, new_axes, saved
-from randens.witness.store import WitnessStore, as_store
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -139,8 +136,6 @@ def audit(
     *,
     evaluation: Evaluation | None = None,
     chosen_on: Mapping[str, str] | None = None,
-    folder: WitnessStore | str | os.PathLike[str] | None = None,
-    progress: Progress | None = None,
     **settings: Unpack[Settings],
 ) -> Audit:
     """Check a classifier, an ensemble or a random model: can its robust accuracy be trusted?
@@ -154,10 +149,8 @@ def audit(
         The reported numbers.
     chosen_on : mapping, optional
         Which split chose what, e.g. ``{"probs": "validation"}``.
-    folder, progress
-        As for `randens.evaluate`.
     **settings
-        eps, norm, threat, device, preprocessing, probs, split, limit, seed as for `randens.evaluate`.
+        eps, norm, threat, device, preprocessing, probs, split, limit, seed, folder, progress as for `randens.evaluate`.
 
     Returns
     -------
@@ -173,7 +166,7 @@ def audit(
     """
     with prepare(model, data, attack, **settings) as case:
         if case.rec.stochastic:
-            found, complete, cost = random_checks.checks(case, progress or silent)
+            found, complete, cost = random_checks.checks(case, case.progress)
             return Audit(
                 about=case.about,
                 checks=tuple(found),
@@ -182,7 +175,6 @@ def audit(
                 now=cost,
                 notes=case.notes,
             )
-        assert isinstance(case.rec, RandomizedEnsemble)
         choices = {
             **case.chosen_on,
             **({} if evaluation is None else evaluation.chosen_on),
@@ -194,9 +186,7 @@ def audit(
         found.append(checks.outputs(case.rec, case.data.x))
         if found[-1].evidence["not_finite"]:  # such members cannot be attacked
             return Audit(about=case.about, checks=tuple(found), complete=False, notes=case.notes)
-        known = Witnesses(
-            case.rec, case.data, case.threat, store=as_store(folder), progress=progress or silent
-        )
+        known = Witnesses(case.rec, case.data, case.threat, store=case.store, progress=case.progress)
         reported = _reported(case, known, evaluation)
         found += checks.member_checks(known, case.attacks[0].seed)
         found += attack_checks(Probes(known, case.attacks[0].seed), reported)

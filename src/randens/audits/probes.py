@@ -69,14 +69,8 @@ class Probes:
         key = (who, name, scale, *sorted(options.items()))
         if key in self._made:
             return self._made[key]
-        known, store = self.known, self.known.store
-        address = (
-            b""
-            if store is None
-            else known.note("audit", repr(key), str(self.seed), repr(self.probs.tolist()))
-        )
-        noted = None if store is None else store.note(address)
-        if noted is not None:
+        known, about = self.known, ("audit", repr(key), str(self.seed), repr(self.probs.tolist()))
+        if (noted := known.note(*about)) is not None:
             self._made[key] = from_words("the witness store", noted, self.members)
             return self._made[key]
         target = known.rec if who == _ENSEMBLE else RandomizedEnsemble([known.rec.members[who]])
@@ -93,8 +87,7 @@ class Probes:
             table = np.zeros((self.n, self.members), dtype=bool)
             table[:, who] = found.errors[:, 0].numpy()
         known.progress(task, self.n, self.n)
-        if store is not None:
-            store.add_note(address, to_words(table))
+        known.add_note(to_words(table), *about)
         self._made[key] = table
         return table
 

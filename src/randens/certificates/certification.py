@@ -29,8 +29,8 @@ from randens.attacks import Cost, exact
 from randens.certificates.interval_bounds import propagate
 from randens.certificates.linear_bounds import crown
 from randens.core.errors import InputError, ModelError
-from randens.core.progress import Progress, silent
-from randens.ensemble import RandomizedEnsemble, evaluating
+from randens.core.progress import Progress
+from randens.ensemble import evaluating
 from randens.evaluation.inputs import prepare
 from randens.evaluation.intervals import Estimate
 from randens.evaluation.loop import Witnesses
@@ -39,7 +39,6 @@ from randens.risk import RiskProfile, Sampling, optimal_sampling
 from randens.risk.sets import to_words
 from randens.threat import Region, Threat
 from randens.witness import WitnessPool
-from randens.witness.store import WitnessStore, as_store
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -179,8 +178,6 @@ def certify(
     eps: float | str | None = None,
     joint: bool = True,
     pool: WitnessPool | None = None,
-    folder: WitnessStore | str | os.PathLike[str] | None = None,
-    progress: Progress | None = None,
     **settings: Unpack[Part],
 ) -> Certification:
     """Certify a classifier or ensemble: bounds on the risk that hold against every attack on these inputs.
@@ -195,12 +192,9 @@ def certify(
         Refute sets of members (λ-certificates), not only single ones.
     pool : WitnessPool, optional
         Known witnesses of these members and inputs, for the lower bound; sets that they fool cannot be refuted.
-    folder : path or WitnessStore, optional
-        A witness store: its witnesses of these members and inputs are the lower bound. Nothing is attacked.
-    progress
-        As for `randens.evaluate`.
     **settings
-        norm, preprocessing, probs, split, limit as for `randens.evaluate`.
+        norm, preprocessing, probs, split, limit, folder, progress as for `randens.evaluate`. Witnesses stored in the
+        folder are the lower bound; nothing is attacked.
 
     Returns
     -------
@@ -217,11 +211,10 @@ def certify(
     """
     with prepare(model, data, "fgsm", threat=threat, eps=eps, **settings) as case:
         rec, inputs = case.rec, case.data
-        if not isinstance(rec, RandomizedEnsemble) or rec.stochastic:
+        if rec.stochastic:
             raise InputError("model answers at random; only deterministic members can be certified")
-        store, report = as_store(folder), progress or silent
-        known = Witnesses(rec, inputs, case.threat, store=store, pool=pool, progress=report)
-        certified, points, table, refuted = _certified(known, joint, report)
+        known = Witnesses(rec, inputs, case.threat, store=case.store, pool=pool, progress=case.progress)
+        certified, points, table, refuted = _certified(known, joint, case.progress)
         _check_witnesses(known.pool, points, table)
         return Certification(
             about=dataclasses.replace(case.about, attacks=()),

@@ -95,15 +95,14 @@ class Case:
         `extra` is added to the document.
         """
         from randens.core.files import write_atomic, write_json
-        from randens.evaluation.tables import latex
 
         document = {**result.to_json(), **(extra or {})}
         suffix = "" if output is None else output.suffix.lower()
         if output is not None and suffix in DRAWINGS:
             result.plot(output)
         elif output is not None and suffix in (".md", ".tex"):
-            rows = getattr(result, "rows", None)
-            text = latex(rows()) if suffix == ".tex" and rows else result.table().markdown()
+            table = result.table()
+            text = table.latex() if suffix == ".tex" else table.markdown()
             write_atomic(output, f"{text}\n".encode())
         elif output is not None:
             write_json(output, document)

@@ -21,7 +21,7 @@ from torch import nn
 from randens import models
 from randens.attacks import Cost
 from randens.core.errors import InputError
-from randens.core.progress import Progress, silent, within
+from randens.core.progress import within
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation.conflict import Conflict
 from randens.evaluation.evaluate import attack_all, conflict_known
@@ -31,7 +31,6 @@ from randens.evaluation.loop import Witnesses
 from randens.evaluation.tables import About, Accuracy, Result, Row, Table, count, new_axes, saved, table_of
 from randens.risk.checks import as_attempts
 from randens.witness import WitnessPool
-from randens.witness.store import WitnessStore, as_store
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -140,7 +139,7 @@ class Advice(Result):
         names = "choices gain pair apart attempts confidence cost"
         return {
             "options": [
-                {"name": o.name, "kind": o.kind, "k": o.k, "flops": o.flops, **o.accuracy.to_json()}
+                {"name": o.name, "kind": o.kind, "k": o.k, "flops": o.flops, **vars(o.accuracy)}
                 for o in self.options
             ],
             **{name: getattr(self, name) for name in names.split()},
@@ -160,8 +159,6 @@ def advise(
     subsets: bool = True,
     attempts: float = 1,
     confidence: float = 0.95,
-    folder: WitnessStore | str | os.PathLike[str] | None = None,
-    progress: Progress | None = None,
     **settings: Unpack[Settings],
 ) -> Advice:
     """Compare the options for deploying these members, and recommend one.
@@ -177,10 +174,10 @@ def advise(
         Whether to measure the average of k for 1 < k < M, where there are at most 64 subsets.
     attempts : int or inf
         How often an attacker may try, each time against a fresh draw: accuracies and choices are for that.
-    confidence, folder, progress
-        As for `randens.evaluate`.
+    confidence : float
+        Of the intervals.
     **settings
-        eps, norm, threat, device, preprocessing, probs, split, limit, seed as for `randens.evaluate`.
+        eps, norm, threat, device, preprocessing, probs, split, limit, seed, folder, progress as for `randens.evaluate`.
 
     Returns
     -------
@@ -200,7 +197,7 @@ def advise(
         settings["split"] = "validation"
     with prepare(model, data, attack, **settings) as case:
         rec = case.rec
-        if not isinstance(rec, RandomizedEnsemble) or rec.stochastic:
+        if rec.stochastic:
             raise InputError("model answers at random; advice is about deterministic members")
         ensembles = {"": rec, **_averages(rec, subsets)}
         for name, network in (networks or {}).items():
@@ -212,8 +209,8 @@ def advise(
             several.append(uniform)
         known: dict[str, Witnesses] = {}
         for name, one in ensembles.items():
-            report = within(progress or silent, name) if name else progress or silent
-            found = Witnesses(one, case.data, case.threat, store=as_store(folder), progress=report)
+            report = within(case.progress, name) if name else case.progress
+            found = Witnesses(one, case.data, case.threat, store=case.store, progress=report)
             for other in known.values():
                 found.show(other.pool)
             if name:

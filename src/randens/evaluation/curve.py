@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from randens.attacks import Attack, Cost
 from randens.core.errors import InputError
-from randens.core.progress import Progress, silent, within
-from randens.ensemble import RandomizedEnsemble
+from randens.core.progress import within
 from randens.evaluation.evaluate import attack_all, attack_average
 from randens.evaluation.inputs import AttackLike, prepare
 from randens.evaluation.intervals import Estimate, estimate
@@ -22,7 +21,6 @@ from randens.evaluation.loop import Witnesses
 from randens.evaluation.tables import About, Result, Table, new_axes, percent, saved
 from randens.threat import Threat, grid
 from randens.witness import WitnessPool
-from randens.witness.store import WitnessStore, as_store
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -121,8 +119,6 @@ def curve(
     threat: Threat | None = None,
     average: bool = True,
     confidence: float = 0.95,
-    folder: WitnessStore | str | os.PathLike[str] | None = None,
-    progress: Progress | None = None,
     **settings: Unpack[Part],
 ) -> Curve:
     """Robust accuracy against ε for the ensemble, its members and the average of their logits.
@@ -137,10 +133,10 @@ def curve(
         Sets norm and bounds; its radius does not matter.
     average : bool
         Also attack the average of all logits.
-    confidence, folder, progress
-        As for `randens.evaluate`, too.
+    confidence : float
+        Of the intervals.
     **settings
-        norm, device, preprocessing, probs, split, limit, seed as for `randens.evaluate`.
+        norm, device, preprocessing, probs, split, limit, seed, folder, progress as for `randens.evaluate`.
 
     Returns
     -------
@@ -164,14 +160,14 @@ def curve(
     mean_pool: WitnessPool | None = None
     with prepare(model, data, attack, eps=largest, threat=threat, **settings) as case:
         rec = case.rec
-        if not isinstance(rec, RandomizedEnsemble) or rec.stochastic:
+        if rec.stochastic:
             raise InputError("model answers at random; evaluate it at single radii")
         for radius in radii:
             ball = case.threat.with_radius(radius)
             attacks = [dataclasses.replace(a, threat=ball) for a in case.attacks] if radius else []
             here = dataclasses.replace(case, attacks=tuple(attacks))
-            report = within(progress or silent, f"ε = {radius:.4g}")
-            known = Witnesses(rec, case.data, ball, store=as_store(folder), pool=pool, progress=report)
+            report = within(case.progress, f"ε = {radius:.4g}")
+            known = Witnesses(rec, case.data, ball, store=case.store, pool=pool, progress=report)
             attack_all(known, here, [rec.probs.cpu().numpy()])
             mean = attack_average(known, here, mean_pool) if average and len(rec) > 1 else None
             pool, mean_pool = known.pool, None if mean is None else mean.pool

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from randens import models
 from randens.core.errors import InputError, RandensWarning
 from randens.core.files import plain
-from randens.core.progress import Progress, silent
+from randens.core.progress import Progress
 from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble, check_probs, evaluating, networks_of
 from randens.evaluation.conflict import Conflict, conflict_of
 from randens.evaluation.inputs import AttackLike, Case, prepare
@@ -24,8 +24,7 @@ from randens.evaluation.loop import Witnesses
 from randens.evaluation.random_models import RandomEvaluation, evaluate_random
 from randens.evaluation.result import Evaluation, worst_inputs
 from randens.threat import Threat
-from randens.witness import WitnessPool
-from randens.witness.store import WitnessStore, as_store
+from randens.witness import WitnessPool, WitnessStore
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -98,7 +97,7 @@ def evaluate(
         A witness store: its searches are not repeated, and every finished batch is added. The same call
         continues an interrupted one and makes no attack twice.
     progress : callable, optional
-        ``progress(task, done, total)``.
+        ``progress(task, done, total)``; by default bars in a terminal or notebook.
 
     Returns
     -------
@@ -121,38 +120,37 @@ def evaluate(
         eps=eps,
         norm=norm,
         threat=threat,
+        device=device,
         preprocessing=preprocessing,
         probs=probs,
         split=split,
         limit=limit,
         seed=seed,
-        device=device,
+        folder=folder,
+        progress=progress,
     ) as case:
         if not case.rec.stochastic:
-            return evaluate_case(case, also=also, confidence=confidence, folder=folder, progress=progress)
+            return evaluate_case(case, also, confidence)
         if also or folder is not None:
             raise InputError("also and folder cannot be given for a random model; leave them out")
-        return evaluate_random(case, confidence=confidence, progress=progress)
+        return evaluate_random(case, confidence)
 
 
 def evaluate_case(
     case: Case,
-    *,
     also: Mapping[str, ArrayLike | None] | None = None,
-    average: bool = True,
     confidence: float = 0.95,
-    folder: WitnessStore | str | os.PathLike[str] | None = None,
-    progress: Progress | None = None,
+    *,
+    average: bool = True,
 ) -> Evaluation:
-    """`evaluate` for an ensemble that was prepared; average: also attack the average of all logits."""
+    """`evaluate` for deterministic members that are prepared; average: also attack the average of all logits."""
     rec, data = case.rec, case.data
-    assert isinstance(rec, RandomizedEnsemble)
     for what, split in case.chosen_on.items():
         if split == "test":
             raise InputError(f"{what} was chosen on test data; choose it on validation data, then evaluate")
     probs = rec.probs.cpu().numpy().copy()
     extra = {name: check_probs(value, len(rec)).numpy() for name, value in (also or {}).items()}
-    known = Witnesses(rec, data, case.threat, store=as_store(folder), progress=progress or silent)
+    known = Witnesses(rec, data, case.threat, store=case.store, progress=case.progress)
     attack_all(known, case, [probs, *extra.values()])
     mean = attack_average(known, case) if average and len(rec) > 1 else known
     known.confirm(probs)
@@ -182,7 +180,7 @@ def evaluate_case(
     return result
 
 
-def attack_all(known: Witnesses, case: Case, several: list[np.typing.NDArray[np.float64]]) -> None:
+def attack_all(known: Witnesses, case: Case, several: list[NDArray[np.float64]]) -> None:
     """The loop: every attack, on the ensemble at several probabilities and on each member alone."""
     members = len(known.rec)
     alone = list(np.eye(members)) if members > 1 else []
@@ -213,15 +211,14 @@ def conflict_known(known: Witnesses) -> Conflict | None:
     """The joint reach of several members, once for a store."""
     if len(known.rec) == 1:
         return None
-    key = b"" if known.store is None else known.note("conflict", known.threat.norm)
-    noted = None if known.store is None else known.store.note(key)
+    about = ("conflict", known.threat.norm)
+    noted = known.note(*about)
     if noted is not None:
         return Conflict.from_json(noted)
     found = conflict_of(known.rec, known.data, known.threat)
     if found is not None:
         known.now += found.cost
-        if known.store is not None:
-            known.store.add_note(key, plain(found.content()))
+        known.add_note(plain(found.content()), *about)
     return found
 
 
@@ -267,7 +264,7 @@ def conflict(
     1.0
     """
     with prepare(model, data, "fgsm", threat=threat, eps=eps, **settings) as case:
-        if case.rec.stochastic or not isinstance(case.rec, RandomizedEnsemble):
+        if case.rec.stochastic:
             raise InputError("model answers at random; the reach is defined for deterministic members")
         found = conflict_of(case.rec, case.data, case.threat)
         if found is None:

@@ -1,8 +1,4 @@
-"""What evaluations are given: classifiers, data and attacks of any kind, made to fit each other.
-
-A classifier may be a module, a list of modules, an ensemble, a run folder, a file, a name of the zoo, or
-``package.module:factory``.
-"""
+"""What evaluations are given: classifiers, data and attacks of any kind, made to fit each other."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 from numpy.typing import ArrayLike
@@ -22,6 +18,7 @@ from torch import Tensor, nn
 from randens import attacks
 from randens.attacks import Attack
 from randens.core.errors import InputError, RandensError, RandensWarning
+from randens.core.progress import Progress, bars, silent
 from randens.core.runs import Run
 from randens.data import Data, as_data, check_range
 from randens.ensemble import RandomizedEnsemble, evaluating
@@ -32,16 +29,12 @@ from randens.models import Adapted, adapt, logits_of, on_device, preprocessing_o
 from randens.random_model import RandomizedModel
 from randens.threat import Threat, norm_name, number
 from randens.witness.fingerprints import fingerprint
+from randens.witness.store import WitnessStore
 
-__all__ = [
-    "AttackLike",
-    "Case",
-    "Settings",
-    "as_attacks",
-    "as_rec",
-    "likely_mistakes",
-    "prepare",
-]
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["AttackLike", "Case", "Part", "Settings", "as_attacks", "as_rec", "likely_mistakes", "prepare"]
 
 _LOOKED_AT = 256  # inputs on which members are checked
 _ENOUGH = 20  # fewer inputs do not show whether an accuracy is above chance
@@ -54,12 +47,14 @@ class Part(TypedDict, total=False):
     """The settings that every function of this layer takes, as `randens.evaluate` explains them."""
 
     norm: str | float | None
+    device: str | torch.device | None
     preprocessing: Any
     probs: ArrayLike | Tensor | None
     split: str | None
     limit: int | None
     seed: int
-    device: str | torch.device | None
+    folder: WitnessStore | str | os.PathLike[str] | None
+    progress: Progress | None
 
 
 class Settings(Part, total=False):
@@ -71,14 +66,19 @@ class Settings(Part, total=False):
 
 @dataclass(frozen=True)
 class Case:
-    """An evaluation ready to begin: ensemble, inputs, attacks against one threat, and what was noticed on the way."""
+    """An evaluation ready to begin: ensemble, inputs, attacks against one threat, and what was noticed on the way.
 
-    rec: RandomizedEnsemble | RandomizedModel
+    chosen_on: which split chose what. store: where witnesses are kept.
+    """
+
+    rec: RandomizedEnsemble
     data: Data
     attacks: tuple[Attack, ...]
     notes: tuple[str, ...] = ()
     preprocessing: str | None = None
     chosen_on: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    store: WitnessStore | None = None
+    progress: Progress = silent
 
     @property
     def threat(self) -> Threat:
@@ -88,64 +88,56 @@ class Case:
     @property
     def about(self) -> About:
         """The head of every document."""
-        rec = self.rec
         return About(
-            fingerprint(rec)
-            if isinstance(rec, RandomizedEnsemble)
-            else fingerprint(RandomizedEnsemble([rec])),
-            tuple(rec.probs.tolist()) if isinstance(rec, RandomizedEnsemble) else (1.0,),
-            self.data.name,
-            self.data.split,
-            len(self.data),
-            self.threat.to_dict(),
-            tuple(attack_options(attack) for attack in self.attacks),
-            self.attacks[0].seed,
-            self.preprocessing,
+            ensemble=fingerprint(self.rec),
+            probs=tuple(self.rec.probs.tolist()),
+            data=self.data.name,
+            split=self.data.split,
+            n=len(self.data),
+            threat=self.threat.to_dict(),
+            attacks=tuple(attack_options(attack) for attack in self.attacks),
+            seed=self.attacks[0].seed,
+            preprocessing=self.preprocessing,
         )
 
 
 @contextlib.contextmanager
 def prepare(
-    model: Any,
-    data: Any = None,
-    attack: AttackLike = None,
-    *,
-    eps: float | str | None = None,
-    norm: str | float | None = None,
-    threat: Threat | None = None,
-    preprocessing: Any = None,
-    probs: ArrayLike | Tensor | None = None,
-    split: str | None = None,
-    limit: int | None = None,
-    seed: int = 0,
-    device: str | torch.device | None = None,
+    model: Any, data: Any = None, attack: AttackLike = None, **settings: Unpack[Settings]
 ) -> Iterator[Case]:
-    """Model, data and attacks that fit each other, on the device; the parameters are those of `evaluate`.
+    """Model, data and attacks that fit each other, on the device; the settings are those of `evaluate`.
 
     Inside, gradients are possible whatever mode the caller is in; on leaving, members are where and as they were.
     """
+    folder, preprocessing = settings.get("folder"), settings.get("preprocessing")
+    store = folder if isinstance(folder, WitnessStore) or folder is None else WitnessStore(folder)
     chosen_on: Mapping[str, str] = {}
     if isinstance(model, (str, os.PathLike)) and (Path(model) / "manifest.json").is_file():
         run = Run.open(model)
         chosen_on = chosen_on_of(run)
         data = run_data(run) if data is None else data
     if data is None:
-        raise InputError(
-            "data is None; only a run folder knows its own data: give (x, y), a loader or a name"
+        raise InputError("data is None; only a run folder knows its own: give (x, y), a loader or a name")
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        rec = as_rec(model, probs=settings.get("probs"), preprocessing=preprocessing)
+        inputs = _in_precision(as_data(data, split=settings.get("split"), limit=settings.get("limit")), rec)
+        chosen = as_attacks(
+            attack,
+            eps=settings.get("eps"),
+            norm=settings.get("norm"),
+            threat=settings.get("threat"),
+            known=rec.threat,
+            seed=settings.get("seed", 0),
         )
-    with torch.inference_mode(False), torch.enable_grad():
-        rec: Any = as_rec(model, probs=probs, preprocessing=preprocessing)
-        inputs = _in_precision(as_data(data, split=split, limit=limit), rec)
-        chosen = as_attacks(attack, eps=eps, norm=norm, threat=threat, known=rec.threat, seed=seed)
         check_range(inputs.x, chosen[0].threat.bounds)
-        if isinstance(model, RandomizedModel):
-            rec = rec.members[0]
-        elif not rec.stochastic:
-            rec = as_logit_members(rec, inputs.x)
-        with on_device(rec, device):
-            notes = () if rec.stochastic else likely_mistakes(rec, inputs)
-            said = None if preprocessing is None else _preprocessing_text(rec)
-            yield Case(rec, inputs, chosen, (*inputs.notes, *notes), said, chosen_on)
+        rec = rec if rec.stochastic else as_logit_members(rec, inputs.x)
+        stack.enter_context(on_device(rec, settings.get("device")))
+        notes = (*inputs.notes, *(() if rec.stochastic else likely_mistakes(rec, inputs)))
+        normalized = None if preprocessing is None else _preprocessing_text(rec)
+        progress = settings.get("progress") or stack.enter_context(bars(log=False))
+        yield Case(rec, inputs, chosen, notes, normalized, chosen_on, store, progress)
 
 
 def as_attacks(
@@ -169,34 +161,27 @@ def as_attacks(
     own = {item.threat for item in given if isinstance(item, Attack)}
     if len(own) > 1:
         raise InputError(f"the attacks have different threats {sorted(map(str, own))}; they must share one")
+    radius = None if eps is None else number("eps", eps)
+    name = None if norm is None else norm_name(norm)
     if own:
         chosen = own.pop()
-        _agree("threat", threat, chosen)
-        _agree("eps", None if eps is None else number("eps", eps), getattr(chosen, "eps", None))
-        _agree("norm", None if norm is None else norm_name(norm), chosen.norm)
+        has = {"threat": chosen, "eps": getattr(chosen, "eps", None), "norm": chosen.norm}
+        for key, said in {"threat": threat, "eps": radius, "norm": name}.items():
+            if said is not None and said != has[key]:
+                raise InputError(f"{key} is {said!r}, but the attack has {has[key]!r}; say it once")
     elif threat is not None:
-        if eps is not None or norm is not None:
+        if radius is not None or name is not None:
             raise InputError("threat and eps or norm are given; say it once")
         chosen = threat
+    elif known is not None and name in (None, known.norm):
+        chosen = known if radius is None else Threat(known.norm, radius, known.bounds)
+    elif radius is None and (known is not None or name not in (None, "linf")):
+        raise InputError(f"norm is {norm!r}; give its radius too, e.g. eps=0.5")
     else:
-        chosen = _threat(eps, norm, known)
+        chosen = Threat(name or "linf", 8 / 255 if radius is None else radius)
     return tuple(
         item if isinstance(item, Attack) else attacks.create(item, chosen, seed=seed) for item in given
     )
-
-
-def _agree(name: str, said: object, has: object) -> None:
-    if said is not None and said != has:
-        raise InputError(f"{name} is {said!r}, but the attack has {has!r}; say it once")
-
-
-def _threat(eps: float | str | None, norm: str | float | None, known: Threat | None) -> Threat:
-    name = None if norm is None else norm_name(norm)
-    if known is not None and name in (None, known.norm):
-        return known if eps is None else Threat(known.norm, number("eps", eps), known.bounds)
-    if eps is None and (known is not None or name not in (None, "linf")):
-        raise InputError(f"norm is {norm!r}; give its radius too, e.g. eps=0.5")
-    return Threat(name or "linf", 8 / 255 if eps is None else number("eps", eps))
 
 
 def as_rec(
@@ -208,27 +193,21 @@ def as_rec(
     """
     if isinstance(model, (str, os.PathLike)):
         model = load_model(model)
+    several = isinstance(model, Sequence) and len(model) > 0
     if isinstance(model, RandomizedEnsemble):
         rec = model if probs is None else model.with_probs(probs)
     elif isinstance(model, nn.Module):
         rec = RandomizedEnsemble([model], probs, threat=getattr(model, "threat", None))
-    elif isinstance(model, Sequence) and model and all(isinstance(m, nn.Module) for m in model):
+    elif several and all(isinstance(member, nn.Module) for member in model):
         rec = RandomizedEnsemble(list(model), probs)
     else:
-        inner = (
-            f" of {[type(m).__name__ for m in model][:3]}" if isinstance(model, Sequence) and model else ""
-        )
-        empty = (
-            "an empty list"
-            if isinstance(model, Sequence) and not model
-            else f"a {type(model).__name__}{inner}"
-        )
-        raise InputError(f"model is {empty}; give {MODELS}")
+        inner = f" of {[type(member).__name__ for member in model][:3]}" if several else ""
+        kind = "an empty list" if model == [] else f"a {type(model).__name__}{inner}"
+        raise InputError(f"model is {kind}; give {MODELS}")
     if preprocessing is None:
         return rec
     each = preprocessing_per_member(preprocessing, len(rec))
-    members = [_normalized(member, one) for member, one in zip(rec.members, each, strict=True)]
-    return RandomizedEnsemble(members, rec.probs, classes=rec.classes, threat=rec.threat)
+    return _replaced(rec, [_normalized(member, one) for member, one in zip(rec.members, each, strict=True)])
 
 
 def _normalized(member: nn.Module, preprocessing: Any) -> nn.Module:
@@ -238,53 +217,57 @@ def _normalized(member: nn.Module, preprocessing: Any) -> nn.Module:
     return member if pair is None else adapt(member, mean=pair[0], std=pair[1])
 
 
-def _preprocessing_text(rec: RandomizedEnsemble | RandomizedModel) -> str:
+def _replaced(rec: RandomizedEnsemble, members: list[nn.Module]) -> RandomizedEnsemble:
+    return RandomizedEnsemble(members, rec.probs, classes=rec.classes, threat=rec.threat)
+
+
+def _preprocessing_text(rec: RandomizedEnsemble) -> str:
     """What is subtracted and divided, member by member; once where it is the same for all."""
     found = []
-    for member in rec.members if isinstance(rec, RandomizedEnsemble) else [rec]:
-        inner = [
-            m for m in member.modules() if isinstance(m, Adapted) and m.mean is not None and m.std is not None
+    for member in rec.members:
+        pairs = [(m.mean, m.std) for m in member.modules() if isinstance(m, Adapted)]
+        numbers = [
+            [
+                [round(value, 4) for value in values.flatten().tolist()]
+                for values in pair
+                if values is not None
+            ]
+            for pair in pairs
         ]
-        texts = [f"(x − {_numbers(m.mean)}) / {_numbers(m.std)}" for m in inner]
+        texts = [f"(x − {pair[0]}) / {pair[1]}" for pair in numbers if len(pair) == 2]
         found.append(texts[0] if texts else "unchanged")
-    return (
-        found[0] if len(set(found)) == 1 else "; ".join(f"member {i}: {text}" for i, text in enumerate(found))
-    )
-
-
-def _numbers(values: Tensor | None) -> str:
-    return "" if values is None else str([round(v, 4) for v in values.flatten().tolist()])
+    each = [f"member {i}: {text}" for i, text in enumerate(found)]
+    return found[0] if len(set(found)) == 1 else "; ".join(each)
 
 
 def _in_precision(data: Data, rec: RandomizedEnsemble) -> Data:
     """The data in memory, in the precision of the members' weights; half precision, or several, are refused."""
-    weights = [next((p for p in m.parameters() if p.is_floating_point()), None) for m in rec.members]
-    kinds = sorted({str(w.dtype).removeprefix("torch.") for w in weights if w is not None})
-    if len(kinds) > 1 or (kinds and kinds[0] not in ("float32", "float64")):
+    kinds = {
+        next((p.dtype for p in member.parameters() if p.is_floating_point()), None) for member in rec.members
+    }
+    kinds -= {None}
+    if len(kinds) > 1 or not kinds <= {torch.float32, torch.float64}:
+        names = " and ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
         raise InputError(
-            f"the members' weights are {' and '.join(kinds)}; all must be float32, or all float64, e.g. member.float()"
+            f"the members' weights are {names}; all must be float32, or all float64, e.g. member.float()"
         )
     x = data.x
-    wanted = {"float64": torch.float64}.get(
-        kinds[0] if kinds else "", x.dtype if not kinds else torch.float32
-    )
-    if x.dtype == wanted:
+    wanted = kinds.pop() if kinds else x.dtype
+    if wanted is None or x.dtype == wanted:
         return dataclasses.replace(data, stored=x)
-    said = (
-        f"x is {str(x.dtype).removeprefix('torch.')}; it was read as {kinds[0]}, as the members' weights are"
-    )
+    was, read = (str(dtype).removeprefix("torch.") for dtype in (x.dtype, wanted))
+    said = f"x is {was}; it was read as {read}, as the members' weights are"
     return dataclasses.replace(data, stored=x.to(wanted), notes=(*data.notes, said))
 
 
 def as_logit_members(rec: RandomizedEnsemble, x: Tensor) -> RandomizedEnsemble:
     """The ensemble, with wrapped members where they do not return logits [n, classes]; tried on the first inputs."""
     members: list[nn.Module] = []
+    shape = tuple(x.shape[1:])
     for index, member in enumerate(rec.members):
         wanted = getattr(member, "input_shape", None)
-        if wanted is not None and tuple(wanted) != tuple(x.shape[1:]):
-            raise InputError(
-                f"data has inputs of shape {tuple(x.shape[1:])}; member {index} takes {tuple(wanted)}"
-            )
+        if wanted is not None and tuple(wanted) != shape:
+            raise InputError(f"data has inputs of shape {shape}; member {index} takes {tuple(wanted)}")
         # Each where it is: members may have to be moved together first.
         first = next(member.parameters(), x)
         few = x[:2].to(first.device, first.dtype if first.is_floating_point() else x.dtype)
@@ -296,17 +279,14 @@ def as_logit_members(rec: RandomizedEnsemble, x: Tensor) -> RandomizedEnsemble:
         except Exception as error:
             reason = " ".join(str(error).split())[:160] or type(error).__name__
             raise InputError(
-                f"data has inputs of shape {tuple(x.shape[1:])}, which member {index} does not take: {reason}"
+                f"data has inputs of shape {shape}, which member {index} does not take: {reason}"
             ) from error
         logits = logits_of(answer, len(few), f"member {index}")
         if type(logits) is Tensor and logits.is_meta:
-            raise InputError(
-                f"the weights of member {index} are on the device 'meta' and have no values; load them"
-            )
+            raise InputError(f"the weights of member {index} are on 'meta' and have no values; load them")
         members.append(member if logits is answer else Adapted(member))
-    if all(new is old for new, old in zip(members, rec.members, strict=True)):
-        return rec
-    return RandomizedEnsemble(members, rec.probs, classes=rec.classes, threat=rec.threat)
+    unchanged = all(new is old for new, old in zip(members, rec.members, strict=True))
+    return rec if unchanged else _replaced(rec, members)
 
 
 def likely_mistakes(rec: RandomizedEnsemble, data: Data) -> tuple[str, ...]:
@@ -331,21 +311,21 @@ def likely_mistakes(rec: RandomizedEnsemble, data: Data) -> tuple[str, ...]:
             f"data has labels from {low} to {high}; the members have {classes} classes, from 0 on{shifted}"
         )
     said = []
-    # New wrappers are in training mode, so the wrapped module's mode counts.
-    modes = [
+    # New wrappers are in training mode, so the innermost modules count.
+    leaves = [
         [m.training for m in member.modules() if next(m.children(), None) is None] for member in rec.members
     ]
-    if training := [i for i, found in enumerate(modes) if any(found)]:
+    if training := [i for i, modes in enumerate(leaves) if any(modes)]:
         said.append(f"{_who(training, rec)} in training mode; evaluation is in eval mode, as always")
-    probabilities = ((first >= 0).all(dim=2) & ((first.sum(dim=2) - 1).abs() < 1e-4)).all(dim=1)
-    if bool(probabilities.any()):
+    shares = ((first >= 0).all(dim=2) & ((first.sum(dim=2) - 1).abs() < 1e-4)).all(dim=1)
+    if probabilities := shares.nonzero().flatten().tolist():
         said.append(
-            f"{_who(probabilities.nonzero().flatten().tolist(), rec)} returning probabilities, not logits: gradients "
-            "vanish where they are near 0 and 1, and averages mean something else"
+            f"{_who(probabilities, rec)} returning probabilities, not logits: gradients vanish where they are near "
+            "0 and 1, and averages mean something else"
         )
     said += _unlikely_labels(rec, first.argmax(dim=2).T, y, classes) if len(y) >= _ENOUGH else []
     for sentence in said:
-        warnings.warn(sentence, RandensWarning, stacklevel=4)
+        warnings.warn(sentence, RandensWarning, stacklevel=5)
     return tuple(said)
 
 
@@ -361,7 +341,7 @@ def _unlikely_labels(rec: RandomizedEnsemble, predicted: Tensor, y: Tensor, clas
             )
     chance = 1 / classes
     limit = chance + 2 * (chance * (1 - chance) / len(y)) ** 0.5
-    if poor := [i for i, value in enumerate(right.tolist()) if value <= limit]:
+    if poor := (right <= limit).nonzero().flatten().tolist():
         said.append(
             f"{_who(poor, rec)} right no more often than by chance ({chance:.0%}) on clean inputs: wrong "
             "preprocessing, wrong labels, or an untrained network"
@@ -373,6 +353,5 @@ def _who(members: Sequence[int], rec: RandomizedEnsemble) -> str:
     """Subject and verb of a sentence about some of the members."""
     if len(rec) == 1:
         return "the model is"
-    if len(members) == 1:
-        return f"member {members[0]} is"
-    return f"members {', '.join(map(str, members[:-1]))} and {members[-1]} are"
+    several = len(members) > 1
+    return f"member{'s' * several} {' and '.join(map(str, members))} {'are' if several else 'is'}"

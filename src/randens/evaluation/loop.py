@@ -7,7 +7,6 @@ radii. Nothing is attacked twice: a search is skipped on inputs where it was mad
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -61,14 +60,14 @@ class Witnesses:
         self.clean = self._errors(rec, everyone, self.x)
         self.cost += Cost(forwards=len(data) * len(rec.networks))
         self.pool = self._witnesses(everyone, self.x, self.clean, ["clean"] * len(data))
-        self._searched: dict[bytes, Spent] = {}
+        self._reached: dict[bytes, NDArray[np.float64]] = {}
+        self._earlier: dict[bytes, Spent] = {}
         self._members = [str(i).encode() for i in range(len(rec))]
         if store is not None:
             self._members = [member_key(member) for member in rec.members]
             self._scope = Scope(self.x, input_keys(self.x, self.y), self._members, threat)
-            self._searched = store.searched(self._scope)
+            self._earlier = store.searched(self._scope)
             self._load(store)
-        self._uncounted = set(self._searched)
         if pool is not None:
             self.pool = self.pool.merge(pool)
         if store is not None and dist.is_initialized():
@@ -80,61 +79,46 @@ class Witnesses:
         Members with probability 0 are not attacked; the others' witnesses are shown to them.
         """
         drawn, others = np.flatnonzero(probs), np.flatnonzero(probs == 0)
-        search = self._key(attack, drawn, probs)
         risks = self.pool.best(probs)[0]
-        open_rows = risks < 1 - _ROUNDING
-        if (earlier := self._searched.get(search)) is not None:
-            # A search without the witness that it found, by damage or by hand, counts as not made.
-            open_rows[earlier.rows[risks[earlier.rows] >= earlier.risks - _ROUNDING]] = False
-            if search in self._uncounted:
-                self._count(attack, drawn, earlier)
-                self._uncounted.remove(search)
-        rows = np.flatnonzero(open_rows)
-        self.progress(task, 0, max(1, len(rows)))
+        search, reached = self._search(attack, drawn, probs)
+        # A search without the witness that it found, by damage or by hand, counts as not made.
+        rows = np.flatnonzero((risks < 1 - _ROUNDING) & ~(risks >= reached - _ROUNDING))
         part = RandomizedEnsemble([self.rec.members[int(i)] for i in drawn], probs[drawn])
+        rest = RandomizedEnsemble([self.rec.members[int(i)] for i in others]) if len(others) else None
         start = self.pool.take(np.arange(len(self.data)), drawn)
-        new: list[WitnessPool] = []
         report = renamed(self.progress, task)
-        batches = (
-            attack.batches(part, self.data, rows=rows, start=start, progress=report) if len(rows) else ()
-        )
-        for chunk, found in batches:
+        report(task, 0, max(1, len(rows)))
+        new: list[WitnessPool] = []
+        batches = attack.batches(part, self.data, rows=rows, start=start, progress=report)
+        for chunk, found in batches if len(rows) else ():
             inputs, points = chunk[found.pool.points], torch.from_numpy(found.pool.x_adv)
             fooled = np.zeros((len(inputs), len(self.rec)), dtype=bool)
             fooled[:, drawn] = found.pool.fooled
-            if len(others) and len(inputs):
-                rest = RandomizedEnsemble([self.rec.members[int(i)] for i in others])
+            if rest is not None and len(inputs):
                 fooled[:, others] = self._errors(rest, inputs, points)
-            reached = np.maximum(risks[chunk], found.pool.best(probs[drawn])[0])
-            spent = Spent(chunk, reached, found.cost.forwards, found.cost.backwards, found.flags)
+            reached[chunk] = np.maximum(risks[chunk], found.pool.best(probs[drawn])[0])
+            spent = Spent(chunk, reached[chunk], found.cost.forwards, found.cost.backwards, found.flags)
             self.now += found.cost
             self._count(attack, drawn, spent)
-            self._searched[search] = _joined(self._searched.get(search), spent)
             self._keep(inputs, points, fooled, found.pool.sources, search, spent)
             new.append(self._witnesses(inputs, points, fooled, found.pool.sources))
         self.pool = self.pool.merge(*new)
-        self.progress(task, 1, 1)
+        report(task, 1, 1)
 
     def judge(self, rows: NDArray[np.int64], x_adv: Tensor, sources: Sequence[str]) -> NDArray[np.bool_]:
         """Errors [k, M] of all members on perturbed inputs of `rows`, which join the pool; known ones are read."""
         verdicts: NDArray[np.int8] = np.full((len(rows), len(self.rec)), -1, dtype=np.int8)
         if self.store is not None:
             verdicts = self.store.verdicts(self._scope, rows, x_adv)
-        left = np.flatnonzero((verdicts < 0).any(axis=1))
-        if len(left):
-            points = x_adv[torch.from_numpy(left)]
-            verdicts[left] = self._errors(self.rec, rows[left], points)
-            self._keep(rows[left], points, verdicts[left] == 1, [sources[i] for i in left.tolist()])
-        fooled: NDArray[np.bool_] = verdicts == 1
+        fooled = self._complete(rows, x_adv, verdicts, sources)
         self.cost += Cost(forwards=len(rows) * len(self.rec.networks))
         self.pool = self.pool.merge(self._witnesses(rows, x_adv, fooled, sources))
         return fooled
 
-    def show(self, other: WitnessPool, source: str = "") -> None:
+    def show(self, other: WitnessPool) -> None:
         """Judge the witnesses of another pool of the same inputs, e.g. of other members."""
         if len(other):
-            sources = [source] * len(other) if source else other.sources
-            self.judge(other.points, torch.from_numpy(other.x_adv), sources)
+            self.judge(other.points, torch.from_numpy(other.x_adv), other.sources)
 
     def confirm(self, probs: NDArray[np.float64]) -> None:
         """Compute the errors on the worst inputs at `probs` once more, as a user would; correct what has changed."""
@@ -144,6 +128,31 @@ class Witnesses:
             rows = rows[rows >= 0]
             held = self._score_again(rows) == len(rows)
 
+    def note(self, *about: str) -> Any:
+        """What was noted about these members, inputs and this threat; None if nothing was."""
+        return None if self.store is None else self.store.note(self._note_key(about))
+
+    def add_note(self, value: Any, *about: str) -> None:
+        """Note a JSON value in the store, if there is one."""
+        if self.store is not None and _writes():
+            self.store.add_note(self._note_key(about), value)
+
+    def _note_key(self, about: tuple[str, ...]) -> bytes:
+        return digest(repr((about, self.threat)).encode(), *self._members, *self._scope.inputs)
+
+    def _search(
+        self, attack: Attack, drawn: NDArray[np.int64], probs: NDArray[np.float64]
+    ) -> tuple[bytes, NDArray[np.float64]]:
+        """The address of a search, and the risks [n] that it reached before (NaN: it was not made there)."""
+        said = repr((__version__, attack.name, attack, probs[drawn].tolist()))
+        key = digest(said.encode(), *(self._members[i] for i in drawn))
+        if key not in self._reached:
+            self._reached[key] = np.full(len(self.data), np.nan)
+            if (earlier := self._earlier.get(key)) is not None:
+                self._reached[key][earlier.rows] = earlier.risks
+                self._count(attack, drawn, earlier)
+        return key, self._reached[key]
+
     def _score_again(self, rows: NDArray[np.int64]) -> int:
         """Score witnesses of the pool again; returns how many hold."""
         assert self.pool.x_adv is not None
@@ -151,9 +160,8 @@ class Witnesses:
         errors = self._errors(self.rec, inputs, points)
         wrong = np.flatnonzero((self.pool.fooled[rows] & ~errors).any(axis=1))
         if len(wrong):
-            self.flags.setdefault("scored again", {})["unstable"] = [len(wrong) / len(self.data)] * len(
-                self.rec
-            )
+            share = len(wrong) / len(self.data)
+            self.flags.setdefault("scored again", {})["unstable"] = [share] * len(self.rec)
             sources = [self.pool.sources[row] for row in rows[wrong].tolist()]
             fooled = self.pool.fooled.copy()
             fooled[rows] = errors
@@ -164,33 +172,30 @@ class Witnesses:
     def _load(self, store: WitnessStore) -> None:
         """Read the store's witnesses of these members and inputs; an added member is judged on them."""
         rows, verdicts, points, sources = store.load(self._scope)
-        left = np.flatnonzero((verdicts < 0).any(axis=1))
-        if len(left):
-            chosen = torch.from_numpy(left)
-            verdicts[left] = self._errors(self.rec, rows[left], points[chosen])
-            self._keep(rows[left], points[chosen], verdicts[left] == 1, [sources[i] for i in left.tolist()])
-        clean, self.pool = self.pool, self._witnesses(rows, points, verdicts == 1, sources)
+        fooled = self._complete(rows, points, verdicts, sources)
+        clean, self.pool = self.pool, self._witnesses(rows, points, fooled, sources)
         if store.verify:
-            self.verified = (len(self.pool), self._score_again(np.arange(len(self.pool))))
-            failed = self.verified[0] - self.verified[1]
-            if failed > max(1, _FAILED * self.verified[0]):
+            count = len(self.pool)
+            self.verified = (count, self._score_again(np.arange(count)))
+            failed = count - self.verified[1]
+            if failed > max(1, _FAILED * count):
                 raise FileError(
-                    f"{failed} of {self.verified[0]} witnesses in {store.path} no longer fool the members they did: "
-                    "the members differ in something that is not in their weights; use --fresh"
+                    f"{failed} of {count} witnesses in {store.path} no longer fool the members they did: the members "
+                    "differ in something that is not in their weights; use --fresh"
                 )
         self.pool = clean.merge(self.pool)
 
-    def note(self, *about: str) -> bytes:
-        """The address of a note about these members, inputs and this threat."""
-        return digest(repr((about, self.threat)).encode(), *self._members, *self._scope.inputs)
-
-    def _key(self, attack: Attack, drawn: NDArray[np.int64], probs: NDArray[np.float64]) -> bytes:
-        """The address of a search: attack, options, threat, members and probabilities, version."""
-        options = {f.name: getattr(attack, f.name) for f in dataclasses.fields(attack) if f.compare}
-        said = json.dumps(
-            [__version__, attack.name, options, probs[drawn].tolist()], sort_keys=True, default=repr
-        )
-        return digest(said.encode(), *(self._members[i] for i in drawn))
+    def _complete(
+        self, rows: NDArray[np.int64], x_adv: Tensor, verdicts: NDArray[np.int8], sources: Sequence[str]
+    ) -> NDArray[np.bool_]:
+        """Errors [k, M] on points of which some verdicts are known; the others (-1) are computed and kept."""
+        left = np.flatnonzero((verdicts < 0).any(axis=1))
+        if len(left):
+            points = x_adv[torch.from_numpy(left)]
+            verdicts[left] = self._errors(self.rec, rows[left], points)
+            self._keep(rows[left], points, verdicts[left] == 1, [sources[i] for i in left.tolist()])
+        fooled: NDArray[np.bool_] = verdicts == 1
+        return fooled
 
     def _count(self, attack: Attack, drawn: NDArray[np.int64], spent: Spent) -> None:
         """Add the passes and flags of a search, or of a batch of it."""
@@ -214,23 +219,17 @@ class Witnesses:
         return WitnessPool(len(self.data), len(self.rec), rows, fooled, x_adv=points, sources=sources)
 
     def _keep(self, *entry: Any) -> None:
-        """Add to the store, by one of the processes."""
-        if self.store is not None and (not dist.is_initialized() or dist.get_rank() == 0):
+        if self.store is not None and _writes():
             self.store.add(self._scope, *entry)
 
 
 def attack_options(attack: Attack) -> dict[str, Any]:
     """An attack's name and its options as plain values."""
-    options: dict[str, Any] = {"name": attack.name}
-    for option in dataclasses.fields(attack):
-        value = getattr(attack, option.name)
-        if isinstance(value, (str, int, float, bool)) or value is None:
-            options[option.name] = value
-    return options
+    found = {option.name: getattr(attack, option.name) for option in dataclasses.fields(attack)}
+    plain = {k: v for k, v in found.items() if v is None or isinstance(v, (str, int, float, bool))}
+    return {"name": attack.name, **plain}
 
 
-def _joined(earlier: Spent | None, later: Spent) -> Spent:
-    if earlier is None:
-        return later
-    rows = np.concatenate([earlier.rows, later.rows])
-    return Spent(rows, np.concatenate([earlier.risks, later.risks]))
+def _writes() -> bool:
+    """Whether this is the process that writes to the store."""
+    return not dist.is_initialized() or dist.get_rank() == 0

@@ -33,7 +33,7 @@ from randens.attacks.eot import EOT, draw_gradients, sources
 from randens.attacks.losses import expected_margin
 from randens.attacks.suite import Suite
 from randens.core.errors import InputError, whole
-from randens.core.progress import Progress, silent
+from randens.core.progress import Progress
 from randens.data import Data
 from randens.ensemble import RandomizedEnsemble, frozen
 from randens.evaluation.draws import OTHER, SCORE, TRIED, Randomness, Scores, members_of, randomness, score
@@ -192,9 +192,7 @@ class RandomEvaluation(Result):
         }
 
 
-def evaluate_random(
-    case: Case, *, confidence: float = 0.95, progress: Progress | None = None
-) -> RandomEvaluation:
+def evaluate_random(case: Case, confidence: float = 0.95) -> RandomEvaluation:
     """`randens.evaluate` for a random classifier, or an ensemble some of whose members are random."""
     model, inputs, seed = case.rec, case.data, whole("seed", case.attacks[0].seed, 0, 999)
     most = max(m.draws for m in members_of(model) if isinstance(m, RandomizedModel))
@@ -205,7 +203,7 @@ def evaluate_random(
             "model ignores its seed: the same seed gave different logits; let it draw from torch's generators or from "
             "the `generator` argument of forward, or give a factory that makes a module from a seed"
         )
-    run = _Run(model, inputs, seed, progress or silent, found.random)
+    run = _Run(model, inputs, seed, case.progress, found.random)
     for draws in _schedule(most if found.random else 1):
         in_sample, fresh = run.attack([attack for attack, cap in plan if cap is None], draws)
         if abs(fresh - in_sample) <= TOLERANCE:

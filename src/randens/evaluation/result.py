@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from randens.attacks import Cost
-from randens.core.errors import FileError, InputError, RandensError
+from randens.core.errors import FileError, InputError
 from randens.core.files import plain, read_json
 from randens.ensemble import RandomizedEnsemble, check_probs
 from randens.evaluation.conflict import Conflict
@@ -28,13 +29,14 @@ from randens.evaluation.tables import (
     Row,
     Table,
     bars,
+    between,
+    percent,
     probs_text,
     table_of,
 )
 from randens.risk import (
     Bounds,
     RiskProfile,
-    RuleOfThumb,
     Theorem1Test,
     bounds,
     rule_of_thumb,
@@ -52,6 +54,8 @@ THREAT_MODEL = (
     "The attacker knows the members and their probabilities but not the draw; every query is a fresh draw. "
     "Robust accuracies hold against the perturbations found: a stronger attack can only lower them."
 )
+_ATTEMPTS = (1, 2, 10, math.inf)  # in every document
+_PLAIN = ("classes", "flops", "confidence", "chosen_on", "also", "flags", "verified")
 _FOUND = {"": "(no member fooled)", "clean": "no attack needed"}
 
 
@@ -82,7 +86,8 @@ class Evaluation(Result):
     result, and those of this call (not in the JSON). chosen_on: the split used for each choice. also: further
     probabilities that were attacked, by name. flags: per attack and member, shares of inputs with unusable gradients,
     or with errors that changed when computed again. conflict: the joint reach, where there are gradients. verified: how
-    many stored witnesses were scored again, and how many hold. x: the inputs, in memory only.
+    many stored witnesses were scored again, and how many hold. attempts: those that the table shows. x: the inputs, in
+    memory only.
     """
 
     kind: ClassVar[str] = "evaluation"
@@ -101,6 +106,7 @@ class Evaluation(Result):
     conflict: Conflict | None = None
     verified: tuple[int, int] | None = None
     notes: tuple[str, ...] = ()
+    attempts: tuple[float, ...] = ()
     now: Cost = field(default_factory=Cost)
     x: Tensor | None = None
 
@@ -146,9 +152,7 @@ class Evaluation(Result):
     def x_adv(self) -> NDArray[np.generic]:
         """The worst perturbation found of each input, [n, ...]; the input itself where no member is fooled."""
         if self.x is None:
-            raise InputError(
-                "the evaluation was read from a file; evaluate again to get its perturbed inputs"
-            )
+            raise InputError("the evaluation was read from a file; evaluate again to get perturbed inputs")
         return worst_inputs(self.pool, self.probs, self.x).numpy()
 
     @cached_property
@@ -210,11 +214,6 @@ class Evaluation(Result):
         """Floor and ceiling of the risk at any probabilities (Theorem 3)."""
         return bounds(self.member_risks)
 
-    @cached_property
-    def next_member(self) -> RuleOfThumb:
-        """The risk that a further member should have (rule of thumb)."""
-        return rule_of_thumb(self.member_risks)
-
     @property
     def gain(self) -> float:
         """E π = Σ α_i η_i − η(α): how much sampling lowers the members' mean risk."""
@@ -265,10 +264,8 @@ class Evaluation(Result):
         own = self.accuracy
         if self.members == 1:
             return [Row(name or "member 0", own, float(flops[0]), "single")]
-        pairs = zip(self.member_accuracies, flops.tolist(), strict=True)
-        found = [
-            Row(f"{title}member {i}", accuracy, cost, "member") for i, (accuracy, cost) in enumerate(pairs)
-        ]
+        members = enumerate(zip(self.member_accuracies, flops.tolist(), strict=True))
+        found = [Row(f"{title}member {i}", accuracy, cost, "member") for i, (accuracy, cost) in members]
         for label, probs in self.also.items():
             if not np.allclose(probs, self.probs):
                 found.append(Row(f"{title}sampled, {label}", self.at(probs), float(probs @ flops), "also"))
@@ -280,8 +277,16 @@ class Evaluation(Result):
         return found
 
     def table(self) -> Table:
-        """One line per classifier."""
-        return table_of(self.rows(), self.confidence)
+        """One line per classifier, then one for each number of attempts and kind of draw."""
+        found = table_of(self.rows(), self.confidence)
+        for attempts, draw in itertools.product(
+            self.attempts if self.members > 1 else (), ("query", "client")
+        ):
+            name, robust = f"after {attempts:g} attempts, drawn per {draw}", self.after(attempts, draw)
+            found.lines.append((name, "", percent(robust), between(robust), ""))
+            record = {"robust": float(robust), "robust_low": robust.low, "robust_high": robust.high}
+            found.records.append({"classifier": name, **record})
+        return found
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
         """Draw the robust accuracies with their intervals; with `path`, into that file, too."""
@@ -301,7 +306,8 @@ class Evaluation(Result):
                 f"here {1 - self.robust:.4f}. Randomization gain Σ α_i η_i − η(α): {self.gain:.4f}.",
                 *([] if self.conflict is None else [self.conflict.sentence]),
                 self._theorem1(),
-                f"A further member should have a risk of at most {self.next_member.high:.4f} (rule of thumb).",
+                f"A further member should have a risk of at most {rule_of_thumb(self.member_risks).high:.4f} (rule of "
+                "thumb).",
             ]
             if self.classes == 2:
                 said.append(
@@ -338,21 +344,13 @@ class Evaluation(Result):
         """The errors and witnesses, then a summary of the numbers that follow from them."""
         names = sorted(set(self.pool.sources))
         return {
-            "classes": self.classes,
-            "flops": self.flops,
-            "confidence": self.confidence,
-            "chosen_on": self.chosen_on,
-            "also": self.also,
-            "flags": self.flags,
+            **{name: getattr(self, name) for name in _PLAIN},
             "conflict": None if self.conflict is None else self.conflict.content(),
-            "verified": self.verified,
             "cost": self.cost,
             "threat_model": THREAT_MODEL,
             "summary": self.summary(),
             "clean": to_words(self.clean),
-            "average": None
-            if self.average is None
-            else [to_words(errors[None])[0] for errors in self.average],
+            "average": None if self.average is None else to_words(np.stack(self.average)),
             "witnesses": {
                 "inputs": self.pool.points,
                 "fooled": to_words(self.pool.fooled),
@@ -363,28 +361,18 @@ class Evaluation(Result):
 
     def summary(self) -> dict[str, Any]:
         """The numbers that follow from the witnesses, as plain values."""
-        names = (
-            "n members natural robust member_accuracies deterministic member_risks bounds gain pairs "
-            "expected_flops found_by"
-        )
-        limits = self.next_member
-        return {
-            **{name: plain(getattr(self, name)) for name in names.split()},
-            "also": {name: self.at(probs).to_json() for name, probs in self.also.items()},
-            "next_member": {"low": limits.low, "high": limits.high, "necessary": limits.necessary},
-            "attempts": {
-                draw: {str(q): self.after(q, draw).to_json() for q in (1, 2, 10)}
-                for draw in ("query", "client")
-            },
-        }
+        names = "n members natural robust member_accuracies deterministic member_risks bounds gain pairs expected_flops"
+        attempts = {draw: {f"{q:g}": self.after(q, draw) for q in _ATTEMPTS} for draw in ("query", "client")}
+        also = {name: self.at(probs) for name, probs in self.also.items()}
+        own = {name: getattr(self, name) for name in f"{names} found_by".split()}
+        return dict(plain({**own, "also": also, "attempts": attempts}))
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Evaluation:
         """Read what `save` wrote."""
-        document = read_json(path)
         try:
-            return Evaluation.from_json(document)
-        except RandensError as error:
+            return Evaluation.from_json(read_json(path))
+        except InputError as error:
             raise FileError(f"{Path(path)}: {error}") from error
 
     @staticmethod
@@ -393,31 +381,22 @@ class Evaluation(Result):
         if not isinstance(value, Mapping) or value.get("format") != "randens-evaluation-2":
             raise InputError("it is no evaluation of format randens-evaluation-2; evaluate again")
         try:
-            about, found = About.from_json(value["about"]), value["witnesses"]
-            members, name = len(about.probs), "the evaluation"
-            average = value["average"]
-            conflict = value["conflict"]
+            about, found, name = About.from_json(value["about"]), value["witnesses"], "the evaluation"
+            members = len(about.probs)
+            fooled = from_words(name, found["fooled"], members)
+            sources = [found["source_names"][i] for i in found["sources"]]
             return Evaluation(
                 about=about,
                 clean=from_words(name, value["clean"], members),
-                pool=WitnessPool(
-                    about.n,
-                    members,
-                    found["inputs"],
-                    from_words(name, found["fooled"], members),
-                    sources=[found["source_names"][i] for i in found["sources"]],
-                ),
-                average=average and tuple(from_words(name, [word], about.n)[0] for word in average),
-                classes=value["classes"],
-                flops=tuple(value["flops"]),
+                pool=WitnessPool(about.n, members, found["inputs"], fooled, sources=sources),
+                average=value["average"] and tuple(from_words(name, value["average"], about.n)),
                 cost=Cost(**value["cost"]),
-                confidence=value["confidence"],
-                chosen_on=value["chosen_on"],
-                also={key: np.array(probs) for key, probs in value["also"].items()},
-                flags=value["flags"],
-                conflict=None if conflict is None else Conflict.from_json(conflict),
-                verified=value["verified"] and tuple(value["verified"]),
+                conflict=value["conflict"] and Conflict.from_json(value["conflict"]),
                 notes=tuple(value["notes"]),
+                **{name: value[name] for name in ("classes", "confidence", "chosen_on", "flags")},
+                flops=tuple(value["flops"]),
+                also={key: np.array(probs) for key, probs in value["also"].items()},
+                verified=value["verified"] and tuple(value["verified"]),
             )
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             raise InputError(f"the evaluation is damaged ({type(error).__name__}: {error})") from error

@@ -17,15 +17,12 @@ from numpy.typing import NDArray
 
 from randens.attacks import Cost
 from randens.core.errors import InputError, whole
-from randens.core.progress import Progress, silent
-from randens.ensemble import RandomizedEnsemble
 from randens.evaluation.inputs import AttackLike, prepare
 from randens.evaluation.intervals import Estimate
 from randens.evaluation.loop import Witnesses
 from randens.evaluation.tables import About, Result, Table, bars, percent
 from randens.risk import CrossFit, RiskProfile, Sampling, cross_fit, cutting_planes, optimal_sampling
 from randens.witness import WitnessPool
-from randens.witness.store import WitnessStore, as_store
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -122,8 +119,6 @@ def optimize_sampling(
     max_sweeps: int = 20,
     attempts: float = 1,
     confidence: float | None = None,
-    folder: WitnessStore | str | os.PathLike[str] | None = None,
-    progress: Progress | None = None,
     **settings: Unpack[Settings],
 ) -> AttackedSampling:
     """Find the probabilities with the smallest risk under attack, and a lower bound for all others.
@@ -144,12 +139,8 @@ def optimize_sampling(
     confidence : float, optional
         Choose by an upper confidence bound of the risk above that of uniform probabilities instead of the risk on
         these inputs, so that α differs from uniform only if the inputs give enough evidence.
-    folder : path or WitnessStore, optional
-        A witness store, as for `randens.evaluate`.
-    progress : callable, optional
-        ``progress(task, done, total)``.
     **settings
-        eps, norm, threat, device, preprocessing, probs, split, limit, seed as for `randens.evaluate`.
+        eps, norm, threat, device, preprocessing, probs, split, limit, seed, folder, progress as for `randens.evaluate`.
 
     Returns
     -------
@@ -174,7 +165,7 @@ def optimize_sampling(
         settings["split"] = "validation"
     with prepare(model, data, attack, **settings) as case:
         rec = case.rec
-        if not isinstance(rec, RandomizedEnsemble) or rec.stochastic:
+        if rec.stochastic:
             raise InputError(
                 "model answers at random; probabilities are chosen for deterministic members only"
             )
@@ -183,19 +174,17 @@ def optimize_sampling(
                 f"data is the test split of {case.data.name}; choose probabilities on its validation split, and "
                 "evaluate them on the test split"
             )
-        store = as_store(folder)
-        known = Witnesses(rec, case.data, case.threat, store=store, progress=progress or silent)
-        key = b"" if store is None else known.note("sampling", *map(repr, case.attacks))
+        known = Witnesses(rec, case.data, case.threat, store=case.store, progress=case.progress)
         # The probabilities that an earlier call attacked, in order: with them it is continued exactly.
-        attacked: list[list[float]] = [] if store is None else store.note(key) or []
+        about = ("sampling", *map(repr, case.attacks))
+        attacked: list[list[float]] = known.note(*about) or []
         tried, start = attacked[:-1], attacked[-1] if attacked else rec.probs.tolist()
         clean = known.clean.mean(axis=0)
 
         def attack_at(probs: NDArray[np.float64]) -> RiskProfile:
             if [probs.tolist()] != attacked[-1:]:
                 attacked.append(probs.tolist())
-                if store is not None:
-                    store.add_note(key, attacked)
+                known.add_note(attacked, *about)
             for one in case.attacks:
                 known.attack(one, probs, f"{one.name} at α = {np.round(probs, 3).tolist()}")
             return known.pool.profile()

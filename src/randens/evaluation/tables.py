@@ -22,7 +22,18 @@ from randens.core.files import plain, write_json
 from randens.data import called
 from randens.evaluation.intervals import Estimate
 
-__all__ = ["About", "Accuracy", "Result", "Row", "Table", "attack_name", "bars", "count", "latex", "percent"]
+__all__ = [
+    "About",
+    "Accuracy",
+    "Result",
+    "Row",
+    "Table",
+    "attack_name",
+    "bars",
+    "between",
+    "count",
+    "percent",
+]
 
 
 @dataclass(frozen=True)
@@ -67,25 +78,20 @@ class Accuracy:
     natural: Estimate
     robust: Estimate
 
-    def to_json(self) -> dict[str, Any]:
-        """A plain dictionary for JSON."""
-        return {"natural": self.natural.to_json(), "robust": self.robust.to_json()}
-
 
 @dataclass(frozen=True)
 class Table:
     """Headings and lines of text, and the same lines as records; numbers: whether the cells are numbers."""
 
     headings: Sequence[str]
-    lines: Sequence[Sequence[str]]
-    records: Sequence[Mapping[str, Any]] = field(default_factory=list)
+    lines: list[Any]
+    records: list[Any] = field(default_factory=list)
     numbers: bool = True
 
     def rich(self, title: str = "") -> RichTable:
         """For a terminal."""
-        table = RichTable(
-            self.headings[0], title=title, title_justify="left", title_style="bold", box=None, pad_edge=False
-        )
+        style: Any = {"title_justify": "left", "title_style": "bold", "box": None, "pad_edge": False}
+        table = RichTable(self.headings[0], title=title, **style)
         for heading in self.headings[1:]:
             table.add_column(heading, justify="right" if self.numbers else "left", no_wrap=self.numbers)
         for line in self.lines:
@@ -94,28 +100,27 @@ class Table:
 
     def text(self) -> str:
         """As lines of text."""
-        screen = Console(file=io.StringIO(), width=120, color_system=None, highlight=False, emoji=False)
-        screen.print(self.rich(), markup=False)
-        assert isinstance(screen.file, io.StringIO)
-        return "\n".join(line.rstrip() for line in screen.file.getvalue().splitlines() if line.strip())
+        file = io.StringIO()
+        Console(file=file, width=120, color_system=None, highlight=False, emoji=False).print(self.rich())
+        return "\n".join(line.rstrip() for line in file.getvalue().splitlines() if line.strip())
 
     def html(self) -> str:
         """For a notebook; the first cell of each line is its heading."""
-        head = "".join(f"<th>{html.escape(h)}</th>" for h in self.headings)
-        body = "".join(
-            f"<tr><th style='text-align:left'>{html.escape(name)}</th>"
-            + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
-            + "</tr>"
-            for name, *cells in self.lines
-        )
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        rows = [[html.escape(cell) for cell in row] for row in (self.headings, *self.lines)]
+        first, *body = [f"<tr><th>{row[0]}</th><td>{'</td><td>'.join(row[1:])}</td></tr>" for row in rows]
+        return f"<table><thead>{first}</thead><tbody>{''.join(body)}</tbody></table>"
 
     def markdown(self) -> str:
         """As Markdown."""
         rule = "|---" + "|---:" * (len(self.headings) - 1) + "|"
-        return "\n".join(
-            [f"| {' | '.join(self.headings)} |", rule, *(f"| {' | '.join(line)} |" for line in self.lines)]
-        )
+        first, *body = [f"| {' | '.join(line)} |" for line in (self.headings, *self.lines)]
+        return "\n".join([first, rule, *body])
+
+    def latex(self) -> str:
+        """As rows of a LaTeX tabular."""
+        marks = {"α": "$\\alpha$", "ε": "$\\varepsilon$", "–": "--"} | {mark: f"\\{mark}" for mark in "%_&#"}
+        cells = [[cell.translate(str.maketrans(marks)) for cell in line] for line in self.lines]
+        return "\n".join(f"{' & '.join(line)} \\\\" for line in cells)
 
 
 class Result(ABC):
@@ -168,12 +173,8 @@ class Result(ABC):
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary for JSON: format, about, notes, and the result's own entries."""
-        head = {
-            "format": f"randens-{self.kind}-2",
-            "about": plain(asdict(self.about)),
-            "notes": list(self.notes),
-        }
-        return {**head, **plain(self.content())}
+        head = {"format": f"randens-{self.kind}-2", "about": asdict(self.about), "notes": self.notes}
+        return dict(plain(head | self.content()))
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the JSON, atomically."""
@@ -193,40 +194,18 @@ class Row:
     flops: float
     kind: str
 
-    @property
-    def cells(self) -> tuple[str, ...]:
-        """Name, natural and robust accuracy, the interval of the latter, FLOPs."""
-        natural, robust = self.accuracy.natural, self.accuracy.robust
-        between = f"{percent(robust.low)} – {percent(robust.high)}"
-        return self.name, percent(natural), percent(robust), between, count(self.flops)
-
-    @property
-    def record(self) -> dict[str, Any]:
-        """The same as numbers."""
-        natural, robust = self.accuracy.natural, self.accuracy.robust
-        return {
-            "classifier": self.name,
-            "natural": float(natural),
-            "robust": float(robust),
-            "robust_low": robust.low,
-            "robust_high": robust.high,
-            "flops": self.flops,
-        }
-
 
 def table_of(rows: Sequence[Row], confidence: float) -> Table:
-    """A table of classifiers."""
-    headings = ("", "natural", "robust", f"{confidence:.0%} interval", "FLOPs")
-    return Table(headings, [row.cells for row in rows], [row.record for row in rows])
-
-
-def latex(rows: Sequence[Row]) -> str:
-    """Rows of a LaTeX tabular with four columns: name, natural and robust accuracy in percent, MFLOPs."""
-    return "\n".join(
-        f"{_escaped(row.name)} & {100 * row.accuracy.natural:.2f} & {100 * row.accuracy.robust:.2f} & "
-        f"{row.flops / 1e6:.2f} \\\\"
-        for row in rows
-    )
+    """A table of classifiers: natural and robust accuracy, the interval of the latter, FLOPs."""
+    found = Table(("", "natural", "robust", f"{confidence:.0%} interval", "FLOPs"), [])
+    for row in rows:
+        natural, robust = row.accuracy.natural, row.accuracy.robust
+        found.lines.append((row.name, percent(natural), percent(robust), between(robust), count(row.flops)))
+        record = {"classifier": row.name, "natural": float(natural), "robust": float(robust)}
+        found.records.append(
+            record | {"robust_low": robust.low, "robust_high": robust.high, "flops": row.flops}
+        )
+    return found
 
 
 def bars(rows: Sequence[tuple[str, Estimate]], label: str, path: str | os.PathLike[str] | None = None) -> Any:
@@ -279,6 +258,11 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
+def between(value: Estimate) -> str:
+    """The interval of a share in percent."""
+    return f"{percent(value.low)} – {percent(value.high)}"
+
+
 def count(number: float) -> str:
     """A large number in k, M or G."""
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
@@ -290,7 +274,3 @@ def count(number: float) -> str:
 def probs_text(probs: Sequence[float] | NDArray[np.float64]) -> str:
     """α in brackets."""
     return "(" + ", ".join(f"{p:.3g}" for p in probs) + ")"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("α", "$\\alpha$").replace("%", "\\%").replace("_", "\\_").replace("&", "\\&")
