@@ -218,13 +218,11 @@ class _Work:
 
     def _evaluate(self, rec: RandomizedEnsemble, *, average: bool = False) -> Evaluation:
         attacks = self.settings.build(self.threat)
-        with prepare(rec, self.test, attacks, folder=self.store, progress=self.progress) as case:
+        with prepare(rec, self.test, attacks, folder=self.run.path, progress=self.progress) as case:
             found = evaluate_case(
                 dataclasses.replace(case, chosen_on={"probs": "validation"}),
                 also={} if len(rec) == 1 else {"uniform": None},
                 average=average,
-                folder=WitnessStore(self.run.path),
-                progress=self.progress,
             )
         self.cost = self.cost + found.cost
         return found
