@@ -208,7 +208,7 @@ def test_download_with_progress(cache: Path, server: Server, length: bool) -> No
         ({"cut": 30_000}, "stopped after 30000|IncompleteRead"),
         ({"type": "text/html"}, "web page"),
         ({"status": 404}, "404"),
-        ({"content": b"<html>"}, "not a whole gzip file"),
+        ({"content": b"<html>"}, "gzip"),
         ({"content": bytes(190_000_000)}, "more than"),
     ],
 )

@@ -118,9 +118,9 @@ def test_bad_images_are_refused_by_name(folder: Path, kind: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"path": "nowhere"}, "not a folder"),
-        ({"path": "empty"}, "no subfolder"),
-        ({"path": "one"}, "only class 'cat'"),
+        ({"path": "nowhere"}, "cannot read"),
+        ({"path": "empty"}, "0 folders"),
+        ({"path": "one"}, "1 folders"),
         ({"path": "none"}, "holds no images"),
         ({"path": "pets", "channels": 2}, "channels is 2"),
         ({"path": "pets", "size": (0, 4)}, "size is"),

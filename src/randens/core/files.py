@@ -33,15 +33,15 @@ _LARGEST_TOML = 1 << 14  # a dotted key takes memory by the square of its length
 
 @contextlib.contextmanager
 def file_errors(doing: str, path: AnyPath) -> Iterator[None]:
-    """What the system refuses (no space, no permission, no such name) becomes one sentence that names the path."""
+    """Whatever the system or a decoder of damaged content raises becomes one sentence that names the path."""
     try:
         yield
-    # A name with a zero byte, or with characters that no file system has, is a ValueError.
-    except (OSError, ValueError) as error:
-        if isinstance(error, RandensError):
-            raise
+    except RandensError:
+        raise
+    except Exception as error:
         name = str(path) if str(path).isprintable() else ascii(str(path))
-        raise FileError(f"cannot {doing} {name:.200}: {getattr(error, 'strerror', None) or error}") from error
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise FileError(f"cannot {doing} {name:.200}: {reason:.300}") from error
 
 
 @contextlib.contextmanager
@@ -79,9 +79,7 @@ def parse_json(content: bytes) -> Any:
     """JSON with finite numbers; anything else, or what is nested too deep, is a ValueError."""
     try:
         return json.loads(content, parse_constant=_finite, parse_float=_finite)
-    except RecursionError:
-        raise ValueError("it is nested too deep") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"it is not valid JSON ({error})") from error
 
 
@@ -97,9 +95,7 @@ def parse_toml(text: str) -> dict[str, Any]:
         raise ValueError(f"it has {len(text)} characters; at most {_LARGEST_TOML} are read")
     try:
         return tomllib.loads(text)
-    except RecursionError:
-        raise ValueError("it is nested too deep") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"it is not valid TOML ({error})") from error
 
 

@@ -12,8 +12,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from randens.core.errors import FileError
-from randens.core.files import read_file
+from randens.core.files import file_errors, read_file
 
 
 def norms(values: Tensor, p: float, dim: int = -1) -> Tensor:
@@ -33,12 +32,10 @@ def read_tensors(
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors and the metadata of a safetensors file."""
     content = read_file(path, largest)
-    try:
-        length = int.from_bytes(content[:8], "little")
-        return safetensors.torch.load(content), json.loads(content[8 : 8 + length]).get("__metadata__", {})
-    # Unknown types raise others than SafetensorError.
-    except Exception as error:
-        raise FileError(f"{path} is damaged or no safetensors file ({error})") from error
+    with file_errors("read", path):
+        tensors = safetensors.torch.load(content)
+        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        return tensors, header.get("__metadata__", {})
 
 
 def tensor_checksum(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> str:

@@ -136,6 +136,14 @@ def image_folder(
     return replace(found, split=split or found.split)
 
 
+def _folder(
+    path: Any, split: str | None, size: tuple[int, int] | None = None, channels: int | None = None
+) -> Data:
+    images, labels, classes, name, found = find_images(path, split=split, size=size, channels=channels)
+    fits = math.prod(images.shape) <= _IN_MEMORY
+    return Data(images[:] if fits else images, torch.tensor(labels), classes, name, found)
+
+
 def _convert(data: Any, split: str | None, limit: int | None) -> Data:
     if isinstance(data, Data):
         return data
@@ -165,18 +173,7 @@ def _named(data: str | os.PathLike[str], split: str | None) -> Data:
         return _from_arrays(x, y, path.name)
     if os.path.isdir(path):  # noqa: PTH112 - Path.is_dir raises for names that are too long
         return _folder(path, split)
-    return unknown("data set", text[:200], CATALOGUE)
-
-
-def _folder(
-    path: str | os.PathLike[str],
-    split: str | None,
-    size: tuple[int, int] | None = None,
-    channels: int | None = None,
-) -> Data:
-    images, labels, classes, name, found = find_images(path, split=split, size=size, channels=channels)
-    fits = math.prod(images.shape) <= _IN_MEMORY
-    return Data(images[:] if fits else images, torch.tensor(labels), classes, name, found)
+    return unknown("data set", text, CATALOGUE)
 
 
 def _is_pair(data: Any) -> bool:
@@ -189,15 +186,19 @@ def _is_pair(data: Any) -> bool:
     )
 
 
-def _hugging_face(data: Any, limit: int | None) -> Data:
-    image, label = (
-        next((k for k in keys if k in data.column_names), None) for keys in (_IMAGE_KEYS, _LABEL_KEYS)
-    )
-    if image is None or label is None:
+def _keys(names: Iterable[str]) -> tuple[str, str]:
+    """The names of the image and of the label among those of columns or entries."""
+    found = [next((key for key in keys if key in names), None) for keys in (_IMAGE_KEYS, _LABEL_KEYS)]
+    if found[0] is None or found[1] is None:
         raise InputError(
-            f"data has the columns {list(data.column_names)}; an image column ({', '.join(_IMAGE_KEYS[:4])}) and a "
-            f"label column ({', '.join(_LABEL_KEYS[:2])}) are needed: rename them with data.rename_column"
+            f"data has the columns {list(names)}; it needs an image ({', '.join(_IMAGE_KEYS[:4])}) and a label "
+            f"({', '.join(_LABEL_KEYS[:2])}): rename them"
         )
+    return found[0], found[1]
+
+
+def _hugging_face(data: Any, limit: int | None) -> Data:
+    image, label = _keys(data.column_names)
     found = _collected(((_as_bytes(row[image]), row[label]) for row in data.with_format("numpy")), limit)
     about = getattr(data, "info", None)
     name = getattr(about, "dataset_name", None) or getattr(about, "builder_name", None) or "datasets"
@@ -249,14 +250,8 @@ def _items(data: Any) -> Iterable[Any]:
 
 def _split_item(item: Any, number: int) -> tuple[Any, Any]:
     if isinstance(item, Mapping):
-        image, label = (
-            next((item[k] for k in keys if k in item), None) for keys in (_IMAGE_KEYS, _LABEL_KEYS)
-        )
-        if image is not None and label is not None:
-            return image, label
-        raise InputError(
-            f"item {number} of data has the keys {sorted(map(str, item))}; it needs an image and a label"
-        )
+        image, label = _keys(item)
+        return item[image], item[label]
     if isinstance(item, tuple | list) and len(item) == 2:
         return item[0], item[1]
     raise InputError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
@@ -73,10 +72,6 @@ class Data(Dataset[tuple[Tensor, Tensor]]):
         """All inputs as floating-point numbers, converted at every access: take rows of large data sets."""
         return self[:][0]
 
-    def float(self) -> Data:
-        """The same data with the inputs stored as floating-point numbers."""
-        return self if _is_float(self.stored) else replace(self, stored=self.x)
-
     def __getitem__(self, rows: int | Rows) -> tuple[Tensor, Tensor]:
         """Copies of the inputs (images in [0, 1]) and labels of some rows."""
         chosen = rows if isinstance(rows, int | slice) else self._indices(rows)
@@ -105,7 +100,7 @@ class Data(Dataset[tuple[Tensor, Tensor]]):
         """How many inputs each class has, int64 [classes]."""
         return torch.bincount(self.y, minlength=len(self.classes))
 
-    def mean_std(self) -> tuple[list[builtins.float], list[builtins.float]]:
+    def mean_std(self) -> tuple[list[float], list[float]]:
         """Mean and standard deviation of every channel, for `randens.models.create(mean=..., std=...)`.
 
         A constant channel gets the standard deviation 1.
@@ -120,7 +115,7 @@ class Data(Dataset[tuple[Tensor, Tensor]]):
         std = (squares / pixels - mean.square()).clamp(min=0).sqrt()
         return mean.tolist(), torch.where(std > 1e-6, std, 1.0).tolist()
 
-    def hold_out(self, share: builtins.float = 0.1, *, seed: int = 0) -> tuple[Data, Data]:
+    def hold_out(self, share: float = 0.1, *, seed: int = 0) -> tuple[Data, Data]:
         """Part (train, validation): `share` of every class, at least one input, is held out."""
         if self.split in ("validation", "test"):
             raise InputError(f"only training data can be split, and this is {self.split} data")
@@ -199,7 +194,3 @@ def check_range(x: Tensor, bounds: tuple[float, float] | None) -> None:
             f"{message}: these look normalized already, so give images in [0, 1] and preprocessing=(mean, std)"
         )
     raise InputError(f"{message}: scale them, or give bounds=(lowest, highest), or bounds=None for tables")
-
-
-def _is_float(stored: Tensor | ImageFiles) -> bool:
-    return isinstance(stored, Tensor) and stored.is_floating_point()

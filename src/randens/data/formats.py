@@ -11,6 +11,7 @@ import hashlib
 import io
 import json
 import math
+import os
 import struct
 import tarfile
 import zipfile
@@ -24,7 +25,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from randens.core.errors import FileError
-from randens.core.files import open_file
+from randens.core.files import file_errors, open_file
 
 Bytes = npt.NDArray[np.uint8]
 Parts = dict[str, tuple[Bytes, Bytes]]  # images [n, channels, h, w] and labels [n] of "train" and "test"
@@ -71,26 +72,20 @@ def cifar_rows(train: tuple[str, ...], test: str, labels: tuple[str, str]) -> Fi
     """The npm package's form: PNGs in which every row of 1024 pixels is one 32×32 image, and labels in JSON."""
 
     def read(name: str, content: bytes) -> Bytes:
-        try:
-            with Image.open(io.BytesIO(content), formats=["PNG"]) as image:
-                if image.mode != "RGB" or image.width != 1024 or image.height > 10_000:
-                    raise FileError(
-                        f"{name} is a {image.mode} image of {image.size}, not rows of 1024 pixels"
-                    )
-                rows = np.asarray(image, dtype=np.uint8)
-        except FileError:
-            raise
-        except Exception as error:
-            raise FileError(f"{name} is not a whole PNG image ({error})") from error
+        with file_errors("decode", name), Image.open(io.BytesIO(content), formats=["PNG"]) as image:
+            if image.mode != "RGB" or image.width != 1024 or image.height > 10_000:
+                raise ValueError(f"it is a {image.mode} image of {image.size}, not rows of 1024 pixels")
+            rows = np.asarray(image, dtype=np.uint8)
         return np.ascontiguousarray(rows.reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2))
 
+    def read_labels(name: str, content: bytes) -> Bytes:
+        with file_errors("decode", name):
+            return np.array(json.loads(content), dtype=np.uint8)
+
     def decode(files: Mapping[str, bytes]) -> Parts:
-        train_x, test_x = np.concatenate([read(name, files[name]) for name in train]), read(test, files[test])
-        try:
-            train_y, test_y = (np.array(json.loads(files[name]), dtype=np.uint8) for name in labels)
-        except (ValueError, TypeError, OverflowError, RecursionError) as error:
-            raise FileError(f"{labels[0]} or {labels[1]} is no list of labels ({error})") from error
-        return {"train": (train_x, train_y), "test": (test_x, test_y)}
+        train_y, test_y = (read_labels(name, files[name]) for name in labels)
+        train_x = np.concatenate([read(name, files[name]) for name in train])
+        return {"train": (train_x, train_y), "test": (read(test, files[test]), test_y)}
 
     return FileFormat((*train, test, *labels), 1 << 26, decode)
 
@@ -103,16 +98,16 @@ def idx() -> FileFormat:
     largest = 16 + 60_000 * 28 * 28
 
     def read(name: str, content: bytes) -> Bytes:
-        if content[:2] == b"\x1f\x8b":
-            content = gunzip(name, content, largest)
+        content = gunzip(name, content, largest) if content[:2] == b"\x1f\x8b" else content
         dimensions = 3 if "idx3" in name else 1
         header = 4 + 4 * dimensions
         if len(content) < header or content[:4] != bytes((0, 0, 8, dimensions)):
             raise FileError(f"{name} is not an IDX file of bytes in {dimensions} dimensions")
         shape = struct.unpack(f">{dimensions}I", content[4:header])
-        expected = header + math.prod(shape)
-        if len(content) != expected:
-            raise FileError(f"{name} has {len(content)} bytes, its header promises {expected}")
+        if len(content) != header + math.prod(shape):
+            raise FileError(
+                f"{name} has {len(content)} bytes; its header promises {header + math.prod(shape)}"
+            )
         return np.frombuffer(content, dtype=np.uint8, offset=header).reshape(shape)
 
     def decode(files: Mapping[str, bytes]) -> Parts:
@@ -124,12 +119,8 @@ def idx() -> FileFormat:
 
 def gunzip(name: str, packed: bytes, largest: int) -> bytes:
     """What a gzip file holds, if that is not more than `largest` bytes."""
-    try:
-        with gzip.GzipFile(fileobj=io.BytesIO(packed)) as unpacked:
-            content = unpacked.read(largest + 1)
-    # Damaged content raises OSError, EOFError, zlib.error and others.
-    except Exception as error:
-        raise FileError(f"{name} is not a whole gzip file ({error})") from error
+    with file_errors("unpack", name), gzip.GzipFile(fileobj=io.BytesIO(packed)) as unpacked:
+        content = unpacked.read(largest + 1)
     if len(content) > largest:
         raise FileError(f"{name} unpacks to more than {largest} bytes; it is not the official file")
     return content
@@ -139,21 +130,14 @@ def read_tar(name: str, content: bytes, form: FileFormat) -> dict[str, bytes]:
     """The members of a gzipped tar archive that `form` needs, in memory: nothing is unpacked to disk."""
     content = gunzip(name, content, form.largest * len(form.members) + (1 << 20))
     files: dict[str, bytes] = {}
-    try:
-        with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
-            for member in archive:
-                inner = member.name.rsplit("/", 1)[-1]
-                if inner in form.members and member.isfile():
-                    if member.size > form.largest:
-                        raise FileError(
-                            f"{name}: {inner} has {member.size} bytes, more than the official file"
-                        )
-                    extracted = archive.extractfile(member)
-                    files[inner] = extracted.read() if extracted else b""
-    except FileError:
-        raise
-    except Exception as error:
-        raise FileError(f"{name} is not a whole archive ({error}); delete it and fetch again") from error
+    with file_errors("unpack", name), tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
+        for member in archive:
+            inner = member.name.rsplit("/", 1)[-1]
+            if inner in form.members and member.isfile():
+                if member.size > form.largest:
+                    raise ValueError(f"{inner} has {member.size} bytes, more than the official file")
+                extracted = archive.extractfile(member)
+                files[inner] = extracted.read() if extracted else b""
     if missing := sorted(set(form.members) - set(files)):
         raise FileError(f"{name} does not hold {', '.join(missing)}; it is another archive, or truncated")
     return files
@@ -161,31 +145,20 @@ def read_tar(name: str, content: bytes, form: FileFormat) -> dict[str, bytes]:
 
 def read_npz(path: Path, names: Iterable[str]) -> list[npt.NDArray[Any]]:
     """Arrays of an ``.npz`` file; what is damaged, encrypted or unpacks to far more than its size is refused."""
-    with open_file(path, _LARGEST_NPZ) as file:
-        try:
-            with zipfile.ZipFile(file) as archive:
-                return [_npy(archive, f"{name}.npy") for name in names]
-        except KeyError as error:
-            wanted = " and ".join(names)
-            raise FileError(f"{path} does not hold the arrays {wanted} ({error})") from error
-        # Damaged content raises BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError and others.
-        except Exception as error:
-            raise FileError(f"{path} is not an .npz file that can be read ({error})") from error
+    with open_file(path, _LARGEST_NPZ) as file, zipfile.ZipFile(file) as archive:
+        return [_npy(archive, f"{name}.npy", os.fstat(file.fileno()).st_size) for name in names]
 
 
-def _npy(archive: zipfile.ZipFile, name: str) -> npt.NDArray[Any]:
+def _npy(archive: zipfile.ZipFile, name: str, available: int) -> npt.NDArray[Any]:
     info = archive.getinfo(name)
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise ValueError(f"{name} has another compression than deflate")
-    if info.file_size > max(1 << 26, _MOST_INFLATED * info.compress_size):
-        raise ValueError(
-            f"{name} unpacks to {info.file_size} bytes from {info.compress_size}; save it uncompressed"
-        )
+    packed = min(info.compress_size, available)
+    if info.file_size > max(1 << 26, _MOST_INFLATED * packed):
+        raise ValueError(f"{name} unpacks to {info.file_size} bytes from {packed}; save it uncompressed")
     with archive.open(info) as member:
-        version = np.lib.format.read_magic(member)
-        read = (
-            np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        )
+        first = np.lib.format.read_magic(member) == (1, 0)
+        read = np.lib.format.read_array_header_1_0 if first else np.lib.format.read_array_header_2_0
         shape, fortran, dtype = read(member)
         size = math.prod(shape) * dtype.itemsize
         if dtype.hasobject or size != info.file_size - member.tell():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from randens.core.errors import FileError, InputError
-from randens.core.files import read_file
+from randens.core.files import file_errors, read_file
 
 _SUFFIXES = frozenset((".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp"))
 # By content, not by name: other formats of Pillow start programs, or are rare enough to be badly tested.
@@ -26,10 +25,7 @@ _SPLIT_FOLDERS = {
     "training": "train",
     "test": "test",
     "testing": "test",
-    "val": "validation",
-    "valid": "validation",
-    "validation": "validation",
-    "dev": "validation",
+    **dict.fromkeys(("val", "valid", "validation", "dev"), "validation"),
 }
 
 
@@ -65,13 +61,11 @@ class ImageFiles:
         return replace(self, files=tuple(self.files[index] for index in indices))
 
     def _decode(self, file: Path) -> Tensor:
-        size = self.size if self.scale else None
-        pixels = read_image(file, channels=self.channels, size=size)
+        pixels = read_image(file, channels=self.channels, size=self.size if self.scale else None)
         if pixels.shape[1:] != self.size:
-            (h, w), (height, width) = pixels.shape[1:], self.size
+            found, first = ("×".join(map(str, size)) for size in (pixels.shape[1:], self.size))
             raise FileError(
-                f"{file} is {h}×{w} pixels, but the first image is {height}×{width}; pass size=(height, width) to "
-                "scale all"
+                f"{file} is {found} pixels, but the first image is {first}; pass size=(height, width) to scale all"
             )
         return pixels
 
@@ -79,23 +73,14 @@ class ImageFiles:
 def read_image(file: Path, *, channels: int | None = None, size: tuple[int, int] | None = None) -> Tensor:
     """One image as uint8 [channels, h, w]; `channels` None keeps gray (1) or color (3) as it is."""
     content = read_file(file, _LARGEST_FILE)
-    try:
-        with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
-            if image.width * image.height > _MOST_PIXELS:
-                raise FileError(
-                    f"{file} has {image.width}×{image.height} pixels; at most {_MOST_PIXELS} are read"
-                )
-            gray = channels == 1 or (channels is None and image.mode in ("1", "L", "LA"))
-            pixels = image.convert("L" if gray else "RGB")
+    with file_errors("read", file), Image.open(io.BytesIO(content), formats=_FORMATS) as image:
+        if image.width * image.height > _MOST_PIXELS:
+            raise ValueError(f"it has {image.width}×{image.height} pixels; at most {_MOST_PIXELS} are read")
+        gray = channels == 1 or (channels is None and image.mode in ("1", "L", "LA"))
+        pixels = image.convert("L" if gray else "RGB")
         if size is not None and pixels.size != (size[1], size[0]):
             pixels = pixels.resize((size[1], size[0]), Image.Resampling.BILINEAR)
         array = np.array(pixels, dtype=np.uint8)
-    except FileError:
-        raise
-    # A damaged file can raise anything from its decoder.
-    except Exception as error:
-        names = ", ".join(_FORMATS)
-        raise FileError(f"{file} cannot be read as an image ({error}); it must be one of {names}") from error
     return torch.from_numpy(array[None] if gray else array.transpose(2, 0, 1).copy())
 
 
@@ -108,8 +93,6 @@ def find_images(
 ) -> tuple[ImageFiles, list[int], tuple[str, ...], str, str]:
     """Images, labels, classes, name and split of ``path/<class>/<image>`` or ``path/<split>/<class>/<image>``."""
     root, name, found = Path(path), Path(path).absolute().name, "unknown"
-    if not root.is_dir():
-        raise FileError(f"{root} is not a folder; give one with a subfolder for every class")
     folders = _subfolders(root)
     splits = {_SPLIT_FOLDERS[folder.name]: folder for folder in folders if folder.name in _SPLIT_FOLDERS}
     if folders and len(splits) == len(folders):
@@ -121,33 +104,25 @@ def find_images(
         name, found = root.absolute().parent.name, _SPLIT_FOLDERS[name]
         if split not in (None, found):
             raise InputError(f"split is {split!r}, but {root} holds the {found} split")
-    classes = tuple(folder.name for folder in folders)
-    if len(classes) < 2:
-        only = f"the only class {classes[0]!r}" if classes else "no subfolder"
-        raise FileError(f"{root} holds {only}; a classifier needs at least two, each in its own subfolder")
+    if len(folders) < 2:
+        raise FileError(
+            f"{root} holds {len(folders)} folders of images; a classifier needs two classes or more"
+        )
     pairs = [(file, label) for label, folder in enumerate(folders) for file in _images(folder)]
     first = read_image(pairs[0][0], channels=channels, size=size)
-    images = ImageFiles(
-        tuple(file for file, _ in pairs), (first.shape[1], first.shape[2]), len(first), size is not None
-    )
-    return images, [label for _, label in pairs], classes, name, found
+    files = tuple(file for file, _ in pairs)
+    images = ImageFiles(files, (first.shape[1], first.shape[2]), len(first), size is not None)
+    return images, [label for _, label in pairs], tuple(folder.name for folder in folders), name, found
 
 
 def _subfolders(root: Path) -> list[Path]:
-    return sorted(entry for entry in _entries(root) if entry.is_dir() and not entry.name.startswith("."))
+    with file_errors("read", root):
+        return sorted(entry for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith("."))
 
 
 def _images(folder: Path) -> list[Path]:
-    files = sorted(file for file in folder.rglob("*") if file.suffix.lower() in _SUFFIXES and file.is_file())
+    with file_errors("read", folder):
+        files = sorted(file for file in folder.rglob("*") if file.suffix.lower() in _SUFFIXES)
     if not files:
-        raise FileError(
-            f"{folder} holds no images ({', '.join(sorted(_SUFFIXES))}); add some or remove the folder"
-        )
+        raise FileError(f"{folder} holds no images ({', '.join(sorted(_SUFFIXES))}); add some or remove it")
     return files
-
-
-def _entries(root: Path) -> Iterable[Path]:
-    try:
-        return list(root.iterdir())
-    except OSError as error:
-        raise FileError(f"cannot read {root}: {error.strerror or error}") from error
