@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import random
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -56,6 +57,19 @@ def made(name: str, threat: Threat, **options: Any) -> interop.Foreign:
     if name == "art":
         return interop.from_art(found.ProjectedGradientDescent, threat, max_iter=20, **options)
     return interop.from_autoattack(threat, attacks=["apgd-ce"], steps=20, **options)
+
+
+class Mixed(nn.Module):
+    """An ordinary network: convolution, batch normalization, pooling."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        first = [nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2)]
+        second = [nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2)]
+        self.layers = nn.Sequential(*first, *second, nn.Flatten(), nn.Linear(128, classes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
 
 
 # ---- what they find ----------------------------------------------------------------------------------------------
@@ -257,39 +271,63 @@ def test_costs_are_what_the_members_saw(name: str, target: str) -> None:
 # ---- what the packages see ---------------------------------------------------------------------------------------
 
 
-def test_the_view_is_the_mixture_of_those_that_can_be_drawn() -> None:
+def test_the_view_is_a_member_or_the_mixture_in_the_unit_box() -> None:
     given = case("zero-weight", "linf")
     s = attacks.Search(given.rec, given.x, given.y, given.threat)
-    view = View(s, [0, 2])
-    assert torch.allclose(view(given.x), given.rec.mixture(given.x), atol=1e-6)
-    assert torch.equal(View(s, [1])(given.x), given.rec.members[1](given.x))
-    unit = View(s, [0, 2], unit=True)
-    shown = unit.show(given.x)
-    assert shown.shape == (8, 3, 1, 1)
-    assert float(shown.min()) >= 0
-    assert float(shown.max()) <= 1
-    assert torch.allclose(unit(shown).double(), view(given.x).double(), atol=1e-5)
-    assert [p.shape for p in view.parameters()] == [torch.Size([])]
+    for model, expected in (
+        (given.rec.members[1], given.rec.members[1]),
+        (interop.Mixture(given.rec), given.rec.mixture),
+    ):
+        view = View(s, model)
+        shown = view.show(given.x)
+        assert shown.shape == (8, 3, 1, 1)
+        assert 0 <= float(shown.min()) <= float(shown.max()) <= 1
+        assert torch.allclose(view(shown).double(), expected(given.x).double(), atol=1e-5)
+        assert [p.shape for p in view.parameters()] == [torch.Size([])]
 
 
-def test_the_view_of_confident_members_keeps_its_gradient() -> None:
-    """log Σ softmax would underflow to a gradient of NaN; the sign of NaN moves nothing."""
-    x = torch.rand(4, 5, generator=torch.Generator().manual_seed(2))
-    members = [
-        linear(1000 * torch.randn(3, 5, generator=torch.Generator().manual_seed(i)), torch.zeros(3))
-        for i in (0, 1)
-    ]
-    s = attacks.Search(RandomizedEnsemble(members), x, torch.zeros(4, dtype=torch.int64), Threat("linf", 0.1))
-    inputs = x.clone().requires_grad_()
-    z = View(s, [0, 1])(inputs)
-    unlikely = z.detach().argmin(dim=1)
-    assert (
-        float(z.detach().gather(1, unlikely.unsqueeze(1)).max()) < -150
-    )  # far below the smallest float's logarithm
-    (gradient,) = torch.autograd.grad(nn.functional.cross_entropy(z, unlikely), inputs)
-    assert bool(torch.isfinite(z).all())
-    assert bool(torch.isfinite(gradient).all())
-    assert bool((gradient != 0).any(dim=1).all())
+@pytest.mark.parametrize("classes", [3, 10])
+@pytest.mark.parametrize("parts", [["apgd-dlr"], ["apgd-t"], None])
+def test_autoattack_takes_ordinary_convolutional_networks(classes: int, parts: list[str] | None) -> None:
+    package("autoattack")
+    torch.manual_seed(0)
+    rec = RandomizedEnsemble([Mixed(classes).eval(), Mixed(classes).eval()])
+    x, y = torch.rand(6, 3, 16, 16), rec.verdicts(torch.rand(6, 3, 16, 16))[:, 0]
+    attack = interop.from_autoattack(Threat("linf", 0.1), attacks=parts, steps=3, queries=5)
+    if parts == ["apgd-t"] and classes == 3:
+        with pytest.raises(InputError, match="4 classes or more"):
+            attack(rec, x, y)
+        return
+    shown = View(attacks.Search(rec, x, y, attack.threat), rec.members[0])
+    point = shown.show(x).requires_grad_()
+    (gradient,) = torch.autograd.grad(shown(point).sum(), point)
+    assert gradient.is_contiguous()  # although the members work in channels_last
+    found = attack(rec, x.to(memory_format=torch.channels_last), y)
+    assert torch.equal(found.errors, rec.errors(found.x_adv, y))
+    assert float(found.risk.mean()) > float(rec.risk(x, y).mean()) or float(rec.risk(x, y).min()) == 1
+
+
+def test_attacks_of_adv_lib_get_radius_and_norm_in_the_units_of_the_view() -> None:
+    """adv_lib's attacks are functions of model, inputs and labels; these two have the signatures of its own."""
+
+    def pgd_linf(model: nn.Module, inputs: Tensor, labels: Tensor, ε: float, steps: int = 40) -> Tensor:
+        assert steps == 3
+        point = inputs.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(nn.functional.cross_entropy(model(point), labels), point)
+        return inputs + ε * gradient.sign()
+
+    def fmn(model: nn.Module, inputs: Tensor, labels: Tensor, norm: float, targeted: bool = True) -> Tensor:
+        assert norm == float("inf")
+        assert not targeted
+        assert model(inputs).shape[0] == len(labels)
+        return torch.full_like(inputs, float("nan"))
+
+    given = planted("linf", n=30, members=1, d=12, boxed=True, seed=3)
+    found = interop.from_adv_lib(pgd_linf, given.threat, steps=3)(given.rec, given.x, given.y)
+    assert np.array_equal(found.risk.numpy(), truth(given))
+    assert "adv_lib-pgd_linf" in found.pool.sources
+    nothing = interop.from_adv_lib(fmn, given.threat)(given.rec, given.x, given.y)
+    assert torch.equal(nothing.errors, nothing.clean_errors)
 
 
 class Deaf(nn.Module):
@@ -331,89 +369,37 @@ def test_evaluation_and_the_choice_of_probabilities_take_them() -> None:
 # ---- getting it wrong --------------------------------------------------------------------------------------------
 
 
-def _wrong() -> list[tuple[Callable[[], object], str]]:
-    foolbox, torchattacks, art = package("foolbox"), package("torchattacks"), package("art")
-    threat = Threat("linf", 0.1)
-    pgd = foolbox.attacks.LinfPGD
-    bound = torchattacks.PGD(nn.Linear(2, 2))
-    return [
-        (lambda: interop.from_foolbox(pgd, threat), "attack is the class .*; give an instance"),
-        (lambda: interop.from_foolbox("pgd", threat), "attack is 'pgd'; give a Foolbox attack"),
-        (lambda: interop.from_foolbox(foolbox.attacks.L2PGD(), threat), "measures l2; the threat is linf"),
-        (lambda: interop.from_foolbox(pgd(), 0.1), r"threat is 0\.1; give a Threat"),  # type: ignore[arg-type]
-        (lambda: interop.from_foolbox(pgd(), threat, target="all"), "unknown target 'all'; valid: both"),
-        (lambda: interop.from_foolbox(pgd(), threat, restarts=0), "restarts is 0; it must be"),
-        (
-            lambda: interop.from_torchattacks(bound, threat),
-            "attack is a PGD made for one model; give the class",
-        ),
-        (lambda: interop.from_torchattacks(pgd(), threat), "give a class such as torchattacks.PGD"),
-        (
-            lambda: interop.from_torchattacks(torchattacks.PGD, threat, eps=1),
-            "eps is 1 in the options; leave it out",
-        ),
-        (
-            lambda: interop.from_torchattacks(torchattacks.PGD, threat, step=3),
-            "unknown option of PGD 'step'; valid: steps",
-        ),
-        (
-            lambda: interop.from_torchattacks(torchattacks.PGDL2, threat),
-            "attack is PGDL2, which measures l2; the threat is linf",
-        ),
-        (
-            lambda: interop.from_torchattacks(torchattacks.MIFGSM, Threat("l2", 0.5)),
-            "attack is MIFGSM, which measures linf; the threat is l2",
-        ),
-        (lambda: interop.from_art(torchattacks.PGD, threat), "give a class such as art.attacks.evasion"),
-        (
-            lambda: interop.from_art(art.ProjectedGradientDescent, threat, targeted=True),
-            "targeted is True in the options; leave it out",
-        ),
-        (lambda: interop.from_art(art.ProjectedGradientDescent, threat, iters=3), "valid: max_iter"),
-        (
-            lambda: interop.from_autoattack(threat, version="rand"),
-            "unknown version 'rand'; valid: standard, plus",
-        ),
-        (lambda: interop.from_autoattack(threat, attacks="apgd-ce"), "attacks is 'apgd-ce'; give a list"),
-        (lambda: interop.from_autoattack(threat, attacks=["apgd"]), "unknown part of AutoAttack 'apgd'"),
-        (lambda: interop.from_autoattack(threat, steps=0), "steps is 0; it must be a whole number"),
-    ]
+def _wrong() -> dict[str, Callable[[], object]]:
+    foolbox, torchattacks = package("foolbox"), package("torchattacks")
+    threat, pgd = Threat("linf", 0.1), foolbox.attacks.LinfPGD
+    return {
+        "give an instance": lambda: interop.from_foolbox(pgd, threat),
+        "measures l2": lambda: interop.from_foolbox(foolbox.attacks.L2PGD(), threat),
+        "unknown target": lambda: interop.from_foolbox(pgd(), threat, target="all"),
+        "restarts is 0": lambda: interop.from_foolbox(pgd(), threat, restarts=0),
+        "give a class": lambda: interop.from_torchattacks(torchattacks.PGD(nn.Linear(2, 2)), threat),
+        "threat is 0.1": lambda: interop.from_art(torchattacks.PGD, 0.1),  # type: ignore[arg-type]
+        "unknown version": lambda: interop.from_autoattack(threat, version="rand"),
+        "unknown part": lambda: interop.from_autoattack(threat, attacks=["apgd"]),
+        "steps is 0": lambda: interop.from_autoattack(threat, steps=0),
+    }
 
 
-@pytest.mark.parametrize("number", range(19))
-def test_what_is_wrong_is_said_in_one_sentence(number: int) -> None:
-    cases = _wrong()
-    assert len(cases) == 19
-    attempt, message = cases[number]
-    with pytest.raises(InputError, match=message) as raised:
-        attempt()
-    assert "\n" not in str(raised.value)
-
-
-def test_autoattack_says_which_parts_fit_few_classes_and_vectors() -> None:
-    package("autoattack")
-    two = planted("linf", n=4, members=1)
-    with pytest.raises(
-        InputError, match=r"apgd-t takes 4 classes or more, the members have 2; give attacks=\['apgd-ce'"
-    ):
-        interop.from_autoattack(two.threat)(two.rec, two.x, two.y)
-    four = planted("l2", n=4, members=1, classes=4)
-    with pytest.raises(InputError, match="square needs images of at least 3 × 3 pixels in l2"):
-        interop.from_autoattack(four.threat)(four.rec, four.x, four.y)
+def test_what_is_wrong_is_said_in_one_sentence() -> None:
+    for message, attempt in _wrong().items():
+        with pytest.raises(InputError, match=message) as raised:
+            attempt()
+        assert "\n" not in str(raised.value)
 
 
 def test_what_a_package_cannot_do_is_its_own_message_with_ours() -> None:
     given = planted("linf", n=4, members=1)
-    square = interop.from_art(package("art").SquareAttack, given.threat)
-    with pytest.raises(
-        ModelError, match=r"art SquareAttack\(\) failed on \d inputs of shape \(20,\): ValueError: .*image"
-    ):
-        square(given.rec, given.x, given.y)
+    wrong = interop.from_art(package("art").ProjectedGradientDescent, given.threat, iterations=3)
+    with pytest.raises(ModelError, match=r"art-Projected.*failed on \d inputs of shape \(20,\): TypeError"):
+        wrong(given.rec, given.x, given.y)
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "pyautoattack", None)
-    with pytest.raises(
-        ModelError, match=r"from_autoattack needs pyautoattack, which cannot be imported .*interop\.md"
-    ):
+    monkeypatch.setitem(sys.modules, "pyautoattack", None)
+    with pytest.raises(ModelError, match=r"pyautoattack cannot be imported .*interop\.md"):
         interop.from_autoattack(Threat("linf", 0.1))

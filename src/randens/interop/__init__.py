@@ -2,6 +2,7 @@
 
 from randens.interop.attack_libraries import (
     Foreign,
+    from_adv_lib,
     from_art,
     from_autoattack,
     from_foolbox,
@@ -14,6 +15,7 @@ __all__ = [
     "Foreign",
     "Mixture",
     "QueriedMember",
+    "from_adv_lib",
     "from_art",
     "from_autoattack",
     "from_foolbox",

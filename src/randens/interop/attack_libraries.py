@@ -1,10 +1,8 @@
-"""Attacks of other packages as attacks of randens: Foolbox, torchattacks, ART, AutoAttack.
+"""Attacks of other packages as attacks of randens: Foolbox, torchattacks, ART, AutoAttack, adv_lib.
 
-Such an attack only proposes points. It attacks one deterministic classifier, a `View`: a member, or the
-mixture log Σ α_i softmax_i of all members that can be drawn. `Search` projects the points onto the threat,
-computes the exact verdicts of every member and pools the witnesses. The package's random numbers come from
-the global generators, which are seeded for each call and restored after it. The package cannot change the
-members' modes, gradients or devices.
+Such an attack only proposes points. It attacks one deterministic classifier, a `View` of a member or of the mixture
+log Σ α_i softmax_i of all members that can be drawn. `Search` projects the points onto the threat, computes the exact
+verdicts of every member and pools the witnesses. The package cannot change the members' modes, gradients or devices.
 """
 
 from __future__ import annotations
@@ -16,10 +14,9 @@ import inspect
 import math
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypedDict, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,110 +25,86 @@ from torch import Tensor, nn
 from randens.attacks.base import Attack
 from randens.attacks.search import Search
 from randens.core.errors import InputError, ModelError, RandensError, unknown, whole
+from randens.ensemble import RandomizedEnsemble
+from randens.interop.single_model import Mixture
+from randens.models import in_precision, logits_of
 from randens.threat import Threat
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-__all__ = ["Foreign", "View", "from_art", "from_autoattack", "from_foolbox", "from_torchattacks"]
-
 _TARGETS = ("both", "members", "mixture")
+_NORMS = {"linf": "Linf", "l2": "L2", "l1": "L1"}
+_COMMON = ("restarts", "seed", "batch_size")  # options of every attack of randens
 # AutoAttack's parts, and the fewest classes that their losses are defined for.
-_AUTOATTACK_PARTS = {"apgd-ce": 2, "apgd-dlr": 3, "apgd-t": 4, "fab": 2, "fab-t": 2, "square": 2}
-_AUTOATTACK_VERSIONS = {
-    "standard": ("apgd-ce", "apgd-t", "fab-t", "square"),
-    "plus": ("apgd-ce", "apgd-dlr", "fab", "square", "apgd-t", "fab-t"),
-}
+_PARTS = {"apgd-ce": 2, "apgd-dlr": 3, "apgd-t": 4, "fab": 2, "fab-t": 2, "square": 2}
+_VERSIONS = {"standard": ("apgd-ce", "apgd-t", "fab-t", "square"), "plus": tuple(_PARTS)}
 
 
 class View(nn.Module):
-    """What a foreign attack receives as classifier: logits of a member, or the mixture's log-probabilities, [k, C].
+    """What a foreign attack receives: a classifier of images in the box 0..1, logits [k, C].
 
-    Members are hidden from `parameters`, `train`, `zero_grad` and `to`. Every pass is counted in the search's
-    cost. Inputs are given in the box `low`..`high`. With `unit` they are scaled to 0..1, and vectors become
-    images [k, d, 1, 1], because some packages take nothing else.
+    Inputs of another box are scaled, and vectors become images [d, 1, 1], because some packages take nothing else.
+    The model is hidden from `parameters`, `train`, `zero_grad` and `to`. Every pass is counted in the search's cost.
     """
 
-    def __init__(self, s: Search, members: Sequence[int], *, unit: bool = False) -> None:
+    def __init__(self, s: Search, model: nn.Module) -> None:
         super().__init__()
-        self._search, self._chosen = (s,), tuple(members)
-        s.cost.forwards += int(getattr(s.rec.members[members[0]], "passes", 1))
-        with torch.no_grad():
-            self.classes = s.rec.members[members[0]](s.x[:1]).shape[1]
+        self._hidden = s, model
+        self.passes = int(getattr(model, "passes", 1))
         # Unbounded inputs get a box that holds every legal point.
-        eps = s.threat.eps
-        self.low, self.high = s.threat.bounds or (float(s.x.min()) - eps, float(s.x.max()) + eps)
-        self._offset, self._scale = (self.low, self.high - self.low) if unit else (0.0, 1.0)
+        low, high = s.threat.bounds or (float(s.x.min()) - s.threat.eps, float(s.x.max()) + s.threat.eps)
+        self._low, self._size = low, high - low
+        self.threat = Threat(s.threat.norm, s.threat.eps / self._size)
         shape = tuple(s.x.shape[1:])
-        self.shape = shape if not unit or len(shape) == 3 else (math.prod(shape), 1, 1)
+        self.shape = shape if len(shape) == 3 else (math.prod(shape), 1, 1)
         # Packages read the device from a parameter.
         self.place = nn.Parameter(torch.zeros((), device=s.device), requires_grad=False)
+        with torch.no_grad():
+            self.classes = self(self.show(s.x[:1])).shape[1]
         self.eval()
 
-    def length(self, value: float) -> float:
-        """Convert a length between inputs to the package's units."""
-        return value / self._scale
-
     def show(self, x: Tensor) -> Tensor:
-        """Convert inputs to the package's units."""
-        if self._scale == 1 and self._offset == 0:
-            return x.detach().float().clone().reshape(len(x), *self.shape)
-        return ((x.detach().float() - self._offset) / self._scale).clamp(0, 1).reshape(len(x), *self.shape)
+        """Inputs as the package sees them."""
+        return ((x.detach().float().contiguous() - self._low) / self._size).clamp(0, 1).view(-1, *self.shape)
 
     def read(self, shown: Tensor) -> Tensor:
         """Inverse of `show`, in the members' precision."""
-        (s,) = self._search
-        x = shown.to(s.device, s.x.dtype).reshape(len(shown), *s.x.shape[1:])
-        return x if self._scale == 1 and self._offset == 0 else x * self._scale + self._offset
+        s, _ = self._hidden
+        return shown.to(s.device, s.x.dtype).reshape(-1, *s.x.shape[1:]) * self._size + self._low
 
     def forward(self, shown: Tensor) -> Tensor:
-        (s,) = self._search
-        x = self.read(shown)
-        passes = len(x) * sum(int(getattr(s.rec.members[i], "passes", 1)) for i in self._chosen)
-
-        def count_backward(_: Tensor) -> None:
-            s.cost.backwards += passes
-
-        if x.requires_grad:
-            x = x.view_as(x)
-            x.register_hook(count_backward)  # type: ignore[no-untyped-call]
+        s, model = self._hidden
+        passes = len(shown) * self.passes
         s.cost.forwards += passes
-        outputs = [s.rec.members[i](x) for i in self._chosen]
-        if len(outputs) == 1:
-            z: Tensor = outputs[0]
-        else:
-            weights = s.probs[list(self._chosen)].log().to(x.dtype).reshape(-1, 1, 1)
-            z = torch.logsumexp(torch.stack(outputs).log_softmax(dim=2) + weights, dim=0)
-        if x.requires_grad and not z.requires_grad:
+
+        def count(gradient: Tensor) -> Tensor:
+            s.cost.backwards += passes
+            # Members work in channels_last, and packages call `view` on what they get.
+            return gradient.contiguous()
+
+        differentiated = shown.requires_grad and torch.is_grad_enabled()
+        if differentiated:
+            shown = shown.view_as(shown)
+            shown.register_hook(count)  # type: ignore[no-untyped-call]
+        z = logits_of(model(in_precision(self.read(shown), model)), len(shown), type(model).__name__)
+        if differentiated and not z.requires_grad:
             # The member has no gradients; the search has flagged it, and the package continues with zeros.
-            z = z + 0 * x.flatten(1).sum(dim=1, keepdim=True)
+            z = z + 0 * shown.flatten(1).sum(dim=1, keepdim=True)
         return z.to(shown.dtype)
 
 
 Proposal = Callable[[View, Tensor, Tensor, Threat, int], Tensor]
-"""(view, shown inputs, labels, threat, seed) → perturbed shown inputs."""
+"""(view, shown inputs, labels, threat in the view's units, seed) → perturbed shown inputs."""
 
 
 @dataclass(frozen=True)
 class Foreign(Attack):
     """Another package's attack on the mixture, on each member that can be drawn, or on both in turn.
 
-    A member is attacked on the inputs at which it has not been fooled yet. Gradients are float32.
+    A member is attacked on the inputs at which it has not been fooled yet. The global random number generators are
+    seeded for each call and restored after it.
 
-    Parameters
-    ----------
-    threat : Threat
-        The perturbation set.
-    propose : callable
-        (view, shown inputs, labels, threat, seed) to perturbed shown inputs; they are projected and judged afterwards.
-    description : str
-        The attack with its options, which identifies it when an interrupted survey is continued.
-    target : str
-        "mixture", "members" or "both".
-    label : str
-        Its name in tables.
-    unit : bool
-        The package takes images from 0 to 1 only.
+    `propose` takes (view, shown inputs, labels, threat in the view's units, seed) and returns perturbed shown inputs;
+    `description`, the attack with its options, is how stored witnesses know it; `target` is "mixture", "members" or
+    "both"; `label` is its name in tables.
 
     Examples
     --------
@@ -149,12 +122,15 @@ class Foreign(Attack):
     description: str
     target: str = "both"
     label: str = ""
-    unit: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.target not in _TARGETS:
             unknown("target", self.target, _TARGETS)
+        if self.threat.norm not in _NORMS:
+            raise InputError(
+                f"threat is {self.threat.norm}; other packages' attacks take {', '.join(_NORMS)}"
+            )
 
     @property
     def name(self) -> str:
@@ -162,53 +138,37 @@ class Foreign(Attack):
 
     def search(self, s: Search) -> None:
         drawn = s.probs.nonzero().flatten().tolist()
-        _look_for_gradients(s, drawn)
-        for restart in range(self.restarts):
-            self._search_once(s, drawn, s.seed + 31 * restart)
+        members = [s.rec.members[i] for i in drawn]
+        # One gradient of every member at the inputs flags those without usable gradients.
+        s.linearize(s.open, s.x[s.open], (s.probs > 0).expand(len(s.open), -1))
+        for seed in range(s.seed, s.seed + 31 * self.restarts, 31):
+            if self.target != "members" and len(drawn) > 1:
+                mixture = Mixture(RandomizedEnsemble(members, s.probs[drawn]))
+                self._propose(s, mixture, s.open, seed)
+            if self.target != "mixture" or len(drawn) == 1:
+                for number, member in zip(drawn, members, strict=True):
+                    self._propose(s, member, s.open[~s.foolable[s.open, number]], seed)
 
-    def _search_once(self, s: Search, drawn: list[int], seed: int) -> None:
-        if self.target != "members" and len(drawn) > 1:
-            self._run(s, drawn, s.open, seed)
-        if self.target != "mixture" or len(drawn) == 1:
-            for member in drawn:
-                rows = s.open
-                self._run(s, [member], rows[~s.foolable[rows, member]], seed)
-
-    def _run(self, s: Search, members: list[int], rows: Tensor, seed: int) -> None:
+    def _propose(self, s: Search, model: nn.Module, rows: Tensor, seed: int) -> None:
+        """Let the package attack `model` at these rows, and judge its points."""
         if not len(rows):
             return
-        view = View(s, members, unit=self.unit)
+        view = View(s, model)
         try:
             with _seeded(seed):
-                shown = self.propose(view, view.show(s.x[rows]), s.y[rows], s.threat, seed)
+                points = view.read(
+                    self.propose(view, view.show(s.x[rows]), s.y[rows], view.threat, seed).detach()
+                )
+                points = torch.where(torch.isfinite(points), points, s.x[rows])
         except RandensError:
             raise
+        # The packages' exceptions have no common base class.
         except Exception as error:
-            # The package's exceptions have no common base class.
-            reason = " ".join(str(error).split())[:200] or "no reason given"
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:240]
             raise ModelError(
-                f"{self.description} failed on {len(rows)} inputs of shape {tuple(s.x.shape[1:])}: "
-                f"{type(error).__name__}: {reason}"
+                f"{self.description} failed on {len(rows)} inputs of shape {tuple(s.x.shape[1:])}: {reason}"
             ) from error
-        if len(shown) != len(rows) or shown[0].numel() != s.x[0].numel():
-            raise ModelError(
-                f"{self.description} returned shape {tuple(shown.shape)} for {len(rows)} inputs of shape "
-                f"{tuple(s.x.shape[1:])}"
-            )
-        points = view.read(shown.detach())
-        s.judge(rows, torch.where(torch.isfinite(points), points, s.x[rows]))
-
-
-def _look_for_gradients(s: Search, drawn: list[int]) -> None:
-    """Take one gradient of every member at the inputs, to flag members without usable gradients."""
-    rows = s.open
-    for member in drawn:
-        wanted = torch.zeros(len(rows), s.members, dtype=torch.bool, device=s.device)
-        wanted[:, member] = True
-        try:
-            s.linearize(rows, s.x[rows], wanted)
-        except ModelError:
-            s.zero_gradient[rows, member] = True
+        s.judge(rows, points)
 
 
 @contextlib.contextmanager
@@ -228,61 +188,27 @@ def _seeded(seed: int) -> Iterator[None]:
             torch.set_grad_enabled(gradients)
 
 
-# ---- the packages ------------------------------------------------------------------------------------------------
+# ---- the packages ----
 
 
-class Common(TypedDict, total=False):
-    """Options of every attack."""
+def from_foolbox(attack: Any, threat: Threat, *, target: str = "both", **common: int) -> Foreign:
+    """A Foolbox attack for the threat's norm: ``from_foolbox(foolbox.attacks.LinfPGD(steps=20), threat)``.
 
-    restarts: int
-    seed: int
-    batch_size: int
-
-
-def _common(options: dict[str, Any]) -> Common:
-    """Take the options of every attack out of `options`; the others belong to the package's class."""
-    return cast("Common", {name: options.pop(name) for name in Common.__annotations__ if name in options})
-
-
-def from_foolbox(attack: Any, threat: Threat, *, target: str = "both", **common: Unpack[Common]) -> Foreign:
-    """A Foolbox attack, e.g. ``from_foolbox(foolbox.attacks.LinfPGD(steps=20), threat)``.
-
-    Its radius and bounds are the threat's. `target`: "mixture", each of the "members", or "both".
-
-    Parameters
-    ----------
-    attack : foolbox.attacks.Attack
-        An instance, for the norm of `threat`.
-    threat, target, **common
-        As for `Foreign`; common to all attacks are restarts, seed and batch_size.
-
-    Returns
-    -------
-    Foreign
-        An attack like those of randens.
+    `target` as for `Foreign`; common to all attacks are restarts, seed and batch_size.
     """
-    foolbox = _package("foolbox", "foolbox", "from_foolbox")
-    base = foolbox.attacks.base.Attack
-    if inspect.isclass(attack) and issubclass(attack, base):
-        raise InputError(f"attack is the class {attack.__name__}; give an instance, {attack.__name__}()")
-    if not isinstance(attack, base):
+    foolbox = _package("foolbox")
+    if not isinstance(attack, foolbox.attacks.base.Attack):
+        raise InputError(f"attack is {attack!r}; give an instance, e.g. foolbox.attacks.LinfPGD(steps=20)")
+    measured = getattr(getattr(attack, "distance", None), "p", threat.p)
+    if measured != threat.p:
         raise InputError(
-            f"attack is {_shown(attack)}; give a Foolbox attack, e.g. foolbox.attacks.LinfPGD(steps=20)"
+            f"attack is {type(attack).__name__}, which measures l{measured:g}; threat is {threat.norm}"
         )
-    _threat(threat)
-    measured = getattr(getattr(attack, "distance", None), "p", None)
-    if measured is not None and measured != threat.p:
-        raise InputError(
-            f"attack is {type(attack).__name__}, which measures l{measured:g}; the threat is {threat.norm}, "
-            f"so give an attack for that norm"
-        )
-    kept = copy.deepcopy(attack)
 
     def propose(view: View, x: Tensor, y: Tensor, threat: Threat, _: int) -> Tensor:
-        model = foolbox.PyTorchModel(view, bounds=(view.low, view.high), device=x.device)
+        model = foolbox.PyTorchModel(view, bounds=(0, 1), device=x.device)
         # A copy, because some attacks keep state between calls.
-        _, clipped, _ = copy.deepcopy(kept)(model, x, y, epsilons=threat.eps)
-        return clipped
+        return copy.deepcopy(attack)(model, x, y, epsilons=threat.eps)[1]
 
     said = f"foolbox {re.sub(r' at 0x[0-9a-f]+', '', repr(attack))}"
     return Foreign(threat, propose, said, target, f"foolbox-{type(attack).__name__}", **common)
@@ -291,91 +217,48 @@ def from_foolbox(attack: Any, threat: Threat, *, target: str = "both", **common:
 def from_torchattacks(attack: Any, threat: Threat, *, target: str = "both", **options: Any) -> Foreign:
     """A class of torchattacks and its options, e.g. ``from_torchattacks(torchattacks.PGD, threat, steps=20)``.
 
-    eps, norm, the number of classes and the seed come from the threat and the ensemble. A step `alpha` that is not
-    given keeps the package's proportion to eps; one that is given is in units of the inputs. The package takes
-    images from 0 to 1 only, so that other inputs are shown to it scaled.
-
-    Parameters
-    ----------
-    attack : type
-        A class of torchattacks.
-    threat, target
-        As for `Foreign`.
-    **options
-        Of the class, and restarts, seed and batch_size, as for every attack.
-
-    Returns
-    -------
-    Foreign
-        An attack like those of randens.
+    eps, norm, the number of classes and the seed come from the threat and the ensemble; the step `alpha` is eps / 4
+    unless given, in units of the box. A class with a norm of its own must fit the threat: PGD, PGDL2. Options may be
+    those of every attack, too.
     """
-    package = _package("torchattacks.attack", "torchattacks", "from_torchattacks")
-    common = _common(options)
-    _check_class(
-        attack, package.Attack, "torchattacks.PGD", options, ("eps", "max_epsilon", "norm", "n_classes")
-    )
-    _threat(threat)
-    takes = inspect.signature(attack).parameters
-    measures = "l2" if attack.__name__.endswith("L2") else "linf"  # those without a norm to choose
-    if "norm" not in takes and ("eps" in takes or "max_epsilon" in takes) and measures != threat.norm:
-        raise InputError(
-            f"attack is {attack.__name__}, which measures {measures}; the threat is {threat.norm}, so give an attack "
-            "for that norm"
-        )
+    _package("torchattacks")
 
-    def propose(view: View, x: Tensor, y: Tensor, threat: Threat, seed: int) -> Tensor:
-        eps = view.length(threat.eps)
-        norm = {"linf": "Linf", "l2": "L2"}[threat.norm]
-        known = {"eps": eps, "max_epsilon": eps, "norm": norm, "n_classes": view.classes, "seed": seed}
-        given = {k: view.length(v) if k == "alpha" else v for k, v in options.items()}
-        return attack(view, **_arguments(attack, known, given, step="alpha"))(x, y)
+    def call(view: View, x: Tensor, y: Tensor, arguments: dict[str, Any]) -> Tensor:
+        return attack(view, **arguments)(x, y)
 
-    said, label = f"torchattacks {_called(attack.__name__, options)}", f"torchattacks-{attack.__name__}"
-    return Foreign(threat, propose, said, target, label, unit=True, **common)
+    return _made("torchattacks", attack, threat, target, options, call)
 
 
 def from_art(attack: Any, threat: Threat, *, target: str = "both", **options: Any) -> Foreign:
-    """An evasion attack of the Adversarial Robustness Toolbox and its options.
+    """An evasion attack of the Adversarial Robustness Toolbox and its options; untargeted.
 
     E.g. ``from_art(art.attacks.evasion.ProjectedGradientDescent, threat, max_iter=20)``. eps and norm are the
-    threat's; an `eps_step` that is not given keeps the package's proportion to eps. Attacks are untargeted.
-
-    Parameters
-    ----------
-    attack : type
-        A class of ART.
-    threat, target, **options
-        As for `from_torchattacks`.
-
-    Returns
-    -------
-    Foreign
-        An attack like those of randens.
+    threat's; `eps_step` is eps / 4 unless given.
     """
-    evasion = _package("art.attacks.attack", "adversarial-robustness-toolbox", "from_art")
-    common = _common(options)
-    example = "art.attacks.evasion.ProjectedGradientDescent"
-    _check_class(attack, evasion.EvasionAttack, example, options, ("eps", "norm", "targeted"))
-    _threat(threat)
-    estimators = _package("art.estimators.classification", "adversarial-robustness-toolbox", "from_art")
+    estimators = _package("art.estimators.classification")
 
-    def propose(view: View, x: Tensor, y: Tensor, threat: Threat, _: int) -> Tensor:
+    def call(view: View, x: Tensor, y: Tensor, arguments: dict[str, Any]) -> Tensor:
+        device = "cpu" if x.device.type == "cpu" else "gpu"
         classifier = estimators.PyTorchClassifier(
-            model=view,
-            loss=nn.CrossEntropyLoss(),
-            input_shape=view.shape,
-            nb_classes=view.classes,
-            clip_values=(view.low, view.high),
-            device_type="cpu" if x.device.type == "cpu" else "gpu",
+            view, nn.CrossEntropyLoss(), view.shape, view.classes, clip_values=(0.0, 1.0), device_type=device
         )
-        norm = np.inf if threat.norm == "linf" else 2
-        known = {"eps": threat.eps, "norm": norm, "targeted": False, "verbose": False, "batch_size": len(x)}
-        made = attack(classifier, **_arguments(attack, known, options, step="eps_step"))
         labels = nn.functional.one_hot(y, view.classes).float().cpu().numpy()
-        return torch.from_numpy(made.generate(x=x.cpu().float().numpy(), y=labels))
+        return torch.from_numpy(attack(classifier, **arguments).generate(x=x.cpu().numpy(), y=labels))
 
-    said = f"art {_called(attack.__name__, options)}"
-    return Foreign(threat, propose, said, target, f"art-{attack.__name__}", **common)
+    return _made("art", attack, threat, target, options, call)
+
+
+def from_adv_lib(attack: Any, threat: Threat, *, target: str = "both", **options: Any) -> Foreign:
+    """A function of adv_lib and its options, e.g. ``from_adv_lib(adv_lib.attacks.fmn, threat, steps=100)``.
+
+    Attacks of a radius (apgd, pgd_linf) get the threat's; those of least distance (fmn, ddn, alma) get its norm where
+    they take one, and points beyond the radius are projected.
+    """
+
+    def call(view: View, x: Tensor, y: Tensor, arguments: dict[str, Any]) -> Tensor:
+        return attack(view, x, y, **arguments)
+
+    return _made("adv_lib", attack, threat, target, options, call)
 
 
 def from_autoattack(
@@ -386,129 +269,81 @@ def from_autoattack(
     steps: int = 100,
     queries: int = 5000,
     target: str = "both",
-    **common: Unpack[Common],
+    **common: int,
 ) -> Foreign:
     """AutoAttack (the package pyautoattack): `version` "standard" or "plus", or the parts named in `attacks`.
 
-    Its version for randomized models is not offered, because it samples an expectation that the mixture computes
-    exactly. Parts whose loss needs more classes than there are refused.
-
-    Parameters
-    ----------
-    threat, target, **common
-        As for `from_foolbox`.
-    version : str
-        Of AutoAttack.
-    attacks : sequence of str, optional
-        Its parts, instead of a version's.
-    steps, queries : int, optional
-        Of APGD and FAB, and of Square.
-
-    Returns
-    -------
-    Foreign
-        An attack like those of randens.
+    A version leaves out parts whose loss needs more classes than there are; in "standard" apgd-dlr replaces apgd-t
+    then. The version for randomized models is not offered: it samples an expectation that the mixture computes exactly.
     """
-    package = _package("pyautoattack", "pyautoattack", "from_autoattack")
-    _threat(threat)
-    if version not in _AUTOATTACK_VERSIONS:
-        unknown("version", version, _AUTOATTACK_VERSIONS)
-    if isinstance(attacks, str) or (attacks is not None and not len(attacks)):
-        raise InputError(
-            f"attacks is {attacks!r}; give a list of AutoAttack's parts, e.g. ['apgd-ce', 'square']"
-        )
-    parts = _AUTOATTACK_VERSIONS[version] if attacks is None else tuple(attacks)
-    for part in parts:
-        if part not in _AUTOATTACK_PARTS:
-            unknown("part of AutoAttack", part, _AUTOATTACK_PARTS)
-    for option, value in (("steps", steps), ("queries", queries)):
-        whole(option, value)
+    package = _package("pyautoattack")
+    if version not in _VERSIONS:
+        unknown("version", version, _VERSIONS)
+    named = [attacks] if isinstance(attacks, str) else list(attacks or ())
+    for part in named:
+        if part not in _PARTS:
+            unknown("part of AutoAttack", part, _PARTS)
+    whole("steps", steps)
+    said = f"autoattack(attacks={named or version!r}, steps={steps}, queries={whole('queries', queries)})"
 
     def propose(view: View, x: Tensor, y: Tensor, threat: Threat, seed: int) -> Tensor:
-        short = [part for part in parts if _AUTOATTACK_PARTS[part] > view.classes]
+        parts = named or list(_VERSIONS[version])
+        if not named and view.classes < _PARTS["apgd-t"]:
+            parts = [part for part in ("apgd-dlr", *parts) if _PARTS[part] <= view.classes]
+        short = [f"{part} takes {_PARTS[part]}" for part in parts if _PARTS[part] > view.classes]
         if short:
-            fit = [part for part in parts if part not in short] or ["apgd-ce", "fab-t", "square"]
-            raise InputError(
-                f"AutoAttack's {short[0]} takes {_AUTOATTACK_PARTS[short[0]]} classes or more, the members have "
-                f"{view.classes}; give attacks={fit}"
-            )
-        if "square" in parts and threat.norm == "l2" and min(x.shape[2:]) < 3:
-            raise InputError(
-                f"AutoAttack's square needs images of at least 3 × 3 pixels in l2, the inputs have shape "
-                f"{view.shape}; give attacks={[part for part in parts if part != 'square']}"
-            )
+            raise InputError(f"AutoAttack's {short[0]} classes or more; there are {view.classes}")
         made = package.AutoAttack(
             view,
-            norm={"linf": "Linf", "l2": "L2"}[threat.norm],
-            eps=view.length(threat.eps),
+            norm=_NORMS[threat.norm],
+            eps=threat.eps,
             seed=seed,
             device=x.device,
-            version="custom" if attacks is not None else version,
-            attacks=list(parts) if attacks is not None else None,
+            version="custom" if named else version,
+            attacks=named or None,
         )
+        made.attacks_to_run = list(dict.fromkeys(parts))
         made.apgd.n_iter = made.apgd_targeted.n_iter = made.fab.n_iter = steps
         made.square.n_queries = queries
-        made.apgd_targeted.n_target_classes = made.fab.n_target_classes = min(9, view.classes - 1)
+        for targeted in (made.apgd_targeted, made.fab):
+            targeted.n_target_classes = min(targeted.n_target_classes, view.classes - 1)
         return made.run_standard_evaluation(x, y, batch_size=len(x))[0]
 
-    settings = {"attacks": parts, "queries": queries, "steps": steps, "version": version}
-    said = f"pyautoattack {_called('AutoAttack', settings)}"
-    return Foreign(threat, propose, said, target, "autoattack", unit=True, **common)
+    return Foreign(threat, propose, said, target, "autoattack", **common)
 
 
-def _package(module: str, name: str, caller: str) -> ModuleType:
+def _package(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
         raise ModelError(
-            f"{caller} needs {name}, which cannot be imported ({error}); docs/interop.md says how to install it"
+            f"{module} cannot be imported ({error}); docs/interop.md says how to install it"
         ) from error
 
 
-def _threat(threat: Threat) -> None:
-    if not isinstance(threat, Threat):
-        raise InputError(f"threat is {threat!r}; give a Threat, e.g. Threat('linf', 8/255)")
-    if threat.norm not in ("linf", "l2"):
-        raise InputError(f"threat is {threat.norm}; other packages' attacks are run in linf and l2 here")
+def _made(
+    package: str,
+    attack: Any,
+    threat: Threat,
+    target: str,
+    options: dict[str, Any],
+    call: Callable[[View, Tensor, Tensor, dict[str, Any]], Tensor],
+) -> Foreign:
+    """The attack of a class or function: what threat and ensemble decide, where it takes that, and the options."""
+    if not hasattr(attack, "__name__"):
+        raise InputError(f"attack is {attack!r}; give a class or function of {package}, and its options")
+    common = {name: options.pop(name) for name in _COMMON if name in options}
 
-
-def _shown(value: object) -> str:
-    return repr(value) if isinstance(value, (str, int, float, type(None))) else f"a {type(value).__name__}"
-
-
-def _check_class(
-    attack: Any, base: type, example: str, options: Mapping[str, Any], decided: Sequence[str]
-) -> None:
-    """Check for a class, because these packages bind an attack instance to one model."""
-    if isinstance(attack, base):
-        raise InputError(
-            f"attack is a {type(attack).__name__} made for one model; give the class, {type(attack).__name__}, and its "
-            "options"
+    def propose(view: View, x: Tensor, y: Tensor, threat: Threat, seed: int) -> Tensor:
+        norm = _NORMS[threat.norm] if package == "torchattacks" else threat.p
+        known = {"norm": norm, "n_classes": view.classes, "seed": seed, "batch_size": len(x)}
+        known |= dict.fromkeys(("targeted", "verbose"), False)
+        known |= dict.fromkeys(("eps", "ε"), threat.eps) | dict.fromkeys(
+            ("alpha", "eps_step"), threat.eps / 4
         )
-    if not inspect.isclass(attack) or not issubclass(attack, base):
-        raise InputError(f"attack is {_shown(attack)}; give a class such as {example}")
-    valid = [*inspect.signature(attack).parameters][1:]
-    for option, value in options.items():
-        if option in decided:
-            raise InputError(
-                f"{option} is {value!r} in the options; leave it out, the threat and the ensemble decide it"
-            )
-        if option not in valid:
-            unknown(f"option of {attack.__name__}", option, [v for v in valid if v not in decided])
+        takes = inspect.signature(attack).parameters
+        return call(view, x, y, {name: value for name, value in known.items() if name in takes} | options)
 
-
-def _arguments(
-    attack: type, known: Mapping[str, Any], options: Mapping[str, Any], step: str
-) -> dict[str, Any]:
-    """The options, what the signature asks for and is `known`, and a step in the package's proportion to eps."""
-    signature = inspect.signature(attack).parameters
-    arguments = {name: value for name, value in known.items() if name in signature} | dict(options)
-    if step in signature and step not in options and "eps" in signature:
-        usual, eps = signature[step].default, signature["eps"].default
-        if isinstance(usual, (int, float)) and isinstance(eps, (int, float)) and eps > 0:
-            arguments[step] = usual / eps * known["eps"]
-    return arguments
-
-
-def _called(name: str, options: Mapping[str, Any]) -> str:
-    return f"{name}({', '.join(f'{option}={options[option]!r}' for option in sorted(options))})"
+    label = f"{package}-{attack.__name__}"
+    said = ", ".join(f"{option}={value!r}" for option, value in sorted(options.items()))
+    return Foreign(threat, propose, f"{label}({said})", target, label, **common)

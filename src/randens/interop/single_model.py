@@ -13,18 +13,8 @@ __all__ = ["Mixture"]
 class Mixture(nn.Module):
     """log Σ_i α_i softmax_i(x), [n, C]: the log-probabilities of a randomized ensemble's answers, as one module.
 
-    By logsumexp, so that confident members do not underflow; softmax leaves it unchanged, and cross-entropy of it is
-    the mixture's. Attacks that expect a deterministic model (AutoAttack's standard version) can work on it.
-
-    Its argmax is *not* the randomized ensemble: it is a deterministic ensemble that averages the
-    probabilities of all members. To measure the robustness of the randomized ensemble, compute
-    ``rec.risk(x_adv, y)`` on the perturbed inputs, or use `randens.attacks.from_autoattack` and similar
-    functions, which do so.
-
-    Parameters
-    ----------
-    rec : RandomizedEnsemble
-        The ensemble.
+    Its argmax is *not* the randomized ensemble but a deterministic one that averages probabilities. Use it to attack,
+    and ``rec.risk(x_adv, y)`` to measure; `from_autoattack` and similar functions do so.
 
     Examples
     --------
@@ -42,8 +32,8 @@ class Mixture(nn.Module):
 
     @property
     def passes(self) -> int:
-        """How many member passes one call costs."""
-        return len(self.rec)
+        """How many network passes one call costs."""
+        return len(self.rec.networks)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.rec.mixture(x)
