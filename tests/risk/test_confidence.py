@@ -1,8 +1,7 @@
-"""α by an upper confidence bound: the bound's value, its minimum against another solver, its proof, its coverage."""
+"""α by an upper confidence bound: the bound's value, its minimum against another solver, its coverage."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from functools import partial
 from statistics import NormalDist
@@ -13,16 +12,8 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 from scipy.stats import chi2
 
-from randens.risk import (
-    RiskProfile,
-    confidence,
-    confident_sampling,
-    cross_fit,
-    exact_sampling,
-    optimal_sampling,
-    upper_bound,
-)
-from randens.risk.confidence import ConfidenceCertificate, simultaneous_quantile, worst_weights
+from randens.risk import RiskProfile, confidence, cross_fit, exact_sampling, optimal_sampling
+from randens.risk.confidence import confident_sampling, simultaneous_quantile, upper_bound, worst_weights
 
 
 def random_profile(seed: int, members: int, n: int = 60, share: float = 0.4) -> RiskProfile:
@@ -85,11 +76,8 @@ def test_few_inputs_without_an_error_do_not_prove_safety() -> None:
 
 def test_the_quantile_of_one_member_is_the_normal_one() -> None:
     rng = np.random.default_rng(1)
-    alone = simultaneous_quantile(
-        RiskProfile.from_witnesses(np.arange(500), rng.random((500, 1)) < 0.3, 500), 0.95
-    )
-    assert alone == pytest.approx(1.645, abs=0.15)
-    many = [simultaneous_quantile(equal_members(m, 500, rng), 0.95) for m in (2, 4, 8, 16)]
+    many = [simultaneous_quantile(equal_members(m, 500, rng), 0.95) for m in (1, 2, 4, 8, 16)]
+    assert many[0] == pytest.approx(1.645, abs=0.15)
     assert many == sorted(many)
     # Scheffé's bound is for directions of both signs.
     assert many[-1] < math.sqrt(chi2.ppf(0.95, 16))
@@ -107,16 +95,12 @@ def test_the_worst_weights_solve_their_program(seed: int) -> None:
     assert q.sum() == pytest.approx(1)
     assert ((q - p) ** 2 / p).sum() <= radius + 1e-12
 
-    def dual(eta: float) -> float:
-        return float(eta + math.sqrt(1 + radius) * math.sqrt((p * np.maximum(0, values - eta) ** 2).sum()))
-
     spread = values.max() - values.min()
     grid = np.linspace(values.min() - 60 * spread - 1e-9, values.max(), 400_001)
     inner = p[:, None] * np.maximum(0, values[:, None] - grid) ** 2
     lowest = float((grid + math.sqrt(1 + radius) * np.sqrt(inner.sum(axis=0))).min())
     assert float(q @ values) <= lowest + 1e-9
     assert float(q @ values) == pytest.approx(lowest, abs=1e-6)
-    assert dual(float(values.max())) >= lowest - 1e-12
 
 
 @pytest.mark.parametrize("members", [2, 3, 5])
@@ -129,13 +113,11 @@ def test_no_other_solver_finds_a_smaller_bound(members: int, reference: str | No
     found = confident_sampling(profile, reference=reference)
     assert found.gap <= 1e-6
     assert found.objective == pytest.approx(upper_bound(profile, found.probs, reference=reference), abs=1e-6)
-    assert isinstance(found.certificate, ConfidenceCertificate)
-    assert found.certificate.verify(profile)
-    assert found.lower_bound <= found.certificate.bound + 1e-12
     assert not np.allclose(found.probs, 1 / members)
-    radius = found.certificate.radius
     one = RiskProfile.from_configurations([np.ones((1, members))])
     counted = profile.merge(one) if reference is None else profile
+    z = simultaneous_quantile(counted, 0.95) if reference is None else NormalDist().inv_cdf(0.95)
+    radius = z * z / (120 - 1)
 
     def objective(free: NDArray[np.float64]) -> float:
         raised = np.exp(free - free.max())
@@ -144,29 +126,11 @@ def test_no_other_solver_finds_a_smaller_bound(members: int, reference: str | No
             values = values - counted.configuration_risks(np.full(members, 1 / members))
         return float(worst_weights(counted.weights, values, radius) @ values)
 
-    others = [
-        minimize(
-            objective, start, method="Nelder-Mead", options={"maxiter": 400, "xatol": 1e-5, "fatol": 1e-8}
-        )
-        for start in (np.zeros(members), np.linspace(1, -1, members))
-    ]
-    best = min(float(other.fun) for other in others)
+    limits = {"maxiter": 400, "xatol": 1e-5, "fatol": 1e-8}
+    starts = (np.zeros(members), np.linspace(1, -1, members))
+    best = min(minimize(objective, at, method="Nelder-Mead", options=limits).fun for at in starts)
     assert best >= found.lower_bound - 1e-9
     assert found.gap <= best - found.lower_bound + 1e-6
-
-
-def test_an_altered_certificate_is_refused() -> None:
-    profile = random_profile(1, 3)
-    proof = confident_sampling(profile, reference=None).certificate
-    assert isinstance(proof, ConfidenceCertificate)
-    assert proof.verify(profile)
-    assert not dataclasses.replace(proof, bound=proof.bound + 1e-3).verify(profile)
-    assert not dataclasses.replace(proof, radius=proof.radius / 2).verify(profile)
-    assert not dataclasses.replace(proof, mass=proof.mass * 1.01).verify(profile)
-    assert not dataclasses.replace(proof, mass=np.r_[-proof.mass[:1], proof.mass[1:]]).verify(profile)
-    assert not dataclasses.replace(proof, masks=proof.masks ^ np.uint64(7)).verify(profile)
-    assert not proof.verify(random_profile(2, 3))
-    assert not proof.verify(random_profile(1, 2))
 
 
 def test_alpha_leaves_the_uniform_point_only_when_the_inputs_say_so() -> None:
@@ -179,17 +143,6 @@ def test_alpha_leaves_the_uniform_point_only_when_the_inputs_say_so() -> None:
     assert confident_sampling(many, 0.99, reference="uniform").probs == pytest.approx([0.0, 1.0], abs=1e-6)
 
 
-def test_one_name_for_all_methods() -> None:
-    profile = random_profile(3, 3)
-    by_confidence = optimal_sampling(profile, confidence=0.9)
-    assert by_confidence.method == "confidence"
-    assert by_confidence.confidence == 0.9
-    assert by_confidence.upper == pytest.approx(upper_bound(profile, by_confidence.probs, 0.9), abs=1e-6)
-    assert by_confidence.to_json()["upper"] == by_confidence.upper
-    assert optimal_sampling(profile).method == "exact"
-    assert optimal_sampling(profile, "confidence").probs == pytest.approx(confident_sampling(profile).probs)
-
-
 def test_cross_fitting_scores_every_input_with_probabilities_chosen_without_it() -> None:
     """Two equal members, each fooled at its own half: the exact rule picks the one that looks better, wrongly."""
     profile = RiskProfile.from_configurations([[(1, 0)]] * 25 + [[(0, 1)]] * 25)
@@ -200,5 +153,3 @@ def test_cross_fitting_scores_every_input_with_probabilities_chosen_without_it()
     # Inputs that a fold lacks are too many in the rest: the choice on the rest is wrong for the fold.
     assert exact.risk > 0.5
     assert exact.probs.shape == (5, 2)
-    again = cross_fit(profile, optimal_sampling, folds=5)
-    assert again.risk == exact.risk

@@ -42,25 +42,14 @@ def test_configurations_are_distinct_antichains_with_positive_weights(profile: R
     assert profile.weights.sum() == pytest.approx(1)
 
 
-def test_at_most_5_19_and_167_groups_remain() -> None:
-    for members, expected in [(2, 5), (3, 19), (4, 167)]:
+def test_5_and_19_groups_remain() -> None:
+    for members, expected in [(2, 5), (3, 19)]:
         vectors = list(itertools.product((0, 1), repeat=members))
-        rng = np.random.default_rng(0)
-        if members < 4:
-            families = [
-                [v for v, keep in zip(vectors, choice, strict=True) if keep]
-                for choice in itertools.product((0, 1), repeat=len(vectors))
-            ]
-        else:
-            families = [
-                [v for v, keep in zip(vectors, rng.random(len(vectors)) < rate, strict=True) if keep]
-                for rate in (0.05, 0.1, 0.2, 0.3)
-                for _ in range(5000)
-            ]
-        profile = RiskProfile.from_configurations(families, members=members)
-        assert len(profile.weights) <= expected
-        if members < 4:
-            assert len(profile.weights) == expected
+        families = [
+            [v for v, keep in zip(vectors, choice, strict=True) if keep]
+            for choice in itertools.product((0, 1), repeat=len(vectors))
+        ]
+        assert len(RiskProfile.from_configurations(families, members=members).weights) == expected
 
 
 @given(profiles(), st.data())
@@ -154,14 +143,6 @@ def test_merging_averages_the_risks(first: RiskProfile, second: RiskProfile, dat
     merged = first.merge(second, share=share)
     expected = share * first.risk(alpha) + (1 - share) * second.risk(alpha)
     assert merged.risk(alpha) == pytest.approx(expected, abs=1e-12)
-
-
-def test_merging_counts_inputs() -> None:
-    a = RiskProfile.from_witnesses([0, 1, 2], [[1, 0], [1, 0], [1, 1]], 3)
-    b = RiskProfile.from_witnesses([0], [[1, 0]], 1)
-    both = a.merge(b)
-    assert both == RiskProfile.from_witnesses([0, 1, 2, 3], [[1, 0], [1, 0], [1, 1], [1, 0]], 4)
-    assert both.size == 4
 
 
 @given(profiles())

@@ -1,8 +1,8 @@
 """The theory of randomized ensembles in NumPy and SciPy: profiles, bounds, sampling probabilities."""
 
 from randens.risk.ceiling import Ceiling, ceiling_from_conflicts, close_pairs
-from randens.risk.certificate import Certificate, Sampling
-from randens.risk.confidence import CrossFit, confident_sampling, cross_fit, upper_bound
+from randens.risk.certificate import Sampling
+from randens.risk.confidence import CrossFit, cross_fit
 from randens.risk.cutting import cutting_planes
 from randens.risk.optimal import exact_sampling
 from randens.risk.profile import RiskProfile
@@ -10,8 +10,6 @@ from randens.risk.sampling import optimal_sampling
 from randens.risk.subgradient import best_step, project_simplex, subgradient_sampling, theorem4_bound
 from randens.risk.theorems import (
     FIGURE_3,
-    Bounds,
-    RuleOfThumb,
     Theorem1Test,
     TwoClassifiers,
     auxiliary_risk,
@@ -28,12 +26,9 @@ from randens.risk.theorems import (
 
 __all__ = [
     "FIGURE_3",
-    "Bounds",
     "Ceiling",
-    "Certificate",
     "CrossFit",
     "RiskProfile",
-    "RuleOfThumb",
     "Sampling",
     "Theorem1Test",
     "TwoClassifiers",
@@ -44,7 +39,6 @@ __all__ = [
     "candidates",
     "ceiling_from_conflicts",
     "close_pairs",
-    "confident_sampling",
     "cross_fit",
     "cutting_planes",
     "exact_sampling",
@@ -58,5 +52,4 @@ __all__ = [
     "theorem4_bound",
     "tight_profile",
     "two_classifiers",
-    "upper_bound",
 ]

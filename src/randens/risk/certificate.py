@@ -19,17 +19,12 @@ _TOLERANCE = 1e-12
 
 @dataclass(frozen=True, eq=False)
 class Certificate:
-    """The attacker's mixed strategy: at inputs of configuration k, fool the set u with mass q_{k,u}.
+    """The attacker's mixed strategy: at inputs of configuration k, fool the set u with mass q_{k,u} [r].
 
-    With q ≥ 0 and Σ_u q_{k,u} = p_k, every α has
+    With q ≥ 0 and Σ_u q_{k,u} = p_k, every α has η(α) = Σ_k p_k max_u u·α ≥ Σ q_{k,u} u·α ≥ min_i Σ q_{k,u} u_i,
+    the bound: linear programming duality, checked by additions alone.
 
-        η(α) = Σ_k p_k max_u u·α  ≥  Σ q_{k,u} u·α  ≥  min_i Σ q_{k,u} u_i.
-
-    The last number is the bound. It follows from linear programming duality and is checked by additions
-    alone.
-
-    members: M. configuration: int [r], k of each entry, as numbered in the profile. masks: its set u [r].
-    mass: q [r]. bound: the lower bound on η that is claimed.
+    members: M. configuration: k of each entry, as numbered in the profile. masks: its set u. mass: q.
     """
 
     members: int
@@ -50,28 +45,19 @@ class Certificate:
         return cls(profile.members, frozen(profile.owners[rows]), frozen(masks), frozen(q), bound)
 
     def verify(self, profile: RiskProfile) -> bool:
-        """Whether this proves η(α) ≥ bound for every α of that profile, up to rounding (1e-12).
-
-        Checks that the strategy uses only sets of the configurations, that its masses are non-negative and
-        sum to p_k, and that it fools every member with a frequency of at least `bound`.
-        """
-        sums = self._played(profile)
-        if sums is None or (np.abs(sums - profile.weights) > _TOLERANCE * profile.weights).any():
+        """Whether this proves η(α) ≥ bound for every α of that profile, up to rounding (1e-12)."""
+        if self.members != profile.members or not np.isfinite([self.bound, *self.mass]).all():
+            return False
+        if not len(self.configuration) == len(self.masks) == len(self.mass) > 0 or self.mass.min() < 0:
+            return False
+        held = set(zip(profile.owners.tolist(), profile.masks.tolist(), strict=True))
+        if not held.issuperset(zip(self.configuration.tolist(), self.masks.tolist(), strict=True)):
+            return False
+        sums = np.bincount(self.configuration, weights=self.mass, minlength=len(profile.weights))
+        if (np.abs(sums - profile.weights) > _TOLERANCE * profile.weights).any():
             return False
         fooled = self.mass @ unpack(self.masks, self.members)
         return bool(fooled.min() >= self.bound - _TOLERANCE)
-
-    def _played(self, profile: RiskProfile) -> NDArray[np.float64] | None:
-        """Σ_u q_{k,u} [K]; None if this is no strategy: a negative mass, or a set that the profile does not have."""
-        if self.members != profile.members or not np.isfinite([self.bound, *self.mass]).all():
-            return None
-        if not len(self.configuration) == len(self.masks) == len(self.mass) > 0 or self.mass.min() < 0:
-            return None
-        held = set(zip(profile.owners.tolist(), profile.masks.tolist(), strict=True))
-        if not held.issuperset(zip(self.configuration.tolist(), self.masks.tolist(), strict=True)):
-            return None
-        sums = np.bincount(self.configuration, weights=self.mass, minlength=len(profile.weights))
-        return np.asarray(sums, dtype=np.float64)
 
     def __repr__(self) -> str:
         return f"Certificate(members={self.members}, entries={len(self.mass)}, bound={self.bound:.6g})"
@@ -81,15 +67,13 @@ class Certificate:
 class Sampling:
     """Sampling probabilities, with a bound on their distance from the optimum.
 
-    probs: α [M]. risk: η(α). lower_bound: no probabilities reach less than this on the same profile.
-    certificate: the proof of the lower bound, where the method gives one. method: "exact", "subgradient",
-    "candidates", "confidence" or "cutting-planes". iterations: how often η was evaluated. sweeps: how often all
-    inputs were attacked for it. attempts: how often the attacker of `risk` may try. theorem4_bound: what Theorem 4
-    promises about risk − optimum, for the subgradient method.
-
-    If chosen by a `confidence`: upper bounds the risk over the distribution of the inputs against the perturbations
-    found; it holds for all α at once, and so for the α chosen. objective: what was minimized instead of the risk, and
-    what `lower_bound` refers to: `upper`, or the bound of the excess over the reference.
+    probs: α [M]. risk: η(α). lower_bound: no probabilities reach less than this on the same profile. method: "exact",
+    "subgradient", "candidates", "confidence" or "cutting-planes". iterations: how often η was evaluated. certificate:
+    the proof of the lower bound, where the method gives one. theorem4_bound: what Theorem 4 promises about risk −
+    optimum. sweeps: how often all inputs were attacked. attempts: how often the attacker of `risk` may try. If chosen
+    by a `confidence`: upper bounds the risk over the distribution of the inputs against the perturbations found; it
+    holds for all α at once, and so for the α chosen. objective: what was minimized instead of the risk, and what
+    `lower_bound` refers to: `upper`, or the bound of the excess over the reference.
     """
 
     probs: NDArray[np.float64]
@@ -118,6 +102,5 @@ class Sampling:
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary for JSON, without the certificate, which is large."""
         names = "method probs risk lower_bound gap support iterations sweeps theorem4_bound upper objective confidence"
-        # JSON has no infinite numbers.
-        attempts = None if self.attempts == math.inf else self.attempts
+        attempts = None if self.attempts == math.inf else self.attempts  # JSON has no infinite numbers
         return {**picked(self, names), "attempts": attempts}

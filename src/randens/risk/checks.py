@@ -37,7 +37,7 @@ def as_vector(
 
 
 def as_risks(name: str, value: ArrayLike, members: int | None = None) -> NDArray[np.float64]:
-    """Risks, one per member, each in [0, 1]; values outside by less than 1e-9 (rounding) are clipped."""
+    """Risks, one per member, each in [0, 1] up to rounding."""
     risks = as_vector(name, value, members)
     for i, risk in enumerate(risks):
         if not -_ROUNDING <= risk <= 1.0 + _ROUNDING:

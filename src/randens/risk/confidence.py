@@ -6,13 +6,13 @@ bound is the worst mean over all weights q of the inputs near p:
     U(α) = max_q Σ_k q_k (r_k(α) − c_k),   q ≥ 0,  Σ q_k = 1,  Σ_k (q_k − p_k)²/p_k ≤ z²/(n − 1).
 
 Where the worst q is positive, U is mean + z·sd/√n of r − c over the inputs; elsewhere it is smaller. It is convex in α,
-so cutting planes minimize it and prove the minimum: a cut is a weight q with one fooled set per configuration.
+so cutting planes minimize it and prove the minimum.
 
 c = 0 bounds the risk itself for all α at once, so that the bound holds for the α chosen: z is the quantile of
 sup_α (η − η̂)/sd by a multiplier bootstrap, and one input at which all members are fooled is added, because few inputs
-say little about rare errors. c_k = r_k(β) bounds the excess over the risk of a reference β, paired over the inputs.
-U(β) is then 0, and the chosen α differs from β only if the inputs speak for it; here z is the normal quantile, a rule
-to choose by. Both are about the perturbations found: a stronger attack can raise the risk beyond them.
+say little about rare errors. c_k = r_k(β) bounds the excess over the risk of a reference β: the chosen α differs from β
+only if the inputs speak for it; here z is the normal quantile, a rule to choose by. Both are about the perturbations
+found: a stronger attack can raise the risk beyond them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from scipy.optimize import nnls
 
 from randens.core.errors import InputError, whole
 from randens.core.files import Plain
-from randens.risk.certificate import Certificate, Sampling
+from randens.risk.certificate import Sampling
 from randens.risk.checks import as_number, as_probs, frozen
 from randens.risk.optimal import minimize_by_cuts
 from randens.risk.profile import RiskProfile
@@ -52,49 +52,26 @@ class _Ball:
     def of(cls, profile: RiskProfile, confidence: float, reference: NDArray[np.float64] | None) -> _Ball:
         """The ball whose worst mean is U at this confidence."""
         share = as_number("confidence", confidence, 0.5, 1.0)
-        counted, offsets = _counted(profile, reference)
+        if profile.size is None or profile.size < 2:
+            raise InputError(f"the profile's size is {profile.size}; a confidence needs at least 2 inputs")
+        if reference is not None:
+            counted, offsets = profile, profile.configuration_risks(reference)
+        else:
+            counted = profile.merge(RiskProfile.from_configurations([np.ones((1, profile.members))]))
+            offsets = np.zeros(len(counted.weights))
         z = NormalDist().inv_cdf(share) if reference is not None else simultaneous_quantile(counted, share)
-        return cls(counted, offsets, z * z / ((profile.size or 2) - 1))
-
-    def worst(self, probs: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """The worst set of every configuration, as rows of the profile's masks [K], and the worst weights q [K]."""
-        chosen = self.profile.best_rows(probs)
-        values = unpack(self.profile.masks[chosen], self.profile.members) @ probs - self.offsets
-        return chosen, worst_weights(self.profile.weights, values, self.radius)
+        return cls(counted, offsets, z * z / (profile.size - 1))
 
     def cut(self, probs: NDArray[np.float64]) -> NDArray[np.float64]:
         """g [M] with g·α = U(α) here, and never above U elsewhere."""
-        chosen, q = self.worst(probs)
+        sets = unpack(self.profile.masks[self.profile.best_rows(probs)], self.profile.members)
+        q = worst_weights(self.profile.weights, sets @ probs - self.offsets, self.radius)
         # Probabilities sum to 1, so a constant added to all coefficients keeps a cut linear in α.
-        return q @ unpack(self.profile.masks[chosen], self.profile.members) - float(q @ self.offsets)
+        return q @ sets - float(q @ self.offsets)
 
     def bound(self, probs: NDArray[np.float64]) -> float:
         """U(α)."""
         return float(self.cut(probs) @ probs)
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class ConfidenceCertificate(Certificate):
-    """The attacker's mixed strategy with weights of the inputs chosen in the χ² ball around p.
-
-    With q_k = Σ_u mass_{k,u} in the ball, every α has U(α) ≥ Σ mass_{k,u} u·α − Σ q_k c_k ≥ bound. radius: that of the
-    ball, z²/(n − 1). reference: β [M], or None for c = 0.
-    """
-
-    radius: float = 0.0
-    reference: NDArray[np.float64] | None = None
-
-    def verify(self, profile: RiskProfile) -> bool:
-        """Whether this proves U(α) ≥ bound for every α of that profile, up to rounding: sums, no solver."""
-        counted, offsets = _counted(profile, self.reference)
-        q = self._played(counted)
-        if q is None:
-            return False
-        away = float((((q - counted.weights) ** 2) / counted.weights).sum())
-        if abs(float(q.sum()) - 1.0) > _FEASIBLE or away > self.radius * (1 + _FEASIBLE) + _FEASIBLE:
-            return False
-        fooled = self.mass @ unpack(self.masks, self.members)
-        return bool(fooled.min() - float(q @ offsets) >= self.bound - _FEASIBLE)
 
 
 def confident_sampling(
@@ -105,7 +82,7 @@ def confident_sampling(
     tol: float = 1e-6,
     max_iterations: int = 2000,
 ) -> Sampling:
-    """α with the smallest upper confidence bound, and a proof that no other has a smaller one.
+    """α with the smallest upper confidence bound; no other has one below `lower_bound`.
 
     profile: its `size` must be known. confidence: one-sided, between ½ and 1. reference: None bounds the risk itself;
     β [M] or "uniform" the excess over the risk of β. tol: the gap at which to stop; if the reference is within `tol`
@@ -125,23 +102,12 @@ def confident_sampling(
     for point in (tidied / tidied.sum(), start):
         if (there := ball.bound(point)) <= found.value + tol:
             best, value = point, there
-    counted = ball.profile
-    mass = np.zeros(len(counted.masks))
-    for point, multiplier in zip(found.points, found.multipliers.tolist(), strict=True):
-        chosen, q = ball.worst(point)
-        mass[chosen] += multiplier * q
-    used = np.flatnonzero(mass)
-    mass, where, masks = mass[used] / mass.sum(), counted.owners[used], counted.masks[used]
-    bound = float((mass @ unpack(masks, counted.members)).min() - mass @ ball.offsets[where])
     return Sampling(
         probs=frozen(best.copy()),
         risk=profile.risk(best),
-        lower_bound=min(bound, value),
+        lower_bound=min(found.lower_bound, value),
         method="confidence",
         iterations=len(found.points),
-        certificate=ConfidenceCertificate(
-            counted.members, frozen(where), frozen(masks), frozen(mass), bound, ball.radius, beta
-        ),
         upper=value if beta is None else upper_bound(profile, best, confidence),
         objective=value,
         confidence=float(confidence),
@@ -170,8 +136,7 @@ def worst_weights(
     """q [K] maximizing q·values over q ≥ 0, Σ q = 1, Σ (q − p)²/p ≤ radius; p are `weights`, all positive.
 
     The optimum is q_k ∝ p_k max(0, values_k − η). With the t largest distinct values above η, P their frequency, m
-    and v mean and variance over them, η = m − √(v / ((1 + radius)·P − 1)); the right t has η between its least value
-    and the next one.
+    and v mean and variance over them, η = m − √(v / ((1 + radius)·P − 1)), between the least of them and the next.
     """
     levels, group = np.unique(-values, return_inverse=True)
     p = np.bincount(group, weights=weights)
@@ -223,18 +188,6 @@ def simultaneous_quantile(profile: RiskProfile, confidence: float) -> float:
             alpha = direction / direction.sum()
         highest.append(best)
     return max(NormalDist().inv_cdf(confidence), float(np.quantile(highest, confidence)))
-
-
-def _counted(
-    profile: RiskProfile, reference: NDArray[np.float64] | None
-) -> tuple[RiskProfile, NDArray[np.float64]]:
-    """The inputs that count and c [K]: for a bound of the risk itself, one more at which all members are fooled."""
-    if profile.size is None or profile.size < 2:
-        raise InputError(f"the profile's size is {profile.size}; a confidence needs at least 2 inputs")
-    if reference is not None:
-        return profile, profile.configuration_risks(reference)
-    counted = profile.merge(RiskProfile.from_configurations([np.ones((1, profile.members))]))
-    return counted, np.zeros(len(counted.weights))
 
 
 def _reference(reference: ArrayLike | str | None, members: int) -> NDArray[np.float64] | None:

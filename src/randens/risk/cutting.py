@@ -39,10 +39,9 @@ def cutting_planes(
 ) -> Sampling:
     """Alternate between attacking at α and minimizing the risk over everything found, until they agree.
 
-    The result's risk is the lowest that the final pool gives to any α that was attacked; its lower bound and
-    certificate refer to the same pool. With an exact oracle the gap is a true optimality gap; with an attack
-    it says "optimal against every witness found". Stops when the gap is at most `tol`, when the pool's own minimizer
-    has been attacked, or after `max_sweeps` sweeps over the inputs.
+    The risk is the lowest that the final pool gives to an attacked α; lower bound and certificate refer to that pool:
+    with an exact oracle the gap is true, with an attack it says "against the perturbations found". Stops when the gap
+    is at most `tol`, when the pool's own minimizer has been attacked, or after `max_sweeps` sweeps over the inputs.
 
     start: the probabilities attacked first. clean_risks: decide between equally good probabilities. confidence:
     minimize the bound of the risk's excess over that of uniform probabilities (`confident_sampling`). attempts:
@@ -60,11 +59,6 @@ def cutting_planes(
     clean = np.zeros(len(alpha)) if clean_risks is None else np.asarray(clean_risks, dtype=np.float64)
     attacked = [as_probs(point, len(alpha), name="tried") for point in tried]
 
-    def lowest_over(profile: RiskProfile) -> Sampling:
-        if confidence is not None:
-            return confident_sampling(profile, confidence, reference="uniform")
-        return retried_sampling(profile, attempts, clean_risks=clean_risks)
-
     def value(profile: RiskProfile, probs: NDArray[np.float64]) -> float:
         if confidence is not None:
             return upper_bound(profile, probs, confidence, reference="uniform")
@@ -76,7 +70,10 @@ def cutting_planes(
         if profile.members != len(alpha):
             raise InputError(f"start has {len(alpha)} values; the oracle attacks {profile.members} members")
         attacked.append(alpha)
-        lowest = lowest_over(profile)
+        if confidence is not None:
+            lowest = confident_sampling(profile, confidence, reference="uniform")
+        else:
+            lowest = retried_sampling(profile, attempts, clean_risks=clean_risks)
         iterations += lowest.iterations
         # The pool has grown since earlier points were attacked, and may hold worse witnesses for them.
         values = [value(profile, point) for point in attacked]

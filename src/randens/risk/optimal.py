@@ -1,9 +1,8 @@
 """Optimal sampling probabilities of a profile, with proof: cutting planes in M + 1 variables.
 
-η is the largest of finitely many linear functions g·α, and a subgradient at any point is one of them. So the
-linear program min s, s ≥ g·α for the g found so far, bounds η from below, does not grow with the number of
-inputs, and becomes exact after a few dozen rounds. Its multipliers average the attacks behind the cuts
-into the certificate.
+η is the largest of finitely many linear functions g·α, and a subgradient at any point is one of them. So the linear
+program min s, s ≥ g·α for the g found so far, bounds η from below, does not grow with the number of inputs, and is
+exact after a few dozen rounds. Its multipliers average the attacks behind the cuts into the certificate.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from randens.risk.checks import as_attempts, as_number, as_risks, frozen
 from randens.risk.profile import RiskProfile
 
 _TIGHT = 1e-10
+_TOLERANCES = ("primal_feasibility_tolerance", "dual_feasibility_tolerance")
 # Cuts are taken between the best point so far and the program's optimum: either the optimum moves or the best
 # point improves by this share of the gap, and far fewer cuts are needed than at the optimum itself.
 _STEP = 0.3
@@ -38,10 +38,9 @@ Cutter = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
 
 class CutProgram:
-    """min s + tilt·α over (α, s) with α in the simplex of M members and s ≥ g·α for every cut g, by HiGHS.
+    """min s + tilt·α over (α, s) with α in the simplex of M members and s ≥ g·α for every row g of `cuts`, by HiGHS.
 
-    `cuts` [c, M] holds the cuts added so far. The program stays in the solver between two solves, so that adding a
-    cut costs a few dual simplex steps.
+    The program stays in the solver between two solves, so that adding a cut costs a few dual simplex steps.
     """
 
     def __init__(self, members: int) -> None:
@@ -52,13 +51,8 @@ class CutProgram:
         self._h: Any = highspy.Highs()  # type: ignore[no-untyped-call]
         self._optimal = highspy.HighsModelStatus.kOptimal
         self._inf = highspy.kHighsInf
-        for option, value in (
-            ("output_flag", False),
-            ("presolve", "off"),
-            ("threads", 1),
-            ("primal_feasibility_tolerance", _TIGHT),
-            ("dual_feasibility_tolerance", _TIGHT),
-        ):
+        options = {"output_flag": False, "presolve": "off", "threads": 1}
+        for option, value in {**options, **dict.fromkeys(_TOLERANCES, _TIGHT)}.items():
             self._h.setOptionValue(option, value)
         self._columns = np.arange(members + 1, dtype=np.int32)
         lower, upper = np.append(np.zeros(members), -self._inf), np.full(members + 1, self._inf)
@@ -76,10 +70,9 @@ class CutProgram:
         self._h.changeColsCost(self.members, self._columns[:-1], cost)
 
     def lowest(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """A vertex [M] of the minimizers of max_c g_c·α + tilt·α over the simplex, and the cuts' multipliers [c].
+        """A vertex [M] of the minimizers of max_c g_c·α + tilt·α over the simplex, and the cuts' multipliers λ [c].
 
-        The multipliers are non-negative, sum to 1, and prove the value: without a tilt, no α is below
-        min_i (Σ_c λ_c g_c)_i.
+        λ ≥ 0, Σ λ = 1, and without a tilt no α is below min_i (Σ_c λ_c g_c)_i.
         """
         for _ in range(2):
             self._h.run()
@@ -102,13 +95,14 @@ def tidy(probs: NDArray[np.float64]) -> NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class Minimum:
-    """A convex function's minimum over the simplex: where, its value, and the multipliers [c] of the cuts at `points`.
+    """A convex function's minimum over the simplex, with the multipliers λ [c] of the cuts at `points`.
 
-    No α has a value below min_i (Σ_c λ_c g_c)_i.
+    lower_bound: min_i (Σ_c λ_c g_c)_i, which no α can have a value below.
     """
 
     probs: NDArray[np.float64]
     value: float
+    lower_bound: float
     points: list[NDArray[np.float64]]
     multipliers: NDArray[np.float64]
     program: CutProgram
@@ -129,10 +123,11 @@ def minimize_by_cuts(cut_at: Cutter, start: NDArray[np.float64], tol: float, max
         program.add(cut)
         before = lowest
         lowest, multipliers = program.lowest()
-        gap = value - float((multipliers @ program.cuts).min())
+        bound = float((multipliers @ program.cuts).min())
+        gap = value - bound
         if gap <= tol or (np.array(points) == lowest).all(axis=1).any():
             # If the lowest point was cut before, it cannot move, and the remaining gap is rounding.
-            return Minimum(best, value, points, multipliers, program)
+            return Minimum(best, value, bound, points, multipliers, program)
         # If the lowest point did not move, it is probably the optimum.
         settled = gap <= _LAST_STEPS or np.array_equal(lowest, before)
         point = lowest if settled else (1.0 - _STEP) * best + _STEP * lowest
@@ -176,8 +171,8 @@ def _preferred(
 ) -> NDArray[np.float64]:
     """The minimizer of η with the lowest cost·α, a vertex; `best` is one of the minimizers.
 
-    The minimizers may be a segment or a point, which a solver's tolerances do not respect as constraints. As an
-    objective, η plus a small multiple of the cost, they are well posed.
+    They are found as the minimizers of η plus a small multiple of the cost, because a solver's tolerances do not
+    respect them as constraints.
     """
     for factor in _TILTS if cost.any() else (0.0,):
         program.tilt(factor * cost)

@@ -15,7 +15,6 @@ from numpy.typing import ArrayLike, NDArray
 from randens.core.errors import InputError, unknown, whole
 from randens.risk.checks import as_attempts, as_number, as_probs, frozen
 from randens.risk.sets import (
-    MAX_MEMBERS,
     Masks,
     coverage,
     from_words,
@@ -39,8 +38,7 @@ class RiskProfile:
 
     A configuration U_k holds the sets of members that one perturbation can fool together at an input; p_k is
     how often inputs have that configuration. Only maximal sets are kept and equal configurations are merged,
-    so the profile stays small for any number of inputs. Build it with `from_configurations`,
-    `from_witnesses` or `from_json`.
+    so the profile stays small for any number of inputs.
 
     members: M. weights: p [K], summing to 1. masks: all sets, as bits, configuration after configuration.
     starts: [K+1], where each configuration begins in `masks`. size: the number of inputs described, if known.
@@ -84,10 +82,10 @@ class RiskProfile:
         points = np.repeat(np.arange(count), [len(row) if row.size else 0 for row in rows])
         fooled = np.concatenate([np.zeros((0, width), dtype=np.bool_), *(row for row in rows if row.size)])
         if weights is None:
-            p, size = np.ones(count), count if size is None else size
-        else:
-            p = as_probs(weights, count, "weights", "configuration")
-        return cls._build(points, pack(fooled), p, width, size)
+            return cls._build(points, pack(fooled), np.ones(count), width, size or count)
+        return cls._build(
+            points, pack(fooled), as_probs(weights, count, "weights", "configuration"), width, size
+        )
 
     @classmethod
     def from_witnesses(cls, points: ArrayLike, fooled: ArrayLike, n: int) -> RiskProfile:
@@ -115,8 +113,6 @@ class RiskProfile:
         size: int | None,
     ) -> RiskProfile:
         """`weights` may be counts: they are scaled to sum to 1 only after they have added up exactly."""
-        if members > MAX_MEMBERS:
-            raise InputError(f"an ensemble may have at most {MAX_MEMBERS} members, got {members}")
         n = len(weights)
         if not weights.all():
             present = np.flatnonzero(weights)
@@ -134,8 +130,7 @@ class RiskProfile:
     @property
     def configurations(self) -> tuple[NDArray[np.bool_], ...]:
         """U_k as boolean matrices [sets, M], one each; a row of zeros where no member can be fooled."""
-        table = unpack(self.masks, self.members)
-        return tuple(np.split(table, self.starts[1:-1]))
+        return tuple(np.split(unpack(self.masks, self.members), self.starts[1:-1]))
 
     @property
     def owners(self) -> NDArray[np.int64]:
@@ -191,8 +186,7 @@ class RiskProfile:
 
     def best_rows(self, probs: ArrayLike) -> NDArray[np.int64]:
         """For every configuration, the row of `masks` that fools the most at these probabilities [K]."""
-        values = weigh(self.masks, as_probs(probs, self.members))
-        return segment_argmax(values, self.starts)
+        return segment_argmax(weigh(self.masks, as_probs(probs, self.members)), self.starts)
 
     def subgradient(self, probs: ArrayLike) -> NDArray[np.float64]:
         """g = Σ_k p_k u_k with u_k the most damaging set at α: η(β) ≥ g·β for all β, and η(α) = g·α.
@@ -213,25 +207,20 @@ class RiskProfile:
 
     def jointly(self, i: int, j: int) -> float:
         """P(R₂): how often one perturbation fools members i and j together."""
-        return self._frequency(self._foolable(self._indicator(i) & self._indicator(j)))
+        return self._frequency(self._foolable(i, j))
 
     def conflict(self, i: int, j: int) -> float:
         """P(R₁) of Theorem 1: how often i and j can each be fooled, but never by the same perturbation."""
-        first, second = self._indicator(i), self._indicator(j)
-        each = self._foolable(first) & self._foolable(second)
-        return self._frequency(each & ~self._foolable(first & second))
+        return self._frequency(self._foolable(i) & self._foolable(j) & ~self._foolable(i, j))
 
     def _frequency(self, values: NDArray[Any]) -> float:
         """The mean over the inputs of a value in [0, 1] for each configuration."""
         return min(1.0, max(0.0, float(self.weights @ values)))
 
-    def _foolable(self, rows: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Which configurations have one of these rows of `masks`."""
-        return np.logical_or.reduceat(rows, self.starts[:-1])
-
-    def _indicator(self, member: int) -> NDArray[np.bool_]:
-        bit = np.uint64(whole("member", member, 0, self.members - 1))
-        return ((self.masks >> bit) & np.uint64(1)).astype(np.bool_)
+    def _foolable(self, *members: int) -> NDArray[np.bool_]:
+        """The configurations in which one perturbation fools all of these members [K]."""
+        wanted = np.uint64(sum(1 << whole("member", i, 0, self.members - 1) for i in set(members)))
+        return np.logical_or.reduceat((self.masks & wanted) == wanted, self.starts[:-1])
 
     def restrict(self, members: Sequence[int]) -> RiskProfile:
         """The profile of the ensemble made of these members only, in this order."""
@@ -264,14 +253,13 @@ class RiskProfile:
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary for JSON; every set is a string of zeros and ones, member 0 first."""
         names = to_words(unpack(self.masks, self.members))
-        edges = self.starts.tolist()
         return {
             "format": _FORMAT,
             "version": _VERSION,
             "members": self.members,
             "size": self.size,
             "weights": self.weights.tolist(),
-            "configurations": [names[a:b] for a, b in pairwise(edges)],
+            "configurations": [names[a:b] for a, b in pairwise(self.starts.tolist())],
         }
 
     @classmethod
@@ -292,12 +280,8 @@ class RiskProfile:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, RiskProfile):
             return NotImplemented
-        return (
-            self.members == other.members
-            and np.array_equal(self.starts, other.starts)
-            and np.array_equal(self.masks, other.masks)
-            and np.array_equal(self.weights, other.weights)
-        )
+        parts = ("members", "starts", "masks", "weights")
+        return all(np.array_equal(getattr(self, part), getattr(other, part)) for part in parts)
 
     __hash__ = None  # type: ignore[assignment]
 

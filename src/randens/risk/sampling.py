@@ -71,8 +71,7 @@ def optimal_sampling(
     """
     if not isinstance(profile, RiskProfile):
         raise InputError(f"profile must be a RiskProfile, got {type(profile).__name__}")
-    if method is None:
-        method = "exact" if confidence is None else "confidence"
+    method = method or ("exact" if confidence is None else "confidence")
     if method not in _OPTIONS:
         unknown("sampling method", method, _OPTIONS)
     for name in options:
@@ -95,10 +94,7 @@ def optimal_sampling(
 
 @dataclass(frozen=True)
 class Contribution(Plain):
-    """One member: its probability, its risk alone, and the best risk that the others reach without it.
-
-    worth: how much the best risk would rise without the member.
-    """
+    """One member: its probability, its risk alone, the best risk without it, and how much higher that is (worth)."""
 
     member: int
     prob: float

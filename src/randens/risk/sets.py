@@ -40,10 +40,7 @@ def unpack(masks: Masks, members: int) -> NDArray[np.bool_]:
 
 
 def weigh(masks: Masks, values: NDArray[Any]) -> NDArray[Any]:
-    """u·values for every mask, in the type of `values` (integers stay exact).
-
-    One look-up per eight members in a table of all 256 partial sums.
-    """
+    """u·values for every mask, in the type of `values`: a look-up in 256 partial sums per eight members."""
     total = np.zeros(masks.shape, dtype=values.dtype)
     for first in range(0, len(values), 8):
         part = values[first : first + 8]
@@ -60,11 +57,10 @@ def segment_argmax(values: NDArray[Any], starts: NDArray[np.int64]) -> NDArray[n
 
 
 def maximal_rows(points: NDArray[np.int64], bits: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """Rows of the sets that no other set of their point contains, ascending; of equal sets the first one.
+    """Rows of the sets that no other set of their point contains, ascending; of equal sets the first, never an empty.
 
-    bits [k, W] are the sets, eight members to a byte. Every round takes the largest remaining set of each
-    point, which no remaining set can contain, and removes its subsets: as many rounds as the largest
-    antichain has sets. The empty set is never kept.
+    bits [k, W] are the sets, eight members to a byte. Every round takes the largest remaining set of each point, which
+    no remaining set can contain, and removes its subsets.
     """
     sizes = _BYTE_BITS.sum(axis=1)[bits].sum(axis=1)
     order = np.lexsort((-sizes, points))
@@ -130,10 +126,7 @@ def coverage(
 
 
 def _largest_union(masks: Masks, values: NDArray[np.float64], most: int) -> float:
-    """Maximum coverage by exhaustive search, without unions that cannot become larger than the largest known one.
-
-    What further masks add to a union is at most the sum of what each adds alone.
-    """
+    """Maximum coverage by exhaustive search; what masks add to a union is at most the sum of what each adds alone."""
     union, best = np.uint64(0), 0.0
     for _ in range(most):  # the greedy choice is a good union to begin with
         union = union | masks[int(np.argmax(weigh(masks & ~union, values)))]

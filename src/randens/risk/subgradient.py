@@ -29,14 +29,12 @@ def project_simplex(vector: ArrayLike) -> NDArray[np.float64]:
 
 
 def theorem4_bound(start: ArrayLike, step: float, iterations: int, optimum: ArrayLike | None = None) -> float:
-    """(‖α⁽¹⁾ − α*‖² + M a² Σ t⁻²) / (2a Σ t⁻¹): how far above the optimum OSP can end (Theorem 4).
+    """(‖α⁽¹⁾ − α*‖² + M a² Σ t⁻²) / (2a Σ t⁻¹): how far above the optimum OSP can end after T steps (Theorem 4).
 
-    start: α⁽¹⁾. step: a. iterations: T. optimum: α*; by default the corner farthest from the start, so that the
-    bound holds for every optimum.
+    start: α⁽¹⁾. step: a. optimum: α*; by default the corner farthest from the start, so that the bound holds for all.
     """
-    first = as_probs(start, name="start")
-    a = as_number("step", step)
-    squares, total = _sums(whole("iterations", iterations))
+    first, a = as_probs(start, name="start"), as_number("step", step)
+    squares, total = _sums(iterations)
     distance = _farthest(first)
     if optimum is not None:
         distance = float(((first - as_probs(optimum, len(first))) ** 2).sum())
@@ -46,7 +44,7 @@ def theorem4_bound(start: ArrayLike, step: float, iterations: int, optimum: Arra
 def best_step(start: ArrayLike, iterations: int) -> float:
     """The first step a that makes Theorem 4's bound smallest when the optimum is unknown."""
     first = as_probs(start, name="start")
-    squares, _ = _sums(whole("iterations", iterations))
+    squares, _ = _sums(iterations)
     return float(np.sqrt(_farthest(first) / (len(first) * squares))) or 1.0
 
 
@@ -86,7 +84,7 @@ def subgradient_sampling(
 
 
 def _sums(iterations: int) -> tuple[float, float]:
-    t = np.arange(1.0, iterations + 1.0)
+    t = np.arange(1.0, whole("iterations", iterations) + 1.0)
     return float((t**-2).sum()), float((1.0 / t).sum())
 
 

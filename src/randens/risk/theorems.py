@@ -119,9 +119,8 @@ def two_classifiers(profile: RiskProfile) -> TwoClassifiers:
 class Theorem1Test(Plain):
     """Theorem 1 as a statement about the distribution that the inputs come from.
 
-    value: P(R₁) − |η₁ − η₂| over the inputs seen. low, high: an interval for it over the distribution, at
-    `confidence`. p_value: how likely inputs like these are if sampling does not help. verdict: "helps" (p_value at
-    most 1 − confidence), "does not help" (high at most 0), or "undecided".
+    value: P(R₁) − |η₁ − η₂| over the inputs seen. low, high: its interval. p_value: how likely such inputs are if
+    sampling does not help. verdict: "helps", "does not help" (high at most 0), or "undecided".
     """
 
     value: float
@@ -142,8 +141,7 @@ def theorem1_test(profile: RiskProfile, n: int | None = None, *, confidence: flo
     inputs, by default the profile's own.
     """
     found = two_classifiers(profile)
-    size = profile.size if n is None else n
-    inputs = whole("n", 0 if size is None else size)
+    inputs = whole("n", (profile.size or 0) if n is None else n)
     alpha = 1.0 - as_number("confidence", confidence, high=1.0)
     conflict, first, second = (
         round(found.frequencies[name] * inputs) for name in ("either-not-both", "first-only", "second-only")
@@ -151,39 +149,24 @@ def theorem1_test(profile: RiskProfile, n: int | None = None, *, confidence: flo
     sides = ((conflict + first, second), (conflict + second, first))
     value = min(up - down for up, down in sides) / inputs
     # Below: whichever side is the smaller one, its own limit must fail. Above: both limits must hold.
-    low = min(_low(up, inputs, alpha / 4) - _high(down, inputs, alpha / 4) for up, down in sides)
-    high = min(_high(up, inputs, alpha / 8) - _low(down, inputs, alpha / 8) for up, down in sides)
+    low = min(_limit(up, inputs, alpha / 4, 0) - _limit(down, inputs, alpha / 4, 1) for up, down in sides)
+    high = min(_limit(up, inputs, alpha / 8, 1) - _limit(down, inputs, alpha / 8, 0) for up, down in sides)
     # P(at least `up` heads in up + down tosses of a fair coin).
     p_value = max(float(betainc(up, down + 1, 0.5)) if up else 1.0 for up, down in sides)
     verdict = "helps" if p_value <= alpha else "does not help" if high <= 0 else "undecided"
     return Theorem1Test(value, low, high, p_value, 1.0 - alpha, verdict)
 
 
-def _low(count: int, n: int, alpha: float) -> float:
-    """Clopper and Pearson's lower limit of a share."""
-    return 0.0 if count == 0 else float(betaincinv(count, n - count + 1, alpha))
-
-
-def _high(count: int, n: int, alpha: float) -> float:
-    """Clopper and Pearson's upper limit of a share."""
-    return 1.0 if count == n else float(betaincinv(count + 1, n - count, 1.0 - alpha))
+def _limit(count: int, n: int, alpha: float, upper: int) -> float:
+    """Clopper and Pearson's lower or upper limit of a share."""
+    if count == upper * n:
+        return float(upper)
+    return float(betaincinv(count + upper, n - count + 1 - upper, 1.0 - alpha if upper else alpha))
 
 
 def candidates(M: int) -> tuple[tuple[Fraction, ...], ...]:
     """The probabilities among which there is always an optimum: Theorem 1 for two members, Theorem 2 for three.
 
-    Parameters
-    ----------
-    M : int
-        At most 3; `optimal_sampling` has no such limit.
-
-    Returns
-    -------
-    tuple
-        Three vectors for M = 2, ten for M = 3, by the number of members used.
-
-    Examples
-    --------
     >>> [tuple(map(str, c)) for c in candidates(2)]
     [('1', '0'), ('0', '1'), ('1/2', '1/2')]
     """
@@ -209,11 +192,10 @@ def candidate_sampling(profile: RiskProfile, *, clean_risks: ArrayLike | None = 
 
 @dataclass(frozen=True, eq=False)
 class Bounds(Plain):
-    """floor ≤ η(α) ≤ ceiling for every α (Theorem 3), given the member risks and nothing else.
+    """floor ≤ η(α) ≤ ceiling for every α (Theorem 3), given the member risks η_i [M] and nothing else.
 
-    member_risks: η_i [M], in the caller's order. floor: min_k η_(k)/k over the sorted risks. ceiling: the
-    largest. m: the smallest k that attains the floor. probs: [M], 1/m on the m most robust members; they
-    reach the floor if it can be reached.
+    floor: min_k η_(k)/k over the sorted risks. ceiling: the largest. m: the smallest k that attains the floor.
+    probs: [M], 1/m on the m most robust members; they reach the floor if it can be reached.
     """
 
     member_risks: NDArray[np.float64]
@@ -224,20 +206,8 @@ class Bounds(Plain):
 
 
 def bounds(member_risks: ArrayLike) -> Bounds:
-    """The tightest bounds on η(α) that the risks of the members allow (Theorem 3).
+    """The tightest bounds on η(α) that the member risks η_i [M] allow (Theorem 3).
 
-    Parameters
-    ----------
-    member_risks : array
-        η_i [M].
-
-    Returns
-    -------
-    Bounds
-        Floor and ceiling, and the probabilities that reach the floor.
-
-    Examples
-    --------
     >>> b = bounds([0.5, 0.4, 0.45])
     >>> b.m, round(b.floor, 4), b.ceiling
     (3, 0.1667, 0.5)
@@ -254,10 +224,9 @@ def bounds(member_risks: ArrayLike) -> Bounds:
 
 @dataclass(frozen=True)
 class RuleOfThumb(Plain):
-    """low ≤ η_{m+1} ≤ high for the next member to be useful (rule of thumb after Theorem 3).
+    """low ≤ η_{m+1} ≤ high for the next member to be useful (after Theorem 3).
 
-    necessary: whether it is more than a rule of thumb, namely for the second member: above `high` the first
-    member alone is better than any mixture.
+    necessary: for the second member, above `high` the first alone is better than any mixture.
     """
 
     low: float
@@ -266,10 +235,7 @@ class RuleOfThumb(Plain):
 
 
 def rule_of_thumb(member_risks: ArrayLike) -> RuleOfThumb:
-    """The risk the next member should have: η_m ≤ η_{m+1} ≤ (1 + 1/m) η_m, with η_m the largest so far.
-
-    Below `low` it would lower the floor as well, but then it comes first in the order of Theorem 3.
-    """
+    """The risk the next member should have: η_m ≤ η_{m+1} ≤ (1 + 1/m) η_m, with η_m the largest so far."""
     risks = as_risks("member_risks", member_risks)
     m, largest = len(risks), float(risks.max())
     return RuleOfThumb(low=largest, high=min(1.0, (1.0 + 1.0 / m) * largest), necessary=m == 1)
@@ -294,11 +260,9 @@ def auxiliary_risk(member_risks: ArrayLike, probs: ArrayLike) -> float:
     The risk of the best conceivable members with these risks: η(α) ≥ h(α) ≥ floor.
     """
     risks = as_risks("member_risks", member_risks)
-    alpha = as_probs(probs, len(risks))
     order = np.argsort(risks, kind="stable")
-    steps = np.diff(risks[order], prepend=0.0)
-    largest_from = np.maximum.accumulate(alpha[order][::-1])[::-1]
-    return float(steps @ largest_from)
+    largest_from = np.maximum.accumulate(as_probs(probs, len(risks))[order][::-1])[::-1]
+    return float(np.diff(risks[order], prepend=0.0) @ largest_from)
 
 
 def tight_profile(member_risks: ArrayLike) -> RiskProfile:
@@ -307,12 +271,10 @@ def tight_profile(member_risks: ArrayLike) -> RiskProfile:
     The inputs at which members fail are nested, T_1 ⊆ T_2 ⊆ …, and every perturbation fools just one of them.
     """
     risks = as_risks("member_risks", member_risks)
-    members = len(risks)
     order = np.argsort(risks, kind="stable")
-    single = np.eye(members, dtype=np.bool_)
-    sets = [single[order[i:]] for i in range(members)] + [np.zeros((1, members), dtype=np.bool_)]
+    sets = [np.eye(len(risks))[order[i:]] for i in range(len(risks) + 1)]
     weights = np.append(np.diff(risks[order], prepend=0.0), 1.0 - risks.max())
-    return RiskProfile.from_configurations(sets, weights, members=members)
+    return RiskProfile.from_configurations(sets, weights, members=len(risks))
 
 
 @dataclass(frozen=True, eq=False)
@@ -361,19 +323,16 @@ def explain(member_risks: ArrayLike, *, classes: int | None = None) -> Explanati
     unused = ", ".join(map(str, np.flatnonzero(limits.probs == 0)))
     if limits.m > 1 and unused:
         said.append(f"Too weak to lower the floor: member {unused}.")
-    said.append(_next(thumb, limits.m))
+    if thumb.low == 0:
+        said.append("A member that is never fooled needs no other member.")
+    elif (1 + 1 / limits.m) * thumb.low > 1:
+        said.append("A further member lowers the floor whatever its risk.")
+    else:
+        why = "two are never better than one from there on" if thumb.necessary else "rule of thumb"
+        said.append(f"A further member must have a risk below {thumb.high:.2%} to lower the floor ({why}).")
     if len(risks) > 1 and classes in (None, 2):
         said.append(
             "With two classes, some deterministic threshold vote of the same members is at least as robust as any way "
             "of sampling them (Gnecco-Heredia et al., NeurIPS 2023): there the advantage of sampling is compute alone."
         )
     return Explanation(**vars(limits), next_member=thumb, needed_size=size, sentences=tuple(said))
-
-
-def _next(thumb: RuleOfThumb, m: int) -> str:
-    if thumb.low == 0:
-        return "A member that is never fooled needs no other member."
-    if (1 + 1 / m) * thumb.low > 1:
-        return "A further member lowers the floor whatever its risk."
-    why = "two are never better than one from there on" if thumb.necessary else "rule of thumb"
-    return f"A further member must have a risk below {thumb.high:.2%} to lower the floor ({why})."
