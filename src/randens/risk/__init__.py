@@ -10,6 +10,7 @@ from randens.risk.sampling import optimal_sampling
 from randens.risk.subgradient import best_step, project_simplex, subgradient_sampling, theorem4_bound
 from randens.risk.theorems import (
     FIGURE_3,
+    Bounds,
     Theorem1Test,
     TwoClassifiers,
     auxiliary_risk,
@@ -26,6 +27,7 @@ from randens.risk.theorems import (
 
 __all__ = [
     "FIGURE_3",
+    "Bounds",
     "Ceiling",
     "CrossFit",
     "RiskProfile",
