@@ -14,7 +14,9 @@ from torch import Tensor
 
 from randens import Threat
 from randens.core.errors import InputError
-from randens.threat import Region, grid
+from randens.core.tensors import norms as norms_of
+from randens.region import Region
+from randens.threat import grid
 
 NORMS = ("linf", "l2", "l1")
 norms = st.sampled_from(NORMS)
@@ -75,11 +77,11 @@ def test_the_steepest_direction_has_unit_norm_and_gains_the_dual_norm(norm: str,
     direction = threat.steepest(gradient)
     lengths = torch.linalg.vector_norm(direction, threat.p, dim=1)
     torch.testing.assert_close(lengths, torch.ones(5, dtype=torch.float64))
-    torch.testing.assert_close((gradient * direction).sum(1), threat.dual_norm(gradient))
+    torch.testing.assert_close((gradient * direction).sum(1), norms_of(gradient, threat.q))
     # Hölder: no other direction of unit norm gains more.
     other = torch.randn(5, 7, dtype=torch.float64)
     other = other / torch.linalg.vector_norm(other, threat.p, dim=1, keepdim=True)
-    assert bool(((gradient * other).sum(1) <= threat.dual_norm(gradient) + 1e-12).all())
+    assert bool(((gradient * other).sum(1) <= norms_of(gradient, threat.q) + 1e-12).all())
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -153,19 +155,14 @@ def test_bad_inputs_are_named(x: Tensor, named: str) -> None:
 
 @pytest.mark.parametrize("norm", ["linf", "l2"])
 def test_the_smallest_value_of_a_linear_function_over_ball_and_box(norm: str) -> None:
-    """Against a general-purpose solver; the bound never exceeds the minimum, and is reached by a legal point."""
+    """Against a general-purpose solver, whose minimum the bound never exceeds."""
     generator = torch.Generator().manual_seed(3)
     x = torch.rand(12, 6, generator=generator, dtype=torch.float64)
     slope = torch.randn(12, 6, generator=generator, dtype=torch.float64)
     slope[0], slope[1, 1:] = 0.0, 0.0
-    threat = Threat(norm, 0.4)
-    region = Region.around(x, threat)
-    point, bound = region.lowest(slope), region.minimum(slope)
-    assert bool(threat.scaled(1 + 1e-12).contains((x + point).clamp(0, 1), x).all())
-    value = (slope * point).sum(dim=1)
-    assert bool((bound <= value + 1e-12).all())
+    region = Region.around(x, Threat(norm, 0.4))
+    bound = region.minimum(slope)
     assert bool((region.floor(slope) <= bound + 1e-15).all())
-    torch.testing.assert_close(bound, value, rtol=0, atol=1e-6)
     for j in range(2, 12):
         limits = list(zip(region.low[j].tolist(), region.high[j].tolist(), strict=True))
         ball = {"type": "ineq", "fun": lambda d: 0.16 - d @ d, "jac": lambda d: -2 * d}
@@ -180,5 +177,5 @@ def test_the_smallest_value_of_a_linear_function_over_ball_and_box(norm: str) ->
         )
         assert float(bound[j]) <= solved.fun + 1e-9
         assert float(bound[j]) == pytest.approx(solved.fun, abs=1e-5)
-    nearer = region.near(point, 0.01)
+    nearer = region.near(torch.zeros_like(x), 0.01)
     assert bool(((nearer.high - nearer.low) <= 0.02 + 1e-12).all())

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from randens import RandomizedEnsemble, Threat, attacks
 from randens.attacks import exact
-from randens.threat import Region
+from randens.region import Region
 
 seeds = st.integers(0, 10_000)
 radii = st.floats(0.01, 4.0)
@@ -88,7 +88,6 @@ def test_the_steepest_step_is_that_of_a_linear_program(eps: float, seed: int) ->
     gradient = far - x
     moved = Threat("l1", 1.0).step(x, gradient, eps)
     region = Region.around(x.double(), Threat("l1", eps))
-    lowest = region.lowest(-gradient.double())
     for row in range(2):
         slope, centre = gradient[row].double().numpy(), x[row].double().numpy()
         solved = linprog(
@@ -99,7 +98,6 @@ def test_the_steepest_step_is_that_of_a_linear_program(eps: float, seed: int) ->
         )
         gained = float((gradient[row] * (moved[row] - x[row])).sum())
         assert gained == pytest.approx(-solved.fun, abs=1e-4)
-        assert float(-lowest[row] @ gradient[row].double()) == pytest.approx(solved.fun, abs=1e-9)
         bound = float(region.minimum(-gradient.double())[row])
         assert bound == pytest.approx(solved.fun, abs=1e-9)
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from randens.evaluation.evaluate import conflict, evaluate
     from randens.evaluation.sampling import optimize_sampling
     from randens.random_model import RandomizedModel
-    from randens.threat import Threat
+    from randens.threat import FiniteThreat, Threat
     from randens.witness import WitnessPool, WitnessStore
 
 _HOMES = {
@@ -46,6 +46,7 @@ _HOMES = {
     "InputError": "randens.core.errors",
     "RandensError": "randens.core.errors",
     "RandensWarning": "randens.core.errors",
+    "FiniteThreat": "randens.threat",
     "RandomizedModel": "randens.random_model",
     "Run": "randens.core.runs",
     "Threat": "randens.threat",
@@ -77,6 +78,7 @@ _ROOMS = (
 
 __all__ = [
     "DeterministicEnsemble",
+    "FiniteThreat",
     "InputError",
     "RandensError",
     "RandensWarning",

@@ -30,7 +30,7 @@ from randens.core import documents
 from randens.core.devices import full_float32
 from randens.core.errors import FileError, InputError, ModelError, RandensError, whole
 from randens.core.files import document_checksum, read_file, read_json, seal, sha256, write_atomic, write_json
-from randens.threat import Threat
+from randens.threat import FiniteThreat, Threat
 
 __all__ = ["DeterministicEnsemble", "RandomizedEnsemble", "evaluating", "frozen", "load"]
 
@@ -231,6 +231,8 @@ class RandomizedEnsemble(_Ensemble):
         super().__init__(members, classes)
         # No buffer: it stays on the CPU in float64, which not every device has.
         self.probs = check_probs(probs, len(members))
+        if isinstance(threat, FiniteThreat):
+            raise InputError("threat is a finite set, which no file can hold; give it to evaluate instead")
         self.threat = threat
         self.generator = torch.Generator()
         self.seed(seed)

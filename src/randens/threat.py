@@ -1,13 +1,15 @@
-"""The perturbation set S = {δ : ‖δ‖_p ≤ ε, x + δ in the box} of the adversary."""
+"""The perturbation sets of the adversary: balls S = {δ : ‖δ‖_p ≤ ε, x + δ in the box}, and finite sets."""
 
 from __future__ import annotations
 
 import copy
+import hashlib
 import math
 import numbers
+import secrets
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,11 +17,13 @@ from torch import Tensor
 
 from randens.core.errors import InputError, RandensWarning, number, unknown
 from randens.core.tensors import norms
+from randens.region import Region, filled
 
-__all__ = ["Region", "Threat", "grid", "norm_name", "number"]
+__all__ = ["FiniteThreat", "Threat", "grid", "norm_name", "number"]
 
 _MOST_RADII = 1000
-_FAR = 3e38  # times a slope: beyond every bound
+_FAR = 3e38  # values beyond it are infinite
+_TOGETHER = 256  # inputs transformed at once
 _NORMS = {"linf": (math.inf, 1.0), "l2": (2.0, 2.0), "l1": (1.0, math.inf)}
 _SPELLINGS = {
     "inf": "linf",
@@ -54,8 +58,6 @@ def grid(name: str, value: object) -> tuple[float, ...]:
 
     >>> grid("eps", "0:8/255:3") == (0.0, 4 / 255, 8 / 255)
     True
-    >>> grid("eps", ["8/255", 0])[0]
-    0.0
     """
     if isinstance(value, str) and ":" in value:
         ends = value.split(":")
@@ -116,6 +118,11 @@ class Threat:
         object.__setattr__(self, "eps", number("eps", self.eps))
         if not (math.isfinite(self.eps) and self.eps > 0):
             raise InputError(f"eps is {self.eps:g}; it must be finite and > 0, e.g. 8/255")
+        self._set_bounds()
+        if self.bounds is not None and self.norm == "linf":
+            self._check_radius(*self.bounds)
+
+    def _set_bounds(self) -> None:
         if self.bounds is not None:
             try:
                 low, high = (float(b) for b in self.bounds)
@@ -124,8 +131,6 @@ class Threat:
             if not low < high:
                 raise InputError(f"bounds is {self.bounds!r}; the first value must be below the second")
             object.__setattr__(self, "bounds", (low, high))
-            if self.norm == "linf":
-                self._check_radius(low, high)
 
     def _check_radius(self, low: float, high: float) -> None:
         """Check for an ε in 0..255 for inputs in [0, 1], a common mistake that makes every classifier look broken."""
@@ -310,12 +315,8 @@ class Threat:
         flat, slope = point.flatten(1), gradient.flatten(1)
         room = torch.where(slope > 0, self.bounds[1] - flat, flat - self.bounds[0]).clamp_min(0.0)
         budget = length.reshape(-1, 1) if isinstance(length, Tensor) else length
-        used = _filled(slope.abs(), room * (slope != 0), budget)
+        used = filled(slope.abs(), room * (slope != 0), budget)
         return point + (slope.sign() * used).reshape(point.shape)
-
-    def dual_norm(self, gradient: Tensor) -> Tensor:
-        """‖g‖_q per input: how much a linear function with gradient g changes per unit of ε."""
-        return norms(gradient.flatten(1), self.q)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form, read back by `from_dict`."""
@@ -324,6 +325,8 @@ class Threat:
     @staticmethod
     def from_dict(value: Mapping[str, Any]) -> Threat:
         """Inverse of `to_dict`."""
+        if value["norm"] == "finite":
+            raise InputError("threat is a finite set, whose functions no file holds; evaluate it again")
         bounds = value.get("bounds")
         found = Threat(value["norm"], 1e-9, tuple(bounds) if bounds is not None else None)
         eps = number("eps", value["eps"])
@@ -332,147 +335,121 @@ class Threat:
         return found.with_radius(eps)
 
 
-@dataclass(frozen=True)
-class Region:
-    """The perturbation sets of n inputs in coordinates of δ: low ≤ δ ≤ high [n, d], and ‖δ‖_p ≤ radius if there is one.
+@dataclass(frozen=True, repr=False)
+class FiniteThreat(Threat):
+    """A finite set of perturbations: an input stays as it is, or one of the functions transforms it.
 
-    p is 2 or 1. This class computes the smallest value of a linear function over ball ∩ box.
+    All of them are tried, so risks, probabilities and the theorems' conditions are exact, for any network.
+
+    Parameters
+    ----------
+    transforms : sequence of callable
+        Each maps inputs [n, ...] to inputs of the same shape, one by one and without chance: shifts, rotations,
+        corruptions, patches. The identity is always in the set and need not be given.
+    bounds : (float, float) or None
+        As for `Threat`.
+
+    Examples
+    --------
+    >>> import randens
+    >>> threat = FiniteThreat([lambda x: x.roll(1, dims=-1), torch.zeros_like])
+    >>> threat.names
+    ('identity', 'transform 0', 'zeros_like')
+    >>> net = randens.models.create("linear", classes=10, input_shape=(1, 8, 8), seed=0)
+    >>> randens.evaluate(net, "digits", threat=threat, limit=8).robust <= 1
+    True
     """
 
-    low: Tensor
-    high: Tensor
-    radius: float | None = None
-    p: float = 2.0
+    norm: str = field(default="finite", init=False)
+    eps: float = field(default=0.0, init=False)
+    bounds: tuple[float, float] | None = field(default=(0.0, 1.0), kw_only=True)
+    transforms: Sequence[Callable[[Tensor], Tensor]]
+    # What the functions make of the inputs; a word of its own for a set that has met none (see `on`).
+    key: str = field(default_factory=secrets.token_hex, init=False, compare=False)
 
-    @staticmethod
-    def around(x: Tensor, threat: Threat) -> Region:
-        """The perturbation sets of `threat` at inputs x [n, ...], in the precision of x."""
-        flat = x.flatten(1)
-        low, high = torch.full_like(flat, -threat.eps), torch.full_like(flat, threat.eps)
-        if threat.bounds is not None:
-            low = torch.maximum(low, threat.bounds[0] - flat).clamp(max=0.0)
-            high = torch.minimum(high, threat.bounds[1] - flat).clamp(min=0.0)
-        return Region(low, high, None if threat.norm == "linf" else threat.eps, threat.p)
+    def __post_init__(self) -> None:
+        given = self.transforms
+        if not isinstance(given, Sequence) or not given or not all(map(callable, given)):
+            raise InputError(f"transforms is {given!r:.100}; give a list of functions of a tensor")
+        for index, one in enumerate(given):
+            if one in given[:index]:
+                raise InputError(f"transforms holds {one!r:.100} twice; give it once")
+        object.__setattr__(self, "transforms", tuple(given))
+        self._set_bounds()
 
-    def __getitem__(self, rows: Tensor | slice) -> Region:
-        """The sets of some of the inputs; a row may be taken several times."""
-        return Region(self.low[rows], self.high[rows], self.radius, self.p)
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What to call the identity and the functions."""
+        own = [getattr(transform, "__name__", "") for transform in self.transforms]
+        unclear = {
+            name for name in own if not name.isidentifier() or own.count(name) > 1 or name == "identity"
+        }
+        return "identity", *(f"transform {i}" if name in unclear else name for i, name in enumerate(own))
 
-    def near(self, delta: Tensor, reach: float | Tensor) -> Region:
-        """Return the region restricted to points within `reach` of `delta` [n, d] in every coordinate."""
-        low, high = torch.maximum(self.low, delta - reach), torch.minimum(self.high, delta + reach)
-        return Region(low, high, self.radius, self.p)
+    def __repr__(self) -> str:
+        return f"FiniteThreat({', '.join(self.names)}; bounds={self.bounds}, key={self.key})"
 
-    def project(self, delta: Tensor) -> Tensor:
-        """The nearest point for linf and l1; scaled onto the ball and clipped for l2; [..., d]."""
-        if self.radius is not None and self.p == 1:
-            return self._project_l1(delta)
-        if self.radius is not None:
-            norm = torch.linalg.vector_norm(delta, dim=-1, keepdim=True)
-            delta = delta * (self.radius / norm.clamp_min(self.radius))
-        return self._clip(delta)
+    def points(self, x: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """What each function makes of inputs x [n, ...], with its name; the identity is left out."""
+        for name, transform in zip(self.names[1:], self.transforms, strict=True):
+            half = x[len(x) // 2 :]
+            try:
+                with torch.no_grad():
+                    # Copies: a function may change its argument.
+                    made, again = (transform(part.detach().clone().contiguous()) for part in (x, half))
+            except Exception as error:
+                reason = " ".join(str(error).split())[:160] or type(error).__name__
+                raise InputError(f"transforms: {name} fails on shape {tuple(x.shape)}: {reason}") from error
+            self._check_points(name, x, made, again)
+            yield name, made
 
-    def lowest(self, slope: Tensor, start: Tensor | None = None) -> Tensor:
-        """The δ [n, d] at which slope·δ is smallest; slope [n, d]. Where the slope is 0, it is `start` [n, d], or 0.
+    def _check_points(self, name: str, x: Tensor, made: Any, again: Any) -> None:
+        """Shape, bounds, and the same results `again` on the second half of the inputs."""
+        if not isinstance(made, Tensor) or made.shape != x.shape or made.dtype != x.dtype:
+            kind = f"{made.dtype} {tuple(made.shape)}" if isinstance(made, Tensor) else type(made).__name__
+            raise InputError(
+                f"transforms: {name} makes {kind} of {x.dtype} {tuple(x.shape)}; keep both the same"
+            )
+        low, high = self.bounds or (-_FAR, _FAR)
+        if not bool(((made >= low) & (made <= high)).all()):
+            raise InputError(f"transforms: {name} leaves the bounds [{low:g}, {high:g}]; clamp what it makes")
+        if not _close(made[len(x) // 2 :], again).all():
+            raise InputError(
+                f"transforms: {name} gives other results when it is called again on half of the inputs; it must be "
+                "without chance and treat each input for itself"
+            )
 
-        With a ball it is clip(−s·slope) for the s that uses up the radius: coordinates that hit the box leave their
-        share of the radius to the others. s is found by bisection. With an l1 ball the steepest coordinates are filled
-        one after another.
-        """
-        start = torch.zeros_like(slope) if start is None else start
-        if self.radius is None:
-            return self._clip(torch.add(start, slope, alpha=-_FAR))
-        if self.p == 1:
-            found = -slope.sign() * _filled(slope.abs(), self._room(slope), self.radius)
-        else:
-            found = self._clip(-self._stretch(slope) * _unit(slope))
-        return torch.where(slope == 0, start, found)
+    def on(self, x: Tensor) -> FiniteThreat:
+        """The same set with a key that says what it makes of inputs x, which two of its functions must not agree on."""
+        marks = {name: hashlib.sha256() for name in self.names}
+        for part in x.split(_TOGETHER):
+            for name, points in (("identity", part), *self.points(part)):
+                marks[name].update(points.cpu().contiguous().numpy().tobytes())
+        seen: dict[str, str] = {}
+        for name, mark in marks.items():
+            twin = seen.setdefault(mark.hexdigest(), name)
+            if twin != name:
+                raise InputError(f"transforms: {name} makes the same of every input as {twin}; leave one out")
+        other = copy.copy(self)
+        object.__setattr__(other, "key", hashlib.sha256("".join(seen).encode()).hexdigest())
+        return other
 
-    def minimum(self, slope: Tensor) -> Tensor:
-        """A lower bound [n] on min slope·δ that never exceeds it: the minimum itself for linf, up to rounding for l2.
+    def with_radius(self, eps: float) -> Threat:
+        """Refuse: a finite set has no radius."""
+        raise InputError(f"threat is a finite set, which has no radius (here {eps:g}); evaluate it as it is")
 
-        Every multiplier μ ≥ 0 of the ball gives a valid bound, min over the box of slope·δ + μ/2·(‖δ‖² − radius²);
-        the μ that belongs to `lowest` gives the best one.
-        """
-        cheap = self.floor(slope)
-        if self.radius is None:
-            return cheap
-        if self.p == 1:
-            # Valid for every μ ≥ 0: min over the box of slope·δ + μ(‖δ‖₁ − radius). Best: where `lowest` stops.
-            size, room = slope.abs(), self._room(slope)
-            order = size.argsort(dim=1, descending=True)
-            spent = room.gather(1, order).cumsum(dim=1)
-            stop = (spent < self.radius).sum(dim=1, keepdim=True)
-            ordered = torch.cat([size.gather(1, order), torch.zeros_like(size[:, :1])], dim=1)
-            mu = ordered.gather(1, stop)
-            part = torch.where(size > mu, (size - mu) * room, torch.zeros_like(size))
-            return torch.maximum(cheap, -part.sum(dim=1) - mu.squeeze(1) * self.radius)
-        stretch = self._stretch(slope)
-        delta = self._clip(-stretch * _unit(slope))
-        mu = torch.linalg.vector_norm(slope, dim=1) / stretch.squeeze(1)
-        dual = (slope * delta).sum(dim=1) + mu / 2 * (delta.square().sum(dim=1) - self.radius**2)
-        return torch.maximum(cheap, dual)
+    def distance(self, x_adv: Tensor, x: Tensor) -> Tensor:
+        """0 [n] for inputs that the set holds, up to rounding, infinite for others."""
+        found = _close(x_adv, x)
+        for _, points in self.points(x):
+            found |= _close(x_adv, points)
+        return torch.where(found, 0.0, math.inf).double()
 
-    def floor(self, slope: Tensor) -> Tensor:
-        """A cheap lower bound [...] on min slope·δ, slope [..., d], over the box or the ball alone; exact for linf."""
-        in_box = torch.minimum(slope * self.low, slope * self.high).sum(dim=-1)
-        if self.radius is None:
-            return in_box
-        dual = math.inf if self.p == 1 else 2.0
-        return torch.maximum(in_box, -self.radius * norms(slope, dual))
-
-    def _stretch(self, slope: Tensor) -> Tensor:
-        """The largest s [n, 1], to rounding, with ‖clip(−s·unit slope)‖ ≤ radius."""
-        assert self.radius is not None
-        unit = _unit(slope)
-        short = torch.full_like(unit[:, :1], self.radius)
-        long = short / unit.abs().masked_fill(unit == 0, torch.inf).amin(dim=1, keepdim=True).clamp(1e-6, 1.0)
-        for _ in range(40):
-            middle = (short * long).sqrt()
-            inside = torch.linalg.vector_norm(self._clip(-middle * unit), dim=1, keepdim=True) <= self.radius
-            short, long = torch.where(inside, middle, short), torch.where(inside, long, middle)
-        return short
-
-    def _room(self, slope: Tensor) -> Tensor:
-        """How far each coordinate may go against the slope [n, d]."""
-        return torch.where(slope > 0, -self.low, self.high).clamp_min(0.0) * (slope != 0)
-
-    def _project_l1(self, delta: Tensor) -> Tensor:
-        """The nearest point of l1 ball ∩ box: every |δ_i| loses the same λ, between 0 and its room.
-
-        What is left, Σ_i clip(|δ_i| − λ, 0, room_i), is piecewise linear in λ; its kinks are sorted, and the piece in
-        which it equals the radius is solved.
-        """
-        assert self.radius is not None
-        size = delta.abs()
-        room = torch.where(delta > 0, self.high, -self.low).clamp_min(0.0)
-        begin = (size - room).clamp_min(0.0)
-        whole = torch.minimum(size, room).sum(dim=-1, keepdim=True)
-        kinks = torch.cat([begin, size], dim=-1)
-        order = kinks.argsort(dim=-1)
-        places = kinks.gather(-1, order)
-        slopes = torch.where(order < size.shape[-1], -1.0, 1.0).to(size.dtype).cumsum(dim=-1)
-        ahead = torch.diff(places, dim=-1)
-        left = torch.cat([whole, whole + (slopes[..., :-1] * ahead).cumsum(dim=-1)], dim=-1)
-        # The last kink at which there is still too much; where there is none, nothing is taken.
-        index = ((left > self.radius).sum(dim=-1, keepdim=True) - 1).clamp_min(0)
-        slope = slopes.gather(-1, index).clamp(max=-1.0)
-        cut = places.gather(-1, index) + (left.gather(-1, index) - self.radius) / -slope
-        cut = torch.where(whole > self.radius, cut, torch.zeros_like(cut))
-        return delta.sign() * torch.minimum((size - cut).clamp_min(0.0), room)
-
-    def _clip(self, delta: Tensor) -> Tensor:
-        return torch.clamp(delta, self.low, self.high)
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able form; the functions are named only, so it cannot be read back."""
+        return {"norm": self.norm, "transforms": self.names, "bounds": self.bounds, "key": self.key}
 
 
-def _filled(gain: Tensor, room: Tensor, budget: float | Tensor) -> Tensor:
-    """Distribute a budget over the coordinates, [n, d]: the largest gains first, each up to its limit."""
-    order = gain.argsort(dim=1, descending=True)
-    wanted = room.gather(1, order)
-    before = wanted.cumsum(dim=1) - wanted
-    taken = torch.minimum(wanted, (budget - before).clamp_min(0.0))
-    return torch.zeros_like(room).scatter_(1, order, taken)
-
-
-def _unit(slope: Tensor) -> Tensor:
-    return slope / torch.linalg.vector_norm(slope, dim=1, keepdim=True).clamp_min(1e-30)
+def _close(one: Tensor, two: Tensor) -> Tensor:
+    """Bool [n]: which points are the same up to rounding."""
+    return torch.isclose(one, two, rtol=1e-5, atol=1e-6).flatten(1).all(dim=1)

@@ -110,7 +110,7 @@ def attacks_for(kind: str) -> tuple[str, ...]:
     return tuple(name for name in BUILT_IN if name not in slow and (name != "exact" or kind == "planted"))
 
 
-BUILT_IN = tuple(name for name in attacks.names() if name != "momentum")
+BUILT_IN = tuple(name for name in attacks.names() if name not in ("momentum", "finite"))
 # Legality under the other norms is tried where an optimum is known and where a box cuts the ball.
 ALL = [
     (name, norm, kind)

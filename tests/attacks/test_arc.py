@@ -9,6 +9,7 @@ from tests.attacks.planted import linear
 
 from randens import RandomizedEnsemble, Threat, attacks
 from randens.attacks import arc
+from randens.core.tensors import norms
 
 X, Y = torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64)
 
@@ -89,7 +90,7 @@ def test_the_local_ball_is_a_quarter_of_eps_for_one_model_and_eps_for_several(no
     """A boundary at 0.3 ε takes two steps of a single model; one at 0.9 ε takes one step of an ensemble."""
     threat = Threat(norm, 1.0, None)
     row = torch.tensor([[1.0, 0.5, -0.2]])
-    row = row / threat.dual_norm(row)
+    row = row / norms(row, threat.q)
 
     def risk(members: int, distance: float, steps: int) -> float:
         member = linear(torch.cat([0.5 * row, -0.5 * row]), distance * torch.tensor([0.5, -0.5]))

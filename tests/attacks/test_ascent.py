@@ -10,6 +10,7 @@ from tests.attacks.test_climb import Curved, X, Y
 
 from randens import RandomizedEnsemble, Threat, attacks
 from randens.attacks.carlini_wagner import expected_hinge
+from randens.core.tensors import norms
 
 
 @pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
@@ -18,7 +19,7 @@ def test_a_boundary_at_nine_tenths_of_eps_is_reached(name: str, norm: str) -> No
     """No random start or search has a tenth of a chance to get there."""
     threat = Threat(norm, 1.0, None)
     row = torch.linspace(-1, 2, 20)[None]
-    row = 0.5 * row / threat.dual_norm(row)
+    row = 0.5 * row / norms(row, threat.q)
     rec = RandomizedEnsemble([linear(torch.cat([row, -row]), torch.tensor([0.45, -0.45]))])
     found = attacks.create(name, threat)(rec, torch.zeros(1, 20), Y)
     assert float(found.risk) == 1 or name == "random"

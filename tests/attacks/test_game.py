@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from randens import RandomizedEnsemble, Threat
 from randens.attacks import Search
 from randens.attacks.game import Game, even, linearized_game, onto_simplex
-from randens.threat import Region
+from randens.core.tensors import norms
+from randens.region import Region
 
 D = 8
 
@@ -142,7 +143,7 @@ def test_the_game_of_linear_members_is_their_margins_in_units_of_distance(norm: 
     game = linearized_game(s, rows, point, margin, slope, target, 0.05, 0.5)
     other = threat.random(x, torch.Generator().manual_seed(1))[rows]
     z = torch.stack([member(other) for member in rec.members])
-    size = torch.stack([threat.dual_norm((m.weight[0] - m.weight[1])[None])[0] for m in rec.members])  # type: ignore[index]
+    size = torch.stack([norms(m.weight[0] - m.weight[1], threat.q) for m in rec.members])  # type: ignore[index]
     expected = (z[..., 0] - z[..., 1]).T / size + 0.05 * threat.eps
     torch.testing.assert_close(game.at((other - x[rows]).flatten(1))[target], expected[target])
     assert not bool(game.c[~target].any())

@@ -25,7 +25,7 @@ from randens.certificates.linear_bounds import crown
 from randens.cli.main import run as command
 from randens.core.errors import InputError, ModelError
 from randens.core.runs import Run
-from randens.threat import Region
+from randens.region import Region
 
 
 class _Block(nn.Module):

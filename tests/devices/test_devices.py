@@ -21,7 +21,7 @@ CASES = [
     pytest.param(name, threat, id=f"{name}-{threat.norm}")
     for name in attacks.names()
     for threat in (BALLS if name in ("pgd", "saddle") else BALLS[:1])
-    if name not in ("exact", "suite", "standard", "thorough")
+    if name not in ("exact", "finite", "suite", "standard", "thorough")
 ]
 
 

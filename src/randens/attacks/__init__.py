@@ -6,6 +6,7 @@ from randens.attacks.base import Attack, create, names, register
 from randens.attacks.carlini_wagner import ACW
 from randens.attacks.eot import EOT
 from randens.attacks.exact import Exact
+from randens.attacks.finite import Finite
 from randens.attacks.lattice import Lattice
 from randens.attacks.pgd import FGSM, PGD, AdaptiveFGSM, AdaptivePGD
 from randens.attacks.random_search import RandomSearch
@@ -26,6 +27,7 @@ __all__ = [
     "EOT",
     "Exact",
     "FGSM",
+    "Finite",
     "Lattice",
     "PGD",
     "RandomSearch",

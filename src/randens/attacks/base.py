@@ -22,7 +22,7 @@ from randens.core.progress import Progress
 from randens.data import as_data
 from randens.ensemble import RandomizedEnsemble
 from randens.random_model import RandomizedModel, expanded
-from randens.threat import Threat
+from randens.threat import FiniteThreat, Threat
 from randens.witness import WitnessPool
 
 __all__ = ["Attack", "as_ensemble", "create", "names", "register"]
@@ -66,10 +66,17 @@ class Attack:
     batch_size: int = field(default=128, kw_only=True)
 
     exact: ClassVar[bool] = False  # true only where the optimum is proven
+    enumerates: ClassVar[bool] = False  # whether it tries all of a finite set, and so needs one
 
     def __post_init__(self) -> None:
         if not isinstance(self.threat, Threat):
             raise InputError(f"threat is {self.threat!r}; give a Threat, e.g. Threat('linf', 8/255)")
+        if isinstance(self.threat, FiniteThreat) != self.enumerates:
+            if self.enumerates:
+                raise InputError(f"threat is a ball; the attack {self.name!r} needs a randens.FiniteThreat")
+            raise InputError(
+                f"threat is a finite set, of which all are tried; leave the attack {self.name!r} out, or give 'finite'"
+            )
         for option in dataclasses.fields(self):
             _check_option(option, getattr(self, option.name))
 

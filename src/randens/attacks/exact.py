@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from randens.attacks.base import Attack, register
 from randens.attacks.search import Search
 from randens.core.errors import InputError, ModelError
-from randens.threat import Region, Threat
+from randens.region import Region
+from randens.threat import Threat
 
 __all__ = [
     "Exact",

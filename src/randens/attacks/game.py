@@ -9,7 +9,7 @@ from torch import Tensor
 
 from randens.attacks.search import Search
 from randens.core.tensors import norms
-from randens.threat import Region
+from randens.region import Region
 
 __all__ = ["Game", "even", "linearized_game", "onto_simplex"]
 

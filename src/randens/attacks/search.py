@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -21,7 +22,8 @@ from randens.core.errors import InputError, ModelError
 from randens.core.tensors import norms
 from randens.ensemble import RandomizedEnsemble, to_layout
 from randens.models import in_precision, logits_of, send
-from randens.threat import Region, Threat
+from randens.region import Region
+from randens.threat import Threat
 from randens.witness import WitnessPool
 
 __all__ = ["Search"]
@@ -87,7 +89,6 @@ class Search:
         self.x = to_layout(_in_precision_of(rec, x, threat))
         self.n, self.members, self.device = len(x), len(rec), self.x.device
         self.threat = _around_rounded(threat, self.x, x)
-        self.region = Region.around(self.x, self.threat)
         self._interval = self.threat.interval(self.x) if threat.norm == "linf" else None
         self.probs = rec.probs.to(self.device)
         self.cost = Cost(forwards=self.n * sum(self._passes))
@@ -105,6 +106,11 @@ class Search:
         self._known = known
         if known is not None and len(known):
             self._start_from(known)
+
+    @cached_property
+    def region(self) -> Region:
+        """The perturbation sets in coordinates of δ."""
+        return Region.around(self.x, self.threat)
 
     # ---- what is known ----
 
@@ -400,7 +406,7 @@ def _in_precision_of(rec: RandomizedEnsemble, x: Tensor, threat: Threat) -> Tens
 
 def _around_rounded(threat: Threat, rounded: Tensor, x: Tensor) -> Threat:
     """The threat around `rounded` whose points are legal around `x` too: smaller by the rounding error."""
-    if rounded.dtype == x.dtype or not x.numel():
+    if rounded.dtype == x.dtype or not x.numel() or threat.norm == "finite":
         return threat
     distance = float(norms((rounded.cpu().double() - x.detach().cpu().double()).flatten(1), threat.p).max())
     if distance == 0:

@@ -18,11 +18,13 @@ from randens.attacks import Cost
 from randens.audits import checks, random_checks
 from randens.audits.checks import Check
 from randens.audits.probes import Probes, attack_checks
+from randens.core.errors import InputError
 from randens.evaluation.evaluate import attack_all
 from randens.evaluation.inputs import AttackLike, Case, prepare
 from randens.evaluation.loop import Witnesses
 from randens.evaluation.result import Evaluation
 from randens.evaluation.tables import About, Result, Table, new_axes, saved
+from randens.threat import FiniteThreat
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -164,6 +166,10 @@ def audit(
     >>> len(randens.audit(net, "digits", "pgd", eps=0.05, limit=8).checks) > 10
     True
     """
+    if isinstance(settings.get("threat"), FiniteThreat):
+        raise InputError(
+            "threat is a finite set, for which evaluate is exact; audits are of attacks on balls"
+        )
     with prepare(model, data, attack, **settings) as case:
         if case.rec.stochastic:
             found, complete, cost = random_checks.checks(case, case.progress)

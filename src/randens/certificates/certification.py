@@ -35,9 +35,10 @@ from randens.evaluation.inputs import prepare
 from randens.evaluation.intervals import Estimate
 from randens.evaluation.loop import Witnesses
 from randens.evaluation.tables import About, Result, Table, bars, percent
+from randens.region import Region
 from randens.risk import RiskProfile, Sampling, optimal_sampling
 from randens.risk.sets import to_words
-from randens.threat import Region, Threat
+from randens.threat import FiniteThreat, Threat
 from randens.witness import WitnessPool
 
 if TYPE_CHECKING:
@@ -209,6 +210,8 @@ def certify(
     >>> found.lower() <= found.upper()
     True
     """
+    if isinstance(threat, FiniteThreat):
+        raise InputError("threat is a finite set, for which evaluate is exact; certificates are for balls")
     with prepare(model, data, "fgsm", threat=threat, eps=eps, **settings) as case:
         rec, inputs = case.rec, case.data
         if rec.stochastic:

@@ -27,7 +27,7 @@ from randens.evaluation.loop import attack_options
 from randens.evaluation.tables import About
 from randens.models import Adapted, adapt, logits_of, on_device, preprocessing_of, preprocessing_per_member
 from randens.random_model import RandomizedModel
-from randens.threat import Threat, norm_name, number
+from randens.threat import FiniteThreat, Threat, norm_name, number
 from randens.witness.fingerprints import fingerprint
 from randens.witness.store import WitnessStore
 
@@ -132,6 +132,13 @@ def prepare(
             seed=settings.get("seed", 0),
         )
         check_range(inputs.x, chosen[0].threat.bounds)
+        if isinstance(finite := chosen[0].threat, FiniteThreat):
+            if rec.stochastic:
+                raise InputError(
+                    "model answers at random; a finite set is enumerated for deterministic members only"
+                )
+            finite = finite.on(inputs.x)
+            chosen = tuple(dataclasses.replace(one, threat=finite) for one in chosen)
         rec = rec if rec.stochastic else as_logit_members(rec, inputs.x)
         stack.enter_context(on_device(rec, settings.get("device")))
         notes = (*inputs.notes, *(() if rec.stochastic else likely_mistakes(rec, inputs)))
@@ -149,13 +156,14 @@ def as_attacks(
     known: Threat | None = None,
     seed: int = 0,
 ) -> tuple[Attack, ...]:
-    """Attacks from attacks, names, presets or nothing (the preset ``standard``), all against one threat.
+    """Attacks from attacks, names, presets or nothing (``standard``; all of a finite set), against one threat.
 
     `known` is the ensemble's own threat, the default for missing arguments. An attack has its own threat; an
     `eps`, `norm` or `threat` that contradicts it is refused.
     """
     several = isinstance(attack, Sequence) and not isinstance(attack, str)
-    given: list[Any] = ["standard"] if attack is None else list(attack) if several else [attack]  # type: ignore[arg-type]
+    default = "finite" if isinstance(threat, FiniteThreat) else "standard"
+    given: list[Any] = [default] if attack is None else list(attack) if several else [attack]  # type: ignore[arg-type]
     if not given or not all(isinstance(item, (Attack, str)) for item in given):
         raise InputError(f"attack is {attack!r}; give attacks of randens.attacks.create, or names")
     own = {item.threat for item in given if isinstance(item, Attack)}

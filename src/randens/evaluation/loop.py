@@ -78,6 +78,8 @@ class Witnesses:
 
         Members with probability 0 are not attacked; the others' witnesses are shown to them.
         """
+        if attack.enumerates:  # all fooled sets of all members, once
+            probs = np.full(len(self.rec), 1 / len(self.rec))
         drawn, others = np.flatnonzero(probs), np.flatnonzero(probs == 0)
         risks = self.pool.best(probs)[0]
         search, reached = self._search(attack, drawn, probs)

@@ -64,7 +64,10 @@ class About:
     @property
     def lines(self) -> list[tuple[str, str]]:
         """α, ε, attack and inputs, for people."""
-        found = [("α", probs_text(self.probs)), ("ε", radius_text(self.threat))]
+        found = [
+            ("α", probs_text(self.probs)),
+            ("ε" if "eps" in self.threat else "set", radius_text(self.threat)),
+        ]
         if self.attacks:
             found.append(("attack", " + ".join(attack_name(a) for a in self.attacks)))
         found.append(("n", f"{self.n} inputs of {called(self.data, self.split)}"))
@@ -246,7 +249,7 @@ def attack_name(options: Mapping[str, Any]) -> str:
 def radius_text(threat: Mapping[str, Any]) -> str:
     """ε and norm as people write them: 8/255 where it is a whole number of gray levels."""
     if "eps" not in threat:
-        return str(threat.get("norm", threat))
+        return f"{len(threat['transforms'])} perturbations, enumerated"
     eps = float(threat["eps"])
     levels = eps * 255
     whole = eps > 0 and abs(levels - round(levels)) < 1e-9 and round(levels) > 0

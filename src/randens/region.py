@@ -1,0 +1,147 @@
+"""Ball ∩ box in coordinates of the perturbation: projections, and linear functions over it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from randens.core.tensors import norms
+
+if TYPE_CHECKING:
+    from randens.threat import Threat
+
+__all__ = ["Region", "filled"]
+
+
+@dataclass(frozen=True)
+class Region:
+    """The perturbation sets of n inputs in coordinates of δ: low ≤ δ ≤ high [n, d], and ‖δ‖_p ≤ radius if there is one.
+
+    p is 2 or 1. `minimum` is the smallest value of a linear function over ball ∩ box.
+    """
+
+    low: Tensor
+    high: Tensor
+    radius: float | None = None
+    p: float = 2.0
+
+    @staticmethod
+    def around(x: Tensor, threat: Threat) -> Region:
+        """The perturbation sets of `threat` at inputs x [n, ...], in the precision of x."""
+        flat = x.flatten(1)
+        low, high = torch.full_like(flat, -threat.eps), torch.full_like(flat, threat.eps)
+        if threat.bounds is not None:
+            low = torch.maximum(low, threat.bounds[0] - flat).clamp(max=0.0)
+            high = torch.minimum(high, threat.bounds[1] - flat).clamp(min=0.0)
+        return Region(low, high, None if threat.norm == "linf" else threat.eps, threat.p)
+
+    def __getitem__(self, rows: Tensor | slice) -> Region:
+        """The sets of some of the inputs; a row may be taken several times."""
+        return Region(self.low[rows], self.high[rows], self.radius, self.p)
+
+    def near(self, delta: Tensor, reach: float | Tensor) -> Region:
+        """Return the region restricted to points within `reach` of `delta` [n, d] in every coordinate."""
+        low, high = torch.maximum(self.low, delta - reach), torch.minimum(self.high, delta + reach)
+        return Region(low, high, self.radius, self.p)
+
+    def project(self, delta: Tensor) -> Tensor:
+        """The nearest point for linf and l1; scaled onto the ball and clipped for l2; [..., d]."""
+        if self.radius is not None and self.p == 1:
+            return self._project_l1(delta)
+        if self.radius is not None:
+            norm = torch.linalg.vector_norm(delta, dim=-1, keepdim=True)
+            delta = delta * (self.radius / norm.clamp_min(self.radius))
+        return self._clip(delta)
+
+    def minimum(self, slope: Tensor) -> Tensor:
+        """A lower bound [n] on min slope·δ that never exceeds it: the minimum itself for linf, up to rounding for l2.
+
+        Every multiplier μ ≥ 0 of the ball gives a valid bound, min over the box of slope·δ + μ/2·(‖δ‖² − radius²);
+        the μ at which −slope, stretched and clipped, uses up the radius gives the best one.
+        """
+        cheap = self.floor(slope)
+        if self.radius is None:
+            return cheap
+        if self.p == 1:
+            # Valid for every μ ≥ 0: min over the box of slope·δ + μ(‖δ‖₁ − radius). Best: where the radius is used up.
+            size, room = slope.abs(), self._room(slope)
+            order = size.argsort(dim=1, descending=True)
+            spent = room.gather(1, order).cumsum(dim=1)
+            stop = (spent < self.radius).sum(dim=1, keepdim=True)
+            ordered = torch.cat([size.gather(1, order), torch.zeros_like(size[:, :1])], dim=1)
+            mu = ordered.gather(1, stop)
+            part = torch.where(size > mu, (size - mu) * room, torch.zeros_like(size))
+            return torch.maximum(cheap, -part.sum(dim=1) - mu.squeeze(1) * self.radius)
+        stretch = self._stretch(slope)
+        delta = self._clip(-stretch * _unit(slope))
+        mu = torch.linalg.vector_norm(slope, dim=1) / stretch.squeeze(1)
+        dual = (slope * delta).sum(dim=1) + mu / 2 * (delta.square().sum(dim=1) - self.radius**2)
+        return torch.maximum(cheap, dual)
+
+    def floor(self, slope: Tensor) -> Tensor:
+        """A cheap lower bound [...] on min slope·δ, slope [..., d], over the box or the ball alone; exact for linf."""
+        in_box = torch.minimum(slope * self.low, slope * self.high).sum(dim=-1)
+        if self.radius is None:
+            return in_box
+        dual = math.inf if self.p == 1 else 2.0
+        return torch.maximum(in_box, -self.radius * norms(slope, dual))
+
+    def _stretch(self, slope: Tensor) -> Tensor:
+        """The largest s [n, 1], to rounding, with ‖clip(−s·unit slope)‖ ≤ radius."""
+        assert self.radius is not None
+        unit = _unit(slope)
+        short = torch.full_like(unit[:, :1], self.radius)
+        long = short / unit.abs().masked_fill(unit == 0, torch.inf).amin(dim=1, keepdim=True).clamp(1e-6, 1.0)
+        for _ in range(40):
+            middle = (short * long).sqrt()
+            inside = torch.linalg.vector_norm(self._clip(-middle * unit), dim=1, keepdim=True) <= self.radius
+            short, long = torch.where(inside, middle, short), torch.where(inside, long, middle)
+        return short
+
+    def _room(self, slope: Tensor) -> Tensor:
+        """How far each coordinate may go against the slope [n, d]."""
+        return torch.where(slope > 0, -self.low, self.high).clamp_min(0.0) * (slope != 0)
+
+    def _project_l1(self, delta: Tensor) -> Tensor:
+        """The nearest point of l1 ball ∩ box: every |δ_i| loses the same λ, between 0 and its room.
+
+        What is left, Σ_i clip(|δ_i| − λ, 0, room_i), is piecewise linear in λ; its kinks are sorted, and the piece in
+        which it equals the radius is solved.
+        """
+        assert self.radius is not None
+        size = delta.abs()
+        room = torch.where(delta > 0, self.high, -self.low).clamp_min(0.0)
+        begin = (size - room).clamp_min(0.0)
+        whole = torch.minimum(size, room).sum(dim=-1, keepdim=True)
+        kinks = torch.cat([begin, size], dim=-1)
+        order = kinks.argsort(dim=-1)
+        places = kinks.gather(-1, order)
+        slopes = torch.where(order < size.shape[-1], -1.0, 1.0).to(size.dtype).cumsum(dim=-1)
+        ahead = torch.diff(places, dim=-1)
+        left = torch.cat([whole, whole + (slopes[..., :-1] * ahead).cumsum(dim=-1)], dim=-1)
+        # The last kink at which there is still too much; where there is none, nothing is taken.
+        index = ((left > self.radius).sum(dim=-1, keepdim=True) - 1).clamp_min(0)
+        slope = slopes.gather(-1, index).clamp(max=-1.0)
+        cut = places.gather(-1, index) + (left.gather(-1, index) - self.radius) / -slope
+        cut = torch.where(whole > self.radius, cut, torch.zeros_like(cut))
+        return delta.sign() * torch.minimum((size - cut).clamp_min(0.0), room)
+
+    def _clip(self, delta: Tensor) -> Tensor:
+        return torch.clamp(delta, self.low, self.high)
+
+
+def filled(gain: Tensor, room: Tensor, budget: float | Tensor) -> Tensor:
+    """Distribute a budget over the coordinates, [n, d]: the largest gains first, each up to its limit."""
+    order = gain.argsort(dim=1, descending=True)
+    wanted = room.gather(1, order)
+    before = wanted.cumsum(dim=1) - wanted
+    taken = torch.minimum(wanted, (budget - before).clamp_min(0.0))
+    return torch.zeros_like(room).scatter_(1, order, taken)
+
+
+def _unit(slope: Tensor) -> Tensor:
+    return slope / torch.linalg.vector_norm(slope, dim=1, keepdim=True).clamp_min(1e-30)
