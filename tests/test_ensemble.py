@@ -342,7 +342,7 @@ def test_a_file_of_another_architecture_is_detected(rec: RandomizedEnsemble, tmp
     def vanished(architecture: dict[str, object]) -> nn.Module:
         return models.build({**architecture, "name": "convnt"})
 
-    with pytest.raises(FileError, match=r"unknown model 'convnt'; valid: convnet"):
+    with pytest.raises(FileError, match=r"unknown model 'convnt'; did you mean convnet"):
         randens.load(folder, build=vanished)
 
 

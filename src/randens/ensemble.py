@@ -117,6 +117,10 @@ class _Ensemble(nn.Module):
 
     def __init__(self, members: Sequence[nn.Module], classes: Sequence[str] | None) -> None:
         super().__init__()
+        if isinstance(members, nn.Module) and not isinstance(members, nn.ModuleList):
+            raise InputError(
+                f"members is one {type(members).__name__}; give a list of classifiers, e.g. [f1, f2, f3]"
+            )
         for member in members:
             if not isinstance(member, nn.Module):
                 raise InputError(f"members holds {type(member).__name__}; each must be a torch.nn.Module")
@@ -505,12 +509,9 @@ def load(
     folder, source = Path(path), Path(path) / "ensemble.json"
     if not source.is_file():
         inner = folder / "ensemble"
-        hint = (
-            f"; did you mean {inner}?"
-            if inner.is_dir()
-            else ": give a folder made by RandomizedEnsemble.save"
-        )
-        raise FileError(f"{folder} holds no ensemble.json{hint}")
+        found = "holds no ensemble.json" if folder.is_dir() else "is no folder"
+        hint = f"did you mean {inner}?" if inner.is_dir() else "give a folder made by RandomizedEnsemble.save"
+        raise FileError(f"{folder} {found}; {hint}")
     read = read_json(source)
     if not isinstance(read, dict) or read.get("format") != _FORMAT:
         raise FileError(f"{source} is not an ensemble of format {_FORMAT}")

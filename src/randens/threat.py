@@ -74,7 +74,10 @@ def grid(name: str, value: object) -> tuple[float, ...]:
             parts = value.split(",") if isinstance(value, str) else list(value)  # type: ignore[call-overload]
         except TypeError:  # a number, or an array without dimensions
             parts = [value]
-        found = [number(name, part) for part in parts]
+        try:
+            found = [number(name, part) for part in parts]
+        except InputError as error:
+            raise InputError(f"{error}, or several: first:last:count, or between commas") from None
     if not found or min(found) < 0 or not all(map(math.isfinite, found)):
         raise InputError(f"{name} is {value!r}; radii must be finite numbers ≥ 0, e.g. 0:16/255:9")
     return tuple(sorted(set(found)))

@@ -160,7 +160,7 @@ def test_members_that_disagree_or_answer_nonsense_are_refused() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("arcr", {}, "unknown attack 'arcr'; valid: arc-r, arc"),
+        ("arcr", {}, "unknown attack 'arcr'; did you mean arc-r"),
         ("pgd", {"step_size": 1}, "unknown option of attack 'pgd' 'step_size'; valid: step"),
         ("pgd", {"steps": 0}, "steps is 0; it must be a whole number ≥ 1"),
         ("pgd", {"steps": 2.5}, "steps is 2.5; it must be a whole number ≥ 1"),
@@ -185,8 +185,8 @@ def test_members_that_disagree_or_answer_nonsense_are_refused() -> None:
         ("arc", {"boundaries": 0}, "boundaries is 0; it must be a whole number ≥ 1"),
         ("random", {"queries": 0}, "queries is 0; it must be a whole number ≥ 1"),
         ("saddle", {"orders": 0}, "orders is 0; it must be a whole number ≥ 1"),
-        ("apgd", {"loss": "softmx"}, "unknown loss 'softmx'; valid: softmax"),
-        ("suite", {"preset": "standrd"}, "unknown preset 'standrd'; valid: standard, fast"),
+        ("apgd", {"loss": "softmx"}, "unknown loss 'softmx'; did you mean softmax"),
+        ("suite", {"preset": "standrd"}, "unknown preset 'standrd'; did you mean standard"),
     ],
 )
 def test_wrong_options_are_refused(name: str, options: dict[str, object], message: str) -> None:

@@ -14,7 +14,7 @@ from randens.core.errors import FileError, InputError, ModelError, RandensError,
 def test_unknown_names_list_the_valid_ones_closest_first() -> None:
     with pytest.raises(InputError) as caught:
         unknown("attack", "arcr", ["pgd", "fgsm", "arc-r", "arc"])
-    assert str(caught.value) == "unknown attack 'arcr'; valid: arc-r, arc, fgsm, pgd"
+    assert str(caught.value) == "unknown attack 'arcr'; did you mean arc-r? valid: arc-r, arc, fgsm, pgd"
     with pytest.raises(InputError, match=r"unknown thing 3; valid: \(none\)"):
         unknown("thing", 3, [])
     with pytest.raises(InputError, match=r"valid: name-00, .*, name-15 and 14 more$"):

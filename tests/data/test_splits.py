@@ -72,9 +72,9 @@ def test_hold_out_refuses(split: str, y: list[int], share: float, message: str) 
 
 
 def test_unknown_names_list_the_closest_first() -> None:
-    with pytest.raises(InputError, match="unknown data set 'cifar-10'; valid: cifar10, "):
+    with pytest.raises(InputError, match="unknown data set 'cifar-10'; did you mean cifar10"):
         data.load("cifar-10", "test")
-    with pytest.raises(InputError, match="unknown split 'valid'; valid: validation, "):
+    with pytest.raises(InputError, match="unknown split 'valid'; did you mean validation"):
         data.load("digits", "valid")
 
 

@@ -280,7 +280,7 @@ def test_attacks_are_attacks_names_lists_or_the_portfolio() -> None:
     assert two.threat.eps == 0.02
     with pytest.raises(InputError, match=r"eps is 0\.1, but the attack has 0\.02; say it once"):
         evaluate(model, (X, Y), attacks.PGD(Threat("linf", 0.02)), eps=0.1)
-    with pytest.raises(InputError, match="unknown attack 'pdg'; valid: pgd"):
+    with pytest.raises(InputError, match="unknown attack 'pdg'; did you mean pgd"):
         evaluate(model, (X, Y), "pdg")
     with pytest.raises(InputError, match=r"attack is \[\]"):
         evaluate(model, (X, Y), [])
@@ -326,7 +326,7 @@ def test_what_looks_wrong_is_said() -> None:
         ((X[:, 0, 0, 0], Y), r"x has shape \(24,\)"),
         ((X[:0], Y[:0]), "data is empty"),
         ([], "data is empty"),
-        ("digit", "unknown data set 'digit'; valid: digits"),
+        ("digit", "unknown data set 'digit'; did you mean digits"),
         (None, "data is None"),
         (3, "data is a int; give"),
         ([3], "item 0 of data is a int"),

@@ -285,14 +285,14 @@ def test_a_network_of_timm(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"name": "resnet-20"}, "unknown model 'resnet-20'; valid: resnet20, "),
+        ({"name": "resnet-20"}, "unknown model 'resnet-20'; did you mean resnet20"),
         ({"classes": 1}, "classes is 1"),
         ({"classes": 2.0}, "classes is"),
         ({"width": 0}, "width is 0"),
         ({"width": 1 << 14}, "weights; at most"),
         ({"name": "mlp", "depth": 10**9}, "depth is"),
         ({"name": "linear", "width": 3}, "option of linear 'width'"),
-        ({"hidden": 3}, "option of resnet20 'hidden'; valid: width"),
+        ({"hidden": 3}, "option of resnet20 'hidden'; did you mean width"),
         ({"input_shape": (64,)}, "input_shape is"),
         ({"input_shape": (3, 2, 2)}, "at least 4×4"),
         ({"input_shape": (3, 0, 4)}, "positive sizes"),

@@ -257,7 +257,7 @@ def test_runs_that_are_there_fill_their_cells(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_bad_input(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="unknown scale 'digit'; valid: digits"):
+    with pytest.raises(InputError, match="unknown scale 'digit'; did you mean digits"):
         reproduce("digit", tmp_path)
     with pytest.raises(InputError, match="limit is 0"):
         reproduce("cpu", tmp_path, limit=0)

@@ -72,7 +72,7 @@ def test_flops_of_randomized_and_deterministic(tmp_path: Path) -> None:
 
 def test_bad_input(tmp_path: Path) -> None:
     run = chosen_run(tmp_path / "r", chosen_evaluation(1))
-    with pytest.raises(InputError, match="unknown figure 'landscap'; valid: landscape"):
+    with pytest.raises(InputError, match="unknown figure 'landscap'; did you mean landscape"):
         write_figure("landscap", run)
     with pytest.raises(InputError, match=r"must be one of \.png, \.svg, \.pdf"):
         write_figure("flops", run, tmp_path / "x.gif")

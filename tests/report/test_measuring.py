@@ -87,7 +87,7 @@ def test_bad_input(trained_run: Path) -> None:
         measure(rec, data, THREAT, factors=())
     with pytest.raises(InputError, match=r"compared is \(\); name at least one attack"):
         measure(rec, data, THREAT, compared=())
-    with pytest.raises(InputError, match="unknown attack 'sadle'; valid: saddle"):
+    with pytest.raises(InputError, match="unknown attack 'sadle'; did you mean saddle"):
         measure(rec, data, THREAT, attack=("sadle",))
     result = evaluate(rec, data, randens.attacks.create("pgd", THREAT))
     assert result.pool is not None

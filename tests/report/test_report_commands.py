@@ -36,7 +36,7 @@ def test_one_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "said"),
     [
         (["report", "nowhere"], "is not a folder"),
-        (["report", "nowhere", "--figure", "landscap"], "unknown figure 'landscap'; valid: landscape"),
+        (["report", "nowhere", "--figure", "landscap"], "unknown figure 'landscap'; did you mean landscape"),
         (["report", "nowhere", "--figure", "landscape"], "is not a folder"),
     ],
 )

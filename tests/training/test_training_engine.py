@@ -181,9 +181,12 @@ def test_a_damaged_checkpoint_costs_only_the_work_since_the_previous_one(tmp_pat
     ("changes", "message"),
     [
         ({"batch_size": 2000}, "batch_size is 2000; the training set has only 1257 images"),
-        ({"model": {"name": "resnet21"}}, "unknown model 'resnet21'; valid: resnet20"),
-        ({"data": {"name": "digit"}}, "unknown data set 'digit'; valid: digits"),
-        ({"validation": {"attack": "adaptivepgds"}}, "unknown attack 'adaptivepgds'; valid: adaptive-pgd-s"),
+        ({"model": {"name": "resnet21"}}, "unknown model 'resnet21'; did you mean resnet20"),
+        ({"data": {"name": "digit"}}, "unknown data set 'digit'; did you mean digits"),
+        (
+            {"validation": {"attack": "adaptivepgds"}},
+            "unknown attack 'adaptivepgds'; did you mean adaptive-pgd-s",
+        ),
     ],
 )
 def test_impossible_options_are_refused_before_a_folder_is_made(

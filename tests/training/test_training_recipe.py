@@ -142,7 +142,7 @@ def test_recipes_that_ship_are_found_by_name(tmp_path: Path, monkeypatch: pytest
     ):
         find_recipe("cifar10-resnet20-barre")
     assert find_recipe("paper/cifar10-resnet20-barre") == RECIPES / "paper" / "cifar10-resnet20-barre.toml"
-    with pytest.raises(InputError, match="unknown recipe 'digits-mlp-bare'; valid: digits-mlp-barre"):
+    with pytest.raises(InputError, match="unknown recipe 'digits-mlp-bare'; did you mean digits-mlp-barre"):
         find_recipe("digits-mlp-bare")
     # A file of one's own comes first.
     (tmp_path / "digits-mlp-barre").write_text(wanted.read_text())

@@ -67,4 +67,4 @@ def first_fault(error: Exception) -> str:
     # Another format explains all other errors.
     first = min(found, key=lambda fault: fault["loc"] != ("format",))
     where = ".".join(str(part)[:40] for part in first["loc"]) or "the document"
-    return f"{where}: {first['msg'][:200]}"
+    return f"{where}: {first['msg'].partition(', unable')[0][:200]}"

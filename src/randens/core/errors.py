@@ -32,18 +32,19 @@ class RandensWarning(UserWarning):
 
 
 def unknown(kind: str, name: object, valid: Iterable[str]) -> NoReturn:
-    """Raise `InputError` for an unknown name, listing the valid ones, closest match first.
+    """Raise `InputError` for an unknown name, with the closest match and the valid ones.
 
     >>> unknown("attack", "arcr", ["pgd", "arc-r"])
     Traceback (most recent call last):
-    randens.core.errors.InputError: unknown attack 'arcr'; valid: arc-r, pgd
+    randens.core.errors.InputError: unknown attack 'arcr'; did you mean arc-r? valid: arc-r, pgd
     """
     names = sorted(valid)
     close = difflib.get_close_matches(str(name)[:100], names, n=3, cutoff=0.5)
     ordered = close + [v for v in names if v not in close]
     more = f" and {len(ordered) - _MOST_NAMES} more" if len(ordered) > _MOST_NAMES else ""
     listed = ", ".join(ordered[:_MOST_NAMES]) or "(none)"
-    raise InputError(f"unknown {kind} {name!r:.100}; valid: {listed}{more}")
+    hint = f"did you mean {close[0]}? " if close else ""
+    raise InputError(f"unknown {kind} {name!r:.100}; {hint}valid: {listed}{more}")
 
 
 def whole(name: str, value: Any, least: int = 1, most: int = 1 << 53, why: str = "") -> int:

@@ -254,8 +254,9 @@ def _split_item(item: Any, number: int) -> tuple[Any, Any]:
         return item[image], item[label]
     if isinstance(item, tuple | list) and len(item) == 2:
         return item[0], item[1]
+    of = f" of {len(item)}" if isinstance(item, tuple | list) else ""
     raise InputError(
-        f"item {number} of data is a {type(item).__name__}; it must be a pair (x, y), inputs with labels"
+        f"item {number} of data is a {type(item).__name__}{of}; it must be a pair (x, y), inputs with labels"
     )
 
 
@@ -303,11 +304,15 @@ def _tensor(item: Any) -> Tensor:
 
 
 def _labels(y: Any) -> Tensor:
-    found = _tensor(y)
+    try:
+        found = _tensor(y)
+    except InputError:
+        raise InputError(f"labels are {y!r:.80}; give class numbers, integers from 0 on") from None
     if found.dim() == 2 and found.shape[1] == 1:
         found = found.squeeze(1)
     if found.dim() != 1 or found.is_floating_point() or found.dtype == torch.bool:
-        raise InputError(f"y has shape {tuple(found.shape)} and type {found.dtype}; give integers [n]")
+        hint = ", e.g. y.argmax(1) of one-hot labels" if found.dim() == 2 else ""
+        raise InputError(f"y has shape {tuple(found.shape)} and type {found.dtype}; give integers [n]{hint}")
     return found.to(torch.int64)
 
 

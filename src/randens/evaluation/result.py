@@ -35,7 +35,6 @@ from randens.evaluation.tables import (
     table_of,
 )
 from randens.risk import (
-    Bounds,
     RiskProfile,
     Theorem1Test,
     bounds,
@@ -44,6 +43,7 @@ from randens.risk import (
     two_classifiers,
 )
 from randens.risk.sets import from_words, to_words
+from randens.risk.theorems import Bounds
 from randens.threat import Threat
 from randens.witness import WitnessPool
 from randens.witness.fingerprints import fingerprint

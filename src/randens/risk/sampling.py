@@ -117,6 +117,6 @@ def contributions(profile: RiskProfile, best: Sampling) -> tuple[Contribution, .
         elif worth <= _WORTHLESS:
             advice = f"member {i} could be dropped: the others do as well without it"
         else:
-            advice = f"without it the risk would rise by {worth:.4f}"
+            advice = f"keep member {i}: without it the risk would rise by {worth:.4f}"
         found.append(Contribution(i, prob, alone, without, worth, advice))
     return tuple(found)

@@ -424,7 +424,7 @@ def _sentence(error: Mapping[str, Any], model: type[BaseModel]) -> str:
     if error["type"] == "value_error":
         message = str(error["ctx"]["error"])
         return f"{name}: {message}" if name else message
-    given, reason = error["input"], str(error["msg"])
+    given, reason = error["input"], str(error["msg"]).partition(", unable")[0]
     shown = " a table or list" if isinstance(given, (dict, list)) else f" {given!r}"[:60]
     return f"{name} is{shown}; {reason[:1].lower()}{reason[1:]}"
 
