@@ -161,7 +161,7 @@ def test_members_that_disagree_or_answer_nonsense_are_refused() -> None:
     ("name", "options", "message"),
     [
         ("arcr", {}, "unknown attack 'arcr'; did you mean arc-r"),
-        ("pgd", {"step_size": 1}, "unknown option of attack 'pgd' 'step_size'; valid: step"),
+        ("pgd", {"step_size": 1}, "unknown option of attack 'pgd' 'step_size'; did you mean step"),
         ("pgd", {"steps": 0}, "steps is 0; it must be a whole number ≥ 1"),
         ("pgd", {"steps": 2.5}, "steps is 2.5; it must be a whole number ≥ 1"),
         ("pgd", {"steps": True}, "steps is True; it must be a whole number ≥ 1"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,7 @@ def test_advise_recommends(shell: Shell, run_folder: Path, ensemble: RandomizedE
     code, out, err = shell("advise", run_folder, *FAST, "--against", single.path)
     assert code == 0, err
     assert "At 3× compute" in out
+    assert re.search(rf"Ship it at 1×: randens export {run_folder}( --member [0-2]| --uniform)?$", out, re.M)
     found = json.loads((run_folder / "advice.json").read_text())
     assert [choice["compute"] for choice in found["choices"]] == [1, 2, 3]
     assert "3 members" in shell.refused("advise", run_folder, "--against", run_folder)

@@ -145,5 +145,10 @@ def test_the_command(exported: Exported, tmp_path: Path, capsys: pytest.CaptureF
     assert "180 inputs of digits validation" in said
     assert run(["export", str(made.path), "--member", "1", "--output", str(tmp_path / "one"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["files"][0]["sha256"] == bundle.files[1].sha256
+    saved = [str(made.ensemble), "--data", "digits", "--uniform"]
+    assert run(["export", *saved]) == 2
+    assert "--output" in capsys.readouterr().err
+    assert run(["export", *saved, "--output", str(tmp_path / "alike"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["probs"] == [0.5, 0.5]
     assert run(["export", str(made.path)]) == 2
     assert "exists already" in capsys.readouterr().err

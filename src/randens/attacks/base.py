@@ -27,7 +27,7 @@ from randens.witness import WitnessPool
 
 __all__ = ["Attack", "as_ensemble", "create", "names", "register"]
 
-_REGISTRY: dict[
+REGISTRY: dict[
     str, tuple[type[Attack], dict[str, Any]]
 ] = {}  # name: class and the options that it stands for
 AttackType = TypeVar("AttackType", bound="type[Attack]")
@@ -85,7 +85,7 @@ class Attack:
         """The registered name that stands for this class and most of these options."""
         found = [
             (len(options), name)
-            for name, (cls, options) in _REGISTRY.items()
+            for name, (cls, options) in REGISTRY.items()
             if cls is type(self) and all(getattr(self, key) == value for key, value in options.items())
         ]
         return max(found)[1] if found else type(self).__name__.lower()
@@ -228,10 +228,10 @@ def register(name: str, **defaults: Any) -> Callable[[AttackType], AttackType]:
     key = name.strip().lower()
 
     def add(cls: AttackType) -> AttackType:
-        known = _REGISTRY.get(key)
+        known = REGISTRY.get(key)
         if known is not None and known[0].__qualname__ != cls.__qualname__:
             raise InputError(f"an attack named {key!r} exists already: {known[0].__qualname__}")
-        _REGISTRY[key] = cls, defaults
+        REGISTRY[key] = cls, defaults
         return cls
 
     return add
@@ -245,7 +245,7 @@ def names() -> tuple[str, ...]:
     >>> "saddle" in names()
     True
     """
-    return tuple(sorted(_REGISTRY))
+    return tuple(sorted(REGISTRY))
 
 
 def create(name: str, threat: Threat | None = None, **options: Any) -> Attack:
@@ -279,7 +279,7 @@ def create(name: str, threat: Threat | None = None, **options: Any) -> Attack:
                 f"the attack {name!r} needs a threat; give threat=Threat('linf', 8/255), or eps=8/255"
             )
         threat = Threat(options.pop("norm", "linf"), options.pop("eps"))
-    cls, defaults = _REGISTRY.get(str(name).strip().lower()) or unknown("attack", name, _REGISTRY)
+    cls, defaults = REGISTRY.get(str(name).strip().lower()) or unknown("attack", name, REGISTRY)
     valid = [option.name for option in dataclasses.fields(cls) if option.name != "threat"]
     for option in options:
         if option not in valid:

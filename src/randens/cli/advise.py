@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,12 +11,14 @@ import typer
 
 from randens.cli import choices
 from randens.cli.choices import open_case
-from randens.cli.output import Json
+from randens.cli.output import Json, print_lines
 from randens.core.errors import InputError, number
 from randens.core.progress import bars
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from randens.evaluation import Advice
 
 
 def advise(
@@ -39,7 +42,7 @@ def advise(
     """Recommend what to deploy with the members of MODEL: one of them, a sampled one, an average of k, or all.
 
     With --split test nothing is recommended. The result goes to advice.json of
-    the run; `randens export` ships what it recommends.
+    the run; the last lines are the commands that export what is recommended.
 
     Example: randens advise runs/quickstart-1 --limit 100
     """
@@ -60,6 +63,21 @@ def advise(
             progress=progress,
         )
     case.show(found, None, as_json)
+    if not as_json:
+        print_lines(_export(model, found))
+
+
+def _export(model: str, found: Advice) -> Iterator[str]:
+    """For each budget the command that ships what is recommended."""
+    options = {option.name: option for option in found.options}
+    for choice in found.choices:
+        option = options[choice.option]
+        how = {
+            "member": f"{model} --member {option.name.rpartition(' ')[2]}",
+            "sampled": model if option.name == "sampled with α" else f"{model} --uniform",
+            "network": option.name,
+        }.get(option.kind, f"{model} --average {option.k}")
+        yield f"Ship it at {choice.compute}×: randens export {how}"
 
 
 def _network(path: Path) -> nn.Module:

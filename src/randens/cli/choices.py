@@ -26,20 +26,16 @@ Model = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="A run folder, e.g. runs/quickstart-1, a name of the zoo, a saved ensemble, or code that is run: "
-        "torchscript:PATH, onnx:PATH, timm:NAME, package.module:factory.",
+        help="A run folder, a name of the zoo, a saved ensemble, or code that is run: torchscript:PATH, onnx:PATH, "
+        "timm:NAME, package.module:factory.",
     ),
 ]
 Data = Annotated[
     str | None,
-    typer.Option(
-        help="Instead of the run's: a data set's name (`randens data list`), a folder of images, an .npz file."
-    ),
+    typer.Option(help="Instead of the run's: a data set's name, a folder of images, an .npz file."),
 ]
-Split = Annotated[
-    Literal["train", "validation", "test"],
-    typer.Option(case_sensitive=False, help="Which part of the data."),
-]
+_Splits = Literal["train", "validation", "test"]
+Split = Annotated[_Splits, typer.Option(case_sensitive=False, help="Which part of the data.")]
 Limit = Annotated[int | None, typer.Option(min=1, help="Use only this many of the first inputs.")]
 Attacks = Annotated[
     list[str] | None,
@@ -59,15 +55,10 @@ Eps = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N; auto uses a CUDA GPU if there is one.")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Ignore stored witnesses; new ones are stored.")]
-Verify = Annotated[
-    bool, typer.Option("--verify", help="Score every stored witness again, and say how many hold.")
-]
+Verify = Annotated[bool, typer.Option("--verify", help="Score every stored witness again.")]
 Output = Annotated[
     Path | None,
-    typer.Option(
-        help="Write the result there instead of into the run folder: .json, a table (.md, .tex) or a drawing (.png, "
-        ".svg, .pdf)."
-    ),
+    typer.Option(help="Write there: .json, a table (.md, .tex) or a drawing (.png, .svg, .pdf)."),
 ]
 
 
@@ -131,11 +122,26 @@ def open_case(
 ) -> Case:
     """Load the model, its data and the attacks; a run folder knows its data and its threat."""
     specs = [_attack(text) for text in attack or default]
-    from randens import attacks, zoo
-    from randens.core.runs import Run
+    from randens import attacks
     from randens.evaluation.inputs import as_attacks, as_rec
-    from randens.evaluation.loading import load_model, run_data
     from randens.witness import WitnessStore
+
+    made, data, run = open_model(model, data, draws)
+    if draws is not None and run is not None:
+        raise InputError(f"--draws is for random models; the members of the run {model} are not random")
+    own = None if draws is not None else as_rec(made).threat
+    threat = as_attacks("fgsm", eps=eps, norm=norm, known=own)[0].threat
+    chosen = tuple(attacks.create(name, threat, **options) for name, options in specs)
+    store = None if run is None else WitnessStore(run.path, fresh=fresh, verify=verify)
+    # A run is opened by the function itself, which reads there which split chose what.
+    return Case(model, made if run is None else run.path, data, chosen, run, store)
+
+
+def open_model(model: str, data: str | None, draws: int | None = None) -> tuple[Any, str, Run | None]:
+    """The model, the name of its data, and the run folder that it is."""
+    from randens import zoo
+    from randens.core.runs import Run
+    from randens.evaluation.loading import load_model, run_data
 
     path, run = Path(model), None
     if path.is_dir() and not (path / "ensemble.json").is_file():
@@ -150,15 +156,7 @@ def open_case(
         raise InputError(
             f"{model} does not name its data; give --data: a data set's name, a folder of images or an .npz file"
         )
-    if draws is not None and run is not None:
-        raise InputError(f"--draws is for random models; the members of the run {model} are not random")
-    data = data if Path(data).exists() else data.lower()
-    own = None if draws is not None else as_rec(made).threat
-    threat = as_attacks("fgsm", eps=eps, norm=norm, known=own)[0].threat
-    chosen = tuple(attacks.create(name, threat, **options) for name, options in specs)
-    store = None if run is None else WitnessStore(run.path, fresh=fresh, verify=verify)
-    # A run is opened by the function itself, which reads there which split chose what.
-    return Case(model, made if run is None else run.path, data, chosen, run, store)
+    return made, data if Path(data).exists() else data.lower(), run
 
 
 def _attack(text: str) -> tuple[str, dict[str, Any]]:
@@ -182,14 +180,11 @@ def _value(text: str) -> Any:
 
 
 def _list_attacks() -> None:
-    from randens import attacks
+    from randens.attacks.base import REGISTRY
     from randens.attacks.suite import PRESETS
-    from randens.threat import Threat
 
-    threat = Threat("linf", 0.1)
     lines = [f"{preset:<20} preset of the suite" for preset in PRESETS]
-    for name in attacks.names():
-        summary = (type(attacks.create(name, threat)).__doc__ or "").partition("\n")[0]
-        lines.append(f"{name:<20} {summary}")
+    for name, (kind, _) in sorted(REGISTRY.items()):
+        lines.append(f"{name:<20} {(kind.__doc__ or '').partition(chr(10))[0]}")
     print_lines(lines)
     raise typer.Exit

@@ -13,9 +13,7 @@ from randens.core.files import picked
 from randens.core.progress import bars
 
 app = typer.Typer(
-    help="List, fetch, verify and locate data sets.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
+    help="List, fetch, verify and locate data sets.", no_args_is_help=True, rich_markup_mode=None
 )
 
 
@@ -45,9 +43,7 @@ def fetch(
     names: Annotated[list[str], typer.Argument(help="Data sets; `randens data list` shows them.")],
     source: Annotated[
         Path | None,
-        typer.Option(
-            "--from", help="Folder or archive with the official files, read instead of any other source."
-        ),
+        typer.Option("--from", help="Folder or archive with the official files, instead of other sources."),
     ] = None,
     as_json: Json = False,
 ) -> None:

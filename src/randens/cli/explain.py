@@ -33,8 +33,7 @@ def explain(
 
 def _risk(text: str) -> float:
     risk = number("RISKS", text)
-    if 1 < risk <= 100:
-        raise InputError(f"RISKS holds {text}; a risk is a number from 0 to 1: did you mean {risk / 100:g}?")
     if not 0 <= risk <= 1:
-        raise InputError(f"RISKS holds {text}; a risk is a number from 0 to 1")
+        hint = f": did you mean {risk / 100:g}?" if 2 <= risk <= 100 else ""
+        raise InputError(f"RISKS holds {text}; a risk is a number from 0 to 1{hint}")
     return risk

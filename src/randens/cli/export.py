@@ -1,4 +1,4 @@
-"""`randens export`: write the ensemble of a run as ONNX files that need no torch."""
+"""`randens export`: write an ensemble as ONNX files that need no torch."""
 
 from __future__ import annotations
 
@@ -7,41 +7,45 @@ from typing import Annotated
 
 import typer
 
+from randens.cli import choices
 from randens.cli.output import Json, show
+from randens.core.errors import InputError
 from randens.core.progress import bars
 
 
 def export(
-    run: Annotated[Path, typer.Argument(help="A run folder, e.g. runs/quickstart-1.")],
-    output: Annotated[Path | None, typer.Option(help="The new folder; RUN/bundle by default.")] = None,
+    model: choices.Model,
+    output: Annotated[Path | None, typer.Option(help="The new folder; bundle of a run by default.")] = None,
     member: Annotated[int | None, typer.Option(help="Export this member alone.")] = None,
     average: Annotated[
         int | None, typer.Option(help="Export averages of this many members; all of them: one average.")
     ] = None,
-    data: Annotated[str | None, typer.Option(help="Data for the comparison instead of the run's.")] = None,
+    uniform: Annotated[bool, typer.Option("--uniform", help="Sample all members alike.")] = False,
+    data: choices.Data = None,
     as_json: Json = False,
 ) -> None:
-    """Export what is to be deployed from RUN: one ONNX file per network and a manifest.
+    """Export what is to be deployed from MODEL: one ONNX file per network and a manifest.
 
-    It needs the extra `deploy`. By default the sampled ensemble is exported;
-    --member and --average export what `randens advise` recommends instead. Every
-    network is compared with torch on validation data. The new folder is for
-    `randens serve` and randens.deploy.Predictor.
+    It needs the extra `deploy`. By default the ensemble is exported as it is
+    sampled; `randens advise` prints the options that export what it recommends.
+    Every network is compared with torch on validation data. The new folder is
+    for `randens serve` and randens.deploy.Predictor.
 
     Example: randens export runs/quickstart-1
     """
-    from randens.core.runs import Run
     from randens.data import as_data
     from randens.deploy.exporting import export as export_bundle
-    from randens.ensemble import load
-    from randens.evaluation.loading import run_data
+    from randens.evaluation.inputs import as_rec
 
-    opened = Run.open(run)
-    target = output or opened.path / "bundle"
-    inputs = as_data(data or run_data(opened), split="validation")
+    made, named, run = choices.open_model(model, data)
+    if output is None and run is None:
+        raise InputError(f"{model} is no run folder; name the new folder with --output")
+    target = output or Path(model) / "bundle"
+    rec, inputs = as_rec(made), as_data(named, split="validation")
+    probs = [1 / len(rec)] * len(rec) if uniform else None
     with bars() as progress:
         bundle = export_bundle(
-            load(opened.ensemble), inputs, target, member=member, average=average, progress=progress
+            rec, inputs, target, member=member, average=average, probs=probs, progress=progress
         )
     size, parity = sum(file.size for file in bundle.files) / 1e6, bundle.parity
     lines = [

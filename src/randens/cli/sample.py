@@ -23,14 +23,9 @@ def sample(
     eps: choices.Eps = None,
     confidence: Annotated[
         float | None,
-        typer.Option(
-            help="Choose by a confidence bound of the excess over uniform, e.g. 0.95, instead of the optimum on these "
-            "inputs."
-        ),
+        typer.Option(help="Differ from uniform only with this confidence that it is no worse, e.g. 0.95."),
     ] = None,
-    apply: Annotated[
-        bool, typer.Option("--apply", help="Store the probabilities in the run's ensemble.")
-    ] = False,
+    apply: Annotated[bool, typer.Option("--apply", help="Store α in the run's ensemble.")] = False,
     device: choices.Device = "auto",
     fresh: choices.Fresh = False,
     as_json: Json = False,
@@ -76,4 +71,4 @@ def sample(
         write_json(manifest, seal({**read_json(manifest), "probs": found.probs.tolist()}))
     case.show(found, None, as_json, {"contributions": [member.to_json() for member in members]})
     if not as_json:
-        print_lines(f"Advice: {member.advice}." for member in members if member.advice)
+        print_lines(f"Advice: {member.advice}." for member in members)
