@@ -20,7 +20,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "own_attack.py"
 @pytest.fixture(autouse=True)
 def _own_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test registers is forgotten afterwards."""
-    monkeypatch.setattr(base, "_REGISTRY", {k: v for k, v in base._REGISTRY.items() if k != "momentum"})
+    monkeypatch.setattr(base, "REGISTRY", {k: v for k, v in base.REGISTRY.items() if k != "momentum"})
 
 
 @pytest.mark.parametrize("norm", NORMS)

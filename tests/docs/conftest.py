@@ -47,7 +47,7 @@ def clone(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
 
     monkeypatch.setattr(datasets, "load", first_inputs)
     # Attacks that a page registers are forgotten after it.
-    monkeypatch.setattr(base, "_REGISTRY", {k: v for k, v in base._REGISTRY.items() if k != "momentum"})
+    monkeypatch.setattr(base, "REGISTRY", {k: v for k, v in base.REGISTRY.items() if k != "momentum"})
     generator = torch.get_rng_state()
     yield folder
     torch.set_rng_state(generator)

@@ -181,10 +181,7 @@ def _value(text: str) -> Any:
 
 def _list_attacks() -> None:
     from randens.attacks.base import REGISTRY
-    from randens.attacks.suite import PRESETS
 
-    lines = [f"{preset:<20} preset of the suite" for preset in PRESETS]
-    for name, (kind, _) in sorted(REGISTRY.items()):
-        lines.append(f"{name:<20} {(kind.__doc__ or '').partition(chr(10))[0]}")
-    print_lines(lines)
+    summaries = {name: (kind.__doc__ or "").partition("\n")[0] for name, (kind, _) in REGISTRY.items()}
+    print_lines(f"{name:<20} {summaries[name]}" for name in sorted(summaries))
     raise typer.Exit
