@@ -165,6 +165,11 @@ def test_members_must_be_modules_that_agree_on_the_classes() -> None:
         RandomizedEnsemble([lambda x: x])  # type: ignore[list-item]
     with pytest.raises(InputError, match="empty"):
         RandomizedEnsemble([])
+    with pytest.raises(InputError, match="list of classifiers"):
+        RandomizedEnsemble(nn.Sequential(*linear_members(2)))  # type: ignore[arg-type]
+    for names in (3, "abc"):
+        with pytest.raises(InputError, match="classes is"):
+            RandomizedEnsemble(linear_members(2), classes=names)  # type: ignore[arg-type]
     other = models.create("linear", classes=3, input_shape=(FEATURES,), seed=0)
     with pytest.raises(InputError, match=r"\[3, 4\]"):
         RandomizedEnsemble([*linear_members(1), other])
@@ -186,6 +191,15 @@ def test_members_must_be_modules_that_agree_on_the_classes() -> None:
 def test_bad_labels_are_named(y: Tensor, named: str) -> None:
     with pytest.raises(InputError, match=named):
         RandomizedEnsemble(linear_members(2)).errors(torch.zeros(2, FEATURES), y)
+
+
+def test_a_member_whose_classes_change_is_reported() -> None:
+    class Changing(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.zeros(len(x), 3 + (len(x) < 100))
+
+    with pytest.raises(ModelError, match="3 logits for some inputs, 4"):
+        RandomizedEnsemble([Changing()]).errors(torch.zeros(520, 2), torch.zeros(520, dtype=torch.int64))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -229,7 +243,7 @@ def test_a_dropout_member_in_train_mode_is_evaluated_without_dropout() -> None:
 
 def test_a_copy_draws_the_same_and_keeps_the_modes_of_its_members() -> None:
     rec = RandomizedEnsemble(
-        linear_members(3), (0.2, 0.3, 0.5), seed=11, classes="abcd", threat=Threat("l2", 1.0)
+        linear_members(3), (0.2, 0.3, 0.5), seed=11, classes=list("abcd"), threat=Threat("l2", 1.0)
     )
     rec.members[0].eval()
     twin = copy.deepcopy(rec)

@@ -238,14 +238,14 @@ def failing(seed: int) -> nn.Module:
         (lambda: RandomizedModel(3), "model is int"),  # type: ignore[arg-type]
         (
             lambda: RandomizedModel(failing, 64).ensemble(),
-            "draw 17 of 64: the factory failed at seed 17: ValueError",
+            r"the factory failed at seed 17 \(ValueError",
         ),
-        (lambda: RandomizedModel(lambda s: s, 4).freeze(2), "the factory returned int at seed 2"),  # type: ignore
+        (lambda: RandomizedModel(lambda s: s, 4).freeze(2), "the factory returned a int"),  # type: ignore
         (lambda: RandomizedModel(Noise(), active=nn.Dropout), "active is Dropout; Noise has no such layer"),
         (lambda: RandomizedModel(Noise()).freeze(-1), "seed is -1"),
         (
             lambda: RandomizedModel(nn.Sequential(nn.BatchNorm1d(5), nn.Linear(5, 3)).train()),
-            "batch normalisation in training mode",
+            "batch normalization in training mode",
         ),
     ],
 )

@@ -41,22 +41,20 @@ _CHUNK = 512  # inputs per forward pass where only verdicts are wanted: bounds t
 
 
 class _MemberDocument(documents.Document):
-    """A member in ensemble.json; its file is in the same folder."""
-
     file: Annotated[str, Field(pattern=r"^member-[0-9]{2,6}\.safetensors$")]
     sha256: documents.Digest
     architecture: dict[str, Any] | None
 
 
 class _AverageDocument(documents.Document):
-    """A member that averages networks, by their numbers; without weights it is the one network it names."""
+    """A member that averages the networks `of`, by number; without weights it is the one network it names."""
 
     of: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
     weights: list[float] | None
 
 
 class _EnsembleDocument(documents.Document):
-    """ensemble.json. averages: what the members are, where some of them average the networks stored."""
+    """ensemble.json; `averages` says what the members are, where some average the networks stored."""
 
     probs: documents.Probabilities
     classes: list[str] | None
@@ -126,6 +124,10 @@ class _Ensemble(nn.Module):
                 raise InputError(f"members holds {type(member).__name__}; each must be a torch.nn.Module")
         if not members:
             raise InputError("members is empty; give at least one classifier")
+        if classes is not None and (isinstance(classes, str) or not isinstance(classes, Iterable)):
+            raise InputError(
+                f"classes is {classes!r}; it takes the classes' names, e.g. ['cat', 'dog'], or nothing"
+            )
         described = [a for m in members if isinstance(a := getattr(m, "architecture", None), dict)]
         counts = {architecture["classes"] for architecture in described if "classes" in architecture}
         if len(counts) > 1:
@@ -143,14 +145,11 @@ class _Ensemble(nn.Module):
 
     @property
     def networks(self) -> tuple[nn.Module, ...]:
-        """The networks behind all members, each listed once; an average counts as the networks it averages."""
+        """The networks behind all members, each once; an average counts as those it averages."""
         return networks_of(self.members)[0]
 
     def logits(self, x: Tensor) -> Tensor:
-        """Return every member's logits [M, n, C], in the current mode and with gradients if they are enabled.
-
-        Members that average the same networks share their forward passes.
-        """
+        """Every member's logits [M, n, C], in the current mode; a network that several members use runs once."""
         x = to_layout(x)
         networks, parts = networks_of(self.members)
         answers = [
@@ -189,6 +188,10 @@ class _Ensemble(nn.Module):
                 if not bool(torch.isfinite(z).all()):
                     bad = (~torch.isfinite(z)).flatten(1).any(dim=1).nonzero().flatten().tolist()
                     raise ModelError(f"members {bad} return NaN or infinite logits; they cannot be scored")
+                if classes not in (0, z.shape[2]):
+                    raise ModelError(
+                        f"the members return {classes} logits for some inputs, {z.shape[2]} for others"
+                    )
                 parts.append(z.argmax(dim=2).T)
                 classes = z.shape[2]
         nothing = torch.zeros(0, len(self.members), dtype=torch.int64, device=self.device)
@@ -198,8 +201,7 @@ class _Ensemble(nn.Module):
 class RandomizedEnsemble(_Ensemble):
     """M classifiers; for each input one of them is drawn with probabilities `probs` and answers.
 
-    Members are any modules that return logits [n, C]. Draws are independent for every input and come from
-    the ensemble's own generator: the operating system's entropy by default, or `seed` for tests.
+    Draws are independent for every input and come from the ensemble's own generator.
 
     Parameters
     ----------
@@ -212,7 +214,7 @@ class RandomizedEnsemble(_Ensemble):
     threat : Threat, optional
         What the ensemble is meant to resist.
     seed : int, optional
-        Of the draws, for tests.
+        Of the draws, for tests; the operating system's entropy by default.
 
     Examples
     --------
@@ -274,13 +276,11 @@ class RandomizedEnsemble(_Ensemble):
         return RandomizedEnsemble(list(self.members), probs, classes=self.classes, threat=self.threat)
 
     def subsets(self, k: int) -> RandomizedEnsemble:
-        """k of M: draw k members at random and average their logits. Between drawing (1) and averaging all (M).
+        """k of M: sample k members and average their logits, at the cost of k networks; 1 samples, M averages all.
 
-        The result is a randomized ensemble of C(M, k) averaging members over the same networks (shared, not
-        copied), all equally likely: attacks, witnesses, exact α over subsets, certificates, export and serving apply.
-        One inference costs k networks.
+        The result has C(M, k) equally likely averages over the same networks, and everything applies to it.
 
-        >>> rec = RandomizedEnsemble([models.create("linear", classes=2, input_shape=(3,)) for _ in range(4)])
+        >>> rec = RandomizedEnsemble([nn.Linear(3, 2) for _ in range(4)])
         >>> len(rec.subsets(2)), rec.subsets(2).members[0].passes
         (6, 2)
         """
@@ -325,12 +325,8 @@ class RandomizedEnsemble(_Ensemble):
         return self._ask(0, x) if output is None else output
 
     def errors(self, x: Tensor | ArrayLike, y: Tensor | ArrayLike) -> Tensor:
-        """u for every input, bool [n, M]: which member is wrong, in eval mode and float32 (or wider).
-
-        x and y may be NumPy arrays or lists, too.
-        """
-        x = _as_inputs(x)
-        y = _as_labels(y, len(x))
+        """u for every input, bool [n, M]: which member is wrong, in eval mode and float32 (or wider)."""
+        x, y = _as_pair(x, y)
         if self.stochastic:
             raise InputError(
                 "some members answer at random, so their verdicts are not exact; use randens.evaluate, or the frozen "
@@ -358,11 +354,21 @@ class RandomizedEnsemble(_Ensemble):
         weights = self.probs.log().to(logs.dtype).to(logs.device).reshape(-1, 1, 1)
         return torch.logsumexp(logs + weights, dim=0)
 
-    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
-        """Write a folder of one safetensors file per member and a JSON manifest; read it with `load`.
+    def push_to_hub(self, repo_id: str, **options: Any) -> str:
+        """Upload the folder that `save` writes, with a model card, to the Hugging Face Hub; its address is returned."""
+        from randens.interop.hub import push_to_hub
 
-        The folder is written completely or not at all. An existing one is kept unless `overwrite` is set.
-        """
+        return push_to_hub(self, repo_id, **options)
+
+    @staticmethod
+    def from_pretrained(source: str | os.PathLike[str], **options: Any) -> RandomizedEnsemble:
+        """An ensemble from a repository of the Hugging Face Hub, or from a local folder."""
+        from randens.interop.hub import from_pretrained
+
+        return from_pretrained(source, **options)
+
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+        """Write a folder, completely or not at all: a safetensors file per network and a JSON manifest; see `load`."""
         folder = Path(path)
         if folder.exists() and not overwrite:
             raise FileError(f"{folder} exists already; choose another folder or pass overwrite=True")
@@ -379,7 +385,6 @@ class RandomizedEnsemble(_Ensemble):
                 write_atomic(fresh / name, content)
                 architecture = getattr(network, "architecture", None)
                 entries.append({"file": name, "sha256": sha256(content), "architecture": architecture})
-            averaging = any(isinstance(member, DeterministicEnsemble) for member in self.members)
             manifest: dict[str, Any] = {
                 "format": _FORMAT,
                 "probs": self.probs.tolist(),
@@ -387,10 +392,10 @@ class RandomizedEnsemble(_Ensemble):
                 "threat": self.threat.to_dict() if self.threat is not None else None,
                 "members": entries,
             }
-            if averaging:
-                weights = [
-                    m.weights.tolist() if isinstance(m, DeterministicEnsemble) else None for m in self.members
-                ]
+            weights = [
+                m.weights.tolist() if isinstance(m, DeterministicEnsemble) else None for m in self.members
+            ]
+            if any(weights) or len(networks) < len(self):
                 pairs = zip(parts, weights, strict=True)
                 manifest["averages"] = [{"of": part, "weights": shares} for part, shares in pairs]
             write_json(fresh / "ensemble.json", seal(manifest))
@@ -401,21 +406,8 @@ class RandomizedEnsemble(_Ensemble):
 
 
 class DeterministicEnsemble(_Ensemble):
-    """All members answer every input and their logits are averaged: M times the compute.
+    """All members answer every input and their logits are averaged, with `weights`: M times the compute.
 
-    A plain module with one output, so it can be attacked like a single classifier.
-
-    Parameters
-    ----------
-    members : sequence of nn.Module
-        Classifiers that return logits.
-    weights : array, optional
-        Of the mean; uniform by default.
-    classes : sequence of str, optional
-        Names.
-
-    Examples
-    --------
     >>> DeterministicEnsemble([nn.Linear(2, 3), nn.Linear(2, 3)])(torch.zeros(5, 2)).shape
     torch.Size([5, 3])
     """
@@ -452,26 +444,13 @@ class DeterministicEnsemble(_Ensemble):
 
 
 def networks_of(members: Iterable[nn.Module]) -> tuple[tuple[nn.Module, ...], list[list[int]]]:
-    """The networks behind the members, and which of them each member is or averages.
-
-    A network that several averages share is listed once.
-    """
-    networks: list[nn.Module] = []
-    known: dict[int, int] = {}
+    """The networks behind the members, shared ones once, and which of them each member is or averages."""
+    networks: dict[int, tuple[int, nn.Module]] = {}
     parts: list[list[int]] = []
     for member in members:
-        if not isinstance(member, DeterministicEnsemble):
-            parts.append([len(networks)])
-            networks.append(member)
-            continue
-        part = []
-        for network in member.members:
-            if id(network) not in known:
-                known[id(network)] = len(networks)
-                networks.append(network)
-            part.append(known[id(network)])
-        parts.append(part)
-    return tuple(networks), parts
+        averaged = list(member.members) if isinstance(member, DeterministicEnsemble) else [member]
+        parts.append([networks.setdefault(id(one), (len(networks), one))[0] for one in averaged])
+    return tuple(network for _, network in networks.values()), parts
 
 
 def load(
@@ -482,8 +461,6 @@ def load(
 ) -> RandomizedEnsemble:
     """Read an ensemble written by `RandomizedEnsemble.save`, verifying every checksum.
 
-    Networks of your own, which have no architecture in the manifest, are passed as `members` and filled.
-
     Parameters
     ----------
     path : str or path
@@ -491,7 +468,7 @@ def load(
     build : callable
         Makes a network from its architecture.
     members : sequence of nn.Module, optional
-        Networks of your own to fill.
+        Networks of your own, which have no architecture in the manifest, to fill with weights.
 
     Returns
     -------
@@ -500,10 +477,8 @@ def load(
 
     Examples
     --------
-    >>> import tempfile
     >>> net = models.create("linear", classes=3, input_shape=(4,), seed=0)
-    >>> folder = RandomizedEnsemble([net]).save(tempfile.mkdtemp() + "/mine")
-    >>> len(load(folder))
+    >>> len(load(RandomizedEnsemble([net]).save("mine")))
     1
     """
     folder, source = Path(path), Path(path) / "ensemble.json"
@@ -536,11 +511,8 @@ def load(
     try:
         if manifest.averages is not None:
             modules = [_averaging(entry, modules) for entry in manifest.averages]
-        threat = (
-            None
-            if manifest.threat is None
-            else Threat.from_dict(manifest.threat.model_dump(exclude_unset=True))
-        )
+        known = manifest.threat
+        threat = None if known is None else Threat.from_dict(known.model_dump(exclude_unset=True))
         return RandomizedEnsemble(modules, manifest.probs, classes=manifest.classes, threat=threat).eval()
     except InputError as error:
         raise FileError(f"{source}: {error}") from error
@@ -560,37 +532,27 @@ def to_layout(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
 
 
-def _as_inputs(x: Tensor | ArrayLike) -> Tensor:
-    if isinstance(x, Tensor):
-        found = x
-    else:
-        try:
-            array = np.asarray(x)
-            found = torch.from_numpy(array.astype(np.float32) if array.dtype == np.float64 else array)
-        except (TypeError, ValueError):
-            raise InputError(
-                f"x is a {type(x).__name__}; give a tensor or a numeric array [n, ...]"
-            ) from None
-    if found.dim() < 2 or not found.is_floating_point():
+def _as_pair(x: Tensor | ArrayLike, y: Tensor | ArrayLike) -> tuple[Tensor, Tensor]:
+    """Inputs and labels from tensors, arrays or lists; NumPy's float64 becomes float32."""
+    try:
+        inputs, labels = (v if isinstance(v, Tensor) else torch.from_numpy(np.asarray(v)) for v in (x, y))
+    except (TypeError, ValueError):
+        given = f"x is a {type(x).__name__} and y a {type(y).__name__}"
+        raise InputError(f"{given}; give tensors or arrays of numbers, [n, ...] and [n]") from None
+    if not isinstance(x, Tensor) and inputs.dtype == torch.float64:
+        inputs = inputs.float()
+    if inputs.dim() < 2 or not inputs.is_floating_point():
         raise InputError(
-            f"x has shape {tuple(found.shape)} and dtype {found.dtype}; it must be floating point [n, ...], e.g. "
+            f"x has shape {tuple(inputs.shape)} and dtype {inputs.dtype}; it must be floating point [n, ...], e.g. "
             "x.float() / 255 for images in 0..255"
         )
-    return found
-
-
-def _as_labels(y: Tensor | ArrayLike, count: int) -> Tensor:
-    try:
-        found = y if isinstance(y, Tensor) else torch.from_numpy(np.asarray(y))
-    except (TypeError, ValueError):
-        raise InputError(f"y is a {type(y).__name__}; give a tensor or a list of integers [n]") from None
-    if found.dim() != 1 or len(found) != count:
-        raise InputError(f"y has shape {tuple(found.shape)}; it must be [{count}], one label per input")
-    if found.is_floating_point() or found.dtype == torch.bool:
-        raise InputError(f"y has dtype {found.dtype}; labels must be integers")
-    if count and int(found.min()) < 0:
-        raise InputError(f"y holds the label {int(found.min())}; labels start at 0")
-    return found
+    if labels.shape != (len(inputs),) or labels.is_floating_point() or labels.dtype == torch.bool:
+        raise InputError(
+            f"y has shape {tuple(labels.shape)} and dtype {labels.dtype}; it must hold {len(inputs)} integers"
+        )
+    if len(labels) and int(labels.min()) < 0:
+        raise InputError(f"y holds the label {int(labels.min())}; labels start at 0")
+    return inputs, labels
 
 
 def _fill(module: nn.Module, path: Path, expected: str) -> None:

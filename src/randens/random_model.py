@@ -94,9 +94,7 @@ class RandomizedModel(nn.Module):
     @property
     def kind(self) -> str:
         """Where the randomness enters: "generator", "global" or "factory"."""
-        if self.module is None:
-            return "factory"
-        return "generator" if self._takes_generator else "global"
+        return "factory" if self.module is None else "generator" if self._takes_generator else "global"
 
     @property
     def device(self) -> torch.device:
@@ -140,11 +138,7 @@ class RandomizedModel(nn.Module):
         return torch.cat([self.freeze((seed + row) % _SEEDS)(x[row : row + 1]) for row in range(len(x))])
 
     def fresh(self, copies: Tensor, seed: int) -> Tensor:
-        """Logits [S, n, C] for S copies of n inputs [S, n, ...], a draw for each copy, to average over draws.
-
-        One pass over S·n rows where torch can batch the random numbers, and then draws differ between inputs, too;
-        else S draws, each shared by all inputs.
-        """
+        """Logits [S, n, C] for S copies of n inputs [S, n, ...], a draw for each copy, and input where torch can."""
         if self.independent(copies[0]):
             return self.sample(copies.flatten(0, 1), seed).reshape(*copies.shape[:2], -1)
         return torch.stack([self.freeze((seed + s) % _SEEDS)(copies[s]) for s in range(len(copies))])
@@ -158,8 +152,6 @@ class RandomizedModel(nn.Module):
             self._ways[key] = "vmap" if self._rows_differ(self.module, x[:1].detach()) else "loop"
         return self._ways[key] == "vmap"
 
-    # ---- one draw ------------------------------------------------------------------------------------------------
-
     def build(self, seed: int) -> nn.Module:
         """The module behind the draw `seed`: the model's own, or what its factory makes of the seed."""
         if self.factory is None:
@@ -169,14 +161,13 @@ class RandomizedModel(nn.Module):
             with _seeded(seed, torch.device("cpu")):
                 made = self.factory(seed)
         except Exception as error:
-            reason = " ".join(str(error).split())[:160]
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
             raise InputError(
-                f"the factory failed at seed {seed}: {type(error).__name__}: {reason}; it must make a module of "
-                "every seed"
+                f"the factory failed at seed {seed} ({reason}); it must take every seed"
             ) from error
         if not isinstance(made, nn.Module):
             raise InputError(
-                f"the factory returned {type(made).__name__} at seed {seed}; it must return a torch.nn.Module"
+                f"the factory returned a {type(made).__name__}; it must return a torch.nn.Module"
             )
         for layer, mode in _modes(made, self.active):
             layer.training = mode
@@ -194,7 +185,7 @@ class RandomizedModel(nn.Module):
         return torch.cat([self._call(module, x[row : row + 1], seed) for row in range(len(x))])
 
     def _way(self, module: nn.Module, x: Tensor) -> str:
-        """How to compute a draw on a batch so that it agrees with a row-by-row computation, for several seeds."""
+        """How to compute a draw on a batch so that it agrees with a row-by-row computation."""
         with torch.no_grad():
             wanted = {
                 seed: torch.cat([self._call(module, x[row : row + 1], seed) for row in range(len(x))])
@@ -219,17 +210,17 @@ class RandomizedModel(nn.Module):
             return z.shape == (8, self._call(module, x, 11).shape[1]) and not bool((z == z[:1]).all())
         return False
 
-    def normalised(self, preprocessing: Any) -> RandomizedModel:
+    def normalized(self, preprocessing: Any) -> RandomizedModel:
         """The same model behind (x − mean) / std, as `randens.models.preprocessing_of` takes it; weights are shared."""
         pair = preprocessing_of(preprocessing, self.build(0) if preprocessing == "auto" else None)
         if pair is None:
             return self
         mean, std = pair
-        inner = (
-            (lambda seed: adapt(self.build(seed), mean=mean, std=std))
-            if self.module is None
-            else adapt(self.module, mean=mean, std=std)
-        )
+
+        def wrapped(seed: int) -> nn.Module:
+            return adapt(self.build(seed), mean=mean, std=std)
+
+        inner = wrapped if self.module is None else adapt(self.module, mean=mean, std=std)
         return RandomizedModel(inner, self.draws, active=self.active, threat=self.threat, seed=self._next)
 
     def _call(self, module: nn.Module, x: Tensor, seed: int) -> Tensor:
@@ -299,11 +290,7 @@ def is_random(model: object) -> bool:
 def expanded(
     model: RandomizedModel | RandomizedEnsemble, draws: int | None = None, first: int = 0
 ) -> RandomizedEnsemble:
-    """A finite ensemble that stands for `model`: every random member replaced by K of its frozen draws.
-
-    A member with probability α_i becomes K members with α_i / K, K = `draws` or the member's own; members that are
-    not random stay as they are. Seeds are first, first + 1, … for every random member.
-    """
+    """A finite ensemble for `model`: a random member of α_i is K frozen draws (seeds first, first + 1 …) of α_i / K."""
     members = list(model.members) if isinstance(model, RandomizedEnsemble) else [model]
     weights = model.probs.tolist() if isinstance(model, RandomizedEnsemble) else [1.0]
     parts: list[nn.Module] = []
@@ -314,11 +301,7 @@ def expanded(
             probs.append(weight)
             continue
         count = whole("draws", member.draws if draws is None else draws)
-        for draw in range(count):
-            try:
-                parts.append(member.freeze(first + draw))
-            except InputError as error:
-                raise InputError(f"draw {draw} of {count}: {error}") from error
+        parts += [member.freeze(first + draw) for draw in range(count)]
         probs += [weight / count] * count
     return RandomizedEnsemble(parts, np.array(probs) / sum(probs), threat=model.threat)
 
@@ -328,10 +311,6 @@ def _seeded(seed: int, device: torch.device) -> Iterator[None]:
     """torch's global generators start from `seed` inside and are as they were outside."""
     # Not torch.manual_seed, which seeds the generators of all kinds of devices, at fifty times the cost.
     generators = [torch.default_generator]
-    if device.type == "mps":
-        raise InputError(
-            "device is 'mps', whose random numbers cannot be repeated draw by draw; use 'cpu' for random models"
-        )
     if device.type == "cuda":
         generators.append(torch.cuda.default_generators[device.index or 0])
     states = [generator.get_state() for generator in generators]
@@ -362,14 +341,12 @@ def _modes(module: nn.Module, active: Sequence[type[nn.Module]]) -> list[tuple[n
     modes = [(m, isinstance(m, kinds) if kinds else m.training) for m in module.modules()]
     if any(mode and isinstance(m, _BatchNorm) and m.track_running_stats for m, mode in modes):
         raise InputError(
-            f"{type(module).__name__} has batch normalisation in training mode, whose answers depend on the rest of "
+            f"{type(module).__name__} has batch normalization in training mode, whose answers depend on the rest of "
             "the batch; call .eval() and name the random layers, e.g. active=torch.nn.Dropout"
         )
     return modes
 
 
 def _close(one: Tensor, two: Tensor) -> bool:
-    if one.shape != two.shape:
-        return False
     largest = two.abs().max().clamp_min(1e-30)
-    return bool((one - two).abs().max() <= _SAME * largest)
+    return one.shape == two.shape and bool((one - two).abs().max() <= _SAME * largest)

@@ -106,7 +106,7 @@ def test_a_random_model_is_evaluated_and_has_a_page(shell: Shell) -> None:
     ("options", "message"),
     [
         (("own_models:Noisy", *RANDOM, "--draws", "1"), "draws is 1"),
-        (("own_models:seeded", *RANDOM, "--draws", "8"), "draw 5 of 8: the factory failed at seed 5"),
+        (("own_models:seeded", *RANDOM, "--draws", "8"), "the factory failed at seed 5"),
         (("own_models:Noisy", "--draws", "4"), "give --data"),
         (("own_models:Noisy", *RANDOM, "--draws", "4", "--eps", "0:1:3"), "one --eps"),
     ],

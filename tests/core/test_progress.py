@@ -46,7 +46,6 @@ def test_elsewhere_python_is_silent_and_commands_write_lines(monkeypatch: pytest
     assert work(3) == "done"
     assert stream.getvalue() == ""
     monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LINES", 0.0)
-    monkeypatch.setattr(progress, "_SECONDS_TO_FIRST_LINE", 0.0)
     with bars() as report:
         work(4, report)
     assert "working: 50%" in stream.getvalue()

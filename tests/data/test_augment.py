@@ -19,18 +19,17 @@ def reference(image: np.ndarray, top: int, left: int, flip: bool, pad: int) -> n
 
 
 @pytest.mark.parametrize("shape", [(40, 3, 9, 7), (40, 1, 8, 8)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.uint8])
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_every_result_is_one_of_the_possible_crops(
-    shape: tuple[int, ...], dtype: torch.dtype, layout: torch.memory_format
-) -> None:
+def test_every_result_is_one_of_the_possible_crops(shape: tuple[int, ...]) -> None:
     pad = 2
-    x = torch.randint(1, 255, shape, generator=torch.Generator().manual_seed(0)).to(dtype)
-    x = x.contiguous(memory_format=layout)
+    x = torch.randint(1, 255, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     before = x.clone()
     y = Augment(crop_padding=pad)(x, torch.Generator().manual_seed(1))
-    assert y.dtype == dtype
+    assert y.dtype == torch.uint8
     assert torch.equal(x, before)
+    again = Augment(crop_padding=pad)(
+        x.float().contiguous(memory_format=torch.channels_last), torch.Generator().manual_seed(1)
+    )
+    assert torch.equal(again, y.float())
     used = set()
     for image, result in zip(x.numpy(), y.numpy(), strict=True):
         matches = [

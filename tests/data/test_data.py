@@ -167,7 +167,7 @@ def test_types_and_axes(x: Any, shape: tuple[int, ...], dtype: torch.dtype, note
         ((PIXELS, np.eye(3)[LABELS]), {}, "give integers"),
         ((PIXELS, LABELS), {"classes": 2}, "from 0 to 2; labels of 2 classes"),
         ((PIXELS, LABELS - 1), {}, "from -1 to 1"),
-        ((PIXELS, LABELS), {"classes": ["one"]}, "at least two"),
+        ((PIXELS, LABELS), {"classes": ["one"]}, "labels of 1 classes"),
         ((PIXELS, LABELS), {"split": "dev"}, "unknown split"),
         ((PIXELS, LABELS), {"limit": 0}, "limit"),
         (IMAGES, {"split": "test"}, "train split"),

@@ -44,7 +44,7 @@ def test_fetch_list_verify_and_load(source: Path, tmp_path: Path) -> None:
     assert "yes" in run.invoke(app, ["list"]).stdout.splitlines()[4]
     verified = run.invoke(app, ["verify", "cifar10"])
     assert verified.exit_code == 0
-    assert "cifar10: ok — checksums match the known content" in verified.stdout
+    assert "cifar10: ok — checksums match; source: files in" in verified.stdout
     assert len(data.load("cifar10", "train")) == 10
     assert data.load("cifar10", "validation").counts().tolist() == [1] * 10
 

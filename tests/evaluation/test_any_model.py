@@ -387,9 +387,9 @@ def test_random_models_take_preprocessing() -> None:
         randens.RandomizedModel(Noisy(_Undone(net, mean, std), 0.1 / std), draws=2),
         randens.RandomizedModel(lambda _: Noisy(_Undone(net, mean, std), 0.1 / std), draws=2),
     ):
-        drawn = model.normalised((mean, std)).freeze(3)(X[:4])
+        drawn = model.normalized((mean, std)).freeze(3)(X[:4])
         torch.testing.assert_close(drawn, wants.freeze(3)(X[:4]), rtol=1e-4, atol=1e-4)
-    assert model.normalised(None) is model
+    assert model.normalized(None) is model
     found = randens.evaluate(wants, (X[:8], Y[:8]), "eot", eps=EPS, preprocessing=(0.0, 1.0))
     assert 0 <= float(found.robust) <= float(found.natural) <= 1
     mixed = RandomizedEnsemble([wants, net])

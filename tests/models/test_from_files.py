@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import nn
 
+import randens
 from randens import models
 from randens.core.errors import FileError, InputError, ModelError
 from randens.models.from_files import OnnxMember
@@ -217,6 +218,27 @@ def test_specs_name_code_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         models.from_spec("mymodels:two", wide=True)
     Path("mymodels.py").write_text("")
     assert str(tmp_path) not in sys.path
+
+
+def test_a_network_of_robustbench(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for the package, which needs torchvision."""
+    asked: list[dict[str, str]] = []
+
+    def load_model(**options: str) -> nn.Module:
+        asked.append(options)
+        return nn.Linear(4, 3)
+
+    monkeypatch.setitem(sys.modules, "robustbench", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "robustbench.utils", SimpleNamespace(load_model=load_model))
+    x, y = torch.rand(6, 4), torch.arange(6) % 3
+    assert randens.evaluate("robustbench:Standard", (x, y), "fgsm", eps=0.1).members == 1
+    models.from_spec("robustbench:cifar100/L2/Wang2023Better")
+    assert asked == [
+        {"model_name": "Standard", "dataset": "cifar10", "threat_model": "Linf"},
+        {"model_name": "Wang2023Better", "dataset": "cifar100", "threat_model": "L2"},
+    ]
+    with pytest.raises(InputError, match="DATASET/NORM/NAME"):
+        models.from_spec("robustbench:cifar10/Standard")
 
 
 def test_without_onnx_runtime_the_error_says_what_to_install(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -14,7 +13,6 @@ from torch import nn
 
 from randens import models
 from randens.core.errors import InputError, RandensError
-from randens.models import networks
 
 PAPER = ("resnet20", "mobilenetv1", "resnet18")
 SHAPES = {"convnet": (1, 8, 8), "mlp": (1, 8, 8), "linear": (1, 8, 8)}
@@ -66,17 +64,12 @@ def test_flops_are_two_for_each_multiply_accumulate(name: str, exact: int, unit:
     assert f"{exact / unit:.{len(paper.partition('.')[2])}f}" == paper
 
 
-@pytest.mark.parametrize(("name", "paper"), [("resnet20", 81), ("mobilenetv1", 312)])
-def test_paper_counts_one_addition_for_each_normalized_number(name: str, paper: int) -> None:
+@pytest.mark.parametrize(("name", "paper"), [("resnet20", 81e6), ("mobilenetv1", 312e6), ("resnet18", 1.1e9)])
+def test_paper_counts_one_addition_for_each_normalized_number(name: str, paper: float) -> None:
     """With the additions of (folded) batch normalization all three of the paper's figures round exactly."""
     model = models.create(name, classes=10, input_shape=(3, 32, 32), seed=0)
     total = models.flops(model) + additions_of_batch_norm(model, (3, 32, 32))
-    assert round(total / 1e6) == paper
-
-
-def test_flops_of_resnet18_round_to_the_papers_with_additions_too() -> None:
-    model = models.create("resnet18", classes=10, input_shape=(3, 32, 32), seed=0)
-    assert round((models.flops(model) + additions_of_batch_norm(model, (3, 32, 32))) / 1e9, 1) == 1.1
+    assert round(total, -8 if paper > 1e9 else -6) == paper
 
 
 def test_flops_of_known_layers() -> None:
@@ -186,35 +179,6 @@ def test_seed_decides_the_weights_and_leaves_the_global_generator_alone(name: st
     assert torch.equal(small(name, seed=1).eval()(x), one(x))
 
 
-def test_threads_do_not_get_each_others_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second thread seeds the global generator between the first one's seeding and its drawing, if it can."""
-    expected = [small("mlp", seed=seed).state_dict() for seed in (1, 2)]
-    made: dict[int, nn.Module] = {}
-    seeded, drawn = threading.Event(), threading.Event()
-    initialize = networks.initialize
-
-    def create(seed: int) -> None:
-        made[seed] = small("mlp", seed=seed)
-
-    def slowly(body: nn.Module) -> None:
-        if threading.current_thread() is second:
-            seeded.set()
-            drawn.wait(10)
-            initialize(body)
-        else:
-            second.start()
-            seeded.wait(0.5)  # in vain while only one thread at a time may draw
-            initialize(body)
-            drawn.set()
-
-    second = threading.Thread(target=create, args=(2,))
-    monkeypatch.setattr(networks, "initialize", slowly)
-    create(1)
-    second.join()
-    for weights, seed in zip(expected, (1, 2), strict=True):
-        assert all(torch.equal(value, weights[name]) for name, value in made[seed].state_dict().items())
-
-
 def test_width_and_classes() -> None:
     for name in models.names():
         thin = models.create(name, classes=3, input_shape=SHAPES.get(name, (3, 32, 32)), seed=0)
@@ -237,14 +201,6 @@ def test_parameter_free_shortcut_keeps_every_second_pixel() -> None:
     assert torch.equal(y[:, 2:6], x[:, :, ::2, ::2])
     assert float(y[:, :2].abs().sum() + y[:, 6:].abs().sum()) == 0
     assert y.shape == (2, 8, 3, 3)
-
-
-@pytest.mark.parametrize("name", PAPER)
-def test_activations_neither_vanish_nor_explode_at_the_start(name: str) -> None:
-    model = models.create(name, classes=10, input_shape=(3, 32, 32), seed=0).train()
-    with torch.no_grad():
-        spread = float(model(torch.rand(32, 3, 32, 32)).std())
-    assert 0.05 < spread < 5
 
 
 class _OfTimm(nn.Linear):

@@ -9,7 +9,8 @@ import typer
 from rich.table import Table
 
 from randens.cli.output import Json, show
-from randens.core.files import picked
+from randens.core.errors import FileError
+from randens.core.files import plain
 from randens.core.progress import bars
 
 app = typer.Typer(
@@ -60,7 +61,7 @@ def fetch(
     for name in names:
         with bars() as progress:
             result = data.fetch(name, source=source, progress=progress)
-        results.append({**picked(result, "name source skipped"), "folder": str(result.folder or "")})
+        results.append(plain(result))
         for reason in result.skipped:
             typer.echo(f"passed over {reason}", err=True)
         where = f"is in {result.folder}" if result.folder else "needs no fetching"
@@ -79,9 +80,16 @@ def verify(
     """
     from randens import data
 
-    found = [data.verify(name.lower()) for name in names or data.names()]
-    states = ["ok" if v.ok else "DAMAGED" if v.present else "not fetched" for v in found]
-    lines = [f"{v.name}: {state} — {v.message}" for v, state in zip(found, states, strict=True)]
-    show([picked(v, "name present ok source") for v in found], as_json, lines)
-    if any(not v.ok and (v.present or names) for v in found):
+    here, rows, lines = data.present(), [], []
+    for name in [name.lower() for name in names or data.names()]:
+        row = {"name": name, "present": here.get(name, False), "ok": True, "message": ""}
+        try:
+            row["message"] = f"checksums match; source: {data.verify(name)}"
+        except FileError as error:
+            row.update(ok=False, message=str(error))
+        state = "ok" if row["ok"] else "DAMAGED" if row["present"] else "not fetched"
+        rows.append(row)
+        lines.append(f"{name}: {state} — {row['message']}")
+    show(rows, as_json, lines)
+    if any(not row["ok"] and (row["present"] or names) for row in rows):
         raise typer.Exit(1)

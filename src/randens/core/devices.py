@@ -21,10 +21,7 @@ def native_bfloat16(device: torch.device) -> bool:
 
 
 def pick_device(name: str | torch.device | None = "auto") -> torch.device:
-    """The device for a name, with an index where it is a GPU; one that is not there is refused.
-
-    "auto" and None are a CUDA GPU where torch sees one, else the CPU; under a launcher the GPU of this process.
-    """
+    """The device for a name; "auto" and None are a CUDA GPU (under a launcher this process's) if there is one."""
     if name is None or name == "auto":
         return pick_device("cuda") if torch.cuda.is_available() else torch.device("cpu")
     try:

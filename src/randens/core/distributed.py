@@ -63,10 +63,9 @@ class Workers:
 
 @contextlib.contextmanager
 def workers(device: str = "auto", devices: int | str = 1, nodes: int = 1) -> Iterator[Workers]:
-    """The processes that a launcher started, or `devices` per node that Fabric starts, or just this one.
+    """The processes of a launcher (torchrun, srun ...), or `devices` per node that Fabric starts, or just this one.
 
-    Launchers are torchrun, srun, and any that sets RANK and WORLD_SIZE. An existing process group is used and not
-    destroyed, so that several runs can share one.
+    An existing process group is used and not destroyed, so that several runs can share one.
     """
     wanted = pick_device(device)
     world, local = launched(wanted)
@@ -77,11 +76,8 @@ def workers(device: str = "auto", devices: int | str = 1, nodes: int = 1) -> Ite
         )
     started = world > 1
     if not started:
-        local = (
-            (there if wanted.type == "cuda" else 1)
-            if devices == "auto"
-            else whole("devices", devices, 1, there)
-        )
+        usual = there if wanted.type == "cuda" else 1
+        local = usual if devices == "auto" else whole("devices", devices, 1, there)
         world = local * whole("nodes", nodes, 1, 1 << 16)
     if world == 1:
         yield Workers(wanted)

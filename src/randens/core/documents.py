@@ -63,8 +63,6 @@ def first_fault(error: Exception) -> str:
     """The first error, as ``entry: reason``, without the values."""
     if not isinstance(error, ValidationError):
         return "it is nested too deep"
-    found = error.errors(include_url=False, include_input=False, include_context=False)
-    # Another format explains all other errors.
-    first = min(found, key=lambda fault: fault["loc"] != ("format",))
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     where = ".".join(str(part)[:40] for part in first["loc"]) or "the document"
     return f"{where}: {first['msg'].partition(', unable')[0][:200]}"

@@ -32,12 +32,7 @@ class RandensWarning(UserWarning):
 
 
 def unknown(kind: str, name: object, valid: Iterable[str]) -> NoReturn:
-    """Raise `InputError` for an unknown name, with the closest match and the valid ones.
-
-    >>> unknown("attack", "arcr", ["pgd", "arc-r"])
-    Traceback (most recent call last):
-    randens.core.errors.InputError: unknown attack 'arcr'; did you mean arc-r? valid: arc-r, pgd
-    """
+    """Raise `InputError` for an unknown name, with the closest match and the valid ones."""
     names = sorted(valid)
     close = difflib.get_close_matches(str(name)[:100], names, n=3, cutoff=0.5)
     ordered = close + [v for v in names if v not in close]
@@ -48,12 +43,7 @@ def unknown(kind: str, name: object, valid: Iterable[str]) -> NoReturn:
 
 
 def whole(name: str, value: Any, least: int = 1, most: int = 1 << 53, why: str = "") -> int:
-    """`value` if it is a whole number from `least` to `most`; else `InputError`, ending with `why`.
-
-    >>> whole("steps", 0)
-    Traceback (most recent call last):
-    randens.core.errors.InputError: steps is 0; it must be a whole number ≥ 1
-    """
+    """`value` if it is a whole number from `least` to `most`; else `InputError`, ending with `why`."""
     if not isinstance(value, numbers.Integral) or isinstance(value, bool) or not least <= int(value) <= most:
         valid = f"≥ {least}" if most == 1 << 53 else f"from {least} to {most}"
         raise InputError(f"{name} is {_shown(value)}; it must be a whole number {valid}{why}")
@@ -61,11 +51,7 @@ def whole(name: str, value: Any, least: int = 1, most: int = 1 << 53, why: str =
 
 
 def number(name: str, value: object) -> float:
-    """A finite real number, or a string that is one or a fraction; `name` is what to call it in an error.
-
-    >>> number("eps", "8/255") == 8 / 255
-    True
-    """
+    """A finite real number, or a string that is one or a fraction; `name` is what to call it in an error."""
     found = math.nan
     try:
         if isinstance(value, str):

@@ -46,10 +46,7 @@ def file_errors(doing: str, path: AnyPath) -> Iterator[None]:
 
 @contextlib.contextmanager
 def open_file(path: AnyPath, largest: int) -> Iterator[BinaryIO]:
-    """Open a regular file of at most `largest` bytes for reading: everything that is read from disk goes through here.
-
-    A folder, pipe or device in its place is refused, so that none blocks or never ends.
-    """
+    """Open a regular file (no folder, pipe or device) of at most `largest` bytes; everything is read through here."""
     with file_errors("read", path):
         # Without O_NONBLOCK, opening a pipe waits for a writer.
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
@@ -149,10 +146,7 @@ def new_folder(path: AnyPath) -> Path:
 
 @contextlib.contextmanager
 def only_writer(folder: AnyPath) -> Iterator[None]:
-    """Hold the lock file ``.NAME.lock`` beside `folder`, which stays; `FileError` if another process holds it.
-
-    The kernel releases it when the process ends.
-    """
+    """Hold the lock file ``.NAME.lock`` beside `folder` ; `FileError` if another process does."""
     path = Path(folder).absolute()
     path = path.with_name(f".{path.name}.lock")
     with contextlib.ExitStack() as stack:
@@ -172,11 +166,7 @@ def only_writer(folder: AnyPath) -> Iterator[None]:
 
 
 def plain(value: Any) -> Any:
-    """`value` as JSON has it: by its own `to_json` or `to_dict` if it has one, else by its parts.
-
-    >>> plain({"probs": (0.5, 0.5), "path": Path("here")})
-    {'probs': [0.5, 0.5], 'path': 'here'}
-    """
+    """`value` as JSON has it: by its own `to_json` or `to_dict` if it has one, else by its parts."""
     for method in ("to_json", "to_dict", "tolist"):
         if hasattr(value, method):
             return getattr(value, method)()
@@ -195,11 +185,6 @@ class Plain:
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary for JSON."""
         return {name: plain(value) for name, value in vars(self).items()}
-
-
-def picked(owner: Any, names: str) -> dict[str, Any]:
-    """The attributes of `owner` with these names, separated by blanks, as JSON has them."""
-    return {name: plain(getattr(owner, name)) for name in names.split()}
 
 
 def sha256(content: bytes) -> str:

@@ -16,7 +16,6 @@ Progress = Callable[[str, float, float], None]
 
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
-_SECONDS_TO_FIRST_LINE = 2.0
 _SECONDS_BETWEEN_LINES = 10.0
 
 
@@ -52,10 +51,7 @@ def shows_progress(function: Callable[_Parameters, _Result]) -> Callable[_Parame
 
 @contextlib.contextmanager
 def bars(*, log: bool = True) -> Iterator[Progress]:
-    """Show a bar for every task on standard error; where it is a file, print lines if `log`.
-
-    Of several processes that work together only the first one shows anything.
-    """
+    """Show a bar for every task on standard error, in the first process; where it is a file, lines if `log`."""
     # Imported here because most functions are called without bars.
     import rich.progress
     from rich.console import Console
@@ -89,22 +85,14 @@ def leads() -> bool:
 
 
 def _lines(stream: TextIO) -> Progress:
-    """Print a line after two seconds and then every ten seconds, about the task that is reported."""
-    began: dict[str, float] = {}
-    last = time.monotonic() - _SECONDS_BETWEEN_LINES + _SECONDS_TO_FIRST_LINE
+    """Print a line every ten seconds, about the task that is reported."""
+    last = time.monotonic()
 
     def progress(task: str, done: float, total: float) -> None:
         nonlocal last
         now = time.monotonic()
-        spent = now - began.setdefault(task, now)
-        if done >= total:
-            began.pop(task)
-        elif done > 0 and now - last >= _SECONDS_BETWEEN_LINES:
+        if 0 < done < total and now - last >= _SECONDS_BETWEEN_LINES:
             last = now
-            print(
-                f"{task}: {done / total:.0%}, {spent * (total - done) / done:.0f} s left",
-                file=stream,
-                flush=True,
-            )
+            print(f"{task}: {done / total:.0%}", file=stream, flush=True)
 
     return progress

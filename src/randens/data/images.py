@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from randens.core.errors import FileError, InputError
+from randens.core.errors import FileError
 from randens.core.files import file_errors, read_file
 
 _SUFFIXES = frozenset((".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp"))
@@ -20,13 +19,6 @@ _SUFFIXES = frozenset((".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp"))
 _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP")
 _LARGEST_FILE = 1 << 26
 _MOST_PIXELS = 1 << 25
-_SPLIT_FOLDERS = {
-    "train": "train",
-    "training": "train",
-    "test": "test",
-    "testing": "test",
-    **dict.fromkeys(("val", "valid", "validation", "dev"), "validation"),
-}
 
 
 @dataclass(frozen=True)
@@ -61,7 +53,7 @@ class ImageFiles:
         return replace(self, files=tuple(self.files[index] for index in indices))
 
     def _decode(self, file: Path) -> Tensor:
-        pixels = read_image(file, channels=self.channels, size=self.size if self.scale else None)
+        pixels = read_image(file, self.channels, self.size if self.scale else None)
         if pixels.shape[1:] != self.size:
             found, first = ("×".join(map(str, size)) for size in (pixels.shape[1:], self.size))
             raise FileError(
@@ -70,57 +62,24 @@ class ImageFiles:
         return pixels
 
 
-def read_image(file: Path, *, channels: int | None = None, size: tuple[int, int] | None = None) -> Tensor:
-    """One image as uint8 [channels, h, w]; `channels` None keeps gray (1) or color (3) as it is."""
+def read_image(file: Path, channels: int | None = None, size: tuple[int, int] | None = None) -> Tensor:
+    """One image as uint8 [channels, h, w]; without `channels` gray (1) or color (3), as it is."""
     content = read_file(file, _LARGEST_FILE)
     with file_errors("read", file), Image.open(io.BytesIO(content), formats=_FORMATS) as image:
         if image.width * image.height > _MOST_PIXELS:
             raise ValueError(f"it has {image.width}×{image.height} pixels; at most {_MOST_PIXELS} are read")
-        gray = channels == 1 or (channels is None and image.mode in ("1", "L", "LA"))
-        pixels = image.convert("L" if gray else "RGB")
+        gray = image.mode in ("1", "L", "LA")
+        if channels == 1 and not gray:
+            raise ValueError("it is in color, but the first image is gray; convert one of them")
+        pixels = image.convert("L" if gray and channels != 3 else "RGB")
         if size is not None and pixels.size != (size[1], size[0]):
             pixels = pixels.resize((size[1], size[0]), Image.Resampling.BILINEAR)
         array = np.array(pixels, dtype=np.uint8)
-    return torch.from_numpy(array[None] if gray else array.transpose(2, 0, 1).copy())
+    return torch.from_numpy(np.atleast_3d(array).transpose(2, 0, 1).copy())
 
 
-def find_images(
-    path: str | os.PathLike[str],
-    *,
-    split: str | None,
-    size: tuple[int, int] | None,
-    channels: int | None,
-) -> tuple[ImageFiles, list[int], tuple[str, ...], str, str]:
-    """Images, labels, classes, name and split of ``path/<class>/<image>`` or ``path/<split>/<class>/<image>``."""
-    root, name, found = Path(path), Path(path).absolute().name, "unknown"
-    folders = _subfolders(root)
-    splits = {_SPLIT_FOLDERS[folder.name]: folder for folder in folders if folder.name in _SPLIT_FOLDERS}
-    if folders and len(splits) == len(folders):
-        found = split or "test"
-        if found not in splits:
-            raise InputError(f"{root} has no {found} folder; it holds the splits {', '.join(splits)}")
-        folders = _subfolders(splits[found])
-    elif name in _SPLIT_FOLDERS:
-        name, found = root.absolute().parent.name, _SPLIT_FOLDERS[name]
-        if split not in (None, found):
-            raise InputError(f"split is {split!r}, but {root} holds the {found} split")
-    if len(folders) < 2:
-        raise FileError(
-            f"{root} holds {len(folders)} folders of images; a classifier needs two classes or more"
-        )
-    pairs = [(file, label) for label, folder in enumerate(folders) for file in _images(folder)]
-    first = read_image(pairs[0][0], channels=channels, size=size)
-    files = tuple(file for file, _ in pairs)
-    images = ImageFiles(files, (first.shape[1], first.shape[2]), len(first), size is not None)
-    return images, [label for _, label in pairs], tuple(folder.name for folder in folders), name, found
-
-
-def _subfolders(root: Path) -> list[Path]:
-    with file_errors("read", root):
-        return sorted(entry for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-
-
-def _images(folder: Path) -> list[Path]:
+def list_images(folder: Path) -> list[Path]:
+    """The images below a folder, sorted; none is an error."""
     with file_errors("read", folder):
         files = sorted(file for file in folder.rglob("*") if file.suffix.lower() in _SUFFIXES)
     if not files:

@@ -220,7 +220,7 @@ def as_rec(
 
 def _normalized(member: nn.Module, preprocessing: Any) -> nn.Module:
     if isinstance(member, RandomizedModel):
-        return member.normalised(preprocessing)
+        return member.normalized(preprocessing)
     pair = None if preprocessing is None else preprocessing_of(preprocessing, member)
     return member if pair is None else adapt(member, mean=pair[0], std=pair[1])
 

@@ -13,9 +13,6 @@ from randens.core.errors import InputError
 def flops(model: nn.Module, input_shape: Sequence[int] | None = None) -> int:
     """Floating-point operations of one inference, two for each multiply-accumulate, counted by torch.
 
-    `input_shape` is that of one input, the model's own by default. Batch normalization, ReLU and additions count
-    nothing.
-
     >>> flops(nn.Linear(4, 3), (4,))
     24
     """

@@ -1,4 +1,4 @@
-"""Networks that are not ours, by name: "timm:resnet18", "package.module:factory", "torchscript:PATH", "onnx:PATH".
+"""Networks that are not ours, by name: "timm:resnet18", "package.module:factory", "robustbench:NAME", "onnx:PATH".
 
 Naming code in a recipe or a call is the consent to run it. A name that was read from a file is not: its function runs
 only if it was named before in this process, by `trust` or in the variable RANDENS_TRUST.
@@ -72,8 +72,9 @@ def make(name: str, classes: int, shape: tuple[int, ...], options: Mapping[str, 
 def from_spec(spec: str, **options: Any) -> Any:
     """The classifier that ``timm:NAME``, ``torchscript:PATH``, ``onnx:PATH`` or ``package.module:factory`` names.
 
-    Files and factories are code, which is run: naming it in this form is the consent. Modules are looked for in the
-    current folder, too; `options` go to timm or to the factory, which may return several classifiers.
+    ``robustbench:NAME`` is RobustBench's of CIFAR-10 and l∞, ``robustbench:cifar100/L2/NAME`` another. All this is
+    code, which is run: naming it is the consent. Modules are looked for in the current folder, too; `options` go to
+    timm or to the factory, which may return several classifiers.
 
     >>> from_spec("torch.nn:Linear", in_features=4, out_features=3)
     Linear(in_features=4, out_features=3, bias=True)
@@ -81,6 +82,13 @@ def from_spec(spec: str, **options: Any) -> Any:
     kind, _, rest = spec.partition(":")
     if kind in _FILES:
         return _FILES[kind](rest)
+    if kind == "robustbench":
+        *where, name = rest.split("/")
+        if len(where) not in (0, 2):
+            raise InputError(f"model is {spec!r}; give robustbench:NAME or robustbench:DATASET/NORM/NAME")
+        data, norm = where or ("cifar10", "Linf")
+        with imported("robustbench.utils:load_model") as load:
+            return load(model_name=name, dataset=data, threat_model=norm)
     if kind == "timm":
         module = _from_timm(spec, options)
         pair = preprocessing_of("auto", module)

@@ -1,8 +1,6 @@
-"""The paper's networks and the small ones for quick work, as plain bodies that map images to logits.
+"""The paper's networks and the small ones for quick work, as plain bodies that map inputs [n, ...] to logits.
 
-`width` is always the number of channels (or hidden units) of the first layer; every later layer scales
-with it, so one integer makes any network thinner or wider.  Normalization is not here: `Classifier` does it.
-All pooling is by `mean` and all reshaping by `flatten`, which work for any memory format.
+`width` is the number of channels or units of the first layer, with which all others scale. `Classifier` normalizes.
 """
 
 from __future__ import annotations
@@ -14,18 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-__all__ = ["ConvNet", "Linear", "MLP", "MobileNetV1", "ResNet", "StridedNet"]
-
 
 def _conv(inputs: int, outputs: int, kernel: int = 3, stride: int = 1, groups: int = 1) -> nn.Conv2d:
     return nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False)
 
 
 class _PadShortcut(nn.Module):
-    """Identity shortcut across a change of shape: every second pixel, zeros for the new channels.
-
-    Option A of He et al. (2016), the one without parameters or multiplications.
-    """
+    """Option A of He et al. (2016): every second pixel, zeros for the new channels; nothing to learn or multiply."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -56,10 +49,8 @@ class _Block(nn.Module):
 class ResNet(nn.Module):
     """Residual network for small images: a 3×3 stem without pooling, then stages of basic blocks.
 
-    ResNet-20 is three stages of three blocks from 16 channels with parameter-free shortcuts (option A);
-    ResNet-18 is four stages of two blocks from 64 channels with 1×1 projections (option B).
-    ResNet-8 is ResNet-20 with one block per stage; a stem of `stride` 2 makes it four times cheaper.
-    Shapes: [n, channels, h, w] → [n, classes].
+    ResNet-20 (and 8) has three stages from 16 channels with parameter-free shortcuts (option A); ResNet-18 has four
+    from 64 with 1×1 projections (option B).
     """
 
     def __init__(
@@ -100,11 +91,9 @@ def _shortcut(inputs: int, outputs: int, stride: int, projections: bool) -> nn.M
 
 
 class MobileNetV1(nn.Module):
-    """MobileNetV1 (Howard et al. 2017) for 32×32 images.
+    """MobileNetV1 (Howard et al. 2017) for 32×32 images: thirteen depthwise-separable blocks.
 
-    Thirteen depthwise-separable blocks.  The stem and the fourth block keep the resolution (32 → 16 → 8 → 4),
-    which is the form whose cost is the paper's 312 MFLOPs; with the ImageNet strides it would be 93.
-    Shapes: [n, channels, h, w] → [n, classes].
+    The stem and the fourth block keep the resolution, the form whose cost is the paper's 312 MFLOPs.
     """
 
     MULTIPLES = (2, 4, 4, 8, 8, 16, 16, 16, 16, 16, 16, 32, 32)
@@ -144,11 +133,7 @@ class _InSequence(nn.Module):
 
 
 class ConvNet(_InSequence):
-    """Small network for 8×8 and 28×28 images: convolutions down to 4×4 or 7×7, then two linear layers.
-
-    Without batch normalization, so that bound propagation applies to it directly and single images behave
-    as batches do.  Shapes: [n, channels, h, w] → [n, classes].
-    """
+    """For 8×8 and 28×28 images: convolutions down to 4×4 or 7×7, then two linear layers; no batch normalization."""
 
     def __init__(self, shape: Sequence[int], classes: int, width: int, hidden: int) -> None:
         channels, h, w = shape
@@ -164,11 +149,7 @@ class ConvNet(_InSequence):
 
 
 class StridedNet(_InSequence):
-    """Three 3×3 convolutions of stride 2 with batch normalization, then one linear layer.
-
-    The cheapest network here for 32×32 images: 1.4 MFLOPs at width 16, so that on two cores its training
-    reaches the point where longer training gains nothing.  Shapes: [n, channels, h, w] → [n, classes].
-    """
+    """Three 3×3 convolutions of stride 2 with batch normalization, then one linear layer: the cheapest for 32×32."""
 
     def __init__(self, shape: Sequence[int], classes: int, width: int) -> None:
         inputs, h, w = shape
@@ -180,7 +161,7 @@ class StridedNet(_InSequence):
 
 
 class MLP(_InSequence):
-    """Fully connected ReLU network of `depth` hidden layers.  Shapes: [n, ...] → [n, classes]."""
+    """Fully connected ReLU network of `depth` hidden layers."""
 
     def __init__(self, shape: Sequence[int], classes: int, width: int, depth: int) -> None:
         layers: list[nn.Module] = [nn.Flatten()]
@@ -192,7 +173,7 @@ class MLP(_InSequence):
 
 
 class Linear(nn.Module):
-    """Multinomial logistic regression on the pixels.  Shapes: [n, ...] → [n, classes]."""
+    """Multinomial logistic regression on the pixels."""
 
     def __init__(self, shape: Sequence[int], classes: int) -> None:
         super().__init__()

@@ -22,11 +22,9 @@ _WANTED = "a member returns logits [n, classes], or a tuple that starts with the
 def logits_of(answer: Any, count: int, name: str) -> Tensor:
     """The logits [n, classes] in a classifier's answer, in float32 or float64.
 
-    The answer is a tensor, the first item of a tuple or list, or the entry or attribute ``logits``. A single column,
-    [n, 1] or [n], is the logit z of class 1 against class 0, from a model trained with a sigmoid; it becomes (0, z).
+    The answer is a tensor, the first item of a tuple or list, or the entry or attribute ``logits``. A single column is
+    the logit z of class 1 against class 0, from a model trained with a sigmoid; it becomes (0, z).
 
-    >>> logits_of((torch.zeros(2, 3), "features"), 2, "net").shape
-    torch.Size([2, 3])
     >>> logits_of(torch.tensor([[1.5]]), 1, "net").tolist()
     [[0.0, 1.5]]
     """
@@ -91,39 +89,24 @@ class Adapted(nn.Module):
 
     def forward(self, x: Tensor, **options: Any) -> Tensor:
         given = len(x)
-        for values in (self.mean, self.std):
-            if values is not None and x.dim() == 4 and len(values) not in (1, x.shape[1]):
+        for values, change in ((self.mean, torch.sub), (self.std, torch.div)):
+            if values is None:
+                continue
+            if x.dim() == 4 and len(values) not in (1, x.shape[1]):
                 raise InputError(
                     f"preprocessing has {len(values)} channels; the inputs have shape {tuple(x.shape[1:])}"
                 )
-        if self.mean is not None:
-            x = x - (self.mean if x.dim() == 4 else self.mean.flatten())
-        if self.std is not None:
-            x = x / (self.std if x.dim() == 4 else self.std.flatten())
+            x = change(x, values if x.dim() == 4 else values.flatten())
         return logits_of(self.module(x, **options), given, type(self.module).__name__)
 
 
 def adapt(
     module: nn.Module, *, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
 ) -> Adapted:
-    """Make a member from any classifier, even if it needs normalized inputs or wraps its logits.
+    """Make a member of any classifier whose answer `logits_of` understands.
 
-    Parameters
-    ----------
-    module : nn.Module
-        A classifier whose answer `logits_of` understands: a tensor, a tuple that starts with one, a mapping or an
-        object with ``logits`` (Hugging Face), or a single logit for class 1.
-    mean, std : sequence of float, optional
-        Per channel; the module is given (x − mean) / std. The member itself takes plain pixels in [0, 1], so that
-        attacks work on pixels.
+    The module is given (x − mean) / std, per channel; the member takes plain pixels, so that attacks work on those.
 
-    Returns
-    -------
-    Adapted
-        A module that gives logits [n, classes].
-
-    Examples
-    --------
     >>> net = nn.Sequential(nn.Flatten(), nn.Linear(12, 10))
     >>> adapt(net, mean=[0.5, 0.5, 0.5], std=[0.2, 0.2, 0.2])(torch.rand(4, 3, 2, 2)).shape
     torch.Size([4, 10])
@@ -166,11 +149,7 @@ def preprocessing_of(given: Any, module: nn.Module | None = None) -> tuple[list[
 
 
 def preprocessing_per_member(given: Any, count: int) -> list[Any]:
-    """What each of `count` members is given: a list has one entry for each (None, a pair, a configuration ...).
-
-    >>> preprocessing_per_member([None, (0.5, 0.25)], 2), preprocessing_per_member((0.5, 0.25), 2)
-    ([None, (0.5, 0.25)], [(0.5, 0.25), (0.5, 0.25)])
-    """
+    """What each of `count` members is given: a list has one entry for each (None, a pair, a configuration ...)."""
     numbers = (int, float, list, Tensor, np.ndarray)
     if isinstance(given, list) and not all(isinstance(part, numbers) for part in given):
         if len(given) != count:

@@ -1,8 +1,4 @@
-"""Networks by name, and back from JSON.
-
-A created model is a `Classifier`: input normalization (buffers) followed by a body. It carries `architecture`, a
-dictionary of plain JSON values from which `build` makes the same network again.
-"""
+"""Networks by name, and back from JSON: a `Classifier` carries an `architecture`, of which `build` makes it again."""
 
 from __future__ import annotations
 
@@ -22,7 +18,7 @@ from randens.models import factories, networks
 
 _MOST_INPUTS = 1 << 28
 _MOST_WEIGHTS = 1 << 30
-# Initial weights come from torch's global generator: two threads that seed it at once would get each other's numbers.
+# Initial weights come from torch's global generator, which two threads must not seed at once.
 _SEEDED = threading.Lock()
 
 
@@ -69,8 +65,7 @@ class Classifier(nn.Module):
 
 @dataclass(frozen=True)
 class _Network:
-    """make: called with input shape, classes and options. smallest: the least height and width of an image, None
-    where inputs need not be images. options: the network's own, with their usual values."""
+    """smallest: the least height and width of an image, if inputs must be images. options: with their usual values."""
 
     make: Callable[..., nn.Module]
     smallest: int | None = None
@@ -164,11 +159,7 @@ def create(
 
 
 def build(architecture: Mapping[str, Any], *, seed: int = 0) -> Classifier:
-    """Build the network that `architecture` describes (as read from JSON), to load weights into.
-
-    >>> build({"name": "linear", "classes": 3, "input_shape": [4]})(torch.zeros(1, 4)).shape
-    torch.Size([1, 3])
-    """
+    """Build the network that `architecture` describes (as read from JSON), to load weights into."""
     try:
         plain = {**json.loads(json.dumps(dict(architecture))), "seed": seed}
         name = plain.pop("name")
@@ -215,11 +206,8 @@ def _input_shape(input_shape: Sequence[int]) -> tuple[int, ...]:
 
 def _per_channel(name: str, values: float | Sequence[float], channels: int) -> list[float]:
     numbers = [float(values)] * channels if isinstance(values, int | float) else [float(v) for v in values]
-    if (
-        len(numbers) != channels
-        or not all(map(math.isfinite, numbers))
-        or (name == "std" and min(numbers) <= 0)
-    ):
+    valid = len(numbers) == channels and all(map(math.isfinite, numbers))
+    if not valid or (name == "std" and min(numbers) <= 0):
         raise InputError(
             f"{name} is {values!r}; give a finite number, or one for each of {channels} channels"
         )

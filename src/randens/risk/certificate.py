@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from randens.core.files import picked
+from randens.core.files import plain
 from randens.risk.checks import frozen
 from randens.risk.profile import RiskProfile
 from randens.risk.sets import Masks, unpack
@@ -102,5 +102,6 @@ class Sampling:
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary for JSON, without the certificate, which is large."""
         names = "method probs risk lower_bound gap support iterations sweeps theorem4_bound upper objective confidence"
-        attempts = None if self.attempts == math.inf else self.attempts  # JSON has no infinite numbers
-        return {**picked(self, names), "attempts": attempts}
+        # JSON has no infinite numbers.
+        attempts = None if self.attempts == math.inf else self.attempts
+        return {**{name: plain(getattr(self, name)) for name in names.split()}, "attempts": attempts}

@@ -1,0 +1,67 @@
+"""Ensembles on the Hugging Face Hub: the folder of `RandomizedEnsemble.save`, with a model card."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from randens.core.errors import ModelError
+from randens.core.files import file_errors, write_atomic
+from randens.ensemble import RandomizedEnsemble, load
+
+_FILES = ["ensemble.json", "member-*.safetensors"]
+_CARD = """---
+library_name: randens
+pipeline_tag: image-classification
+tags: [adversarial-robustness, randomized-ensemble]
+---
+# {name}
+
+A randomized ensemble: {networks} networks, {members} members; one member is sampled for every prediction with the
+probabilities {probs}. It is meant to resist: {threat}. Accuracies are those of `randens.evaluate` on your data.
+
+```python
+import randens
+rec = randens.RandomizedEnsemble.from_pretrained("{name}")
+```
+"""
+
+
+def push_to_hub(
+    rec: RandomizedEnsemble, repo_id: str, *, private: bool | None = None, token: str | None = None
+) -> str:
+    """Upload an ensemble to the repository "user/name", which is made if it does not exist; return its address."""
+    api = _hub().HfApi(token=token)
+    with tempfile.TemporaryDirectory(prefix="randens-") as place:
+        folder = rec.save(Path(place) / "ensemble")
+        probs = [round(value, 4) for value in rec.probs.tolist()]
+        threat = "nothing in particular" if rec.threat is None else rec.threat
+        card = _CARD.format(
+            name=repo_id, networks=len(rec.networks), members=len(rec), probs=probs, threat=threat
+        )
+        write_atomic(folder / "README.md", card.encode())
+        with file_errors("upload", repo_id):
+            address = str(api.create_repo(repo_id, private=private, exist_ok=True))
+            api.upload_folder(repo_id=repo_id, folder_path=folder, delete_patterns=_FILES)
+    return address
+
+
+def from_pretrained(
+    source: str | os.PathLike[str], *, revision: str | None = None, token: str | None = None, **options: Any
+) -> RandomizedEnsemble:
+    """The ensemble of a repository "user/name" or of a local folder; `options` are those of `randens.load`."""
+    if Path(source).is_dir():
+        return load(source, **options)
+    with file_errors("download", source):
+        folder = _hub().snapshot_download(str(source), revision=revision, token=token, allow_patterns=_FILES)
+    return load(folder, **options)
+
+
+def _hub() -> Any:
+    try:
+        import huggingface_hub
+    except ImportError:
+        raise ModelError("the hub needs huggingface_hub; run `pip install 'randens[hub]'`") from None
+    return huggingface_hub
