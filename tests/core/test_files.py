@@ -23,11 +23,9 @@ from randens.core.files import (
     document_checksum,
     new_folder,
     only_writer,
-    picked,
     plain,
     read_json,
     read_toml,
-    sha256,
     write_atomic,
     write_json,
 )
@@ -63,26 +61,13 @@ def test_a_failed_write_leaves_the_old_content_and_no_litter(
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_an_unwritable_place_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("kept")
-    with pytest.raises(FileError, match="cannot write"):
-        write_atomic(tmp_path / "file" / "below", b"")
-    assert (tmp_path / "file").read_text() == "kept"
-
-
-def test_json_round_trip(tmp_path: Path) -> None:
-    value = {"b": [1, 2.5, None, True], "a": {"η": "ö"}}
-    write_json(tmp_path / "x.json", value)
-    assert read_json(tmp_path / "x.json") == value
-    assert (tmp_path / "x.json").read_text().index('"a"') < (tmp_path / "x.json").read_text().index('"b"')
-
-
 @pytest.mark.parametrize("value", [float("nan"), {1, 2}, {"a": float("inf")}, "\ud800"])
 def test_what_is_not_json_is_refused_before_anything_is_written(tmp_path: Path, value: object) -> None:
-    write_json(tmp_path / "x.json", 1)
+    good = {"b": [1, 2.5, None, True], "a": {"η": "ö"}}
+    write_json(tmp_path / "x.json", good)
     with pytest.raises(InputError, match=r"x\.json"):
         write_json(tmp_path / "x.json", value)
-    assert read_json(tmp_path / "x.json") == 1
+    assert read_json(tmp_path / "x.json") == good
 
 
 @pytest.mark.parametrize("read", [read_json, read_toml, read_tensors])
@@ -142,10 +127,6 @@ def test_a_folder_is_never_taken_twice(tmp_path: Path) -> None:
         new_folder(tmp_path / "file" / "b")
 
 
-def test_sha256_is_the_standard_one() -> None:
-    assert sha256(b"abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
-
-
 def test_a_document_s_checksum_covers_everything_but_itself() -> None:
     document = {"b": [1, 2.5, None, True], "a": {"η": "ö"}}
     expected = hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
@@ -154,12 +135,8 @@ def test_a_document_s_checksum_covers_everything_but_itself() -> None:
     assert document_checksum(dict(reversed(document.items()))) == expected
     for changed in ({"b": [1, 2.5, None, 1], "a": {"η": "ö"}}, {"b": document["b"]}, {**document, "c": 0}):
         assert document_checksum(changed) != expected
-
-
-@pytest.mark.parametrize("value", [float("nan"), {1, 2}])
-def test_what_is_not_json_has_no_checksum(value: object) -> None:
     with pytest.raises(InputError, match="not JSON"):
-        document_checksum({"a": value})
+        document_checksum({"a": float("nan")})
 
 
 _CHILD = """
@@ -209,25 +186,16 @@ def test_what_is_no_lock_file_is_refused_and_left_alone(tmp_path: Path, kind: st
 
 def test_value_objects_become_plain_values() -> None:
     @dataclass(frozen=True)
-    class Inner:
-        probs: NDArray[np.float64]
-        names: tuple[str, ...]
-
-    @dataclass(frozen=True)
     class Outer:
-        inner: Inner
-        path: Path
-        missing: None
+        probs: NDArray[np.float64]
         own: Counted
-        hidden: int = 7
+        path: Path = Path("here")
+        missing: None = None
 
-    outer = Outer(Inner(np.array([0.25, 0.75]), ("a", "b")), Path("here"), None, Counted())
-    expected = {"inner": {"probs": [0.25, 0.75], "names": ["a", "b"]}, "own": {"counted": 3}}
-    assert picked(outer, "inner own") == expected
-    assert plain({"x": (outer.path, outer.missing)}) == {"x": ["here", None]}
+    outer = Outer(np.array([0.25, 0.75]), Counted())
+    expected = {"probs": [0.25, 0.75], "own": {"counted": 3}, "path": "here", "missing": None}
+    assert plain({"x": (outer,)}) == {"x": [expected]}
     assert type(plain(np.float64(0.5))) is float
-    with pytest.raises(AttributeError, match="nothing"):
-        picked(outer, "inner nothing")
 
 
 class Counted:

@@ -60,13 +60,6 @@ def test_a_line_cut_off_by_a_crash_is_left_out_and_written_over(tmp_path: Path, 
     assert list(run.metrics()) == [{"step": 1}, {"step": 3}]
 
 
-def test_a_long_partial_line_is_cut_off_too(tmp_path: Path) -> None:
-    run = Run.create(tmp_path / "r")
-    (run.path / "metrics.jsonl").write_text('{"text": "' + "x" * 20_000)
-    run.log(step=1)
-    assert list(run.metrics()) == [{"step": 1}]
-
-
 def test_a_line_altered_in_the_middle_is_reported(tmp_path: Path) -> None:
     run = Run.create(tmp_path / "r")
     (run.path / "metrics.jsonl").write_text('{"a": 1}\nnonsense\n{"a": 2}\n')
@@ -79,14 +72,6 @@ def test_numbers_that_are_not_json_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="nan"):
         run.log(loss=float("nan"))
     assert not (run.path / "metrics.jsonl").exists()
-
-
-def test_documents_beside_the_manifest(tmp_path: Path) -> None:
-    run = Run.create(tmp_path / "r")
-    assert run.write("sampling", {"probs": [1.0]}) == run.path / "sampling.json"
-    assert run.read("sampling") == {"probs": [1.0]}
-    with pytest.raises(FileError, match=r"evaluation\.json"):
-        run.read("evaluation")
 
 
 def test_other_folders_are_refused(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import struct
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -39,17 +38,12 @@ def same(one: Parts, other: Parts) -> bool:
     return all(np.array_equal(*pair) for pair in pairs)
 
 
-def unzipped(files: dict[str, bytes]) -> dict[str, bytes]:
-    return {name.removesuffix(".gz"): content for name, content in files.items()}
-
-
 @pytest.mark.parametrize(
     ("form", "files", "arrays"),
     [
         (cifar(), official.binary(COLOR, cifar().members), COLOR),
         (rows(), official.pngs(COLOR), COLOR),
         (formats.idx(), official.idx(GRAY, zipped=False), GRAY),
-        (formats.idx(), unzipped(official.idx(GRAY, zipped=True)), GRAY),
     ],
 )
 def test_every_form_decodes_to_the_same_arrays_and_damage_is_refused(
@@ -101,38 +95,33 @@ def test_bad_archives_are_refused(tmp_path: Path, kind: str) -> None:
 
 
 def _npz(path: Path, kind: str) -> None:
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, x=np.zeros((3, 4)), y=np.arange(3))
-    content = bytearray(buffer.getvalue())
-    if kind == "bomb":
-        np.savez_compressed(path, x=np.zeros((200 << 20,), dtype=np.uint8), y=np.arange(3))
-    elif kind == "names":
-        np.savez(path, images=np.zeros(3))
+    """A file that is wrong in one way."""
+    small, packed = io.BytesIO(), {"x": np.zeros((3, 4)), "y": np.arange(3)}
+    np.savez_compressed(small, **packed)  # type: ignore[arg-type]
+    content = bytearray(small.getvalue())
+    if kind in ("shape", "lzma", "npy"):
+        header = io.BytesIO()
+        shape = (1 << 40,) if kind == "shape" else (0,)
+        np.lib.format.write_array_header_1_0(header, {"descr": "<f8", "fortran_order": False, "shape": shape})
+        method = zipfile.ZIP_LZMA if kind == "lzma" else zipfile.ZIP_STORED
+        with zipfile.ZipFile(path, "w", method) as archive:
+            archive.writestr("x.npy", b"no array" if kind == "npy" else header.getvalue())
+    elif kind == "bomb":
+        np.savez_compressed(path, x=np.zeros(200 << 20, dtype=np.uint8), y=np.arange(3))
     elif kind == "objects":
         np.savez(path, x=np.array([{}, {}]), y=np.arange(2))
-    elif kind in ("shape", "lzma", "npy"):
-        shapes: dict[str, Any] = {"shape": (1 << 40,), "lzma": (0,), "npy": (0,)}
-        header = io.BytesIO()
-        np.lib.format.write_array_header_1_0(
-            header, {"descr": "<f8", "fortran_order": False, "shape": shapes[kind]}
-        )
-        with zipfile.ZipFile(
-            path, "w", zipfile.ZIP_LZMA if kind == "lzma" else zipfile.ZIP_STORED
-        ) as archive:
-            archive.writestr("x.npy", b"no array" if kind == "npy" else header.getvalue())
+    elif kind == "names":
+        np.savez(path, images=np.zeros(3))
+    elif kind == "encrypted":
+        for start in (content.index(b"PK\x03\x04") + 6, content.index(b"PK\x01\x02") + 8):
+            content[start] |= 1
+        path.write_bytes(content)
     else:
-        if kind == "encrypted":
-            for start in (content.index(b"PK\x03\x04") + 6, content.index(b"PK\x01\x02") + 8):
-                content[start] |= 1
-        path.write_bytes(
-            {"empty": b"", "half": bytes(content[: len(content) // 2]), "text": b"x,y"}.get(
-                kind, bytes(content)
-            )
-        )
+        path.write_bytes(content[: {"half": len(content) // 2, "empty": 0}[kind]])
 
 
 @pytest.mark.parametrize(
-    "kind", ["bomb", "names", "objects", "shape", "lzma", "npy", "encrypted", "empty", "half", "text"]
+    "kind", ["bomb", "names", "objects", "shape", "lzma", "npy", "encrypted", "empty", "half"]
 )
 def test_bad_npz_files_are_refused(tmp_path: Path, kind: str) -> None:
     _npz(tmp_path / "bad.npz", kind)
