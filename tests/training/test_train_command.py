@@ -112,6 +112,16 @@ def test_images_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     result = json.loads(capsys.readouterr().out)
     assert result["validation"]["images"] == 6
     assert Run.open(tmp_path / "run").manifest["recipe"]["data"]["name"] == str(tmp_path / "images")
+    assert run(["evaluate", str(tmp_path / "run"), "--attack", "fgsm"]) == 2
+    assert "data holds 54 of 60 inputs that" in capsys.readouterr().err
+    for label, name in enumerate(("dark", "light")):
+        (tmp_path / "unseen" / name).mkdir(parents=True)
+        Image.fromarray(np.full((9, 9), 100 + 60 * label, dtype=np.uint8)).save(
+            tmp_path / "unseen" / name / "1.png"
+        )
+    assert (
+        run(["evaluate", str(tmp_path / "run"), "--data", str(tmp_path / "unseen"), "--attack", "fgsm"]) == 0
+    )
     assert run(["train", RECIPE, "--data", str(tmp_path / "none")]) == 2
     assert "--data is" in capsys.readouterr().err
 

@@ -4,6 +4,7 @@ manifest.json      recipe, seed, versions, git commit, command
 metrics.jsonl      one JSON object per line, appended during the run
 ensemble/          the members (safetensors) and probabilities
 witnesses.sqlite   what attacks found, which every command reads and extends
+trained_on.json    keys of the training images, if they are one's own
 evaluation.json    the evaluation; other commands write other *.json files
 """
 

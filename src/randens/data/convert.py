@@ -44,6 +44,7 @@ def as_data(
     limit: int | None = None,
     classes: int | Sequence[str] | None = None,
     name: str | None = None,
+    size: tuple[int, int] | None = None,
 ) -> Data:
     """Make `Data` of anything that holds inputs and labels.
 
@@ -60,6 +61,8 @@ def as_data(
         Use only this many inputs, from the first on.
     classes, name : optional
         The classes' number or names, and what to call the data, where they do not say.
+    size : (int, int), optional
+        Height and width to which the images of a folder are scaled.
 
     Returns
     -------
@@ -75,7 +78,7 @@ def as_data(
         unknown("split", split, SPLITS)
     if limit is not None:
         whole("limit", limit)
-    found = _convert(data, split, limit)
+    found = _convert(data, split, limit, size)
     if limit is not None and len(found) > limit:
         found = found.subset(slice(0, limit))
     if not len(found):
@@ -138,13 +141,14 @@ def _folder(root: Path, split: str | None, size: tuple[int, int] | None = None) 
             f"{root} holds {len(folders)} folders of images; a classifier needs two classes or more"
         )
     pairs = [(file, label) for label, folder in enumerate(folders) for file in list_images(folder)]
-    first = read_image(pairs[0][0], size=size)
-    files = ImageFiles(
-        tuple(file for file, _ in pairs), (first.shape[1], first.shape[2]), len(first), size is not None
-    )
+    channels, *first = read_image(pairs[0][0]).shape
+    height, width = size or first
+    scaled = f"images of {first[0]}×{first[1]} pixels were scaled to {height}×{width}"
+    notes = () if [height, width] == first else (scaled,)
+    files = ImageFiles(tuple(file for file, _ in pairs), (height, width), channels, size is not None)
     images = files[:] if math.prod(files.shape) <= _IN_MEMORY else files
     labels = torch.tensor([label for _, label in pairs])
-    return Data(images, labels, tuple(folder.name for folder in folders), name, found)
+    return Data(images, labels, tuple(folder.name for folder in folders), name, found, notes)
 
 
 def _subfolders(root: Path) -> list[Path]:
@@ -152,18 +156,18 @@ def _subfolders(root: Path) -> list[Path]:
         return sorted(entry for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith("."))
 
 
-def _convert(data: Any, split: str | None, limit: int | None) -> Data:
+def _convert(data: Any, split: str | None, limit: int | None, size: tuple[int, int] | None) -> Data:
     if isinstance(data, Data):
         return data
     if isinstance(data, str | os.PathLike):
-        return _named(data, split)
+        return _named(data, split, size)
     if isinstance(data, Mapping) and not any(
         isinstance(v, Tensor | np.ndarray | list) for v in data.values()
     ):
         wanted = split or "test"
         if wanted not in data:
             raise InputError(f"data holds the splits {', '.join(map(str, data))}, not {wanted!r}; choose one")
-        return _convert(data[wanted], split, limit)
+        return _convert(data[wanted], split, limit, size)
     if all(hasattr(data, attribute) for attribute in ("column_names", "features", "__getitem__")):
         return _hugging_face(data, limit)
     if _is_pair(data):
@@ -172,7 +176,7 @@ def _convert(data: Any, split: str | None, limit: int | None) -> Data:
     return _collected(data, limit)
 
 
-def _named(data: str | os.PathLike[str], split: str | None) -> Data:
+def _named(data: str | os.PathLike[str], split: str | None, size: tuple[int, int] | None) -> Data:
     text, path = os.fspath(data), Path(data)
     if text in CATALOGUE:
         return load(text, split or "test")
@@ -180,7 +184,7 @@ def _named(data: str | os.PathLike[str], split: str | None) -> Data:
         x, y = read_npz(path, ("x", "y"))
         return _from_arrays(x, y, path.name)
     if os.path.isdir(path):  # noqa: PTH112 - Path.is_dir raises for names that are too long
-        return _folder(path, split)
+        return _folder(path, split, size)
     return unknown("data set", text, CATALOGUE)
 
 

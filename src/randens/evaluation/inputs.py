@@ -22,7 +22,7 @@ from randens.core.progress import Progress, bars, silent
 from randens.core.runs import Run
 from randens.data import Data, as_data, check_range
 from randens.ensemble import RandomizedEnsemble, evaluating
-from randens.evaluation.loading import MODELS, chosen_on_of, load_model, run_data
+from randens.evaluation.loading import MODELS, check_unseen, chosen_on_of, load_model, run_data
 from randens.evaluation.loop import attack_options
 from randens.evaluation.tables import About
 from randens.models import Adapted, adapt, logits_of, on_device, preprocessing_of, preprocessing_per_member
@@ -112,6 +112,7 @@ def prepare(
     folder, preprocessing = settings.get("folder"), settings.get("preprocessing")
     store = folder if isinstance(folder, WitnessStore) or folder is None else WitnessStore(folder)
     chosen_on: Mapping[str, str] = {}
+    run: Run | None = None
     if isinstance(model, (str, os.PathLike)) and (Path(model) / "manifest.json").is_file():
         run = Run.open(model)
         chosen_on = chosen_on_of(run)
@@ -122,7 +123,12 @@ def prepare(
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         rec = as_rec(model, probs=settings.get("probs"), preprocessing=preprocessing)
-        inputs = _in_precision(as_data(data, split=settings.get("split"), limit=settings.get("limit")), rec)
+        taken = getattr(rec.members[0], "input_shape", ())
+        size = (taken[1], taken[2]) if len(taken) == 3 else None
+        given = as_data(data, split=settings.get("split"), limit=settings.get("limit"), size=size)
+        if run is not None:
+            check_unseen(run, given)
+        inputs = _in_precision(given, rec)
         chosen = as_attacks(
             attack,
             eps=settings.get("eps"),

@@ -14,10 +14,12 @@ import numpy as np
 from randens import models
 from randens.core.errors import FileError, InputError, whole
 from randens.core.runs import Run
+from randens.data import Data, names
 from randens.ensemble import load
 from randens.random_model import RandomizedModel
+from randens.witness.fingerprints import input_keys
 
-__all__ = ["MODELS", "chosen_on_of", "load_model", "run_data"]
+__all__ = ["MODELS", "check_unseen", "chosen_on_of", "load_model", "run_data"]
 
 MODELS = "a module, a list of modules, a RandomizedEnsemble, a run folder, torchscript:PATH, onnx:PATH, or a zoo name"
 _TORCHSCRIPT = (".pt", ".pts", ".ts", ".torchscript")
@@ -77,6 +79,23 @@ def run_data(run: Run) -> str:
             f"{run.path} does not say which data it was trained on; name them with data= (--data)"
         )
     return name
+
+
+def check_unseen(run: Run, data: Data) -> None:
+    """Refuse test data, or data of an unknown split, that hold images which a run was trained on."""
+    if (
+        data.split in ("train", "validation")
+        or data.name in names()
+        or not (run.path / "trained_on.json").is_file()
+    ):
+        return
+    seen = set(run.read("trained_on")["inputs"])
+    again = sum(key.hex() in seen for key in input_keys(*data[:]))
+    if again:
+        raise InputError(
+            f"data holds {again} of {len(data)} inputs that {run.path} was trained on, so they test nothing; give "
+            "others, e.g. a folder with train, validation and test folders in it"
+        )
 
 
 def chosen_on_of(run: Run) -> dict[str, str]:

@@ -28,6 +28,7 @@ from randens.training.alpha import attacks_per_choice, due
 from randens.training.engine import Engine, Session, seed_for
 from randens.training.methods import METHODS, StageMembers, uniform
 from randens.training.recipe import Recipe, difference, recipe_from, with_settings
+from randens.witness.fingerprints import input_keys
 
 Pair = tuple[Data, Data]
 
@@ -146,6 +147,13 @@ def train(
                 _open(chosen, folder, speak, force)
             processes.barrier()
             run = Run.open(folder)
+            if (
+                main
+                and not (folder / "trained_on.json").exists()
+                and chosen.data.name not in datasets.names()
+            ):
+                # Evaluations refuse these images as test data; those of named data sets have their splits.
+                run.write("trained_on", {"inputs": [key.hex() for key in input_keys(*pair[0][:])]})
             # Written last, after the ensemble.
             if (folder / "training.json").exists():
                 speak(f"{folder} is finished already; its ensemble is returned")
