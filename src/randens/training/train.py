@@ -147,13 +147,10 @@ def train(
                 _open(chosen, folder, speak, force)
             processes.barrier()
             run = Run.open(folder)
-            if (
-                main
-                and not (folder / "trained_on.json").exists()
-                and chosen.data.name not in datasets.names()
-            ):
-                # Evaluations refuse these images as test data; those of named data sets have their splits.
-                run.write("trained_on", {"inputs": [key.hex() for key in input_keys(*pair[0][:])]})
+            if main and pair[0].name not in datasets.names() and not (folder / "trained_on.json").exists():
+                # Evaluations refuse these inputs as test data; named data sets have their splits.
+                keys = [key.hex() for part in pair[0].batches(1024) for key in input_keys(*part)]
+                run.write("trained_on", {"inputs": keys})
             # Written last, after the ensemble.
             if (folder / "training.json").exists():
                 speak(f"{folder} is finished already; its ensemble is returned")
