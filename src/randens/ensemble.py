@@ -12,55 +12,24 @@ import itertools
 import math
 import os
 import secrets
-import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-import safetensors.torch
 import torch
 from numpy.typing import ArrayLike
-from pydantic import Field
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from randens import models
-from randens.core import documents
+from randens import models, saved
 from randens.core.devices import full_float32
-from randens.core.errors import FileError, InputError, ModelError, RandensError, whole
-from randens.core.files import document_checksum, read_file, read_json, seal, sha256, write_atomic, write_json
+from randens.core.errors import FileError, InputError, ModelError, whole
 from randens.threat import FiniteThreat, Threat
 
 __all__ = ["DeterministicEnsemble", "RandomizedEnsemble", "evaluating", "frozen", "load"]
 
-_FORMAT = "randens-ensemble-1"
 _MOST_SUBSETS = 64  # a set of fooled members is one 64-bit word
-_LARGEST_WEIGHTS = 1 << 36
 _CHUNK = 512  # inputs per forward pass where only verdicts are wanted: bounds the memory
-
-
-class _MemberDocument(documents.Document):
-    file: Annotated[str, Field(pattern=r"^member-[0-9]{2,6}\.safetensors$")]
-    sha256: documents.Digest
-    architecture: dict[str, Any] | None
-
-
-class _AverageDocument(documents.Document):
-    """A member that averages the networks `of`, by number; without weights it is the one network it names."""
-
-    of: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
-    weights: list[float] | None
-
-
-class _EnsembleDocument(documents.Document):
-    """ensemble.json; `averages` says what the members are, where some average the networks stored."""
-
-    probs: documents.Probabilities
-    classes: list[str] | None
-    threat: documents.ThreatDocument | None
-    members: Annotated[list[_MemberDocument], Field(min_length=1)]
-    averages: list[_AverageDocument] | None = None
 
 
 @contextlib.contextmanager
@@ -369,40 +338,18 @@ class RandomizedEnsemble(_Ensemble):
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
         """Write a folder, completely or not at all: a safetensors file per network and a JSON manifest; see `load`."""
-        folder = Path(path)
-        if folder.exists() and not overwrite:
-            raise FileError(f"{folder} exists already; choose another folder or pass overwrite=True")
-        fresh = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.tmp")
-        try:
-            entries = []
-            networks, parts = networks_of(self.members)
-            for index, network in enumerate(networks):
-                name = f"member-{index:02d}.safetensors"
-                state = network.state_dict()
-                content = safetensors.torch.save(
-                    {k: v.detach().cpu().contiguous().clone() for k, v in state.items()}
-                )
-                write_atomic(fresh / name, content)
-                architecture = getattr(network, "architecture", None)
-                entries.append({"file": name, "sha256": sha256(content), "architecture": architecture})
-            manifest: dict[str, Any] = {
-                "format": _FORMAT,
-                "probs": self.probs.tolist(),
-                "classes": list(self.classes) if self.classes is not None else None,
-                "threat": self.threat.to_dict() if self.threat is not None else None,
-                "members": entries,
-            }
-            weights = [
-                m.weights.tolist() if isinstance(m, DeterministicEnsemble) else None for m in self.members
-            ]
-            if any(weights) or len(networks) < len(self):
-                pairs = zip(parts, weights, strict=True)
-                manifest["averages"] = [{"of": part, "weights": shares} for part, shares in pairs]
-            write_json(fresh / "ensemble.json", seal(manifest))
-            _replace_folder(fresh, folder)
-        finally:
-            shutil.rmtree(fresh, ignore_errors=True)
-        return folder
+        networks, parts = networks_of(self.members)
+        weights = [m.weights.tolist() if isinstance(m, DeterministicEnsemble) else None for m in self.members]
+        about: dict[str, Any] = {
+            "probs": self.probs.tolist(),
+            "classes": list(self.classes) if self.classes is not None else None,
+            "threat": self.threat.to_dict() if self.threat is not None else None,
+        }
+        if any(weights) or len(networks) < len(self):
+            pairs = zip(parts, weights, strict=True)
+            about["averages"] = [{"of": part, "weights": shares} for part, shares in pairs]
+        saved.write(path, networks, about, overwrite)
+        return Path(path)
 
 
 class DeterministicEnsemble(_Ensemble):
@@ -453,20 +400,13 @@ def networks_of(members: Iterable[nn.Module]) -> tuple[tuple[nn.Module, ...], li
     return tuple(network for _, network in networks.values()), parts
 
 
-def load(
-    path: str | os.PathLike[str],
-    *,
-    build: Callable[[dict[str, Any]], nn.Module] = models.build,
-    members: Sequence[nn.Module] | None = None,
-) -> RandomizedEnsemble:
+def load(path: str | os.PathLike[str], *, members: Sequence[nn.Module] | None = None) -> RandomizedEnsemble:
     """Read an ensemble written by `RandomizedEnsemble.save`, verifying every checksum.
 
     Parameters
     ----------
     path : str or path
         The folder.
-    build : callable
-        Makes a network from its architecture.
     members : sequence of nn.Module, optional
         Networks of your own, which have no architecture in the manifest, to fill with weights.
 
@@ -481,48 +421,25 @@ def load(
     >>> len(load(RandomizedEnsemble([net]).save("mine")))
     1
     """
-    folder, source = Path(path), Path(path) / "ensemble.json"
-    if not source.is_file():
-        inner = folder / "ensemble"
-        found = "holds no ensemble.json" if folder.is_dir() else "is no folder"
-        hint = f"did you mean {inner}?" if inner.is_dir() else "give a folder made by RandomizedEnsemble.save"
-        raise FileError(f"{folder} {found}; {hint}")
-    read = read_json(source)
-    if not isinstance(read, dict) or read.get("format") != _FORMAT:
-        raise FileError(f"{source} is not an ensemble of format {_FORMAT}")
-    if read.get("checksum") != document_checksum(read):
-        raise FileError(f"{source} does not match its checksum; it was altered or damaged")
-    manifest = documents.fitted(_EnsembleDocument, read, source)
-    entries = manifest.members
-    if members is not None and len(members) != len(entries):
-        raise InputError(f"members has {len(members)} modules; {folder} holds {len(entries)} members")
-    modules = []
-    for index, entry in enumerate(entries):
-        module = members[index] if members is not None else None
-        if module is None:
-            if entry.architecture is None:
-                raise InputError(f"{folder} holds networks of your own; pass members=[...] to fill them")
-            try:
-                module = build(entry.architecture)
-            except RandensError as error:
-                raise FileError(f"{source}: member {index}: {error}") from error
-        _fill(module, folder / entry.file, entry.sha256)
-        modules.append(module.eval())
+    manifest, networks = saved.read(path, members)
     try:
+        modules = networks
         if manifest.averages is not None:
-            modules = [_averaging(entry, modules) for entry in manifest.averages]
+            modules = [_averaging(entry.of, entry.weights, networks) for entry in manifest.averages]
         known = manifest.threat
         threat = None if known is None else Threat.from_dict(known.model_dump(exclude_unset=True))
         return RandomizedEnsemble(modules, manifest.probs, classes=manifest.classes, threat=threat).eval()
     except InputError as error:
-        raise FileError(f"{source}: {error}") from error
+        raise FileError(f"{Path(path) / 'ensemble.json'}: {error}") from error
 
 
-def _averaging(entry: _AverageDocument, networks: Sequence[nn.Module]) -> nn.Module:
-    if max(entry.of) >= len(networks):
-        raise InputError(f"averages names network {max(entry.of)}; there are {len(networks)}")
-    chosen = [networks[i] for i in entry.of]
-    return chosen[0] if entry.weights is None else DeterministicEnsemble(chosen, entry.weights)
+def _averaging(
+    of: Sequence[int], weights: Sequence[float] | None, networks: Sequence[nn.Module]
+) -> nn.Module:
+    if max(of) >= len(networks):
+        raise InputError(f"averages names network {max(of)}; there are {len(networks)}")
+    chosen = [networks[i] for i in of]
+    return chosen[0] if weights is None else DeterministicEnsemble(chosen, weights)
 
 
 def to_layout(x: Tensor) -> Tensor:
@@ -553,29 +470,3 @@ def _as_pair(x: Tensor | ArrayLike, y: Tensor | ArrayLike) -> tuple[Tensor, Tens
     if len(labels) and int(labels.min()) < 0:
         raise InputError(f"y holds the label {int(labels.min())}; labels start at 0")
     return inputs, labels
-
-
-def _fill(module: nn.Module, path: Path, expected: str) -> None:
-    content = read_file(path, _LARGEST_WEIGHTS)
-    if sha256(content) != expected:
-        raise FileError(f"{path} does not match its checksum; it is truncated or was altered")
-    try:
-        # safetensors files hold numbers and names and no code.
-        module.load_state_dict(safetensors.torch.load(content))
-    except (SafetensorError, RuntimeError) as error:
-        reason = " ".join(str(error).split())
-        raise FileError(f"{path} does not fit a {type(module).__name__}: {reason[:200]}") from error
-
-
-def _replace_folder(fresh: Path, folder: Path) -> None:
-    """Rename `fresh` to `folder`; the old folder stays until the new one is in place."""
-    old = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.old")
-    try:
-        if folder.exists():
-            os.replace(folder, old)
-        os.replace(fresh, folder)
-    except OSError as error:
-        if old.exists() and not folder.exists():
-            os.replace(old, folder)
-        raise FileError(f"cannot write {folder}: {error.strerror or error}") from error
-    shutil.rmtree(old, ignore_errors=True)

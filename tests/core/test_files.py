@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 
 from randens.core.errors import FileError, InputError
 from randens.core.files import (
+    atomic_folder,
     document_checksum,
     new_folder,
     only_writer,
@@ -116,6 +118,21 @@ def test_damaged_documents_are_named(tmp_path: Path, read: Callable[[Any], Any],
     (tmp_path / "file").write_text(text)
     with pytest.raises(FileError, match="file"):
         read(tmp_path / "file")
+
+
+def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    target = tmp_path / "made"
+    (tmp_path / ".made.tmp" / "left by a killed process").mkdir(parents=True)
+    for content in ("one", "two"):
+        with atomic_folder(target, overwrite=True) as folder:
+            (folder / "file").write_text(content)
+        with contextlib.suppress(KeyError), atomic_folder(target, overwrite=True) as folder:
+            (folder / "file").write_text("never")
+            raise KeyError
+        assert (target / "file").read_text() == content
+        assert os.listdir(tmp_path) == ["made"]
+    with pytest.raises(FileError, match="exists already"), atomic_folder(target):
+        pass
 
 
 def test_a_folder_is_never_taken_twice(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 import os
+import shutil
 import stat
 import sys
 import tempfile
@@ -142,6 +143,33 @@ def new_folder(path: AnyPath) -> Path:
         except FileExistsError:
             raise FileError(f"{path} exists already; choose another folder or remove it first") from None
     return Path(path)
+
+
+@contextlib.contextmanager
+def atomic_folder(path: AnyPath, *, overwrite: bool = False) -> Iterator[Path]:
+    """A temporary folder to fill, which becomes `path` if no error occurs; an existing one stays until then."""
+    target = Path(path).absolute()
+    if target.exists() and not overwrite:
+        raise FileError(f"{path} exists already; choose another folder or remove it first")
+    fresh, old = (target.with_name(f".{target.name}.{end}") for end in ("tmp", "old"))
+    shutil.rmtree(fresh, ignore_errors=True)  # a killed process leaves it behind
+    try:
+        with file_errors("write", path):
+            fresh.mkdir(parents=True)
+        yield fresh
+        with file_errors("write", path):
+            if target.exists():
+                shutil.rmtree(old, ignore_errors=True)
+                os.replace(target, old)
+            try:
+                os.replace(fresh, target)
+            except OSError:
+                if old.exists():
+                    os.replace(old, target)
+                raise
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import logging
 import os
-import shutil
 import warnings
-from collections.abc import Iterator
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,8 +17,8 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from randens.core.documents import ThreatDocument
-from randens.core.errors import FileError, InputError, ModelError, whole
-from randens.core.files import new_folder, sha256, write_atomic
+from randens.core.errors import InputError, ModelError, whole
+from randens.core.files import atomic_folder, sha256, write_atomic
 from randens.core.progress import Progress, silent
 from randens.core.runs import versions
 from randens.data import Data, as_data
@@ -94,7 +90,7 @@ def export(
     with torch.no_grad():
         count = rec.logits(inputs.x[:1].to(rec.device)).shape[2]
     shape = tuple(inputs.x.shape[1:])
-    with _atomic_folder(path) as folder:
+    with atomic_folder(path) as folder:
         # A network that several members average is one file.
         networks, parts = networks_of(rec.members)
         files = []
@@ -136,26 +132,6 @@ def _chosen(rec: RandomizedEnsemble, member: int | None, average: int | None) ->
         return rec
     whole("member", member, 0, len(rec) - 1)
     return RandomizedEnsemble([rec.members[member]], classes=rec.classes, threat=rec.threat)
-
-
-@contextlib.contextmanager
-def _atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a temporary folder that becomes `path` if no error occurs."""
-    target = Path(path)
-    if target.exists():
-        raise FileError(f"{target} exists already; choose another folder or remove it first")
-    temporary = target.with_name(f".{target.name}.tmp")
-    # A killed export leaves it behind.
-    shutil.rmtree(temporary, ignore_errors=True)
-    try:
-        yield new_folder(temporary)
-        os.replace(temporary, target)
-    except OSError as error:
-        if isinstance(error, FileError):
-            raise
-        raise FileError(f"cannot write {target}: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _to_onnx(network: nn.Module, shape: tuple[int, ...], index: int) -> bytes:
