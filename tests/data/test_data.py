@@ -12,7 +12,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from randens.core.errors import InputError
-from randens.data import Data, as_data, load
+from randens.data import as_data, load
 
 RNG = np.random.default_rng(0)
 PIXELS = RNG.integers(0, 256, (7, 3, 5, 4), dtype=np.uint8)
@@ -188,8 +188,3 @@ def test_types_and_axes(x: Any, shape: tuple[int, ...], dtype: torch.dtype, note
 def test_bad_data_gets_one_sentence(given: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         as_data(given, **options)
-
-
-def test_data_made_by_hand() -> None:
-    data = Data(torch.zeros(2, 3), torch.tensor([0, 1]))
-    assert (data.classes, data.split, data.counts().tolist()) == ((), "unknown", [1, 1])

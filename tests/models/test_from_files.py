@@ -231,7 +231,7 @@ def test_a_network_of_robustbench(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "robustbench", SimpleNamespace())
     monkeypatch.setitem(sys.modules, "robustbench.utils", SimpleNamespace(load_model=load_model))
     x, y = torch.rand(6, 4), torch.arange(6) % 3
-    assert randens.evaluate("robustbench:Standard", (x, y), "fgsm", eps=0.1).members == 1
+    assert randens.evaluate("robustbench:Standard", (x, y), "fgsm", eps=0.1, limit=4).about.n == 4
     models.from_spec("robustbench:cifar100/L2/Wang2023Better")
     assert asked == [
         {"model_name": "Standard", "dataset": "cifar10", "threat_model": "Linf"},
