@@ -23,7 +23,7 @@ from randens.ensemble import RandomizedEnsemble
 from randens.models import Adapted, adapt, in_precision, logits_of, preprocessing_of
 from randens.threat import Threat
 
-__all__ = ["FrozenDraw", "RandomizedModel", "expanded", "is_random"]
+__all__ = ["FrozenDraw", "RandomizedModel", "expanded"]
 
 _SAME = 1e-5  # logits computed in two ways, relative to the largest
 _PROBES = 8  # seeds with which that is done
@@ -91,19 +91,8 @@ class RandomizedModel(nn.Module):
         self._ways: dict[tuple[Any, ...], str] = {}
         self._next = secrets.randbelow(_SEEDS) if seed is None else seed % _SEEDS
 
-    @property
-    def kind(self) -> str:
-        """Where the randomness enters: "generator", "global" or "factory"."""
-        return "factory" if self.module is None else "generator" if self._takes_generator else "global"
-
-    @property
-    def device(self) -> torch.device:
-        """Where the first parameter lives (the CPU if there is none, and for factories)."""
-        first = next(self.parameters(), None)
-        return torch.device("cpu") if first is None else first.device
-
     def extra_repr(self) -> str:
-        return f"kind={self.kind}, draws={self.draws}"
+        return f"draws={self.draws}"
 
     def train(self, mode: bool = True) -> RandomizedModel:
         """Set the model's own flag only, because the random layers are part of the model."""
@@ -154,9 +143,9 @@ class RandomizedModel(nn.Module):
 
     def build(self, seed: int) -> nn.Module:
         """The module behind the draw `seed`: the model's own, or what its factory makes of the seed."""
-        if self.factory is None:
-            assert self.module is not None
+        if self.module is not None:
             return self.module
+        assert self.factory is not None
         try:
             with _seeded(seed, torch.device("cpu")):
                 made = self.factory(seed)
@@ -280,11 +269,6 @@ class FrozenDraw(nn.Module):
         module = self.model.module if self.built is None else self.built
         assert module is not None
         return self.model.answer(module, x, self._number)
-
-
-def is_random(model: object) -> bool:
-    """Whether `model` is a `RandomizedModel` or a `RandomizedEnsemble` with such a member."""
-    return isinstance(model, (RandomizedEnsemble, RandomizedModel)) and model.stochastic
 
 
 def expanded(
