@@ -248,7 +248,7 @@ def test_a_network_of_timm(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"width": 1 << 14}, "weights; at most"),
         ({"name": "mlp", "depth": 10**9}, "depth is"),
         ({"name": "linear", "width": 3}, "option of linear 'width'"),
-        ({"hidden": 3}, "option of resnet20 'hidden'; did you mean width"),
+        ({"hidden": 3}, "option of resnet20 'hidden'; valid: width"),
         ({"input_shape": (64,)}, "input_shape is"),
         ({"input_shape": (3, 2, 2)}, "at least 4×4"),
         ({"input_shape": (3, 0, 4)}, "positive sizes"),
