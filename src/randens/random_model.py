@@ -91,6 +91,12 @@ class RandomizedModel(nn.Module):
         self._ways: dict[tuple[Any, ...], str] = {}
         self._next = secrets.randbelow(_SEEDS) if seed is None else seed % _SEEDS
 
+    @property
+    def device(self) -> torch.device:
+        """Where the first parameter lives (the CPU if there is none, and for factories)."""
+        first = next(self.parameters(), None)
+        return torch.device("cpu") if first is None else first.device
+
     def extra_repr(self) -> str:
         return f"draws={self.draws}"
 

@@ -175,7 +175,7 @@ def test_files_and_factories_are_named(tmp_path: Path, monkeypatch: pytest.Monke
     )
     monkeypatch.chdir(tmp_path)
     assert len(load_model("mynets:two")) == 2
-    assert load_model("mynets:one", draws=3).kind == "factory"
+    assert load_model("mynets:one", draws=3).module is None
     for spec in ("mynets:three", "nowhere:x", "mynets:one"):
         with pytest.raises(InputError, match="cannot be"):
             load_model(spec)
