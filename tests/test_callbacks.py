@@ -54,18 +54,15 @@ def test_training_and_evaluation_tell_the_same_three_things(tmp_path: Path) -> N
     assert [task for task, _ in recorder.ends] == ["training"]
 
 
-def _tell(tracker: Callback) -> None:
-    tracker.epoch("member-1", 1, {"loss": 0.5, "robust": 0.25})
-    tracker.epoch("member-1", 2, {"loss": 0.4, "robust": 0.5})
-    tracker.batch("member-1", 1, 2, {"loss": 0.5})
-    tracker.finished("training", {"robust": 0.5})
-
-
 def test_tensorboard_event_files_hold_the_values(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="needs the extra tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    _tell(TensorBoardTracker(tmp_path))
+    tracker = TensorBoardTracker(tmp_path)
+    for epoch, loss in enumerate((0.5, 0.4), start=1):
+        tracker.epoch("member-1", epoch, {"loss": loss})
+        tracker.batch("member-1", 1, 2, {"loss": loss})
+    tracker.finished("training", {"robust": 0.5})
     events = EventAccumulator(str(tmp_path)).Reload()
     assert [(e.step, round(e.value, 6)) for e in events.Scalars("member-1/loss")] == [(1, 0.5), (2, 0.4)]
     assert [e.value for e in events.Scalars("training/robust")] == [0.5]
@@ -74,8 +71,8 @@ def test_tensorboard_event_files_hold_the_values(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ([3], "callbacks holds 3; each must be an object with epoch, batch and finished"),
-        ([Recorder], "each must be an object"),
+        ([3], "callbacks holds 3; each needs epoch"),
+        ([Recorder], "each needs epoch"),
         ("out.csv", "callbacks is a str; give a list of callbacks"),
         (Recorder(), "callbacks is a Recorder; give a list"),
     ],

@@ -9,14 +9,14 @@ from typing import Any, Protocol, runtime_checkable
 from randens.core.errors import InputError
 from randens.core.progress import Progress, silent
 
-__all__ = ["Callback", "TensorBoardTracker", "as_progress", "check_callbacks"]
+__all__ = ["Callback", "TensorBoardTracker"]
 
 Values = Mapping[str, float]
 
 
 @runtime_checkable
 class Callback(Protocol):
-    """The methods of a callback. `task` names what is running: "member-1", "training", "evaluation".
+    """What is called; `task` names what is running: "member-1", "training", "evaluation".
 
     Examples
     --------
@@ -24,8 +24,6 @@ class Callback(Protocol):
     ...     def epoch(self, task, number, values): print(task, number, dict(values))
     ...     def batch(self, task, done, total, values): pass
     ...     def finished(self, task, values): print(task, "finished")
-    >>> isinstance(Printing(), Callback)
-    True
     """
 
     def epoch(self, task: str, number: int, values: Values) -> None:
@@ -53,7 +51,7 @@ class TensorBoardTracker:
             self.writer.add_scalar(f"{task}/{name}", value, number)
 
     def batch(self, task: str, done: float, total: float, values: Values) -> None:
-        """Does nothing: there are too many batches to plot."""
+        pass  # there are too many to plot
 
     def finished(self, task: str, values: Values) -> None:
         self.epoch(task, 0, values)
@@ -64,11 +62,9 @@ def check_callbacks(callbacks: Sequence[Callback]) -> None:
     """Refuse what is no list of callbacks before any work is done."""
     if not isinstance(callbacks, Sequence) or isinstance(callbacks, str):
         raise InputError(f"callbacks is a {type(callbacks).__name__}; give a list of callbacks")
-    for callback in callbacks:
-        if isinstance(callback, type) or not isinstance(callback, Callback):
-            raise InputError(
-                f"callbacks holds {callback!r}; each must be an object with epoch, batch and finished"
-            )
+    for each in callbacks:
+        if isinstance(each, type) or not isinstance(each, Callback):
+            raise InputError(f"callbacks holds {each!r}; each needs epoch, batch and finished")
 
 
 def as_progress(callbacks: Sequence[Callback], progress: Progress | None = None) -> Progress:

@@ -31,7 +31,7 @@ for name, workers in (("few", 0), ("few", 2), ("many", 0)):
 
     recipe = small(
         data={"name": f"{sys.argv[1]}/{name}", "workers": workers}, batch_size=2, epochs=1,
-        model={"name": "linear", "width": None, "depth": None, "normalise": False},
+        model={"name": "linear", "width": None, "depth": None, "normalize": False},
         adversary={"name": "n-fgsm"}, validation={"size": 2, "steps": 1},
     )
     train(recipe, f"{sys.argv[1]}/run-{name}-{workers}", progress)

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from tests.training.two_processes import main, measured
@@ -55,18 +54,11 @@ def _same(one: RandomizedEnsemble, two: RandomizedEnsemble) -> None:
         assert torch.allclose(two.state_dict()[key], value, rtol=1e-3, atol=1e-4), key
 
 
-def _losses(folder: Path) -> list[float]:
-    return [line["loss"][0] for line in Run.open(folder).metrics() if line["event"] == "step"]
-
-
 def test_torchrun_trains_and_evaluates_as_one_process_does(tmp_path: Path) -> None:
     words = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
     _run(([*words, "-m", "tests.training.two_processes", str(tmp_path / "two")], _environment()))
     main(tmp_path / "one")
-    for method, steps in (("barre", 2 * 2 * 4), ("bounded", 2 * 4)):
-        one, two = _losses(tmp_path / "one" / method), _losses(tmp_path / "two" / method)
-        assert len(one) == len(two) == steps
-        assert np.allclose(two, one, rtol=1e-3), method
+    for method in ("barre", "bounded"):
         _same(*(load(tmp_path / count / method / "ensemble") for count in ("one", "two")))
     events = [line["event"] for line in Run.open(tmp_path / "two" / "barre").metrics()]
     assert (events.count("finished"), events.count("epoch")) == (1, 4)
@@ -98,24 +90,11 @@ def test_the_command_in_two_processes_makes_the_ensemble_of_one(tmp_path: Path, 
     _same(load(tmp_path / "one" / "ensemble"), load(tmp_path / "two" / "ensemble"))
 
 
-def test_parts_cover_a_batch_without_overlap() -> None:
-    for n in (7, 8, 256):
-        rows = []
-        for rank in range(3):
-            processes = Workers(CPU)
-            processes.rank, processes.world = rank, 3
-            rows.append(list(range(n))[processes.part(n)])
-        assert [row for part in rows for row in part] == list(range(n))
-        assert max(map(len, rows)) - min(map(len, rows)) <= 1
-
-
-def test_one_process_needs_no_communication() -> None:
-    processes = Workers(CPU)
-    assert processes.is_main
-    assert processes.agreed(True)
-    assert not processes.agreed(False)
-    assert processes.total(torch.tensor([2.0])).tolist() == [2.0]
-    processes.barrier()
+@pytest.mark.parametrize("n", [7, 8, 256])
+def test_parts_cover_a_batch_without_overlap(n: int) -> None:
+    parts = [list(range(n))[Workers(torch.device("cpu"), rank, 3).part(n)] for rank in range(3)]
+    assert [row for part in parts for row in part] == list(range(n))
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
 def test_launchers_are_recognized(monkeypatch: pytest.MonkeyPatch) -> None:

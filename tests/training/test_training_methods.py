@@ -12,10 +12,10 @@ from torch import nn
 
 from randens.core.errors import InputError
 from randens.core.runs import Run
-from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble, load
+from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble
 from randens.training import plan, train
 from randens.training.alpha import floored
-from randens.training.methods import METHODS, Bounded, StageMembers, uniform
+from randens.training.methods import METHODS, Bounded, StageMembers
 
 
 def _stage(finished: int, trained: int) -> StageMembers:
@@ -59,22 +59,6 @@ def test_what_checkpoints_are_compared_by() -> None:
     assert METHODS["barre"]().validated(stage).probs.tolist() == pytest.approx(stage.probs.tolist())
 
 
-def test_levels_follow_the_table() -> None:
-    levels = {name: METHODS[name]().level for name in METHODS}
-    assert levels == {
-        "at": "loss",
-        "iat": "loss",
-        "mrboost": "logits",
-        "barre": "softmax",
-        "bat": "loss",
-        "joint": "softmax",
-        "bounded": "bounded",
-    }
-    assert METHODS["joint"]().stages(3) == [3]
-    assert METHODS["barre"]().stages(3) == [1, 1, 1]
-    assert uniform(4).tolist() == [0.25] * 4
-
-
 def test_all_methods_share_their_first_member_bit_by_bit(tmp_path: Path) -> None:
     first = _weights(train(small(), tmp_path / "at"), 0)
     for method in ("iat", "mrboost", "barre", "bat"):
@@ -96,6 +80,14 @@ def test_a_given_first_member_is_taken_and_costs_nothing(tmp_path: Path) -> None
     with pytest.raises(InputError, match=r"another architecture: width: 16 → 17"):
         train(other, tmp_path / "other")
     assert not (tmp_path / "other").exists()
+    train(small(seed=6), tmp_path / "again")
+    both = small(method="iat", members=2, first=[str(tmp_path / "at"), str(tmp_path / "again")])
+    chosen = train(both, tmp_path / "iat")
+    assert _equal(_weights(chosen, 0), _weights(at, 0))
+    # Nothing was trained, but the probabilities were chosen.
+    assert [line["event"] for line in Run.open(tmp_path / "iat").metrics()] == ["finished"]
+    with pytest.raises(InputError, match=r"first is 'nowhere'; there is no folder there"):
+        train(small(first="nowhere"), tmp_path / "lost")
 
 
 def test_barre_starts_from_the_previous_member_and_moves_alpha(tmp_path: Path) -> None:
@@ -129,64 +121,31 @@ def test_joint_training_moves_all_members_and_alpha_at_once(tmp_path: Path) -> N
         assert not _equal(_weights(rec, index), _weights(started, index))
 
 
-def test_bat_trains_its_second_member_on_the_first_ones_examples(tmp_path: Path) -> None:
-    recipe = small(method="bat", members=2, epochs=4, threat={"eps": 0.2})
-    rec = train(recipe, tmp_path / "bat")
-    lines = [line for line in Run.open(tmp_path / "bat").metrics() if line["event"] == "epoch"]
-    # Adversarial examples of a fixed network are easier than the member's own.
-    second = [line["accuracy"] for line in lines if line["member"] == 2]
-    first = [line["accuracy"] for line in lines if line["member"] == 1]
-    assert second[-1] > first[-1] + 0.1
-    share = float(rec.probs[0]) * 10
-    assert share == pytest.approx(round(share))  # swept over a grid
-
-
-@pytest.mark.parametrize(
-    ("method", "members", "expected"),
-    [
-        ("at", 1, [3]),
-        ("iat", 3, [3, 3, 3]),
-        ("barre", 3, [3, 5, 7]),
-        ("mrboost", 2, [3, 5]),
-        ("joint", 3, [9]),
-    ],
-)
-def test_plans_count_passes_as_the_notes_do(method: str, members: int, expected: list[int]) -> None:
-    planned = plan(small(method=method, members=members))
-    assert [stage.crafting + stage.training for stage in planned.stages] == expected
+RELEASED = {"method": "osp", "rule": "released", "every": 1, "iterations": 3, "data": "train", "size": 30}
 
 
 @pytest.mark.parametrize(
     ("method", "members", "sampling"),
     [
         ("at", 1, {}),
-        ("iat", 2, {}),
         ("mrboost", 2, {"method": "uniform"}),
         ("barre", 3, {"every": 2, "attack": "arc-r"}),
-        (
-            "barre",
-            4,
-            {"method": "osp", "rule": "released", "every": 1, "iterations": 3, "data": "train", "size": 30},
-        ),
-        ("bat", 2, {}),
-        ("joint", 2, {}),
-        ("bounded", 2, {}),
+        ("barre", 4, RELEASED),
+        *((method, 2, {}) for method in ("iat", "bat", "joint", "bounded")),
     ],
 )
 def test_every_method_spends_what_was_planned(
     tmp_path: Path, method: str, members: int, sampling: dict[str, object]
 ) -> None:
-    recipe = small(
-        method=method, members=members, epochs=3, validation={"size": 10, "every": 2}, sampling=sampling
-    )
+    rest = {"epochs": 3, "validation": {"size": 10, "every": 2}, "sampling": sampling}
+    recipe = small(method=method, members=members, **rest)
     train(recipe, tmp_path / "run")
     spent = Run.open(tmp_path / "run").read("training")["cost"]
     planned = plan(recipe)
     assert spent["training"] == planned.training
-    # Members that an exact α leaves out are not attacked.
-    assert spent["crafting"] == planned.crafting or (
-        method == "barre" and spent["crafting"] < planned.crafting
-    )
+    # Members that an optimal α leaves out are not attacked.
+    less = method == "barre" and 0 < spent["crafting"] < planned.crafting
+    assert spent["crafting"] == planned.crafting or less
     assert 0 < spent["attacks"] <= planned.attacks
     if sampling.get("method") in ("osp", "uniform") or method in ("at", "bat"):
         assert spent["attacks"] == planned.attacks  # an exact choice may need fewer sweeps than it may make
@@ -200,56 +159,10 @@ def test_passes_of_arc_are_counted_though_not_foreseen(tmp_path: Path) -> None:
     assert Run.open(tmp_path / "run").read("training")["cost"]["crafting"] > 0
 
 
-def test_load_gives_back_what_train_returned(tmp_path: Path) -> None:
-    rec = train(small(method="iat", members=2), tmp_path / "run")
-    again = load(tmp_path / "run" / "ensemble")
-    assert again.probs.tolist() == rec.probs.tolist()
-    assert again.threat == rec.threat
-    assert again.classes == tuple("0123456789")
-    assert all(_equal(_weights(rec, i), _weights(again, i)) for i in range(2))
-
-
-def test_independent_members_can_come_from_earlier_runs(tmp_path: Path) -> None:
-    alone = [train(small(seed=seed), tmp_path / f"at{seed}") for seed in (0, 1)]
-    recipe = small(method="iat", members=2, first=[str(tmp_path / "at0"), str(tmp_path / "at1")])
-    rec = train(recipe, tmp_path / "iat")
-    assert all(_equal(_weights(rec, i), _weights(alone[i], 0)) for i in range(2))
-    assert [stage.epochs for stage in plan(recipe).stages] == [0, 0]
-    # Nothing was trained, but the probabilities were chosen.
-    events = [line["event"] for line in Run.open(tmp_path / "iat").metrics()]
-    assert "epoch" not in events
-    assert events[-1] == "finished"
-    with pytest.raises(InputError, match=r"first names 3 runs; there are only 2 members"):
-        small(method="iat", members=2, first=["a", "b", "c"])
-    with pytest.raises(InputError, match=r"first is 'nowhere'; there is no folder there"):
-        train(small(first="nowhere"), tmp_path / "lost")
-    assert not (tmp_path / "lost").exists()
-
-
-def test_adversarial_training_goes_on_from_a_given_member(tmp_path: Path) -> None:
-    start = train(small(), tmp_path / "at")
-    longer = train(small(first=str(tmp_path / "at"), seed=1), tmp_path / "longer")
-    fresh = train(small(seed=1), tmp_path / "fresh")
-    assert not _equal(_weights(longer, 0), _weights(start, 0))
-    assert not _equal(_weights(longer, 0), _weights(fresh, 0))
-    stages = [line["epoch"] for line in Run.open(tmp_path / "longer").metrics() if line["event"] == "epoch"]
-    assert stages == [1, 2]
-
-
-@pytest.mark.parametrize(
-    ("probs", "floor", "expected"),
-    [
-        ([0.5, 0.5], 0.5, [0.5, 0.5]),
-        ([1.0, 0.0], 0.5, [0.75, 0.25]),
-        ([0.5, 0.5], 1.5, [0.25, 0.75]),
-        ([0.6, 0.2, 0.2], 1.5, [0.375, 0.125, 0.5]),
-        ([0.5, 0.5], 9.0, [0.0, 1.0]),
-    ],
-)
-def test_the_member_in_training_keeps_its_share(
-    probs: list[float], floor: float, expected: list[float]
-) -> None:
-    assert floored(np.array(probs), floor).tolist() == pytest.approx(expected)
+def test_the_member_in_training_keeps_its_share() -> None:
+    assert floored(np.array([1.0, 0.0]), 0.5).tolist() == pytest.approx([0.75, 0.25])
+    assert floored(np.array([0.6, 0.2, 0.2]), 1.5).tolist() == pytest.approx([0.375, 0.125, 0.5])
+    assert floored(np.array([0.5, 0.5]), 9.0).tolist() == pytest.approx([0.0, 1.0])
 
 
 def test_the_first_share_of_a_bounded_batch_is_common_on_any_number_of_ranks() -> None:

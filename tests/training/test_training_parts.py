@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +10,8 @@ import torch
 from torch import nn
 
 from randens.core.errors import FileError
-from randens.training.checkpoint import EarlyStopping, Position, Spent, load, save
+from randens.training.checkpoint import Position, Spent, load, save
 from randens.training.losses import average, learning_rate
-from randens.training.methods import mirror_descent
 from randens.training.recipe import SchedulePart
 
 
@@ -36,42 +33,16 @@ def test_a_cycle_rises_to_the_peak_and_falls_to_nothing() -> None:
 
 def test_the_average_follows_the_weights_and_the_statistics() -> None:
     target, source = nn.BatchNorm1d(2), nn.BatchNorm1d(2)
-    with torch.no_grad():
-        source.weight.fill_(3.0)
-        assert source.running_mean is not None
-        source.running_mean.fill_(5.0)
-        assert source.num_batches_tracked is not None
-        source.num_batches_tracked.fill_(7)
+    values = {"weight": 3.0, "running_mean": 5.0, "num_batches_tracked": 7}
+    for key, value in source.state_dict().items():
+        value.fill_(values.get(key, 0))
     average(target, source, decay=0.9, step=1000)
-    assert target.weight.tolist() == pytest.approx([1.2, 1.2])
-    assert target.running_mean is not None
-    assert target.running_mean.tolist() == pytest.approx([0.5, 0.5])
-    assert target.num_batches_tracked is not None
-    assert int(target.num_batches_tracked) == 7
+    found = {key: value.tolist() for key, value in target.state_dict().items()}
+    assert found["weight"] == pytest.approx([1.2, 1.2])
+    assert found["running_mean"] == pytest.approx([0.5, 0.5])
+    assert found["num_batches_tracked"] == 7
     average(target, source, decay=0.9, step=0)  # early on it forgets faster: d = 1/10
     assert target.weight.tolist() == pytest.approx([0.12 + 2.7, 0.12 + 2.7])
-
-
-def test_the_watch_wants_a_collapse_while_training_improves() -> None:
-    def overfit(*validations: tuple[float, float]) -> int:
-        watch = EarlyStopping()
-        for robust, training in validations:
-            watch.seen(robust, training, 0.5)
-        return watch.overfit
-
-    assert overfit((0.4, 0.5)) == 0
-    assert overfit((0.4, 0.5), (0.05, 0.9)) == 1
-    assert overfit((0.4, 0.5), (0.05, 0.9), (0.04, 0.95)) == 2
-    assert overfit((0.4, 0.5), (0.05, 0.9), (0.3, 0.9)) == 0
-    assert overfit((0.4, 0.5), (0.05, 0.2)) == 0  # training accuracy is lower too: this is not overfitting
-    assert overfit((0.4, 0.5), (0.25, 0.9)) == 0
-    assert overfit((0.05, 0.1), (0.0, 0.2)) == 0  # chance level
-
-
-def test_mirror_descent_moves_towards_the_smaller_loss() -> None:
-    probs = mirror_descent(np.array([0.5, 0.5]), np.array([1.0, 3.0]), 0.5)
-    assert probs.sum() == pytest.approx(1.0)
-    assert probs[0] / probs[1] == pytest.approx(np.e)
 
 
 def _save(folder: Path, value: int) -> Path:
@@ -92,7 +63,7 @@ def test_a_checkpoint_comes_back_and_only_two_are_kept(tmp_path: Path) -> None:
     assert int(tensors["count"]) == 4
 
 
-@pytest.mark.parametrize("damage", ["flip", "truncate", "empty", "position"])
+@pytest.mark.parametrize("damage", ["flip", "truncate", "position"])
 def test_a_damaged_checkpoint_is_noticed_and_the_previous_one_used(tmp_path: Path, damage: str) -> None:
     _save(tmp_path, 1)
     newest = _save(tmp_path, 2)
@@ -101,8 +72,6 @@ def test_a_damaged_checkpoint_is_noticed_and_the_previous_one_used(tmp_path: Pat
         content[-3] ^= 1
     elif damage == "truncate":
         content = content[:-5]
-    elif damage == "empty":
-        content = bytearray()
     else:
         content = content.replace(b'finished\\":2', b'finished\\":7')
     assert bytes(content) != newest.read_bytes()
@@ -120,19 +89,3 @@ def test_if_all_are_damaged_nothing_is_thrown_away_silently(tmp_path: Path) -> N
         _save(tmp_path, value).write_bytes(b"nothing")
     with pytest.raises(FileError, match="damaged: start again with --out"):
         load(tmp_path)
-
-
-def test_a_full_disk_leaves_the_old_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _save(tmp_path, 1)
-
-    def full(_: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "fsync", full)
-        with pytest.raises(FileError, match="No space left"):
-            _save(tmp_path, 2)
-    loaded = load(tmp_path)
-    assert loaded is not None
-    assert (loaded[1].finished, loaded[2]) == (1, [])
-    assert [p.name for p in tmp_path.iterdir()] == ["00000001.safetensors"]

@@ -10,8 +10,6 @@ import functools
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pytest
 import torch
 
 from randens import attacks, data
@@ -20,12 +18,6 @@ from randens.ensemble import RandomizedEnsemble
 from randens.training import load_recipe, train
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes" / "cpu"
-ATTACKS: dict[str, dict[str, Any]] = {
-    "arc-r": {"steps": 20},
-    "saddle": {},
-    "pgd": {"steps": 20, "step": 0.15},
-    "suite": {},
-}
 
 
 @functools.cache
@@ -50,7 +42,7 @@ def _alone(rec: RandomizedEnsemble) -> RandomizedEnsemble:
 def _risk(rec: RandomizedEnsemble, name: str, **options: Any) -> float:
     x, y = _split()[2][:]
     assert rec.threat is not None
-    found = attacks.create(name, rec.threat, **(options or ATTACKS.get(name, {"steps": 20})))(rec, x, y)
+    found = attacks.create(name, rec.threat, **(options or {"steps": 20}))(rec, x, y)
     return float(found.risk.mean())
 
 
@@ -61,47 +53,20 @@ def _barre(tmp_path: Path, seed: int, *settings: str) -> RandomizedEnsemble:
     return rec
 
 
-def _differences(tmp_path: Path, seed: int) -> tuple[float, float]:
-    """AT's risk minus BARRE's: under ARC-R, and under everything found by all attacks on either of them."""
-    rec = _barre(tmp_path, seed)
-    assert rec.threat is not None
-    x, y = _split()[2][:]
-    made = {name: attacks.create(name, rec.threat, **options) for name, options in ATTACKS.items()}
-    first, whole = ({name: attack(s, x, y) for name, attack in made.items()} for s in (_alone(rec), rec))
-    under_arc = float(first["arc-r"].risk.mean() - whole["arc-r"].risk.mean())
-    pools = [found.pool.without_inputs() for found in (*first.values(), *whole.values())]
-    pool = pools[0].merge(*pools[1:])
-    return under_arc, pool.risk(_alone(rec).probs.numpy()) - pool.risk(rec.probs.numpy())
-
-
 def test_barre_beats_at(tmp_path: Path) -> None:
-    """One seed, half the epochs, ARC-R and a quick portfolio; seeds 0 to 3 gain 3 to 10 points.
-
-    The slow test below has five seeds, the whole recipe, every attack and the default portfolio.
+    """One seed, half the epochs; seeds 0 to 3 gain 3 to 10 points. Later members go on from earlier ones, so this is
+    no evidence for randomization: AT with as many epochs as the three members together is better still.
     """
     rec = _barre(tmp_path, 0, "epochs=40", "later_epochs=20")
     assert _risk(_alone(rec), "arc-r") - _risk(rec, "arc-r") > 0.01
     assert _risk(_alone(rec), "suite", preset="fast") - _risk(rec, "suite", preset="fast") > 0.01
 
 
-@pytest.mark.slow
-def test_barre_beats_at_by_more_than_seeds_explain(tmp_path: Path) -> None:
-    """Five seeds at the same budget per member: the mean gain is more than three standard errors above zero.
-
-    Later members go on from earlier ones, so this is no evidence for randomisation: AT with as many epochs as
-    the three members together is better still (docs/training.md).
-    """
-    gains = np.array([_differences(tmp_path, seed) for seed in range(5)])
-    mean, error = gains.mean(axis=0), gains.std(axis=0, ddof=1) / np.sqrt(len(gains))
-    assert (mean > 3 * error).all(), (mean, error)
-    assert mean[0] > 0.02
-
-
 def test_bat_looks_robust_to_apgd_l_and_is_fooled_by_arc_r(tmp_path: Path) -> None:
     settings = ["method=bat", "members=2", "epochs=30", "later_epochs=30", "sampling.attack=none"]
     rec = train(load_recipe(RECIPES / "digits-mlp-barre.toml", settings), tmp_path / "bat", data=_split()[:2])
     claimed, first = 1 - _risk(rec, "adaptive-pgd-l"), 1 - _risk(_alone(rec), "arc-r")
-    assert claimed > first + 0.03  # under the weak attack, randomising over BAT's members seems to pay
+    assert claimed > first + 0.03  # under the weak attack, randomizing over BAT's members seems to pay
     even = rec.with_probs([0.5, 0.5])
     shown, found = 1 - _risk(even, "adaptive-pgd-l"), 1 - _risk(even, "arc-r")
     assert found < 0.8 * shown

@@ -1,8 +1,7 @@
 """Adversaries that make the training examples: PGD, FGSM-RS, N-FGSM and, for the paper's overfitting figure, ARC.
 
-The attacks of `randens.attacks` keep the worst of all points. These adversaries return their last point,
-which is what the methods train on; this needs no passes beyond the gradients. The attacked members are in
-eval mode, and only the input has a gradient.
+They return their last point, not the worst as attacks do, so they need no passes beyond the gradients. The attacked
+members are in eval mode, and only the input has a gradient.
 """
 
 from __future__ import annotations
@@ -52,8 +51,8 @@ class AttackedMembers:
 
 @dataclass(frozen=True)
 class Start:
-    """A batch, the starting point of the search for each input, a seed for later random choices, the place of this
-    rank's part in the whole batch (first image, images in all), and what to call with passes that no plan foresees.
+    """A batch, the starting points, a seed for later random choices, the place of this rank's part in the whole batch
+    (first image, images in all), and what to call with passes that no plan foresees.
     """
 
     x: Tensor
@@ -73,12 +72,10 @@ class Adversary:
     """δ ← Π(δ + step·μ_p(∇ objective)), from a random point of the ball of radius `radius`·ε (Eq. 95).
 
     One step from radius 1 is FGSM-RS (Wong, Rice and Kolter). One step from a noisier point, clipped to the box but
-    not to the ball (`projects` False), is N-FGSM (de Jorge et al.): its larger noise prevents catastrophic
-    overfitting of single-step training. `arc` names ARC or ARC-R instead, which climb no loss; training on them
-    overfits (the paper's appendix).
+    not to the ball (`projects` False), is N-FGSM (de Jorge et al.), which prevents catastrophic overfitting. `arc` is
+    ARC or ARC-R instead, which climb no loss; training on them overfits (the paper's appendix).
 
-    `begin` makes the random start for a whole batch; `craft` continues from there, for any part of it. They are
-    separate so that several processes can share one batch and still use the same random numbers.
+    `begin` makes the random start of a whole batch; `craft` goes on from there for any part, e.g. one process's.
     """
 
     threat: Threat

@@ -23,8 +23,9 @@ from randens.witness import WitnessPool
 Held = tuple[Tensor, Tensor]
 """Inputs [n, ...] and labels [n]."""
 
-MOST_CANDIDATES = 3
-"""Up to this many members the paper tries the candidates of Theorems 1 and 2 instead of Algorithm 1."""
+MOST_CANDIDATES = (
+    3  # up to so many members, the candidates of Theorems 1 and 2 are tried instead of Algorithm 1
+)
 
 
 @dataclass(frozen=True)
@@ -62,9 +63,7 @@ class Validated:
 
 
 class AlphaRule:
-    """α of one run, by the recipe's `sampling` and the method, chosen on the same `images` every time: the validation
-    data `held`, or training images.
-    """
+    """α of one run, by `sampling` and the method, on the same `images` every time: those `held`, or training images."""
 
     def __init__(self, recipe: Recipe, method: Method, images: Held, held: Held) -> None:
         self.part, self.method, self.images, self.held = recipe.sampling, method, images, held
@@ -162,9 +161,7 @@ def attacked(rec: RandomizedEnsemble, x: Tensor, y: Tensor, attack: Attack) -> V
 
 
 def exact(rec: RandomizedEnsemble, x: Tensor, y: Tensor, attack: Attack, sweeps: int) -> Validated:
-    """The best α by cutting planes: optimize over the known witnesses, attack at the result, and repeat while there
-    are new witnesses.
-    """
+    """The best α by cutting planes: optimize over the witnesses, attack there, repeat while new ones are found."""
     pool: WitnessPool | None = None
     costs: list[Cost] = []
 
@@ -187,9 +184,8 @@ def exact(rec: RandomizedEnsemble, x: Tensor, y: Tensor, attack: Attack, sweeps:
 def osp(rec: RandomizedEnsemble, x: Tensor, y: Tensor, attack: Attack, part: SamplingPart) -> Validated:
     """α* by Algorithm 1 as printed: T_o projected subgradient steps of size a/t, the best α is returned.
 
-    Every α that is tried is evaluated by a fresh attack alone. Up to three members the candidates of Theorems 1 and 2
-    are attacked instead, as the paper does. The witnesses are those of the attack at the α returned. `part`:
-    `iterations` is T_o, `step` is a, `begin` says whether the steps start from uniform or from rec's α.
+    Every α that is tried is evaluated by a fresh attack alone; the witnesses are those at the α returned. Up to three
+    members the candidates of Theorems 1 and 2 are attacked instead, as the paper does.
     """
     members = len(rec.members)
     tried: list[Validated] = []

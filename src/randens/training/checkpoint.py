@@ -1,8 +1,7 @@
 """The state of a run, to and from checkpoints: one safetensors file each, written completely or not at all.
 
-A file's metadata holds the position as JSON and a SHA-256 over the position and every tensor, so each file
-can be checked without any other file. The previous file is kept. Random numbers depend only on the position, so
-nothing else is needed to continue.
+The metadata holds the position as JSON and a SHA-256 over it and every tensor. The previous file is kept. Random
+numbers depend only on the position, so nothing else is needed to continue.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ _FORMAT = "randens-checkpoint-2"
 _KEPT = 2
 _NOISE = 0.1  # a smaller loss of accuracy may be noise around chance level
 
-
 Numbers = Annotated[list[float], BeforeValidator(lambda value: np.asarray(value).tolist())]
 
 
@@ -48,26 +46,25 @@ class Spent(_Record):
     seconds: float = 0.0
     lines: int = 0  # of metrics.jsonl
 
-    def add(self, forwards: int, backwards: int) -> None:
-        """Count passes of any kind."""
-        self.forwards += forwards
-        self.backwards += backwards
+    def add(
+        self, forwards: int, backwards: int, crafting: int = 0, training: int = 0, attacks: int = 0
+    ) -> None:
+        """Count passes, and how many of those backward craft examples or train."""
+        self.forwards, self.backwards = self.forwards + forwards, self.backwards + backwards
+        self.crafting, self.training = self.crafting + crafting, self.training + training
+        self.attacks += attacks
 
 
 class EarlyStopping(_Record):
-    """Catastrophic overfitting of a member: the validations so far.
-
-    best: the best accuracy under attack; training: the training accuracy then; overfit: failures in a row since.
-    """
+    """The best accuracy under attack so far, the training accuracy then, and failures in a row since (`overfit`)."""
 
     best: float = 0.0
     training: float = 0.0
     overfit: int = 0
 
     def seen(self, robust: float, training: float, collapse: float) -> None:
-        """Update after a validation with accuracy `robust` under attack and accuracy `training` on the training
-        adversary's examples. It counts as a failure if `robust` is below collapse × best, the training accuracy has
-        not dropped, and the loss of accuracy is no noise.
+        """Update after a validation: a failure is an accuracy `robust` below collapse × best by more than noise, while
+        `training`, that on the training adversary's examples, has not dropped.
         """
         if robust >= self.best:
             self.best, self.training, self.overfit = robust, training, 0
@@ -110,11 +107,12 @@ class Position(_Record):
 class Stage:
     """A stage in progress. `before` is the number of members finished earlier, `trained` are the members in
     training, `averaged` are the members that are validated and kept: their moving averages, or the same
-    members. `batches` make an epoch; `losses` [members], `correct` and `images` are sums over the epoch so far.
+    members. `batches` make one of `epochs`; `losses` [members], `correct` and `images` are sums over the epoch so far.
     """
 
     number: int
     before: int
+    epochs: int
     batches: int
     trained: list[nn.Module]
     averaged: list[nn.Module]
@@ -138,6 +136,11 @@ class Stage:
         self.losses, self.correct, self.images = np.zeros(len(self.trained)), 0.0, 0
 
     @property
+    def steps(self) -> int:
+        """Steps made so far."""
+        return self.epoch * self.batches + self.step
+
+    @property
     def where(self) -> str:
         """The position in words."""
         return f"member {self.before + 1}, epoch {self.epoch + 1}, step {self.step}"
@@ -159,9 +162,8 @@ def pack(
                 tensors[f"optimizer.{index}.{key}"] = value
         _put(tensors, "best", stage.best_states)
         record = _StageRecord.model_validate(stage)
-    return tensors, Position.model_validate(
-        {"finished": len(finished), "probs": probs, "spent": spent, "stage": record}
-    )
+    position = {"finished": len(finished), "probs": probs, "spent": spent, "stage": record}
+    return tensors, Position.model_validate(position)
 
 
 def restore(stage: Stage, tensors: Mapping[str, Tensor], record: _StageRecord) -> None:
@@ -228,9 +230,8 @@ def _read(path: Path) -> tuple[dict[str, Tensor], Position]:
     """One file, verified."""
     tensors, metadata = read_tensors(path)
     text = metadata.get("position", "")
-    if metadata.get("format") != _FORMAT or metadata.get("sha256") != tensor_checksum(
-        tensors, {"position": text}
-    ):
+    checksum = tensor_checksum(tensors, {"position": text})
+    if (metadata.get("format"), metadata.get("sha256")) != (_FORMAT, checksum):
         raise FileError(f"the checkpoint {path} is damaged or of another version")
     try:
         return tensors, Position.model_validate_json(text)
@@ -240,7 +241,7 @@ def _read(path: Path) -> tuple[dict[str, Tensor], Position]:
 
 def _files(folder: Path) -> list[Path]:
     """Newest first."""
-    return sorted(folder.glob("[0-9]*.safetensors"), reverse=True)
+    return sorted(folder.glob("[0-9]" * 8 + ".safetensors"), reverse=True)
 
 
 def _parameters(stage: Stage) -> Iterator[nn.Parameter]:

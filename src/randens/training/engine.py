@@ -1,7 +1,7 @@
 """The training engine of all methods: stages, epochs, batches, adversarial examples, steps, validation.
 
-All random numbers come from generators that are seeded by their purpose and their place in the run, never from
-torch's global generator. So a run that was killed and continued uses the same random numbers as an uninterrupted one.
+Random numbers come from generators that are seeded by their purpose and place in the run, never from torch's global
+one, so a run that was killed and continued uses the same as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -47,9 +47,8 @@ class Diverged(ModelError):
 
 @dataclass(frozen=True)
 class Session:
-    """Where a run is written, by which processes, and who is told.
-
-    say: messages for the user. stop: asked after every step. work: planned passes per image of every stage.
+    """Where a run is written, by which processes, and who is told. `stop` is asked after every step; `work` holds the
+    planned passes per image of every stage.
     """
 
     run: Run
@@ -78,20 +77,18 @@ class Engine:
         # Weights, losses and verdicts are float32; passes are bfloat16 where that is native or asked for.
         auto = recipe.precision == "auto" and native_bfloat16(self.device)
         self.low_precision = auto or recipe.precision == "bfloat16"
-        self.given = [self._finished(member) for member in given]
-        self.finished: list[nn.Module] = []
+        self.given, self.finished = given, list[nn.Module]()
         self.best_probs: Weights | None = None
         self.threat = recipe.threat.build()
         self.method = METHODS[recipe.method](recipe.weight)
         self.inherits = recipe.start == "previous" or (recipe.start == "auto" and self.method.inherits)
-        self.sizes = self.method.stages(recipe.members)
-        self.loss, moved = training_loss(recipe.loss), recipe.data
-        moves = moved.crop_padding or moved.flip or moved.rotation
-        self.augment = Augment(moved.crop_padding, moved.flip, moved.rotation) if moves else None
+        self.sizes, self.loss = self.method.stages(recipe.members), training_loss(recipe.loss)
+        moves = (recipe.data.crop_padding, recipe.data.flip, recipe.data.rotation)
+        self.augment = Augment(*moves) if any(moves) else None
         self.batches = math.ceil(len(self.train_data) / recipe.batch_size)
         # Batches of equal size, so that no epoch ends with a batch of a few images.
-        bounds = np.linspace(0, len(self.train_data), self.batches + 1).round()
-        self.bounds: list[int] = bounds.astype(int).tolist()
+        bounds = np.linspace(0, len(self.train_data), self.batches + 1)
+        self.bounds: list[int] = bounds.round().astype(int).tolist()
         self.held = held[: recipe.validation.size or len(held)]
         self.attack = validation_attack(recipe, self.method.attack or recipe.validation.attack)
         rows = torch.randperm(len(self.train_data), generator=self._generator("osp"))[: recipe.sampling.size]
@@ -103,10 +100,9 @@ class Engine:
     def run_all(self) -> RandomizedEnsemble:
         """Run every unfinished stage, choose α, and save the ensemble."""
         stage = self._resume()
-        if len(self.finished) > self.recipe.members:
-            raise InputError(
-                f"members is {self.recipe.members}; {self.session.run.path} holds {len(self.finished)} already"
-            )
+        members, held = self.recipe.members, len(self.finished)
+        if held > members:
+            raise InputError(f"members is {members}; {self.session.run.path} holds {held} already")
         while stage is not None or len(self.finished) < sum(self.sizes):
             stage = stage or self._begin()
             self._run_stage(stage)
@@ -120,12 +116,8 @@ class Engine:
         number = next(n for n in range(len(self.sizes) + 1) if sum(self.sizes[:n]) >= before)
         trained = []
         for index in range(before, before + self.sizes[number]):
-            source = None
-            if index < len(self.given):
-                source = self.given[index]
-            elif self.inherits and self.finished:
-                source = self.finished[-1]
-            trained.append(self._new(index, None if source is None else source.state_dict()))
+            sources = self.given[index : index + 1] or (self.finished[-1:] if self.inherits else [])
+            trained.append(self._new(index, sources[0].state_dict() if sources else None))
         if self.processes.world > 1 and self.device.type == "cuda":
             synced: Any = nn.SyncBatchNorm
             trained = [synced.convert_sync_batchnorm(member) for member in trained]
@@ -134,26 +126,26 @@ class Engine:
         averaged = [self._new(state=m.state_dict()) for m in trained] if self.recipe.ema else trained
         probs = self.alpha.start(before + len(trained))
         steps = optimizer(trained, self.recipe.optimizer)
-        return Stage(number, before, self.batches, trained, averaged, steps, probs)
+        epochs = self.recipe.epochs_of(number)
+        return Stage(number, before, epochs, self.batches, trained, averaged, steps, probs)
 
     def _run_stage(self, stage: Stage) -> None:
         """Run the epochs of a stage until the end, or until early stopping."""
         if self.session.work[stage.number] == 0:
             return  # given by an earlier run
-        epochs, patience = self.recipe.epochs_of(stage.number), self.recipe.validation.patience
-        wrapped = [self._forward(self.processes.wrap(self._compiled(member))) for member in stage.trained]
-        while stage.epoch < epochs and stage.stopping.overfit < patience:
+        wrapped = [self._forward(member, self.processes.wrap) for member in stage.trained]
+        while stage.epoch < stage.epochs and stage.stopping.overfit < self.recipe.validation.patience:
             begun = time.monotonic()
-            self._run_epoch(stage, epochs, wrapped)
-            self._validate(stage, epochs, begun)
+            self._run_epoch(stage, wrapped)
+            self._validate(stage, begun)
             stage.next_epoch()
-            self._after_step(stage, epochs)
+            self._after_step(stage)
 
-    def _run_epoch(self, stage: Stage, epochs: int, wrapped: list[Forward]) -> None:
+    def _run_epoch(self, stage: Stage, wrapped: list[Forward]) -> None:
         craft = self._adversary(stage)
         members = self._attacked(StageMembers(self.finished, stage.trained, stage.probs))
         for x, y in self._loaded(stage):
-            self._run_step(stage, x, y, craft, members, wrapped, self._rate(stage, epochs))
+            self._run_step(stage, x, y, craft, members, wrapped)
             stage.step += 1
             if self.session.stop is not None and self.processes.agreed(self.session.stop()):
                 self._save(stage)
@@ -161,7 +153,7 @@ class Engine:
                     f"stopped after {stage.where}; the state is saved in {self.session.run.path}, "
                     "and the same command continues"
                 )
-            self._after_step(stage, epochs)
+            self._after_step(stage)
 
     def _loaded(self, stage: Stage) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of an epoch that are left, in an order of the epoch's own."""
@@ -186,18 +178,16 @@ class Engine:
         craft: Adversary,
         members: AttackedMembers,
         wrapped: list[Forward],
-        rate: float,
     ) -> None:
-        """Process one batch: craft adversarial examples, then make one step of every trained member on them."""
+        """Craft adversarial examples for one batch, then make one step of every trained member on them."""
         where, images = (stage.number, stage.epoch, stage.step), len(x)
         generator = self._generator("batch", *where)
         if self.augment is not None:
             x = self.augment(x, generator)
         # Random starts are drawn for the whole batch by every rank; each keeps its part.
-        point = craft.begin(x, generator)
-        own = self.processes.part(images)
-        x, y, point = (part[own] for part in (x, y, point))
-        x, y, point = to_layout(x).to(self.device), y.to(self.device), to_layout(point).to(self.device)
+        point, own = craft.begin(x, generator), self.processes.part(images)
+        x, point = (to_layout(part[own]).to(self.device) for part in (x, point))
+        y = y[own].to(self.device)
         seed = seed_for(self.recipe.seed, "arc", *where, self.processes.rank)
         start = Start(x, y, point, seed, (own.start, images), self._count)
         with contextlib.ExitStack() as crafting:
@@ -214,6 +204,7 @@ class Engine:
         sums = self.processes.total(sums)
         if not bool(torch.isfinite(sums).all()):
             raise self._diverged(stage, "the loss is not finite")
+        rate = self._rate(stage)
         for group in stage.optimizer.param_groups:
             group["lr"] = rate
         stage.optimizer.zero_grad(set_to_none=True)
@@ -222,15 +213,13 @@ class Engine:
         stage.optimizer.step()
         if self.recipe.ema:
             for target, member in zip(stage.averaged, stage.trained, strict=True):
-                average(target, member, self.recipe.ema, stage.epoch * self.batches + stage.step)
+                average(target, member, self.recipe.ema, stage.steps)
         *losses_of_members, correct = sums.tolist()
         stage.losses = stage.losses + np.array(losses_of_members)
         stage.correct, stage.images = stage.correct + correct, stage.images + images
-        crafting_passes, training_passes = craft.passes(len(members.probs)), passes(self.recipe.loss)
-        self.spent.crafting += images * crafting_passes
-        self.spent.training += images * training_passes * len(wrapped)
-        both = images * (crafting_passes + training_passes * len(wrapped))
-        self.spent.add(both, both)
+        crafted = images * craft.passes(len(members.probs))
+        trained = images * passes(self.recipe.loss) * len(wrapped)
+        self.spent.add(crafted + trained, crafted + trained, crafted, trained)
         means = [value / images for value in (*losses_of_members, correct)]
         for callback in self.session.callbacks:
             shown = {"loss": sum(means[:-1]) / len(wrapped), "accuracy": means[-1], "lr": rate}
@@ -238,22 +227,21 @@ class Engine:
         if (stage.step + 1) % self.recipe.log_every == 0:
             self._log("step", stage, step=stage.step + 1, lr=rate, loss=means[:-1], accuracy=means[-1])
 
-    def _validate(self, stage: Stage, epochs: int, begun: float) -> None:
+    def _validate(self, stage: Stage, begun: float) -> None:
         """End an epoch: update α, validate under attack, keep the best checkpoint, check for early stopping.
 
-        All epochs of a member are compared by one attack at the α in force. Witnesses from a search for α are not
-        used: they would make epochs with a new α look worse than the others.
+        Witnesses from a search for α are not used: they would make epochs with a new α look worse than the others.
         """
         done, every = stage.epoch + 1, self.recipe.validation.every
         losses, accuracy = stage.losses / stage.images, stage.correct / stage.images
         stage.probs = self.alpha.descended(stage.probs, losses)
         line: dict[str, Any] = {"loss": losses.tolist(), "accuracy": accuracy}
-        reweigh = self.alpha.due(len(stage.probs), done, epochs)
-        if reweigh or done == epochs or done % every == 0:
+        reweigh = self.alpha.due(len(stage.probs), done, stage.epochs)
+        if reweigh or done == stage.epochs or done % every == 0:
             self._average_buffers([*stage.trained, *stage.averaged])
             if reweigh:
                 rec = self.method.validated(StageMembers(self.finished, stage.averaged, stage.probs))
-                stage.probs = self._spend(self.alpha.reweighed(rec, self._rate(stage, epochs))).probs
+                stage.probs = self._spend(self.alpha.reweighed(rec, self._rate(stage))).probs
             rec = self.method.validated(StageMembers(self.finished, stage.averaged, stage.probs))
             found = self._spend(attacked(rec, *self.held, self.attack))
             line.update(natural=1 - found.natural, robust=1 - found.risk)
@@ -267,12 +255,9 @@ class Engine:
         """Keep the better of the best epoch so far and this one; the later one if they are equal."""
         best, now = stage.best, (found.risk, found.natural)
         if best is None or self.recipe.validation.keep == "last" or now <= (best.risk, best.natural):
-            stage.best = Best(
-                risk=found.risk, natural=found.natural, epoch=stage.epoch, probs=stage.probs.tolist()
-            )
-            stage.best_states = [
-                {k: v.detach().clone() for k, v in m.state_dict().items()} for m in stage.averaged
-            ]
+            probs = stage.probs.tolist()
+            stage.best = Best(risk=found.risk, natural=found.natural, epoch=stage.epoch, probs=probs)
+            stage.best_states = [{k: v.clone() for k, v in m.state_dict().items()} for m in stage.averaged]
 
     def _watch(self, stage: Stage, found: Validated, accuracy: float) -> None:
         """Check for catastrophic overfitting; `accuracy` is that on training examples."""
@@ -282,10 +267,10 @@ class Engine:
         watch.seen(robust, accuracy, part.collapse)
         if watch.overfit:
             stops = watch.overfit >= part.patience
-            end = "training of this member stops, its best checkpoint is kept" if stops else "watching"
             self.session.say(
                 f"{stage.where}: catastrophic overfitting, accuracy under attack fell from {watch.best:.1%} to "
-                f"{robust:.1%} while training accuracy rose to {accuracy:.1%}; {end}"
+                f"{robust:.1%} while training accuracy rose to {accuracy:.1%}; "
+                + ("training of this member stops, its best checkpoint is kept" if stops else "watching")
             )
             self._log("overfitting", stage, robust=robust, best=watch.best, stops=stops)
 
@@ -296,7 +281,8 @@ class Engine:
         if self.recipe.compile:
             # torch keeps a limited number of compiled versions of one function, for all members together.
             torch.compiler.reset()
-        self._add_finished(stage.best_states or [member.state_dict() for member in stage.averaged])
+        states = stage.best_states or [member.state_dict() for member in stage.averaged]
+        self.finished += map(self._finished, states)
         if best is not None:
             self.best_probs = np.array(best.probs)
             kept = {"best_epoch": best.epoch + 1, "robust": 1 - best.risk, "natural": 1 - best.natural}
@@ -330,8 +316,8 @@ class Engine:
             for fault in faults:
                 self.session.say(fault)
             try:
-                parts = [checkpoint.part(tensors, f"finished.{i}") for i in range(position.finished)]
-                self._add_finished(parts)
+                for index in range(position.finished):
+                    self.finished.append(self._finished(checkpoint.part(tensors, f"finished.{index}")))
                 # If the recipe now has fewer members, the run ends with the finished ones.
                 if position.stage is not None and len(self.finished) < self.recipe.members:
                     stage = self._begin()
@@ -351,15 +337,14 @@ class Engine:
             write_atomic(metrics, b"".join(kept))
         return stage
 
-    def _after_step(self, stage: Stage, epochs: int) -> None:
+    def _after_step(self, stage: Stage) -> None:
         """Write a checkpoint if the last one is old enough, and tell the progress in units of planned work."""
         if time.monotonic() - self.saved_at >= self.recipe.checkpoint.seconds:
             self._save(stage)
-        steps, total = stage.epoch * self.batches + stage.step, epochs * self.batches
-        work, number = self.session.work, stage.number
+        work, number, total = self.session.work, stage.number, stage.epochs * self.batches
         self.session.progress("epoch", stage.step or self.batches, self.batches)
-        self.session.progress("member", steps, total)
-        self.session.progress("run", sum(work[:number]) + work[number] * steps / total, sum(work))
+        self.session.progress("member", stage.steps, total)
+        self.session.progress("run", sum(work[:number]) + work[number] * stage.steps / total, sum(work))
 
     def _save(self, stage: Stage | None) -> None:
         """Write a checkpoint; a state that contains NaN never replaces a good one."""
@@ -382,30 +367,27 @@ class Engine:
         self.session.run.log(event=event, member=member, epoch=epoch, **values)
         self.spent.lines += 1
         if event == "epoch":
-            names = ("accuracy", "natural", "robust")
-            scalars: dict[str, float] = {key: float(values[key]) for key in names if key in values}
-            scalars["loss"] = float(np.mean(values["loss"]))
+            shown = ("loss", "accuracy", "natural", "robust")
+            scalars = {key: float(np.mean(values[key])) for key in shown if key in values}
             for callback in self.session.callbacks:
                 callback.epoch(f"member-{member}", epoch, scalars)
 
     def _diverged(self, stage: Stage | None, reason: str) -> Diverged:
         folder = self.session.run.path / "checkpoints"
         kept = "the last good state is kept" if folder.exists() else "no state was saved before that"
-        where = stage.where if stage is not None else "the end of a member"
         return Diverged(
-            f"training diverged at {where}: {reason}; {kept} in {folder}; lower the rate "
-            "(--set optimizer.lr=… --force continues from there)"
+            f"training diverged at {stage.where if stage else 'the end of a member'}: {reason}; {kept} in {folder}; "
+            "lower the rate (--set optimizer.lr=… --force continues from there)"
         )
 
     def _spend(self, found: Validated) -> Validated:
-        self.spent.add(found.cost.forwards, found.cost.backwards)
-        self.spent.attacks += found.attacks
+        self.spent.add(found.cost.forwards, found.cost.backwards, attacks=found.attacks)
         return found
 
     def _count(self, forwards: int, backwards: int) -> None:
         """Passes of an adversary that no plan foresees; the other ranks make about as many."""
-        self.spent.crafting += self.processes.world * backwards
-        self.spent.add(self.processes.world * forwards, self.processes.world * backwards)
+        ranks = self.processes.world
+        self.spent.add(ranks * forwards, ranks * backwards, crafting=ranks * backwards)
 
     def _adversary(self, stage: Stage) -> Adversary:
         level = "kl" if self.recipe.loss.name == "trades" else self.method.level
@@ -422,26 +404,20 @@ class Engine:
             if member not in self.forwards:
                 # Finished members do not change, so their BatchNorm is folded into the convolutions once.
                 fast = folded(member) if member in stage.finished else member
-                self.forwards[member] = self._forward(self._compiled(fast))
+                self.forwards[member] = self._forward(fast)
         weights = torch.tensor(probs, dtype=torch.float64, device=self.device)
         return AttackedMembers.of(members, weights, [self.forwards[member] for member in members])
 
     def _new(self, index: int = 0, state: Mapping[str, Any] | None = None) -> nn.Module:
         """Member number `index` on the device, with the weights of `state` where that is given."""
-        member = self._placed(self.fresh(index))
+        member = self.fresh(index).to(self.device)
+        member.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if state is not None:
             member.load_state_dict(state)
         return member
 
-    def _placed(self, member: nn.Module) -> nn.Module:
-        member.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        return member.to(self.device)
-
-    def _finished(self, member: nn.Module) -> nn.Module:
-        return self._placed(member).requires_grad_(False).eval()
-
-    def _add_finished(self, states: Sequence[Mapping[str, Tensor]]) -> None:
-        self.finished += [self._finished(self._new(state=state)) for state in states]
+    def _finished(self, state: Mapping[str, Tensor]) -> nn.Module:
+        return self._new(state=state).requires_grad_(False).eval()
 
     def _average_buffers(self, members: Sequence[nn.Module]) -> None:
         """Average the BatchNorm statistics that the ranks gathered on their own parts."""
@@ -450,15 +426,13 @@ class Engine:
                 if buffer.is_floating_point():
                     buffer.copy_(self.processes.total(buffer.clone()) / self.processes.world)
 
-    def _compiled(self, member: nn.Module) -> Any:
-        return torch.compile(member) if self.recipe.compile else member
-
-    def _forward(self, member: Forward) -> Forward:
-        """How a member is run: in the recipe's precision, with logits in float32."""
+    def _forward(self, member: nn.Module, wrap: Callable[[Any], Forward] = lambda run: run) -> Forward:
+        """How a member is run: compiled and in the precision that the recipe says, with logits in float32."""
+        run = wrap(torch.compile(member) if self.recipe.compile else member)
 
         def forward(x: Tensor) -> Tensor:
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.low_precision):
-                z = member(x)
+                z = run(x)
             return z.float()
 
         return forward
@@ -466,10 +440,9 @@ class Engine:
     def _generator(self, *purpose: object) -> torch.Generator:
         return torch.Generator().manual_seed(seed_for(self.recipe.seed, *purpose))
 
-    def _rate(self, stage: Stage, epochs: int) -> float:
-        step = stage.epoch * self.batches + stage.step
+    def _rate(self, stage: Stage) -> float:
         base = self.recipe.lr_of(stage.number)
-        return learning_rate(self.recipe.schedule, base, step, self.batches, epochs)
+        return learning_rate(self.recipe.schedule, base, stage.steps, self.batches, stage.epochs)
 
 
 def seed_for(*purpose: object) -> int:

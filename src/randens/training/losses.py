@@ -2,9 +2,8 @@
 learning rates, moving averages.
 
 A training loss calls the member itself, so each makes just the passes it needs: ``loss(forward, examples)`` returns
-the loss per image [n] and the member's logits at x_adv [n, C]. An adversary's objective is a function of all members'
-logits z [M, n, C], the labels and α. All hold for any number of classes ≥ 2, and all go through log_softmax: the
-log of a sum of softmaxes underflows for confident members, and its gradient becomes NaN.
+the loss per image [n] and the logits at x_adv [n, C]. An adversary's objective is a function of all logits z [M, n, C].
+All go through log_softmax: the log of a sum of softmaxes underflows for confident members, with NaN for a gradient.
 """
 
 from __future__ import annotations
@@ -17,8 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from randens.training.recipe import LossPart, OptimizerPart, SchedulePart
-
-_TRADES_WEIGHT = 6.0
 
 
 @dataclass(frozen=True)
@@ -81,7 +78,7 @@ def training_loss(part: LossPart) -> TrainingLoss:
 
     def trades(forward: Forward, examples: Examples) -> tuple[Tensor, Tensor]:
         z, z_adv = forward(examples.x), forward(examples.x_adv)
-        weight = _TRADES_WEIGHT if part.weight is None else part.weight
+        weight = 6.0 if part.weight is None else part.weight
         return cross_entropy(z, examples.y) + weight * divergence(z.log_softmax(dim=-1), z_adv), z_adv
 
     def adversarial(forward: Forward, examples: Examples) -> tuple[Tensor, Tensor]:

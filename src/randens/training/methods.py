@@ -29,17 +29,6 @@ from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble
 from randens.training.adversaries import Adversary, AttackedMembers, Start
 from randens.training.losses import Examples, Forward, TrainingLoss, bounded_risk
 
-__all__ = [
-    "METHODS",
-    "METHOD_NAMES",
-    "Batch",
-    "Method",
-    "StageMembers",
-    "Weights",
-    "mirror_descent",
-    "uniform",
-]
-
 Weights = NDArray[np.float64]
 Members = Sequence[nn.Module]
 
@@ -102,7 +91,7 @@ class Method:
 
     def validated(self, stage: StageMembers) -> RandomizedEnsemble:
         """The ensemble by whose risk under attack on validation data the checkpoints of a stage are compared."""
-        return RandomizedEnsemble(list(stage.trained))
+        return RandomizedEnsemble(stage.all, stage.probs)
 
     def examples(self, craft: Adversary, attacked: AttackedMembers, start: Start, size: int) -> list[Tensor]:
         """Adversarial inputs for each of the `size` members in training."""
@@ -118,6 +107,9 @@ class IAT(Method):
     """Independent adversarial training: M times AT, each with its own seed."""
 
     name = "iat"
+
+    def validated(self, stage: StageMembers) -> RandomizedEnsemble:
+        return RandomizedEnsemble(list(stage.trained))
 
 
 class MRBoost(Method):
@@ -140,9 +132,6 @@ class _OnTheMixture(Method):
 
     def attacked(self, stage: StageMembers) -> tuple[Members, Weights]:
         return stage.all, stage.probs
-
-    def validated(self, stage: StageMembers) -> RandomizedEnsemble:
-        return RandomizedEnsemble(stage.all, stage.probs)
 
 
 class BARRE(_OnTheMixture):
@@ -176,9 +165,6 @@ class BAT(Method):
     def attacked(self, stage: StageMembers) -> tuple[Members, Weights]:
         return stage.all[:1], uniform(1)
 
-    def validated(self, stage: StageMembers) -> RandomizedEnsemble:
-        return RandomizedEnsemble(stage.all, stage.probs)
-
 
 class Bounded(Method):
     """AT of all members at once, each on its own examples. For a share of the batch, `weight`, the loss is
@@ -196,9 +182,6 @@ class Bounded(Method):
 
     def stages(self, members: int) -> list[int]:
         return [members]
-
-    def validated(self, stage: StageMembers) -> RandomizedEnsemble:
-        return RandomizedEnsemble(stage.all)
 
     def common(self, place: tuple[int, int], images: int) -> int:
         """How many images at the start of this part are attacked for all members at once: those of the first share

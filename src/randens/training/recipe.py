@@ -13,7 +13,6 @@ every number has a limit, so that a slip of the pen is a sentence and not a mach
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
@@ -65,7 +64,7 @@ class _Part(BaseModel):
 
 
 class ModelPart(_Part):
-    """The members' network. `normalise` puts the training images' mean and deviation into the model.
+    """The members' network. `normalize` puts the training images' mean and deviation into the model.
 
     `name` is one of `randens.models.names()` (with `width`, `hidden`, `depth`, `stride`), "timm:NAME", or
     "package.module:factory", a function that returns a module giving logits; `options` are the arguments of the last
@@ -78,7 +77,7 @@ class ModelPart(_Part):
     depth: Few | None = None
     stride: Few | None = None
     options: Annotated[dict[str, str | bool | int | float | list[int] | None], Field(max_length=64)] = {}
-    normalise: bool = True
+    normalize: bool = True
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -116,10 +115,9 @@ class ThreatPart(_Part):
 class AdversaryPart(_Part):
     """How training examples are made. `level` is where the expectation over members is taken.
 
-    `loss` is what the adversary maximizes; the releases of MRBoost and BARRE use "mce". `step` is in units
-    of the inputs (None: ε/4 for pgd, ε for n-fgsm, 1.25 ε for fgsm-rs); `start` is the radius of pgd's random
-    start and `noise` of n-fgsm's, both in units of ε. "auto" is the method's own level. ε grows over the first
-    `warmup` epochs of a fresh member, because some networks learn nothing from the strongest examples at first.
+    `loss` is what it maximizes; the releases of MRBoost and BARRE use "mce". `step` is in units of the inputs (None:
+    ε/4 for pgd, ε for n-fgsm, 1.25 ε for fgsm-rs); `start` is the radius of pgd's random start and `noise` of n-fgsm's,
+    in units of ε. "auto" is the method's own level. ε grows over the first `warmup` epochs of a fresh member.
     """
 
     name: Literal["pgd", "fgsm-rs", "n-fgsm", "arc", "arc-r"] = "pgd"
@@ -288,42 +286,29 @@ class Recipe(_Part):
 
     @model_validator(mode="after")
     def _consistent(self) -> Recipe:
-        method, craft, arc = self.method, self.adversary, self.adversary.name in ("arc", "arc-r")
-        last = max(self.schedule.milestones, default=0)
+        method, craft, members, given = self.method, self.adversary, self.members, len(self.given)
+        kl, arc, barre = craft.level == "kl", craft.name in ("arc", "arc-r"), method == "barre"
+        moves = self.optimizer.name == "sgd" and self.optimizer.momentum > 0
+        network, sizes = self.model.name, ", ".join(self.model.sizes)
+        late = max(self.schedule.milestones, default=0)
+        taken = sorted({"classes", "input_shape", "mean", "std", "seed"} & set(self.model.options))
         together = method in ("joint", "bounded")
         for wrong, message in (
-            (method == "at" and self.members > 1, f"members is {self.members}; method 'at' trains exactly 1"),
-            (method == "bat" and self.members < 2, "members is 1; method 'bat' needs at least 2"),
+            (method == "at" and members > 1, f"members is {members}; method 'at' trains exactly 1"),
+            (method == "bat" and members < 2, "members is 1; method 'bat' needs at least 2"),
+            (self.optimizer.nesterov and not moves, "optimizer.nesterov is true; it needs sgd with momentum"),
+            (":" in network and sizes, f"model {network!r} takes options; set {sizes} to none"),
+            (taken, f"model.options sets {', '.join(taken)}; data and seed of the recipe decide that"),
+            (late >= self.epochs, f"schedule.milestones holds {late}; there are only {self.epochs} epochs"),
+            (kl and arc, "adversary.level is 'kl'; arc follows decision boundaries"),
             (
-                self.optimizer.nesterov and (self.optimizer.momentum == 0 or self.optimizer.name != "sgd"),
-                "optimizer.nesterov is true; it needs sgd with a momentum above 0",
+                craft.loss == "mce" and (kl or arc),
+                "adversary.loss is 'mce'; arc and level 'kl' climb something else",
             ),
-            (
-                ":" in self.model.name and self.model.sizes,
-                f"model {self.model.name!r} takes options; set {', '.join(self.model.sizes)} to none",
-            ),
-            (last >= self.epochs, f"schedule.milestones holds {last}; there are only {self.epochs} epochs"),
-            (craft.level == "kl" and arc, "adversary.level is 'kl'; arc follows decision boundaries"),
-            (
-                craft.loss == "mce" and (arc or craft.level == "kl"),
-                "adversary.loss is 'mce'; arc and level 'kl' climb something of their own",
-            ),
-            (
-                self.sampling.final == "checkpoint" and method != "barre",
-                f"sampling.final is 'checkpoint'; {method!r} chooses no α while training",
-            ),
-            (
-                len(self.given) > self.members,
-                f"first names {len(self.given)} runs; there are only {self.members} members",
-            ),
-            (
-                together and self.start == "previous",
-                f"start is 'previous'; {method} trains all members at once",
-            ),
-            (
-                self.weight is not None and method != "bounded",
-                f"weight is {self.weight}; method {method!r} has no weight",
-            ),
+            (self.sampling.final != "chosen" and not barre, "sampling.final is for method 'barre'"),
+            (given > members, f"first names {given} runs; there are only {members} members"),
+            (together and self.start == "previous", f"start is 'previous'; {method} trains all at once"),
+            (self.weight is not None and method != "bounded", f"weight is given; {method!r} has none"),
         ):
             if wrong:
                 raise ValueError(message)
@@ -364,30 +349,24 @@ def recipe_from(content: Mapping[str, Any], source: str = "recipe") -> Recipe:
     try:
         return Recipe.model_validate(dict(content))
     except ValidationError as error:
-        found = error.errors(include_url=False)
-        said = "; ".join(dict.fromkeys(_sentence(e, Recipe) for e in found[:3]))
-        more = f"; and {len(found) - 3} more" if len(found) > 3 else ""
-        raise InputError(f"{source}: {said}{more}") from None
+        # The alternatives of a field are separate errors; the first one is told.
+        found = {tuple(_where(e)): e for e in reversed(error.errors(include_url=False))}
+        said = [_sentence(e, Recipe) for e in reversed(found.values())]
+        more = f"; and {len(said) - 3} more" if len(said) > 3 else ""
+        raise InputError(f"{source}: {'; '.join(said[:3])}{more}") from None
 
 
-def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+def difference(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
     """Lines ``key: old → new`` for every value that differs, keys with dots."""
-    before, after = _flat(old), _flat(new)
-    return [
-        f"{key}: {before.get(key, '(absent)')!r} → {after.get(key, '(absent)')!r}"
-        for key in sorted(set(before) | set(after))
-        if before.get(key, math.nan) != after.get(key, math.nan)
-    ]
-
-
-def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in content.items():
-        if isinstance(value, Mapping):
-            flat.update(_flat(value, f"{prefix}{key}."))
-        else:
-            flat[f"{prefix}{key}"] = list(value) if isinstance(value, tuple) else value
-    return flat
+    lines: list[str] = []
+    for key in sorted(set(old) | set(new)):
+        sides = (side.get(key, "(absent)") for side in (old, new))
+        before, after = (list(value) if isinstance(value, tuple) else value for value in sides)
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            lines += difference(before, after, f"{prefix}{key}.")
+        elif before != after:
+            lines.append(f"{prefix}{key}: {before!r} → {after!r}")
+    return lines
 
 
 def with_settings(content: dict[str, Any], settings: Iterable[str]) -> dict[str, Any]:
@@ -410,9 +389,14 @@ def with_settings(content: dict[str, Any], settings: Iterable[str]) -> dict[str,
     return content
 
 
+def _where(error: Mapping[str, Any]) -> list[str]:
+    """The fields on the way to an error, without pydantic's names for alternatives."""
+    return [str(part) for part in error["loc"] if not set("[-(") & set(str(part))]
+
+
 def _sentence(error: Mapping[str, Any], model: type[BaseModel]) -> str:
     """Return one readable sentence for an error of pydantic."""
-    where = [str(part) for part in error["loc"]]
+    where = _where(error)
     name = ".".join(where)
     if error["type"] == "extra_forbidden":
         valid = _fields(model, where[:-1])

@@ -22,6 +22,7 @@ from randens.core.progress import Progress, shows_progress, silent
 from randens.core.runs import Run
 from randens.data import Data
 from randens.ensemble import RandomizedEnsemble, load
+from randens.evaluation.tables import count
 from randens.training import losses
 from randens.training.adversaries import adversary
 from randens.training.alpha import attacks_per_choice, due
@@ -42,44 +43,27 @@ class StagePlan:
     training: int
     attacks: int
 
-    @property
-    def work(self) -> int:
-        """Passes per training image."""
-        return self.epochs * (self.crafting + self.training)
-
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run will do at most: forward passes, and as many backward, of a member on an image; and attacks.
+    """What a run will do at most: passes of a member on an image, forward and as many backward; and attacks.
 
     `crafting` passes go back to the input, `training` passes to the weights; both are less where a member stops early
-    or is never sampled. ARC's depend on the images and count as 0. An attack takes all `held` images; what it costs
-    depends on how soon it succeeds.
+    or is never sampled. ARC's depend on the images and count as 0. An attack takes all `held` images.
     """
 
     stages: tuple[StagePlan, ...]
-    images: int
     held: int
-    final: int
-
-    @property
-    def crafting(self) -> int:
-        return self.images * sum(stage.epochs * stage.crafting for stage in self.stages)
-
-    @property
-    def training(self) -> int:
-        return self.images * sum(stage.epochs * stage.training for stage in self.stages)
-
-    @property
-    def attacks(self) -> int:
-        return self.final + sum(stage.attacks for stage in self.stages)
+    crafting: int
+    training: int
+    attacks: int
 
     def sentence(self) -> str:
         """A sentence for the user before the run starts."""
-        crafting = f"{_big(self.crafting)} to craft" if self.crafting else "those of ARC to craft"
+        crafting = f"{count(self.crafting)} to craft" if self.crafting else "those of ARC to craft"
         return (
             f"at most {self.attacks} attacks on {self.held:,} images to validate and to choose α, "
-            f"and member passes: {crafting}, {_big(self.training)} to train"
+            f"and member passes: {crafting}, {count(self.training)} to train"
         )
 
 
@@ -140,8 +124,7 @@ def train(
         _check(chosen, pair, processes.world)
         new = _members(chosen, pair[0])
         given = [_given(path, new(0)) for path in chosen.given]
-        planned = plan(chosen, len(pair[0]), len(pair[1]))
-        main = processes.is_main
+        planned, main = plan(chosen, len(pair[0]), len(pair[1])), processes.is_main
         with only_writer(folder) if main else contextlib.nullcontext():
             if main:
                 _open(chosen, folder, speak, force)
@@ -156,7 +139,7 @@ def train(
                 speak(f"{folder} is finished already; its ensemble is returned")
                 return load(run.ensemble)
             speak(planned.sentence())
-            work = [stage.work for stage in planned.stages]
+            work = [stage.epochs * (stage.crafting + stage.training) for stage in planned.stages]
             told = callbacks if main else ()
             session = Session(run, processes, progress or silent, speak, stop, told, work)
             return Engine(chosen, session, pair, new, given).run_all()
@@ -178,22 +161,22 @@ def plan(recipe: Recipe, images: int | None = None, held: int | None = None) -> 
     counts = method.stages(recipe.members)
     stages: list[StagePlan] = []
     for number, size in enumerate(counts):
-        before = sum(counts[:number])
+        before, every = sum(counts[:number]), recipe.validation.every
         members = StageMembers([nn.Identity()] * before, [nn.Identity()] * size, uniform(before + size))
         attacked, _ = method.attacked(members)
         given = number < len(recipe.given) and len(counts) > 1
         epochs = 0 if given else recipe.epochs_of(number)
-        updates: list[int] = []
-        if method.reweighs and before:
-            updates = [e for e in range(1, epochs + 1) if due(recipe.sampling, before + size, e, epochs)]
-        validated = {*updates, epochs, *range(recipe.validation.every, epochs + 1, recipe.validation.every)}
-        per_update = attacks_per_choice(recipe.sampling, before + size)
-        attacks_made = len(validated - {0}) + len(updates) * per_update
+        updates = [e for e in range(1, epochs + 1) if due(recipe.sampling, before + size, e, epochs)]
+        updates = updates if method.reweighs and before else []
+        validated = {*updates, epochs, *range(every, epochs + 1, every)} - {0}
+        made = len(validated) + len(updates) * attacks_per_choice(recipe.sampling, before + size)
         training = losses.passes(recipe.loss) * size
-        stages.append(StagePlan(epochs, craft.passes(len(attacked)), training, attacks_made))
-    final = attacks_per_choice(recipe.sampling, recipe.members, method.sweeps)
-    final += recipe.sampling.data == "train"
-    return Plan(tuple(stages), images, min(held, recipe.validation.size or held), final)
+        stages.append(StagePlan(epochs, craft.passes(len(attacked)), training, made))
+    made = sum(stage.attacks for stage in stages) + (recipe.sampling.data == "train")
+    made += attacks_per_choice(recipe.sampling, recipe.members, method.sweeps)
+    crafting = images * sum(stage.epochs * stage.crafting for stage in stages)
+    trained = images * sum(stage.epochs * stage.training for stage in stages)
+    return Plan(tuple(stages), min(held, recipe.validation.size or held), crafting, trained, made)
 
 
 def shipped_recipes() -> dict[str, Path]:
@@ -226,20 +209,6 @@ def find_recipe(source: str | os.PathLike[str]) -> Path:
 def load_recipe(path: str | os.PathLike[str], settings: Iterable[str] = ()) -> Recipe:
     """Read a recipe from a TOML file, or a shipped recipe by its name, and apply ``key=value`` settings.
 
-    Parameters
-    ----------
-    path : str or path
-        A TOML file, or a name.
-    settings : iterable of str
-        ``key=value``, with dots for parts.
-
-    Returns
-    -------
-    Recipe
-        Checked.
-
-    Examples
-    --------
     >>> load_recipe("digits-mlp-barre", ["members=2", "optimizer.lr=0.05"]).optimizer.lr
     0.05
     """
@@ -248,9 +217,8 @@ def load_recipe(path: str | os.PathLike[str], settings: Iterable[str] = ()) -> R
 
 
 def _data(recipe: Recipe, data: tuple[Any, Any] | None) -> Pair:
-    """Training and validation data: given, a named data set, or a folder with its splits or just with classes.
-
-    A tenth of a folder without a validation part is held out.
+    """Training and validation data: given, a named data set, or a folder, of which a tenth is held out if it has no
+    validation part.
     """
     part = recipe.data
     if data is not None:
@@ -292,19 +260,13 @@ def _members(recipe: Recipe, data: Data) -> Callable[[int], models.Classifier]:
     cannot be made.
     """
     part = recipe.model
-    mean, std = data.mean_std() if part.normalise else (None, None)
-    arguments: dict[str, Any] = {**part.sizes, **part.options}
+    mean, std = data.mean_std() if part.normalize else (None, None)
+    arguments: dict[str, Any] = {"input_shape": data.shape, "mean": mean, "std": std}
+    arguments |= {**part.sizes, **part.options}
 
     def member(index: int) -> models.Classifier:
-        return models.create(
-            part.name,
-            classes=len(data.classes),
-            input_shape=data.shape,
-            mean=mean,
-            std=std,
-            seed=seed_for(recipe.seed, "member", index),
-            **arguments,
-        )
+        seed = seed_for(recipe.seed, "member", index)
+        return models.create(part.name, classes=len(data.classes), seed=seed, **arguments)
 
     member(0)
     return member
@@ -362,10 +324,3 @@ def _clean(folder: Path) -> None:
             left.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         folder.rmdir()
-
-
-def _big(value: float) -> str:
-    for size, letter in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= size:
-            return f"{value / size:.3g}{letter}"
-    return f"{value:.0f}"
