@@ -62,11 +62,9 @@ class View(nn.Module):
         self.eval()
 
     def show(self, x: Tensor) -> Tensor:
-        """Inputs as the package sees them."""
         return ((x.detach().float().contiguous() - self._low) / self._size).clamp(0, 1).view(-1, *self.shape)
 
     def read(self, shown: Tensor) -> Tensor:
-        """Inverse of `show`, in the members' precision."""
         s, _ = self._hidden
         return shown.to(s.device, s.x.dtype).reshape(-1, *s.x.shape[1:]) * self._size + self._low
 
@@ -100,22 +98,8 @@ class Foreign(Attack):
     """Another package's attack on the mixture, on each member that can be drawn, or on both in turn.
 
     A member is attacked on the inputs at which it has not been fooled yet. The global random number generators are
-    seeded for each call and restored after it.
-
-    `propose` takes (view, shown inputs, labels, threat in the view's units, seed) and returns perturbed shown inputs;
-    `description`, the attack with its options, is how stored witnesses know it; `target` is "mixture", "members" or
-    "both"; `label` is its name in tables.
-
-    Examples
-    --------
-    >>> import torch, randens
-    >>> def brighter(view, x, y, threat, seed):
-    ...     return x + threat.eps
-    >>> attack = Foreign(randens.Threat("linf", 0.1), brighter, "brighter")
-    >>> rec = randens.RandomizedEnsemble([torch.nn.Linear(4, 3)])
-    >>> found = attack(rec, torch.rand(5, 4), torch.tensor([0, 1, 2, 0, 1]))
-    >>> tuple(found.errors.shape)
-    (5, 1)
+    seeded for each call and restored after it. Stored witnesses know the attack by its `description`, tables by its
+    `label`.
     """
 
     propose: Proposal = field(repr=False, compare=False)
@@ -156,39 +140,30 @@ class Foreign(Attack):
         view = View(s, model)
         try:
             with _seeded(seed):
-                points = view.read(
-                    self.propose(view, view.show(s.x[rows]), s.y[rows], view.threat, seed).detach()
-                )
-                points = torch.where(torch.isfinite(points), points, s.x[rows])
+                shown = self.propose(view, view.show(s.x[rows]), s.y[rows], view.threat, seed).detach()
         except RandensError:
             raise
-        # The packages' exceptions have no common base class.
-        except Exception as error:
+        except Exception as error:  # the packages' exceptions have no common base class
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:240]
-            raise ModelError(
-                f"{self.description} failed on {len(rows)} inputs of shape {tuple(s.x.shape[1:])}: {reason}"
-            ) from error
-        s.judge(rows, points)
+            inputs = f"{len(rows)} inputs of shape {tuple(s.x.shape[1:])}"
+            raise ModelError(f"{self.description} failed on {inputs}: {reason}") from error
+        points = view.read(shown)
+        s.judge(rows, torch.where(torch.isfinite(points), points, s.x[rows]))
 
 
 @contextlib.contextmanager
 def _seeded(seed: int) -> Iterator[None]:
     """Seed the global generators of torch, NumPy and Python with `seed`, and restore them afterwards."""
-    legacy, plain, gradients = np.random.get_state(), random.getstate(), torch.is_grad_enabled()  # noqa: NPY002
-    with torch.random.fork_rng():
+    legacy, plain = np.random.get_state(), random.getstate()  # noqa: NPY002
+    with torch.random.fork_rng(), torch.enable_grad():
         torch.manual_seed(seed)
         np.random.seed(seed)  # noqa: NPY002
         random.seed(seed)
         try:
-            with torch.enable_grad():
-                yield
+            yield
         finally:
             np.random.set_state(legacy)  # noqa: NPY002
             random.setstate(plain)
-            torch.set_grad_enabled(gradients)
-
-
-# ---- the packages ----
 
 
 def from_foolbox(attack: Any, threat: Threat, *, target: str = "both", **common: int) -> Foreign:
@@ -199,11 +174,9 @@ def from_foolbox(attack: Any, threat: Threat, *, target: str = "both", **common:
     foolbox = _package("foolbox")
     if not isinstance(attack, foolbox.attacks.base.Attack):
         raise InputError(f"attack is {attack!r}; give an instance, e.g. foolbox.attacks.LinfPGD(steps=20)")
-    measured = getattr(getattr(attack, "distance", None), "p", threat.p)
+    name, measured = type(attack).__name__, getattr(getattr(attack, "distance", None), "p", threat.p)
     if measured != threat.p:
-        raise InputError(
-            f"attack is {type(attack).__name__}, which measures l{measured:g}; threat is {threat.norm}"
-        )
+        raise InputError(f"attack is {name}, which measures l{measured:g}; threat is {threat.norm}")
 
     def propose(view: View, x: Tensor, y: Tensor, threat: Threat, _: int) -> Tensor:
         model = foolbox.PyTorchModel(view, bounds=(0, 1), device=x.device)
@@ -211,15 +184,14 @@ def from_foolbox(attack: Any, threat: Threat, *, target: str = "both", **common:
         return copy.deepcopy(attack)(model, x, y, epsilons=threat.eps)[1]
 
     said = f"foolbox {re.sub(r' at 0x[0-9a-f]+', '', repr(attack))}"
-    return Foreign(threat, propose, said, target, f"foolbox-{type(attack).__name__}", **common)
+    return Foreign(threat, propose, said, target, f"foolbox-{name}", **common)
 
 
 def from_torchattacks(attack: Any, threat: Threat, *, target: str = "both", **options: Any) -> Foreign:
     """A class of torchattacks and its options, e.g. ``from_torchattacks(torchattacks.PGD, threat, steps=20)``.
 
-    eps, norm, the number of classes and the seed come from the threat and the ensemble; the step `alpha` is eps / 4
-    unless given, in units of the box. A class with a norm of its own must fit the threat: PGD, PGDL2. Options may be
-    those of every attack, too.
+    eps, norm, number of classes and seed come from the threat and the ensemble; the step `alpha` is eps / 4 unless
+    given, in units of the box. A class with a norm of its own must fit the threat: PGD, PGDL2.
     """
     _package("torchattacks")
 
@@ -230,10 +202,8 @@ def from_torchattacks(attack: Any, threat: Threat, *, target: str = "both", **op
 
 
 def from_art(attack: Any, threat: Threat, *, target: str = "both", **options: Any) -> Foreign:
-    """An evasion attack of the Adversarial Robustness Toolbox and its options; untargeted.
-
-    E.g. ``from_art(art.attacks.evasion.ProjectedGradientDescent, threat, max_iter=20)``. eps and norm are the
-    threat's; `eps_step` is eps / 4 unless given.
+    """An evasion attack of the Adversarial Robustness Toolbox and its options, untargeted, e.g.
+    ``from_art(art.attacks.evasion.ProjectedGradientDescent, threat, max_iter=20)``; `eps_step` is eps / 4 unless given.
     """
     estimators = _package("art.estimators.classification")
 
@@ -316,9 +286,7 @@ def _package(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ModelError(
-            f"{module} cannot be imported ({error}); docs/interop.md says how to install it"
-        ) from error
+        raise ModelError(f"{module} cannot be imported ({error}); see docs/interop.md") from error
 
 
 def _made(
@@ -337,10 +305,8 @@ def _made(
     def propose(view: View, x: Tensor, y: Tensor, threat: Threat, seed: int) -> Tensor:
         norm = _NORMS[threat.norm] if package == "torchattacks" else threat.p
         known = {"norm": norm, "n_classes": view.classes, "seed": seed, "batch_size": len(x)}
-        known |= dict.fromkeys(("targeted", "verbose"), False)
-        known |= dict.fromkeys(("eps", "ε"), threat.eps) | dict.fromkeys(
-            ("alpha", "eps_step"), threat.eps / 4
-        )
+        known |= {"targeted": False, "verbose": False, "eps": threat.eps, "ε": threat.eps}
+        known |= {"alpha": threat.eps / 4, "eps_step": threat.eps / 4}
         takes = inspect.signature(attack).parameters
         return call(view, x, y, {name: value for name, value in known.items() if name in takes} | options)
 

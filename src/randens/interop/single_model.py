@@ -7,21 +7,12 @@ from torch import Tensor, nn
 from randens.core.errors import InputError
 from randens.ensemble import RandomizedEnsemble
 
-__all__ = ["Mixture"]
-
 
 class Mixture(nn.Module):
     """log Σ_i α_i softmax_i(x), [n, C]: the log-probabilities of a randomized ensemble's answers, as one module.
 
     Its argmax is *not* the randomized ensemble but a deterministic one that averages probabilities. Use it to attack,
     and ``rec.risk(x_adv, y)`` to measure; `from_autoattack` and similar functions do so.
-
-    Examples
-    --------
-    >>> import torch, randens
-    >>> rec = randens.RandomizedEnsemble([torch.nn.Linear(2, 3), torch.nn.Linear(2, 3)])
-    >>> bool(torch.isclose(Mixture(rec)(torch.zeros(1, 2)).exp().sum(), torch.tensor(1.0)))
-    True
     """
 
     def __init__(self, rec: RandomizedEnsemble) -> None:

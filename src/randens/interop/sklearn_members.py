@@ -79,15 +79,7 @@ def sklearn_ensemble(
     threat: Threat | None = None,
     seed: int | None = None,
 ) -> RandomizedEnsemble:
-    """A randomized ensemble of fitted scikit-learn classifiers, which must know the same classes.
-
-    Examples
-    --------
-    >>> from sklearn.linear_model import LogisticRegression
-    >>> fitted = LogisticRegression().fit([[0.0], [1.0]], [0, 1])
-    >>> len(sklearn_ensemble([fitted, fitted]))
-    2
-    """
+    """A randomized ensemble of fitted scikit-learn classifiers, which must know the same classes."""
     if not isinstance(estimators, Sequence) or not len(estimators):
         raise InputError(f"estimators is {estimators!r}; give a list of fitted scikit-learn classifiers")
     members = [sklearn_member(estimator) for estimator in estimators]
@@ -105,15 +97,8 @@ class QueriedMember(nn.Module):
     """A classifier without gradients: scores whose largest is always the answer of `predict`.
 
     Scores are its decision function, or its log-probabilities, or 0 and 1. Attacks that need gradients flag the
-    member (`found.flags["zero_gradient"]`), which says nothing about its robustness: evaluate it with "random",
-    "suite", or a decision-based attack of another package.
-
-    Examples
-    --------
-    >>> from sklearn.tree import DecisionTreeClassifier
-    >>> fitted = DecisionTreeClassifier().fit([[0.0], [1.0]], [0, 1])
-    >>> QueriedMember(fitted)(torch.zeros(1, 1)).argmax().item()
-    0
+    member (`found.flags["zero_gradient"]`), which says nothing about its robustness: evaluate it with "random" or
+    "suite".
     """
 
     identity: Tensor
@@ -128,9 +113,9 @@ class QueriedMember(nn.Module):
             check_is_fitted(estimator)
             self.input_shape, self.classes = (int(estimator.n_features_in_),), len(estimator.classes_)
         except (AttributeError, ValueError) as error:
-            reason = " ".join(str(error).split())[:160]
+            said = " ".join(str(error).split())[:160]
             raise InputError(
-                f"estimator is a {name} that is not fitted to a table of numbers: {reason}"
+                f"estimator is a {name} that is not fitted to a table of numbers: {said}"
             ) from None
         if np.ndim(estimator.classes_[0]):
             raise InputError(f"estimator is a {name} with several answers; give one with one answer")
