@@ -1,4 +1,4 @@
-"""A Hugging Face classifier: its answer is unwrapped, its image processor says how to normalise."""
+"""A Hugging Face classifier: its answer is unwrapped, its image processor says how to normalize."""
 
 import torch
 import transformers

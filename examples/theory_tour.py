@@ -1,4 +1,4 @@
-"""A tour of the theory: when does drawing one of several classifiers at random help, and how should one draw?
+"""A tour of the theory: when does sampling one of several classifiers help, and with which probabilities?
 
 python examples/theory_tour.py
 """
@@ -26,7 +26,7 @@ def three() -> None:
     print("\nThree classifiers: always one of ten vectors (Theorem 2), here the seventh")
     sets = [[(0, 1, 1), (1, 0, 0)], [(0, 1, 0), (0, 0, 1)]]
     best = risk.optimal_sampling(risk.RiskProfile.from_configurations(sets, [0.5, 0.5]), "candidates")
-    print(f"  draw with {show(best.probs)}: risk {best.risk}")
+    print(f"  sample with {show(best.probs)}: risk {best.risk}")
 
 
 def limits() -> None:
@@ -49,7 +49,7 @@ def many() -> None:
     best = risk.optimal_sampling(profile)
     assert best.certificate is not None
     print(
-        f"  uniform drawing {profile.risk(np.full(8, 1 / 8)):.4f}, best member {profile.member_risks.min():.4f}"
+        f"  uniform sampling {profile.risk(np.full(8, 1 / 8)):.4f}, best member {profile.member_risks.min():.4f}"
     )
     print(f"  exact           {best.risk:.4f} at {show(best.probs)}")
     print(f"  proof checked without a solver: {best.certificate.verify(profile)}, gap {best.gap:.0e}")

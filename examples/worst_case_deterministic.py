@@ -1,4 +1,4 @@
-"""Averaging logits can be worse than every member; drawing a member cannot (Appendix A.7, Theorem 3).
+"""Averaging logits can be worse than every member; sampling a member cannot (Appendix A.7, Theorem 3).
 
 Two linear classifiers of the plane, class 1 where w·x ≥ 0, with w₁ = (1, 1) and w₂ = (1, −1); two inputs of class 1,
 x₁ = (−1, 2) with probability p and x₂ = (−1, −2) otherwise; perturbations of l2 norm at most ε < 1/√2. Each member
@@ -52,9 +52,9 @@ def main() -> None:
     print(f"member risks                {profile.member_risks[0]:.3f} and {profile.member_risks[1]:.3f}")
     print(f"deterministic average       {deterministic:.3f}   worse than both members")
     print(
-        f"drawing half and half       {profile.risk([0.5, 0.5]):.3f}   never above {limits.ceiling:.3f} (Theorem 3)"
+        f"sampling half and half      {profile.risk([0.5, 0.5]):.3f}   never above {limits.ceiling:.3f} (Theorem 3)"
     )
-    print(f"drawing at its best         {best.risk:.3f}   with probabilities {best.probs.tolist()}")
+    print(f"sampling at its best        {best.risk:.3f}   with probabilities {best.probs.tolist()}")
 
 
 if __name__ == "__main__":

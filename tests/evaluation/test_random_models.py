@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from examples.randomised_defences import DIGITS, NoisyLinear, noisy_linear
+from examples.randomized_defenses import DIGITS, NoisyLinear, noisy_linear
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom

@@ -36,8 +36,8 @@ def test_averaging_is_worse_than_both_members_and_drawing_is_not() -> None:
     numbers = {line[:26].strip(): line[26:].split() for line in finished.stdout.splitlines()}
     assert numbers["member risks"][:3] == ["0.700", "and", "0.300"]
     assert numbers["deterministic average"][0] == "1.000"
-    assert numbers["drawing half and half"][0] == "0.500"
-    assert numbers["drawing at its best"][0] == "0.300"
+    assert numbers["sampling half and half"][0] == "0.500"
+    assert numbers["sampling at its best"][0] == "0.300"
 
 
 def test_the_worst_case_needs_a_small_ball() -> None:

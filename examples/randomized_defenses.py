@@ -1,11 +1,11 @@
-"""Four random defences, scored on draws that no attack has used, beside the number of a single-draw
+"""Four random defenses, scored on draws that no attack has used, beside the number of a single-draw
 evaluation.
 
 Gaussian noise before a linear model, where the truth is a closed form; dropout at test time, random resize-and-pad and
 a layer with random weights, each in a small network on the digits. `--case` runs one of them, `--json` writes
 everything that was measured.
 
-    python examples/randomised_defences.py --inputs 100
+    python examples/randomized_defenses.py --inputs 100
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class ResizeAndPad(nn.Module):
 
 
 class RandomWeights(nn.Module):
-    """A linear layer whose weights are drawn at every call, around those that were learnt."""
+    """A linear layer whose weights are sampled at every call, around those that were learned."""
 
     def __init__(self, inputs: int, outputs: int, sigma: float) -> None:
         super().__init__()
@@ -89,14 +89,14 @@ class RandomWeights(nn.Module):
 def trained(network: nn.Module, epochs: int = 30) -> nn.Module:
     """The network after a few seconds on the digits' training split."""
     images = randens.data.load("digits", "train")
-    optimiser = torch.optim.Adam(network.parameters(), lr=3e-3)
+    optimizer = torch.optim.Adam(network.parameters(), lr=3e-3)
     generator = torch.Generator().manual_seed(0)
     network.train()
     for _ in range(epochs):
         for rows in torch.split(torch.randperm(len(images), generator=generator), 64):
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             torch.autograd.backward(F.cross_entropy(network(images.x[rows]), images.y[rows]))
-            optimiser.step()
+            optimizer.step()
     return network.eval()
 
 
