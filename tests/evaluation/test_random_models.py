@@ -291,12 +291,9 @@ def test_the_audit_passes_a_model_with_good_gradients_and_enough_draws() -> None
         "random-at-all",
         "seed-decides",
         "gradients-above-noise",
-        "flat-loss-is-not-noise",
         "saturated-in-draws",
     ]
-    assert found.complete
     assert found["gradients-above-noise"].passed
-    assert found["flat-loss-is-not-noise"].passed
 
 
 def test_the_audit_sees_gradients_that_are_noise_and_draws_that_are_too_few() -> None:

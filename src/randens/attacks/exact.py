@@ -108,7 +108,7 @@ class Possible:
 def affine(member: nn.Module, example: Tensor) -> tuple[Array, Array]:
     """W [C, d] and b [C] of a member that is linear in its input; anything else is refused."""
     zero = torch.zeros_like(example[:1], dtype=torch.float64)
-    wide = _double(member)
+    wide = double(member)
     with torch.enable_grad():
         point = zero.clone().requires_grad_(True)
         z = wide(point).squeeze(0)
@@ -408,9 +408,12 @@ def _covered(subset: tuple[int, ...], classes: list[list[int]], sound: list[Refu
     return True
 
 
-def _double(member: nn.Module) -> nn.Module:
-    """A float64 copy on the CPU."""
-    return copy.deepcopy(member).cpu().double().eval()
+def double(member: nn.Module) -> nn.Module:
+    """A float64 copy on the CPU, in eval mode."""
+    try:
+        return copy.deepcopy(member).cpu().double().eval()
+    except (RuntimeError, TypeError, NotImplementedError) as error:
+        raise InputError(f"{type(member).__name__} cannot be copied to float64: {error}") from error
 
 
 @register("exact")

@@ -1,8 +1,8 @@
 """Check whether the numbers of an evaluation can be trusted; published evaluations have failed these checks.
 
-A robust accuracy is only as good as its attack. Attacks stall on members whose gradients are zero, saturated
-or noisy, so these members look robust; the score of a random member depends on chance. Each check compares
-quantities that have a known order in a sound evaluation, or that must be equal, and advises what to do if they do not.
+A robust accuracy is only as good as its attack. Attacks stall on members whose gradients are zero or noisy, so these
+members look robust; the score of a random member depends on chance. Each check compares quantities that have a known
+order in a sound evaluation, or that must be equal, and advises what to do if they do not.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from randens.attacks import Cost
 from randens.audits import checks, random_checks
@@ -34,24 +35,19 @@ if TYPE_CHECKING:
 __all__ = ["ENOUGH", "Audit", "audit"]
 
 ENOUGH = 50
-"""Inputs below which an audit is inconclusive: checks may be off by 2 % of the inputs, and not by less than one."""
+"""Inputs below which an audit is inconclusive: differences on a few inputs may be chance."""
 
 _COLORS = {"ok": "tab:green", "note": "tab:orange", "fail": "tab:red"}
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Audit(Result):
-    """The result of all checks on one classifier or ensemble.
-
-    complete: false if a member's outputs were so broken that attacks on it would be meaningless. cost, now: member
-    passes behind the result, and those of this call.
-    """
+    """The result of all checks on one classifier or ensemble; cost, now: passes behind it, and those of this call."""
 
     kind: ClassVar[str] = "audit"
 
     about: About
     checks: tuple[Check, ...]
-    complete: bool
     cost: Cost = field(default_factory=Cost)
     now: Cost = field(default_factory=Cost)
     notes: tuple[str, ...] = ()
@@ -64,7 +60,7 @@ class Audit(Result):
     @property
     def passed(self) -> bool:
         """Whether no check failed, on enough inputs."""
-        return self.complete and self.conclusive and not self.failed
+        return self.conclusive and not self.failed
 
     @property
     def failed(self) -> tuple[Check, ...]:
@@ -73,22 +69,24 @@ class Audit(Result):
 
     @property
     def remarks(self) -> tuple[Check, ...]:
-        """The checks that show that some attack alone would have been weak."""
+        """The checks with a note: some attack alone would have been weak, or a difference may be chance."""
         return tuple(check for check in self.checks if check.status == "note")
 
     @property
     def verdict(self) -> str:
         """One or two sentences."""
-        n = self.about.n
-        weak = f" {len(self.remarks)} show that a single attack would have been weak." if self.remarks else ""
-        if self.failed or not self.complete:
-            names = ", ".join(check.name for check in self.failed)
-            rest = "" if self.complete else "; it was not attacked, as its answers cannot be scored"
-            return f"{len(self.failed)} of {len(self.checks)} checks failed ({names}): do not trust the number{rest}."
+        notes = ", ".join(check.name for check in self.remarks) or "none"
+        if self.failed:
+            names = [check.name for check in self.failed]
+            # Missing gradients alone beat no number and break no law.
+            said = "the number may be too high" if names == ["gradients"] else "do not trust the number"
+            return f"{len(names)} of {len(self.checks)} checks failed ({', '.join(names)}): {said}."
         if not self.conclusive:
-            return f"Inconclusive: no check failed on {n} inputs, but fewer than {ENOUGH} say little; audit more."
+            return (
+                f"Inconclusive: no check failed on {self.about.n} inputs, but fewer than {ENOUGH} say little."
+            )
         proof = "That is no proof: a stronger attack may find more."
-        return f"No check of {len(self.checks)} failed on {n} inputs.{weak} {proof}"
+        return f"No check of {len(self.checks)} failed on {self.about.n} inputs; notes: {notes}. {proof}"
 
     def __getitem__(self, name: str) -> Check:
         for check in self.checks:
@@ -123,7 +121,6 @@ class Audit(Result):
         """Verdict and checks."""
         return {
             "passed": self.passed,
-            "complete": self.complete,
             "conclusive": self.conclusive,
             "verdict": self.verdict,
             "checks": [vars(check) for check in self.checks],
@@ -163,7 +160,7 @@ def audit(
     --------
     >>> import randens
     >>> net = randens.models.create("linear", classes=10, input_shape=(1, 8, 8), seed=0)
-    >>> len(randens.audit(net, "digits", "pgd", eps=0.05, limit=8).checks) > 10
+    >>> randens.audit(net, "digits", "pgd", eps=0.05, limit=8)["splits"].passed
     True
     """
     if isinstance(settings.get("threat"), FiniteThreat):
@@ -172,47 +169,32 @@ def audit(
         )
     with prepare(model, data, attack, **settings) as case:
         if case.rec.stochastic:
-            found, complete, cost = random_checks.checks(case, case.progress)
-            return Audit(
-                about=case.about,
-                checks=tuple(found),
-                complete=complete,
-                cost=cost,
-                now=cost,
-                notes=case.notes,
-            )
-        choices = {
-            **case.chosen_on,
-            **({} if evaluation is None else evaluation.chosen_on),
-            **(chosen_on or {}),
-        }
-        found = [checks.splits(choices)]
-        if evaluation is not None:
-            found.append(checks.belongs(evaluation, case.rec))
-        found.append(checks.outputs(case.rec, case.data.x))
-        if found[-1].evidence["not_finite"]:  # such members cannot be attacked
-            return Audit(about=case.about, checks=tuple(found), complete=False, notes=case.notes)
+            found, cost = random_checks.checks(case, case.progress)
+            return Audit(about=case.about, checks=tuple(found), cost=cost, now=cost, notes=case.notes)
+        evaluated = {} if evaluation is None else evaluation.chosen_on
+        seed = case.attacks[0].seed
         known = Witnesses(case.rec, case.data, case.threat, store=case.store, progress=case.progress)
         reported = _reported(case, known, evaluation)
-        found += checks.member_checks(known, case.attacks[0].seed)
-        found += attack_checks(Probes(known, case.attacks[0].seed), reported)
-        return Audit(
-            about=case.about,
-            checks=tuple(found),
-            complete=True,
-            cost=known.cost,
-            now=known.now,
-            notes=case.notes,
-        )
+        found = [
+            checks.splits({**case.chosen_on, **evaluated, **(chosen_on or {})}),
+            checks.batches(known),
+            checks.gradients(known, seed),
+            *attack_checks(Probes(known, seed), reported),
+        ]
+        return Audit(about=case.about, checks=tuple(found), cost=known.cost, now=known.now, notes=case.notes)
 
 
-def _reported(case: Case, known: Witnesses, evaluation: Evaluation | None) -> np.typing.NDArray[np.float64]:
+def _reported(case: Case, known: Witnesses, evaluation: Evaluation | None) -> NDArray[np.float64]:
     """The risk [n] that is checked: of an evaluation of these inputs under this threat, else of the attack."""
-    about = case.about
+    probs, about = known.rec.probs.cpu().numpy(), case.about
     if evaluation is not None:
+        evaluation.check(case.rec)
         other = evaluation.about
+        if not np.array_equal(evaluation.probs, probs):
+            raise InputError(
+                f"the evaluation is at α = {other.probs}, the ensemble has {about.probs}; evaluate again"
+            )
         if (other.data, other.split, dict(other.threat)) == (about.data, about.split, dict(about.threat)):
             return evaluation.risk
-    probs = known.rec.probs.cpu().numpy()
     attack_all(known, case, [probs])
     return known.pool.best(probs)[0]

@@ -12,7 +12,6 @@ For linear members the bounds are the margins themselves, so upper and lower bou
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import os
 from collections.abc import Sequence
@@ -29,9 +28,8 @@ from randens.attacks import Cost, exact
 from randens.certificates.interval_bounds import propagate
 from randens.certificates.linear_bounds import crown
 from randens.core.errors import InputError, ModelError
-from randens.core.progress import Progress
 from randens.ensemble import evaluating
-from randens.evaluation.inputs import prepare
+from randens.evaluation.inputs import Case, prepare
 from randens.evaluation.intervals import Estimate
 from randens.evaluation.loop import Witnesses
 from randens.evaluation.tables import About, Result, Table, bars, percent
@@ -49,11 +47,8 @@ if TYPE_CHECKING:
 __all__ = ["Certification", "certify"]
 
 _CHUNK = 32
-_REFINED = (
-    4096  # ReLU layers up to this many units get bounds backward from each unit; larger ones keep intervals
-)
+_REFINED = 4096  # ReLU layers up to this size get bounds backward from each unit; larger ones keep intervals
 _MOST_MEMBERS = 10  # 2^10 subsets; with more members, only single members are certified
-_MOST_TARGETS = 2000  # ways to fool a subset, class by class, that are tried before giving up
 # Verdicts are computed in float32, where logits have errors of about 1e-7 of the largest one; a margin counts
 # as certified only if it is clear of a hundred times that, or of twenty times what is measured.
 _FLOAT32 = 1e-5
@@ -83,23 +78,17 @@ class Certification(Result):
     now: Cost = field(default_factory=Cost)
     notes: tuple[str, ...] = ()
 
-    @cached_property
-    def probs(self) -> Array:
-        """α [M]."""
-        return np.array(self.about.probs)
-
     def upper(self, probs: ArrayLike | None = None) -> float:
         """No attack reaches a risk above this at `probs` (None: the ensemble's own) on these inputs."""
-        return self.profile.risk(self.probs if probs is None else probs)
+        return self.profile.risk(self.about.probs if probs is None else probs)
 
-    def separate(self, probs: ArrayLike | None = None) -> float:
+    def separate(self) -> float:
         """The bound that certifies members one by one: mean Σ_i α_i 1[member i not certified]."""
-        alpha = self.probs if probs is None else np.asarray(probs, dtype=np.float64)
-        return float(((~self.certified) @ alpha).mean())
+        return float(self.member_upper @ np.array(self.about.probs))
 
     def lower(self, probs: ArrayLike | None = None) -> float:
         """The risk that known witnesses reach; without any, the risk on the unperturbed inputs."""
-        return self.witnesses.risk(self.probs if probs is None else probs)
+        return self.witnesses.risk(self.about.probs if probs is None else probs)
 
     @property
     def member_upper(self) -> Array:
@@ -123,9 +112,7 @@ class Certification(Result):
     def table(self) -> Table:
         """The certified accuracy below, the witnesses' accuracy above."""
         lines = [(name, percent(low), percent(high)) for name, low, high in self.rows()]
-        records = [
-            {"classifier": name, "certified": low, "attacked": high} for name, low, high in self.rows()
-        ]
+        records = [{"classifier": n, "certified": low, "attacked": high} for n, low, high in self.rows()]
         return Table(("", "certified", "under known attacks"), lines, records)
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
@@ -136,15 +123,10 @@ class Certification(Result):
         """What the bounds say; that they say nothing, if so."""
         if self.upper() >= 1 - 1e-12:
             return ["Nothing is certified at this radius: the bounds are too loose for these networks."]
-        said = [
-            f"Robust accuracy is at least {percent(1 - self.upper())} against every attack on these inputs."
-        ]
-        if len(self.probs) > 1:
-            said.append(
-                f"Members one by one would give {percent(1 - self.separate())}; "
-                f"{self.refuted} sets cannot be fooled together."
-            )
-        return said
+        least, alone = percent(1 - self.upper()), percent(1 - self.separate())
+        together = f"Members one by one would give {alone}; {self.refuted} sets cannot be fooled together."
+        said = f"Robust accuracy is at least {least} against every attack on these inputs."
+        return [said, together] if len(self.about.probs) > 1 else [said]
 
     def content(self) -> dict[str, Any]:
         """Bounds, and which members are certified where."""
@@ -159,16 +141,6 @@ class Certification(Result):
             "certified": to_words(self.certified),
             "sentences": self.sentences(),
         }
-
-
-@dataclass(frozen=True)
-class _Margins:
-    """Lower bounds value + slope·δ of one member's margins: value [n, C] (inf: cannot be reached, or class y),
-    slopes [n, C, d], and what they must be clear of [n]."""
-
-    value: Tensor
-    slopes: Tensor
-    slack: Tensor
 
 
 def certify(
@@ -213,31 +185,19 @@ def certify(
     if isinstance(threat, FiniteThreat):
         raise InputError("threat is a finite set, for which evaluate is exact; certificates are for balls")
     with prepare(model, data, "fgsm", threat=threat, eps=eps, **settings) as case:
-        rec, inputs = case.rec, case.data
-        if rec.stochastic:
+        if case.rec.stochastic:
             raise InputError("model answers at random; only deterministic members can be certified")
-        known = Witnesses(rec, inputs, case.threat, store=case.store, pool=pool, progress=case.progress)
-        certified, points, table, refuted = _certified(known, joint, case.progress)
-        _check_witnesses(known.pool, points, table)
-        return Certification(
-            about=dataclasses.replace(case.about, attacks=()),
-            certified=certified,
-            clean=known.clean,
-            profile=RiskProfile.from_witnesses(points, table, len(inputs)),
-            refuted=refuted,
-            witnesses=known.pool.profile(),
-            now=known.now,
-            notes=case.notes,
+        known = Witnesses(
+            case.rec, case.data, case.threat, store=case.store, pool=pool, progress=case.progress
         )
+        return _certified(case, known, joint)
 
 
-def _certified(
-    known: Witnesses, joint: bool, progress: Progress
-) -> tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[np.bool_], int]:
-    """Certified members [n, M]; the sets that are not refuted, with their inputs; and how many are refuted."""
-    rec, pool, (n, members) = known.rec, known.pool, known.clean.shape
+def _certified(case: Case, known: Witnesses, joint: bool) -> Certification:
+    """Bounds of all members on chunk after chunk, and for every input the sets that they do not exclude."""
+    rec, (n, members) = known.rec, known.clean.shape
     known.threat.check(known.x)
-    networks = [_double(member) for member in rec.members]
+    networks = [exact.double(member).requires_grad_(False) for member in rec.members]
     for index, (network, member) in enumerate(zip(networks, rec.members, strict=True)):
         _check(network, member, known.x[:4], index)
     certified = np.zeros((n, members), dtype=np.bool_)
@@ -250,52 +210,55 @@ def _certified(
         pairs = zip(networks, rec.members, strict=True)
         parts = [_margins(network, member, x, y, region) for network, member in pairs]
         for j in range(len(x)):
-            fooled = pool.fooled[pool.points == first + j].tolist()
-            several = joint and members <= _MOST_MEMBERS
-            problem = _problem(parts, region, j)
-            left = exact.possible(problem, fooled, joint=several, most_targets=_MOST_TARGETS)
+            fooled = known.pool.fooled[known.pool.points == first + j]
+            problem = exact.LinearProblem(
+                np.stack([value[j].numpy() for value, _, _ in parts]),
+                np.stack([slopes[j].numpy() for _, slopes, _ in parts]),
+                region[j : j + 1],
+                -np.array([float(slack[j]) for _, _, slack in parts]),
+            )
+            left = exact.possible(problem, fooled.tolist(), joint=joint and members <= _MOST_MEMBERS)
             certified[first + j] = [not targets for targets in left.options]
+            if (fooled & certified[first + j]).any():
+                raise ModelError(f"a witness fools certified members of input {first + j}; is it of others?")
             refuted += left.refuted
             points += [first + j] * len(left.sets)
             sets.append(left.sets)
-        progress("certifying", first + len(x), n)
-    return certified, np.array(points, dtype=np.int64), np.concatenate(sets), refuted
-
-
-def _double(member: nn.Module) -> nn.Module:
-    """A float64 copy on the CPU, in eval mode, without parameter gradients."""
-    try:
-        twin = copy.deepcopy(member).cpu().double().eval()
-    except (RuntimeError, TypeError, NotImplementedError) as error:
-        raise InputError(f"{type(member).__name__} cannot be certified: {error}") from error
-    return twin.requires_grad_(False)
+        known.progress("certifying", first + len(x), n)
+    return Certification(
+        about=dataclasses.replace(case.about, attacks=()),
+        certified=certified,
+        clean=known.clean,
+        profile=RiskProfile.from_witnesses(np.array(points, dtype=np.int64), np.concatenate(sets), n),
+        refuted=refuted,
+        witnesses=known.pool.profile(),
+        now=known.now,
+        notes=case.notes,
+    )
 
 
 def _check(network: nn.Module, member: nn.Module, x: Tensor, index: int) -> None:
     """Check that bounds around a single point equal its logits, which shows operations without a rule."""
     wide = x.double()
     with torch.no_grad():
-        true, again = network(wide), network(wide)
+        true = network(wide)
         try:
             found, bounds = propagate(network, wide, wide)
         except InputError as error:
             raise InputError(f"member {index}: {error}") from error
     here = crown(network, wide, torch.arange(len(x)), lambda rows: torch.ones_like(true[rows]), bounds).value
     size = float(true.abs().max()) + 1e-30
-    gaps = (
-        (found.center - true).abs().max(),
-        (here - true.sum(dim=1)).abs().max(),
-        (again - true).abs().max(),
-    )
+    gaps = (found.center - true).abs().max(), (here - true.sum(dim=1)).abs().max()
     if not all(float(gap) <= 1e-8 * size * true.shape[1] for gap in gaps):
-        raise InputError(
-            f"member {index} cannot be certified: it is not deterministic, or it changes values in place "
-            f"({type(member).__name__})"
-        )
+        raise InputError(f"member {index} cannot be certified: {type(member).__name__} works in place")
 
 
-def _margins(network: nn.Module, member: nn.Module, x: Tensor, y: Tensor, region: Region) -> _Margins:
-    """Linear lower bounds of z_y − z_c for every class c and every input."""
+def _margins(
+    network: nn.Module, member: nn.Module, x: Tensor, y: Tensor, region: Region
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Lower bounds value + slope·δ of z_y − z_c: value [n, C] (inf: c cannot be reached), slopes [n, C, d], and what
+    they must be clear of [n].
+    """
     n = len(x)
     flat = x.flatten(1)
     low, high = (flat + region.low).reshape(x.shape), (flat + region.high).reshape(x.shape)
@@ -336,7 +299,7 @@ def _margins(network: nn.Module, member: nn.Module, x: Tensor, y: Tensor, region
     safe = torch.maximum(least.reshape(n, classes), apart) > slack.unsqueeze(1)
     safe.scatter_(1, y.unsqueeze(1), True)
     value = torch.where(safe, torch.inf, lower.value.reshape(n, classes))
-    return _Margins(value, lower.slopes.reshape(n, classes, -1), slack)
+    return value, lower.slopes.reshape(n, classes, -1), slack
 
 
 def _refined(
@@ -371,24 +334,3 @@ def _refined(
         else:
             above[rows, units] = torch.minimum(above[rows, units], -least)
     return below.reshape(shape), above.reshape(shape)
-
-
-def _problem(parts: Sequence[_Margins], region: Region, j: int) -> exact.LinearProblem:
-    """Return the linear problem of one input in the form of the exact attack."""
-    return exact.LinearProblem(
-        np.stack([part.value[j].numpy() for part in parts]),
-        np.stack([part.slopes[j].numpy() for part in parts]),
-        region[j : j + 1],
-        -np.array([float(part.slack[j]) for part in parts]),
-    )
-
-
-def _check_witnesses(pool: WitnessPool, points: NDArray[np.int64], sets: NDArray[np.bool_]) -> None:
-    """Every witness must lie in a set that was not refuted; if one does not, a bound or the witness is wrong."""
-    for point, fooled in zip(pool.points.tolist(), pool.fooled, strict=True):
-        allowed = sets[points == point]
-        if not bool((allowed >= fooled).all(axis=1).any()):
-            raise ModelError(
-                f"a witness fools members {np.flatnonzero(fooled).tolist()} of input {point}, which were certified; "
-                "the witness is of other members, inputs or threat, or a member is not deterministic"
-            )

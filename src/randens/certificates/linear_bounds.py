@@ -58,12 +58,11 @@ def crown(
         point = x[chosen].detach().requires_grad_(True)
         gaps: list[Tensor] = []
         with torch.enable_grad():
-            with _Relaxed(bounds, chosen, gaps, at) as relaxed:
+            with _Relaxed(bounds, chosen, gaps, at):
                 try:
                     output = member(point.clone())  # a network may change its input in place, a leaf may not
-                except _ReachedError:
-                    assert relaxed.reached is not None
-                    output = relaxed.reached
+                except _ReachedError as found:
+                    output = found.args[0]
             coefficients = directions(positions)
             here = (output.detach() * coefficients).flatten(1).sum(dim=1)
             (slope,) = torch.autograd.grad(output, point, coefficients)
@@ -73,7 +72,7 @@ def crown(
 
 
 class _ReachedError(Exception):
-    """The requested ReLU is reached; later layers are not needed."""
+    """The requested ReLU is reached, with this input; later layers are not needed."""
 
 
 class _Relaxed(TorchFunctionMode):
@@ -83,7 +82,6 @@ class _Relaxed(TorchFunctionMode):
         super().__init__()
         self.bounds, self.rows, self.gaps, self.at = bounds, rows, gaps, at
         self.count = 0
-        self.reached: Tensor | None = None
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -93,8 +91,7 @@ class _Relaxed(TorchFunctionMode):
             return func(*args, **options)
         value = args[0] if args else options["input"]
         if self.count == self.at:
-            self.reached = value
-            raise _ReachedError
+            raise _ReachedError(value)
         low, high = self.bounds[self.count]
         self.count += 1
         in_place = name == "relu_" or options.get("inplace", args[1] if len(args) > 1 else False)
