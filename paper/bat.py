@@ -14,22 +14,13 @@ from randens import data, evaluate
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation import Evaluation
 from randens.risk import necessary_size, two_classifiers
-from randens.training import Recipe, train
+from randens.training import load_recipe, train
 
-RECIPE = Recipe.model_validate(
-    {
-        "method": "bat",
-        "members": 2,
-        "epochs": 12,
-        "batch_size": 64,
-        "model": {"name": "convnet", "width": 8, "hidden": 32},
-        "data": {"name": "digits"},
-        "threat": {"norm": "linf", "eps": 0.2},
-        "adversary": {"name": "pgd", "steps": 7, "warmup": 3},
-        "optimizer": {"lr": 0.1},
-        "sampling": {"method": "uniform"},
-    }
+SETTINGS = (
+    "method=bat members=2 epochs=12 ema=0 model.name=convnet model.width=8 model.hidden=32 threat.eps=0.2 "
+    "adversary.steps=7 adversary.warmup=3 sampling.method=uniform"
 )
+"""What differs from the digits of the paper's tables."""
 USED = (0.9, 0.1)
 """The probabilities of the work that proposed BAT."""
 
@@ -60,8 +51,9 @@ def lines(weak: Evaluation, strong: Evaluation) -> list[str]:
 
 def main(folder: str | None = None) -> None:
     """Train BAT, attack it, and print the account."""
+    recipe = load_recipe(Path(__file__).parent / "reproduce" / "digits.toml", SETTINGS.split())
     with tempfile.TemporaryDirectory() as temporary:
-        rec = train(RECIPE, Path(folder or temporary) / "bat").with_probs(USED)
+        rec = train(recipe, Path(folder or temporary) / "bat").with_probs(USED)
         print("\n".join(lines(account(rec, "adaptive-pgd-s"), account(rec))))
 
 

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,11 +25,13 @@ from scipy.optimize import linprog
 
 from paper.reproduce.measure import ATTACKS
 from paper.reproduce.tables import ATTACK_NAMES, DATA, METHODS, NETWORKS, paper, paper_names
-from randens.core.errors import InputError, RandensError, unknown
+from randens.core.errors import InputError, RandensError
 from randens.core.files import read_json, read_toml
 from randens.risk import auxiliary_risk, bounds
 from randens.risk.checks import as_probs, as_risks
 from randens.training.methods import METHOD_NAMES
+
+Weights = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -45,10 +48,9 @@ class ReportedAttack:
 class Reported:
     """One row of a published table, accuracies in percent.
 
-    members: robust accuracy of each member alone. robust: of the randomized ensemble, None if not reported. probs:
-    α, None if not reported. attacks: robust accuracies of the same ensemble under several attacks. rounding: half a
-    unit of the last digit that is printed. natural, members_natural: natural accuracies of the ensemble and of each
-    member.
+    members: robust accuracy of each member alone. robust: of the randomized ensemble. probs: α. attacks: robust
+    accuracies of the same ensemble under several attacks. rounding: half a unit of the last digit that is printed.
+    natural, members_natural: natural accuracies of the ensemble and of each member. None: not reported.
     """
 
     name: str
@@ -66,12 +68,10 @@ class Reported:
 class Audited:
     """What a row implies.
 
-    conflict: for two members sampled uniformly, the P(R₁) that Theorem 1 then implies; for more, the least share of
-    inputs at which no perturbation fools all members that can be fooled, from Σ α_i η_i − η (at the probabilities
-    given, or uniform ones). probs_range: for every member the smallest and largest probability with which the
-    reported risk and natural accuracy are possible, None if there is none. uniform_possible: whether uniform
-    ones are among them.
-    violations: contradictions; notes: further remarks.
+    conflict: for two members sampled uniformly, P(R₁); for more, the least share of inputs at which no perturbation
+    fools all members that can be fooled. gain: Σ α_i η_i − η. Both at the probabilities given, or uniform ones.
+    probs_range: the smallest and largest probability of every member with which the reported risk and natural accuracy
+    are possible, None if there is none. uniform_possible: whether uniform ones are among them.
     """
 
     name: str
@@ -87,77 +87,63 @@ def audit_published(reported: Reported) -> Audited:
     """Check one row of a table against Proposition 1, Theorem 1, Theorem 3 and the inclusion of balls."""
     found = Audited(reported.name)
     if reported.members and reported.robust is not None:
-        found = _audit_sampling(reported, reported.robust)
+        found = _audit_sampling(reported, 1 - reported.robust / 100)
     return replace(found, violations=(*found.violations, *_weaker(reported)))
 
 
-def _audit_sampling(reported: Reported, robust: float) -> Audited:
+def _audit_sampling(reported: Reported, risk: float) -> Audited:
     """What the risks of the members and of the ensemble, and their natural accuracies, say about α and conflict."""
     risks = as_risks("members", [1 - value / 100 for value in reported.members])
-    (risk,) = as_risks("robust", [1 - robust / 100])
+    as_risks("robust", [risk])
     clean = np.array(reported.members_natural) / 100 if reported.natural is not None else np.zeros(0)
     if len(clean) not in (0, len(risks)):
         raise InputError(f"{reported.name} has {len(clean)} natural accuracies for {len(risks)} members")
     given, slack = reported.probs is not None, 2 * reported.rounding / 100
     named = "the probabilities given" if given else "uniform probabilities"
-    alpha = as_probs(
-        np.full(len(risks), 1 / len(risks)) if reported.probs is None else reported.probs, len(risks)
-    )
+    alpha = as_probs(reported.probs or np.full(len(risks), 1 / len(risks)), len(risks))
     mean, least, limits = float(alpha @ risks), auxiliary_risk(risks, alpha), bounds(risks)
     natural = float(alpha @ clean) if len(clean) else None
-    fits = bool(least - slack <= risk <= mean + slack)
+    fits = least - slack <= risk <= mean + slack
     fits_natural = natural is None or abs(natural - (reported.natural or 0.0) / 100) <= slack
     violations: list[str] = []
     notes: list[str] = []
     if risk < limits.floor - slack:
-        violations.append(
-            f"the risk {risk:.2%} is below the floor {limits.floor:.2%} of these members (Theorem 3)"
-        )
+        violations.append(f"the risk {risk:.2%} is below these members' floor {limits.floor:.2%} (Theorem 3)")
     if risk > limits.ceiling + slack:
         violations.append(
             f"the risk {risk:.2%} is above the weakest member's, {limits.ceiling:.2%} (Theorem 3)"
         )
     if given and not fits:
-        violations.append(
-            f"at {named} the risk must lie between {least:.2%} and {mean:.2%}, not at {risk:.2%}"
-        )
+        violations.append(f"at {named} the risk is from {least:.2%} to {mean:.2%}, not {risk:.2%}")
     if not fits_natural:
         text = f"at {named} the natural accuracy is {natural:.3%}, not {reported.natural:.2f}%"
         (violations if given else notes).append(text)
     ranges = None
     if not given:
-        ranges = _possible(risks, float(risk), slack, clean, reported.natural)
+        ranges = _possible(risks, risk, slack, clean, reported.natural)
         if ranges is None and not violations:
             violations.append(
-                "no probabilities give the risk and natural accuracy with these members (convexity)"
+                "no probabilities give the risk and natural accuracy of these members (convexity)"
             )
     conflict = None
     if mean - risk >= -slack and alpha.max() < 1:
         # π ≤ Σ α_i − max α_i at an input, and it is 0 unless some member that can be fooled is spared.
-        conflict = max(0.0, mean - float(risk)) / float(alpha.sum() - alpha.max())
+        conflict = max(0.0, mean - risk) / float(alpha.sum() - alpha.max())
         if len(risks) == 2 and np.allclose(alpha, 0.5):
             gap = abs(risks[0] - risks[1])
             helps = "beats both members" if conflict > gap + slack else "does not beat the better member"
             notes.append(
                 f"P(R₁) = {conflict:.2%}, |η₁ − η₂| = {gap:.2%}: sampling uniformly {helps} (Theorem 1)"
             )
-    return Audited(
-        reported.name,
-        conflict,
-        mean - float(risk),
-        ranges,
-        None if given else fits and fits_natural,
-        tuple(violations),
-        tuple(notes),
-    )
+    possible = None if given else fits and fits_natural
+    return Audited(reported.name, conflict, mean - risk, ranges, possible, tuple(violations), tuple(notes))
 
 
 def included(norm: str, eps: float, other_norm: str, other_eps: float, dimension: int) -> bool:
     """Whether the ball (norm, eps) lies inside the ball (other_norm, other_eps) in `dimension` coordinates."""
     exponents = {"linf": 0.0, "l2": 0.5, "l1": 1.0}
-    for given in (norm, other_norm):
-        if given not in exponents:
-            raise InputError(f"norm is {given!r}; inclusions are known for linf, l2 and l1")
+    if unlisted := {norm, other_norm} - set(exponents):
+        raise InputError(f"norm is {unlisted.pop()!r}; inclusions are known for linf, l2 and l1")
     # ‖δ‖_q ≤ d^(1/q − 1/p) ‖δ‖_p for q ≤ p, and ‖δ‖_q ≤ ‖δ‖_p otherwise.
     growth = max(0.0, exponents[other_norm] - exponents[norm])
     return bool(eps * dimension**growth <= other_eps * (1 + 1e-12))
@@ -175,19 +161,15 @@ def _weaker(reported: Reported) -> list[str]:
         best = min(reported.attacks, key=lambda a: (not _inside(a, wide, reported.dimension), a.robust))
         if _inside(best, wide, reported.dimension) and best.robust < wide.robust - 2 * reported.rounding:
             found.append(
-                f"{wide.name} ({wide.norm}, ε = {wide.eps:.4g}) leaves {wide.robust:.2f}%, yet {best.name} in a set "
-                f"that lies inside ({best.norm}, ε = {best.eps:.4g}) leaves {best.robust:.2f}%: {wide.name} is weak, "
-                f"and misses at least {wide.robust - best.robust:.2f} points of what its own set holds"
+                f"{wide.name} ({wide.norm}, ε = {wide.eps:.4g}) leaves {wide.robust:.2f}%, yet {best.name} in a "
+                f"smaller set ({best.norm}, ε = {best.eps:.4g}) {best.robust:.2f}%: {wide.name} is weak, and misses at "
+                f"least {wide.robust - best.robust:.2f} points"
             )
     return found
 
 
 def _possible(
-    risks: NDArray[np.float64],
-    risk: float,
-    slack: float,
-    clean: NDArray[np.float64],
-    natural: float | None,
+    risks: Weights, risk: float, slack: float, clean: Weights, natural: float | None
 ) -> tuple[tuple[float, float], ...] | None:
     """For every member the range of α_i over {α : h(α) ≤ η ≤ Σ α_i η_i}, a polytope; None if it is empty.
 
@@ -216,21 +198,16 @@ def _possible(
 
 def read_rows(path: Path) -> list[Reported]:
     """The rows of a TOML or JSON file: accuracies in percent, fields as in `Reported`."""
-    content = read_json(path) if path.suffix == ".json" else read_toml(path)
-    rows = content.get("rows") if isinstance(content, dict) else content
+    rows = (read_json(path) if path.suffix == ".json" else read_toml(path)).get("rows")
     if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
         raise InputError(f"{path} holds no rows; give [[rows]] with name, members and robust")
-    known = [entry.name for entry in fields(Reported)]
     found = []
     for row in rows:
-        for key in row:
-            if key not in known:
-                unknown("field of a table's row", key, known)
         try:
             attacks = tuple(ReportedAttack(**attack) for attack in row.get("attacks", ()))
             lists = {key: tuple(value) for key, value in row.items() if isinstance(value, list)}
             found.append(Reported(**{"name": "row", **row, **lists, "attacks": attacks}))
-        except TypeError as error:
+        except TypeError as error:  # an unknown field, or one that is missing
             raise InputError(f"{path}, {row.get('name', 'row')}: {error}") from error
     return found
 
@@ -250,36 +227,29 @@ def _best() -> Iterator[Reported]:
             probs = paper()["probabilities"].get(data, {}).get(network, {}).get(base)
             if uniform:
                 probs = [1 / numbers["members"]] * numbers["members"]
-            label = f"{METHOD_NAMES['mrboost-r' if base == 'mrboost' else base]}{'†' if uniform else ''}"
-            yield _row(
-                f"Table 1, {_place(network, data)}, {label}", data, network, base, numbers[data], probs=probs
-            )
+            label = f"{_label(base)}{'†' if uniform else ''}"
+            name = f"Table 1, {_place(network, data)}, {label}"
+            yield _row(name, data, network, base, numbers[data], probs=probs)
 
 
 def _sizes() -> Iterator[Reported]:
     for (data, table), network in product(zip(DATA, ("Table 2", "Table 6"), strict=True), NETWORKS):
         for m, numbers in enumerate(paper()["sizes"][data][network]["barre"], start=1):
+            name = f"{table}, {_place(network, data)}, BARRE, M = {m}"
             if m > 1:
-                yield _row(
-                    f"{table}, {_place(network, data)}, BARRE, M = {m}", data, network, "barre", numbers, m
-                )
+                yield _row(name, data, network, "barre", numbers, m)
 
 
 def _attacks() -> Iterator[Reported]:
     for network, method in product(NETWORKS, METHODS):
         numbers = paper()["attacks"][network][method]
         count = paper()["best"][network]["barre"]["members"]
-        label = METHOD_NAMES["mrboost-r" if method == "mrboost" else method]
+        balls = {name: ("l2", 2.0) if name == "acw" else ("linf", 8 / 255) for name in ATTACKS}
         attacks = tuple(
-            ReportedAttack(
-                ATTACK_NAMES[name].split(" ")[0],
-                numbers[name],
-                "l2" if name == "acw" else "linf",
-                2.0 if name == "acw" else 8 / 255,
-            )
-            for name in ATTACKS
+            ReportedAttack(ATTACK_NAMES[name].split(" ")[0], numbers[name], *ball)
+            for name, ball in balls.items()
         )
-        name = f"Table 5, {paper()['networks'][network]}, {label}"
+        name = f"Table 5, {paper()['networks'][network]}, {_label(method)}"
         members = tuple(robust for _, robust in paper()["individual"]["cifar10"][network][method])
         yield Reported(name, members, numbers["arc-r"], (1 / count,) * count, attacks)
 
@@ -289,14 +259,18 @@ def _row(
     data: str,
     network: str,
     method: str,
-    numbers: Sequence[float],
-    members: int | None = None,
-    probs: Sequence[float] | None = None,
+    pair: list[float],
+    m: int | None = None,
+    probs: Any = None,
 ) -> Reported:
-    """A row of (natural, robust) with its members from Table 3 or 4."""
-    natural, robust = zip(*paper()["individual"][data][network][method][:members], strict=True)
+    """A row of (natural, robust) with its first m members from Table 3 or 4."""
+    natural, robust = zip(*paper()["individual"][data][network][method][:m], strict=True)
     alpha = None if probs is None else tuple(probs)
-    return Reported(name, robust, numbers[1], alpha, natural=numbers[0], members_natural=natural)
+    return Reported(name, robust, pair[1], alpha, natural=pair[0], members_natural=natural)
+
+
+def _label(method: str) -> str:
+    return METHOD_NAMES["mrboost-r" if method == "mrboost" else method]
 
 
 def _place(network: str, data: str) -> str:
@@ -322,10 +296,8 @@ def repeated() -> tuple[str, ...]:
             best, sizes = stated["best"][network]["barre"], stated["sizes"][data][network]
             m = best["members"]
             if m <= len(sizes["barre"]) and sizes["barre"][m - 1] != best[data]:
-                said.append(
-                    f"{_place(network, data)}: BARRE with M = {m} is {best[data]} in Table 1 and "
-                    f"{sizes['barre'][m - 1]} by size"
-                )
+                both = f"{best[data]} in Table 1 and {sizes['barre'][m - 1]} by size"
+                said.append(f"{_place(network, data)}: BARRE with M = {m} is {both}")
             said += [
                 f"{_place(network, data)}: MRBoost with M = {m} and M = {m + 1} have the same numbers {one}"
                 for m, (one, two) in enumerate(pairwise(sizes["mrboost"]), start=1)

@@ -10,9 +10,8 @@ import argparse
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from randens import ensemble
 from randens.core.errors import FileError, InputError
@@ -28,6 +27,38 @@ _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _PLACE = re.compile(r"(?:(?<!\w)/|[\w.~-]*[^\W\d][\w.~-]*/)(?:[\w.~-]+/)*")
 _KEPT = ("training.json", "sampling.json", "advice.json", "metrics.jsonl")
 
+_CARD = """\
+# {name}
+
+{recipe[members]} × {recipe[model][name]} on {recipe[data][name]}, trained by {method} against {threat}; α = ({probs}).
+
+```python
+import randens
+
+rec = randens.zoo.load("{name}")
+```
+
+## Numbers
+
+{numbers}
+## Training
+
+{recipe[epochs]} epochs per member, batches of {recipe[batch_size]}, adversary {recipe[adversary][name]}, learning rate
+{recipe[optimizer][lr]:g}. {cost[forwards]:,} forward and {cost[backwards]:,} backward member passes, {minutes:.0f}
+minutes; checkpoints and α chosen on {validation[images]} validation images ({validation[attack]}). Seed {seed}; sources
+at commit {commit}; {versions}. The recipe is in `manifest.json`, the course of training in `metrics.jsonl`.
+
+## Limits
+
+- {limits}
+- Made for perturbations in {threat} of {recipe[data][name]} images in [0, 1]; nothing is known about others.
+- Made to compare methods on a small budget: not meant for use where safety depends on it.
+
+## Files
+
+{files}
+"""
+
 
 def evaluations(folder: Path) -> dict[str, Evaluation]:
     """The evaluations in a run folder, by file name."""
@@ -42,9 +73,7 @@ def add(run_folder: str | os.PathLike[str], name: str, zoo: Path = ZOO, *, commi
     """
     run = Run.open(run_folder)
     if not _NAME.fullmatch(name):
-        raise InputError(
-            f"name is {name!r}; use small letters, digits and single hyphens, e.g. cifar10-resnet20-at"
-        )
+        raise InputError(f"name is {name!r}; use small letters, digits and single hyphens")
     if not run.ensemble.is_dir() or not (run.path / "training.json").is_file():
         raise FileError(f"{run.path} is not a finished training run; the zoo takes no others")
     rec = ensemble.load(run.ensemble)
@@ -58,7 +87,9 @@ def add(run_folder: str | os.PathLike[str], name: str, zoo: Path = ZOO, *, commi
             shutil.copyfile(path, fresh / path.name)
     manifest = dict(run.manifest)
     manifest["command"] = [_PLACE.sub("", word) for word in manifest.get("command", [])]
-    manifest["recipe"] = _without_places(manifest["recipe"])
+    if first := manifest["recipe"].get("first"):
+        named = Path(first).name if isinstance(first, str) else [Path(path).name for path in first]
+        manifest["recipe"] = {**manifest["recipe"], "first": named}
     manifest["git_commit"] = manifest.get("git_commit") or commit
     Run(fresh, {}).write("manifest", manifest)
     write_atomic(fresh / "CARD.md", card(fresh, name).encode())
@@ -67,86 +98,39 @@ def add(run_folder: str | os.PathLike[str], name: str, zoo: Path = ZOO, *, commi
     return place
 
 
-def _without_places(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    first = recipe.get("first")
-    if not first:
-        return dict(recipe)
-    named = Path(first).name if isinstance(first, str) else [Path(path).name for path in first]
-    return {**recipe, "first": named}
-
-
 def card(folder: Path, name: str) -> str:
     """Markdown: what it is, how it was made, what it cost, its numbers, its limits, its files."""
     run = Run.open(folder)
     recipe, manifest, training = run.manifest["recipe"], run.manifest, run.read("training")
     probs = ", ".join(f"{p:.4g}" for p in ensemble.load(run.ensemble).probs.tolist())
     threat = f"{recipe['threat']['norm']} ε = {recipe['threat']['eps']:.4g}"
-    text = [
-        f"# {name}",
-        "",
-        f"{recipe['members']} × {recipe['model']['name']} on {recipe['data']['name']}, trained by "
-        f"{METHOD_NAMES.get(recipe['method'], recipe['method'])} against {threat}; α = ({probs}).",
-        "",
-        *("```python", "import randens", "", f'rec = randens.zoo.load("{name}")', "```"),
-        "",
-        "## Numbers",
-        "",
-    ]
+    numbers = []
     for file, found in evaluations(folder).items():
         images = f"the first {found.n:,} images of {found.about.data} {found.about.split}"
-        text += [f"### {attacks_of(found)}: {images} (`{file}.json`)", "", found.table().markdown(), ""]
-        text += [f"- {line}" for line in found.sentences()] + [""]
+        numbers += [f"### {attacks_of(found)}: {images} (`{file}.json`)", "", found.table().markdown(), ""]
+        numbers += [*(f"- {line}" for line in found.sentences()), ""]
     if (folder / "advice.json").is_file():
-        text += ["### What to deploy (`advice.json`)", ""]
-        text += [f"- {line}" for line in read_json(folder / "advice.json")["sentences"]] + [""]
-    cost, validation = training["cost"], training["validation"]
-    versions = ", ".join(f"{package} {number}" for package, number in manifest["versions"].items())
-    text += [
-        "## Training",
-        "",
-        training_sentence(recipe),
-        "",
-        f"{cost['forwards']:,} forward and {cost['backwards']:,} backward member passes, {cost['seconds'] / 60:.0f} "
-        f"minutes; checkpoints and α chosen on {validation['images']} validation images ({validation['attack']}). "
-        f"Seed {manifest.get('seed')}; sources at commit {manifest.get('git_commit') or 'unknown'}; {versions}. The "
-        "recipe is in `manifest.json`, the course of training in `metrics.jsonl`.",
-        "",
-        "## Limits",
-        "",
-        f"- {THREAT_MODEL}",
-        f"- Made for perturbations in {threat} of {recipe['data']['name']} images in [0, 1]; nothing is known about "
-        "others.",
-        "- Made to compare methods on a small budget: not meant for use where safety depends on it.",
-        "",
-        "## Files",
-        "",
-        "| file | SHA-256 |",
-        "|---|---|",
-    ]
-    for path in sorted(run.ensemble.iterdir()):
-        text.append(f"| `ensemble/{path.name}` | `{sha256(path.read_bytes())}` |")
-    return "\n".join(text) + "\n"
-
-
-def training_sentence(recipe: Mapping[str, Any]) -> str:
-    """How the members were trained, in a sentence."""
-    optimizer, adversary = recipe["optimizer"], recipe["adversary"]
-    first = recipe.get("first") or []
-    given, later = (
-        ([first] if isinstance(first, str) else first),
-        recipe.get("later_epochs") or recipe["epochs"],
+        advice = read_json(folder / "advice.json")["sentences"]
+        numbers += ["### What to deploy (`advice.json`)", "", *(f"- {line}" for line in advice), ""]
+    files = (
+        f"- `ensemble/{p.name}`: SHA-256 `{sha256(p.read_bytes())}`" for p in sorted(run.ensemble.iterdir())
     )
-    epochs = f"{recipe['epochs']} epochs per member"
-    if given:
-        epochs = f"The first members from {', '.join(f'`{name}`' for name in given)}"
-    if later != recipe["epochs"] or given:
-        epochs += f", {later} epochs for each further one"
-    how = adversary["name"] + (f"-{adversary['steps']}" if adversary["name"] == "pgd" else "")
-    averaged = f", weights averaged ({recipe['ema']:g})" if recipe["ema"] else ""
-    return (
-        f"{epochs}, batches of {recipe['batch_size']}, adversary {how}, loss {recipe['loss']['name']}, "
-        f"{recipe['schedule']['name']} schedule, learning rate {optimizer['lr']:g}, weight decay "
-        f"{optimizer['weight_decay']:g}{averaged}."
+    versions = ", ".join(f"{package} {number}" for package, number in manifest["versions"].items())
+    return _CARD.format(
+        name=name,
+        recipe=recipe,
+        method=METHOD_NAMES.get(recipe["method"], recipe["method"]),
+        threat=threat,
+        probs=probs,
+        numbers="\n".join(numbers),
+        cost=training["cost"],
+        minutes=training["cost"]["seconds"] / 60,
+        validation=training["validation"],
+        seed=manifest.get("seed"),
+        commit=manifest.get("git_commit") or "unknown",
+        versions=versions,
+        limits=THREAT_MODEL,
+        files="\n".join(files),
     )
 
 

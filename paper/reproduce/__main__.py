@@ -32,23 +32,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--scale", default="digits", choices=list(SCALES))
-    parser.add_argument(
-        "--only", action="append", default=[], metavar="NAME", help="runs whose names begin so"
-    )
-    parser.add_argument(
-        "--list", action="store_true", help="print the commands that train the runs, one per line"
-    )
-    parser.add_argument(
-        "--time", action="store_true", help="estimate the hours, at the speed of this device now"
-    )
+    parser.add_argument("--only", action="append", default=[], help="runs whose names begin so")
+    parser.add_argument("--list", action="store_true", help="print the commands that train, one per line")
+    parser.add_argument("--time", action="store_true", help="estimate the hours at this device's speed now")
     parser.add_argument("--runs", type=Path, help="where the run folders are; runs/SCALE by default")
-    parser.add_argument(
-        "--train", action=argparse.BooleanOptionalAction, help="train what is missing; at digits by default"
-    )
+    train = "train what is missing; at digits by default"
+    parser.add_argument("--train", action=argparse.BooleanOptionalAction, help=train)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change the recipes")
     parser.add_argument("--attack", default="arc-r", help="the attack behind robust accuracies")
     parser.add_argument(
-        "--alpha", choices=ALPHA, help="how α is chosen; OSP at the paper's scale, else careful"
+        "--alpha", choices=ALPHA, help="the rule for α; OSP at the paper's scale, else careful"
     )
     parser.add_argument("--limit", type=int, help="use only this many of the first inputs")
     parser.add_argument("--device", default="auto")
@@ -91,7 +84,7 @@ def _listed(asked: argparse.Namespace) -> Iterator[str]:
             total += training + measuring
             yield f"{run.name}: {training:.1f} h to train, {measuring:.1f} h to measure"
         else:
-            yield run.command(folder, asked.scale, asked.set)
+            yield run.command(folder, asked.set)
     if asked.time:
         yield f"all: about {total:.0f} h on one device, Figure 4's run included; attacks may take half or twice theirs"
 

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from paper.reproduce.measure import Measured
 from paper.reproduce.tables import Found, Wanted, paper
 from randens.core.files import write_atomic
 
-_MARKERS = {"at": "o", "mrboost": "D", "barre": "*"}
-_NAMES = {"at": "AT", "mrboost": "MRBoost, deterministic", "barre": "BARRE, randomized"}
-_COLORS = {"at": "#4c4c4c", "mrboost": "#b35806", "barre": "#2166ac"}
+_STYLES = {
+    "at": ("o", "#4c4c4c", "AT"),
+    "mrboost": ("D", "#b35806", "MRBoost, deterministic"),
+    "barre": ("*", "#2166ac", "BARRE, randomized"),
+}
 
 
 def points(found: Found, networks: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
@@ -25,24 +25,19 @@ def points(found: Found, networks: Sequence[str]) -> dict[str, list[dict[str, An
 
     MRBoost and BARRE with the most members that both have, up to the paper's 4, and the paper's numbers at that size.
     """
-    listed: dict[str, list[dict[str, Any]]] = {method: [] for method in _MARKERS}
+    listed: dict[str, list[dict[str, Any]]] = {method: [] for method in _STYLES}
     for network in networks:
         pair = [found.get(Wanted("cifar10", network, method)) for method in ("mrboost", "barre")]
         size = min([4, *(have.members for have in pair if have is not None)])
-        for method in _MARKERS:
+        for method in _STYLES:
             run = Wanted("cifar10", network, method)
             have = found.get(run)
             m = 1 if method == "at" else size
             stated = paper()["sizes"]["cifar10"][network]["barre" if method == "at" else method][m - 1][1]
             cost = paper()["mflops"][network] * (m if method == "mrboost" else 1)
-            listed[method].append(
-                {
-                    "network": network,
-                    "members": m,
-                    "ours": None if have is None else _ours(have, method, m),
-                    "paper": {"mflops": cost, "robust": stated},
-                }
-            )
+            ours = None if have is None else _ours(have, method, m)
+            theirs = {"mflops": cost, "robust": stated}
+            listed[method].append({"network": network, "members": m, "ours": ours, "paper": theirs})
     return listed
 
 
@@ -60,14 +55,9 @@ def figure1(found: Found, networks: Sequence[str], title: str) -> Figure:
             known = [entry[side] for entry in entries if entry[side] is not None]
             if not known:
                 continue
-            axes.scatter(
-                [p["mflops"] for p in known],
-                [p["robust"] for p in known],
-                s=130 if method == "barre" else 55,
-                marker=_MARKERS[method],
-                color=_COLORS[method],
-                label=_NAMES[method],
-            )
+            x, y = ([point[key] for point in known] for key in ("mflops", "robust"))
+            (marker, color, label), size = _STYLES[method], 130 if method == "barre" else 55
+            axes.scatter(x, y, s=size, marker=marker, color=color, label=label)
         axes.set_xlabel("MFLOPs per inference")
         axes.set_ylabel("robust accuracy [%]")
         axes.set_title(side, fontsize=9)
@@ -102,10 +92,8 @@ def _finish(axes: Any, filled: bool) -> None:
     axes.legend(fontsize=7)
 
 
-def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
+def save(figure: Figure, path: Path) -> None:
     """Write a PNG, atomically."""
-    FigureCanvasAgg(figure)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=150)
     write_atomic(path, buffer.getvalue())
-    return Path(path)

@@ -65,10 +65,10 @@ class Settings:
 class Measured:
     """One run's numbers.
 
-    individual: each member alone. randomized: the first m members, m = 1..M, at the chosen α. uniform: all members,
-    each as likely. deterministic: the first m members' logits averaged. risks: of each test image, for "sampled"
-    (chosen α), "uniform" and "averaged". attacks: robust accuracy at uniform α by attack. curve: per epoch of the
-    second member, on validation data. passes: forward and backward passes of members to train, to measure.
+    individual: each member alone. randomized: the first m members, m = 1..M, at the chosen α. uniform: all members.
+    deterministic: the first m members' logits averaged. risks: of each test image, "sampled" (chosen α) and "averaged".
+    attacks: robust accuracy at uniform α by attack. curve: per epoch of the second member, on validation data. passes:
+    forward and backward passes of members.
     """
 
     method: str
@@ -107,9 +107,7 @@ def measured(run: Run, settings: Settings) -> Measured | None:
     path = run.path / _FILE
     if not path.is_file():
         return None
-    document = read_json(path)
-    rec = load(run.ensemble)
-    same = {"format": _FORMAT, "settings": asdict(settings), "ensemble": fingerprint(rec)}
+    document, same = read_json(path), _identity(settings, load(run.ensemble))
     if not isinstance(document, dict) or any(document.get(key) != value for key, value in same.items()):
         return None
     try:
@@ -132,16 +130,12 @@ def measure(
         as_data(run_data(run), split=split, limit=settings.limit) for split in ("test", "validation")
     )
     found = _Work(run, rec, rec.threat, test, validation, settings, progress or silent).all()
-    write_json(
-        run.path / _FILE,
-        {
-            "format": _FORMAT,
-            "settings": asdict(settings),
-            "ensemble": fingerprint(rec),
-            "measured": asdict(found),
-        },
-    )
+    write_json(run.path / _FILE, {**_identity(settings, rec), "measured": asdict(found)})
     return found
+
+
+def _identity(settings: Settings, rec: RandomizedEnsemble) -> dict[str, Any]:
+    return {"format": _FORMAT, "settings": asdict(settings), "ensemble": fingerprint(rec)}
 
 
 @dataclass
@@ -163,11 +157,10 @@ class _Work:
         members, averages = len(self.rec), method == "mrboost"
         rec = self._sampled(self.rec)
         whole = self._evaluate(rec, average=averages)
-        prefixes = [
-            RandomizedEnsemble(list(self.rec.members)[:m], threat=self.threat) for m in range(1, members)
-        ]
+        each = list(self.rec.members)
+        prefixes = [RandomizedEnsemble(each[:m], threat=self.threat) for m in range(1, members)]
         randomized, deterministic = [], []
-        risks = {"sampled": whole.risk, "uniform": whole.pool.best(np.full(members, 1 / members))[0]}
+        risks = {"sampled": whole.risk}
         if method == "barre":
             randomized = [_pair(self._evaluate(self._sampled(prefix)).accuracy) for prefix in prefixes]
         if averages:
@@ -189,7 +182,7 @@ class _Work:
             attacks={name: self._compared(name) for name in compared},
             curve=self._curve(),
             epochs=int(recipe.get("epochs", 0)),
-            training_passes=self._trained(),
+            training_passes=_trained(self.run),
             measuring_passes=self.cost.forwards + self.cost.backwards,
         )
 
@@ -199,9 +192,7 @@ class _Work:
         if len(rec) == 1 or rule == "uniform":
             return rec.with_probs(None)
         if rule == "osp":
-            self.progress("choosing α by OSP", 0, 1)
             chosen = osp(rec, self.validation.x, self.validation.y, attack, SamplingPart())
-            self.progress("choosing α by OSP", 1, 1)
             self.cost = self.cost + chosen.cost
             return rec.with_probs(chosen.probs)
         best = optimize_sampling(
@@ -217,13 +208,10 @@ class _Work:
         return rec.with_probs(best.probs)
 
     def _evaluate(self, rec: RandomizedEnsemble, *, average: bool = False) -> Evaluation:
-        attacks = self.settings.build(self.threat)
-        with prepare(rec, self.test, attacks, folder=self.run.path, progress=self.progress) as case:
-            found = evaluate_case(
-                dataclasses.replace(case, chosen_on={"probs": "validation"}),
-                also={} if len(rec) == 1 else {"uniform": None},
-                average=average,
-            )
+        attack, also = self.settings.build(self.threat), {} if len(rec) == 1 else {"uniform": None}
+        with prepare(rec, self.test, attack, folder=self.run.path, progress=self.progress) as case:
+            chosen = dataclasses.replace(case, chosen_on={"probs": "validation"})
+            found = evaluate_case(chosen, also=also, average=average)
         self.cost = self.cost + found.cost
         return found
 
@@ -231,25 +219,15 @@ class _Work:
         """Robust accuracy at uniform α under one attack and nothing else."""
         threat = _l2(self.threat, math.prod(self.test.shape)) if name == "acw" else self.threat
         attack = attacks.create(name, threat, seed=self.settings.seed)
-        self.progress(f"{name} at uniform α", 0, 1)
         found = attack.run(self.rec.with_probs(None), (self.test.x, self.test.y))
-        self.progress(f"{name} at uniform α", 1, 1)
         self.cost = self.cost + found.cost
         return found.robust_accuracy
 
     def _curve(self) -> tuple[tuple[int, float, float], ...]:
-        return tuple(
-            (int(line["epoch"]), float(line["natural"]), float(line["robust"]))
-            for line in self.run.metrics()
-            if line.get("event") == "epoch" and line.get("member") == 2 and "robust" in line
-        )
-
-    def _trained(self) -> int:
-        """Member passes that training took, as the run recorded them."""
-        if not (self.run.path / "training.json").is_file():
-            return 0
-        cost = self.run.read("training").get("cost", {})
-        return int(cost.get("forwards", 0)) + int(cost.get("backwards", 0))
+        lines = [
+            line for line in self.run.metrics() if line.get("event") == "epoch" and line.get("member") == 2
+        ]
+        return tuple((line["epoch"], line["natural"], line["robust"]) for line in lines if "robust" in line)
 
 
 def _l2(threat: Threat, dimension: int) -> Threat:
@@ -257,6 +235,12 @@ def _l2(threat: Threat, dimension: int) -> Threat:
     if threat.norm == "l2":
         return threat
     return Threat("l2", 2.0 * (threat.eps / (8 / 255)) * math.sqrt(dimension / 3072), threat.bounds)
+
+
+def _trained(run: Run) -> int:
+    """Member passes that training took, as the run recorded them."""
+    cost = run.read("training").get("cost", {}) if (run.path / "training.json").is_file() else {}
+    return int(cost.get("forwards", 0)) + int(cost.get("backwards", 0))
 
 
 def _pair(accuracy: Accuracy) -> Pair:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,10 @@ import numpy as np
 from paper.reproduce.figures import figure1, figure4, points, save
 from paper.reproduce.findings import findings
 from paper.reproduce.measure import ALPHA, Measured, Settings, measure
-from paper.reproduce.plan import Planned, Scale, check, plan, scale_named
+from paper.reproduce.plan import Planned, check, plan, scale_named
 from paper.reproduce.tables import Table, Wanted, tables
-from randens import zoo
 from randens.core.errors import InputError, unknown
-from randens.core.files import write_atomic, write_json
+from randens.core.files import Plain, write_atomic, write_json
 from randens.core.progress import Progress, silent
 from randens.core.runs import Run
 from randens.training import train
@@ -27,7 +26,7 @@ _CURVES = {"barre": "trained with APGD", "barre-arc": "trained with ARC"}
 
 
 @dataclass(frozen=True)
-class Reproduction:
+class Reproduction(Plain):
     """Tables and figures, what they say, the missing runs with the commands that make them, and the cost."""
 
     scale: str
@@ -40,18 +39,7 @@ class Reproduction:
     settings: Settings
     budget: dict[str, dict[str, int]]
     seconds: float
-    folder: Path
-    figures: tuple[Path, ...] = field(default=())
-
-    def to_json(self) -> dict[str, Any]:
-        """A plain dictionary for JSON."""
-        names = ("scale", "about", "findings", "figure1", "curves", "missing", "budget", "seconds")
-        return {
-            **{name: getattr(self, name) for name in names},
-            "tables": [table.to_json() for table in self.tables],
-            "settings": asdict(self.settings),
-            "figures": [path.name for path in self.figures],
-        }
+    figures: tuple[str, ...]
 
     def markdown(self) -> str:
         """All of it as one page."""
@@ -63,21 +51,18 @@ class Reproduction:
             f"Attack: {self.settings.attack}; α chosen on validation data by the rule `{self.settings.alpha}`, for "
             "every method and size; only † and Table 5 sample uniformly, as the paper does. Each cell: ours (the "
             "paper's), accuracies in percent; – where a run is missing; ‡ where one member has all the weight. Robust "
-            "accuracies are pointwise worst cases over the attacks on the ensemble and on each member, on test data.",
+            "accuracies are pointwise worst cases over the attacks on the ensemble and on each member, on test data. "
+            "Every run has one seed, so the intervals (95 %) are over the images alone.",
             "",
             *self.findings,
             "",
         ]
         for table in self.tables:
             lines += [f"## {table.title}", "", table.markdown(), ""]
-        lines += self._curve_lines()
-        for path in self.figures:
-            lines += [f"![{path.stem}]({path.name})", ""]
-        lines += [
-            "## Budget",
-            "",
-            "| run | members | epochs | test inputs | passes to train | passes to measure |",
-        ]
+        for name in self.figures:
+            lines += [f"![{Path(name).stem}]({name})", ""]
+        lines += ["## Budget", ""]
+        lines.append("| run | members | epochs | test inputs | passes to train | passes to measure |")
         lines.append("|---|---:|---:|---:|---:|---:|")
         for name, spent in self.budget.items():
             lines.append(f"| {name} | " + " | ".join(f"{number:,}" for number in spent.values()) + " |")
@@ -87,41 +72,13 @@ class Reproduction:
             "",
         ]
         if self.missing:
-            lines += [
-                "## Missing runs",
-                "",
-                *(f"- {name}: `{how}`" for name, how in self.missing.items()),
-                "",
-            ]
+            missing = (f"- {name}: `{how}`" for name, how in self.missing.items())
+            lines += ["## Missing runs", "", *missing, ""]
         return "\n".join(lines)
 
     def latex(self) -> str:
         """The tables in LaTeX, in the paper's layout; needs booktabs and multirow."""
         return "\n\n".join(table.latex() for table in self.tables) + "\n"
-
-    def _curve_lines(self) -> list[str]:
-        """Figure 4 as a table: both runs have the same first member and the same validation after every epoch."""
-        if len(self.curves) < 2:
-            return []
-        names = list(self.curves)
-        lines = [
-            "## Figure 4. BARRE's second member by training attack, the pair on validation data",
-            "",
-            "| epoch | " + " | ".join(f"{name}: A_nat | A_rob" for name in names) + " |",
-            "|---|" + "---:|" * (2 * len(names)),
-        ]
-        for pair in zip(*self.curves.values(), strict=False):
-            shares = " | ".join(f"{100 * natural:.2f} | {100 * robust:.2f}" for _, natural, robust in pair)
-            lines.append(f"| {pair[0][0]} | {shares} |")
-        without, with_arc = (np.mean([point[1:] for point in self.curves[name]], axis=0) for name in names)
-        natural, robust = 100 * (with_arc - without)
-        text = f"ARC minus APGD, mean over the epochs: natural {natural:+.1f}, robust {robust:+.1f} points."
-        return [
-            *lines,
-            "",
-            f"{text} In the paper ARC gives the higher natural and the lower robust accuracy.",
-            "",
-        ]
 
 
 def reproduce(
@@ -165,16 +122,13 @@ def reproduce(
     missing: dict[str, str] = {}
     for number, run in enumerate(planned):
         report("runs to measure", number, len(planned))
-        _take(chosen, run, folder)
         if not _finished(folder / run.name):
-            missing[run.name] = run.command(folder, scale, settings)
+            missing[run.name] = run.command(folder, settings)
             continue
         # Table 5 is about CIFAR-10 alone.
         compare = run.wanted.data == "cifar10"
-        ready = Run.open(folder / run.name)
-        found[run.wanted] = measure(
-            ready, replace(how, compare=compare), _named(run.name, report), device=device
-        )
+        ready, settings_ = Run.open(folder / run.name), replace(how, compare=compare)
+        found[run.wanted] = measure(ready, settings_, _named(run.name, report), device=device)
     report("runs to measure", len(planned), len(planned))
     curves = {
         text: have.curve
@@ -187,21 +141,17 @@ def reproduce(
         scale=scale,
         about=chosen.about,
         tables=tables(found, chosen.networks, chosen.names),
-        findings=tuple(findings(found, chosen.networks, chosen.names)),
+        findings=(*findings(found, chosen.networks, chosen.names), *_figure4_says(curves)),
         figure1=points(found, chosen.networks),
         curves=curves,
         missing=missing,
         settings=how,
         budget={name: {key: getattr(have, key) for key in counted} for name, have in named.items()},
         seconds=time.perf_counter() - begun,
-        folder=folder,
-        figures=(
-            save(figure1(found, chosen.networks, "Cost and robustness (Figure 1)"), folder / "figure1.png"),
-            save(
-                figure4(curves, "BARRE's second member by training attack (Figure 4)"), folder / "figure4.png"
-            ),
-        ),
+        figures=("figure1.png", "figure4.png"),
     )
+    save(figure1(found, chosen.networks, "Cost and robustness (Figure 1)"), folder / "figure1.png")
+    save(figure4(curves, "BARRE's second member by training attack (Figure 4)"), folder / "figure4.png")
     write_json(folder / "reproduction.json", result.to_json())
     write_atomic(folder / "reproduction.md", result.markdown().encode())
     write_atomic(folder / "reproduction.tex", result.latex().encode())
@@ -222,11 +172,14 @@ def _finished(folder: Path) -> bool:
     return (folder / "manifest.json").is_file() and (folder / "ensemble" / "ensemble.json").is_file()
 
 
-def _take(scale: Scale, run: Planned, folder: Path) -> None:
-    """Copy an entry of the zoo to where the run would be, if there is none."""
-    entry = scale.zoo.get(run.name)
-    if entry in zoo.names() and not (folder / run.name).exists():
-        zoo.copy(entry, folder / run.name)
+def _figure4_says(curves: dict[str, Any]) -> list[str]:
+    """Both runs of Figure 4 have the same first member, and the same validation images after every epoch."""
+    if len(curves) < 2 or not all(curves.values()):
+        return []
+    without, with_arc = (np.mean([point[1:] for point in curves[name]], axis=0) for name in _CURVES.values())
+    natural, robust = 100 * (with_arc - without)
+    text = f"natural {natural:+.1f}, robust {robust:+.1f} points (in the paper higher and lower)"
+    return [f"- Second member trained with ARC minus APGD, mean over the epochs, validation data: {text}."]
 
 
 def _named(name: str, progress: Progress) -> Progress:

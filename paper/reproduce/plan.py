@@ -10,7 +10,7 @@ import shlex
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +31,11 @@ _WEIGHT_COPIES = 6
 
 @dataclass(frozen=True)
 class Planned:
-    """A run that the tables need: its folder's name, and a recipe or the file that has it."""
+    """A run that the tables need: its folder's name, the file of its recipe, and the settings that change it."""
 
     wanted: Wanted
     name: str
-    recipe: Recipe | None = None
-    file: str = ""
+    file: str
     settings: tuple[str, ...] = ()
 
     @property
@@ -48,15 +47,10 @@ class Planned:
 
     def load(self, settings: Sequence[str] = ()) -> Recipe:
         """The recipe with further settings."""
-        if self.recipe is not None:
-            return self.recipe.with_settings(settings)
         return load_recipe(self.file, [*self.settings, *settings])
 
-    def command(self, runs: Path, scale: str, settings: Sequence[str] = ()) -> str:
+    def command(self, runs: Path, settings: Sequence[str] = ()) -> str:
         """What to type to get the run."""
-        if self.recipe is not None:
-            words = ["python", "-m", "paper.reproduce", "--scale", scale, "--runs", str(runs), "--train"]
-            return shlex.join([*words, "--only", self.name])
         words = ["randens", "train", self.file, "--out", str(runs / self.name)]
         first = [] if self.first is None else [f"first={runs / self.first}"]
         for setting in (*self.settings, *settings, *first):
@@ -75,7 +69,6 @@ class Scale:
     about: str
     planned: Callable[[Wanted], Planned]
     names: Names
-    zoo: dict[str, str] = field(default_factory=dict)
 
 
 def scale_named(name: str) -> Scale:
@@ -121,24 +114,19 @@ def check(runs: Sequence[Planned], folder: Path, device: str, settings: Sequence
 def hours(run: Planned, device: str, settings: Sequence[str] = ()) -> tuple[float, float]:
     """Hours to train a run and to measure it, at the speed of one batch on the device just now."""
     recipe = run.load(settings)
-    sizes = data.entry(recipe.data.name).sizes
-    planned = training_plan(recipe)
-    validating = planned.attacks * planned.held * recipe.members * ATTACK_PASSES
-    # All members at two α, each alone, the attacks of Table 5, and the choice of α on validation data.
-    attacks = (
-        recipe.members * (2 + recipe.members + 6) * sizes["test"] + 10 * recipe.members * sizes["validation"]
-    )
-    rate = _passes_per_second(recipe, device)
+    sizes, members, planned = data.entry(recipe.data.name).sizes, recipe.members, training_plan(recipe)
+    validating = planned.attacks * planned.held * members * ATTACK_PASSES
     training = 2 * (planned.crafting + planned.training) + validating
-    return training / rate / 3600, attacks * ATTACK_PASSES / rate / 3600
+    # All members at two α, each alone, the attacks of Table 5, and the choice of α on validation data.
+    attacks = members * ((2 + members + 6) * sizes["test"] + 10 * sizes["validation"])
+    rate = 3600 * _passes_per_second(recipe, device)
+    return training / rate, attacks * ATTACK_PASSES / rate
 
 
 def network(recipe: Recipe) -> torch.nn.Module:
     """One member of a recipe."""
-    known = data.entry(recipe.data.name)
-    return models.create(
-        recipe.model.name, classes=len(known.classes), input_shape=known.shape, **recipe.model.sizes
-    )
+    known, part = data.entry(recipe.data.name), recipe.model
+    return models.create(part.name, classes=len(known.classes), input_shape=known.shape, **part.sizes)
 
 
 def _passes_per_second(recipe: Recipe, device: str) -> float:
@@ -156,6 +144,7 @@ _DIGITS_NETWORKS: dict[str, dict[str, Any]] = {
     "mobilenetv1": {"name": "mlp", "width": 64},
     "resnet18": {"name": "convnet", "width": 16, "hidden": 64},
 }
+_DIGITS = "paper/reproduce/digits.toml"
 _DIGITS_EPS = {"cifar10": 0.1, "cifar100": 0.15}
 _DIGITS_NAMES = Names(
     {
@@ -171,52 +160,25 @@ def _digits(wanted: Wanted) -> Planned:
     arc = wanted.method == "barre-arc"
     most = paper()["best"][wanted.network]["barre"]["members"]
     # Figure 4 compares the second members of two runs, after every epoch.
-    in_figure4 = (
-        wanted.network == "resnet20" and wanted.data == "cifar10" and wanted.method.startswith("barre")
-    )
-    recipe = Recipe.model_validate(
-        {
-            "method": "barre" if arc else wanted.method,
-            "members": {"at": 1, "barre-arc": 2}.get(wanted.method, most),
-            "epochs": 8,
-            "batch_size": 64,
-            "ema": 0.95,
-            "model": model,
-            "data": {"name": "digits"},
-            "threat": {"norm": "linf", "eps": _DIGITS_EPS[wanted.data]},
-            "adversary": {
-                "name": "arc" if arc else "pgd",
-                "steps": 4,
-                "warmup": 2,
-                "start": 0.5,
-                "loss": "cross-entropy" if arc else "mce",
-            },
-            "optimizer": {"lr": 0.1},
-            "sampling": {"method": "osp", "rule": "released", "floor": 0.0, "every": 4},
-            "validation": {
-                "attack": "arc-r" if in_figure4 else "adaptive-pgd-s",
-                "steps": 10,
-                "every": 1 if in_figure4 else 2,
-            },
-        }
-    )
-    eps = f"{_DIGITS_EPS[wanted.data]:g}"
-    return Planned(wanted, f"digits-{eps}-{model['name']}{model['width']}-{wanted.method}", recipe)
+    in_figure4 = wanted in [Wanted("cifar10", "resnet20", method) for method in ("barre", "barre-arc")]
+    settings = {
+        "method": "barre" if arc else wanted.method,
+        "members": {"at": 1, "barre-arc": 2}.get(wanted.method, most),
+        "threat.eps": _DIGITS_EPS[wanted.data],
+        **{f"model.{key}": value for key, value in model.items()},
+        **({"adversary.name": "arc", "adversary.loss": "cross-entropy"} if arc else {}),
+        **({"validation.attack": "arc-r", "validation.every": 1} if in_figure4 else {}),
+    }
+    name = f"digits-{_DIGITS_EPS[wanted.data]:g}-{model['name']}{model['width']}-{wanted.method}"
+    return Planned(wanted, name, _DIGITS, tuple(f"{key}={value}" for key, value in settings.items()))
 
 
 def _cifar(folder: str) -> Callable[[Wanted], Planned]:
     def planned(wanted: Wanted) -> Planned:
-        arc = wanted.method == "barre-arc"
-        base = "barre" if arc else wanted.method
-        settings = (
-            "members=2",
-            "adversary.name=arc",
-            "adversary.loss=cross-entropy",
-            "validation.attack=arc-r",
-        )
-        file = f"recipes/{folder}/{wanted.data}-{wanted.network}-{base}.toml"
         name = f"{wanted.data}-{wanted.network}-{wanted.method}"
-        return Planned(wanted, name, file=file, settings=settings if arc else ())
+        file = f"recipes/{folder}/{name.removesuffix('-arc')}.toml"
+        arc = ("members=2", "adversary.name=arc", "adversary.loss=cross-entropy", "validation.attack=arc-r")
+        return Planned(wanted, name, file, arc if wanted.method == "barre-arc" else ())
 
     return planned
 
@@ -242,16 +204,9 @@ SCALES: dict[str, Scale] = {
         data=("cifar10",),
         trains=False,
         alpha="careful",
-        about=(
-            "ResNet-20 on CIFAR-10 by the recipes of `recipes/cpu`, made for two CPU cores. What is not below `--runs` "
-            "is taken from the zoo, where that has it. CIFAR-100 and the other networks are left out."
-        ),
+        about="ResNet-20 on CIFAR-10 by the recipes of `recipes/cpu`, made for two CPU cores; nothing else.",
         planned=_cifar("cpu"),
         names=paper_names(),
-        zoo={
-            "cifar10-resnet20-at": "cifar10-resnet20-at",
-            "cifar10-resnet20-barre": "cifar10-resnet20-barre-m3",
-        },
     ),
     **{
         name: Scale(

@@ -7,7 +7,6 @@ in percent. The paper's are in `paper.json`, transcribed once.
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from paper.reproduce.measure import ATTACKS, Measured, Pair
+from randens.core.files import Plain, read_json
 from randens.training.methods import METHOD_NAMES
 
 DATA = ("cifar10", "cifar100")
@@ -35,7 +35,7 @@ _MOST_SIZES, _MOST_MEMBERS = 4, 5
 
 @dataclass(frozen=True)
 class Wanted:
-    """A run in the paper's terms: data set, network, method; smaller scales replace it by something smaller."""
+    """A run in the paper's terms; smaller scales replace data and network by something smaller."""
 
     data: str
     network: str
@@ -43,21 +43,12 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Cell:
+class Cell(Plain):
     """One number of ours and one of the paper's, in percent (with unit "M": in MFLOPs); None where there is none."""
 
     ours: float | None
     paper: float | None
     unit: str = "%"
-
-    @property
-    def difference(self) -> float | None:
-        """Ours minus the paper's."""
-        return None if self.ours is None or self.paper is None else self.ours - self.paper
-
-    def to_json(self) -> dict[str, Any]:
-        """A plain dictionary for JSON."""
-        return {"ours": self.ours, "paper": self.paper, "difference": self.difference, "unit": self.unit}
 
     def __str__(self) -> str:
         """Ours (the paper's)."""
@@ -82,7 +73,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Table:
+class Table(Plain):
     """A table of the paper: `labels` head the leading columns, `columns` (group, name) the cells.
 
     Rows with the same first label belong together, as the paper's networks do.
@@ -98,11 +89,6 @@ class Table:
     def headings(self) -> tuple[str, ...]:
         """Of the labels, then of the cells with their groups."""
         return (*self.labels, *(f"{group} {name}".strip() for group, name in self.columns))
-
-    def to_json(self) -> dict[str, Any]:
-        """A plain dictionary for JSON."""
-        rows = [{"labels": list(r.labels), "cells": [c.to_json() for c in r.cells]} for r in self.rows]
-        return {"name": self.name, "title": self.title, "headings": list(self.headings), "rows": rows}
 
     def _blocks(self) -> list[list[Row]]:
         return [list(rows) for _, rows in itertools.groupby(self.rows, key=lambda row: row.labels[0])]
@@ -128,19 +114,14 @@ class Table:
             f"% {self.title}",
             f"\\begin{{tabular}}{{{'l' * lead}{'r' * len(self.columns)}}}",
             "\\toprule",
-            " & ".join(top) + r" \\",
-            " & ".join(bottom) + r" \\",
         ]
+        lines += [" & ".join(head) + r" \\" for head in (top, bottom)]
         for block in self._blocks():
             lines.append("\\midrule")
             for number, row in enumerate(block):
                 first = f"\\multirow{{{len(block)}}}{{*}}{{{_tex(row.labels[0])}}}" if number == 0 else ""
-                texts = [
-                    first,
-                    *(_tex(label) for label in row.labels[1:]),
-                    *(_tex(str(c)) for c in row.cells),
-                ]
-                lines.append(" & ".join(texts) + r" \\")
+                texts = [_tex(str(part)) for part in (*row.labels[1:], *row.cells)]
+                lines.append(" & ".join([first, *texts]) + r" \\")
         return "\n".join([*lines, "\\bottomrule", "\\end{tabular}"])
 
 
@@ -158,8 +139,7 @@ Found = Mapping[Wanted, Measured]
 @cache
 def paper() -> dict[str, Any]:
     """The paper's numbers."""
-    text = Path(__file__).with_name("paper.json").read_text(encoding="utf-8")
-    content: dict[str, Any] = json.loads(text)
+    content: dict[str, Any] = read_json(Path(__file__).with_name("paper.json"))
     return content
 
 
@@ -199,7 +179,7 @@ def _best(found: Found, networks: Sequence[str], names: Names) -> Table:
             one_hot = not uniform and any(found[run].one_hot for run in runs if run in found)
             label = "MRBoost-R†" if uniform else METHOD_NAMES[method] + ("‡" if one_hot else "")
             rows.append(Row((names.networks[network], label, size), tuple(cells), tuple(runs)))
-    columns = tuple((names.data[data], accuracy) for data in DATA for accuracy in _ACCURACIES)
+    columns = tuple(itertools.product((names.data[data] for data in DATA), _ACCURACIES))
     title = "Table 1. BARRE and other methods, randomized ensembles († uniform sampling)"
     return Table("table1", title, ("Network", "Method", "Size M"), columns, tuple(rows))
 
@@ -215,14 +195,10 @@ def _sizes(found: Found, networks: Sequence[str], data: str, number: str, names:
             for m, numbers in enumerate(paper()["sizes"][data][network][method], start=1):
                 # Both methods begin with the same adversarially trained network.
                 source = alone if m == 1 and alone is not None else have
-                pairs: Sequence[Pair] = ()
-                if source is not None:
-                    drawn = method == "barre" or source is alone
-                    pairs = source.randomized if drawn else source.deterministic
+                drawn = method == "barre" or source is alone
+                pairs = () if source is None else source.randomized if drawn else source.deterministic
                 together = m if method == "mrboost" else 1
-                cost = None
-                if have is not None and m <= have.members:
-                    cost = sum(have.flops[:together]) / 1e6
+                cost = sum(have.flops[:together]) / 1e6 if have is not None and m <= have.members else None
                 cells += _cells(pairs[m - 1] if m <= len(pairs) else None, numbers)
                 cells.append(Cell(cost, paper()["mflops"][network] * together, "M"))
             rows.append(Row((names.networks[network], METHOD_NAMES[method]), tuple(cells), (run,)))
@@ -276,13 +252,11 @@ def _probabilities(found: Found, networks: Sequence[str], names: Names) -> Table
                 have = found.get(run)
                 stated = paper()["probabilities"].get(data, {}).get(network, {}).get(method) or ()
                 ours = () if have is None else have.probs
-                cells = tuple(
-                    Cell(
-                        100 * ours[i] if i < len(ours) else None,
-                        100 * stated[i] if i < len(stated) else None,
-                    )
-                    for i in range(_MOST_MEMBERS)
+                pairs = itertools.islice(
+                    itertools.zip_longest(ours, stated, [None] * _MOST_MEMBERS), _MOST_MEMBERS
                 )
+                percent = ([None if p is None else 100 * p for p in pair[:2]] for pair in pairs)
+                cells = tuple(Cell(mine, theirs) for mine, theirs in percent)
                 if ours or stated:
                     label = METHOD_NAMES["mrboost-r" if method == "mrboost" else method]
                     rows.append(Row((names.networks[network], label, names.data[data]), cells, (run,)))
@@ -296,13 +270,6 @@ def _cells(pair: Pair | None, numbers: Sequence[float | None]) -> list[Cell]:
 
 
 def _tex(text: str) -> str:
-    for plain, escaped in (
-        ("_", r"\_"),
-        ("%", r"\%"),
-        ("†", r"$^\dagger$"),
-        ("‡", r"$^\ddagger$"),
-        ("–", "--"),
-        ("α", r"$\alpha$"),
-    ):
-        text = text.replace(plain, escaped)
-    return text.replace("ε", r"$\varepsilon$")
+    signs = {"_": r"\_", "%": r"\%", "†": r"$^\dagger$", "‡": r"$^\ddagger$", "–": "--"}
+    signs |= {"α": r"$\alpha$", "ε": r"$\varepsilon$"}
+    return "".join(signs.get(letter, letter) for letter in text)

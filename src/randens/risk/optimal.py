@@ -51,8 +51,8 @@ class CutProgram:
         self._h: Any = highspy.Highs()  # type: ignore[no-untyped-call]
         self._optimal = highspy.HighsModelStatus.kOptimal
         self._inf = highspy.kHighsInf
-        options = {"output_flag": False, "presolve": "off", "threads": 1}
-        for option, value in {**options, **dict.fromkeys(_TOLERANCES, _TIGHT)}.items():
+        options: dict[str, Any] = {"output_flag": False, "presolve": "off", "threads": 1}
+        for option, value in (options | dict.fromkeys(_TOLERANCES, _TIGHT)).items():
             self._h.setOptionValue(option, value)
         self._columns = np.arange(members + 1, dtype=np.int32)
         lower, upper = np.append(np.zeros(members), -self._inf), np.full(members + 1, self._inf)
