@@ -118,9 +118,10 @@ def torchattacks_pgd(member: nn.Module, x: Tensor, y: Tensor, eps: float, steps:
 
 
 def autoattack(member: nn.Module, x: Tensor, y: Tensor, eps: float) -> Tensor:
-    """AutoAttack's version "standard" in linf."""
+    """AutoAttack in linf without FAB, and with 500 queries of Square."""
     import pyautoattack
 
-    attack = pyautoattack.AutoAttack(member, norm="Linf", eps=eps, seed=0, device="cpu", version="standard")
+    attack = pyautoattack.AutoAttack(member, norm="Linf", eps=eps, seed=0, device="cpu", version="custom")
+    attack.attacks_to_run, attack.square.n_queries = ["apgd-ce", "apgd-t", "square"], 500
     found: Tensor = attack.run_standard_evaluation(x, y, batch_size=len(x))[0]
     return found

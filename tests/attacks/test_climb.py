@@ -149,32 +149,6 @@ def test_a_failed_step_of_the_climb_is_taken_back(name: str, norm: str) -> None:
         assert attack(_crossroads(), X, Y).errors.tolist() == [[True, False, True]]
 
 
-def test_a_point_that_misses_a_target_is_not_kept() -> None:
-    """The search for {A, B} ends where B alone is fooled; the next one must set out from A."""
-    rec = _crossroads()
-    asked: list[tuple[list[float], list[bool]]] = []
-    ends: dict[tuple[bool, ...], tuple[float, float]] = {
-        (True, False, False): (0.6, 0.0),
-        (True, True, False): (-0.6, 0.0),
-        (True, False, True): (0.6, 0.6),
-    }
-
-    def scripted(
-        s: Search, rows: Tensor, start: Tensor, target: Tensor, classes: int = 1
-    ) -> tuple[Tensor, Tensor]:
-        assert classes == 1
-        asked.append((start[0].tolist(), target[0].tolist()))
-        ended = torch.tensor([ends[tuple(target[0].tolist())]])
-        return ended, s.judge(rows, ended, target)
-
-    s = Search(rec, X, Y, Threat("l2", 1.0, None))
-    with attacking(rec):
-        climb.climb(s, scripted, restart=0, sweep=0, patience=4)
-    assert [target for _, target in asked] == [list(target) for target in ends]
-    assert asked[2][0] == pytest.approx([0.6, 0.0])
-    assert s.risk(s.best).tolist() == pytest.approx([0.69])
-
-
 def test_the_saddle_climber_linearizes_again_where_it_arrives() -> None:
     """The first model at 0 leads to (1, 0), where 1.1 − x₁ − x₁x₂ is still 0.1; the one there leads to (0.71, 0.71)."""
     threat = Threat("l2", 1.0, None)

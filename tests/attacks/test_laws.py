@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from tests.attacks.cases import ALL, KINDS, attack, attacks_for, case, convnet, found
-from torch import Tensor, nn
 
 from randens import RandomizedEnsemble
 from randens.attacks import AttackResult
@@ -113,30 +112,6 @@ def test_modes_gradients_and_statistics_are_restored(name: str) -> None:
     assert torch.equal(x, given.x)
     assert not result.x_adv.requires_grad
     assert same(result, found(name, "linf", "convnet"))
-
-
-def test_an_interrupted_attack_restores_the_members() -> None:
-    class Failing(nn.Module):
-        """Works on the first calls, then breaks; what depends on the data cannot be traced, so copies do, too."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner, self.calls = copy.deepcopy(convnet(0)), 0
-
-        def forward(self, x: Tensor) -> Tensor:
-            self.calls += 1
-            if bool(torch.isfinite(x).all()) and self.calls > 5:
-                raise KeyboardInterrupt
-            z: Tensor = self.inner(x)
-            return z
-
-    given = case("convnet", "linf")
-    for name in ("pgd", "saddle"):
-        rec = RandomizedEnsemble([Failing(), copy.deepcopy(convnet(1))]).train()
-        with pytest.raises(KeyboardInterrupt):
-            attack(name, given.threat)(rec, given.x, given.y)
-        assert all(m.training for m in rec.modules())
-        assert all(p.requires_grad for p in rec.parameters())
 
 
 @pytest.mark.parametrize("kind", ["convnet", "zero-weight"])

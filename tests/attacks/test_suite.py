@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 import torch
-from tests.attacks.cases import BUILT_IN
+from tests.attacks.cases import BUILT_IN, convnet, digits
 from tests.attacks.planted import linear
 from tests.attacks.test_search import Quantized
 from torch import Tensor, nn
@@ -75,26 +75,48 @@ def test_joint_attacks_leave_out_inputs_that_resist_alone(
     assert not bool(s.left_out.any())
 
 
-@pytest.mark.parametrize(
-    ("bias", "fooled", "queries"), [(1.0, False, 15), (0.19, True, 45), (0.21, False, 43)]
-)
-def test_random_search_gives_up_far_members_only(bias: float, fooled: bool, queries: int) -> None:
-    """By a quarter of the queries the far member has at least 0.8 of its margin left; the last one ends at 0.05."""
-    found = randens.attacks.RandomSearch(THREAT, queries=40)(member([1, 1], bias), *zeros(4))
-    assert bool(found.errors.all()) == bool(found.errors.any()) == fooled
-    assert found.cost.forwards / 4 <= queries
-    assert fooled or found.cost.forwards / 4 >= queries - 5
+class Masked(nn.Module):
+    """The same answers without gradients."""
 
-
-class Step(nn.Module):
-    """A tree of one threshold, which no change of 0.1 reaches: the margin is 1 at every point tried."""
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
 
     def forward(self, x: Tensor) -> Tensor:
-        above = (x[:, :1] > 0.2).float()
-        return torch.cat([1 - above, above], dim=1)
+        return self.net(x).detach()
 
 
-def test_random_search_goes_on_where_margins_say_nothing() -> None:
-    found = randens.attacks.RandomSearch(THREAT, queries=40)(Step(), *zeros(4))
-    assert not found.errors.any()
-    assert found.cost.forwards / 4 >= 40
+@pytest.mark.parametrize(("norm", "eps"), [("linf", 0.2), ("l2", 1.0), ("l1", 5.0)])
+def test_square_finds_without_gradients_most_of_what_gradients_find(norm: str, eps: float) -> None:
+    x, y = (part[:24] for part in digits("test"))
+    threat = randens.Threat(norm, eps)
+    white = randens.attacks.create("apgd-margin", threat)(convnet(0), x, y)
+    blind = randens.attacks.create("square", threat, queries=400)(Masked(convnet(0)), x, y)
+    assert float(white.risk.mean()) > 0.5
+    assert float(blind.risk.mean()) >= float(white.risk.mean()) - 0.1
+    assert blind.cost.backwards == 0
+
+
+def test_the_suite_asks_square_only_where_gradients_are_missing() -> None:
+    x, y = (part[:12] for part in digits("test"))
+    threat = randens.Threat("linf", 0.2)
+    attack = randens.attacks.create("standard", threat)
+    mixed = randens.RandomizedEnsemble([convnet(0), Masked(convnet(1))])
+    both = attack(randens.RandomizedEnsemble([convnet(0), convnet(1)]), x, y)
+    found = attack(mixed, x, y)
+    assert "square" not in both.sources
+    assert "square" in found.sources
+    assert found.flags["zero_gradient"][1] > 0.5
+    assert float(found.risk.mean()) >= float(both.risk.mean()) - 0.1
+    assert both.cost.forwards < 5 * 12 * 100
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_runs_of_coordinates_where_there_are_no_squares(count: int) -> None:
+    """Every coordinate needs its own sign: three members that agree, far enough for no smaller change."""
+    weight = [1.0, -1.0, 1.0, 1.0, -1.0, -1.0]
+    members = [Masked(member(weight, 0.5)) for _ in range(count)]
+    found = randens.attacks.Square(THREAT, queries=200)(
+        randens.RandomizedEnsemble(members), torch.zeros(3, 6), torch.zeros(3, dtype=torch.int64)
+    )
+    assert found.risk.tolist() == [1.0] * 3

@@ -291,3 +291,24 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyautoattack", None)
     with pytest.raises(ModelError, match=r"pyautoattack cannot be imported .*interop\.md"):
         interop.from_autoattack(Threat("linf", 0.1))
+
+
+def test_a_plain_function_is_an_attack() -> None:
+    given = planted("linf", n=6, members=3)
+
+    def up(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        point = x.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(
+            nn.functional.cross_entropy(model(point), y, reduction="sum"), point
+        )
+        return x + 10 * gradient.sign()  # whatever is too far is projected
+
+    own = interop.from_function(up, given.threat)
+    found = own(given.rec, given.x, given.y)
+    assert given.threat.contains(found.x_adv, given.x).all()
+    assert "up" in own.name
+    assert set(found.sources) == {"clean", own.name} or set(found.sources) == {own.name}
+    assert float(found.risk.mean()) > float(given.rec.risk(given.x, given.y).mean())
+    assert interop.from_function(lambda *given: given[1], given.threat).description != own.description
+    with pytest.raises(InputError, match="function is 'pgd'"):
+        interop.from_function("pgd", given.threat)  # type: ignore[arg-type]

@@ -9,10 +9,10 @@ from randens.attacks.exact import Exact
 from randens.attacks.finite import Finite
 from randens.attacks.lattice import Lattice
 from randens.attacks.pgd import FGSM, PGD, AdaptiveFGSM, AdaptivePGD
-from randens.attacks.random_search import RandomSearch
 from randens.attacks.result import AttackResult, Cost
 from randens.attacks.saddle import Saddle
 from randens.attacks.search import Search
+from randens.attacks.square import Square
 from randens.attacks.suite import Suite
 
 __all__ = [
@@ -30,9 +30,9 @@ __all__ = [
     "Finite",
     "Lattice",
     "PGD",
-    "RandomSearch",
     "Saddle",
     "Search",
+    "Square",
     "Suite",
     "create",
     "names",

@@ -9,19 +9,25 @@ import torch
 from torch import Tensor
 
 from randens.attacks.base import Attack, register
-from randens.attacks.losses import LOSSES, Loss
-from randens.attacks.pgd import unsolved
+from randens.attacks.losses import LOSSES, Loss, toward
+from randens.attacks.pgd import finish, unsolved
 from randens.attacks.search import Search
 from randens.core.errors import unknown
 
-__all__ = ["APGD", "ascend_adaptively"]
-
 
 def ascend_adaptively(
-    s: Search, loss: Loss, *, steps: int, restart: int = 0, members: Sequence[int] | None = None
+    s: Search,
+    loss: Loss,
+    *,
+    steps: int,
+    restart: int = 0,
+    members: Sequence[int] | None = None,
+    aim: Tensor | None = None,
 ) -> None:
     """The step begins at 2ε; at checkpoints, an input returns to its best point with half the step if it improved in
     fewer than 3/4 of the steps since the last one, or if its best loss and its step did not change.
+
+    With `aim` [n], a class for every input, the loss is the margin to that class.
     """
     point = s.start(restart)
     previous, best = point.clone(), point.clone()
@@ -34,7 +40,8 @@ def ascend_adaptively(
         rows = unsolved(s, members)
         if not len(rows):
             return
-        gradient, value = _gradient_and_value(s, rows, point[rows], loss, members)
+        here_loss = loss if aim is None else toward(aim[rows])
+        gradient, value = _gradient_and_value(s, rows, point[rows], here_loss, members)
         rises[rows] += value > last_loss[rows]
         last_loss[rows] = value
         higher = rows[value > best_loss[rows]]
@@ -49,8 +56,7 @@ def ascend_adaptively(
         if k:
             target = s.project(rows, here + 0.75 * (target - here) + 0.25 * (here - previous[rows]))
         previous[rows], point[rows] = here, target
-    rows = unsolved(s, members)
-    s.judge(rows, point[rows])
+    finish(s, point, members)
 
 
 def _gradient_and_value(
@@ -80,23 +86,9 @@ def _checkpoints(steps: int) -> set[int]:
 @register("apgd-margin", loss="margin")
 @dataclass(frozen=True, kw_only=True)
 class APGD(Attack):
-    """Auto-PGD on one loss of all members.
+    """Auto-PGD on one loss of all members."""
 
-    Parameters
-    ----------
-    loss : str
-        As for `AdaptivePGD`.
-    steps : int
-        Gradient steps per restart.
-
-    Examples
-    --------
-    >>> import randens
-    >>> randens.attacks.APGD(randens.Threat("linf", 8 / 255)).name
-    'apgd'
-    """
-
-    loss: str = "softmax"
+    loss: str = "softmax"  # as for `AdaptivePGD`
     steps: int = 40
 
     def __post_init__(self) -> None:

@@ -11,8 +11,6 @@ from randens.attacks.base import Attack, register
 from randens.attacks.search import Search
 from randens.core.tensors import norms
 
-__all__ = ["ARC"]
-
 _RHO = 0.05  # ρ/ε: how far past the boundary a move aims
 # By the members' linear models: a step that ends further than this, in ε, before its boundary gets no verdict. On 1,152
 # validation images, with two seeds, as many members were fooled as without the rule.
@@ -33,29 +31,13 @@ class ARC(Attack):
     risk does not fall. For a member that is fooled already, the point goes back to its boundary, as in the paper:
     another member may be fooled instead. After a refused move it goes further past the boundary.
 
-    Parameters
-    ----------
-    steps : int
-        K.
-    boundaries : int
-        G.
-    step : float, optional
-        b in units of eps; the paper's choice by default: 1, and 1/4 for a single model.
-    shuffle : bool
-        ARC-R: a new random order of the members at every step, from the input itself; ARC takes the members in order
-        of their probabilities.
-
-    Examples
-    --------
-    >>> import randens
-    >>> attack = randens.attacks.ARC(randens.Threat("linf", 8 / 255), shuffle=True)
-    >>> attack.name, attack == randens.attacks.create("arc-r", attack.threat)
-    ('arc-r', True)
+    ARC takes the members in order of their probabilities; ARC-R (`shuffle`) in a new random order at every step, and
+    always from the input itself.
     """
 
-    steps: int = 20
-    boundaries: int = 2
-    step: float | None = None
+    steps: int = 20  # K
+    boundaries: int = 2  # G
+    step: float | None = None  # b in units of ε; the paper's choice by default: 1, and 1/4 for a single model
     shuffle: bool = False
 
     def search(self, s: Search) -> None:
@@ -72,34 +54,27 @@ class ARC(Attack):
         for _ in range(self.steps):
             far += 1
             center, local = point.clone(), torch.zeros_like(point)  # x + δ, δ_l
-            order = (
-                s.orders(restart)
-                if self.shuffle
-                else s.probs.argsort(descending=True, stable=True).expand(s.n, -1)
-            )
-            for member in order.T:
+            heaviest = s.probs.argsort(descending=True, stable=True).expand(s.n, -1)
+            for member in (s.orders(restart) if self.shuffle else heaviest).T:
                 rows = s.open[(s.probs[member] > 0)[s.open] & (far[s.open] <= 2)]
                 if not len(rows):
                     continue
                 wanted = torch.zeros_like(errors[rows]).scatter(1, member[rows, None], True)
                 margins, slopes, _ = s.linearize(rows, point[rows], wanted, self.boundaries)
-                w = slopes[wanted]
-                size = norms(w, s.threat.q).clamp_min(1e-20)
-                zeta = margins[wanted] / size
+                size = norms(slopes[wanted], s.threat.q).clamp_min(1e-20)
+                w, zeta = slopes[wanted] / size[:, None], margins[wanted] / size
                 back = errors[rows][wanted] & ~met[rows][wanted]
                 met[rows] |= wanted
-                moved = self.move(s, local[rows], center[rows], w / size[:, None], zeta, back, b)
+                moved = self.move(s, local[rows], center[rows], w, zeta, back, b)
                 candidate = s.project(rows, center[rows] + moved)
 
-                def distance(
-                    points: Tensor, rows: Tensor = rows, n: Tensor = w / size[:, None], z: Tensor = zeta
-                ) -> Tensor:
-                    """Of the boundary from other points than the current one, in the linear model."""
-                    return z + (n * (points - point[rows]).flatten(1)).sum(dim=1)
-
-                within = distance(s.x[rows]) < (1 + _FAR) * eps
+                # Distances of the boundary, in the linear model, from the input and from the candidate.
+                from_x, from_candidate = (
+                    zeta + (w * (end - point[rows]).flatten(1)).sum(dim=1) for end in (s.x[rows], candidate)
+                )
+                within = from_x < (1 + _FAR) * eps
                 far[rows[within | errors[rows].any(dim=1)]] = 0
-                near = wanted & (distance(candidate) < _NEAR * eps)[:, None]
+                near = wanted & (from_candidate < _NEAR * eps)[:, None]
                 # Members that were fooled may no longer be; after a step back, any member may be.
                 verdicts = s.judge(rows, candidate, errors[rows] | near | back[:, None])
                 better = s.risk(verdicts) >= s.risk(errors[rows])

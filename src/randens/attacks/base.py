@@ -25,11 +25,8 @@ from randens.random_model import RandomizedModel, expanded
 from randens.threat import FiniteThreat, Threat
 from randens.witness import WitnessPool
 
-__all__ = ["Attack", "as_ensemble", "create", "names", "register"]
-
-REGISTRY: dict[
-    str, tuple[type[Attack], dict[str, Any]]
-] = {}  # name: class and the options that it stands for
+# Name: class and the options that it stands for.
+REGISTRY: dict[str, tuple[type[Attack], dict[str, Any]]] = {}
 AttackType = TypeVar("AttackType", bound="type[Attack]")
 
 
@@ -206,23 +203,7 @@ def as_ensemble(model: nn.Module) -> RandomizedEnsemble:
 def register(name: str, **defaults: Any) -> Callable[[AttackType], AttackType]:
     """Class decorator: make an attack available to `create`, the command line and recipes under `name`.
 
-    Parameters
-    ----------
-    name : str
-        The attack's name for `create`.
-    **defaults
-        Options that this name stands for.
-
-    Returns
-    -------
-    callable
-        A class decorator.
-
-    Examples
-    --------
-    >>> import randens
-    >>> register("pgd")(randens.attacks.PGD).__name__  # as a decorator: @register("pgd")
-    'PGD'
+    `defaults` are options that this name stands for.
     """
 
     key = name.strip().lower()
@@ -238,13 +219,7 @@ def register(name: str, **defaults: Any) -> Callable[[AttackType], AttackType]:
 
 
 def names() -> tuple[str, ...]:
-    """Names that `create` knows, sorted.
-
-    Examples
-    --------
-    >>> "saddle" in names()
-    True
-    """
+    """Names that `create` knows, sorted."""
     return tuple(sorted(REGISTRY))
 
 
@@ -279,6 +254,10 @@ def create(name: str, threat: Threat | None = None, **options: Any) -> Attack:
                 f"the attack {name!r} needs a threat; give threat=Threat('linf', 8/255), or eps=8/255"
             )
         threat = Threat(options.pop("norm", "linf"), options.pop("eps"))
+    if "auto" in str(name).lower():
+        raise InputError(
+            f"unknown attack {name!r}; randens.interop.from_autoattack(threat) makes AutoAttack one"
+        )
     cls, defaults = REGISTRY.get(str(name).strip().lower()) or unknown("attack", name, REGISTRY)
     valid = [option.name for option in dataclasses.fields(cls) if option.name != "threat"]
     for option in options:

@@ -15,8 +15,6 @@ from randens.attacks.base import Attack, register
 from randens.attacks.losses import Loss, margins
 from randens.attacks.search import Search
 
-__all__ = ["ACW", "expected_hinge"]
-
 _MOMENTUM = 0.8
 
 
@@ -35,11 +33,9 @@ class ACW(Attack):
     """Adaptive Carlini-Wagner: min ‖δ‖²/R² + c Σ_i α_i max(margin_i, −κ), over a search of c for every input.
 
     R is the largest l2 norm in the ball. The descent has momentum, and its normalized steps shrink from
-    `rate`·R to 0. Carlini and Wagner use Adam, but Adam scales coordinates and so does not suit a projection.
-    After
-    `steps` steps from the input (or the restart's random point), c is multiplied by 10 where some member was
-    never fooled. Where all were fooled, c moves halfway to the largest c that was too small. Every iterate is
-    legal and is scored by the members that it fools.
+    `rate`·R to 0. Carlini and Wagner use Adam, but Adam scales coordinates and so does not suit a projection. After
+    `steps` steps from the input (or the restart's random point), c is multiplied by 10 where some member was never
+    fooled; where all were, c moves halfway to the largest c that was too small.
     """
 
     steps: int = 30
@@ -66,9 +62,7 @@ class ACW(Attack):
             c = torch.where(torch.isfinite(high), (low + high) / 2, 10 * c)
 
     def _descend(self, s: Search, c: Tensor, restart: int) -> Tensor:
-        """Make one descent at the constants c [n]; return bool [n], the inputs on which one point fooled
-        every member.
-        """
+        """A descent at the constants c [n]; bool [n], the inputs on which one point fooled every member."""
         loss, size = expected_hinge(self.kappa), s.threat.l2_radius(s.x[0].numel())
         shape = (-1,) + (1,) * (s.x.dim() - 1)
         point = s.start(restart)

@@ -13,8 +13,6 @@ from torch import Tensor
 from randens.attacks.game import even, linearized_game
 from randens.attacks.search import Search
 
-__all__ = ["Reach", "Targets", "climb"]
-
 _LISTED = 8  # members that can be drawn: all 2^M sets are listed
 _GAMES = 12  # games per input and choice; a set that they leave undecided is tried
 

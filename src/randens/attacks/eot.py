@@ -13,11 +13,10 @@ from torch import Tensor, nn
 
 from randens.attacks.base import Attack, register
 from randens.attacks.losses import Loss, expected_margin, mixture_cross_entropy, standardized
+from randens.attacks.result import Cost
 from randens.attacks.search import Search
 from randens.ensemble import RandomizedEnsemble, to_layout
 from randens.random_model import FrozenDraw, RandomizedModel
-
-__all__ = ["EOT", "DrawGradients", "draw_gradients", "sources"]
 
 _FIRST = 1_000_003  # the first seed; `RandomizedModel.ensemble` uses small seeds, so the two do not overlap
 
@@ -38,9 +37,7 @@ class DrawGradients:
 
 
 def sources(rec: nn.Module) -> list[tuple[nn.Module, float]]:
-    """Return everything that can be drawn with its probability: the random models of frozen draws, and other
-    members.
-    """
+    """Everything that can be drawn with its probability: the random models of frozen draws, and other members."""
     if not isinstance(rec, RandomizedEnsemble):
         return [(rec, 1.0)]
     found: dict[int, tuple[nn.Module, float]] = {}
@@ -92,33 +89,27 @@ class EOT(Attack):
 
     def search(self, s: Search) -> None:
         for restart in range(self.restarts):
-            self.ascend(s, restart)
+            rows = s.open
+            if len(rows):
+                for points in self.ascend(s, rows, restart):
+                    s.judge(rows, points)
 
-    def ascend(self, s: Search, restart: int) -> None:
-        """Ascend on fresh draws, and score the ends on the frozen draws of the ensemble under attack."""
-        rows = s.open
-        if not len(rows):
-            return
-        start, y, x = s.start(restart)[rows], s.y[rows], s.x[rows]
+    def ascend(self, s: Search, rows: Tensor, restart: int) -> list[Tensor]:
+        """The ends of ascents on fresh draws; verdicts are those of the frozen draws of the ensemble under attack."""
+        start, x = s.start(restart)[rows], s.x[rows]
         if any(isinstance(source, RandomizedModel) for source, _ in sources(s.rec)):
-            ends = self.ends(s.rec, start, y, x, s.seed + 31 * restart)
             passes = len(rows) * 2 * self.steps * self.passes(s.rec)
-            s.cost.forwards += passes
-            s.cost.backwards += passes
-        else:
-            # Without draws the gradients of the search are exact; it also counts them and flags unusable
-            # ones.
-            ends = self._ascend(start, x, lambda point, loss, _: s.gradient(rows, point, loss))
-        for points in ends:
-            s.judge(rows, points)
+            s.cost += Cost(passes, passes)
+            return self.ends(s.rec, start, s.y[rows], x, s.seed + 31 * restart)
+        # Without draws the gradients of the search are exact; it also counts them and flags unusable ones.
+        return self._ascend(start, x, lambda point, loss, _: s.gradient(rows, point, loss))
 
     def passes(self, rec: nn.Module) -> int:
         """Member passes per step and input."""
         return sum(self.samples if isinstance(m, RandomizedModel) else 1 for m, _ in sources(rec))
 
     def ends(self, rec: nn.Module, start: Tensor, y: Tensor, x: Tensor, seed: int = 0) -> list[Tensor]:
-        """Return the ends of the ascents from `start` [n, ...] around x: per loss the last point and the mean
-        of later ones.
+        """The ends of ascents from `start` [n, ...] around x, per loss the last point and the mean of later ones.
 
         They do not depend on the frozen draws.
         """

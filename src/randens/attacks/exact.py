@@ -13,7 +13,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -27,27 +27,16 @@ from randens.core.errors import InputError, ModelError
 from randens.region import Region
 from randens.threat import Threat
 
-__all__ = [
-    "Exact",
-    "Optimum",
-    "Possible",
-    "LinearProblem",
-    "Refutation",
-    "affine",
-    "optimum",
-    "possible",
-    "problems",
-    "verify",
-]
-
 Array = NDArray[np.float64]
+# What is solved: members, their target classes, and a δ that drives them there, or None.
+Known = dict[tuple[tuple[int, ...], tuple[int, ...]], Array | None]
 _MOST_MEMBERS = 10
 _TAU = 8e-5  # relative to the largest logit: larger than what the search's verdicts treat as a tie
 
 
 @dataclass(frozen=True)
 class Refutation:
-    """Proof that members `subset` cannot be driven to classes `targets` together: weights λ over the subset."""
+    """Weights λ over the members `subset`, which prove that they cannot be driven to classes `targets` together."""
 
     subset: tuple[int, ...]
     targets: tuple[int, ...]
@@ -56,9 +45,7 @@ class Refutation:
 
 @dataclass(frozen=True)
 class Optimum:
-    """The set of largest probability that one legal perturbation fools, and the proof that no larger one
-    exists.
-    """
+    """The set of largest probability that one legal perturbation fools, and the proof that no larger one exists."""
 
     fooled: tuple[int, ...]
     value: float
@@ -81,14 +68,12 @@ class LinearProblem:
     @property
     def low(self) -> Array:
         """Smallest value of every coordinate of δ [d]."""
-        low: Array = self.region.low[0].numpy()
-        return low
+        return np.asarray(self.region.low[0])
 
     @property
     def high(self) -> Array:
         """Largest value of every coordinate of δ [d]."""
-        high: Array = self.region.high[0].numpy()
-        return high
+        return np.asarray(self.region.high[0])
 
 
 @dataclass(frozen=True)
@@ -141,11 +126,11 @@ def optimum(problem: LinearProblem, probs: Array) -> Optimum:
     # Largest probability first; among equals the smaller set, which is easier to decide.
     subsets.sort(key=lambda t: (-float(probs[list(t)].sum()), len(t)))
     hopeless: list[frozenset[int]] = []
-    pairs: dict[tuple[int, int, int, int], bool] = {}
+    known: Known = {}
     for subset in subsets:
         if any(bad <= frozenset(subset) for bad in hopeless):
             continue
-        delta = _fool(problem, subset, options, pairs, refutations)
+        delta = _fool(problem, subset, options, known, refutations)
         if delta is not None:
             return Optimum(subset, float(probs[list(subset)].sum()), delta, tuple(refutations))
         hopeless.append(frozenset(subset))
@@ -179,18 +164,10 @@ def possible(
     joint: bool = True,
     most_targets: int = 2000,
 ) -> Possible:
-    """Which members may be fooled, alone and together, on one input.
+    """Which members may be fooled, alone and, with `joint`, together: sets of them are refuted by λ-certificates.
 
-    Parameters
-    ----------
-    problem : Problem
-        The input's margins, as linear functions of δ that lie below the true ones.
-    known : sequence of bool [M]
-        Sets that a witness fools, which therefore cannot be refuted.
-    joint : bool
-        Also refute sets of members by λ-certificates; each is checked by arithmetic alone.
-    most_targets : int
-        The number of ways to fool a set, class by class, that are tried before the set counts as not refuted.
+    Sets of `known` are fooled by a witness, so that nothing refutes them. A set that could be fooled in more than
+    `most_targets` ways, class by class, counts as not refuted. The problem's margins lie below the true ones.
     """
     members = len(problem.margins)
     options = [_options(problem, i, []) for i in range(members)]
@@ -201,7 +178,7 @@ def possible(
         fooled = [frozenset(np.flatnonzero(row).tolist()) for row in known]
         level = {frozenset({i}) for i in able}
         open_sets = set(level)
-        pairs: dict[tuple[int, int, int, int], bool] = {}
+        solved: Known = {}
         for size in range(2, len(able) + 1):
             below, level = level, set()
             for subset in itertools.combinations(able, size):
@@ -209,7 +186,9 @@ def possible(
                 if any(whole - {i} not in below for i in subset):
                     continue
                 few = math.prod(len(options[i]) for i in subset) <= most_targets
-                if any(whole <= w for w in fooled) or not (few and _refuted(problem, subset, options, pairs)):
+                if any(whole <= w for w in fooled) or not (
+                    few and _refuted(problem, subset, options, solved)
+                ):
                     level.add(whole)
                 else:
                     refuted += 1
@@ -224,16 +203,16 @@ def _refuted(
     problem: LinearProblem,
     subset: tuple[int, ...],
     options: list[list[int]],
-    pairs: dict[tuple[int, int, int, int], bool],
+    known: Known,
 ) -> bool:
     """Is there a λ against every way of fooling the subset?"""
     proofs: list[Refutation] = []
-    if _fool(problem, subset, options, pairs, proofs) is not None:
+    if _fool(problem, subset, options, known, proofs) is not None:
         return False
     if all(_refutes(problem, proof) for proof in proofs):
         return True
     # The solver's answer alone is no proof, so it is discarded.
-    pairs.clear()
+    known.clear()
     return False
 
 
@@ -271,43 +250,33 @@ def _fool(
     problem: LinearProblem,
     subset: tuple[int, ...],
     options: list[list[int]],
-    pairs: dict[tuple[int, int, int, int], bool],
+    known: Known,
     refutations: list[Refutation],
 ) -> Array | None:
     """A δ that fools all of `subset`, over target tuples whose pairs are all possible; None if there is none."""
     for targets in itertools.product(*(options[i] for i in subset)):
-        chosen = list(zip(subset, targets, strict=True))
-        if len(subset) > 2 and not all(
-            _pair(problem, a, b, pairs, refutations) for a, b in itertools.combinations(chosen, 2)
-        ):
+        pairs = itertools.combinations(zip(subset, targets, strict=True), 2) if len(subset) > 2 else ()
+        if any(_driven(problem, (i, j), (c, k), known, refutations) is None for (i, c), (j, k) in pairs):
             continue
-        both: Any = tuple(itertools.chain(*chosen))
-        if len(subset) == 2 and not pairs.get(both, True):
-            continue
-        delta, weights = _solve(problem, subset, targets)
+        delta = _driven(problem, subset, targets, known, refutations)
         if delta is not None:
             return delta
-        refutations.append(Refutation(subset, targets, weights))
-        if len(subset) == 2:
-            pairs[both] = False
     return None
 
 
-def _pair(
+def _driven(
     problem: LinearProblem,
-    first: tuple[int, int],
-    second: tuple[int, int],
-    pairs: dict[tuple[int, int, int, int], bool],
+    subset: tuple[int, ...],
+    targets: tuple[int, ...],
+    known: Known,
     refutations: list[Refutation],
-) -> bool:
-    key = (*first, *second)
-    if key not in pairs:
-        subset, targets = (first[0], second[0]), (first[1], second[1])
-        delta, weights = _solve(problem, subset, targets)
-        pairs[key] = delta is not None
-        if delta is None:
+) -> Array | None:
+    """A δ that drives every member of the subset to its target class, solved once; None, and its refutation noted."""
+    if (subset, targets) not in known:
+        known[subset, targets], weights = _solve(problem, subset, targets)
+        if known[subset, targets] is None:
             refutations.append(Refutation(subset, targets, weights))
-    return pairs[key]
+    return known[subset, targets]
 
 
 def _solve(
@@ -317,48 +286,34 @@ def _solve(
     rows = list(subset)
     margins = problem.margins[rows, list(targets)] + problem.tau[rows]
     gradients = problem.gradients[rows, list(targets)]
-    if problem.region.radius is None:
-        return _solve_box(margins, gradients, problem)
-    if problem.region.p == 1:
-        return _solve_cross(margins, gradients, problem)
-    return _solve_ball(margins, gradients, problem)
+    return (_solve_ball if problem.region.p == 2 else _solve_linear)(margins, gradients, problem)
 
 
-def _solve_box(margins: Array, gradients: Array, problem: LinearProblem) -> tuple[Array | None, Array]:
-    """linf: min t with m_i + w_i·δ ≤ s_i t; the LP's multipliers are λ."""
-    scale = np.abs(gradients).sum(axis=1).clip(1e-30)
-    d = gradients.shape[1]
+def _solve_linear(margins: Array, gradients: Array, problem: LinearProblem) -> tuple[Array | None, Array]:
+    """linf and l1: min t with m_i + w_i·δ ≤ s_i t; the program's multipliers are λ.
+
+    In l1, δ = a − b with a and b between 0 and the box, and Σ (a + b) ≤ ε.
+    """
+    d, radius = gradients.shape[1], problem.region.radius
+    scale = np.linalg.norm(gradients, 1 if radius is None else np.inf, axis=1).clip(1e-30)
+    rows, right = gradients / scale[:, None], -margins / scale
+    bounds: list[tuple[float | None, float | None]] = [*zip(problem.low, problem.high, strict=True)]
+    if radius is not None:
+        rows, right = np.r_[np.c_[rows, -rows], np.ones((1, 2 * d))], np.r_[right, radius]
+        bounds = [(0.0, end) for end in (*problem.high, *-problem.low)]
+    slack = np.r_[-np.ones(len(margins)), np.zeros(len(rows) - len(margins))]
     solved = linprog(
-        np.r_[np.zeros(d), 1.0],
-        A_ub=np.c_[gradients / scale[:, None], -np.ones(len(margins))],
-        b_ub=-margins / scale,
-        bounds=[*zip(problem.low, problem.high, strict=True), (None, None)],
+        np.r_[np.zeros(rows.shape[1]), 1.0],
+        A_ub=np.c_[rows, slack],
+        b_ub=right,
+        bounds=[*bounds, (None, None)],
         method="highs",
     )
     if solved.status != 0:
-        raise ModelError(f"the linear programme of the exact attack failed: {solved.message}")
+        raise ModelError(f"the linear program of the exact attack failed: {solved.message}")
     if solved.x[-1] <= 0:
-        return np.clip(solved.x[:d], problem.low, problem.high), np.zeros(0)
-    weights = np.clip(-solved.ineqlin.marginals, 0, None) / scale
-    return None, weights / weights.sum()
-
-
-def _solve_cross(margins: Array, gradients: Array, problem: LinearProblem) -> tuple[Array | None, Array]:
-    """l1: as for linf, with δ = a − b, a and b between 0 and the box, and Σ (a + b) ≤ ε."""
-    scale = np.abs(gradients).max(axis=1).clip(1e-30)
-    d = gradients.shape[1]
-    rows = gradients / scale[:, None]
-    solved = linprog(
-        np.r_[np.zeros(2 * d), 1.0],
-        A_ub=np.r_[np.c_[rows, -rows, -np.ones(len(margins))], [np.r_[np.ones(2 * d), 0.0]]],
-        b_ub=np.r_[-margins / scale, problem.region.radius],
-        bounds=[*((0.0, h) for h in problem.high), *((0.0, -low) for low in problem.low), (None, None)],
-        method="highs",
-    )
-    if solved.status != 0:
-        raise ModelError(f"the linear programme of the exact attack failed: {solved.message}")
-    if solved.x[-1] <= 0:
-        return np.clip(solved.x[:d] - solved.x[d : 2 * d], problem.low, problem.high), np.zeros(0)
+        delta = solved.x[:d] if radius is None else solved.x[:d] - solved.x[d : 2 * d]
+        return np.clip(delta, problem.low, problem.high), np.zeros(0)
     weights = np.clip(-solved.ineqlin.marginals[: len(margins)], 0, None) / scale
     return None, weights / weights.sum()
 
@@ -423,12 +378,6 @@ class Exact(Attack):
 
     A member counts as fooled where its margin is below −τ; τ is 8e-5 of the largest logit that δ can cause. Closer to
     its boundary lies a tie, which rounding decides: another attack may count it as an error.
-
-    Examples
-    --------
-    >>> import randens
-    >>> randens.attacks.Exact(randens.Threat("linf", 8 / 255)).name
-    'exact'
     """
 
     exact: ClassVar[bool] = True

@@ -9,8 +9,6 @@ from randens.attacks.base import Attack, register
 from randens.attacks.search import Search
 from randens.threat import FiniteThreat
 
-__all__ = ["Finite"]
-
 
 @register("finite")
 @dataclass(frozen=True, kw_only=True)

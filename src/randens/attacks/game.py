@@ -11,8 +11,6 @@ from randens.attacks.search import Search
 from randens.core.tensors import norms
 from randens.region import Region
 
-__all__ = ["Game", "even", "linearized_game", "onto_simplex"]
-
 
 @dataclass(frozen=True)
 class Game:

@@ -12,39 +12,17 @@ from randens.attacks.climb import Targets, climb
 from randens.attacks.search import Search
 from randens.core.tensors import norms
 
-__all__ = ["Lattice"]
-
 
 @register("lattice")
 @dataclass(frozen=True, kw_only=True)
 class Lattice(Attack):
-    """Climbs as `saddle` does, and reaches each target set T by descending Σ_{i∈T} relu(margin_i + κ)/‖∇margin_i‖_q.
+    """Climbs as `saddle` does, and reaches each target set T by descending Σ_{i∈T} relu(margin_i + κ)/‖∇margin_i‖_q."""
 
-    Parameters
-    ----------
-    steps : int
-        Steps per descent.
-    step : float
-        Step size in units of eps.
-    orders : int
-        Climbs per restart, each in another order of the members.
-    patience : int
-        Failed searches for one member alone after which it is passed over.
-    kappa : float
-        How far, in ε, a descent goes past a boundary.
-
-    Examples
-    --------
-    >>> import randens
-    >>> randens.attacks.Lattice(randens.Threat("linf", 8 / 255)).name
-    'lattice'
-    """
-
-    steps: int = 20
-    step: float = 0.15
-    orders: int = 2
-    patience: int = 5
-    kappa: float = field(default=0.01, metadata={"range": (0.0, 10.0)})
+    steps: int = 20  # per descent
+    step: float = 0.15  # in ε
+    orders: int = 2  # climbs per restart, each in another order of the members
+    patience: int = 5  # failed searches for one member alone after which it is passed over
+    kappa: float = field(default=0.01, metadata={"range": (0.0, 10.0)})  # how far, in ε, past a boundary
 
     def search(self, s: Search) -> None:
         targets = Targets(s)
@@ -59,11 +37,8 @@ class Lattice(Attack):
         self, s: Search, rows: Tensor, start: Tensor, target: Tensor, classes: int = 1
     ) -> tuple[Tensor, Tensor]:
         """Descend from the current point, then from the input, then from a random point."""
-        point, verdicts, left = (
-            start.clone(),
-            torch.zeros_like(target),
-            torch.arange(len(rows), device=s.device),
-        )
+        point, verdicts = start.clone(), torch.zeros_like(target)
+        left = torch.arange(len(rows), device=s.device)
         at_input = (start == s.x[rows]).flatten(1).all(dim=1)
         for number, begin in enumerate((start, s.x[rows], s.start(self.restarts)[rows])):
             now = left[~at_input[left]] if number == 1 else left  # not twice from the input

@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["LinearModels"]
-
 
 class LinearModels:
     """Margins [n, M], gradients [n, M, d] and verdicts [n, M] at `points` [n, ...], where `have` [n, M] is true."""

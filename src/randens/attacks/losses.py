@@ -13,23 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = [
-    "LOSSES",
-    "Loss",
-    "cross_entropies",
-    "expected_bounded_risk",
-    "expected_cross_entropy",
-    "expected_margin",
-    "expected_mce",
-    "margins",
-    "mce",
-    "mean_logit_cross_entropy",
-    "mean_logit_mce",
-    "mixture_cross_entropy",
-    "mixture_mce",
-    "standardized",
-]
-
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -66,6 +49,16 @@ def expected_margin(z: Tensor, y: Tensor, probs: Tensor) -> Tensor:
     return -(probs.to(z.dtype) @ (margins(z, y) / spread).clamp_min(-0.1))
 
 
+def toward(target: Tensor) -> Loss:
+    """Σ_i α_i (z_t − z_y): the margin to one class t [n] of each input."""
+
+    def loss(z: Tensor, y: Tensor, probs: Tensor) -> Tensor:
+        gap = z - z.gather(2, y.expand(len(z), -1)[:, :, None])
+        return probs.to(z.dtype) @ gap.gather(2, target.expand(len(z), -1)[:, :, None])[:, :, 0]
+
+    return loss
+
+
 def expected_bounded_risk(z: Tensor, y: Tensor, probs: Tensor) -> Tensor:
     """Σ_i α_i σ(−margin_i): a smooth form of the ensemble's risk itself, at most 1 per input."""
     return probs.to(z.dtype) @ torch.sigmoid(-margins(z, y))
@@ -89,9 +82,7 @@ def expected_mce(z: Tensor, y: Tensor, probs: Tensor) -> Tensor:
 
 
 def mixture_mce(z: Tensor, y: Tensor, probs: Tensor) -> Tensor:
-    """MCE(log Σ_i α_i softmax(z_i), y): expectation at the softmax, the training adversary of BARRE's
-    release.
-    """
+    """MCE(log Σ_i α_i softmax(z_i), y): expectation at the softmax, the training adversary of BARRE's release."""
     logs = z.log_softmax(dim=2) + probs.to(z.dtype).log().reshape(-1, 1, 1)
     return mce(torch.logsumexp(logs, dim=0), y)
 
@@ -102,8 +93,7 @@ def mean_logit_mce(z: Tensor, y: Tensor, probs: Tensor) -> Tensor:
 
 
 def standardized(loss: Loss) -> Loss:
-    """`loss` of logits that are rescaled to a common spread per member and input, so that scale has no
-    effect.
+    """`loss` of logits that are rescaled to a common spread per member and input, so that scale has no effect.
 
     A spread of 3 keeps the softmax of ten or a hundred classes away from both saturation and flatness.
     """

@@ -15,8 +15,6 @@ from randens.core.errors import RandensWarning
 from randens.ensemble import to_layout
 from randens.models import in_precision, logits_of
 
-__all__ = ["fast_members", "folded"]
-
 _RANDOM = 1e-3  # of the largest logit; sums on a GPU differ by less
 _FOLDED = 1e-5  # of the largest logit; more means that folding changed the network
 

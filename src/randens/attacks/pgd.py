@@ -12,8 +12,6 @@ from randens.attacks.losses import LOSSES, Loss, expected_cross_entropy
 from randens.attacks.search import Search
 from randens.core.errors import unknown
 
-__all__ = ["FGSM", "PGD", "AdaptiveFGSM", "AdaptivePGD", "ascend", "unsolved"]
-
 
 def ascend(
     s: Search, loss: Loss, *, steps: int, step: float, restart: int = 0, members: Sequence[int] | None = None
@@ -29,6 +27,11 @@ def ascend(
             return
         gradient = s.gradient(rows, point[rows], loss, members)
         point[rows] = s.project(rows, s.threat.step(point[rows], gradient, step * s.threat.eps))
+    finish(s, point, members)
+
+
+def finish(s: Search, point: Tensor, members: Sequence[int] | None) -> None:
+    """Score the last points; a search for one member alone that did not fool it is counted."""
     rows = unsolved(s, members)
     s.judge(rows, point[rows])
     if members is not None and len(members) == 1:
@@ -44,14 +47,7 @@ def unsolved(s: Search, members: Sequence[int] | None) -> Tensor:
 @register("fgsm")
 @dataclass(frozen=True, kw_only=True)
 class FGSM(Attack):
-    """One step of size ε against each member alone; every point is scored on all members (transfer).
-
-    Examples
-    --------
-    >>> import randens
-    >>> randens.attacks.FGSM(randens.Threat("linf", 8 / 255)).name
-    'fgsm'
-    """
+    """One step of size ε against each member alone; every point is scored on all members (transfer)."""
 
     def search(self, s: Search) -> None:
         for restart in range(self.restarts):
@@ -62,21 +58,7 @@ class FGSM(Attack):
 @register("pgd")
 @dataclass(frozen=True, kw_only=True)
 class PGD(Attack):
-    """`steps` steps of size `step`·ε against each member alone; every point is scored on all members.
-
-    Parameters
-    ----------
-    steps : int
-        Gradient steps per restart.
-    step : float
-        Step size in units of eps.
-
-    Examples
-    --------
-    >>> import randens
-    >>> randens.attacks.PGD(randens.Threat("linf", 8 / 255), steps=40).name
-    'pgd'
-    """
+    """`steps` steps of size `step`·ε against each member alone; every point is scored on all members."""
 
     steps: int = 20
     step: float = 0.25
@@ -84,27 +66,14 @@ class PGD(Attack):
     def search(self, s: Search) -> None:
         for restart in range(self.restarts):
             for member in s.probs.nonzero().flatten().tolist():
-                ascend(
-                    s,
-                    expected_cross_entropy,
-                    steps=self.steps,
-                    step=self.step,
-                    restart=restart,
-                    members=[member],
-                )
+                loss = expected_cross_entropy
+                ascend(s, loss, steps=self.steps, step=self.step, restart=restart, members=[member])
 
 
 @register("afgsm")
 @dataclass(frozen=True, kw_only=True)
 class AdaptiveFGSM(Attack):
-    """One step of size ε on the expected loss.
-
-    Examples
-    --------
-    >>> import randens
-    >>> randens.attacks.AdaptiveFGSM(randens.Threat("linf", 8 / 255)).name
-    'afgsm'
-    """
+    """One step of size ε on the expected loss."""
 
     def search(self, s: Search) -> None:
         for restart in range(self.restarts):
@@ -118,26 +87,9 @@ class AdaptiveFGSM(Attack):
 @register("adaptive-pgd-mce", loss="mce")
 @dataclass(frozen=True, kw_only=True)
 class AdaptivePGD(Attack):
-    """PGD on one loss of all members; `loss` says where the expectation over the members is taken.
+    """PGD on one loss of all members; `loss` says where the expectation over the members is taken."""
 
-    Parameters
-    ----------
-    loss : str
-        ``"loss"`` (Eq. 96), ``"softmax"``, ``"logits"`` (as against an average), ``"margin"`` or ``"mce"``.
-    steps : int
-        Gradient steps per restart.
-    step : float
-        Step size in units of eps.
-
-    Examples
-    --------
-    >>> import randens
-    >>> attack = randens.attacks.AdaptivePGD(randens.Threat("linf", 8 / 255), loss="softmax")
-    >>> attack.name, attack == randens.attacks.create("adaptive-pgd-s", attack.threat)
-    ('adaptive-pgd-s', True)
-    """
-
-    loss: str = "softmax"
+    loss: str = "softmax"  # or "loss" (Eq. 96), "logits" (as against an average), "margin", "mce"
     steps: int = 20
     step: float = 0.25
 

@@ -11,8 +11,6 @@ from torch import Tensor
 
 from randens.witness import WitnessPool
 
-__all__ = ["AttackResult", "Cost", "join"]
-
 
 @dataclass
 class Cost:
@@ -24,11 +22,6 @@ class Cost:
         Passes of one input through one member.
     backwards : int
         Gradients of one member at one input.
-
-    Examples
-    --------
-    >>> Cost(forwards=10) + Cost(forwards=5, backwards=2)
-    Cost(forwards=15, backwards=2)
     """
 
     forwards: int = 0

@@ -25,8 +25,6 @@ from randens.witness import WitnessPool
 if TYPE_CHECKING:
     from randens.attacks.base import Attack
 
-__all__ = ["attacking", "run_batches"]
-
 
 @contextlib.contextmanager
 def attacking(rec: RandomizedEnsemble) -> Iterator[None]:
@@ -47,8 +45,7 @@ def run_batches(
     """Attack the inputs `rows` of the data batch by batch; yield each batch's rows and its result.
 
     Under torch.distributed every process attacks one batch of each round, and all of them get all results, unless the
-    data are a process's own (`shared` False). An input's
-    random numbers depend on the seed and its row only.
+    data are a process's own (`shared` False). An input's random numbers depend on the seed and its row only.
     """
     size = len(data[1]) if isinstance(data, tuple) else len(data)
     chosen = np.arange(size) if rows is None else np.asarray(rows, dtype=np.int64)
@@ -72,17 +69,14 @@ def run_batches(
             x, y = _batch(data, mine)
             with attacking(rec):
                 members = members or fast_members(list(rec.members), send(x[:4], rec.device))
-                s = Search(
-                    rec,
-                    x,
-                    y,
-                    attack.threat,
-                    seed=attack.seed,
-                    index=mine.tolist(),
-                    source=attack.name,
-                    members=members,
-                    known=None if start is None else start.take(mine),
-                )
+                about = {
+                    "seed": attack.seed,
+                    "index": mine.tolist(),
+                    "source": attack.name,
+                    "members": members,
+                }
+                known = None if start is None else start.take(mine)
+                s = Search(rec, x, y, attack.threat, **about, known=known)
                 attack.search(s)
                 found[rank] = s.result()
         if processes > 1:

@@ -19,8 +19,6 @@ from randens.attacks.climb import Targets, climb
 from randens.attacks.game import even, linearized_game
 from randens.attacks.search import Search
 
-__all__ = ["Saddle"]
-
 _REMOTE = (
     1.5  # times ε: a member this far out of reach, by the linear model at the input, is soon passed over
 )
@@ -35,35 +33,20 @@ class Saddle(Attack):
     or three passes per member. Later restarts begin at random points and look at several runners-up. Between climbs,
     the heaviest set that the linear models at the input do not rule out is aimed at from there.
 
-    Parameters
-    ----------
-    moves, iterations : int
-        How often a target set is linearized again, and the iterations of each game.
-    orders : int
-        Climbs per restart, each in another order of the members.
-    patience : int
-        Failed searches for one member alone after which it is passed over.
-    kappa, trust, give_up : float
-        How far, in ε, a game aims past the boundaries; how much shorter each move may be than the one before; a set is
-        given up once its game proves it out of reach by more than this, in ε.
-    boundaries : int
-        Runners-up that restarts after the first look at.
-
-    Examples
-    --------
-    >>> import randens
-    >>> randens.attacks.Saddle(randens.Threat("linf", 8 / 255)).name
-    'saddle'
     """
 
-    moves: int = 6
-    iterations: int = 20
-    orders: int = 2
-    patience: int = 4
-    kappa: float = field(default=0.05, metadata={"range": (0.0, 10.0)})
-    trust: float = field(default=0.6, metadata={"range": (0.01, 1.0)})
-    give_up: float = 0.4
-    boundaries: int = 2
+    moves: int = 6  # how often a target set is linearized again
+    iterations: int = 20  # of each game
+    orders: int = 2  # climbs per restart, each in another order of the members
+    patience: int = 4  # failed searches for one member alone after which it is passed over
+    kappa: float = field(
+        default=0.05, metadata={"range": (0.0, 10.0)}
+    )  # how far, in ε, past a boundary games aim
+    trust: float = field(
+        default=0.6, metadata={"range": (0.01, 1.0)}
+    )  # length of each move to the one before
+    give_up: float = 0.4  # in ε: a set is given up once its game proves it further out of reach
+    boundaries: int = 2  # runners-up that restarts after the first look at
     restarts: int = field(default=3, kw_only=True)
 
     def search(self, s: Search) -> None:
@@ -80,11 +63,8 @@ class Saddle(Attack):
         self, s: Search, rows: Tensor, start: Tensor, target: Tensor, classes: int = 1
     ) -> tuple[Tensor, Tensor]:
         """Move to the solution of the linearized game, linearize there, and repeat until all of `target` are fooled."""
-        point, verdicts, left = (
-            start.clone(),
-            torch.zeros_like(target),
-            torch.arange(len(rows), device=s.device),
-        )
+        point, verdicts = start.clone(), torch.zeros_like(target)
+        left = torch.arange(len(rows), device=s.device)
         weights, eps = even(target).to(s.x.dtype), s.threat.eps
         for move in range(self.moves + 1):
             if not len(left):
@@ -97,13 +77,11 @@ class Saddle(Attack):
             verdicts[left] = s.judge(now, here, aim, errors)
             open_ = (aim & ~errors).any(dim=1)
             left, now, here, aim = left[open_], now[open_], here[open_], aim[open_]
-            game = linearized_game(
-                s, now, here, margin[open_], slope[open_], aim, self.kappa, 2 * self.trust**move
-            )
+            reach = 2 * self.trust**move
+            game = linearized_game(s, now, here, margin[open_], slope[open_], aim, self.kappa, reach)
             # Each game begins with the λ of the one before it.
-            delta, weights[left], floor = game.solve(
-                (here - s.x[now]).flatten(1), weights[left], self.iterations
-            )
+            begin = (here - s.x[now]).flatten(1)
+            delta, weights[left], floor = game.solve(begin, weights[left], self.iterations)
             point[left] = s.project(now, s.x[now] + delta.reshape(here.shape))
             if move == 0:
                 alone = (floor > _REMOTE * eps) & (aim.sum(dim=1) == 1)

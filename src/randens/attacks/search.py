@@ -26,8 +26,6 @@ from randens.region import Region
 from randens.threat import Threat
 from randens.witness import WitnessPool
 
-__all__ = ["Search"]
-
 # A verdict must not depend on rounding. Another batch size, layout or folded BatchNorm changes logits by about 1e-6
 # of the largest one, so a member counts as fooled only if its margin is larger than that.
 TIE = 5e-5
@@ -38,17 +36,9 @@ class Search:
 
     `rows` arguments index the batch and name every input at most once; `points` are perturbed inputs of those rows.
 
-    Parameters
-    ----------
-    rec, x, y, threat
-        The ensemble, inputs [n, ...] with labels [n], and what the adversary may do.
-    seed, index, source
-        With an input's index in its data set (0, 1, … by default) and the attack's name, the seed determines every
-        random number of that input.
-    members : sequence of nn.Module, optional
-        What is run instead of `rec.members`: copies that compute the same faster.
-    known : WitnessPool, optional
-        Witnesses of these inputs that are known already, those on the unperturbed inputs among them.
+    With an input's index in its data set (0, 1, … by default) and the attack's name (`source`), `seed` determines every
+    random number of that input. `members` are run instead of `rec.members`: copies that compute the same faster.
+    `known` holds witnesses of these inputs that are known already, those on the unperturbed inputs among them.
 
     Attributes
     ----------
@@ -58,14 +48,6 @@ class Search:
         Errors on the inputs [n, M]; the worst known fooled set [n, M] and its point [n, ...].
     resisted, left_out
         Failed searches for one member alone [n, M]; inputs that the attack is spared [n].
-
-    Examples
-    --------
-    >>> import torch, randens
-    >>> rec = randens.RandomizedEnsemble([torch.nn.Linear(4, 3)])
-    >>> s = Search(rec, torch.rand(5, 4), torch.tensor([0, 1, 2, 0, 1]), randens.Threat("linf", 0.1))
-    >>> torch.equal(s.start(0), s.x)
-    True
     """
 
     def __init__(
@@ -201,11 +183,9 @@ class Search:
         for k in range(int(turn.max()) + 1):
             part = order[turn == k].numpy()
             assert known.x_adv is not None
-            points, sets = (
-                torch.from_numpy(known.x_adv[part]).to(self.x),
-                torch.from_numpy(known.fooled[part]),
-            )
-            self.record(torch.from_numpy(known.points[part]).to(self.device), points, sets.to(self.device))
+            points, sets = torch.from_numpy(known.x_adv[part]), torch.from_numpy(known.fooled[part])
+            here = torch.from_numpy(known.points[part]).to(self.device)
+            self.record(here, points.to(self.x), sets.to(self.device))
         self._found.clear()
 
     # ---- points and random numbers ----
@@ -274,14 +254,14 @@ class Search:
         errors = torch.zeros_like(wanted)
         with torch.no_grad():
             for member, part in _by_member(wanted):
-                errors[part, member] = _fooled(self._ask(member, points[part]), self.y[rows[part]])
+                errors[part, member] = _fooled(self.ask(member, points[part]), self.y[rows[part]])
         return errors
 
     def examine(self, rows: Tensor, points: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """`judge` on all members, with every member's margin [k, M] and its logits' spread over the classes [k, M]."""
         points = self.project(rows, points)
         with torch.no_grad():
-            z = torch.stack([self._ask(member, points) for member in range(self.members)])
+            z = torch.stack([self.ask(member, points) for member in range(self.members)])
         y = self.y[rows]
         errors = torch.stack([_fooled(each, y) for each in z], dim=1)
         self.record(rows, points, errors)
@@ -299,7 +279,7 @@ class Search:
             self.probs[chosen] if members is None else torch.full_like(self.probs[chosen], 1 / len(chosen))
         )
         point = points.detach().requires_grad_()
-        answers = [self._ask(member, point) for member in chosen]
+        answers = [self.ask(member, point) for member in chosen]
         z = torch.stack(answers).detach().requires_grad_()
         (pull,) = torch.autograd.grad(loss(z, self.y[rows], weights).sum(), z)
         total = torch.zeros_like(points)
@@ -340,7 +320,7 @@ class Search:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Margin [k], gradient [k, d] and verdict [k] of one member."""
         point = points.detach().requires_grad_()
-        z = self._ask(member, point)
+        z = self.ask(member, point)
         label = self.y[rows, None]
         gaps = (z.gather(1, label) - z).scatter(1, label, torch.inf)
         nearest = gaps.topk(min(classes, z.shape[1] - 1), dim=1, largest=False).values
@@ -351,7 +331,7 @@ class Search:
         verdicts = _fooled(z.detach(), self.y[rows])
         return nearest.detach()[line, closest], normals[line, closest], verdicts
 
-    def _ask(self, member: int, points: Tensor) -> Tensor:
+    def ask(self, member: int, points: Tensor) -> Tensor:
         """One member's logits [k, C]."""
         self.cost.forwards += len(points) * self._passes[member]
         network = self._networks[member]

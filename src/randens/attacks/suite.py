@@ -12,20 +12,16 @@ from randens.attacks.base import Attack, register
 from randens.attacks.lattice import Lattice
 from randens.attacks.losses import expected_margin, expected_mce, mixture_cross_entropy, standardized
 from randens.attacks.pgd import FGSM, PGD, ascend
-from randens.attacks.random_search import RandomSearch
 from randens.attacks.saddle import Saddle
 from randens.attacks.search import Search
+from randens.attacks.square import Square
 from randens.core.errors import unknown
 from randens.threat import Threat
-
-__all__ = ["PRESETS", "Suite", "parts"]
 
 PRESETS = ("fast", "standard", "thorough")
 # The logits' scale has no effect on these.
 _LOSSES = (standardized(mixture_cross_entropy), expected_margin, standardized(expected_mce))
-_RESISTED = (
-    4  # failed searches for one member alone, of saddle and pgd, before `standard` leaves an input out
-)
+_RESISTED = 4  # failed searches for one member alone before `standard` spares an input the joint attacks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,20 +41,44 @@ class _Adaptive(Attack):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Automatic(Attack):
-    """The same three losses with Auto-PGD's step rule, and the margin against each member alone."""
+class _Alone(Attack):
+    """Auto-PGD against each member alone: its margin, and cross-entropy from a random point."""
 
     steps: int = 50
 
     @property
     def name(self) -> str:
-        return "apgd-3"
+        return "apgd-alone"
 
     def search(self, s: Search) -> None:
-        for loss in _LOSSES:
-            ascend_adaptively(s, loss, steps=self.steps)
         for member in s.probs.nonzero().flatten().tolist():
-            ascend_adaptively(s, expected_margin, steps=self.steps, members=[member])
+            for restart in range(self.restarts):
+                ascend_adaptively(s, expected_margin, steps=self.steps, restart=restart, members=[member])
+                ascend_adaptively(s, _LOSSES[0], steps=self.steps, restart=restart + 1, members=[member])
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Targeted(Attack):
+    """Auto-PGD against each member alone, towards the classes nearest to the right one at the input, in turn."""
+
+    steps: int = 50
+    classes: int = 9
+
+    @property
+    def name(self) -> str:
+        return "apgd-targeted"
+
+    def search(self, s: Search) -> None:
+        for member in s.probs.nonzero().flatten().tolist():
+            for target in _runners_up(s, member, self.classes):
+                ascend_adaptively(s, expected_margin, steps=self.steps, members=[member], aim=target)
+
+
+def _runners_up(s: Search, member: int, count: int) -> list[torch.Tensor]:
+    """The classes [n] that are nearest to being mistaken for the right one at the input, one rank after the other."""
+    with torch.no_grad():
+        z = s.ask(member, s.x).scatter(1, s.y[:, None], -torch.inf)
+    return list(z.argsort(dim=1, descending=True)[:, : min(count, z.shape[1] - 1)].T)
 
 
 def parts(preset: str, threat: Threat) -> tuple[Attack, ...]:
@@ -68,11 +88,11 @@ def parts(preset: str, threat: Threat) -> tuple[Attack, ...]:
     if preset == "standard":
         return (
             Saddle(threat, orders=4, restarts=4),
-            PGD(threat),
+            _Alone(threat),
             _Adaptive(threat, steps=10),
             ARC(threat, steps=20, shuffle=True),
             Lattice(threat, orders=1),
-            RandomSearch(threat, queries=50),
+            Square(threat, queries=1000),
         )
     if preset == "thorough":
         return (
@@ -80,11 +100,13 @@ def parts(preset: str, threat: Threat) -> tuple[Attack, ...]:
             Saddle(threat, orders=8, restarts=8, boundaries=3),
             PGD(threat, steps=50, step=0.1, restarts=2),
             _Adaptive(threat, steps=50, restarts=2),
-            _Automatic(threat, steps=100),
+            _Alone(threat, steps=100),
+            _Targeted(threat, steps=100),
             ARC(threat, steps=20),
             ARC(threat, steps=20, restarts=3, shuffle=True),
             Lattice(threat, orders=3, steps=30),
-            RandomSearch(threat, queries=500),
+            Square(threat, queries=500),
+            Square(threat),
         )
     return unknown("preset", preset, PRESETS)
 
@@ -96,11 +118,6 @@ def parts(preset: str, threat: Threat) -> tuple[Attack, ...]:
 @dataclass(frozen=True, kw_only=True)
 class Suite(Attack):
     """Every attack of a preset; of each input the worst case. Budgets are in steps, whatever the machine.
-
-    Parameters
-    ----------
-    preset : str
-        ``"fast"``, ``"standard"`` or ``"thorough"``.
 
     Examples
     --------
@@ -118,11 +135,13 @@ class Suite(Attack):
 
     def search(self, s: Search) -> None:
         for attack in parts(self.preset, self.threat):
-            s.source = attack.name
-            # Where no member can be fooled alone, none can be together with others.
-            together = self.preset == "standard" and not isinstance(attack, (Saddle, PGD, RandomSearch))
-            s.left_out = _all_resisted(s) if together else torch.zeros_like(s.blind)
+            s.source, s.left_out = attack.name, torch.zeros_like(s.blind)
+            if isinstance(attack, Square) and attack.name == "square":
+                s.left_out = ~s.blind  # many queries, only where gradients tell nothing
+            elif self.preset == "standard" and not isinstance(attack, (Saddle, _Alone)):
+                s.left_out = _all_resisted(s)  # where no member can be fooled alone, none can be with others
             attack.search(s)
+        s.left_out = torch.zeros_like(s.blind)
 
 
 def _all_resisted(s: Search) -> torch.Tensor:

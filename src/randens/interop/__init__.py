@@ -6,6 +6,7 @@ from randens.interop.attack_libraries import (
     from_art,
     from_autoattack,
     from_foolbox,
+    from_function,
     from_torchattacks,
 )
 from randens.interop.single_model import Mixture
@@ -19,6 +20,7 @@ __all__ = [
     "from_art",
     "from_autoattack",
     "from_foolbox",
+    "from_function",
     "from_torchattacks",
     "sklearn_ensemble",
     "sklearn_member",

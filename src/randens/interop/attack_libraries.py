@@ -14,6 +14,7 @@ import inspect
 import math
 import random
 import re
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -229,6 +230,26 @@ def from_adv_lib(attack: Any, threat: Threat, *, target: str = "both", **options
         return attack(view, x, y, **arguments)
 
     return _made("adv_lib", attack, threat, target, options, call)
+
+
+def from_function(
+    function: Callable[[nn.Module, Tensor, Tensor], Tensor],
+    threat: Threat,
+    *,
+    target: str = "both",
+    **common: int,
+) -> Foreign:
+    """A function f(model, x, y) → x_adv, which may call any package: ``from_function(f, Threat("linf", 8 / 255))``."""
+    if not callable(function):
+        raise InputError(
+            f"function is {function!r}; give a function f(model, x, y) that returns perturbed inputs"
+        )
+    name = getattr(function, "__qualname__", type(function).__name__)
+    code = getattr(
+        function, "__code__", None
+    )  # what is stored about a function is not what another one would find
+    said = f"{name}({zlib.crc32(repr((code.co_code, code.co_consts)).encode()) if code else ''})"
+    return Foreign(threat, lambda view, x, y, *_: function(view, x, y), said, target, name, **common)
 
 
 def from_autoattack(

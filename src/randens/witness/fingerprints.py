@@ -44,9 +44,8 @@ def member_key(member: nn.Module) -> bytes:
     tensors.update({**member.state_dict(), **dict(member.named_buffers())})
     weights = {k: v for k, v in tensors.items() if isinstance(v, Tensor)}
     if not weights and not hasattr(member, "sha256"):
-        described.append(
-            f"{_PROCESS} {id(member)}"
-        )  # nothing tells it from another one: known in this process only
+        # Nothing tells it from another one: it is known in this process only.
+        described.append(f"{_PROCESS} {id(member)}")
     return digest("\n".join(described).encode(), tensor_checksum(weights).encode())
 
 

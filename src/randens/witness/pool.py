@@ -27,21 +27,6 @@ class WitnessPool:
     it and `x_adv[r]` the perturbed input (`x_adv` is None for a pool of sets only). Pools are immutable: `merge`,
     `take`, `concat`, `replace` and `without_inputs` return new ones.
 
-    Parameters
-    ----------
-    n : int
-        Number of inputs.
-    members : int
-        M.
-    points : array
-        Input of each witness, [r].
-    fooled : array
-        Set of each witness, bool [r, M].
-    x_adv : array, optional
-        Perturbed inputs [r, ...].
-    sources : str or sequence of str
-        The attack that found each witness.
-
     Examples
     --------
     >>> pool = WitnessPool(2, 2, [0, 0], [[True, False], [False, True]])

@@ -76,22 +76,9 @@ def as_store(folder: WitnessStore | str | os.PathLike[str] | None) -> WitnessSto
 class WitnessStore:
     """Witnesses and searches of earlier calls, in ``witnesses.sqlite`` of a folder.
 
-    Several processes may use it at once. Every batch is added in one transaction, so a killed process loses
-    at most the batch under way.
-
-    Parameters
-    ----------
-    path : str or path
-        A folder, or a file that ends in ``.sqlite``; made when it is first used.
-    fresh : bool
-        Ignore what is stored, and only add.
-    verify : bool
-        Evaluations score every stored witness again, by forward passes of the members.
-
-    Examples
-    --------
-    >>> WitnessStore("runs/mine").path.name
-    'witnesses.sqlite'
+    Several processes may use it at once. Every batch is added in one transaction, so a killed process loses at most the
+    batch under way. `path` is a folder, or a file that ends in ``.sqlite``; it is made when it is first used. With
+    `fresh`, what is stored is ignored; with `verify`, evaluations score it again by forward passes of the members.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, fresh: bool = False, verify: bool = False) -> None:
@@ -108,7 +95,7 @@ class WitnessStore:
         known: dict[bytes, list[int]] = {}
         points = around = scope.x[:0]
         if not self.fresh:
-            with self._open() as db:
+            with self._open(scope.inputs) as db:
                 known = self._known(db, scope)
                 found = db.execute(
                     "SELECT id, row, bits, source FROM wanted JOIN points USING (input) WHERE threat = ? AND "
@@ -124,19 +111,15 @@ class WitnessStore:
         verdicts = np.array([known.get(entry[0], nothing) for entry in found], dtype=np.int8)
         rows = np.array([entry[1] for entry in found], dtype=np.int64)
         sources = [entry[3] for entry, good in zip(found, legal, strict=True) if good]
-        return (
-            rows[legal],
-            verdicts.reshape(-1, len(nothing))[legal],
-            points[torch.from_numpy(legal)],
-            sources,
-        )
+        verdicts = verdicts.reshape(-1, len(nothing))[legal]
+        return rows[legal], verdicts, points[torch.from_numpy(legal)], sources
 
     def verdicts(self, scope: Scope, rows: NDArray[np.int64], x_adv: Tensor) -> NDArray[np.int8]:
         """What is stored about points [k, ...] of some inputs: int8 [k, M], -1 where nothing is."""
         nothing = [-1] * len(scope.members)
         known: dict[bytes, list[int]] = {}
         if not self.fresh:
-            with self._open() as db:
+            with self._open(scope.inputs) as db:
                 known = self._known(db, scope)
         found = [known.get(point, nothing) for point in _point_keys(scope, rows, x_adv)]
         return np.array(found, dtype=np.int8).reshape(-1, len(nothing))
@@ -144,15 +127,12 @@ class WitnessStore:
     def searched(self, scope: Scope) -> dict[bytes, Spent]:
         """What every search that met these inputs has reached and taken there."""
         lines: dict[bytes, list[tuple[Any, ...]]] = {}
-        found = {}
+        found: dict[bytes, Spent] = {}
         if self.fresh:
-            return {}
-        with self._open() as db:
-            self._ask_for(db, scope.inputs)
-            query = (
-                "SELECT search, row, risk, forwards, backwards, flags FROM wanted JOIN searches USING (input)"
-            )
-            for search, *line in db.execute(query):
+            return found
+        with self._open(scope.inputs) as db:
+            columns = "search, row, risk, forwards, backwards, flags"
+            for search, *line in db.execute(f"SELECT {columns} FROM wanted JOIN searches USING (input)"):
                 lines.setdefault(search, []).append(tuple(line))
             for search, entries in lines.items():
                 rows, risks, forwards, backwards, flags = zip(*entries, strict=True)
@@ -208,8 +188,8 @@ class WitnessStore:
             db.execute("INSERT OR REPLACE INTO notes VALUES (?, ?)", (key, json.dumps(value)))
 
     @contextlib.contextmanager
-    def _open(self) -> Iterator[sqlite3.Connection]:
-        """A connection in one transaction; whatever is wrong with the file is one sentence that names it."""
+    def _open(self, inputs: Sequence[bytes] = ()) -> Iterator[sqlite3.Connection]:
+        """A connection in one transaction, with a table of the `inputs` in question; what is wrong is one sentence."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with contextlib.closing(sqlite3.connect(self.path, timeout=_WAIT, isolation_level=None)) as db:
@@ -219,19 +199,15 @@ class WitnessStore:
                     raise ValueError(f"its schema is {version}, this version of randens reads {_VERSION}")
                 for statement in _SCHEMA if version == 0 else ():
                     db.execute(statement)
+                db.execute("CREATE TEMP TABLE wanted (row INTEGER PRIMARY KEY, input BLOB)")
+                db.executemany("INSERT INTO wanted VALUES (?, ?)", enumerate(inputs))
                 yield db
                 db.execute("COMMIT")
         except (sqlite3.Error, OSError, zlib.error, ValueError) as error:
             raise FileError(f"{self.path} cannot be used as a witness store: {error}") from error
 
-    @staticmethod
-    def _ask_for(db: sqlite3.Connection, inputs: Sequence[bytes]) -> None:
-        db.execute("CREATE TEMP TABLE wanted (row INTEGER PRIMARY KEY, input BLOB)")
-        db.executemany("INSERT INTO wanted VALUES (?, ?)", enumerate(inputs))
-
     def _known(self, db: sqlite3.Connection, scope: Scope) -> dict[bytes, list[int]]:
         """The verdicts of the members on all points of the inputs; -1 where one of them is not stored."""
-        self._ask_for(db, scope.inputs)
         columns: dict[bytes, list[int]] = {}  # equal members share a key
         for column, key in enumerate(scope.members):
             columns.setdefault(key, []).append(column)
