@@ -1,27 +1,33 @@
-"""The figures of docs/concepts.md, computed by `randens.risk`: python docs/tools/figures.py [FOLDER]."""
+"""The figures of README and docs: python docs/tools/figures.py [FOLDER].
+
+Those of the theory are computed by `randens.risk`; those of measurements are drawn from runs of the zoo.
+"""
 
 from __future__ import annotations
 
-import io
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from matplotlib import rc_context
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle
 from matplotlib.tri import Triangulation
 from numpy.typing import NDArray
 
+from randens import zoo
 from randens.core.files import write_atomic
+from randens.evaluation import Evaluation
+from randens.report import figures
+from randens.report.load import load_run
 from randens.risk import FIGURE_3, RiskProfile, bounds, candidates, optimal_sampling, two_classifiers
 
 FOLDER = Path(__file__).parents[1] / "figures"
-BLUE, ORANGE, GREEN, PURPLE = "#0067a5", "#b84a00", "#00745a", "#9b3f77"
-GREY = "#9a9a9a"
+BLUE, ORANGE, GREEN, PURPLE = figures.COLORS[:4]
+GRAY = "#9a9a9a"
+# Three ResNet-20s trained by BARRE, attacked at uniform probabilities on 2,000 test images of CIFAR-10.
+MEASURED = "cifar10-resnet20-barre-m3", "evaluation-uniform.json"
 
 # Three linear classifiers of the plane: f_i is right where w_i·δ < b_i, seen from an input at the origin.
 WEIGHTS = np.array([[1.0, 0.15], [0.25, 1.0], [-0.7, 0.6]])
@@ -71,9 +77,9 @@ def witness() -> Figure:
     figure = Figure(figsize=(5.2, 4.6))
     axes = figure.add_subplot()
     code = fooled @ np.array([1, 2, 4])
-    colours = ["#ffffff", "#c9dfee", "#f3d9c5", "#e4c9a8", "#c6e3da", "#a9cfe0", "#dcd2e8", "#b9a4cf"]
+    colors = ["#ffffff", "#c9dfee", "#f3d9c5", "#e4c9a8", "#c6e3da", "#a9cfe0", "#dcd2e8", "#b9a4cf"]
     axes.scatter(
-        inside[:, 0], inside[:, 1], c=code, cmap=ListedColormap(colours), vmin=0, vmax=7, s=1.1, linewidths=0,
+        inside[:, 0], inside[:, 1], c=code, cmap=ListedColormap(colors), vmin=0, vmax=7, s=1.1, linewidths=0,
         rasterized=True,
     )  # fmt: skip
     axes.add_patch(Circle((0, 0), RADIUS, fill=False, color="black"))
@@ -85,14 +91,15 @@ def witness() -> Figure:
     for value in np.unique(code):
         points = inside[code == value]
         u = tuple(int(value) >> i & 1 for i in range(3))
-        centre = points[np.argmin(np.linalg.norm(points - points.mean(axis=0), axis=1))]
+        center = points[np.argmin(np.linalg.norm(points - points.mean(axis=0), axis=1))]
         mark = "maximal" if u in sets else ""
         text = f"u = ({', '.join(map(str, u))})" + (f"\n{mark}" if mark else "")
-        axes.annotate(text, (float(centre[0]), float(centre[1])), ha="center", va="center", fontsize=7.5)
+        axes.annotate(text, (float(center[0]), float(center[1])), ha="center", va="center", fontsize=8)
     axes.plot(0, 0, "k+", markersize=9)
     axes.set(xlim=(-1.35, 1.35), ylim=(-1.2, 1.2), aspect="equal", xticks=[], yticks=[])
-    axes.set_title("Perturbations δ of one input, by the members they fool", fontsize=9)
-    axes.legend(loc="lower right", fontsize=7.5, frameon=False)
+    axes.axis("off")
+    axes.set_title("Perturbations δ of one input, by the members they fool")
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, 0.02), ncols=3)
     return figure
 
 
@@ -105,28 +112,26 @@ def profile() -> Figure:
     figure = Figure(figsize=(5.6, 3.6))
     axes = figure.add_subplot()
     base = np.zeros_like(first)
-    tints = {"both": GREY, "first-only": BLUE, "second-only": GREEN, "either-not-both": ORANGE}
+    tints = {"both": GRAY, "first-only": BLUE, "second-only": GREEN, "either-not-both": ORANGE}
     words = {
         "both": "both at once",
         "first-only": "the first only",
         "second-only": "the second only",
         "either-not-both": "either, never both",
     }
-    for name, colour in tints.items():
+    for name, color in tints.items():
         risk = (np.array(FIGURE_3[name]) @ probs.T).max(axis=0)
         top = base + FREQUENCIES[name] * risk
-        axes.fill_between(first, base, top, color=colour, alpha=0.3, linewidth=0, label=words[name])
+        axes.fill_between(first, base, top, color=color, alpha=0.3, linewidth=0, label=words[name])
         base = top
     axes.plot(first, [shown.risk(p) for p in probs], color="black", linewidth=2, label="risk η(α)")
     axes.axhline(answer.limit, color=PURPLE, linestyle=":", label="no pair can be below (Corollary 1)")
     axes.plot(answer.probs[0], answer.risk, "o", color=ORANGE)
     axes.annotate(f"optimum {answer.risk:.2f}", (float(answer.probs[0]), answer.risk), (0.5, answer.risk + 0.1),
-                  ha="center", arrowprops={"arrowstyle": "-", "color": GREY})  # fmt: skip
-    axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="α₁: how often member 1 is drawn", ylabel="risk")
+                  ha="center", arrowprops={"arrowstyle": "-", "color": GRAY})  # fmt: skip
+    axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="α₁: how often member 1 is sampled", ylabel="risk")
     second, first_alone = answer.member_risks[1], answer.member_risks[0]
-    axes.set_title(
-        f"left: member 2 alone, {second:.2f}; right: member 1 alone, {first_alone:.2f}", fontsize=9
-    )
+    axes.set_title(f"left: member 2 alone, {second:.2f}; right: member 1 alone, {first_alone:.2f}")
     axes.legend(fontsize=7.5, frameon=False, loc="upper center", ncols=2)
     return figure
 
@@ -138,13 +143,13 @@ def limits() -> Figure:
     figure = Figure(figsize=(5.6, 3.6))
     axes = figure.add_subplot()
     axes.axhline(best, color="black", linewidth=1, label=f"the best member alone: {best}")
-    for members, colour in ((2, BLUE), (3, ORANGE), (5, GREEN)):
+    for members, color in ((2, BLUE), (3, ORANGE), (5, GREEN)):
         floors = [bounds([best] + [r] * (members - 1)).floor for r in risks]
-        axes.plot(risks, floors, color=colour, label=f"floor with M = {members}")
-    axes.plot(risks, [bounds([best, r]).ceiling for r in risks], color=GREY, linestyle="--", label="ceiling")
+        axes.plot(risks, floors, color=color, label=f"floor with M = {members}")
+    axes.plot(risks, [bounds([best, r]).ceiling for r in risks], color=GRAY, linestyle="--", label="ceiling")
     axes.set(xlabel="risk of every other member", ylabel="risk of the ensemble", xlim=(best, 1), ylim=(0, 1))
     axes.legend(fontsize=7.5, frameon=False, loc="upper left")
-    axes.set_title("No ensemble leaves the strip between floor and ceiling (Theorem 3)", fontsize=9)
+    axes.set_title("No ensemble leaves the strip between floor and ceiling (Theorem 3)")
     return figure
 
 
@@ -197,33 +202,29 @@ def sampling() -> Figure:
     return figure
 
 
+def measured() -> Evaluation:
+    """The evaluation behind the figures of measurements."""
+    name, file = MEASURED
+    return Evaluation.load(zoo.path(name) / file)
+
+
 FIGURES: dict[str, Callable[[], Figure]] = {
     "witness": witness,
     "profile": profile,
     "bounds": limits,
     "sampling": sampling,
+    "compute": lambda: figures.compute(figures.points(measured())),
+    "attempts": lambda: figures.attempts(measured()),
+    "landscape": lambda: figures.landscape(measured()),
+    "sets": lambda: figures.sets(*figures.fooled_sets(measured())),
+    "training": lambda: figures.FIGURES["training"](load_run(zoo.path("cifar10-resnet20-at"))),
 }
 
 
 def draw(name: str) -> bytes:
     """One figure as SVG: text stays text, and the same versions give the same bytes."""
-    settings: Any = {
-        "svg.fonttype": "none",
-        "svg.hashsalt": "randens",
-        "font.size": 9,
-        "font.family": "sans-serif",
-    }
-    with rc_context(settings):
-        stream = io.BytesIO()
-        FIGURES[name]().savefig(
-            stream,
-            format="svg",
-            dpi=150,
-            bbox_inches="tight",
-            facecolor="white",
-            metadata={"Date": None, "Creator": None},
-        )
-    return stream.getvalue()
+    with figures.styled():
+        return figures.drawn(FIGURES[name]())
 
 
 def _decimals(probs: NDArray[np.float64]) -> str:

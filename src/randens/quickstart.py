@@ -34,7 +34,7 @@ from randens.evaluation import (
     optimize_sampling,
 )
 from randens.report import write_report
-from randens.report.verdicts import against, drawing
+from randens.report.verdicts import against, worth
 from randens.training import Recipe, train
 
 __all__ = ["Quickstart", "quickstart", "recipes"]
@@ -59,7 +59,7 @@ class Quickstart:
     @property
     def verdict(self) -> str:
         """Two sentences: the ensemble against its own best member, and against AT on the same inputs."""
-        return f"{drawing(self.ensemble)} {against(self.ensemble, self.at, 'The ensemble', 'AT')}"
+        return f"{worth(self.ensemble)} {against(self.ensemble, self.at, 'The ensemble', 'AT')}"
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary for JSON."""

@@ -1,4 +1,4 @@
-"""Fixtures of the report's tests: a trained run, and a browser where there is one."""
+"""Fixtures of the report's tests: a trained run with every document, and a browser where there is one."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.report.made_runs import THREAT, trained_ensemble
+from tests.report.made_runs import trained_ensemble
 
 import randens
 from randens.core.runs import Run
-from randens.report import measure
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -23,20 +22,24 @@ HOSTILE = '<script>document.title="owned"</script>'
 
 @pytest.fixture(scope="session")
 def trained_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with an ensemble, an evaluation and measurements, all real; its class names are hostile."""
+    """A run whose every document is real; its class names are hostile."""
     names = [f'{digit} </script>{HOSTILE}<img src=x onerror=alert("{digit}")>' for digit in range(10)]
-    rec, data = trained_ensemble(classes=names)
-    run = Run.create(
-        tmp_path_factory.mktemp("runs") / "trained",
-        recipe={"method": "iat", "data": {"name": "digits"}, "note": HOSTILE},
-        seed=0,
+    recipe = {"method": "iat", "data": {"name": "digits"}, "note": HOSTILE}
+    run = Run.create(tmp_path_factory.mktemp("runs") / "trained", recipe=recipe, seed=0)
+    trained_ensemble(names).save(run.ensemble)
+    few = {"limit": 40, "folder": run.path}
+    results = (
+        randens.optimize_sampling(run.path, "digits", "saddle", split="validation", **few),
+        randens.evaluate(run.path, "digits", "saddle", also={"uniform": None}, **few),
+        randens.advise(run.path, "digits", "fgsm", **few),
+        randens.curve(run.path, "digits", "fgsm", eps=[0, 0.1, 0.2], **few),
+        randens.audit(run.path, "digits", "fgsm", **few),
+        randens.certify(run.path, "digits", **few),
     )
-    rec.save(run.ensemble)
-    attack = randens.attacks.create("saddle", THREAT)
-    result = randens.evaluate(rec, data, attack, also={"uniform": None})
-    result.save(run.path / "evaluation.json")
-    found = measure(rec, data, THREAT, compared=("afgsm", "saddle"), factors=(0.5, 1.0, 2.0), folder=run.path)
-    found.save(run)
+    for result in results:
+        result.save(run.path / f"{result.kind}.json")
+    for epoch in range(6):
+        run.log(event="epoch", member=1 + epoch // 2, loss=[2.0], natural=0.5, robust=0.2, accuracy=None)
     return run.path
 
 
@@ -57,15 +60,8 @@ def browser() -> Iterator[Browser]:
         if required:
             pytest.fail("RANDENS_REQUIRE_BROWSER is 1 and there is no Chromium")
         pytest.skip("no browser")
-    flags = [
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-background-networking",
-        "--disable-component-update",
-        "--disable-sync",
-    ]
+    flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync"]
     with sync_playwright() as driver:
-        # Playwright gives every launch a fresh profile of its own.
         opened = driver.chromium.launch(executable_path=path, args=flags)
         yield opened
         opened.close()

@@ -1,50 +1,17 @@
-"""The numbers beside the landscape, and the data from which the page computes them."""
+"""The data from which the page computes the landscape."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from randens.report.landscape import landscape_data, read_landscape, shares, solve
-from randens.risk import RiskProfile, auxiliary_risk, bounds
+from randens.report.landscape import landscape_data, solve
+from randens.risk import RiskProfile
 
 
 def random_profile(members: int, seed: int, n: int = 40) -> RiskProfile:
     rng = np.random.default_rng(seed)
     return RiskProfile.from_witnesses(np.repeat(np.arange(n), 3), rng.random((3 * n, members)) < 0.4, n)
-
-
-@given(members=st.integers(1, 9), seed=st.integers(0, 10_000))
-def test_shares_add_up_to_the_risk(members: int, seed: int) -> None:
-    profile = random_profile(members, seed)
-    alpha = np.random.default_rng(seed + 1).dirichlet(np.ones(members))
-    assert shares(profile, alpha).sum() == pytest.approx(profile.risk(alpha), abs=1e-12)
-    # Away from ties there is one most damaging set, and the share is α times the subgradient.
-    assert shares(profile, alpha) == pytest.approx(alpha * profile.subgradient(alpha), abs=1e-12)
-
-
-def test_equally_damaging_sets_share_alike() -> None:
-    profile = RiskProfile.from_configurations([[(1, 0), (0, 1)], [(1, 1)]], [0.6, 0.4])
-    assert shares(profile, [0.5, 0.5]).tolist() == pytest.approx([0.35, 0.35])
-    assert shares(profile, [0.75, 0.25]).tolist() == pytest.approx([0.75, 0.1])
-
-
-def test_a_member_that_is_never_drawn_has_no_share() -> None:
-    profile = RiskProfile.from_configurations([[(1, 1, 0)], [(0, 0, 1)]], [0.5, 0.5])
-    assert shares(profile, [0.5, 0.5, 0.0]).tolist() == pytest.approx([0.25, 0.25, 0.0])
-
-
-def test_reading_is_what_the_theory_says() -> None:
-    profile = random_profile(4, 3)
-    alpha = np.array([0.1, 0.2, 0.3, 0.4])
-    reading = read_landscape(profile, alpha)
-    assert reading.risk == profile.risk(alpha)
-    assert reading.gain == profile.gain(alpha)
-    assert reading.floor == auxiliary_risk(profile.member_risks, alpha)
-    assert reading.lowest_floor == bounds(profile.member_risks).floor
-    assert reading.lowest_floor <= reading.floor <= reading.risk
 
 
 @pytest.mark.parametrize("members", [1, 2, 3, 8, 9, 33, 64])

@@ -27,7 +27,8 @@ def test_report_says_what_it_found_and_where(tmp_path: Path, capsys: pytest.Capt
 def test_one_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = chosen_run(tmp_path / "r", chosen_evaluation(2))
     assert (
-        run(["report", str(folder), "--figure", "flops", "--output", str(tmp_path / "f.svg"), "--json"]) == 0
+        run(["report", str(folder), "--figure", "compute", "--output", str(tmp_path / "f.svg"), "--json"])
+        == 0
     )
     assert json.loads(capsys.readouterr().out)["bytes"] == (tmp_path / "f.svg").stat().st_size
 

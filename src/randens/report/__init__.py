@@ -2,18 +2,6 @@
 
 from randens.report.explorer import write_explorer
 from randens.report.figures import FIGURES, write_figure
-from randens.report.landscape import Reading, read_landscape, shares
-from randens.report.measurements import Measurements, measure
 from randens.report.page import write_report
 
-__all__ = [
-    "FIGURES",
-    "Measurements",
-    "Reading",
-    "measure",
-    "read_landscape",
-    "shares",
-    "write_explorer",
-    "write_figure",
-    "write_report",
-]
+__all__ = ["FIGURES", "write_explorer", "write_figure", "write_report"]

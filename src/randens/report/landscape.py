@@ -1,4 +1,4 @@
-"""The risk landscape η(α): the data for the page, the optimum, and each member's share.
+"""The risk landscape η(α): the data for the page, and the optimum.
 
 The page evaluates η in float64 from the grouped configurations, so its size depends on the number of
 different configurations and not on the number of inputs.
@@ -7,109 +7,20 @@ different configurations and not on the number of inputs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from randens.core.errors import ModelError
-from randens.risk import (
-    RiskProfile,
-    Sampling,
-    auxiliary_risk,
-    bounds,
-    candidates,
-    optimal_sampling,
-)
-from randens.risk.checks import as_probs
-from randens.risk.sets import unpack, weigh
+from randens.risk import RiskProfile, Sampling, candidates, optimal_sampling
 from randens.risk.theorems import MOST_CANDIDATE_MEMBERS
 
-__all__ = ["MOST_SOLVED", "Reading", "landscape_data", "optimum_data", "read_landscape", "shares", "solve"]
+__all__ = ["MOST_SOLVED", "landscape_data", "solve"]
 
-# Sets whose values differ by less count as equally damaging, so that rounding does not decide.
-_TIE = 1e-12
 MOST_SOLVED = 16
 """Up to so many members a report finds the optimum itself."""
-
-
-@dataclass(frozen=True, eq=False)
-class Reading:
-    """The values of the landscape at α.
-
-    risk: η(α). floor: h(α), the least risk of any members with these risks at α; never below lowest_floor, the
-    floor at any α (Theorem 3). gain: Σ α_i η_i − η(α). shares: [M], the part of the risk that comes from drawing
-    each member; they sum to the risk.
-    """
-
-    risk: float
-    floor: float
-    lowest_floor: float
-    gain: float
-    shares: NDArray[np.float64]
-
-
-def read_landscape(profile: RiskProfile, probs: ArrayLike) -> Reading:
-    """The numbers beside the landscape, as the page computes them.
-
-    Parameters
-    ----------
-    profile : RiskProfile
-        η.
-    probs : array [M]
-        α.
-
-    Returns
-    -------
-    Reading
-        `.risk`, `.floor`, `.lowest_floor`, `.gain` and `.shares` at α.
-
-    Examples
-    --------
-    >>> from randens.risk import RiskProfile
-    >>> read_landscape(RiskProfile.from_configurations([[(1, 0), (0, 1)]]), [0.5, 0.5]).risk
-    0.5
-    """
-    return Reading(
-        profile.risk(probs),
-        auxiliary_risk(profile.member_risks, probs),
-        bounds(profile.member_risks).floor,
-        profile.gain(probs),
-        shares(profile, probs),
-    )
-
-
-def shares(profile: RiskProfile, probs: ArrayLike) -> NDArray[np.float64]:
-    """α_i g_i [M] with g a subgradient of η at α: how much of the risk comes from drawing member i.
-
-    Where several sets are equally damaging, each counts equally.
-
-    Parameters
-    ----------
-    profile, probs
-        As for `read_landscape`.
-
-    Returns
-    -------
-    array [M]
-        They sum to the risk at α.
-
-    Examples
-    --------
-    >>> from randens.risk import RiskProfile
-    >>> shares(RiskProfile.from_configurations([[(1, 0), (0, 1)]]), [0.75, 0.25]).tolist()
-    [0.75, 0.0]
-    """
-    alpha = as_probs(probs, profile.members)
-    values = weigh(profile.masks, alpha)
-    lengths = np.diff(profile.starts)
-    best = np.repeat(np.maximum.reduceat(values, profile.starts[:-1]), lengths)
-    damaging = values >= best - _TIE
-    count = np.add.reduceat(damaging.astype(np.float64), profile.starts[:-1])
-    mass = damaging * np.repeat(profile.weights / count, lengths)
-    return np.asarray(alpha * (mass @ unpack(profile.masks, profile.members)), dtype=np.float64)
 
 
 def landscape_data(
@@ -134,11 +45,11 @@ def landscape_data(
         else [],
         "marks": [{"name": name, "probs": np.asarray(probs).tolist()} for name, probs in marks],
         "start": None if start is None else np.asarray(start).tolist(),
-        "optimum": None if optimum is None else optimum_data(profile, optimum),
+        "optimum": None if optimum is None else _optimum(profile, optimum),
     }
 
 
-def optimum_data(profile: RiskProfile, optimum: Sampling) -> dict[str, Any]:
+def _optimum(profile: RiskProfile, optimum: Sampling) -> dict[str, Any]:
     """The optimum and its certificate: q for rows of the profile's sets, which the page checks by adding."""
     proof = optimum.certificate
     data: dict[str, Any] = {

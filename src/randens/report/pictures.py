@@ -5,106 +5,114 @@ from __future__ import annotations
 import base64
 import io
 from collections import defaultdict
-from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from randens.core.errors import InputError
-from randens.data import Data
+from randens.core.errors import RandensError
+from randens.data import Data, as_data
 from randens.ensemble import RandomizedEnsemble
+from randens.evaluation import Evaluation
+from randens.evaluation.loading import run_data
+from randens.evaluation.loop import Witnesses
 from randens.evaluation.result import worst_inputs
-from randens.report.load import Example, Gallery, measured_on
+from randens.report.load import LoadedRun
 from randens.threat import Threat
-from randens.witness import WitnessPool
+from randens.witness import WitnessPool, WitnessStore
 
-__all__ = ["choose", "draw", "make_gallery", "to_png"]
+__all__ = ["Example", "choose", "draw", "gallery", "to_png"]
 
 _LARGEST_SIDE = 96
 
 
-def make_gallery(
-    rec: RandomizedEnsemble, data: Data, pool: WitnessPool, threat: Threat, count: int = 12
-) -> Gallery:
-    """Draw worst perturbations, of as many kinds as possible, of `count` inputs that every member classified correctly.
+@dataclass(frozen=True)
+class Example:
+    """One input as PNG data URIs, and what happens there. said: the answers of the fooled members."""
 
-    pool: witnesses of the same inputs, with the perturbed inputs.
-    """
-    if len(data.shape) != 3:
-        raise InputError(
-            f"inputs have shape {data.shape}; a gallery needs pictures, [channels, height, width]"
-        )
-    if pool.n != len(data):
-        raise InputError(f"pool describes {pool.n} inputs; data has {len(data)}")
-    right = ~rec.errors(data.x.to(rec.device), data.y.to(rec.device)).cpu().any(dim=1)
-    chosen = choose(pool, rec.probs.cpu().numpy(), right.numpy(), count)
-    drawn = draw(rec, data, chosen, pool.take(chosen), threat)
-    worst = worst_inputs(pool, rec.probs, data.x)[chosen]
-    before, after = (rec.verdicts(x.to(rec.device)).tolist() for x in (data.x[chosen], worst))
-    examples = [
-        example.model_copy(update={"before": before[j], "after": after[j]})
-        for j, example in enumerate(drawn.examples)
-    ]
-    return drawn.model_copy(update={"examples": examples})
+    index: int
+    label: str
+    risk: float
+    source: str
+    clean: str
+    perturbed: str
+    difference: str
+    amplified: float
+    fooled: list[int]
+    said: list[str]
 
 
-def draw(
-    rec: RandomizedEnsemble, data: Data, chosen: Sequence[int], pool: WitnessPool, threat: Threat
-) -> Gallery:
-    """Draw the worst perturbations of the inputs `chosen`; no member is run.
-
-    pool: witnesses of the chosen inputs, renumbered in their order, with the perturbed inputs.
-    """
-    probs = rec.probs.cpu().numpy()
-    risks, rows = pool.best(probs)
-    x, y = data[list(chosen)]
-    worst = worst_inputs(pool, probs, x)
-    change = worst - x
-    largest = float(change.abs().max()) if len(chosen) else 0.0
-    amplified = 0.5 / largest if largest > 0 else 1.0
-    low, high = threat.bounds or (float(data.x.min()), float(data.x.max()))
-    examples = [
-        Example(
-            index=index,
-            label=int(y[j]),
-            risk=float(risks[j]),
-            source=pool.sources[int(rows[j])],
-            clean=to_png((x[j] - low) / (high - low)),
-            perturbed=to_png((worst[j] - low) / (high - low)),
-            difference=to_png(0.5 + amplified * change[j]),
-            fooled=np.flatnonzero(pool.fooled[rows[j]]).tolist(),
-        )
-        for j, index in enumerate(chosen)
-    ]
-    return Gallery(
-        **measured_on(rec, data, threat),
-        amplified=amplified,
-        classes=list(rec.classes or data.classes),
-        examples=examples,
-    )
+def gallery(one: LoadedRun, result: Evaluation) -> list[Example] | str:
+    """Worst perturbations of a dozen inputs, read from the run's witness store; or why there are none."""
+    rec = one.rec
+    if rec is None or not (one.run.path / "witnesses.sqlite").is_file():
+        return "this run has no stored witnesses (an evaluation of the run folder stores them)"
+    chosen = choose(result)
+    if not chosen:
+        return "no perturbation fools a member on inputs that all members classify correctly"
+    about = result.about
+    try:
+        name = run_data(one.run) if one.recipe.get("data") else about.data
+        data = as_data(name, split=None if about.split == "unknown" else about.split, limit=about.n)
+        if len(data.shape) != 3 or len(data) <= chosen[-1]:
+            return f"inputs of shape {data.shape} are not the pictures that were evaluated"
+        few = data.subset(torch.tensor(chosen))
+        pool = Witnesses(rec, few, result.threat, store=WitnessStore(one.run.path)).pool
+        return draw(rec.with_probs(result.probs), few, pool, result.threat, chosen)
+    except RandensError as error:
+        return str(error)
 
 
-def choose(
-    pool: WitnessPool, probs: NDArray[np.float64], able: NDArray[np.bool_], count: int = 12
-) -> list[int]:
-    """Choose `count` inputs among those that are `able` [n] and fooled.
+def choose(result: Evaluation, count: int = 12) -> list[int]:
+    """Choose inputs that all members classify correctly and an attack fools.
 
     A kind is a set of fooled members; the kinds alternate, the most frequent first.
     """
-    risks, rows = pool.best(probs)
     kinds: dict[bytes, list[int]] = defaultdict(list)
-    for index in np.flatnonzero((risks > 0) & able).tolist():
-        kinds[pool.fooled[rows[index]].tobytes()].append(index)
+    for index in np.flatnonzero((result.risk > 0) & ~result.clean.any(axis=1)).tolist():
+        kinds[result.errors[index].tobytes()].append(index)
     queues = sorted(kinds.values(), key=len, reverse=True)
-    chosen: list[int] = []
-    turn = 0
-    while len(chosen) < count and any(turn < len(queue) for queue in queues):
-        chosen += [queue[turn] for queue in queues if turn < len(queue)]
-        turn += 1
+    turns = range(max(map(len, queues), default=0))
+    chosen = [queue[turn] for turn in turns for queue in queues if turn < len(queue)]
     return sorted(chosen[:count])
+
+
+def draw(
+    rec: RandomizedEnsemble, data: Data, pool: WitnessPool, threat: Threat, names: list[int]
+) -> list[Example]:
+    """Draw the worst perturbation in the pool of every input that has one. names: the inputs' numbers."""
+    risks, rows = pool.best(rec.probs.cpu().numpy())
+    worst = worst_inputs(pool, rec.probs.cpu(), data.x)
+    after = rec.verdicts(worst.to(rec.device)).tolist()
+    classes = list(rec.classes or data.classes)
+    low, high = threat.bounds or (float(data.x.min()), float(data.x.max()))
+
+    def called(label: int) -> str:
+        return classes[label] if 0 <= label < len(classes) else f"class {label}"
+
+    found = []
+    for j in np.flatnonzero(risks > 0).tolist():
+        change = worst[j] - data.x[j]
+        amplified = 0.5 / max(float(change.abs().max()), 1e-9)
+        fooled = np.flatnonzero(pool.fooled[rows[j]]).tolist()
+        clean, perturbed = (to_png((x[j] - low) / (high - low)) for x in (data.x, worst))
+        found.append(
+            Example(
+                index=names[j],
+                label=called(int(data.y[j])),
+                risk=float(risks[j]),
+                source=pool.sources[int(rows[j])],
+                clean=clean,
+                perturbed=perturbed,
+                difference=to_png(0.5 + amplified * change),
+                amplified=amplified,
+                fooled=fooled,
+                said=[called(after[j][i]) for i in fooled],
+            )
+        )
+    return found
 
 
 def to_png(image: Tensor) -> str:

@@ -168,7 +168,7 @@ function parseNumber(text) {
   return parts.length === 2 ? Number(parts[0]) / Number(parts[1]) : Number(parts[0]);
 }
 
-function normalised(probs) {
+function normalized(probs) {
   const clipped = probs.map((p) => Math.max(0, p));
   const total = clipped.reduce((sum, p) => sum + p, 0);
   return total > 0 ? clipped.map((p) => p / total) : probs.map(() => 1 / probs.length);
@@ -178,7 +178,7 @@ function normalised(probs) {
 function withProb(probs, member, value) {
   const rest = 1 - probs[member];
   const others = probs.length - 1;
-  return normalised(probs.map((p, i) => {
+  return normalized(probs.map((p, i) => {
     if (i === member) return value;
     return rest > 1e-12 ? (p * (1 - value)) / rest : (1 - value) / others;
   }));
@@ -199,17 +199,17 @@ function showProbs(probs) {
 // ---------------------------------------------------------------- drawing
 
 const SVG = "http://www.w3.org/2000/svg";
-// Dark blue to yellow: even steps of lightness, the same for every kind of colour vision.
-const COLOURS = [
-  [0, 32, 81], [17, 54, 108], [60, 77, 110], [98, 100, 111], [127, 124, 117], [154, 148, 120],
-  [187, 175, 113], [226, 203, 92], [253, 234, 69],
+// White to dark blue, as in the figures: even steps of lightness.
+const COLORS = [
+  [247, 251, 255], [222, 235, 247], [198, 219, 239], [158, 202, 225], [107, 174, 214], [66, 146, 198],
+  [33, 113, 181], [8, 81, 156], [8, 48, 107],
 ];
 
-function colour(share) {
-  const place = Math.min(0.999999, Math.max(0, share)) * (COLOURS.length - 1);
+function color(share) {
+  const place = Math.min(0.999999, Math.max(0, share)) * (COLORS.length - 1);
   const low = Math.floor(place);
   const part = place - low;
-  return COLOURS[low].map((value, i) => Math.round(value + part * (COLOURS[low + 1][i] - value)));
+  return COLORS[low].map((value, i) => Math.round(value + part * (COLORS[low + 1][i] - value)));
 }
 
 function svg(name, attributes = {}, ...children) {
@@ -265,7 +265,7 @@ function paintTriangle(groups, scale) {
       const [a, b, c] = triangleProbs(left[0] + (column + 0.5) / scale, top[1] + (row + 0.5) / scale);
       if (a < -0.004 || b < -0.004 || c < -0.004) continue;
       const share = high > low ? (faceRisk(groups, a, b, c) - low) / (high - low) : 0.5;
-      const [red, green, blue] = colour(share);
+      const [red, green, blue] = color(share);
       const at = row * width + column;
       levels[at] = Math.floor(share * 9.999);
       image.data.set([red, green, blue, 255], 4 * at);
@@ -274,7 +274,7 @@ function paintTriangle(groups, scale) {
   for (let at = 0; at < levels.length - width; at++) {
     const edge = (other) => levels[other] >= 0 && levels[other] !== levels[at];
     if (levels[at] >= 0 && (edge(at + 1) || edge(at + width))) {
-      const shade = levels[at] < 5 ? 255 : 0;
+      const shade = levels[at] < 5 ? 0 : 255;
       for (let channel = 0; channel < 3; channel++) {
         image.data[4 * at + channel] = 0.55 * image.data[4 * at + channel] + 0.45 * shade;
       }
@@ -292,17 +292,7 @@ function roundNumbers(low, high) {
   return found;
 }
 
-function allFaces(members) {
-  const faces = [];
-  for (let i = 0; i < members; i++) {
-    for (let j = i + 1; j < members; j++) for (let k = j + 1; k < members; k++) faces.push([i, j, k]);
-  }
-  return faces;
-}
-
 // ---------------------------------------------------------------- the control
-
-const FEW_MEMBERS = 6; // up to here every face is drawn; beyond, one is chosen
 
 class Landscape {
   constructor(root, data) {
@@ -311,7 +301,7 @@ class Landscape {
     this.profile = makeProfile(data);
     this.members = data.members;
     this.optimum = data.optimum;
-    this.probs = normalised(data.start || (data.optimum && data.optimum.probs) || Array(this.members).fill(1));
+    this.probs = normalized(data.start || (data.optimum && data.optimum.probs) || Array(this.members).fill(1));
     this.build();
     this.move(this.probs);
   }
@@ -334,7 +324,7 @@ class Landscape {
 
   buildReadings(panel) {
     const names = [
-      ["risk", "risk η(α)", "How often the member drawn is fooled, on the worst perturbations found."],
+      ["risk", "risk η(α)", "How often the sampled member is fooled, on the worst perturbations found."],
       ["accuracy", "robust accuracy", "The expected accuracy on the worst perturbations found."],
       ["gain", "gain Σ α_i η_i − η(α)", "What the adversary loses because it cannot foresee the draw."],
       ["floor", "floor at these α, h(α)", "No members with these risks could have a lower risk at these α."],
@@ -355,26 +345,13 @@ class Landscape {
     const row = html("div", { class: "jumps" });
     const jump = (name, probs) => {
       const button = html("button", { type: "button", text: name });
-      button.addEventListener("click", () => this.move(normalised(probs), true));
+      button.addEventListener("click", () => this.move(normalized(probs), true));
       row.append(button);
     };
     if (this.members > 1) {
       if (this.optimum) jump("optimum", this.optimum.probs);
       for (const mark of this.data.marks) jump(mark.name, mark.probs);
       if (!this.data.marks.some((mark) => mark.name === "uniform")) jump("uniform", Array(this.members).fill(1));
-    }
-    if (this.data.candidates.length) {
-      const count = { 2: "the three candidates", 3: "the ten candidates" }[this.members] || "the candidates";
-      const chooser = html("select", { "aria-label": `go to one of ${count}` });
-      chooser.append(html("option", { value: "", text: `${count} …` }));
-      this.data.candidates.forEach((words, index) => {
-        const risk = readLandscape(this.profile, normalised(words.map(parseNumber))).risk;
-        chooser.append(html("option", { value: index, text: `(${words.join(", ")})  η = ${showNumber(risk)}` }));
-      });
-      chooser.addEventListener("change", () => {
-        if (chooser.value !== "") this.move(normalised(this.data.candidates[chooser.value].map(parseNumber)), true);
-      });
-      row.append(chooser);
     }
     panel.append(row);
   }
@@ -443,7 +420,7 @@ class Landscape {
     else if (probs.some((p) => !Number.isFinite(p))) complaint = "Give numbers or fractions, e.g. 1/2, 0.25, 0.25.";
     else if (Math.abs(total - 1) > 1e-6) complaint = `They sum to ${total.toPrecision(6)}; probabilities must sum to 1.`;
     this.complaint.textContent = complaint;
-    if (!complaint) this.move(normalised(probs), true);
+    if (!complaint) this.move(normalized(probs), true);
   }
 
   // ------------------------------------------------ moving
@@ -509,7 +486,7 @@ class Landscape {
       const size = event.shiftKey ? 0.1 : 0.01;
       let probs = null;
       if (event.key === "Home") probs = Array(this.members).fill(1 / this.members);
-      else if (event.key === "End" && this.optimum) probs = normalised(this.optimum.probs);
+      else if (event.key === "End" && this.optimum) probs = normalized(this.optimum.probs);
       else probs = step(event.key, size);
       if (probs) {
         this.move(probs, true);
@@ -596,7 +573,7 @@ class Landscape {
 
   fromFace(three) {
     const probs = Array(this.members).fill(0);
-    normalised(three).forEach((p, place) => { probs[this.face[place]] = p; });
+    normalized(three).forEach((p, place) => { probs[this.face[place]] = p; });
     return probs;
   }
 
@@ -648,7 +625,7 @@ class Landscape {
       picture.append(svg("polygon", { class: "star", points: star }));
     }
     this.operate(picture, (x, y) => this.fromFace(triangleProbs(x, y)), (key, size) => {
-      const [a, b, c] = normalised(this.onFace());
+      const [a, b, c] = normalized(this.onFace());
       const moves = { ArrowUp: [size, -size / 2, -size / 2], ArrowDown: [-size, size / 2, size / 2],
         ArrowLeft: [0, size, -size], ArrowRight: [0, -size, size] }[key];
       return moves ? this.fromFace([a + moves[0], b + moves[1], c + moves[2]]) : null;
@@ -656,7 +633,7 @@ class Landscape {
     const scale = html("p", { class: "legend" });
     const ramp = svg("svg", { viewBox: "0 0 90 10", class: "ramp", "aria-hidden": "true" });
     for (let i = 0; i < 30; i++) {
-      ramp.append(svg("rect", { x: 3 * i, y: 0, width: 3.2, height: 10, fill: `rgb(${colour(i / 29).join(",")})` }));
+      ramp.append(svg("rect", { x: 3 * i, y: 0, width: 3.2, height: 10, fill: `rgb(${color(i / 29).join(",")})` }));
     }
     scale.append(html("span", {}, `η ${painted.low.toFixed(3)}`, ramp, painted.high.toFixed(3)));
     const dot = svg("svg", { viewBox: "0 0 12 12", class: "sample", "aria-hidden": "true" }, svg("circle", { class: "candidate", cx: 6, cy: 6, r: 4 }));
@@ -667,7 +644,7 @@ class Landscape {
     this.place = () => {
       const three = this.onFace();
       const inside = three.reduce((sum, p) => sum + p, 0);
-      const [x, y] = trianglePoint(normalised(three));
+      const [x, y] = trianglePoint(normalized(three));
       this.handle.setAttribute("transform", `translate(${x} ${y})`);
       this.handle.classList.toggle("outside", inside < 1 - 1e-9);
       this.note.textContent = inside < 1 - 1e-9
@@ -680,29 +657,9 @@ class Landscape {
     this.face = face;
     this.drawFace();
     this.move(this.probs);
-    for (const button of this.thumbnails || []) {
-      button.setAttribute("aria-pressed", String(button.dataset.face === face.join(" ")));
-    }
   }
 
   buildFaces(plot) {
-    if (this.members <= FEW_MEMBERS) {
-      const grid = html("div", { class: "faces", role: "group", "aria-label": "all faces of three members" });
-      this.thumbnails = allFaces(this.members).map((face) => {
-        const groups = faceProfile(this.profile, face);
-        const painted = paintTriangle(groups, 0.25);
-        const picture = html("img", { src: painted.url, alt: "", width: 90, height: 78 });
-        const button = html("button", { type: "button", class: "face", "data-face": face.join(" "),
-          "aria-pressed": String(face.join() === this.face.join()),
-          "aria-label": `face of members ${face.join(", ")}: risk from ${showNumber(painted.low)} to ${showNumber(painted.high)}` },
-          picture, html("span", { text: `${face.join(", ")}: least ${painted.low.toFixed(3)}` }));
-        button.addEventListener("click", () => this.showFace(face));
-        grid.append(button);
-        return button;
-      });
-      plot.append(html("h4", { text: "Every face" }), grid);
-      return;
-    }
     const row = html("p", { class: "jumps" }, "face of members ");
     const choosers = this.face.map((member, place) => {
       const chooser = html("select", { "aria-label": `${["first", "second", "third"][place]} member of the face` });
@@ -718,9 +675,4 @@ class Landscape {
     });
     plot.append(row);
   }
-}
-
-const landscapes = [];
-for (const root of document.querySelectorAll("[data-landscape]")) {
-  landscapes.push(new Landscape(root, JSON.parse(document.getElementById(root.dataset.landscape).textContent)));
 }

@@ -1,0 +1,396 @@
+"""The sections of the page: sentences, tables and pictures about one run, from its documents."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from randens.evaluation import Estimate, Evaluation
+from randens.evaluation.tables import About, Table, between, count, percent, probs_text
+from randens.report import figures
+from randens.report.figures import Point
+from randens.report.landscape import MOST_SOLVED
+from randens.report.load import DAMAGED, LoadedRun
+from randens.report.pictures import Example, gallery
+from randens.report.verdicts import about_text, compare, gain, labels, worth
+
+_COMMANDS = {
+    "advice": ("what to deploy", "randens advise {}"),
+    "curve": ("robust accuracy against ε", "randens evaluate {} --eps 0:16/255:9"),
+    "audit": ("whether the numbers can be trusted", "randens audit {}"),
+    "certification": ("certified bounds", "randens certify {}"),
+}
+_MOST_PAIRS = 12
+
+Document = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Card:
+    """A question, its answer in a few words, and the sentences behind it."""
+
+    question: str
+    answer: str
+    lines: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An image by its data URI, its content in words, and its caption."""
+
+    source: str
+    words: str
+    caption: str
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page. tables: with their captions. examples: of the gallery. text: folded away."""
+
+    anchor: str
+    title: str
+    lines: Sequence[str] = ()
+    tables: Sequence[tuple[str, Table]] = ()
+    pictures: Sequence[Picture] = ()
+    examples: Sequence[Example] = ()
+    text: str = ""
+
+
+def cards(one: LoadedRun) -> list[Card]:
+    """How robust, whether sampling pays, what to deploy."""
+    result, title = one.evaluation, "What should I deploy?"
+    if result is None:
+        return _random_cards(one.documents["stochastic"]) if "stochastic" in one.documents else []
+    robust = result.robust
+    said = [
+        f"{result.confidence:.0%} interval {between(robust)}. Without attack {percent(result.natural)}.",
+        "Against the perturbations found: a stronger attack can only lower it.",
+    ]
+    pays = worth(result)
+    answer, _, reason = pays.partition(": ")
+    if np.count_nonzero(result.probs) > 1:
+        later, best = result.after(10), result.member_accuracies[int(np.argmin(result.member_risks))].robust
+        reason += f" After 10 attempts it has {percent(later)}, and the best member still {percent(best)}."
+        answer += f": {100 * gain(result):+.1f} points"
+    advice = one.documents.get("advice")
+    deploy = Card(
+        title, "Not decided yet", [f"randens advise {_path(one)} compares the options on validation data."]
+    )
+    if advice is not None and advice["choices"]:
+        chosen = [(choice["compute"], str(choice["option"])) for choice in advice["choices"]]
+        later_lines = [f"At {compute}× compute: {option}." for compute, option in chosen[1:]]
+        deploy = Card(title, _capital(chosen[0][1]), [str(advice["choices"][0]["reason"]), *later_lines])
+    elif advice is not None:
+        deploy = Card(title, "Not decided", ["Nothing is chosen on test data: advise on validation data."])
+    return [
+        Card("How robust is it?", f"{percent(robust)} robust accuracy", said),
+        Card("Is sampling worth it?", _capital(answer.removeprefix("Sampling ")), [_capital(reason)]),
+        deploy,
+    ]
+
+
+def _random_cards(note: Document) -> list[Card]:
+    robust = Estimate(**note["robust"])
+    scored = f"{note['confidence']:.0%} interval {between(robust)}, scored on draws that no attack has used."
+    apart = f"{percent(note['in_sample'])} on the attacked draws, {percent(note['fresh'])} on fresh ones."
+    lucky = "The luck of the draw that was attacked, not the model's robustness."
+    return [
+        Card("How robust is it?", f"{percent(robust)} robust accuracy", [scored]),
+        Card("What would one draw have said?", percent(note["single_draw"]), [lucky]),
+        Card("Were enough draws attacked?", "Yes" if note["converged"] else "No: attack more", [apart]),
+    ]
+
+
+def results(runs: Sequence[LoadedRun]) -> Section | None:
+    """Every classifier evaluated, what one answer costs, and the runs against the first."""
+    names, first = labels(runs), runs[0].evaluation
+    lines: list[Any] = []
+    points: list[Point] = []
+    for place, (one, name) in enumerate(zip(runs, names, strict=True)):
+        title = name if place else ""
+        if one.evaluation is not None:
+            lines += [_titled(line, title, one.evaluation.members) for line in one.evaluation.table().lines]
+            points += figures.points(one.evaluation, title)
+        elif place:
+            lines.append((f"{name}, not evaluated", "", "", "", ""))
+    if first is None:
+        return None
+    words = "; ".join(
+        f"{p.name} {percent(p.robust)} at {count(p.flops)} FLOPs" for p in points if p.kind != "member"
+    )
+    picture = Picture(
+        figures.data_uri(partial(figures.compute, points)),
+        f"Robust accuracy against FLOPs: {words}",
+        "Lines are confidence intervals. A sampled answer costs one member; hollow: after 10 attempts.",
+    )
+    caption = f"{about_text(first.about)}. Exact over the sampling, on the worst perturbations found."
+    tables = [(caption, Table(first.table().headings, lines)), *_comparison(runs)]
+    return Section("results", "Results", [], tables, [picture])
+
+
+def _titled(line: Sequence[str], title: str, members: int) -> Sequence[str]:
+    return line if not title else (title if members == 1 else f"{title}: {line[0]}", *line[1:])
+
+
+def _comparison(runs: Sequence[LoadedRun]) -> list[tuple[str, Table]]:
+    """Each further run against the first, over the same inputs where possible."""
+    first, names = runs[0].evaluation, labels(runs)
+    lines = []
+    for one, name in zip(runs[1:], names[1:], strict=True):
+        if first is None or one.evaluation is None:
+            continue
+        found = compare(first, one.evaluation)
+        cells = (found, "") if isinstance(found, str) else tuple(map(_points, found))
+        lines.append((name, *cells, f"{one.passes:,.0f}" if one.passes else "unknown"))
+    caption = (
+        f"Differences to {names[0]} in points, with intervals; {runs[0].passes:,.0f} passes to train it."
+    )
+    return [(caption, Table(("run", "natural", "robust", "passes to train"), lines))] if lines else []
+
+
+def missing(one: LoadedRun) -> list[tuple[str, str]]:
+    """What the page lacks, and the commands that make it."""
+    if one.evaluation is None:
+        return [] if "stochastic" in one.documents else [("results", f"randens evaluate {_path(one)}")]
+    return [
+        (what, made.format(_path(one)))
+        for kind, (what, made) in _COMMANDS.items()
+        if kind not in one.documents
+    ]
+
+
+def sections(one: LoadedRun) -> list[Section]:
+    """All sections about a run, in their order; a damaged document becomes a problem."""
+    result, notes = one.evaluation, one.documents
+    makers: list[tuple[str, Callable[[Any], Section | None], Any]] = [
+        ("stochastic", _random, notes.get("stochastic")),
+        ("advice", _deploy, notes.get("advice")),
+        ("evaluation", _attempts, result),
+        ("sampling", partial(_landscape, one), result),
+        ("evaluation", _together, result),
+        ("curve", partial(_radius, result), notes.get("curve")),
+        ("audit", partial(_audit, result), notes.get("audit")),
+        ("certification", _certified, notes.get("certification")),
+        ("evaluation", partial(_gallery, one), result),
+        ("training", _training, one),
+        ("manifest", _recipe, one),
+    ]
+    found = [tried(one, kind, partial(make, given)) for kind, make, given in makers if given is not None]
+    return [section for section in found if section is not None]
+
+
+def tried(one: LoadedRun, kind: str, make: Callable[[], Any]) -> Any:
+    """What `make` makes; None and a problem if it meets a damaged document."""
+    try:
+        return make()
+    except DAMAGED as error:
+        one.problems[kind] = f"{kind}.json is damaged and not shown ({type(error).__name__}: {error})"
+        return None
+
+
+def _random(note: Document) -> Section:
+    rows = [
+        (str(a["name"]), str(a["draws"] or "–"), percent(a["accuracy"]), str(a["chosen"]))
+        for a in note["adversaries"]
+    ]
+    heads = ("adversary", "draws seen", "accuracy on fresh draws", "chosen for inputs")
+    about = f"Perturbations of each adversary, on draws that it did not attack: {_about(note)}."
+    return Section(
+        "random", "How random is it", [*map(str, note["sentences"])], [(about, Table(heads, rows))]
+    )
+
+
+def _deploy(note: Document) -> Section:
+    options = [(o, Estimate(**o["natural"]), Estimate(**o["robust"])) for o in note["options"]]
+    rows = [(str(o["name"]), percent(n), percent(r), between(r), count(o["flops"])) for o, n, r in options]
+    heads = ("option", "natural", "robust", f"{note['confidence']:.0%} interval", "FLOPs")
+    about = f"{_about(note)}, attempts: {note['attempts']}; every option meets all perturbations found."
+    kinds = {"member": "best"}
+    points = [
+        Point(str(o["name"]), float(o["flops"]), r, kinds.get(o["kind"], o["kind"])) for o, _, r in options
+    ]
+    words = "; ".join(f"{p.name} {percent(p.robust)} at {count(p.flops)} FLOPs" for p in points)
+    picture = Picture(figures.data_uri(partial(figures.compute, points)), words, "The options of the table.")
+    said = [str(line) for line in note["sentences"]]
+    return Section("deploy", "What to deploy", said, [(about, Table(heads, rows))], [picture])
+
+
+def _attempts(result: Evaluation) -> Section | None:
+    if np.count_nonzero(result.probs) < 2:
+        return None
+    rows = []
+    for tries in (1, 2, 5, 10, 100, float("inf")):
+        found = [result.after(tries, draw) for draw in ("query", "client")]
+        name = f"{tries:g}" if tries < float("inf") else "no limit"
+        rows.append((name, *(f"{percent(value)} ({between(value)})" for value in found)))
+    said = (
+        "An attacker who may try again meets a new member with every query, unless each client keeps its member. A "
+        "single member or an average answers every attempt alike."
+    )
+    words = (
+        f"Robust accuracy from {percent(result.robust)} at one attempt to {percent(result.after(100))} at 100"
+    )
+    picture = Picture(
+        figures.data_uri(partial(figures.attempts, result)), words, "Bands are confidence intervals."
+    )
+    table = Table(("attempts", "sampled per query", "sampled per client"), rows)
+    about = f"{about_text(result.about)}. Of the perturbations found, the best for so many attempts."
+    return Section("attempts", "Robust accuracy against attempts", [said], [(about, table)], [picture])
+
+
+def _landscape(one: LoadedRun, result: Evaluation) -> Section | None:
+    if result.members == 1:
+        return None
+    also = "".join(f", at {name}" for name in result.also)
+    said = [
+        "The risk η(α) for any α: drag the point, use the arrow keys on it, move a slider or type. Attacks were made "
+        f"at α = {probs_text(result.probs)}{also}, and on each member alone. Elsewhere the risk shown is a lower "
+        "bound: an attack made there may find more."
+    ]
+    note = one.documents.get("sampling")
+    if note is not None:
+        upper = "" if note["upper"] is None else f", at most {note['upper']:.4f} ({note['confidence']:.0%})"
+        chosen = f"Chosen: α = {probs_text(note['probs'])}, on {_about(note)}"
+        said.append(f"{chosen}; risk {note['risk']:.4f}{upper}; {note['claim']}.")
+    elif result.members <= MOST_SOLVED:
+        said.append(
+            f"The optimum is of these inputs; choose α on validation data by randens sample {_path(one)}."
+        )
+    return Section("landscape", "Risk landscape", said)
+
+
+def _together(result: Evaluation) -> Section | None:
+    if result.members == 1:
+        return None
+    listed, members = figures.fooled_sets(result)
+    rest = result.n - sum(number for _, number in listed)
+    words = "; ".join(f"{', '.join(map(str, fooled)) or 'none'}: {number}" for fooled, number in listed[:5])
+    rarer = f"; {rest} inputs have rarer sets" if rest else ""
+    caption = f"Members that the worst perturbation of each input fools{rarer}."
+    picture = Picture(
+        figures.data_uri(partial(figures.sets, listed, members)), f"Fooled sets: {words}", caption
+    )
+    reach = np.full((result.members,) * 2, np.nan) if result.conflict is None else result.conflict.pairs
+    rows = []
+    for pair in sorted(result.pairs, key=lambda p: p.difference - p.conflict)[:_MOST_PAIRS]:
+        gains = {"helps": "yes"}.get(pair.test.verdict, "may be chance") if pair.helps else "no"
+        known = (percent(pair.conflict), percent(pair.difference), gains) if pair.together else ("–",) * 3
+        kept = reach[pair.i, pair.j]
+        both = percent(result.profile.jointly(pair.i, pair.j))
+        rows.append((f"{pair.i} and {pair.j}", both, *known, "–" if np.isnan(kept) else percent(kept)))
+    heads = ("members", "both at once", "never both", "risks differ by", "better than both", "ε left")
+    said = (
+        "Sampling two members beats both alone if and only if the inputs at which each can be fooled, but never both "
+        "by one perturbation, outnumber the difference of their risks (Theorem 1). The last column is the share of ε "
+        "left to a perturbation that must fool both (joint reach). –: unknown, as no attack sampled both."
+    )
+    about = f"{about_text(result.about)}; {len(rows)} of {len(result.pairs)} pairs."
+    return Section(
+        "together", "Which members are fooled together", [said], [(about, Table(heads, rows))], [picture]
+    )
+
+
+def _radius(result: Evaluation | None, note: Document) -> Section:
+    same = result is not None and result.threat.norm == note["about"]["threat"]["norm"]
+    rule = (result.threat.eps, "evaluated ε") if result is not None and same else None
+    lines = figures.curve_lines(note)
+    rows = [(f"{x:.4g}", *(percent(line.y[i]) for line in lines)) for i, x in enumerate(lines[0].x)]
+    picture = Picture(
+        figures.data_uri(partial(figures.curve, note, rule)),
+        f"Robust accuracy at {len(rows)} radii",
+        "Bands are confidence intervals.",
+    )
+    table = Table(("ε", *(line.name for line in lines)), rows)
+    return Section("radius", "Robust accuracy against ε", [], [(f"{_about(note)}.", table)], [picture])
+
+
+def _audit(result: Evaluation | None, note: Document) -> Section:
+    marks = {"ok": "✓ passed", "note": "note", "fail": "✗ FAILED"}
+    rows = []
+    for check in note["checks"]:
+        advice = f" → {check['advice']}" if check["advice"] else ""
+        rows.append((marks[check["status"]], str(check["name"]), f"{check['finding']}{advice}"))
+    said = [str(note["verdict"])]
+    if result is not None and list(note["about"]["probs"]) != result.probs.tolist():
+        said.append("The audit looked at other probabilities than the evaluation: run it again.")
+    table = Table(("", "check", "finding"), rows, numbers=False)
+    return Section("audit", "Can the numbers be trusted?", said, [(f"{_about(note)}.", table)])
+
+
+def _certified(note: Document) -> Section:
+    return Section("certified", "Certified bounds", [*map(str, note["sentences"]), f"{_about(note)}."])
+
+
+def _gallery(one: LoadedRun, result: Evaluation) -> Section:
+    found = gallery(one, result)
+    if isinstance(found, str):
+        return Section("gallery", "Gallery", [f"No pictures: {found}."])
+    said = f"Worst perturbations found at α = {probs_text(result.probs)}, where all members are right without them."
+    return Section("gallery", "Gallery", [said], examples=found)
+
+
+def _training(one: LoadedRun) -> Section | None:
+    pictures = []
+    for name, epochs in one.epochs.items():
+        for loss in (False, True):
+            if any(epoch.get("loss" if loss else "natural") is not None for epoch in epochs):
+                what = (
+                    "mean training loss"
+                    if loss
+                    else "accuracy; on validation data that of the ensemble so far"
+                )
+                source = figures.data_uri(partial(figures.training, epochs, loss))
+                pictures.append(Picture(source, f"{name}: {len(epochs)} epochs", f"{name}: {what}."))
+    costs = {name: (f"{cost['seconds']:,.0f}", cost) for name, cost in one.trainings.items()}
+    if one.evaluation is not None:
+        costs["evaluation"] = ("", vars(one.evaluation.cost))
+    if not costs and not pictures:
+        return None
+    rows = [
+        (name, f"{c['forwards']:,.0f}", f"{c['backwards']:,.0f}", time) for name, (time, c) in costs.items()
+    ]
+    table = Table(("", "forward passes", "backward passes", "seconds"), rows)
+    caption = "Passes of one member for one input; they do not depend on the machine."
+    return Section("training", "Training and cost", [], [(caption, table)] if rows else [], pictures)
+
+
+def _recipe(one: LoadedRun) -> Section:
+    manifest, result = one.run.manifest, one.evaluation
+    words, versions = manifest.get("command"), manifest.get("versions") or {}
+    facts = {
+        "command": f"randens {shlex.join(words)}" if words else "not recorded: made from Python",
+        "seed": manifest.get("seed", "not recorded"),
+        "made": manifest.get("created", "not recorded"),
+        "git commit": manifest.get("git_commit") or "none",
+        "versions": ", ".join(f"{package} {number}" for package, number in versions.items()),
+        "folder": one.run.path,
+    }
+    if result is not None:
+        facts["attacks"] = "; ".join(json.dumps(attack) for attack in result.about.attacks)
+        facts["members' fingerprint"] = result.about.ensemble
+        facts["chosen on"] = ", ".join(f"{k}: {v}" for k, v in result.chosen_on.items()) or "not recorded"
+    table = Table(("", ""), [(name, str(fact)) for name, fact in facts.items()], numbers=False)
+    text = json.dumps(one.recipe, indent=1, ensure_ascii=False) if one.recipe else ""
+    return Section("recipe", "How to reproduce", [], [("", table)], text=text)
+
+
+def _about(document: Document) -> str:
+    return about_text(About.from_json(document["about"]))
+
+
+def _capital(words: str) -> str:
+    return words[:1].upper() + words[1:]
+
+
+def _points(found: Estimate) -> str:
+    return f"{100 * found:+.1f} ({100 * found.low:+.1f} to {100 * found.high:+.1f})"
+
+
+def _path(one: LoadedRun) -> str:
+    return shlex.quote(str(one.run.path))
