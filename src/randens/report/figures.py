@@ -11,7 +11,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -156,7 +156,8 @@ def lines(
     breaks: Sequence[float] = (),
 ) -> Figure:
     """Lines over x, with bands for intervals. rule: a vertical line with a name. breaks: vertical lines."""
-    figure, axes = _axes(3.3)
+    figure = _figure(3.3)
+    axes = figure.add_subplot()
     times = 100 if percent else 1
     for number, line in enumerate(series):
         style: dict[str, Any] = {"color": COLORS[number % 6], "linestyle": _DASHES[number % 4]}
@@ -184,7 +185,9 @@ def lines(
 
 def compute(shown: Sequence[Point]) -> Figure:
     """Robust accuracy with intervals against FLOPs, on a logarithmic axis; points of equal cost stand side by side."""
-    figure, axes = _axes(3.6)
+    figure = _figure(3.6)
+    axes = figure.add_subplot()
+    shown = [replace(point, flops=max(point.flops, 1.0)) for point in shown]
     costs = sorted({point.flops for point in shown})
     step = 0.05 * max(math.log(costs[-1] / costs[0]), 0.7)
     named: set[str] = set()
@@ -243,7 +246,7 @@ def fooled_sets(result: Evaluation) -> tuple[list[tuple[tuple[int, ...], int]], 
 
 def sets(listed: Sequence[tuple[tuple[int, ...], int]], members: Sequence[int]) -> Figure:
     """How often exactly these members are fooled: bars above, the members of each set as joined dots."""
-    figure = _figure(WIDTH, 2.2 + 0.22 * len(members))
+    figure = _figure(2.2 + 0.22 * len(members))
     top, bottom = figure.subplots(
         2, 1, sharex=True, height_ratios=(2, 0.24 * len(members)), gridspec_kw={"hspace": 0.02}
     )
@@ -282,7 +285,8 @@ def curve_lines(document: Mapping[str, Any]) -> list[Line]:
     radii = [float(point["eps"]) for point in listed]
     members = [[Estimate(**m) for m in point["members"]] for point in listed]
     best = max(range(len(members[0])), key=lambda i: sum(row[i] for row in members))
-    found = [Line("sampled", radii, [Estimate(**point["ensemble"]) for point in listed])]
+    name = "sampled" if len(members[0]) > 1 else "model"
+    found = [Line(name, radii, [Estimate(**point["ensemble"]) for point in listed])]
     if len(members[0]) > 1:
         found.append(Line(f"best member, {best}", radii, [row[best] for row in members]))
     if all(point["average"] for point in listed):
@@ -348,18 +352,19 @@ def landscape(result: Evaluation) -> Figure:
         )
         figure.text(0.02, -0.12, note, color=QUIET, fontsize=9)
         return figure
+    from matplotlib.ticker import MaxNLocator
     from matplotlib.tri import Triangulation
 
     most = result.probs if optimum is None else optimum.probs
     face = sorted(np.argsort(-(result.probs + 1e-3 * most), kind="stable")[:3].tolist())
     part = profile.restrict(face)
     grid = np.array([(i, j, _FINE - i - j) for i in range(_FINE + 1) for j in range(_FINE + 1 - i)]) / _FINE
-    figure = _figure(WIDTH, 4.2)
+    figure = _figure(4.2)
     axes = figure.add_subplot()
     shaded = axes.tricontourf(
         Triangulation(*_flat(grid)), [part.risk(p) for p in grid], levels=16, cmap="Blues"
     )
-    figure.colorbar(shaded, ax=axes, label="risk η(α)", shrink=0.8, ticks=_ticks(shaded.get_clim()))
+    figure.colorbar(shaded, ax=axes, label="risk η(α)", shrink=0.8, ticks=MaxNLocator(5))
     axes.plot(*_flat(np.eye(3)[[0, 1, 2, 0]]), color=QUIET, linewidth=1)
     light: dict[str, Any] = {"linestyle": "none", "clip_on": False, "markeredgecolor": "black"}
     ten = np.array([[float(p) for p in row] for row in candidates(3)])
@@ -419,15 +424,10 @@ def _evaluation(one: LoadedRun, least: int = 1) -> Evaluation:
     return result
 
 
-def _figure(width: float, height: float) -> Figure:
+def _figure(height: float) -> Figure:
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(width, height))
-
-
-def _axes(height: float) -> tuple[Figure, Any]:
-    figure = _figure(WIDTH, height)
-    return figure, figure.add_subplot()
+    return Figure(figsize=(WIDTH, height))
 
 
 def _legend(figure: Figure, axes: Any) -> None:
@@ -435,12 +435,6 @@ def _legend(figure: Figure, axes: Any) -> None:
     handles, names = axes.get_legend_handles_labels()
     columns = 2 if max(map(len, names)) < 34 else 1
     figure.legend(handles, names, loc="upper center", bbox_to_anchor=(0.5, -0.01), ncols=columns)
-
-
-def _ticks(limits: tuple[float, float]) -> list[float]:
-    from matplotlib.ticker import MaxNLocator
-
-    return [t for t in MaxNLocator(5).tick_values(*limits) if limits[0] <= t <= limits[1]]
 
 
 def _flat(probs: Any) -> tuple[Any, Any]:

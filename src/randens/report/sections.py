@@ -297,8 +297,9 @@ def _together(result: Evaluation) -> Section | None:
 
 
 def _radius(result: Evaluation | None, note: Document) -> Section:
-    same = result is not None and result.threat.norm == note["about"]["threat"]["norm"]
-    rule = (result.threat.eps, "evaluated ε") if result is not None and same else None
+    threat = {} if result is None else result.about.threat
+    same = threat.get("norm") == note["about"]["threat"]["norm"] and "eps" in threat
+    rule = (float(threat["eps"]), "evaluated ε") if same else None
     lines = figures.curve_lines(note)
     rows = [(f"{x:.4g}", *(percent(line.y[i]) for line in lines)) for i, x in enumerate(lines[0].x)]
     picture = Picture(

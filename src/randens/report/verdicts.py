@@ -21,7 +21,7 @@ _IDLE = ("seed", "batch_size", "precision", "drop_finished")  # options that do 
 
 def compare(first: Evaluation, other: Evaluation) -> tuple[Estimate, Estimate] | str:
     """Natural and robust accuracy of `other` minus those of `first`, or why they cannot be compared."""
-    if first.threat != other.threat:
+    if first.about.threat != other.about.threat:
         return f"another threat: {_threat(other)} instead of {_threat(first)}"
     if (first.about.data, first.about.split) != (other.about.data, other.about.split):
         used = [called(e.about.data, e.about.split) for e in (other, first)]
