@@ -27,38 +27,6 @@ _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _PLACE = re.compile(r"(?:(?<!\w)/|[\w.~-]*[^\W\d][\w.~-]*/)(?:[\w.~-]+/)*")
 _KEPT = ("training.json", "sampling.json", "advice.json", "metrics.jsonl")
 
-_CARD = """\
-# {name}
-
-{recipe[members]} × {recipe[model][name]} on {recipe[data][name]}, trained by {method} against {threat}; α = ({probs}).
-
-```python
-import randens
-
-rec = randens.zoo.load("{name}")
-```
-
-## Numbers
-
-{numbers}
-## Training
-
-{recipe[epochs]} epochs per member, batches of {recipe[batch_size]}, adversary {recipe[adversary][name]}, learning rate
-{recipe[optimizer][lr]:g}. {cost[forwards]:,} forward and {cost[backwards]:,} backward member passes, {minutes:.0f}
-minutes; checkpoints and α chosen on {validation[images]} validation images ({validation[attack]}). Seed {seed}; sources
-at commit {commit}; {versions}. The recipe is in `manifest.json`, the course of training in `metrics.jsonl`.
-
-## Limits
-
-- {limits}
-- Made for perturbations in {threat} of {recipe[data][name]} images in [0, 1]; nothing is known about others.
-- Made to compare methods on a small budget: not meant for use where safety depends on it.
-
-## Files
-
-{files}
-"""
-
 
 def evaluations(folder: Path) -> dict[str, Evaluation]:
     """The evaluations in a run folder, by file name."""
@@ -68,8 +36,7 @@ def evaluations(folder: Path) -> dict[str, Evaluation]:
 def add(run_folder: str | os.PathLike[str], name: str, zoo: Path = ZOO, *, commit: str | None = None) -> Path:
     """Put a finished run into the zoo under `name` and write its card; an entry of that name is replaced.
 
-    In the command that made the run, paths are shortened to their last part, because folders of another machine are
-    useless. `commit`: the sources that trained it, where the manifest does not say.
+    Paths in its command lose their folders. `commit`: the sources that trained it, where the manifest does not say.
     """
     run = Run.open(run_folder)
     if not _NAME.fullmatch(name):
@@ -112,26 +79,28 @@ def card(folder: Path, name: str) -> str:
     if (folder / "advice.json").is_file():
         advice = read_json(folder / "advice.json")["sentences"]
         numbers += ["### What to deploy (`advice.json`)", "", *(f"- {line}" for line in advice), ""]
-    files = (
+    files = [
         f"- `ensemble/{p.name}`: SHA-256 `{sha256(p.read_bytes())}`" for p in sorted(run.ensemble.iterdir())
-    )
-    versions = ", ".join(f"{package} {number}" for package, number in manifest["versions"].items())
-    return _CARD.format(
-        name=name,
-        recipe=recipe,
-        method=METHOD_NAMES.get(recipe["method"], recipe["method"]),
-        threat=threat,
-        probs=probs,
-        numbers="\n".join(numbers),
-        cost=training["cost"],
-        minutes=training["cost"]["seconds"] / 60,
-        validation=training["validation"],
-        seed=manifest.get("seed"),
-        commit=manifest.get("git_commit") or "unknown",
-        versions=versions,
-        limits=THREAT_MODEL,
-        files="\n".join(files),
-    )
+    ]
+    cost, held = training["cost"], training["validation"]
+    text = [
+        f"# {name}\n\n{recipe['members']} × {recipe['model']['name']} on {recipe['data']['name']}, trained by "
+        f"{METHOD_NAMES.get(recipe['method'], recipe['method'])} against {threat}; α = ({probs}).\n",
+        f'```python\nimport randens\n\nrec = randens.zoo.load("{name}")\n```\n\n## Numbers\n',
+        *numbers,
+        f"## Training\n\n{recipe['epochs']} epochs per member, batches of {recipe['batch_size']}, adversary "
+        f"{recipe['adversary']['name']}, learning rate {recipe['optimizer']['lr']:g}: {cost['forwards']:,} forward and "
+        f"{cost['backwards']:,} backward member passes, {cost['seconds'] / 60:.0f} minutes. Checkpoints and α were "
+        f"chosen on {held['images']} validation images ({held['attack']}). Seed {manifest.get('seed')}; sources at "
+        f"commit {manifest.get('git_commit') or 'unknown'}; "
+        f"{', '.join(f'{package} {number}' for package, number in manifest['versions'].items())}. The recipe is in "
+        "`manifest.json`, the course of training in `metrics.jsonl`.\n",
+        f"## Limits\n\n- {THREAT_MODEL}\n- Made for perturbations in {threat} of {recipe['data']['name']} images in "
+        "[0, 1]; nothing is known about others.\n- Made to compare methods on a small budget: not meant for use where "
+        "safety depends on it.\n\n## Files\n",
+        *files,
+    ]
+    return "\n".join(text) + "\n"
 
 
 def attacks_of(evaluation: Evaluation) -> str:
