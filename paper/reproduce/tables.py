@@ -65,11 +65,10 @@ class Cell(Plain):
 
 @dataclass(frozen=True)
 class Row:
-    """One line: its labels, its cells, and the runs that filled it."""
+    """One line: its labels and cells."""
 
     labels: tuple[str, ...]
     cells: tuple[Cell, ...]
-    runs: tuple[Wanted, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -178,7 +177,7 @@ def _best(found: Found, networks: Sequence[str], names: Names) -> Table:
             size = f"M = {members[0] if members else '–'} ({numbers['members']})"
             one_hot = not uniform and any(found[run].one_hot for run in runs if run in found)
             label = "MRBoost-R†" if uniform else METHOD_NAMES[method] + ("‡" if one_hot else "")
-            rows.append(Row((names.networks[network], label, size), tuple(cells), tuple(runs)))
+            rows.append(Row((names.networks[network], label, size), tuple(cells)))
     columns = tuple(itertools.product((names.data[data] for data in DATA), _ACCURACIES))
     title = "Table 1. BARRE and other methods, randomized ensembles († uniform sampling)"
     return Table("table1", title, ("Network", "Method", "Size M"), columns, tuple(rows))
@@ -189,8 +188,7 @@ def _sizes(found: Found, networks: Sequence[str], data: str, number: str, names:
     for network in networks:
         alone = found.get(Wanted(data, network, "at"))
         for method in ("mrboost", "barre"):
-            run = Wanted(data, network, method)
-            have = found.get(run)
+            have = found.get(Wanted(data, network, method))
             cells: list[Cell] = []
             for m, numbers in enumerate(paper()["sizes"][data][network][method], start=1):
                 # Both methods begin with the same adversarially trained network.
@@ -201,7 +199,7 @@ def _sizes(found: Found, networks: Sequence[str], data: str, number: str, names:
                 cost = sum(have.flops[:together]) / 1e6 if have is not None and m <= have.members else None
                 cells += _cells(pairs[m - 1] if m <= len(pairs) else None, numbers)
                 cells.append(Cell(cost, paper()["mflops"][network] * together, "M"))
-            rows.append(Row((names.networks[network], METHOD_NAMES[method]), tuple(cells), (run,)))
+            rows.append(Row((names.networks[network], METHOD_NAMES[method]), tuple(cells)))
     columns = tuple((f"M = {m}", name) for m in range(1, _MOST_SIZES + 1) for name in (*_ACCURACIES, "FLOPs"))
     title = f"{number}. BARRE (randomized) and MRBoost (deterministic) by size, {names.data[data]}"
     return Table(number.lower().replace(" ", ""), title, ("Network", "Method"), columns, tuple(rows))
@@ -211,14 +209,13 @@ def _individual(found: Found, networks: Sequence[str], data: str, number: str, n
     rows = []
     for network in networks:
         for method in METHODS:
-            run = Wanted(data, network, method)
-            have = found.get(run)
+            have = found.get(Wanted(data, network, method))
             stated = paper()["individual"][data][network][method]
             cells: list[Cell] = []
             for i in range(_MOST_MEMBERS):
                 pair = have.individual[i] if have is not None and i < have.members else None
                 cells += _cells(pair, stated[i] if i < len(stated) else (None, None))
-            rows.append(Row((names.networks[network], METHOD_NAMES[method]), tuple(cells), (run,)))
+            rows.append(Row((names.networks[network], METHOD_NAMES[method]), tuple(cells)))
     columns = tuple((f"f{i}", name) for i in range(1, _MOST_MEMBERS + 1) for name in _ACCURACIES)
     title = f"{number}. Members attacked alone, {names.data[data]}"
     return Table(number.lower().replace(" ", ""), title, ("Network", "Method"), columns, tuple(rows))
@@ -228,15 +225,14 @@ def _attacks(found: Found, networks: Sequence[str], names: Names) -> Table:
     rows = []
     for network in networks:
         for method in METHODS:
-            run = Wanted("cifar10", network, method)
-            have = found.get(run)
+            have = found.get(Wanted("cifar10", network, method))
             numbers = paper()["attacks"][network][method]
             cells = tuple(
                 Cell(None if have is None or a not in have.attacks else 100 * have.attacks[a], numbers[a])
                 for a in ATTACKS
             )
             label = METHOD_NAMES["mrboost-r" if method == "mrboost" else method]
-            rows.append(Row((names.networks[network], label), cells, (run,)))
+            rows.append(Row((names.networks[network], label), cells))
     columns = tuple(("", ATTACK_NAMES[a]) for a in ATTACKS)
     title = f"Table 5. Robust accuracy by attack, uniform sampling, {names.data['cifar10']}"
     return Table("table5", title, ("Network", "Method"), columns, tuple(rows))
@@ -248,8 +244,7 @@ def _probabilities(found: Found, networks: Sequence[str], names: Names) -> Table
     for network in networks:
         for method in METHODS:
             for data in DATA:
-                run = Wanted(data, network, method)
-                have = found.get(run)
+                have = found.get(Wanted(data, network, method))
                 stated = paper()["probabilities"].get(data, {}).get(network, {}).get(method) or ()
                 ours = () if have is None else have.probs
                 pairs = itertools.islice(
@@ -259,7 +254,7 @@ def _probabilities(found: Found, networks: Sequence[str], names: Names) -> Table
                 cells = tuple(Cell(mine, theirs) for mine, theirs in percent)
                 if ours or stated:
                     label = METHOD_NAMES["mrboost-r" if method == "mrboost" else method]
-                    rows.append(Row((names.networks[network], label, names.data[data]), cells, (run,)))
+                    rows.append(Row((names.networks[network], label, names.data[data]), cells))
     columns = tuple(("", f"α{i}") for i in range(1, _MOST_MEMBERS + 1))
     title = "Probabilities of the ensembles (Section 5, in the text)"
     return Table("table7", title, ("Network", "Method", "Data"), columns, tuple(rows))
