@@ -17,7 +17,7 @@ from randens.risk.sets import Masks, unpack
 _TOLERANCE = 1e-12
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Certificate:
     """The attacker's mixed strategy: at inputs of configuration k, fool the set u with mass q_{k,u} [r].
 
@@ -58,9 +58,6 @@ class Certificate:
             return False
         fooled = self.mass @ unpack(self.masks, self.members)
         return bool(fooled.min() >= self.bound - _TOLERANCE)
-
-    def __repr__(self) -> str:
-        return f"Certificate(members={self.members}, entries={len(self.mass)}, bound={self.bound:.6g})"
 
 
 @dataclass(frozen=True, eq=False)
