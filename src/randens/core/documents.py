@@ -34,7 +34,6 @@ class ThreatDocument(Document):
     norm: str
     eps: Annotated[float, Field(gt=0)]
     bounds: Annotated[list[float], Field(min_length=2, max_length=2)] | None
-    parts: Annotated[list[ThreatDocument], Field(min_length=1, max_length=100)] | None = None
 
 
 class RunManifest(Document):

@@ -53,11 +53,8 @@ class Classifier(nn.Module):
                 f"x has shape {tuple(x.shape)}, but this {self.architecture['name']} takes "
                 f"[n, {', '.join(map(str, self.input_shape))}]"
             )
-        if self.mean is not None:
-            x = x - self.mean
-        if self.std is not None:
-            x = x / self.std
-        return self.body(x)
+        x = x if self.mean is None else x - self.mean
+        return self.body(x if self.std is None else x / self.std)
 
     def extra_repr(self) -> str:
         return ", ".join(f"{key}={value!r}" for key, value in self.architecture.items())
