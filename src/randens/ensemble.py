@@ -1,7 +1,5 @@
-"""Randomized and deterministic ensembles of classifiers.
-
-A randomized ensemble (the paper's REC f_α) answers with member f_i with probability α_i, drawn for
-every input, at one member's compute. A deterministic ensemble (DEC f̄) averages all members' logits.
+"""Randomized ensembles (the paper's REC f_α: member f_i answers with probability α_i, drawn for every input, at one
+member's compute) and deterministic ones (DEC f̄: the average of all members' logits).
 """
 
 from __future__ import annotations
@@ -67,9 +65,7 @@ def check_probs(probs: ArrayLike | Tensor | None, members: int) -> Tensor:
     except (TypeError, ValueError):
         raise InputError(f"probs is {probs!r}; it must be a list of {members} numbers") from None
     if values.shape != (members,):
-        raise InputError(
-            f"probs has shape {values.shape}; there are {members} members, so give {members} numbers"
-        )
+        raise InputError(f"probs has shape {values.shape}; give {members} numbers, one for each member")
     if not np.isfinite(values).all() or (values < 0).any():
         raise InputError(f"probs is {values.tolist()}; every probability must be a finite number ≥ 0")
     if abs(values.sum() - 1.0) > 1e-6:
@@ -86,7 +82,7 @@ class _Ensemble(nn.Module):
         super().__init__()
         if isinstance(members, nn.Module) and not isinstance(members, nn.ModuleList):
             raise InputError(
-                f"members is one {type(members).__name__}; give a list of classifiers, e.g. [f1, f2, f3]"
+                f"members is one {type(members).__name__}; give a list of classifiers, [f1, f2, …]"
             )
         for member in members:
             if not isinstance(member, nn.Module):
@@ -95,7 +91,7 @@ class _Ensemble(nn.Module):
             raise InputError("members is empty; give at least one classifier")
         if classes is not None and (isinstance(classes, str) or not isinstance(classes, Iterable)):
             raise InputError(
-                f"classes is {classes!r}; it takes the classes' names, e.g. ['cat', 'dog'], or nothing"
+                f"classes is {classes!r}; give the classes' names, e.g. ['cat', 'dog'], or nothing"
             )
         described = [a for m in members if isinstance(a := getattr(m, "architecture", None), dict)]
         counts = {architecture["classes"] for architecture in described if "classes" in architecture}
@@ -125,17 +121,14 @@ class _Ensemble(nn.Module):
             models.logits_of(network(models.in_precision(x, network)), len(x), f"member {index}")
             for index, network in enumerate(networks)
         ]
-        outputs = [
-            member.average([answers[b] for b in part])
-            if isinstance(member, DeterministicEnsemble)
-            else answers[part[0]]
-            for member, part in zip(self.members, parts, strict=True)
-        ]
+        outputs = []
+        for member, part in zip(self.members, parts, strict=True):
+            averages = isinstance(member, DeterministicEnsemble)
+            outputs.append(member.average([answers[i] for i in part]) if averages else answers[part[0]])
         shapes = {tuple(z.shape) for z in outputs}
         if len(shapes) > 1:
             raise InputError(
-                f"members return logits of shapes {sorted(shapes)} for {len(x)} inputs; "
-                "each must return [n, classes] with the same class count"
+                f"members return logits of shapes {sorted(shapes)}; all must have the same class count"
             )
         return torch.stack(outputs)
 
@@ -159,7 +152,7 @@ class _Ensemble(nn.Module):
                     raise ModelError(f"members {bad} return NaN or infinite logits; they cannot be scored")
                 if classes not in (0, z.shape[2]):
                     raise ModelError(
-                        f"the members return {classes} logits for some inputs, {z.shape[2]} for others"
+                        f"members return {classes} logits for some inputs, {z.shape[2]} for others"
                     )
                 parts.append(z.argmax(dim=2).T)
                 classes = z.shape[2]
@@ -225,12 +218,8 @@ class RandomizedEnsemble(_Ensemble):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RandomizedEnsemble:
         # torch generators cannot be deep-copied; the copy continues with the same state.
-        twin = RandomizedEnsemble(
-            [copy.deepcopy(m, memo) for m in self.members],
-            self.probs,
-            classes=self.classes,
-            threat=self.threat,
-        )
+        members = [copy.deepcopy(member, memo) for member in self.members]
+        twin = RandomizedEnsemble(members, self.probs, classes=self.classes, threat=self.threat)
         twin.generator.set_state(self.generator.get_state())
         # Not twin.train(), which would change the modes of the members.
         twin.training = self.training
@@ -255,11 +244,8 @@ class RandomizedEnsemble(_Ensemble):
         """
         count = len(self)
         whole("k", k, 1, count, ", the number of members")
-        if math.comb(count, k) > _MOST_SUBSETS:
-            raise InputError(
-                f"k is {k}: {count} members have {math.comb(count, k)} subsets of that size; "
-                f"at most {_MOST_SUBSETS} can be members of an ensemble"
-            )
+        if (subsets := math.comb(count, k)) > _MOST_SUBSETS:
+            raise InputError(f"k is {k}; {subsets} subsets of {count} members are more than {_MOST_SUBSETS}")
         members = [
             DeterministicEnsemble([self.members[i] for i in chosen])
             for chosen in itertools.combinations(range(count), k)
@@ -298,13 +284,12 @@ class RandomizedEnsemble(_Ensemble):
         x, y = _as_pair(x, y)
         if self.stochastic:
             raise InputError(
-                "some members answer at random, so their verdicts are not exact; use randens.evaluate, or the frozen "
-                "draws of randens.random_model.expanded(rec)"
+                "some members answer at random; use randens.evaluate, or random_model.expanded(rec)"
             )
         verdicts, classes = self._judge(x)
         if len(y) and int(y.max()) >= classes:
             raise InputError(
-                f"y holds the label {int(y.max())}; the members have {classes} classes, from 0 on"
+                f"y holds the label {int(y.max())}; the members' labels go from 0 to {classes - 1}"
             )
         return verdicts != y.to(self.device).unsqueeze(1)
 

@@ -94,7 +94,9 @@ def test_images_have_the_kind_of_the_first(tmp_path: Path, first: str, mode: str
         with pytest.raises(FileError, match=r"2\.png: it is in color"):
             data.image_folder(tmp_path, size=(6, 7))
         return
-    assert data.image_folder(tmp_path, size=(6, 7)).x.shape == (2, 1 if first == "L" else 3, 6, 7)
+    found = data.as_data(tmp_path, size=(6, 7))
+    assert found.x.shape == (2, 1 if first == "L" else 3, 6, 7)
+    assert found.notes == ("images of 4×5 pixels were scaled to 6×7",)
 
 
 def _write(path: Path, kind: str) -> None:

@@ -98,14 +98,6 @@ def test_numbers_of_weights(name: str, weights: int) -> None:
     assert models.parameters(models.create(name, classes=10, input_shape=(3, 32, 32))) == weights
 
 
-def test_the_strided_network_is_three_convolutions_and_a_linear_layer() -> None:
-    net = models.create("strided", classes=10, input_shape=(3, 32, 32), width=8)
-    convolutions = [(27 * 8, 16 * 16), (72 * 16, 8 * 8), (144 * 32, 4 * 4)]
-    assert models.flops(net) == 2 * (sum(w * pixels for w, pixels in convolutions) + 32 * 16 * 10)
-    assert models.parameters(net) == sum(w for w, _ in convolutions) + 2 * (8 + 16 + 32) + 32 * 16 * 10 + 10
-    assert net(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
-
-
 def test_resnet8_is_resnet20_with_one_block_per_stage() -> None:
     """Two blocks less in each stage: 2·(18 w² + 4 w) weights for w = 16, 32, 64. A strided stem quarters the cost."""
     less = sum(2 * (18 * w * w + 4 * w) for w in (16, 32, 64))
@@ -177,14 +169,6 @@ def test_seed_decides_the_weights_and_leaves_the_global_generator_alone(name: st
     assert not torch.equal(one(x), other.eval()(x))
     torch.manual_seed(0)
     assert torch.equal(small(name, seed=1).eval()(x), one(x))
-
-
-def test_width_and_classes() -> None:
-    for name in models.names():
-        thin = models.create(name, classes=3, input_shape=SHAPES.get(name, (3, 32, 32)), seed=0)
-        assert thin(torch.rand(2, *thin.input_shape)).shape == (2, 3)
-        if name != "linear":
-            assert models.parameters(small(name, width=8)) > models.parameters(small(name, width=4))
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (1, 28, 28), (3, 32, 32), (2, 9, 13)])
