@@ -8,7 +8,6 @@ import contextlib
 import copy
 import itertools
 import math
-import os
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 from randens import models, saved
 from randens.core.devices import full_float32
 from randens.core.errors import FileError, InputError, ModelError, whole
+from randens.core.files import AnyPath
 from randens.threat import FiniteThreat, Threat
 
 __all__ = ["DeterministicEnsemble", "RandomizedEnsemble", "evaluating", "frozen", "load"]
@@ -128,7 +128,7 @@ class _Ensemble(nn.Module):
         shapes = {tuple(z.shape) for z in outputs}
         if len(shapes) > 1:
             raise InputError(
-                f"members return logits of shapes {sorted(shapes)}; all must have the same class count"
+                f"members return logits of shapes {sorted(shapes)} for {len(x)} inputs; they must agree"
             )
         return torch.stack(outputs)
 
@@ -288,9 +288,7 @@ class RandomizedEnsemble(_Ensemble):
             )
         verdicts, classes = self._judge(x)
         if len(y) and int(y.max()) >= classes:
-            raise InputError(
-                f"y holds the label {int(y.max())}; the members' labels go from 0 to {classes - 1}"
-            )
+            raise InputError(f"y holds the label {int(y.max())}; the members have {classes} classes")
         return verdicts != y.to(self.device).unsqueeze(1)
 
     def risk(self, x: Tensor | ArrayLike, y: Tensor | ArrayLike) -> Tensor:
@@ -315,13 +313,13 @@ class RandomizedEnsemble(_Ensemble):
         return push_to_hub(self, repo_id, **options)
 
     @staticmethod
-    def from_pretrained(source: str | os.PathLike[str], **options: Any) -> RandomizedEnsemble:
+    def from_pretrained(source: AnyPath, **options: Any) -> RandomizedEnsemble:
         """An ensemble from a repository of the Hugging Face Hub, or from a local folder."""
         from randens.interop.hub import from_pretrained
 
         return from_pretrained(source, **options)
 
-    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+    def save(self, path: AnyPath, *, overwrite: bool = False) -> Path:
         """Write a folder, completely or not at all: a safetensors file per network and a JSON manifest; see `load`."""
         networks, parts = networks_of(self.members)
         weights = [m.weights.tolist() if isinstance(m, DeterministicEnsemble) else None for m in self.members]
@@ -385,7 +383,7 @@ def networks_of(members: Iterable[nn.Module]) -> tuple[tuple[nn.Module, ...], li
     return tuple(network for _, network in networks.values()), parts
 
 
-def load(path: str | os.PathLike[str], *, members: Sequence[nn.Module] | None = None) -> RandomizedEnsemble:
+def load(path: AnyPath, *, members: Sequence[nn.Module] | None = None) -> RandomizedEnsemble:
     """Read an ensemble written by `RandomizedEnsemble.save`, verifying every checksum.
 
     Parameters
@@ -445,13 +443,10 @@ def _as_pair(x: Tensor | ArrayLike, y: Tensor | ArrayLike) -> tuple[Tensor, Tens
         inputs = inputs.float()
     if inputs.dim() < 2 or not inputs.is_floating_point():
         raise InputError(
-            f"x has shape {tuple(inputs.shape)} and dtype {inputs.dtype}; it must be floating point [n, ...], e.g. "
-            "x.float() / 255 for images in 0..255"
+            f"x is {inputs.dtype} {list(inputs.shape)}; give floats [n, ...], e.g. x.float() / 255"
         )
     if labels.shape != (len(inputs),) or labels.is_floating_point() or labels.dtype == torch.bool:
-        raise InputError(
-            f"y has shape {tuple(labels.shape)} and dtype {labels.dtype}; it must hold {len(inputs)} integers"
-        )
+        raise InputError(f"y is {labels.dtype} {tuple(labels.shape)}; it must hold {len(inputs)} integers")
     if len(labels) and int(labels.min()) < 0:
         raise InputError(f"y holds the label {int(labels.min())}; labels start at 0")
     return inputs, labels
