@@ -143,7 +143,7 @@ class _Ensemble(nn.Module):
 
     def _judge(self, x: Tensor) -> tuple[Tensor, int]:
         """Verdicts [n, M], and how many classes there are (0 if there are no inputs)."""
-        parts, classes = [], 0
+        parts, classes = [torch.zeros(0, len(self.members), dtype=torch.int64, device=self.device)], 0
         with evaluating(self), full_float32(), torch.no_grad():
             for chunk in torch.split(x, _CHUNK):
                 z = self.logits(models.send(chunk, self.device))
@@ -156,8 +156,7 @@ class _Ensemble(nn.Module):
                     )
                 parts.append(z.argmax(dim=2).T)
                 classes = z.shape[2]
-        nothing = torch.zeros(0, len(self.members), dtype=torch.int64, device=self.device)
-        return (torch.cat(parts) if parts else nothing), classes
+        return torch.cat(parts), classes
 
 
 class RandomizedEnsemble(_Ensemble):
@@ -437,8 +436,9 @@ def _as_pair(x: Tensor | ArrayLike, y: Tensor | ArrayLike) -> tuple[Tensor, Tens
     try:
         inputs, labels = (v if isinstance(v, Tensor) else torch.from_numpy(np.asarray(v)) for v in (x, y))
     except (TypeError, ValueError):
-        given = f"x is a {type(x).__name__} and y a {type(y).__name__}"
-        raise InputError(f"{given}; give tensors or arrays of numbers, [n, ...] and [n]") from None
+        raise InputError(
+            f"x is a {type(x).__name__}, y a {type(y).__name__}; give tensors or arrays"
+        ) from None
     if not isinstance(x, Tensor) and inputs.dtype == torch.float64:
         inputs = inputs.float()
     if inputs.dim() < 2 or not inputs.is_floating_point():
