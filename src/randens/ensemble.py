@@ -257,10 +257,9 @@ class RandomizedEnsemble(_Ensemble):
 
     def draw(self, n: int) -> Tensor:
         """Member indices [n], independent draws from `probs`; a member with probability 0 is never drawn."""
-        cumulative = self.probs.cumsum(0)
         uniform = torch.rand(n, dtype=torch.float64, generator=self.generator)
         last = int(self.probs.nonzero().max())  # guards against a cumulative sum just below 1
-        return torch.searchsorted(cumulative, uniform, right=True).clamp(max=last)
+        return torch.searchsorted(self.probs.cumsum(0), uniform, right=True).clamp(max=last)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits [n, C], each row from one member drawn for it."""
@@ -273,8 +272,7 @@ class RandomizedEnsemble(_Ensemble):
                 z = self._ask(index, x[rows])
                 output = z.new_empty(len(x), z.shape[1]) if output is None else output
                 if z.shape[1] != output.shape[1]:
-                    counts = sorted({z.shape[1], output.shape[1]})
-                    raise InputError(f"members have different class counts {counts}; they must agree")
+                    raise InputError("members have different class counts; they must agree")
                 output = output.index_copy(0, rows, z.to(output.dtype))
         return self._ask(0, x) if output is None else output
 
