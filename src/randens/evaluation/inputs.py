@@ -123,8 +123,8 @@ def prepare(
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         rec = as_rec(model, probs=settings.get("probs"), preprocessing=preprocessing)
-        taken: tuple[int, ...] = getattr(rec.members[0], "input_shape", ())
-        size = (taken[1], taken[2]) if len(taken) == 3 else None
+        taken: Any = getattr(rec.members[0], "input_shape", None)
+        size = (taken[1], taken[2]) if isinstance(taken, (tuple, list)) and len(taken) == 3 else None
         given = as_data(data, split=settings.get("split"), limit=settings.get("limit"), size=size)
         if run is not None:
             check_unseen(run, given)
