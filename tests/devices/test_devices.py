@@ -73,7 +73,7 @@ def test_a_member_on_another_device_is_noticed() -> None:
     x, y = (t[:4] for t in digits("test"))
     with Elsewhere():
         rec = RandomizedEnsemble([copy.deepcopy(convnet(0)).to(AWAY), convnet(1)])
-        with pytest.raises(InputError, match="several devices, cpu, meta; say with device="):
+        with pytest.raises(InputError, match="on cpu, meta; say with device="):
             evaluate(rec, (x, y), "pgd", eps=0.1)
 
 
@@ -93,5 +93,5 @@ def test_every_gpu_is_found_by_name_and_by_rank(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert models.pick_device("cuda") == torch.device("cuda", 1)
     assert models.pick_device("cuda:0") == torch.device("cuda", 0)
-    with pytest.raises(InputError, match="torch sees 2 CUDA devices, cuda:0 to cuda:1"):
+    with pytest.raises(InputError, match="torch sees 2 CUDA devices"):
         models.pick_device("cuda:2")
