@@ -162,8 +162,6 @@ class _Ensemble(nn.Module):
 class RandomizedEnsemble(_Ensemble):
     """M classifiers; for each input one of them is drawn with probabilities `probs` and answers.
 
-    Draws are independent for every input and come from the ensemble's own generator.
-
     Parameters
     ----------
     members : sequence of nn.Module
@@ -233,9 +231,7 @@ class RandomizedEnsemble(_Ensemble):
         return RandomizedEnsemble(list(self.members), probs, classes=self.classes, threat=self.threat)
 
     def subsets(self, k: int) -> RandomizedEnsemble:
-        """k of M: sample k members and average their logits, at the cost of k networks; 1 samples, M averages all.
-
-        The result has C(M, k) equally likely averages over the same networks, and everything applies to it.
+        """k of M: average k sampled members' logits, for k networks' compute; all C(M, k) subsets are equally likely.
 
         >>> rec = RandomizedEnsemble([nn.Linear(3, 2) for _ in range(4)])
         >>> len(rec.subsets(2)), rec.subsets(2).members[0].passes
@@ -403,9 +399,8 @@ def load(path: AnyPath, *, members: Sequence[nn.Module] | None = None) -> Random
     """
     manifest, networks = saved.read(path, members)
     try:
-        modules = networks
-        if manifest.averages is not None:
-            modules = [_averaging(entry.of, entry.weights, networks) for entry in manifest.averages]
+        averages = manifest.averages or [saved.Average(of=[i], weights=None) for i in range(len(networks))]
+        modules = [_averaging(average.of, average.weights, networks) for average in averages]
         known = manifest.threat
         threat = None if known is None else Threat.from_dict(known.model_dump(exclude_unset=True))
         return RandomizedEnsemble(modules, manifest.probs, classes=manifest.classes, threat=threat).eval()
@@ -443,8 +438,12 @@ def _as_pair(x: Tensor | ArrayLike, y: Tensor | ArrayLike) -> tuple[Tensor, Tens
         raise InputError(
             f"x is {inputs.dtype} {list(inputs.shape)}; give floats [n, ...], e.g. x.float() / 255"
         )
-    if labels.shape != (len(inputs),) or labels.is_floating_point() or labels.dtype == torch.bool:
-        raise InputError(f"y is {labels.dtype} {tuple(labels.shape)}; it must hold {len(inputs)} integers")
+    if labels.shape != (len(inputs),):
+        raise InputError(
+            f"y has shape {tuple(labels.shape)}; it must be [{len(inputs)}], one label per input"
+        )
+    if labels.is_floating_point() or labels.dtype == torch.bool:
+        raise InputError(f"y has dtype {labels.dtype}; labels must be integers")
     if len(labels) and int(labels.min()) < 0:
         raise InputError(f"y holds the label {int(labels.min())}; labels start at 0")
     return inputs, labels
