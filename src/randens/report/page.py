@@ -31,19 +31,9 @@ MOST_BYTES = 6_000_000
 def write_report(
     runs: Sequence[str | os.PathLike[str]], output: str | os.PathLike[str] | None = None
 ) -> Path:
-    """Write the report on these run folders; the first is the subject, and the others are compared with it.
+    """Write the report on run folders; the first is the subject, and the others are compared with it.
 
-    Parameters
-    ----------
-    runs : sequence of path
-        Run folders.
-    output : path, optional
-        The HTML file; by default report.html in the first folder.
-
-    Returns
-    -------
-    Path
-        The file.
+    It goes to `output`, by default report.html in the first folder.
 
     Examples
     --------
@@ -81,7 +71,7 @@ def render(runs: Sequence[LoadedRun]) -> str:
             start=result.probs,
             optimum=solve(result.profile, result.clean.mean(axis=0)),
         )
-    top = tried(first, "advice", lambda: cards(first)) or []
+    top = tried(first, "stochastic", lambda: cards(first)) or []
     shown = [section for section in (results(runs), *sections(first)) if section is not None]
     return fill(
         "report.html",

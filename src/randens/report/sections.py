@@ -26,6 +26,7 @@ _COMMANDS = {
     "audit": ("whether the numbers can be trusted", "randens audit {}"),
     "certification": ("certified bounds", "randens certify {}"),
 }
+_DEPLOY = "What should I deploy?"
 _MOST_PAIRS = 12
 
 Document = Mapping[str, Any]
@@ -64,7 +65,7 @@ class Section:
 
 def cards(one: LoadedRun) -> list[Card]:
     """How robust, whether sampling pays, what to deploy."""
-    result, title = one.evaluation, "What should I deploy?"
+    result = one.evaluation
     if result is None:
         return _random_cards(one.documents["stochastic"]) if "stochastic" in one.documents else []
     robust = result.robust
@@ -78,21 +79,24 @@ def cards(one: LoadedRun) -> list[Card]:
         later, best = result.after(10), result.member_accuracies[int(np.argmin(result.member_risks))].robust
         reason += f" After 10 attempts it has {percent(later)}, and the best member still {percent(best)}."
         answer += f": {100 * gain(result):+.1f} points"
-    advice = one.documents.get("advice")
-    deploy = Card(
-        title, "Not decided yet", [f"randens advise {_path(one)} compares the options on validation data."]
-    )
-    if advice is not None and advice["choices"]:
-        chosen = [(choice["compute"], str(choice["option"])) for choice in advice["choices"]]
-        later_lines = [f"At {compute}× compute: {option}." for compute, option in chosen[1:]]
-        deploy = Card(title, _capital(chosen[0][1]), [str(advice["choices"][0]["reason"]), *later_lines])
-    elif advice is not None:
-        deploy = Card(title, "Not decided", ["Nothing is chosen on test data: advise on validation data."])
     return [
         Card("How robust is it?", f"{percent(robust)} robust accuracy", said),
         Card("Is sampling worth it?", _capital(answer.removeprefix("Sampling ")), [_capital(reason)]),
-        deploy,
+        tried(one, "advice", partial(_deploy_card, one)) or Card(_DEPLOY, "Not decided", []),
     ]
+
+
+def _deploy_card(one: LoadedRun) -> Card:
+    advice = one.documents.get("advice")
+    if advice is None:
+        return Card(_DEPLOY, "Not decided yet", [f"randens advise {_path(one)} compares on validation data."])
+    chosen = [
+        (choice["compute"], str(choice["option"]), str(choice["reason"])) for choice in advice["choices"]
+    ]
+    if not chosen:
+        return Card(_DEPLOY, "Not decided", ["Nothing is chosen on test data: advise on validation data."])
+    further = [f"At {compute}× compute: {option}." for compute, option, _ in chosen[1:]]
+    return Card(_DEPLOY, _capital(chosen[0][1]), [chosen[0][2], *further])
 
 
 def _random_cards(note: Document) -> list[Card]:

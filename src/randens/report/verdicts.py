@@ -77,7 +77,7 @@ def headline(one: LoadedRun) -> str:
 def worth(result: Evaluation) -> str:
     """Whether sampling pays: the ensemble against its own best member, which could be used alone."""
     if result.members == 1:
-        return "There is one member, and with one member there is nothing to sample."
+        return "One member: there is nothing to sample."
     best = int(np.argmin(result.member_risks))
     alone = f"its best member alone, member {best}"
     gained = gain(result)
