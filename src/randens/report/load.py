@@ -145,7 +145,7 @@ def _training(folder: Path) -> Mapping[str, Any] | None:
         return None
     document = read_json(folder / "training.json")
     cost = {key: float(document["cost"][key]) for key in ("forwards", "backwards", "seconds")}
-    return {**cost, "method": document["method"]}
+    return {**cost, "method": document.get("method")}
 
 
 def _epochs(folder: Path) -> list[dict[str, Any]]:

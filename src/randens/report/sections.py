@@ -390,7 +390,7 @@ def _about(document: Document) -> str:
 
 
 def _capital(words: str) -> str:
-    return words[:1].upper() + words[1:]
+    return words[:1].upper() + words[1:] if words[:1] != "α" else words  # no capital alpha
 
 
 def _points(found: Estimate) -> str:
