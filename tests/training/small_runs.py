@@ -7,8 +7,6 @@ from typing import Any
 from randens.training import Recipe
 from randens.training.recipe import recipe_from
 
-__all__ = ["small"]
-
 
 def small(**changes: Any) -> Recipe:
     """A small fully connected network on digits; `changes` replace fields, tables field by field."""

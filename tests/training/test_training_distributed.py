@@ -101,24 +101,22 @@ def test_launchers_are_recognized(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (*LAUNCHERS, *(f"SLURM_{name}" for name in SLURM)):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", "1")
-    assert (launched(CPU), leads()) == ((1, 1), True)
-    monkeypatch.setenv("SLURM_NTASKS", "8")  # a batch script around the step: still one process
-    assert launched(CPU) == (1, 1)
-    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "8")
-    monkeypatch.setenv("SLURM_STEP_NUM_NODES", "2")
-    monkeypatch.setenv("SLURM_PROCID", "3")
-    assert (launched(CPU), leads()) == ((8, 4), False)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+
+    def after(**changes: str) -> tuple[int, int]:
+        for name, value in changes.items():
+            monkeypatch.setenv(name, value)
+        return launched(CPU)
+
+    assert after(MASTER_ADDR="127.0.0.1", MASTER_PORT="1") == (1, 1)
+    assert after(SLURM_NTASKS="8") == (1, 1)  # a batch script around the step: still one process
+    assert leads()
+    assert after(SLURM_STEP_NUM_TASKS="8", SLURM_STEP_NUM_NODES="2", SLURM_PROCID="3") == (8, 4)
+    assert not leads()
     with pytest.raises(InputError, match="8 processes do not divide evenly"):
-        launched(CPU)
-    monkeypatch.delenv("LOCAL_RANK")
+        after(LOCAL_WORLD_SIZE="3")
     monkeypatch.delenv("LOCAL_WORLD_SIZE")
-    monkeypatch.setenv("RANK", "5")
-    monkeypatch.setenv("WORLD_SIZE", "6")
-    assert (launched(CPU), os.environ["LOCAL_RANK"]) == ((6, 6), "5")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert launched(CPU) == (6, 2)
+    monkeypatch.delenv("LOCAL_RANK")
+    assert (after(RANK="5", WORLD_SIZE="6"), os.environ["LOCAL_RANK"]) == ((6, 6), "5")
+    assert after(LOCAL_WORLD_SIZE="2") == (6, 2)
     with pytest.raises(InputError, match="the launcher started 6 processes, 2 per node"), workers("cpu", 4):
         pass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import itertools
 import json
 import os
 from pathlib import Path
@@ -38,14 +39,8 @@ def _played(n: int, risk: float) -> WitnessPool:
 
 
 def _stop_after(steps: int) -> Any:
-    asked = 0
-
-    def stop() -> bool:
-        nonlocal asked
-        asked += 1
-        return asked >= steps
-
-    return stop
+    asked = itertools.count(1)
+    return lambda: next(asked) >= steps
 
 
 ADAMW = {"optimizer": {"name": "adamw", "lr": 0.01}, "loss": {"name": "trades"}}

@@ -35,13 +35,14 @@ def export(
     """
     from randens.data import as_data
     from randens.deploy.exporting import export as export_bundle
-    from randens.evaluation.inputs import as_rec
+    from randens.evaluation.inputs import as_rec, image_size
 
     made, named, run = choices.open_model(model, data)
     if output is None and run is None:
         raise InputError(f"{model} is no run folder; name the new folder with --output")
     target = output or Path(model) / "bundle"
-    rec, inputs = as_rec(made), as_data(named, split="validation")
+    rec = as_rec(made)
+    inputs = as_data(named, split="validation", size=image_size(rec))
     probs = [1 / len(rec)] * len(rec) if uniform else None
     with bars() as progress:
         bundle = export_bundle(

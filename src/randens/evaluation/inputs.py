@@ -123,9 +123,8 @@ def prepare(
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         rec = as_rec(model, probs=settings.get("probs"), preprocessing=preprocessing)
-        taken: Any = getattr(rec.members[0], "input_shape", None)
-        size = (taken[1], taken[2]) if isinstance(taken, (tuple, list)) and len(taken) == 3 else None
-        given = as_data(data, split=settings.get("split"), limit=settings.get("limit"), size=size)
+        split, limit = settings.get("split"), settings.get("limit")
+        given = as_data(data, split=split, limit=limit, size=image_size(rec))
         if run is not None:
             check_unseen(run, given)
         inputs = _in_precision(given, rec)
@@ -151,6 +150,12 @@ def prepare(
         normalized = None if preprocessing is None else _preprocessing_text(rec)
         progress = settings.get("progress") or stack.enter_context(bars(log=False))
         yield Case(rec, inputs, chosen, notes, normalized, chosen_on, store, progress)
+
+
+def image_size(rec: RandomizedEnsemble) -> tuple[int, int] | None:
+    """Height and width of the images that the members take, if they say so."""
+    taken: Any = getattr(rec.members[0], "input_shape", None)
+    return (taken[1], taken[2]) if isinstance(taken, (tuple, list)) and len(taken) == 3 else None
 
 
 def as_attacks(
