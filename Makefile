@@ -23,7 +23,7 @@ help:
 	@echo "make pythons      what needs no torch, on every Python from 3.10 to 3.13 that is installed"
 	@echo "make docs         the documentation as a site, into site/"
 	@echo "make bench        speed and strength against peers and known optima; ARGS='attacks --quick' for a short look"
-	@echo "make bench-docs   docs/benchmarks.md from benchmarks/results.json"
+	@echo "make bench-docs   benchmarks/README.md from benchmarks/results.json"
 	@echo "make reproduce    the paper's tables and figures; ARGS='--scale cpu' for CIFAR-10"
 	@echo "make clean        remove the environment and the site"
 

@@ -1,1 +1,1 @@
-"""randens against other libraries, textbook algorithms and known optima: `make bench`. See docs/benchmarks.md."""
+"""randens against other libraries, textbook algorithms and known optima: `make bench`. See benchmarks/README.md."""

@@ -1,4 +1,4 @@
-"""docs/benchmarks.md from the results that were measured: ``make bench-docs`` or
+"""benchmarks/README.md from the results that were measured: ``make bench-docs`` or
 
 python -m benchmarks.page [RESULTS.json]
 """
@@ -14,7 +14,7 @@ from benchmarks.__main__ import BENCHMARKS
 from benchmarks.harness import HEAD, RESULTS, ROOT, Row, cells
 from randens.core.files import read_json, write_atomic
 
-PAGE = ROOT / "docs" / "benchmarks.md"
+PAGE = ROOT / "benchmarks" / "README.md"
 
 _FRAME = """# Benchmarks
 

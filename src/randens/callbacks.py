@@ -1,4 +1,4 @@
-"""Callbacks of training and evaluation, and one for TensorBoard. docs/training.md has one for other trackers."""
+"""Callbacks of training and evaluation, and one for TensorBoard. docs/how-to/train.md has one for other trackers."""
 
 from __future__ import annotations
 

@@ -307,7 +307,7 @@ def _package(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ModelError(f"{module} cannot be imported ({error}); see docs/interop.md") from error
+        raise ModelError(f"{module} cannot be imported ({error}); see docs/how-to/other-libraries.md") from error
 
 
 def _made(
