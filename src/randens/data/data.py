@@ -29,7 +29,8 @@ class Data(Dataset[tuple[Tensor, Tensor]]):
     too. `split` is ``"train"``, ``"validation"``, ``"test"`` or ``"unknown"``; `notes` says what was converted.
 
     >>> data = Data(torch.zeros(4, 1, 8, 8, dtype=torch.uint8), torch.tensor([0, 1, 0, 1]))
-    >>> data[:2][0].dtype, data.shape
+    >>> x, y = data[:2]
+    >>> x.dtype, data.shape
     (torch.float32, (1, 8, 8))
     """
 
