@@ -20,7 +20,7 @@ _FRAME = """# Benchmarks
 
 <!-- Made by `make bench-docs` from benchmarks/results.json: change benchmarks/page.py, not this file. -->
 
-This page answers: how fast and how strong is randens, against other libraries, textbook algorithms and known optima?
+How fast and how strong randens is, against other libraries, textbook algorithms and known optima.
 
 `make bench` measures it, in an environment of its own, and writes `benchmarks/results.json`; `make bench-docs` makes
 this page from it. `make bench ARGS="attacks --quick"` takes a short look at one of the benchmarks.

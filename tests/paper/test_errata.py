@@ -1,4 +1,4 @@
-"""The items of docs/errata.md that no other test covers; the names on it and on docs/paper.md."""
+"""The items of paper/errata.md that no other test covers; the names on it and on paper/in-the-code.md."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ def test_appendix_a_7_wrong_inputs_need_no_perturbation() -> None:
     assert np.sign(w * printed) == -1
 
 
-@pytest.mark.parametrize("page", ["paper", "errata"])
+@pytest.mark.parametrize("page", ["in-the-code", "errata"])
 def test_every_name_and_file_of_the_pages_is_there(page: str) -> None:
-    quoted = re.findall(r"`([^`\n]+)`", (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8"))
+    quoted = re.findall(r"`([^`\n]+)`", (ROOT / "paper" / f"{page}.md").read_text(encoding="utf-8"))
     for name in quoted:
         if re.fullmatch(r"(randens|paper)(\.\w+)+", name):
             assert pydoc.locate(name) is not None, name
