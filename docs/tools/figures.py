@@ -20,7 +20,6 @@ from randens import zoo
 from randens.core.files import write_atomic
 from randens.evaluation import Evaluation
 from randens.report import figures
-from randens.report.load import load_run
 from randens.risk import FIGURE_3, RiskProfile, bounds, candidates, optimal_sampling, two_classifiers
 
 FOLDER = Path(__file__).parents[1] / "figures"
@@ -215,9 +214,6 @@ FIGURES: dict[str, Callable[[], Figure]] = {
     "sampling": sampling,
     "compute": lambda: figures.compute(figures.points(measured())),
     "attempts": lambda: figures.attempts(measured()),
-    "landscape": lambda: figures.landscape(measured()),
-    "sets": lambda: figures.sets(*figures.fooled_sets(measured())),
-    "training": lambda: figures.FIGURES["training"](load_run(zoo.path("cifar10-resnet20-at"))),
 }
 
 

@@ -307,7 +307,9 @@ def _package(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ModelError(f"{module} cannot be imported ({error}); see docs/how-to/other-libraries.md") from error
+        raise ModelError(
+            f"{module} cannot be imported ({error}); see docs/how-to/other-libraries.md"
+        ) from error
 
 
 def _made(
