@@ -6,13 +6,14 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.report.made_runs import trained_ensemble
 
 import randens
 from randens.core.runs import Run
+from randens.evaluation.tables import Result
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -27,8 +28,8 @@ def trained_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     recipe = {"method": "iat", "data": {"name": "digits"}, "note": HOSTILE}
     run = Run.create(tmp_path_factory.mktemp("runs") / "trained", recipe=recipe, seed=0)
     trained_ensemble(names).save(run.ensemble)
-    few = {"limit": 40, "folder": run.path}
-    results = (
+    few: Any = {"limit": 40, "folder": run.path}
+    results: tuple[Result, ...] = (
         randens.optimize_sampling(run.path, "digits", "saddle", split="validation", **few),
         randens.evaluate(run.path, "digits", "saddle", also={"uniform": None}, **few),
         randens.advise(run.path, "digits", "fgsm", **few),

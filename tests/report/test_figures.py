@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 from PIL import Image
 from tests.report.made_runs import chosen_evaluation, chosen_run
@@ -40,15 +41,15 @@ def test_attempts_are_the_evaluation_s() -> None:
     result = chosen_evaluation(3, probs=[0.5, 0.25, 0.25])
     with styled():
         axes = attempts(result).axes[0]
-    drawn = {
-        line.get_label(): dict(zip(line.get_xdata(), line.get_ydata(), strict=True)) for line in axes.lines
+    drawn: dict[str, dict[float, float]] = {
+        str(line.get_label()): dict(np.asarray(line.get_xydata()).tolist()) for line in axes.lines
     }
     for draw in ("query", "client"):
         for tries in (1, 2, 10, 100):
             assert drawn[f"sampled per {draw}"][tries] == pytest.approx(100 * result.after(tries, draw))
     best = max(result.member_accuracies, key=lambda accuracy: accuracy.robust)
     assert result.deterministic is not None
-    constant = {name: set(values.values()) for name, values in drawn.items() if "sampled" not in str(name)}
+    constant = {name: set(values.values()) for name, values in drawn.items() if "sampled" not in name}
     assert sorted(constant.values(), key=min) == sorted(
         [{100 * float(best.robust)}, {100 * float(result.deterministic.robust)}], key=min
     )
