@@ -14,7 +14,7 @@ PYTEST := $(BIN)/python -m pytest -q
 # A file's tests share what they train and attack, so one worker runs all of them.
 WORKERS := -n 2 --dist loadfile
 
-.PHONY: help quickstart test lint types rooms pytest slow pythons docs bench bench-docs reproduce clean
+.PHONY: help quickstart test lint types imports pytest slow pythons docs bench bench-docs reproduce clean
 
 help:
 	@echo "make quickstart   train, attack and explain a randomized ensemble, in minutes"
@@ -30,7 +30,7 @@ help:
 quickstart: $(VENV)/installed
 	$(BIN)/randens quickstart
 
-test: lint types rooms pytest
+test: lint types imports pytest
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
@@ -39,7 +39,7 @@ lint: $(VENV)/installed-dev
 types: $(VENV)/installed-dev
 	$(BIN)/mypy
 
-rooms: $(VENV)/installed-dev
+imports: $(VENV)/installed-dev
 	$(BIN)/lint-imports
 
 pytest: $(VENV)/installed-dev
