@@ -22,7 +22,9 @@ def _project() -> dict[str, Any]:
 
 
 def test_the_version_is_the_newest_of_the_changelog_and_the_one_to_cite() -> None:
-    newest = re.search(r"^## (\S+) \((\S+)\)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    newest = re.search(
+        r"^## (\S+) \((\S+)\)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
     cited = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     assert newest is not None
     assert newest[1] == randens.__version__
