@@ -332,8 +332,8 @@ class Threat:
         bounds = value.get("bounds")
         found = Threat(value["norm"], 1e-9, tuple(bounds) if bounds is not None else None)
         eps = number("eps", value["eps"])
-        if not (math.isfinite(eps) and eps > 0):
-            raise InputError(f"eps is {eps:g}; it must be finite and > 0, e.g. 8/255")
+        if not (math.isfinite(eps) and eps >= 0):
+            raise InputError(f"eps is {eps:g}; it must be finite and ≥ 0, e.g. 8/255")
         return found.with_radius(eps)
 
 

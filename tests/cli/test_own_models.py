@@ -31,6 +31,10 @@ class Noisy(nn.Module):
     def forward(self, x):
         return self.linear((x + 0.2 * torch.randn_like(x)).flatten(1))
 
+def noisy():
+    from randens import RandomizedModel
+    return RandomizedModel(Noisy(), 4)
+
 def seeded(seed):
     if seed == 5:
         raise ValueError("out of checkpoints")
@@ -38,7 +42,7 @@ def seeded(seed):
 
 def several():
     from randens import RandomizedEnsemble, RandomizedModel
-    return RandomizedEnsemble([RandomizedModel(Noisy()), nn.Sequential(nn.Flatten(), nn.Linear(64, 10))])
+    return RandomizedEnsemble([RandomizedModel(Noisy(), 3), nn.Sequential(nn.Flatten(), nn.Linear(64, 10))])
 """
 RANDOM = ("--data", "digits", "--limit", "8", "--eps", "0.1", "--attack", "adaptive-pgd-margin:steps=2")
 
@@ -91,13 +95,13 @@ def test_the_curve_of_a_saved_ensemble_is_in_its_own_norm(shell: Shell, files: P
 
 @pytest.mark.usefixtures("files")
 def test_a_random_model_is_evaluated_and_has_a_page(shell: Shell) -> None:
-    code, out, err = shell("evaluate", "own_models:Noisy", *RANDOM, "--draws", "4", "--output", "run")
+    code, out, err = shell("evaluate", "own_models:noisy", *RANDOM, "--attempts", "1,2", "--output", "run")
     assert code == 0, err
-    assert "robust" in out
+    assert "robust after 2 attempts" in out
     code, out, err = shell("report", "run")
     assert code == 0, err
     assert "How random is it" in Path("run/report.html").read_text(encoding="utf-8")
-    found = shell.json("evaluate", "own_models:several", *RANDOM, "--draws", "3")
+    found = shell.json("evaluate", "own_models:several", *RANDOM)
     assert (found["draws"], found["about"]["n"], found["about"]["probs"]) == (3, 8, [0.5, 0.5])
 
 
@@ -105,10 +109,13 @@ def test_a_random_model_is_evaluated_and_has_a_page(shell: Shell) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("own_models:Noisy", *RANDOM, "--draws", "1"), "draws is 1"),
-        (("own_models:seeded", *RANDOM, "--draws", "8"), "the factory failed at seed 5"),
-        (("own_models:Noisy", "--draws", "4"), "give --data"),
-        (("own_models:Noisy", *RANDOM, "--draws", "4", "--eps", "0:1:3"), "one --eps"),
+        (("own_models:Noisy", *RANDOM), "RandomizedModel"),
+        (("own_models:seeded", *RANDOM), "the factory failed at seed 5"),
+        (("own_models:noisy",), "give --data"),
+        (("own_models:noisy", *RANDOM, "--attempts", "inf"), "attempts is inf"),
+        (("own_models:noisy", *RANDOM, "--eps", "0:0.1:3"), "answers at random"),
+        (("own_models:two", "--data", "data.npz", "--attempts", "1.5"), "attempts is 1.5"),
+        (("own_models:two", "--data", "data.npz", "--attempts", "2", "--eps", "0:1:3"), "one --eps"),
     ],
 )
 def test_mistakes_are_one_sentence(shell: Shell, options: tuple[str, ...], message: str) -> None:

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from randens import RandomizedEnsemble, Threat, attacks, conflict
 from randens.core.errors import InputError, ModelError
 from randens.core.files import plain
-from randens.evaluation import Conflict, Evaluation
-from randens.evaluation.conflict import joint_reach
+from randens.evaluation import Conflict
 
 
 def with_rows(*rows: list[float], bias: float = 0.0) -> RandomizedEnsemble:
@@ -97,7 +96,7 @@ def test_a_member_without_any_gradient_has_no_reach() -> None:
     assert math.isnan(found.pairs[0, 1])
     assert found.pairs[1, 1] == 1.0
     assert "unknown" in found.sentence
-    again = Conflict.from_json(json.loads(json.dumps(plain(found.content()), allow_nan=False)))
+    again = Conflict.from_json(json.loads(json.dumps(plain(found.content()), allow_nan=False)), found.about)
     assert math.isnan(again.reach)
     assert again.unusable.tolist() == [1.0, 0.0]
 
@@ -119,55 +118,6 @@ def test_less_reach_is_more_exact_gain(norm: str) -> None:
     assert gains[0] < gains[1] < gains[2]
 
 
-def test_opposite_members_gain_all_that_drawing_can() -> None:
-    """Reach 0: each member can be fooled at every input, never both; the exact gain is a half."""
-    rec = with_rows([1.0], [-1.0], bias=0.5)
-    x = torch.zeros(6, 1)
-    threat = Threat("linf", 0.8, None)
-    data = (x, torch.zeros(6, dtype=torch.int64))
-    found = evaluate(rec, data, attacks.create("exact", threat))
-    assert found.conflict is not None
-    assert found.conflict.reach == 0.0
-    assert found.gain == pytest.approx(0.5)
-    assert "keeps 0.0% of ε" in found.conflict.sentence
-
-
-def test_copies_of_one_member_have_reach_one_and_gain_nothing() -> None:
-    case = planted("linf", n=20, members=1, seed=1)
-    rec = RandomizedEnsemble([case.rec.members[0]] * 3)
-    found = evaluate(rec, (case.x, case.y), attacks.create("exact", case.threat))
-    assert found.conflict is not None
-    assert found.conflict.reach == pytest.approx(1.0)
-    assert found.gain == pytest.approx(0.0, abs=1e-12)
-
-
-def test_the_evaluation_keeps_the_conflict_and_reads_files_without_it() -> None:
-    case = planted("l2", n=12, members=2, seed=5)
-    made = evaluate(case.rec, (case.x, case.y), attacks.create("exact", case.threat))
-    document = made.to_json()
-    again = Evaluation.from_json(json.loads(json.dumps(document)))
-    assert made.conflict is not None
-    assert again.conflict is not None
-    assert again.conflict.reach == made.conflict.reach
-    assert np.array_equal(again.conflict.pairs, made.conflict.pairs)
-
-
-def test_the_reach_can_be_differentiated() -> None:
-    gradients = torch.randn(3, 4, 5, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda g: joint_reach(g, Threat("l2", 1.0)), (gradients,))
-
-
-def test_many_inputs_are_the_mean_of_their_parts() -> None:
-    case = planted("l2", n=600, members=2, classes=3, seed=2)
-    whole = conflict(case.rec, (case.x, case.y), case.threat)
-    parts = [
-        conflict(case.rec, (case.x[k : k + 100], case.y[k : k + 100]), case.threat)
-        for k in range(0, 600, 100)
-    ]
-    assert whole.points == pytest.approx(np.concatenate([p.points for p in parts]))
-    assert whole.pairs[0, 1] == pytest.approx(np.mean([p.pairs[0, 1] for p in parts]))
-
-
 class Refusing(nn.Module):
     """Like an ONNX file: no gradients, and says so."""
 
@@ -184,11 +134,3 @@ def test_members_without_gradients_are_evaluated_without_a_reach() -> None:
     found = evaluate(rec, inputs(3, 2), "random", eps=0.1)
     assert found.conflict is None
     assert 0 <= found.robust <= 1
-
-
-def test_a_result_like_all_others() -> None:
-    found = conflict(with_rows([1.0, 1.0], [1.0, -1.0]), inputs(4, 2), Threat("linf", 0.1))
-    assert "reach" in repr(found)
-    assert len(found.to_frame()) == 4
-    assert json.dumps(found.to_json())
-    assert found.plot() is not None

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from randens.core.errors import InputError
-from randens.evaluation import bounded_mean, difference, estimate
+from randens.evaluation import bounded_mean, difference, estimate, two_way
 
 
 def test_wilson_interval_of_a_textbook_case() -> None:
@@ -62,3 +62,25 @@ def test_a_mean_next_to_the_end_of_few_values_has_an_interval(values: list[float
     found = bounded_mean(values)
     assert 0 <= found.low <= found.value <= found.high <= 1
     assert found.low < 0.5 if np.mean(values) > 0.5 else found.high > 0.5
+
+
+def test_two_way_intervals_cover_where_those_over_images_do_not() -> None:
+    """Seeds shift all images, images all seeds: the truth is 0."""
+    generator = np.random.default_rng(0)
+    covered, alone = 0, 0
+    for _ in range(1000):
+        seeds, images = generator.normal(0, 0.1, (5, 1)), generator.normal(0, 0.3, (1, 200))
+        values = seeds + images + generator.normal(0, 0.4, (5, 200))
+        found = two_way(values)
+        covered += found.low <= 0 <= found.high
+        over_images = difference(values.mean(axis=0), np.zeros(200))
+        alone += over_images.low <= 0 <= over_images.high
+    assert covered >= 940
+    assert alone < 800
+    # Without an effect of seeds it is about as narrow.
+    none = two_way(np.tile(generator.normal(0, 0.3, 200), (5, 1)))
+    one = difference(np.tile(generator.normal(0, 0.3, 200), 1), np.zeros(200))
+    assert none.high - none.low < 1.2 * (one.high - one.low)
+    for bad in ([[1.0, 2.0]], [1.0], [[1.0, float("nan")], [0.0, 0.0]]):
+        with pytest.raises(InputError, match="seeds, inputs"):
+            two_way(bad)

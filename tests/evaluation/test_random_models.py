@@ -20,9 +20,8 @@ import randens
 from randens import RandomizedEnsemble, RandomizedModel, Threat, attacks, audit
 from randens.attacks import Attack
 from randens.core.errors import InputError
-from randens.evaluation import bounded_mean, draws, exact_binomial, random_models
-from randens.evaluation.draws import Scores, randomness, score
-from randens.evaluation.intervals import widened
+from randens.evaluation import bounded_mean, draws, random_models
+from randens.evaluation.draws import Scores, score
 
 THREAT = Threat("linf", 0.1, bounds=None)
 EPS = 0.1
@@ -41,15 +40,6 @@ def optimal(model: NoisyLinear, x: Tensor, y: Tensor) -> Tensor:
 
 
 # ---- intervals -----------------------------------------------------------------------------------------------------
-
-
-def test_exact_binomial_intervals_are_those_of_the_tables() -> None:
-    none, half = exact_binomial(0, 10), exact_binomial(5, 10)
-    assert (none.low, round(none.high, 4)) == (0.0, 0.3085)
-    assert (round(half.low, 4), round(half.high, 4)) == (0.1871, 0.8129)
-    assert exact_binomial(10, 10).high == 1.0
-    with pytest.raises(InputError, match="successes is 11 of 10"):
-        exact_binomial(11, 10)
 
 
 @pytest.mark.parametrize("p", [0.03, 0.3, 0.6])
@@ -75,13 +65,6 @@ def test_bounded_means_use_the_variance_of_many_values() -> None:
     for bad in ([], [1.2], [float("nan")]):
         with pytest.raises(InputError, match="values"):
             bounded_mean(bad)
-
-
-def test_widening_needs_many_inputs_to_be_narrow() -> None:
-    inner = exact_binomial(500, 1000)
-    few, many = widened(inner, 20), widened(inner, 100_000)
-    assert few.low < many.low < inner.low < inner.high < many.high < few.high
-    assert many.high - inner.high < 0.01
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -132,20 +115,6 @@ class Offset(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         margin = (x + self.noise) @ self.linear.w
         return torch.stack([-margin, margin], dim=1) / 2
-
-
-def test_answers_that_share_a_draw_are_not_counted_as_independent() -> None:
-    """All inputs have one draw in common and one answer: n inputs say no more than one."""
-    values = np.repeat(np.array([[1.0, 0.0, 1.0, 1.0] * 5]), 500, axis=0)
-    together = Scores(values, values.astype(int), np.zeros(500, dtype=np.int64))
-    apart = Scores(values, values.astype(int), np.arange(500))
-    one, own = together.over_draws(0.95), apart.over_draws(0.95)
-    assert float(one) == float(own) == 0.75
-    assert own.high - own.low < 0.02
-    assert one.high - one.low > 0.3
-    wide = together.over_inputs(0.95)
-    assert wide.low < one.low
-    assert wide.high > one.high
 
 
 # ---- the linear case -----------------------------------------------------------------------------------------------
@@ -225,6 +194,15 @@ def test_retries_hurt_and_votes_help_a_noisy_model() -> None:
     assert found.after(8) < found.after(2) < found.after(1)
     assert found.after(2).low <= found.after(2) <= found.after(2).high
     assert found.votes(9) > found.votes(1)
+    shown = evaluate_random(RandomizedModel(linear, 8), data, quick(THREAT), attempts=[2], votes=9)
+    assert shown.more["robust after 2 attempts"] == found.after(2)
+    assert shown.more["robust, majority of 9 draws"] == found.votes(9)
+    assert len(shown.to_json()["more"]) == len(shown.table().records) - 4 == 3
+    for options, said in (({"attempts": float("inf")}, "attempts is inf"), ({"votes": 0}, "votes is 0")):
+        with pytest.raises(InputError, match=said):
+            evaluate_random(RandomizedModel(linear, 8), data, quick(THREAT), **options)
+    with pytest.raises(InputError, match="votes is 3"):
+        randens.evaluate(linear, data, quick(THREAT), votes=3)
     with pytest.raises(InputError, match="draw is 'client'"):
         found.after(2, "client")
 
@@ -269,15 +247,6 @@ def test_an_ensemble_with_random_members_is_exact_over_members() -> None:
     found = evaluate_random(rec, (x, y), quick(THREAT))
     truth = 0.5 * float(linear.truth(x, y, EPS).mean()) + 0.5 * float((y == 0).double().mean())
     assert found.robust_over_draws.low - 0.005 <= truth <= found.robust_over_draws.high
-
-
-def test_curves_and_advice_refuse_random_members() -> None:
-    linear, data = noisy_linear(8)
-    rec = RandomizedEnsemble([RandomizedModel(linear, 4), linear], threat=THREAT)
-    attack = attacks.create("pgd", THREAT, steps=2)
-    for function in (randens.curve, randens.advise, randens.optimize_sampling):
-        with pytest.raises(InputError, match="answers at random"):
-            function(rec, data, attack)
 
 
 # ---- audit and single questions ------------------------------------------------------------------------------------
@@ -367,14 +336,3 @@ def test_models_that_cannot_be_evaluated_are_refused_in_one_sentence(model: obje
     with pytest.raises(InputError, match=said) as error:
         evaluate_random(model(), (x, y), quick(THREAT))  # type: ignore[operator]
     assert "\n" not in str(error.value)
-
-
-def test_randomness_is_measured_on_logits_and_classes() -> None:
-    linear, (x, _) = noisy_linear(40)
-    found = randomness(RandomizedModel(linear, 4), x)
-    assert found.random
-    assert found.seeded
-    assert 0 < found.class_changed <= 1
-    data = (x, torch.zeros(40, dtype=torch.int64))
-    with pytest.raises(InputError, match="cannot be given for a random model"):
-        evaluate_random(RandomizedModel(linear, 4), data, quick(THREAT), folder="here")

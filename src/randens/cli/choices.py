@@ -116,7 +116,6 @@ def open_case(
     default: tuple[str, ...] = ("standard",),
     norm: str | None = None,
     eps: str | float | None = None,
-    draws: int | None = None,
     fresh: bool = False,
     verify: bool = False,
 ) -> Case:
@@ -126,18 +125,15 @@ def open_case(
     from randens.evaluation.inputs import as_attacks, as_rec
     from randens.witness import WitnessStore
 
-    made, data, run = open_model(model, data, draws)
-    if draws is not None and run is not None:
-        raise InputError(f"--draws is for random models; the members of the run {model} are not random")
-    own = None if draws is not None else as_rec(made).threat
-    threat = as_attacks("fgsm", eps=eps, norm=norm, known=own)[0].threat
+    made, data, run = open_model(model, data)
+    threat = as_attacks("fgsm", eps=eps, norm=norm, known=as_rec(made).threat)[0].threat
     chosen = tuple(attacks.create(name, threat, **options) for name, options in specs)
     store = None if run is None else WitnessStore(run.path, fresh=fresh, verify=verify)
     # A run is opened by the function itself, which reads there which split chose what.
     return Case(model, made if run is None else run.path, data, chosen, run, store)
 
 
-def open_model(model: str, data: str | None, draws: int | None = None) -> tuple[Any, str, Run | None]:
+def open_model(model: str, data: str | None) -> tuple[Any, str, Run | None]:
     """The model, the name of its data, and the run folder that it is."""
     from randens import zoo
     from randens.core.runs import Run
@@ -151,7 +147,7 @@ def open_model(model: str, data: str | None, draws: int | None = None) -> tuple[
         data = data or run_data(run)
     elif model.lower() in zoo.names() and not path.exists():
         model, data = model.lower(), data or run_data(Run.open(zoo.path(model)))
-    made = load_model(model, draws)
+    made = load_model(model)
     if data is None:
         raise InputError(
             f"{model} does not name its data; give --data: a data set's name, a folder of images or an .npz file"

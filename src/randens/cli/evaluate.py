@@ -10,7 +10,7 @@ import typer
 from randens.cli import choices
 from randens.cli.choices import open_case
 from randens.cli.output import Json
-from randens.core.errors import InputError
+from randens.core.errors import InputError, number
 from randens.core.progress import bars
 
 
@@ -28,9 +28,11 @@ def evaluate(
             "the curve."
         ),
     ] = None,
-    draws: Annotated[
-        int | None,
-        typer.Option(min=1, help="The model is random: attack this many frozen draws, score on fresh ones."),
+    attempts: Annotated[
+        str | None,
+        typer.Option(
+            help="Also against attackers who may try so often, e.g. 1,2,10,inf: for both kinds of draw."
+        ),
     ] = None,
     output: choices.Output = None,
     device: choices.Device = "auto",
@@ -43,9 +45,9 @@ def evaluate(
     The result goes to evaluation.json of a run folder (several radii:
     curve.json). Searches of earlier commands are not repeated: the same
     command continues an interrupted one. Under torchrun or srun the images are
-    divided among the processes. A random model needs --draws: a factory with
-    an argument is called with a seed for every draw. If --output then names a
-    folder, it becomes a run folder for randens report.
+    divided among the processes. A factory with a required argument makes a
+    random model, and is called with a seed for every draw; if --output then
+    names a folder, it becomes a run folder for randens report.
 
     Example: randens evaluate runs/quickstart-1 --attack arc-r --limit 100
     """
@@ -53,28 +55,37 @@ def evaluate(
     from randens.core.runs import Run
     from randens.evaluation import curve
     from randens.evaluation import evaluate as run_evaluate
+    from randens.evaluation.inputs import as_rec
     from randens.threat import grid
 
     radii = grid("--eps", eps) if eps is not None and (":" in eps or "," in eps) else None
-    if radii is not None and draws is not None:
-        raise InputError("--draws evaluates a random model at one radius; give one --eps")
-    new_run = None if draws is None or output is None or output.suffix else output
+    tries = [_tries(part) for part in attempts.split(",")] if attempts is not None else []
+    if radii is not None and tries:
+        raise InputError(f"--attempts is {attempts} and --eps has several radii; give one --eps")
+    largest = eps if radii is None else max(radii) or 1e-9
+    case = open_case(model, data=data, attack=attack, norm=norm, eps=largest, fresh=fresh, verify=verify)
+    random = case.run is None and as_rec(case.model).stochastic
+    new_run = output if random and output is not None and not output.suffix else None
     if new_run is not None and new_run.exists():
         raise InputError(f"--output is {output}, which exists already; choose another folder")
-    largest = eps if radii is None else max(radii) or 1e-9
-    case = open_case(
-        model, data=data, attack=attack, norm=norm, eps=largest, draws=draws, fresh=fresh, verify=verify
-    )
     part: Any = {"split": split, "limit": limit, "folder": case.store}
     with workers(device) as processes, bars() as progress:
         part |= {"device": processes.device, "progress": progress}
         if radii is not None:
             result: Any = curve(case.model, case.data, case.attacks, eps=radii, **part)
         else:
-            also = None if draws is not None else {"uniform": None}
-            result = run_evaluate(case.model, case.data, case.attacks, also=also, **part)
+            part |= {"also": None if random else {"uniform": None}, "attempts": tries}
+            result = run_evaluate(case.model, case.data, case.attacks, **part)
     if not processes.is_main:
         return
     if new_run is not None:
         case, output = replace(case, run=Run.create(new_run, kind="random model")), None
     case.show(result, output, as_json)
+
+
+def _tries(text: str) -> float:
+    """One entry of --attempts."""
+    if text.strip() == "inf":
+        return float("inf")
+    value = number("--attempts", text)
+    return int(value) if value.is_integer() else value

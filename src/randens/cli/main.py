@@ -43,7 +43,7 @@ _START = f"""{_ABOUT}
 I have a model
   randens evaluate package.module:factory --data digits --eps 8/255
 I have a randomized defense
-  randens evaluate package.module:factory --draws 16 --data digits --eps 8/255
+  randens evaluate package.module:factory --attempts 1,2,10 --data digits --eps 8/255
 I want to train one
   randens quickstart
   randens train digits-mlp-barre --out runs/mine

@@ -1,12 +1,12 @@
 """Evaluation: accuracies on the worst perturbations found, and probabilities chosen under attack."""
 
 from randens.evaluation.advice import Advice, advise
-from randens.evaluation.conflict import Conflict
+from randens.evaluation.conflict import Conflict, conflict
 from randens.evaluation.curve import Curve, CurvePoint, curve
 from randens.evaluation.data_ceiling import ceiling
-from randens.evaluation.evaluate import conflict, evaluate
+from randens.evaluation.evaluate import evaluate
 from randens.evaluation.inputs import as_rec
-from randens.evaluation.intervals import Estimate, bounded_mean, difference, estimate, exact_binomial
+from randens.evaluation.intervals import Estimate, bounded_mean, difference, estimate, exact_binomial, two_way
 from randens.evaluation.loading import load_model
 from randens.evaluation.random_models import RandomEvaluation
 from randens.evaluation.result import Evaluation, worst_inputs
@@ -36,5 +36,6 @@ __all__ = [
     "exact_binomial",
     "load_model",
     "optimize_sampling",
+    "two_way",
     "worst_inputs",
 ]

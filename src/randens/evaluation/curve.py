@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from randens.attacks import Attack, Cost
-from randens.core.errors import InputError
+from randens.attacks import Attack
 from randens.core.progress import within
 from randens.evaluation.evaluate import attack_all, attack_average
 from randens.evaluation.inputs import AttackLike, prepare
 from randens.evaluation.intervals import Estimate, estimate
 from randens.evaluation.loop import Witnesses
-from randens.evaluation.tables import About, Result, Table, new_axes, percent, saved
+from randens.evaluation.tables import Result, Table, new_axes, percent, saved
 from randens.threat import Threat, grid
 from randens.witness import WitnessPool
 
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from randens.evaluation.inputs import Part
-
-__all__ = ["Curve", "CurvePoint", "curve"]
 
 
 @dataclass(frozen=True)
@@ -44,70 +41,48 @@ class CurvePoint:
 class Curve(Result):
     """Robust accuracy against ε, from one pool of witnesses.
 
-    points: by increasing radius. pool: every witness found, at the largest radius; in memory only. cost, now: member
-    passes behind the result, and those of this call.
+    points: by increasing radius. pool: every witness found, at the largest radius; in memory only.
     """
 
     kind: ClassVar[str] = "curve"
+    entries: ClassVar[str] = "confidence cost points"
 
-    about: About
     points: tuple[CurvePoint, ...]
     pool: WitnessPool
-    cost: Cost = field(default_factory=Cost)
-    now: Cost = field(default_factory=Cost)
     confidence: float = 0.95
-    notes: tuple[str, ...] = ()
 
     @property
     def lines(self) -> dict[str, list[Estimate]]:
         """The accuracies at all radii, by classifier."""
-        found = {"sampled": [point.ensemble for point in self.points]}
-        members = len(self.points[0].members)
-        if members == 1:
-            return {"model": found["sampled"]}
-        found |= {f"member {i}": [point.members[i] for point in self.points] for i in range(members)}
+        sampled = [point.ensemble for point in self.points]
+        members = list(zip(*(point.members for point in self.points), strict=True))
+        if len(members) == 1:
+            return {"model": sampled}
+        found = {"sampled": sampled, **{f"member {i}": list(own) for i, own in enumerate(members)}}
         average = [point.average for point in self.points if point.average is not None]
         return found | ({"average": average} if average else {})
 
     def table(self) -> Table:
-        """One line per radius."""
-        columns = self.lines
-        radii = [point.eps for point in self.points]
-        lines = [
-            (f"{eps:.5g}", *(percent(values[i]) for values in columns.values()))
-            for i, eps in enumerate(radii)
-        ]
-        records = [
-            {
-                "eps": eps,
-                "classifier": name,
-                "robust": float(values[i]),
-                "low": values[i].low,
-                "high": values[i].high,
-            }
-            for i, eps in enumerate(radii)
-            for name, values in columns.items()
-        ]
-        return Table((f"ε ({self.about.threat['norm']})", *columns), lines, records)
+        lines, records = [], []
+        for i, point in enumerate(self.points):
+            row = {name: values[i] for name, values in self.lines.items()}
+            lines.append((f"{point.eps:.5g}", *map(percent, row.values())))
+            for name, v in row.items():
+                own = {"robust": float(v), "low": v.low, "high": v.high}
+                records.append({"eps": point.eps, "classifier": name, **own})
+        return Table((f"ε ({self.about.threat['norm']})", *self.lines), lines, records)
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
-        """Draw the curves, the first one with its interval; with `path`, into that file, too."""
         figure, axes = new_axes(f"ε in {self.about.threat['norm']}", "robust accuracy")
         radii = [point.eps for point in self.points]
-        for number, (name, values) in enumerate(self.lines.items()):
-            (drawn,) = axes.plot(
-                radii, [float(v) for v in values], marker="o", lw=1 if number else 2, label=name
-            )
-            if number == 0:
+        for name, values in self.lines.items():
+            (drawn,) = axes.plot(radii, [float(v) for v in values], marker="o", label=name)
+            if name in ("sampled", "model"):
                 lows, highs = [v.low for v in values], [v.high for v in values]
                 axes.fill_between(radii, lows, highs, alpha=0.2, color=drawn.get_color(), lw=0)
         axes.set_ylim(0, 1)
         axes.legend(frameon=False)
         return saved(figure, path)
-
-    def content(self) -> dict[str, Any]:
-        """The points and the cost."""
-        return {"confidence": self.confidence, "cost": self.cost, "points": self.points}
 
 
 def curve(
@@ -153,39 +128,30 @@ def curve(
     radii = grid("eps", eps)
     several = attack if isinstance(attack, (list, tuple)) else [attack]
     own = threat is not None or any(isinstance(one, Attack) for one in several)
-    largest = None if own else max(radii) or 1e-9
-    points = []
-    cost, now = Cost(), Cost()
+    points: list[CurvePoint] = []
+    runs: list[Witnesses] = []
     pool: WitnessPool | None = None
     mean_pool: WitnessPool | None = None
+    largest = None if own else max(radii) or 1e-9
     with prepare(model, data, attack, eps=largest, threat=threat, **settings) as case:
-        rec = case.rec
-        if rec.stochastic:
-            raise InputError("model answers at random; evaluate it at single radii")
+        case.need_members("curves are drawn")
         for radius in radii:
             ball = case.threat.with_radius(radius)
-            attacks = [dataclasses.replace(a, threat=ball) for a in case.attacks] if radius else []
-            here = dataclasses.replace(case, attacks=tuple(attacks))
+            attacks = tuple(dataclasses.replace(one, threat=ball) for one in case.attacks)
+            here = dataclasses.replace(case, attacks=attacks)
             report = within(case.progress, f"ε = {radius:.4g}")
-            known = Witnesses(rec, case.data, ball, store=case.store, pool=pool, progress=report)
-            attack_all(known, here, [rec.probs.cpu().numpy()])
-            mean = attack_average(known, here, mean_pool) if average and len(rec) > 1 else None
+            known = Witnesses(case.rec, case.data, ball, store=case.store, pool=pool, progress=report)
+            attack_all(known, here, [case.rec.probs.cpu().numpy()])
+            mean = attack_average(known, here, mean_pool) if average and len(case.rec) > 1 else None
             pool, mean_pool = known.pool, None if mean is None else mean.pool
-            cost, now = cost + known.cost, now + known.now
-            point = CurvePoint(
-                radius,
-                estimate(1 - pool.best(rec.probs)[0], confidence),
-                tuple(estimate(~column, confidence) for column in pool.foolable.T),
-                None if mean is None else estimate(~mean.pool.foolable[:, 0], confidence),
+            runs.append(known)
+            points.append(
+                CurvePoint(
+                    radius,
+                    estimate(1 - pool.best(case.rec.probs)[0], confidence),
+                    tuple(estimate(~column, confidence) for column in pool.foolable.T),
+                    None if mean is None else estimate(~mean.pool.foolable[:, 0], confidence),
+                )
             )
-            points.append(point)
         assert pool is not None
-        return Curve(
-            about=case.about,
-            points=tuple(points),
-            pool=pool,
-            cost=cost,
-            now=now,
-            confidence=confidence,
-            notes=case.notes,
-        )
+        return Curve(**case.head(*runs), points=tuple(points), pool=pool, confidence=confidence)

@@ -14,13 +14,9 @@ from randens.ensemble import RandomizedEnsemble, frozen
 from randens.evaluation.intervals import Estimate, bounded_mean, exact_binomial, widened
 from randens.random_model import RandomizedModel
 
-__all__ = ["Randomness", "Scores", "members_of", "randomness", "score"]
-
 TRIED = 8  # draws compared to see whether a model is random at all
-SCORE, OTHER = (
-    1_600_000_000,
-    1_900_000_000,
-)  # first seeds of the draws that score, and of those for comparisons
+# First seeds of the draws that score, and of those for comparisons.
+SCORE, OTHER = 1_600_000_000, 1_900_000_000
 _LOOKED = 16  # inputs on which draws are compared
 _CALLS = 4_000  # calls with few inputs each that scoring may take where draws cannot be batched
 _BUILDS = 1_000  # modules that scoring may ask a factory for
@@ -57,16 +53,13 @@ class Scores:
     def over_draws(self, confidence: float, *, exact: bool = False) -> Estimate:
         """Mean over these inputs, which are the population; the draws are the sample.
 
-        With draws of their own, n·m answers are independent: Clopper and Pearson's interval for zeros and ones, else
-        `bounded_mean`. Where inputs share draws, the calls are independent, not the answers.
+        With draws of their own, n·m answers are independent. Where inputs share draws, the calls are, not the answers.
         """
         mean = float(self.values.mean())
         if exact:
             return Estimate(mean, mean, mean)
         if self.shared == 1:
-            if np.isin(self.values, (0.0, 1.0)).all():
-                return exact_binomial(int(self.values.sum()), self.values.size, confidence)
-            return bounded_mean(self.values.ravel(), confidence)
+            return _independent(self.values.ravel(), confidence)
         sums = np.zeros((int(self.group.max()) + 1, self.values.shape[1]))
         np.add.at(sums, self.group, self.values)
         # Groups differ in size by one at most; dividing by the largest keeps every call's value in [0, 1].
@@ -83,17 +76,14 @@ class Scores:
             half = (1 + confidence) / 2
             return widened(self.over_draws(half), len(self.values), half)
         means = self.values.mean(axis=1)
-        if self.values.shape[1] == 1 and np.isin(means, (0.0, 1.0)).all():
-            return exact_binomial(int(means.sum()), len(means), confidence)
-        return bounded_mean(means, confidence)
+        return (_independent if self.values.shape[1] == 1 else bounded_mean)(means, confidence)
 
     def after(self, attempts: int, confidence: float) -> Estimate:
         """Chance to be right `attempts` times in a row, unbiased: the mean over all sets of as many draws.
 
         For answers of 0 and 1 that is C(right, q) / C(m, q).
         """
-        draws = self.values.shape[1]
-        whole("attempts", attempts, 1, draws, ", the number of scoring draws")
+        whole("attempts", attempts, 1, self.values.shape[1], ", the number of scoring draws")
         # Mean product over all sets of k draws, by adding one draw after the other.
         means = np.zeros((attempts + 1, len(self.values)))
         means[0] = 1.0
@@ -121,6 +111,13 @@ class Scores:
         inside = bounded_mean(np.clip(sums / np.bincount(self.group), 0, 1), confidence)
         mean = float(values.mean())
         return Estimate(mean, min(mean, inside.low), max(mean, inside.high))
+
+
+def _independent(values: NDArray[np.float64], confidence: float) -> Estimate:
+    """Mean of independent values in [0, 1]: Clopper and Pearson's interval for zeros and ones."""
+    if np.isin(values, (0.0, 1.0)).all():
+        return exact_binomial(int(values.sum()), len(values), confidence)
+    return bounded_mean(values, confidence)
 
 
 def score(

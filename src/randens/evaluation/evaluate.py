@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
-import dataclasses
-import os
-import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from randens import models
-from randens.core.errors import InputError, RandensWarning
-from randens.core.files import plain
-from randens.core.progress import Progress
-from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble, check_probs, evaluating, networks_of
-from randens.evaluation.conflict import Conflict, conflict_of
+from randens.core.errors import InputError
+from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble, check_probs, networks_of
+from randens.evaluation.conflict import known_conflict
 from randens.evaluation.inputs import AttackLike, Case, prepare
 from randens.evaluation.loop import Witnesses
 from randens.evaluation.random_models import RandomEvaluation, evaluate_random
 from randens.evaluation.result import Evaluation, worst_inputs
-from randens.threat import Threat
-from randens.witness import WitnessPool, WitnessStore
+from randens.risk.checks import as_attempts
+from randens.witness import WitnessPool
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from randens.evaluation.inputs import Part
-
-__all__ = ["average_of", "conflict", "evaluate", "evaluate_case"]
+    from randens.evaluation.inputs import Settings
 
 
 def evaluate(
@@ -39,19 +31,11 @@ def evaluate(
     data: Any = None,
     attack: AttackLike = None,
     *,
-    eps: float | str | None = None,
-    norm: str | float | None = None,
-    threat: Threat | None = None,
-    device: str | torch.device | None = None,
-    preprocessing: Any = None,
-    probs: ArrayLike | Tensor | None = None,
-    split: str | None = None,
-    limit: int | None = None,
-    seed: int = 0,
-    also: Mapping[str, ArrayLike | None] | None = None,
+    attempts: float | Sequence[float] = (),
+    votes: int = 1,
+    also: Mapping[str, ArrayLike | Tensor | None] | None = None,
     confidence: float = 0.95,
-    folder: WitnessStore | str | os.PathLike[str] | None = None,
-    progress: Progress | None = None,
+    **settings: Unpack[Settings],
 ) -> Evaluation | RandomEvaluation:
     """Measure natural and robust accuracy of any classifier or ensemble, as exact expectations over the draw.
 
@@ -69,6 +53,14 @@ def evaluate(
     attack : Attack, str, sequence of these, optional
         An attack, its name, several that work one after the other, or a preset (``"fast"``, ``"standard"``,
         ``"thorough"``) of the suite. Default: ``"standard"``.
+    attempts : int, inf or sequence of these
+        Numbers of attempts that the table shows, too; `result.after` gives any other.
+    votes : int
+        For random models: the table also shows the accuracy if the majority of so many draws answers.
+    also : mapping, optional
+        Further probabilities to attack, by name; None stands for uniform.
+    confidence : float
+        Of the intervals.
     eps : float or str, optional
         Radius of the perturbations, e.g. ``8/255`` or ``"8/255"``. Default: the attack's, else the ensemble's own,
         else 8/255.
@@ -89,10 +81,6 @@ def evaluate(
         Which split of a named data set (the test split by default), and how many of the first inputs.
     seed : int
         Determines every random choice of attacks given by name.
-    also : mapping, optional
-        Further probabilities to attack, by name; None stands for uniform.
-    confidence : float
-        Of the intervals.
     folder : path or WitnessStore, optional
         A witness store: its searches are not repeated, and every finished batch is added. The same call
         continues an interrupted one and makes no attack twice.
@@ -113,34 +101,23 @@ def evaluate(
     >>> 0 <= float(result.robust) <= float(result.natural) <= 1
     True
     """
-    with prepare(
-        model,
-        data,
-        attack,
-        eps=eps,
-        norm=norm,
-        threat=threat,
-        device=device,
-        preprocessing=preprocessing,
-        probs=probs,
-        split=split,
-        limit=limit,
-        seed=seed,
-        folder=folder,
-        progress=progress,
-    ) as case:
-        if not case.rec.stochastic:
-            return evaluate_case(case, also, confidence)
-        if also or folder is not None:
-            raise InputError("also and folder cannot be given for a random model; leave them out")
-        return evaluate_random(case, confidence)
+    tries = tuple(map(as_attempts, attempts if isinstance(attempts, Sequence) else [attempts]))
+    with prepare(model, data, attack, **settings) as case:
+        if case.rec.stochastic:
+            if also or case.store is not None:
+                raise InputError("also and folder cannot be given for a random model; leave them out")
+            return evaluate_random(case, confidence, tries, votes)
+        if votes != 1:
+            raise InputError(f"votes is {votes!r}; only random models vote, so leave it out")
+        return evaluate_case(case, also, confidence, attempts=tries)
 
 
 def evaluate_case(
     case: Case,
-    also: Mapping[str, ArrayLike | None] | None = None,
+    also: Mapping[str, ArrayLike | Tensor | None] | None = None,
     confidence: float = 0.95,
     *,
+    attempts: Sequence[int | float] = (),
     average: bool = True,
 ) -> Evaluation:
     """`evaluate` for deterministic members that are prepared; average: also attack the average of all logits."""
@@ -154,30 +131,23 @@ def evaluate_case(
     attack_all(known, case, [probs, *extra.values()])
     mean = attack_average(known, case) if average and len(rec) > 1 else known
     known.confirm(probs)
-    reach = conflict_known(known)
-    with evaluating(rec), torch.no_grad():
-        classes = int(rec.logits(data.x[:1].to(rec.device)).shape[2])
-    result = Evaluation(
-        about=case.about,
+    reach = known_conflict(known, case)
+    return Evaluation(
+        **case.head(known),
         clean=known.clean,
         pool=known.pool,
         average=(mean.clean[:, 0], mean.pool.foolable[:, 0]) if average else None,
-        classes=classes,
+        classes=known.classes,
         flops=tuple(models.flops(member, data.x.shape[1:]) for member in rec.members),
-        cost=known.cost,
-        now=known.now,
         confidence=confidence,
         chosen_on=dict(case.chosen_on),
         also=extra,
         flags=known.flags,
         conflict=reach,
         verified=known.verified,
-        notes=case.notes,
+        attempts=tuple(attempts),
         x=data.x,
     )
-    if result.without_gradients:
-        warnings.warn(result.sentences()[0], RandensWarning, stacklevel=3)
-    return result
 
 
 def attack_all(known: Witnesses, case: Case, several: list[NDArray[np.float64]]) -> None:
@@ -207,21 +177,6 @@ def attack_average(known: Witnesses, case: Case, pool: WitnessPool | None = None
     return mean
 
 
-def conflict_known(known: Witnesses) -> Conflict | None:
-    """The joint reach of several members, once for a store."""
-    if len(known.rec) == 1:
-        return None
-    about = ("conflict", known.threat.norm)
-    noted = known.note(*about)
-    if noted is not None:
-        return Conflict.from_json(noted)
-    found = conflict_of(known.rec, known.data, known.threat)
-    if found is not None:
-        known.now += found.cost
-        known.add_note(plain(found.content()), *about)
-    return found
-
-
 def average_of(rec: RandomizedEnsemble) -> DeterministicEnsemble:
     """The mean of all members' logits; of members that are averages themselves, over the networks behind them."""
     networks, parts = networks_of(rec.members)
@@ -230,46 +185,3 @@ def average_of(rec: RandomizedEnsemble) -> DeterministicEnsemble:
         own = member.weights.tolist() if isinstance(member, DeterministicEnsemble) else [1.0]
         np.add.at(weights, part, np.array(own) / len(parts))
     return DeterministicEnsemble(list(networks), weights)
-
-
-def conflict(
-    model: Any,
-    data: Any = None,
-    threat: Threat | None = None,
-    *,
-    eps: float | str | None = None,
-    **settings: Unpack[Part],
-) -> Conflict:
-    """Measure the joint reach of the members' margin gradients: the share of ε left to one perturbation.
-
-    Parameters
-    ----------
-    model, data
-        As for `randens.evaluate`; the probabilities do not matter.
-    threat, eps : Threat, float, optional
-        Set the norm; the radius does not matter. None: the ensemble's own.
-    **settings
-        norm, preprocessing, split, limit, device as for `randens.evaluate`.
-
-    Returns
-    -------
-    Conflict
-        `.reach`, `.pairs` [M, M], `.unusable` [M]. One forward and one backward pass per member and input.
-
-    Examples
-    --------
-    >>> from randens import RandomizedEnsemble, Threat, conflict, models
-    >>> rec = RandomizedEnsemble([models.create("linear", classes=10, input_shape=(1, 8, 8), seed=0)] * 2)
-    >>> round(conflict(rec, "digits", Threat("linf", 0.1), limit=20).reach, 6)
-    1.0
-    """
-    with prepare(model, data, "fgsm", threat=threat, eps=eps, **settings) as case:
-        if case.rec.stochastic:
-            raise InputError("model answers at random; the reach is defined for deterministic members")
-        found = conflict_of(case.rec, case.data, case.threat)
-        if found is None:
-            raise InputError(
-                f"threat is {case.threat.norm}, or a member gives no gradients; the reach needs gradients, and a ball "
-                "in linf, l2 or l1"
-            )
-        return dataclasses.replace(found, about=dataclasses.replace(case.about, attacks=()), notes=case.notes)

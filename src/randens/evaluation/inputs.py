@@ -9,32 +9,27 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, TypedDict
 
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from randens import attacks
-from randens.attacks import Attack
+from randens.attacks import Attack, Cost
 from randens.core.errors import InputError, RandensError, RandensWarning
 from randens.core.progress import Progress, bars, silent
 from randens.core.runs import Run
 from randens.data import Data, as_data, check_range
 from randens.ensemble import RandomizedEnsemble, evaluating
 from randens.evaluation.loading import MODELS, check_unseen, chosen_on_of, load_model, run_data
-from randens.evaluation.loop import attack_options
+from randens.evaluation.loop import Witnesses, attack_options
 from randens.evaluation.tables import About
 from randens.models import Adapted, adapt, logits_of, on_device, preprocessing_of, preprocessing_per_member
 from randens.random_model import RandomizedModel
 from randens.threat import FiniteThreat, Threat, norm_name, number
 from randens.witness.fingerprints import fingerprint
-from randens.witness.store import WitnessStore
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-__all__ = ["AttackLike", "Case", "Part", "Settings", "as_attacks", "as_rec", "likely_mistakes", "prepare"]
+from randens.witness.store import WitnessStore, as_store
 
 _LOOKED_AT = 256  # inputs on which members are checked
 _ENOUGH = 20  # fewer inputs do not show whether an accuracy is above chance
@@ -100,17 +95,42 @@ class Case:
             preprocessing=self.preprocessing,
         )
 
+    def need_members(self, what: str) -> None:
+        """Refuse random models, for which `what` is not meant."""
+        if self.rec.stochastic:
+            raise InputError(f"model answers at random; {what} for deterministic members only")
+
+    def head(self, *several: Witnesses) -> dict[str, Any]:
+        """The fields that all results share; missing gradients and unstable answers become warnings and notes."""
+        doubts = tuple(dict.fromkeys(doubt for one in several for doubt in one.doubts))[:2]
+        for sentence in doubts:
+            warnings.warn(sentence, RandensWarning, stacklevel=4)
+        cost, now = (sum((getattr(one, name) for one in several), Cost()) for name in ("cost", "now"))
+        return {"about": self.about, "notes": (*self.notes, *doubts), "cost": cost, "now": now}
+
 
 @contextlib.contextmanager
 def prepare(
-    model: Any, data: Any = None, attack: AttackLike = None, **settings: Unpack[Settings]
+    model: Any,
+    data: Any = None,
+    attack: AttackLike = None,
+    *,
+    eps: float | str | None = None,
+    norm: str | float | None = None,
+    threat: Threat | None = None,
+    device: str | torch.device | None = None,
+    preprocessing: Any = None,
+    probs: ArrayLike | Tensor | None = None,
+    split: str | None = None,
+    limit: int | None = None,
+    seed: int = 0,
+    folder: WitnessStore | str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
 ) -> Iterator[Case]:
     """Model, data and attacks that fit each other, on the device; the settings are those of `evaluate`.
 
     Inside, gradients are possible whatever mode the caller is in; on leaving, members are where and as they were.
     """
-    folder, preprocessing = settings.get("folder"), settings.get("preprocessing")
-    store = folder if isinstance(folder, WitnessStore) or folder is None else WitnessStore(folder)
     chosen_on: Mapping[str, str] = {}
     run: Run | None = None
     if isinstance(model, (str, os.PathLike)) and (Path(model) / "manifest.json").is_file():
@@ -122,20 +142,12 @@ def prepare(
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
-        rec = as_rec(model, probs=settings.get("probs"), preprocessing=preprocessing)
-        split, limit = settings.get("split"), settings.get("limit")
+        rec = as_rec(model, probs=probs, preprocessing=preprocessing)
         given = as_data(data, split=split, limit=limit, size=image_size(rec))
         if run is not None:
             check_unseen(run, given)
         inputs = _in_precision(given, rec)
-        chosen = as_attacks(
-            attack,
-            eps=settings.get("eps"),
-            norm=settings.get("norm"),
-            threat=settings.get("threat"),
-            known=rec.threat,
-            seed=settings.get("seed", 0),
-        )
+        chosen = as_attacks(attack, eps=eps, norm=norm, threat=threat, known=rec.threat, seed=seed)
         check_range(inputs.x, chosen[0].threat.bounds)
         if isinstance(finite := chosen[0].threat, FiniteThreat):
             if rec.stochastic:
@@ -145,11 +157,11 @@ def prepare(
             finite = finite.on(inputs.x)
             chosen = tuple(dataclasses.replace(one, threat=finite) for one in chosen)
         rec = rec if rec.stochastic else as_logit_members(rec, inputs.x)
-        stack.enter_context(on_device(rec, settings.get("device")))
+        stack.enter_context(on_device(rec, device))
         notes = (*inputs.notes, *(() if rec.stochastic else likely_mistakes(rec, inputs)))
         normalized = None if preprocessing is None else _preprocessing_text(rec)
-        progress = settings.get("progress") or stack.enter_context(bars(log=False))
-        yield Case(rec, inputs, chosen, notes, normalized, chosen_on, store, progress)
+        report = progress or stack.enter_context(bars(log=False))
+        yield Case(rec, inputs, chosen, notes, normalized, chosen_on, as_store(folder), report)
 
 
 def image_size(rec: RandomizedEnsemble) -> tuple[int, int] | None:
@@ -193,14 +205,17 @@ def as_attacks(
             raise InputError("threat and eps or norm are given; say it once")
         chosen = threat
     elif known is not None and name in (None, known.norm):
-        chosen = known if radius is None else Threat(known.norm, radius, known.bounds)
+        chosen = known if radius is None else _ball(known.norm, radius, known.bounds)
     elif radius is None and (known is not None or name not in (None, "linf")):
         raise InputError(f"norm is {norm!r}; give its radius too, e.g. eps=0.5")
     else:
-        chosen = Threat(name or "linf", 8 / 255 if radius is None else radius)
-    return tuple(
-        item if isinstance(item, Attack) else attacks.create(item, chosen, seed=seed) for item in given
-    )
+        chosen = _ball(name or "linf", 8 / 255 if radius is None else radius)
+    return tuple(i if isinstance(i, Attack) else attacks.create(i, chosen, seed=seed) for i in given)
+
+
+def _ball(norm: str, radius: float, bounds: tuple[float, float] | None = (0.0, 1.0)) -> Threat:
+    """A threat whose radius may be 0: nothing is perturbed."""
+    return Threat(norm, radius, bounds) if radius else Threat(norm, 1e-9, bounds).with_radius(0.0)
 
 
 def as_rec(
@@ -244,27 +259,19 @@ def _preprocessing_text(rec: RandomizedEnsemble) -> str:
     """What is subtracted and divided, member by member; once where it is the same for all."""
     found = []
     for member in rec.members:
-        pairs = [(m.mean, m.std) for m in member.modules() if isinstance(m, Adapted)]
-        numbers = [
-            [
-                [round(value, 4) for value in values.flatten().tolist()]
-                for values in pair
-                if values is not None
-            ]
-            for pair in pairs
-        ]
-        texts = [f"(x − {pair[0]}) / {pair[1]}" for pair in numbers if len(pair) == 2]
-        found.append(texts[0] if texts else "unchanged")
-    each = [f"member {i}: {text}" for i, text in enumerate(found)]
-    return found[0] if len(set(found)) == 1 else "; ".join(each)
+        inner = member.build(0) if isinstance(member, RandomizedModel) else member
+        adapted = next((m for m in inner.modules() if isinstance(m, Adapted) and m.mean is not None), None)
+        pairs = [] if adapted is None else [adapted.mean, adapted.std]
+        numbers = [[round(v, 4) for v in part.flatten().tolist()] for part in pairs if part is not None]
+        found.append(f"(x − {numbers[0]}) / {numbers[1]}" if len(numbers) == 2 else "unchanged")
+    each = "; ".join(f"member {i}: {text}" for i, text in enumerate(found))
+    return found[0] if len(set(found)) == 1 else each
 
 
 def _in_precision(data: Data, rec: RandomizedEnsemble) -> Data:
     """The data in memory, in the precision of the members' weights; half precision, or several, are refused."""
-    kinds = {
-        next((p.dtype for p in member.parameters() if p.is_floating_point()), None) for member in rec.members
-    }
-    kinds -= {None}
+    weights = [[p.dtype for p in member.parameters() if p.is_floating_point()] for member in rec.members]
+    kinds = {own[0] for own in weights if own}
     if len(kinds) > 1 or not kinds <= {torch.float32, torch.float64}:
         names = " and ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
         raise InputError(
@@ -272,7 +279,7 @@ def _in_precision(data: Data, rec: RandomizedEnsemble) -> Data:
         )
     x = data.x
     wanted = kinds.pop() if kinds else x.dtype
-    if wanted is None or x.dtype == wanted:
+    if x.dtype == wanted:
         return dataclasses.replace(data, stored=x)
     was, read = (str(dtype).removeprefix("torch.") for dtype in (x.dtype, wanted))
     said = f"x is {was}; it was read as {read}, as the members' weights are"
@@ -289,6 +296,8 @@ def as_logit_members(rec: RandomizedEnsemble, x: Tensor) -> RandomizedEnsemble:
             raise InputError(f"data has inputs of shape {shape}; member {index} takes {tuple(wanted)}")
         # Each where it is: members may have to be moved together first.
         first = next(member.parameters(), x)
+        if first.is_meta:
+            raise InputError(f"the weights of member {index} are on 'meta' and have no values; load them")
         few = x[:2].to(first.device, first.dtype if first.is_floating_point() else x.dtype)
         try:
             with evaluating(member), torch.no_grad():
@@ -301,8 +310,6 @@ def as_logit_members(rec: RandomizedEnsemble, x: Tensor) -> RandomizedEnsemble:
                 f"data has inputs of shape {shape}, which member {index} does not take: {reason}"
             ) from error
         logits = logits_of(answer, len(few), f"member {index}")
-        if type(logits) is Tensor and logits.is_meta:
-            raise InputError(f"the weights of member {index} are on 'meta' and have no values; load them")
         members.append(member if logits is answer else Adapted(member))
     unchanged = all(new is old for new, old in zip(members, rec.members, strict=True))
     return rec if unchanged else _replaced(rec, members)
@@ -317,8 +324,8 @@ def likely_mistakes(rec: RandomizedEnsemble, data: Data) -> tuple[str, ...]:
     with evaluating(rec), torch.no_grad():
         first, again = (rec.logits(x.to(rec.device).clone()).cpu() for _ in range(2))
     size = first.abs().amax(dim=(1, 2)).clamp_min(1e-30)
-    random = ((first - again).abs().amax(dim=(1, 2)) > _REPEATED * size).nonzero().flatten().tolist()
-    if random:
+    random = (first - again).abs().amax(dim=(1, 2)) > _REPEATED * size
+    if random.any():
         raise InputError(
             f"{_who(random, rec)} random: two calls on the same inputs gave different logits; wrap it in "
             "randens.RandomizedModel, which is evaluated on fresh draws"
@@ -329,47 +336,38 @@ def likely_mistakes(rec: RandomizedEnsemble, data: Data) -> tuple[str, ...]:
         raise InputError(
             f"data has labels from {low} to {high}; the members have {classes} classes, from 0 on{shifted}"
         )
-    said = []
     # New wrappers are in training mode, so the innermost modules count.
-    leaves = [
-        [m.training for m in member.modules() if next(m.children(), None) is None] for member in rec.members
-    ]
-    if training := [i for i, modes in enumerate(leaves) if any(modes)]:
-        said.append(f"{_who(training, rec)} in training mode; evaluation is in eval mode, as always")
+    leaves = [[m for m in member.modules() if next(m.children(), None) is None] for member in rec.members]
+    training = torch.tensor([any(m.training for m in own) for own in leaves])
     shares = ((first >= 0).all(dim=2) & ((first.sum(dim=2) - 1).abs() < 1e-4)).all(dim=1)
-    if probabilities := shares.nonzero().flatten().tolist():
-        said.append(
-            f"{_who(probabilities, rec)} returning probabilities, not logits: gradients vanish where they are near "
-            "0 and 1, and averages mean something else"
-        )
-    said += _unlikely_labels(rec, first.argmax(dim=2).T, y, classes) if len(y) >= _ENOUGH else []
-    for sentence in said:
-        warnings.warn(sentence, RandensWarning, stacklevel=5)
-    return tuple(said)
-
-
-def _unlikely_labels(rec: RandomizedEnsemble, predicted: Tensor, y: Tensor, classes: int) -> list[str]:
-    """Sentences about labels that look shifted, and about members that are no better than chance."""
-    said, right = [], (predicted == y.unsqueeze(1)).double().mean(dim=0)
-    for shift in (1, -1):
-        shifted = (predicted == (y + shift).unsqueeze(1)).double().mean(dim=0)
-        if bool((shifted > 0.5).all()) and bool((shifted > 2 * right).all()):
-            instead, now = (", ".join(f"{v:.0%}" for v in part.tolist()) for part in (shifted, right))
-            said.append(
-                f"labels look shifted by one: y{shift:+d} would give accuracies of {instead}, y gives {now}"
-            )
+    predicted = first.argmax(dim=2)
+    right = (predicted == y).double().mean(dim=1)
     chance = 1 / classes
-    limit = chance + 2 * (chance * (1 - chance) / len(y)) ** 0.5
-    if poor := (right <= limit).nonzero().flatten().tolist():
-        said.append(
-            f"{_who(poor, rec)} right no more often than by chance ({chance:.0%}) on clean inputs: wrong "
-            "preprocessing, wrong labels, or an untrained network"
-        )
-    return said
+    poor = right <= chance + 2 * (chance * (1 - chance) / len(y)) ** 0.5
+    enough = len(y) >= _ENOUGH
+    said = {
+        "in training mode; evaluation is in eval mode, as always": training,
+        "returning probabilities, not logits: gradients vanish where they are near 0 and 1, and averages mean "
+        "something else": shares,
+        f"right no more often than by chance ({chance:.0%}) on clean inputs: wrong preprocessing, wrong labels, or an "
+        "untrained network": poor & enough,
+    }
+    sentences = [f"{_who(which, rec)} {what}" for what, which in said.items() if which.any()]
+    for shift in (1, -1) if enough else ():
+        moved = (predicted == y + shift).double().mean(dim=1)
+        if bool(((moved > 0.5) & (moved > 2 * right)).all()):
+            instead, found = (", ".join(f"{v:.0%}" for v in part.tolist()) for part in (moved, right))
+            sentences.append(
+                f"labels look shifted by one: y{shift:+d} would give accuracies of {instead}, y gives {found}"
+            )
+    for text in sentences:
+        warnings.warn(text, RandensWarning, stacklevel=5)
+    return tuple(sentences)
 
 
-def _who(members: Sequence[int], rec: RandomizedEnsemble) -> str:
+def _who(which: Tensor, rec: RandomizedEnsemble) -> str:
     """Subject and verb of a sentence about some of the members."""
+    members = which.nonzero().flatten().tolist()
     if len(rec) == 1:
         return "the model is"
     several = len(members) > 1

@@ -7,11 +7,9 @@ from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import bdtr, betaincinv, xlogy
+from scipy.special import bdtr, betaincinv, stdtrit, xlogy
 
 from randens.core.errors import InputError
-
-__all__ = ["Estimate", "bounded_mean", "difference", "estimate", "exact_binomial", "widened"]
 
 
 class Estimate(float):
@@ -86,6 +84,36 @@ def difference(first: ArrayLike, second: ArrayLike, confidence: float = 0.95) ->
     mean = math.fsum(paired.tolist()) / len(paired)
     spread = float(paired.std(ddof=1)) if len(paired) > 1 else 1.0
     half = _quantile(confidence) * spread / math.sqrt(len(paired))
+    return Estimate(mean, mean - half, mean + half)
+
+
+def two_way(values: ArrayLike, confidence: float = 0.95) -> Estimate:
+    """Mean of values [seeds, inputs], with an interval over both the choice of seeds and that of inputs.
+
+    A training run is random as well as the inputs: each seed shifts all inputs, and each input all seeds. Their
+    half-widths, by analysis of variance and with Student's quantile for so few of each, add up as squares. For
+    comparisons give the differences of two trainings, seed by seed.
+
+    >>> found = two_way([[1.0, 0.0, 1.0], [0.5, 0.0, 0.0]])
+    >>> float(found) == 2.5 / 6, found.low < 0 < found.high
+    (True, True)
+    """
+    table = np.asarray(values, dtype=np.float64)
+    if table.ndim != 2 or min(table.shape) < 2 or not np.isfinite(table).all():
+        raise InputError(
+            f"values has shape {table.shape}; give finite numbers [seeds, inputs], two of each or more"
+        )
+    (seeds, inputs), mean = table.shape, float(table.mean())
+    rows, columns = table.mean(axis=1), table.mean(axis=0)
+    rest = table - rows[:, None] - columns + mean
+    residual = float((rest**2).sum()) / ((seeds - 1) * (inputs - 1))
+    # Mean squares over the number of values: variances of the mean. That of seeds holds the rest as well.
+    by_seed = float(rows.var(ddof=1)) / seeds
+    by_input = max(0.0, float(columns.var(ddof=1)) / inputs - residual / table.size)
+    tail = 1 - _error(confidence) / 2
+    half = math.hypot(
+        stdtrit(seeds - 1, tail) * math.sqrt(by_seed), stdtrit(inputs - 1, tail) * math.sqrt(by_input)
+    )
     return Estimate(mean, mean - half, mean + half)
 
 

@@ -5,37 +5,36 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from randens import models
-from randens.core.errors import FileError, InputError, whole
+from randens.core.errors import FileError, InputError
 from randens.core.runs import Run
 from randens.data import Data, names
 from randens.ensemble import load
 from randens.random_model import RandomizedModel
 from randens.witness.fingerprints import input_keys
 
-__all__ = ["MODELS", "check_unseen", "chosen_on_of", "load_model", "run_data"]
-
 MODELS = "a module, a list of modules, a RandomizedEnsemble, a run folder, torchscript:PATH, onnx:PATH, or a zoo name"
 _TORCHSCRIPT = (".pt", ".pts", ".ts", ".torchscript")
+_CODE = ("torchscript", "onnx")
 
 
-def load_model(spec: str | os.PathLike[str], draws: int | None = None) -> Any:
+def load_model(spec: str | os.PathLike[str]) -> Any:
     """The classifier that a string names: a run or ensemble folder, a zoo name, or what `models.from_spec` takes.
 
-    With `draws` the classifier that a factory makes is random.
+    A factory with a required argument makes a random classifier: it is called with a seed for every draw.
     """
     text, path = os.fspath(spec), Path(spec)
     if path.is_dir():
         return load(path if (path / "ensemble.json").is_file() else Run.open(path).ensemble)
     if path.is_file():
         kind = "torchscript" if path.suffix in _TORCHSCRIPT else path.suffix[1:]
-        if kind in ("torchscript", "onnx"):
+        if kind in _CODE:
             raise InputError(f"model is {text!r}: this file is code; to run it, name it as {kind}:{text}")
         if path.suffix == ".safetensors" and (path.parent / "ensemble.json").is_file():
             files = sorted(file.name for file in path.parent.glob("member-*.safetensors"))
@@ -45,7 +44,11 @@ def load_model(spec: str | os.PathLike[str], draws: int | None = None) -> Any:
             f"model is {text!r}; give a folder of RandomizedEnsemble.save, torchscript:PATH or onnx:PATH"
         )
     if ":" in text:
-        return _random(text, draws) if draws is not None else models.from_spec(text)
+        if text.partition(":")[0] not in ("timm", *_CODE):
+            with models.imported(text) as factory:
+                if _takes_seed(factory):
+                    return RandomizedModel(factory)
+        return models.from_spec(text)
     from randens import zoo
 
     if text not in zoo.names():
@@ -53,20 +56,12 @@ def load_model(spec: str | os.PathLike[str], draws: int | None = None) -> Any:
     return zoo.load(text)
 
 
-def _random(spec: str, draws: int) -> Any:
-    """A random classifier from a factory: one with a required argument is called with a seed for every draw."""
-    with models.imported(spec) as factory:
-        seeded = any(
-            p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-            for p in inspect.signature(factory).parameters.values()
-        )
-        made = factory if seeded else factory()
-    if not getattr(made, "stochastic", False):
-        return RandomizedModel(made, draws)
-    for member in (made, *getattr(made, "members", ())):
-        if isinstance(member, RandomizedModel):
-            member.draws = whole("draws", draws, 2)
-    return made
+def _takes_seed(factory: Callable[..., Any]) -> bool:
+    """Whether a factory has a required argument."""
+    return any(
+        p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        for p in inspect.signature(factory).parameters.values()
+    )
 
 
 def run_data(run: Run) -> str:

@@ -7,7 +7,7 @@ radii. Nothing is attacked twice: a search is skipped on inputs where it was mad
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,13 +21,11 @@ from randens.attacks import Attack, Cost
 from randens.core.errors import FileError
 from randens.core.progress import Progress, renamed, silent
 from randens.data import Data
-from randens.ensemble import RandomizedEnsemble
+from randens.ensemble import RandomizedEnsemble, evaluating
 from randens.threat import Threat
 from randens.witness import WitnessPool
 from randens.witness.fingerprints import digest, input_keys, member_key
 from randens.witness.store import Scope, Spent, WitnessStore
-
-__all__ = ["Witnesses", "attack_options"]
 
 _ROUNDING = 1e-12
 _FAILED = 0.01  # share of stored witnesses that may fail to fool again (near ties, on another machine)
@@ -73,6 +71,20 @@ class Witnesses:
         if store is not None and dist.is_initialized():
             dist.barrier()  # every process has read the same store before any of them writes a search
 
+    @property
+    def classes(self) -> int:
+        """How many classes the members know."""
+        with evaluating(self.rec), torch.no_grad():
+            return int(self.rec.logits(self.x[:1].to(self.rec.device)).shape[2])
+
+    @property
+    def doubts(self) -> list[str]:
+        """What the flags say against the result."""
+        who = _flagged(self.flags, len(self.rec), ("unstable",), _FAILED)
+        unstable = f"Answers differ when they are computed again (member {who}): the members may be random"
+        missing = missing_gradients(self.flags, len(self.rec))
+        return [*([missing] if missing else []), *([unstable] if who else [])]
+
     def attack(self, attack: Attack, probs: NDArray[np.float64], task: str) -> None:
         """Attack the inputs whose risk at `probs` can still increase, starting from the known witnesses.
 
@@ -80,6 +92,8 @@ class Witnesses:
         """
         if attack.enumerates:  # all fooled sets of all members, once
             probs = np.full(len(self.rec), 1 / len(self.rec))
+        if getattr(self.threat, "eps", 1) == 0:  # the inputs themselves are known
+            return
         drawn, others = np.flatnonzero(probs), np.flatnonzero(probs == 0)
         risks = self.pool.best(probs)[0]
         search, reached = self._search(attack, drawn, probs)
@@ -223,6 +237,22 @@ class Witnesses:
     def _keep(self, *entry: Any) -> None:
         if self.store is not None and _writes():
             self.store.add(self._scope, *entry)
+
+
+Flags = Mapping[str, Mapping[str, Sequence[float]]]
+
+
+def missing_gradients(flags: Flags, members: int) -> str:
+    """A headline if attacks met zero or NaN gradients, else nothing."""
+    who = _flagged(flags, members, ("zero_gradient", "nan_gradient"), 0.0)
+    return f"Gradients are missing (member {who}): these robust accuracies are upper bounds" if who else ""
+
+
+def _flagged(flags: Flags, members: int, names: Sequence[str], least: float) -> str:
+    """The members with such flags at more than `least` of the inputs, and the largest share by any attack."""
+    shares = [found[name] for found in flags.values() for name in names if name in found]
+    worst = [max((share[i] for share in shares), default=0.0) for i in range(members)]
+    return ", ".join(f"{i} at {share:.2g} of the inputs" for i, share in enumerate(worst) if share > least)
 
 
 def attack_options(attack: Attack) -> dict[str, Any]:

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any, ClassVar
 
@@ -33,25 +33,21 @@ from randens.attacks.eot import EOT, draw_gradients, sources
 from randens.attacks.losses import expected_margin
 from randens.attacks.suite import Suite
 from randens.core.errors import InputError, whole
-from randens.core.progress import Progress
-from randens.data import Data
 from randens.ensemble import RandomizedEnsemble, frozen
 from randens.evaluation.draws import OTHER, SCORE, TRIED, Randomness, Scores, members_of, randomness, score
 from randens.evaluation.inputs import Case
 from randens.evaluation.intervals import Estimate
-from randens.evaluation.tables import About, Result, Table, bars, percent
+from randens.evaluation.tables import Result, Table, bars, between, percent
 from randens.random_model import RandomizedModel, expanded
-from randens.threat import Threat
 
-__all__ = ["ChosenAttack", "RandomEvaluation", "evaluate_random"]
-
-_SELECT = (
-    1_500_000_000  # the first seed of the selection draws; attack draws begin at 0, `eot` ends below 1.1e9
-)
+# The first seed of the selection draws; attack draws begin at 0, `eot` ends below 1.1e9.
+_SELECT = 1_500_000_000
 _FEWEST, _MOST = 16, 1024  # scoring draws per input
 _FIRST = 8  # draws that are attacked first: with fewer, their luck hides what was fitted
 _SADDLE = 8  # draws that the default saddle attack looks at: its cost grows with their square
 TOLERANCE = 0.02  # how far the accuracies on attacked and on fresh draws may differ
+
+Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -73,12 +69,16 @@ class RandomEvaluation(Result):
     fresh: accuracy of the perturbations that were searched on K frozen draws, on these draws (too low, as they were
     fitted) and on the selection draws. single_draw: what a single-draw evaluation reports. adversaries: how often each
     gave the perturbation that counts. draws, selection_draws, scoring_draws, shared: frozen draws attacked, draws that
-    chose, fresh draws per input, and the number of inputs that shared each. scores, y, x_adv: in memory only.
+    chose, fresh draws per input, and the number of inputs that shared each. more: accuracies after several attempts
+    and of votes, by name. scores, y, x_adv: in memory only.
     """
 
     kind: ClassVar[str] = "stochastic"
+    entries: ClassVar[str] = (
+        "natural robust natural_over_draws robust_over_draws more in_sample fresh single_draw draws selection_draws "
+        "scoring_draws shared cost confidence converged randomness adversaries"
+    )
 
-    about: About
     natural: Estimate
     robust: Estimate
     natural_over_draws: Estimate
@@ -92,17 +92,11 @@ class RandomEvaluation(Result):
     selection_draws: int
     scoring_draws: int
     shared: int
-    cost: Cost
     confidence: float
-    notes: tuple[str, ...] = ()
-    scores: Scores | None = None
-    y: NDArray[np.int64] | None = field(default=None)
-    x_adv: Tensor | None = None
-
-    @property
-    def now(self) -> Cost:
-        """Passes of this call: all of them, as draws are not stored."""
-        return self.cost
+    more: Mapping[str, Estimate]
+    scores: Scores
+    y: NDArray[np.int64]
+    x_adv: Tensor
 
     @property
     def knowledge(self) -> str:
@@ -126,102 +120,94 @@ class RandomEvaluation(Result):
         """
         if draw != "query":
             raise InputError(f"draw is {draw!r}; for a random model it must be 'query'")
-        return self._known().after(attempts, self.confidence)
+        return self.scores.after(attempts, self.confidence)
 
     def votes(self, votes: int) -> Estimate:
         """Robust accuracy if the majority of `votes` draws answers, on the same perturbations."""
-        assert self.y is not None
-        return self._known().votes(votes, self.y, self.confidence)
-
-    def _known(self) -> Scores:
-        if self.scores is None:
-            raise InputError("the evaluation was read from a file; evaluate again to get its draws")
-        return self.scores
+        return self.scores.votes(votes, self.y, self.confidence)
 
     def table(self) -> Table:
-        """Natural and robust accuracy."""
         rows = {
             "natural": self.natural,
             "natural, these inputs": self.natural_over_draws,
             "robust": self.robust,
             "robust, these inputs": self.robust_over_draws,
+            **self.more,
         }
-        lines = [(k, percent(v), f"{percent(v.low)} – {percent(v.high)}") for k, v in rows.items()]
+        lines = [(name, percent(v), between(v)) for name, v in rows.items()]
         records = [{"accuracy": k, "value": float(v), "low": v.low, "high": v.high} for k, v in rows.items()]
         return Table(("accuracy", "mean", f"{self.confidence:.0%} interval"), lines, records)
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
-        """Draw natural and robust accuracy with their intervals; with `path`, into that file, too."""
-        return bars([("natural", self.natural), ("robust", self.robust)], "expected accuracy", path)
+        rows = [("natural", self.natural), ("robust", self.robust), *self.more.items()]
+        return bars(rows, "expected accuracy", path)
 
     def sentences(self) -> list[str]:
-        """The adversary's knowledge, whether K was large enough, cost."""
         cost = f"{self.cost.forwards:,} forward and {self.cost.backwards:,} backward passes"
         held = (
-            "Robust accuracies hold against the perturbations found: a stronger attack can only lower them."
+            "Robust accuracies hold against the perturbations found: a stronger attack can only lower them. "
+            f"Cost: {cost}."
         )
         if not self.randomness.random:
-            return [
-                f"The model is deterministic: {TRIED} seeds gave the same logits, and every number is exact.",
-                f"{held} Cost: {cost}.",
-            ]
-        enough = (
-            f"within the tolerance of {TOLERANCE:.0%}"
-            if self.converged
-            else f"above the tolerance of {TOLERANCE:.0%}: attack more draws (draws={2 * self.draws})"
-        )
+            same = (
+                f"The model is deterministic: {TRIED} seeds gave the same logits, and every number is exact."
+            )
+            return [same, held]
+        enough = "within" if self.converged else "above"
+        more = "" if self.converged else f": attack more draws (draws={2 * self.draws})"
         return [
             self.knowledge,
             f"The perturbations searched on {self.draws} draws have {percent(self.in_sample)} on these draws and "
-            f"{percent(self.fresh)} on the selection draws; the difference is {enough}.",
+            f"{percent(self.fresh)} on the selection draws; the difference is {enough} the tolerance of "
+            f"{TOLERANCE:.0%}{more}.",
             f"One draw taken as the model's answer would have printed {percent(self.single_draw)}.",
-            f"{held} Cost: {cost}.",
+            held,
         ]
 
-    def content(self) -> dict[str, Any]:
-        """Everything but the draws themselves."""
-        names = (
-            "natural robust natural_over_draws robust_over_draws in_sample fresh single_draw draws selection_draws "
-            "scoring_draws shared cost confidence converged"
-        )
-        return {
-            **{name: getattr(self, name) for name in names.split()},
-            "randomness": vars(self.randomness),
-            "adversaries": [vars(adversary) for adversary in self.adversaries],
-            "sentences": self.sentences(),
-        }
 
-
-def evaluate_random(case: Case, confidence: float = 0.95) -> RandomEvaluation:
+def evaluate_random(
+    case: Case, confidence: float = 0.95, attempts: Sequence[int | float] = (), votes: int = 1
+) -> RandomEvaluation:
     """`randens.evaluate` for a random classifier, or an ensemble some of whose members are random."""
-    model, inputs, seed = case.rec, case.data, whole("seed", case.attacks[0].seed, 0, 999)
+    model, inputs = case.rec, case.data
+    tries = [whole("attempts", q, 1, _MOST, " for a random model") for q in attempts]
+    whole("votes", votes, 1, _MOST)
     most = max(m.draws for m in members_of(model) if isinstance(m, RandomizedModel))
-    plan = _plan(case.attacks)
     found = randomness(model, inputs.x)
     if not found.seeded:
         raise InputError(
             "model ignores its seed: the same seed gave different logits; let it draw from torch's generators or from "
             "the `generator` argument of forward, or give a factory that makes a module from a seed"
         )
-    run = _Run(model, inputs, seed, case.progress, found.random)
+    run = _Adversary(case, max(_FEWEST, most) if found.random else 1)
+    gradual, last = _plan(case.attacks)
     for draws in _schedule(most if found.random else 1):
-        in_sample, fresh = run.attack([attack for attack, cap in plan if cap is None], draws)
+        in_sample, fresh = run.attack(gradual, draws)
         if abs(fresh - in_sample) <= TOLERANCE:
             break
-    for other, cap in plan:
-        if cap is not None:
-            run.find(other, min(cap, draws), "one frozen draw" if cap == 1 else "")
-    single = run.single_draw(case.threat)
+    for other, cap in last:
+        run.find(other, min(cap, draws), "one frozen draw" if cap == 1 else other.name)
+    single = run.single_draw()
     best = run.choose()
+    rows = np.arange(len(inputs))
     # The first candidates are the inputs themselves.
-    selected = (1 - run.risks[0], 1 - run.risks[best, np.arange(len(inputs))])
-    count = _scoring_draws(*selected, TOLERANCE / 2, confidence) if found.random else 1
-    x_adv = torch.stack([run.points[b][j] for j, b in enumerate(best.tolist())])
-    natural = score(model, inputs.x, inputs.y, count, seed=SCORE + 100_000 * seed)
-    robust = score(model, x_adv, inputs.y, count, seed=SCORE + 100_000 * seed + 50_000_000)
+    selected = [1 - part.mean() for part in (run.risks[0], run.risks[best, rows])]
+    count = _scoring_draws(selected, len(inputs), TOLERANCE / 2, confidence) if found.random else 1
+    count = max(count, votes, *tries)
+    x_adv = torch.stack(run.points)[torch.from_numpy(best), torch.from_numpy(rows)]
+    first = SCORE + 100_000 * run.seed
+    natural = score(model, inputs.x, inputs.y, count, seed=first)
+    robust = score(model, x_adv, inputs.y, count, seed=first + 50_000_000)
     run.cost += Cost(forwards=2 * count * len(inputs) * len(members_of(model)))
+    y = inputs.y.numpy()
+    more = {f"robust after {q} attempts": robust.after(q, confidence) for q in tries}
+    for name, scores in (("natural", natural), ("robust", robust)) if votes > 1 else ():
+        more[f"{name}, majority of {votes} draws"] = scores.votes(votes, y, confidence)
     return RandomEvaluation(
         about=case.about,
+        notes=case.notes,
+        cost=run.cost,
+        now=run.cost,
         natural=natural.over_inputs(confidence),
         robust=robust.over_inputs(confidence),
         natural_over_draws=natural.over_draws(confidence, exact=not found.random),
@@ -232,82 +218,91 @@ def evaluate_random(case: Case, confidence: float = 0.95) -> RandomEvaluation:
         adversaries=run.table(best),
         randomness=found,
         draws=draws,
-        selection_draws=run.selected,
+        selection_draws=len(run.selection),
         scoring_draws=count,
         shared=robust.shared,
-        cost=run.cost,
         confidence=confidence,
-        notes=case.notes,
+        more=more,
         scores=robust,
-        y=inputs.y.numpy(),
+        y=y,
         x_adv=x_adv,
     )
 
 
-def _scoring_draws(
-    natural: NDArray[np.float64], robust: NDArray[np.float64], half: float, confidence: float
-) -> int:
+def _scoring_draws(accuracies: Sequence[float], inputs: int, half: float, confidence: float) -> int:
     """The draws per input that make the interval over draws ± `half`, estimated from the selection draws.
 
     The number is fixed before the first scoring draw, so that stopping cannot favor lucky draws.
     """
     z = NormalDist().inv_cdf((1 + confidence) / 2)
-    worst = max(float(m.mean()) * (1 - float(m.mean())) for m in (natural, robust))
-    return min(_MOST, max(_FEWEST, math.ceil(z * z * worst / (len(natural) * half * half))))
+    worst = max(accuracy * (1 - accuracy) for accuracy in accuracies)
+    return min(_MOST, max(_FEWEST, math.ceil(z * z * worst / (inputs * half * half))))
 
 
-class _Run:
-    """The adversary: perturbations found so far, and their risks on the selection draws."""
+def _schedule(most: int) -> list[int]:
+    """K = most/8, most/4, most/2, most; at least 8 where there are as many."""
+    return sorted({max(min(_FIRST, most), most // part) for part in (8, 4, 2, 1)})
 
-    def __init__(
-        self,
-        model: RandomizedModel | RandomizedEnsemble,
-        inputs: Data,
-        seed: int,
-        progress: Progress,
-        random: bool,
-    ) -> None:
-        self.model, self.seed, self.progress = model, seed, progress
-        self.cost = Cost()
-        self._ends: dict[EOT, list[Tensor]] = {}
-        most = max(m.draws for m in members_of(model) if isinstance(m, RandomizedModel))
-        self.selected = max(_FEWEST, most) if random else 1
-        self._selection = expanded(model, self.selected, _SELECT + 100_000 * seed)
-        self.x, self.y = inputs.x.to(self._selection.device), inputs.y.to(self._selection.device)
+
+def _plan(attacks: Sequence[Attack]) -> tuple[list[Attack], list[tuple[Attack, int]]]:
+    """The attacks that are repeated with more and more draws, and those that follow once, with at most so many.
+
+    The suite is meant for a few members; a random model has a portfolio of its own instead.
+    """
+    gradual: list[Attack] = []
+    last: list[tuple[Attack, int]] = []
+    for one in attacks:
+        if not isinstance(one, Suite):
+            gradual.append(one)
+            continue
+        margin = create("adaptive-pgd-margin", one.threat, seed=one.seed)
+        gradual += [create("eot", one.threat, seed=one.seed), margin]
+        last += [(create("saddle", one.threat, orders=1, restarts=1, seed=one.seed), _SADDLE), (margin, 1)]
+    return gradual, last
+
+
+class _Adversary:
+    """Perturbations found so far, `points` and their `names`, with their risks on the selection draws."""
+
+    def __init__(self, case: Case, selected: int) -> None:
+        self.model, self.threat, self.progress = case.rec, case.threat, case.progress
+        self.seed, self.cost = whole("seed", case.attacks[0].seed, 0, 999), Cost()
+        self.selection = expanded(case.rec, selected, _SELECT + 100_000 * self.seed)
+        self.x, self.y = case.data.x.to(self.selection.device), case.data.y.to(self.selection.device)
         self.names: list[tuple[str, int]] = []
         self.points: list[Tensor] = []
-        self.risks = np.zeros((0, len(inputs)))
-        self._add("clean", 0, inputs.x)
+        self.risks = np.zeros((0, len(case.data)))
+        self._found: dict[EOT, list[int]] = {}
+        self._add("clean", 0, self.x)
 
     def attack(self, attacks: Sequence[Attack], draws: int) -> tuple[float, float]:
         """Attack `draws` draws with each attack: accuracy on them, and on the selection draws."""
-        target = expanded(self.model, draws, 1000 * self.seed)
-        inside, outside = [], []
-        for attack in attacks:
-            x_adv = self.find(attack, draws)
-            outside.append(self.risks[-1])
-            inside.append(self._risk(target, x_adv))
+        inside, outside = (
+            np.stack(part) for part in zip(*(self.find(a, draws, a.name) for a in attacks), strict=True)
+        )
         chosen, rows = np.argmax(inside, axis=0), np.arange(len(self.x))
-        return tuple(1 - float(np.stack(part)[chosen, rows].mean()) for part in (inside, outside))  # type: ignore[return-value]
+        return 1 - float(inside[chosen, rows].mean()), 1 - float(outside[chosen, rows].mean())
 
-    def find(self, attack: Attack, draws: int, name: str = "") -> Tensor:
-        """Attack `draws` draws; add the perturbed inputs to the candidates."""
-        label = name or attack.name
-        target = expanded(self.model, draws, 1000 * self.seed)
-        self.progress(f"{label} on {draws} draws", 0, len(self.x))
+    def find(self, attack: Attack, draws: int, name: str) -> tuple[Array, Array]:
+        """Attack `draws` draws: perturbed inputs join the candidates; risks [n] on these and on the selection draws."""
+        target, task = expanded(self.model, draws, 1000 * self.seed), f"{name} on {draws} draws"
+        self.progress(task, 0, len(self.x))
         if isinstance(attack, EOT):
-            x_adv = self._expected(attack, target)
+            ends = self._ends(attack)
+            inside = np.stack([self._risk(target, self.points[i]) for i in ends])
+            worst, rows = np.argmax(inside, axis=0), np.arange(len(self.x))
+            risks = inside[worst, rows], self.risks[ends][worst, rows]
         else:
             found = attack(target, self.x.cpu(), self.y.cpu())
             self.cost += found.cost
-            x_adv = found.x_adv
-        self.progress(f"{label} on {draws} draws", len(self.x), len(self.x))
-        self._add(label, draws, x_adv)
-        return x_adv
+            self._add(name, draws, found.x_adv)
+            risks = np.asarray(found.risk.double().cpu()), self.risks[-1]
+        self.progress(task, len(self.x), len(self.x))
+        return risks
 
-    def _expected(self, attack: EOT, target: RandomizedEnsemble) -> Tensor:
-        """Of the points where `eot` ends, which do not depend on K, each input's worst on the attack draws."""
-        if attack not in self._ends:
+    def _ends(self, attack: EOT) -> list[int]:
+        """The candidates at which the ascents of `eot` end; they do not depend on frozen draws, so are found once."""
+        if attack not in self._found:
             with frozen(self.model), torch.enable_grad():
                 batches = zip(
                     torch.split(self.x, attack.batch_size),
@@ -315,15 +310,15 @@ class _Run:
                     strict=True,
                 )
                 parts = [attack.ends(self.model, xs, ys, xs, attack.seed) for xs, ys in batches]
-            self._ends[attack] = [torch.cat(points).cpu() for points in zip(*parts, strict=True)]
             passes = len(self.x) * 2 * attack.steps * attack.passes(self.model)
             self.cost += Cost(passes, passes)
-            for points in self._ends[attack]:
-                self._add(attack.name, 0, points)
-        worst = np.argmax([self._risk(target, points) for points in self._ends[attack]], axis=0)
-        return torch.stack(self._ends[attack])[torch.from_numpy(worst), torch.arange(len(self.x))]
+            first = len(self.points)
+            for points in zip(*parts, strict=True):
+                self._add(attack.name, 0, torch.cat(points))
+            self._found[attack] = list(range(first, len(self.points)))
+        return self._found[attack]
 
-    def single_draw(self, threat: Threat, steps: int = 40) -> float:
+    def single_draw(self, steps: int = 40) -> float:
         """The accuracy that a single-draw evaluation reports; its perturbations join the candidates.
 
         Each step's gradient comes from one draw, and an input counts as fooled as soon as one answer is wrong.
@@ -341,60 +336,34 @@ class _Run:
                 passes = len(rows) * len(found.weights)
                 self.cost += Cost(passes, passes)
                 pick = int(torch.multinomial(found.weights.cpu(), 1, generator=generator))
-                wrong = found.z[pick].argmax(dim=1) != self.y[rows]
                 kept[rows] = point[rows]
-                fooled[rows[wrong]] = True
-                stride = 2 * threat.eps * (1 - k / steps)
-                point[rows] = threat.project(point[rows] + stride * threat.steepest(found.mean), self.x[rows])
-        self._add("single draw", 1, kept.cpu())
+                fooled[rows[found.z[pick].argmax(dim=1) != self.y[rows]]] = True
+                step = 2 * self.threat.eps * (1 - k / steps) * self.threat.steepest(found.mean)
+                point[rows] = self.threat.project(point[rows] + step, self.x[rows])
+        self._add("single draw", 1, kept)
         return 1 - float(fooled.double().mean())
 
     def choose(self) -> NDArray[np.int64]:
-        """For every input the perturbation with the highest risk on the selection draws; of equal ones, that of the
+        """For every input the candidate with the highest risk on the selection draws; of equal ones, that of the
         attack which does best overall."""
         order = np.argsort(-self.risks.mean(axis=1), kind="stable")
         return np.asarray(order[np.argmax(self.risks[order], axis=0)], dtype=np.int64)
 
     def table(self, best: NDArray[np.int64]) -> tuple[ChosenAttack, ...]:
-        """Each attack's accuracy on the selection draws, which are fresh to it, after its last stage."""
         last = {name: index for index, (name, _) in enumerate(self.names)}
         chosen = [self.names[index][0] for index in best.tolist()]
         return tuple(
-            ChosenAttack(name, self.names[index][1], 1 - float(self.risks[index].mean()), chosen.count(name))
-            for name, index in last.items()
+            ChosenAttack(name, self.names[i][1], 1 - float(self.risks[i].mean()), chosen.count(name))
+            for name, i in last.items()
         )
 
     def _add(self, name: str, draws: int, x_adv: Tensor) -> None:
+        """Perturbed inputs join the candidates."""
         self.names.append((name, draws))
         self.points.append(x_adv.cpu().to(self.x.dtype))
-        self.risks = np.vstack([self.risks, self._risk(self._selection, x_adv)])
+        self.risks = np.vstack([self.risks, self._risk(self.selection, x_adv)])
 
-    def _risk(self, draws: RandomizedEnsemble, x: Tensor) -> NDArray[np.float64]:
-        """Expected errors [n] of frozen draws on perturbed inputs."""
-        self.cost += Cost(forwards=len(x) * len(draws))
-        risks: NDArray[np.float64] = draws.risk(x.to(self.x.device), self.y).cpu().numpy()
-        return risks
-
-
-def _schedule(most: int) -> list[int]:
-    """K = most/8, most/4, most/2, most; at least 8 where there are as many."""
-    return sorted({max(min(_FIRST, most), most // part) for part in (8, 4, 2, 1)})
-
-
-def _plan(attacks: Sequence[Attack]) -> list[tuple[Attack, int | None]]:
-    """The attacks, each with its largest number of draws (None: K). The suite is meant for a few members; a random
-    model has a portfolio of its own instead."""
-    plan: list[tuple[Attack, int | None]] = []
-    for one in attacks:
-        if not isinstance(one, Suite):
-            plan.append((one, None))
-            continue
-        margin = create("adaptive-pgd-margin", one.threat, seed=one.seed)
-        saddle = create("saddle", one.threat, orders=1, restarts=1, seed=one.seed)
-        plan += [
-            (create("eot", one.threat, seed=one.seed), None),
-            (margin, None),
-            (saddle, _SADDLE),
-            (margin, 1),
-        ]
-    return plan
+    def _risk(self, draws: RandomizedEnsemble, x_adv: Tensor) -> Array:
+        """Expected errors [n] of frozen draws."""
+        self.cost += Cost(forwards=len(self.x) * len(draws))
+        return np.asarray(draws.risk(x_adv.to(self.x), self.y).cpu())

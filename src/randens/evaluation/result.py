@@ -22,18 +22,8 @@ from randens.core.files import plain, read_json
 from randens.ensemble import RandomizedEnsemble, check_probs
 from randens.evaluation.conflict import Conflict
 from randens.evaluation.intervals import Estimate, estimate
-from randens.evaluation.tables import (
-    About,
-    Accuracy,
-    Result,
-    Row,
-    Table,
-    bars,
-    between,
-    percent,
-    probs_text,
-    table_of,
-)
+from randens.evaluation.loop import missing_gradients
+from randens.evaluation.tables import About, Accuracy, Result, Row, Table, bars, probs_text, table_of
 from randens.risk import (
     RiskProfile,
     Theorem1Test,
@@ -48,14 +38,11 @@ from randens.threat import Threat
 from randens.witness import WitnessPool
 from randens.witness.fingerprints import fingerprint
 
-__all__ = ["Evaluation", "Pair", "THREAT_MODEL"]
-
 THREAT_MODEL = (
     "The attacker knows the members and their probabilities but not the draw; every query is a fresh draw. "
     "Robust accuracies hold against the perturbations found: a stronger attack can only lower them."
 )
 _ATTEMPTS = (1, 2, 10, math.inf)  # in every document
-_PLAIN = ("classes", "flops", "confidence", "chosen_on", "also", "flags", "verified")
 _FOUND = {"": "(no member fooled)", "clean": "no attack needed"}
 
 
@@ -82,32 +69,28 @@ class Evaluation(Result):
 
     clean: bool [n, M], which members are wrong on the unperturbed inputs. pool: the maximal fooled sets of every input,
     with the perturbed inputs unless it was read from a file. average: errors [n] of the average of all logits, clean
-    and under attack, if it was evaluated. flops: of one inference of each member. cost, now: member passes behind the
-    result, and those of this call (not in the JSON). chosen_on: the split used for each choice. also: further
-    probabilities that were attacked, by name. flags: per attack and member, shares of inputs with unusable gradients,
-    or with errors that changed when computed again. conflict: the joint reach, where there are gradients. verified: how
-    many stored witnesses were scored again, and how many hold. attempts: those that the table shows. x: the inputs, in
-    memory only.
+    and under attack, if it was evaluated. flops: of one inference of each member. chosen_on: the split used for each
+    choice. also: further probabilities that were attacked, by name. flags: per attack and member, shares of inputs with
+    unusable gradients, or with errors that changed when computed again. conflict: the joint reach, where there are
+    gradients. verified: how many stored witnesses were scored again, and how many hold. attempts: numbers of attempts
+    that the table shows. x: the inputs, in memory only.
     """
 
     kind: ClassVar[str] = "evaluation"
+    entries: ClassVar[str] = "classes flops confidence chosen_on also flags verified cost"
 
-    about: About
     clean: NDArray[np.bool_]
     pool: WitnessPool
     average: tuple[NDArray[np.bool_], NDArray[np.bool_]] | None
     classes: int
     flops: tuple[int, ...]
-    cost: Cost
     confidence: float = 0.95
     chosen_on: Mapping[str, str] = field(default_factory=dict)
     also: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
     flags: Mapping[str, Mapping[str, list[float]]] = field(default_factory=dict)
     conflict: Conflict | None = None
     verified: tuple[int, int] | None = None
-    notes: tuple[str, ...] = ()
-    attempts: tuple[float, ...] = ()
-    now: Cost = field(default_factory=Cost)
+    attempts: tuple[int | float, ...] = ()
     x: Tensor | None = None
 
     @property
@@ -223,13 +206,11 @@ class Evaluation(Result):
     def pairs(self) -> tuple[Pair, ...]:
         """Theorem 1's condition for every two members."""
         found = []
-        attacked = [self.probs, *self.also.values()]
         for i, j in itertools.combinations(range(self.members), 2):
             both = self.profile.restrict((i, j))
-            two = two_classifiers(both)
+            two, test = two_classifiers(both), theorem1_test(both, self.n, confidence=self.confidence)
             gap = abs(two.member_risks[0] - two.member_risks[1])
-            together = any(alpha[i] > 0 and alpha[j] > 0 for alpha in attacked)
-            test = theorem1_test(both, self.n, confidence=self.confidence)
+            together = any(alpha[i] > 0 and alpha[j] > 0 for alpha in (self.probs, *self.also.values()))
             found.append(Pair(i, j, two.conflict, gap, two.helps, together, test))
         return tuple(found)
 
@@ -246,11 +227,9 @@ class Evaluation(Result):
         return {name: sources.count(name) for name in sorted(set(sources))}
 
     @property
-    def without_gradients(self) -> tuple[int, ...]:
-        """The members at some inputs of which an attack met zero or NaN gradients."""
-        names = ("zero_gradient", "nan_gradient")
-        shares = [flags[name] for flags in self.flags.values() for name in names if name in flags]
-        return tuple(i for i in range(self.members) if any(share[i] > 0 for share in shares))
+    def without_gradients(self) -> str:
+        """A headline if attacks met zero or NaN gradients, else nothing."""
+        return missing_gradients(self.flags, self.members)
 
     def check(self, rec: RandomizedEnsemble) -> None:
         """Raise an error if this is the evaluation of another ensemble."""
@@ -261,53 +240,39 @@ class Evaluation(Result):
         """Members, the randomized ensemble at each of its probabilities, the average of all logits."""
         flops = np.array(self.flops, dtype=np.float64)
         title = f"{name} " if name else ""
-        own = self.accuracy
         if self.members == 1:
-            return [Row(name or "member 0", own, float(flops[0]), "single")]
+            return [Row(name or "member 0", self.accuracy, float(flops[0]), "single")]
         members = enumerate(zip(self.member_accuracies, flops.tolist(), strict=True))
         found = [Row(f"{title}member {i}", accuracy, cost, "member") for i, (accuracy, cost) in members]
         for label, probs in self.also.items():
             if not np.allclose(probs, self.probs):
                 found.append(Row(f"{title}sampled, {label}", self.at(probs), float(probs @ flops), "also"))
         shown = f"{title}sampled, α = {probs_text(self.probs)}"
-        found.append(Row(shown, own, self.expected_flops, "randomized"))
+        found.append(Row(shown, self.accuracy, self.expected_flops, "randomized"))
         if self.deterministic is not None:
             whole = f"{title}average of all {self.members}"
             found.append(Row(whole, self.deterministic, float(flops.sum()), "deterministic"))
         return found
 
     def table(self) -> Table:
-        """One line per classifier, then one for each number of attempts and kind of draw."""
-        found = table_of(self.rows(), self.confidence)
-        for attempts, draw in itertools.product(
-            self.attempts if self.members > 1 else (), ("query", "client")
-        ):
-            name, robust = f"after {attempts:g} attempts, drawn per {draw}", self.after(attempts, draw)
-            found.lines.append((name, "", percent(robust), between(robust), ""))
-            record = {"robust": float(robust), "robust_low": robust.low, "robust_high": robust.high}
-            found.records.append({"classifier": name, **record})
-        return found
+        draws = ("query", "client") if self.members > 1 else ("query",)
+        tries = itertools.product(self.attempts, draws)
+        more = {f"after {q:g} attempts, one draw per {draw}": self.after(q, draw) for q, draw in tries}
+        return table_of(self.rows(), self.confidence, more)
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
-        """Draw the robust accuracies with their intervals; with `path`, into that file, too."""
         return bars([(row.name, row.accuracy.robust) for row in self.rows()], "robust accuracy", path)
 
     def sentences(self) -> list[str]:
-        """Headline if gradients are missing, limits, gain, Theorem 1, attacks, cost, the split of every choice."""
-        said, limits = [], self.bounds
-        if self.without_gradients:
-            who = ", ".join(map(str, self.without_gradients))
-            said.append(
-                f"Gradients are missing (members {who}): the robust accuracies are upper bounds only."
-            )
+        said = [f"{self.without_gradients}."] if self.without_gradients else []
         if self.members > 1:
+            limits, thumb = self.bounds, rule_of_thumb(self.member_risks).high
             said += [
                 f"Risk at any probabilities: floor {limits.floor:.4f}, ceiling {limits.ceiling:.4f} (Theorem 3); "
                 f"here {1 - self.robust:.4f}. Randomization gain Σ α_i η_i − η(α): {self.gain:.4f}.",
                 *([] if self.conflict is None else [self.conflict.sentence]),
                 self._theorem1(),
-                f"A further member should have a risk of at most {rule_of_thumb(self.member_risks).high:.4f} (rule of "
-                "thumb).",
+                f"A further member should have a risk of at most {thumb:.4f} (rule of thumb).",
             ]
             if self.classes == 2:
                 said.append(
@@ -324,29 +289,25 @@ class Evaluation(Result):
 
     def _theorem1(self) -> str:
         """Theorem 1 for the pairs that an attack sampled together; about the others nothing is known."""
-        known = [p for p in self.pairs if p.together]
-        helpful = [
-            f"{p.i}+{p.j} (by {p.test.value:.3f}, {self.confidence:.0%} interval {p.test.low:.3f} to "
-            f"{p.test.high:.3f}{'' if p.test.verdict == 'helps' else ', may be chance'})"
-            for p in known
-            if p.helps
-        ]
+        helpful = []
+        for pair in (p for p in self.pairs if p.together and p.helps):
+            test, chance = pair.test, "" if pair.test.verdict == "helps" else ", may be chance"
+            limits = f"{self.confidence:.0%} interval {test.low:.3f} to {test.high:.3f}"
+            helpful.append(f"{pair.i}+{pair.j} (by {test.value:.3f}, {limits}{chance})")
         apart = [f"{p.i}+{p.j}" for p in self.pairs if not p.together]
         rest = f"; not attacked together: {', '.join(apart)}." if apart else "."
-        return (
-            f"Pairs that beat both members (Theorem 1): {', '.join(helpful) or 'none'} of {len(known)}{rest}"
-        )
+        known = len(self.pairs) - len(apart)
+        return f"Pairs that beat both members (Theorem 1): {', '.join(helpful) or 'none'} of {known}{rest}"
 
     def _mean(self, values: ArrayLike) -> Estimate:
         return estimate(values, self.confidence)
 
     def content(self) -> dict[str, Any]:
-        """The errors and witnesses, then a summary of the numbers that follow from them."""
         names = sorted(set(self.pool.sources))
         return {
-            **{name: getattr(self, name) for name in _PLAIN},
+            **super().content(),
+            "attempts": [f"{q:g}" for q in self.attempts],
             "conflict": None if self.conflict is None else self.conflict.content(),
-            "cost": self.cost,
             "threat_model": THREAT_MODEL,
             "summary": self.summary(),
             "clean": to_words(self.clean),
@@ -362,7 +323,8 @@ class Evaluation(Result):
     def summary(self) -> dict[str, Any]:
         """The numbers that follow from the witnesses, as plain values."""
         names = "n members natural robust member_accuracies deterministic member_risks bounds gain pairs expected_flops"
-        attempts = {draw: {f"{q:g}": self.after(q, draw) for q in _ATTEMPTS} for draw in ("query", "client")}
+        tries = sorted({*_ATTEMPTS, *self.attempts})
+        attempts = {draw: {f"{q:g}": self.after(q, draw) for q in tries} for draw in ("query", "client")}
         also = {name: self.at(probs) for name, probs in self.also.items()}
         own = {name: getattr(self, name) for name in f"{names} found_by".split()}
         return dict(plain({**own, "also": also, "attempts": attempts}))
@@ -391,12 +353,13 @@ class Evaluation(Result):
                 pool=WitnessPool(about.n, members, found["inputs"], fooled, sources=sources),
                 average=value["average"] and tuple(from_words(name, value["average"], about.n)),
                 cost=Cost(**value["cost"]),
-                conflict=value["conflict"] and Conflict.from_json(value["conflict"]),
+                conflict=value["conflict"] and Conflict.from_json(value["conflict"], about),
                 notes=tuple(value["notes"]),
                 **{name: value[name] for name in ("classes", "confidence", "chosen_on", "flags")},
                 flops=tuple(value["flops"]),
                 also={key: np.array(probs) for key, probs in value["also"].items()},
                 verified=value["verified"] and tuple(value["verified"]),
+                attempts=tuple(math.inf if q == "inf" else int(q) for q in value.get("attempts", ())),
             )
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             raise InputError(f"the evaluation is damaged ({type(error).__name__}: {error})") from error

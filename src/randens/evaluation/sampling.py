@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from randens.attacks import Cost
 from randens.core.errors import InputError, whole
 from randens.evaluation.inputs import AttackLike, prepare
 from randens.evaluation.intervals import Estimate
 from randens.evaluation.loop import Witnesses
-from randens.evaluation.tables import About, Result, Table, bars, percent
+from randens.evaluation.tables import Result, Table, bars, percent
 from randens.risk import CrossFit, RiskProfile, Sampling, cross_fit, cutting_planes, optimal_sampling
 from randens.witness import WitnessPool
 
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from randens.evaluation.inputs import Settings
-
-__all__ = ["AttackedSampling", "optimize_sampling"]
 
 _ROUNDING = 1e-9
 _LEAST_CROSSED = 20  # inputs; fewer are not enough for five folds
@@ -41,22 +38,18 @@ class AttackedSampling(Result, Sampling):
 
     profile, pool: η as the pool of witnesses has it, which `certificate` verifies against; the pool is in memory only.
     tol: the gap at which to stop. exact_oracle: whether the attack is known to find every fooled set. clean_risks: of
-    each member. crossed: the cross-fitted risk, of probabilities chosen without the input. cost, now: member passes
-    behind the result, and those of this call.
+    each member. crossed: the cross-fitted risk, of probabilities chosen without the input.
     """
 
     kind: ClassVar[str] = "sampling"
+    entries: ClassVar[str] = "converged claim tol exact_oracle crossed cost clean_risks profile"
 
-    about: About
     profile: RiskProfile
     pool: WitnessPool
     tol: float
     exact_oracle: bool = False
     clean_risks: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     crossed: CrossFit | None = None
-    cost: Cost = field(default_factory=Cost)
-    now: Cost = field(default_factory=Cost)
-    notes: tuple[str, ...] = ()
 
     @property
     def converged(self) -> bool:
@@ -80,19 +73,16 @@ class AttackedSampling(Result, Sampling):
         return f"smallest {what}{against}: {left} ({sweeps}; the attack is {oracle})"
 
     def table(self) -> Table:
-        """One line per member: its probability and its risk alone."""
         rows = list(zip(self.probs.tolist(), self.profile.member_risks.tolist(), strict=True))
         lines = [(f"member {i}", f"{p:.4f}", percent(1 - risk)) for i, (p, risk) in enumerate(rows)]
         records = [{"member": i, "prob": p, "risk_alone": risk} for i, (p, risk) in enumerate(rows)]
         return Table(("", "probability", "robust alone"), lines, records)
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
-        """Draw the probabilities; with `path`, into that file, too."""
         rows = [(f"member {i}", Estimate(p, p, p)) for i, p in enumerate(self.probs.tolist())]
         return bars(rows, "sampling probability", path)
 
     def sentences(self) -> list[str]:
-        """Risk, bounds and claim."""
         said = [f"Risk {self.risk:.6f}; these probabilities have the {self.claim}."]
         if self.upper is not None:
             said.append(
@@ -104,10 +94,7 @@ class AttackedSampling(Result, Sampling):
         return said
 
     def content(self) -> dict[str, Any]:
-        """Probabilities, bounds, and the members' risks."""
-        names = "converged claim tol exact_oracle crossed cost clean_risks profile"
-        own = {name: getattr(self, name) for name in names.split()}
-        return {**Sampling.to_json(self), **own, "member_risks": self.profile.member_risks}
+        return {**Sampling.to_json(self), **super().content(), "member_risks": self.profile.member_risks}
 
 
 def optimize_sampling(
@@ -165,10 +152,7 @@ def optimize_sampling(
         settings["split"] = "validation"
     with prepare(model, data, attack, **settings) as case:
         rec = case.rec
-        if rec.stochastic:
-            raise InputError(
-                "model answers at random; probabilities are chosen for deterministic members only"
-            )
+        case.need_members("probabilities are chosen")
         if case.data.split == "test":
             raise InputError(
                 f"data is the test split of {case.data.name}; choose probabilities on its validation split, and "
@@ -189,32 +173,19 @@ def optimize_sampling(
                 known.attack(one, probs, f"{one.name} at α = {np.round(probs, 3).tolist()}")
             return known.pool.profile()
 
-        found = cutting_planes(
-            attack_at,
-            start,
-            tried=tried,
-            tol=tol,
-            max_sweeps=max_sweeps,
-            clean_risks=clean,
-            confidence=confidence,
-            attempts=attempts,
-        )
-        profile = known.pool.profile()
-        rule = (
-            partial(optimal_sampling, clean_risks=clean, attempts=attempts)
-            if confidence is None
-            else partial(optimal_sampling, confidence=confidence, reference="uniform")
-        )
+        shared: Any = {"clean_risks": clean, "attempts": attempts}
+        options: Any = {"tol": tol, "max_sweeps": max_sweeps, "confidence": confidence}
+        found = cutting_planes(attack_at, start, tried=tried, **options, **shared)
+        if confidence is not None:
+            shared = {"confidence": confidence, "reference": "uniform"}
+        profile, rule = known.pool.profile(), partial(optimal_sampling, **shared)
         return AttackedSampling(
             **{entry.name: getattr(found, entry.name) for entry in fields(Sampling)},
-            about=case.about,
+            **case.head(known),
             profile=profile,
             pool=known.pool,
             tol=float(tol),
             exact_oracle=all(one.exact for one in case.attacks),
             clean_risks=clean,
             crossed=cross_fit(profile, rule) if len(case.data) >= _LEAST_CROSSED else None,
-            cost=known.cost,
-            now=known.now,
-            notes=case.notes,
         )

@@ -17,23 +17,11 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from randens._version import __version__
+from randens.attacks import Cost
 from randens.core.errors import InputError
 from randens.core.files import plain, write_json
 from randens.data import called
 from randens.evaluation.intervals import Estimate
-
-__all__ = [
-    "About",
-    "Accuracy",
-    "Result",
-    "Row",
-    "Table",
-    "attack_name",
-    "bars",
-    "between",
-    "count",
-    "percent",
-]
 
 
 @dataclass(frozen=True)
@@ -126,23 +114,26 @@ class Table:
         return "\n".join(f"{' & '.join(line)} \\\\" for line in cells)
 
 
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Result(ABC):
-    """Base of every result: a table that prints, a document, a figure.
+    """Base of every result: a table that prints, sentences, a document, a figure.
 
-    `kind` names the document: "evaluation" is evaluation.json.
+    kind: names the document, "evaluation" is evaluation.json. entries: the attributes that it holds, separated by
+    blanks. notes: what was noticed about models and data. cost, now: member passes behind the result, and those of
+    this call.
     """
 
     kind: ClassVar[str]
+    entries: ClassVar[str] = ""
+
     about: About
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    cost: Cost = field(default_factory=Cost)
+    now: Cost = field(default_factory=Cost)
 
     @abstractmethod
     def table(self) -> Table:
         """The numbers as a table."""
-
-    @abstractmethod
-    def content(self) -> dict[str, Any]:
-        """The entries of the document beside `about` and `notes`, as plain values."""
 
     @abstractmethod
     def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
@@ -152,6 +143,10 @@ class Result(ABC):
         """What the table means, in words."""
         return []
 
+    def content(self) -> dict[str, Any]:
+        """The entries of the document beside `about`, `notes` and `sentences`."""
+        return {name: getattr(self, name) for name in self.entries.split()}
+
     def __repr__(self) -> str:
         return "\n".join([self.table().text(), *self._lines()])
 
@@ -159,12 +154,8 @@ class Result(ABC):
         return f"{self.table().html()}<p>{'<br>'.join(html.escape(line) for line in self._lines())}</p>"
 
     def _lines(self) -> list[str]:
-        about = [] if self.about is None else self.about.lines  # a conflict inside an evaluation has none
-        return [
-            *(f"{k:<7}{v}" for k, v in about),
-            *self.sentences(),
-            *(f"Note: {note}." for note in self.notes),
-        ]
+        about = [f"{key:<7}{value}" for key, value in self.about.lines]
+        return [*about, *self.sentences(), *(f"Note: {note}." for note in self.notes)]
 
     def to_frame(self) -> Any:
         """The table as a pandas data frame, with numbers instead of text."""
@@ -175,9 +166,9 @@ class Result(ABC):
         return pandas.DataFrame(self.table().records)
 
     def to_json(self) -> dict[str, Any]:
-        """A plain dictionary for JSON: format, about, notes, and the result's own entries."""
+        """A plain dictionary for JSON: format, about, notes, the result's own entries, sentences."""
         head = {"format": f"randens-{self.kind}-2", "about": asdict(self.about), "notes": self.notes}
-        return dict(plain(head | self.content()))
+        return dict(plain({**head, **self.content(), "sentences": self.sentences()}))
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the JSON, atomically."""
@@ -198,17 +189,28 @@ class Row:
     kind: str
 
 
-def table_of(rows: Sequence[Row], confidence: float) -> Table:
-    """A table of classifiers: natural and robust accuracy, the interval of the latter, FLOPs."""
+def table_of(rows: Sequence[Row], confidence: float, more: Mapping[str, Estimate] | None = None) -> Table:
+    """Classifiers: natural and robust accuracy, the interval of the latter, FLOPs; then `more` robust accuracies."""
     found = Table(("", "natural", "robust", f"{confidence:.0%} interval", "FLOPs"), [])
     for row in rows:
         natural, robust = row.accuracy.natural, row.accuracy.robust
         found.lines.append((row.name, percent(natural), percent(robust), between(robust), count(row.flops)))
-        record = {"classifier": row.name, "natural": float(natural), "robust": float(robust)}
         found.records.append(
-            record | {"robust_low": robust.low, "robust_high": robust.high, "flops": row.flops}
+            {
+                "classifier": row.name,
+                "natural": float(natural),
+                **_record("robust", robust),
+                "flops": row.flops,
+            }
         )
+    for name, robust in (more or {}).items():
+        found.lines.append((name, "", percent(robust), between(robust), ""))
+        found.records.append({"classifier": name, **_record("robust", robust)})
     return found
+
+
+def _record(name: str, value: Estimate) -> dict[str, float]:
+    return {name: float(value), f"{name}_low": value.low, f"{name}_high": value.high}
 
 
 def bars(rows: Sequence[tuple[str, Estimate]], label: str, path: str | os.PathLike[str] | None = None) -> Any:
