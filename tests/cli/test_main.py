@@ -73,7 +73,7 @@ def test_every_command_has_an_example_and_few_options(shell: Shell, name: str) -
     ("line", "offered"),
     [
         ("randens ev", ["evaluate"]),
-        ("randens evaluate --att", ["--attack"]),
+        ("randens evaluate --att", ["--attack", "--attempts"]),
         ("randens sample runs/x --split v", ["validation"]),
         ("randens data f", ["fetch"]),
     ],
