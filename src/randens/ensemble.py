@@ -123,8 +123,8 @@ class _Ensemble(nn.Module):
         ]
         outputs = []
         for member, part in zip(self.members, parts, strict=True):
-            averages = isinstance(member, DeterministicEnsemble)
-            outputs.append(member.average([answers[i] for i in part]) if averages else answers[part[0]])
+            own = [answers[i] for i in part]
+            outputs.append(member.average(own) if isinstance(member, DeterministicEnsemble) else own[0])
         shapes = {tuple(z.shape) for z in outputs}
         if len(shapes) > 1:
             raise InputError(
