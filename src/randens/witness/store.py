@@ -32,7 +32,6 @@ from randens.witness.fingerprints import digest
 
 __all__ = ["Scope", "Spent", "WitnessStore", "as_store"]
 
-_VERSION = 1
 _SCHEMA = (
     "CREATE TABLE points (id BLOB UNIQUE NOT NULL, input BLOB NOT NULL, threat TEXT NOT NULL, "
     "distance REAL NOT NULL, bits BLOB NOT NULL, source TEXT NOT NULL)",
@@ -42,7 +41,6 @@ _SCHEMA = (
     "CREATE TABLE searches (input BLOB, search BLOB, risk REAL NOT NULL, forwards REAL NOT NULL, "
     "backwards REAL NOT NULL, flags TEXT NOT NULL, PRIMARY KEY (input, search)) WITHOUT ROWID",
     "CREATE TABLE notes (key BLOB PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
-    f"PRAGMA user_version = {_VERSION}",
 )
 _WAIT = 120.0  # seconds that a process waits for the transaction of another one
 
@@ -110,7 +108,7 @@ class WitnessStore:
         nothing = [-1] * len(scope.members)
         verdicts = np.array([known.get(entry[0], nothing) for entry in found], dtype=np.int8)
         rows = np.array([entry[1] for entry in found], dtype=np.int64)
-        sources = [entry[3] for entry, good in zip(found, legal, strict=True) if good]
+        sources = [str(entry[3]) for entry, good in zip(found, legal, strict=True) if good]
         verdicts = verdicts.reshape(-1, len(nothing))[legal]
         return rows[legal], verdicts, points[torch.from_numpy(legal)], sources
 
@@ -138,7 +136,8 @@ class WitnessStore:
                 rows, risks, forwards, backwards, flags = zip(*entries, strict=True)
                 shares = [json.loads(text) for text in flags]
                 mean = {name: np.mean([part[name] for part in shares], axis=0).tolist() for name in shares[0]}
-                found[search] = Spent(np.array(rows), np.array(risks), sum(forwards), sum(backwards), mean)
+                reached = np.array(risks, dtype=np.float64)
+                found[search] = Spent(np.array(rows), reached, sum(forwards), sum(backwards), mean)
         return found
 
     def add(
@@ -194,16 +193,18 @@ class WitnessStore:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with contextlib.closing(sqlite3.connect(self.path, timeout=_WAIT, isolation_level=None)) as db:
                 db.execute("BEGIN IMMEDIATE")
-                version = db.execute("PRAGMA user_version").fetchone()[0]
-                if version not in (0, _VERSION):
-                    raise ValueError(f"its schema is {version}, this version of randens reads {_VERSION}")
-                for statement in _SCHEMA if version == 0 else ():
+                own = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid"
+                found = [row[0] for row in db.execute(own)]
+                # No view or trigger either: from elsewhere they could run for ever.
+                if found and found != list(_SCHEMA):
+                    raise ValueError("its tables are not those that this version of randens makes")
+                for statement in () if found else _SCHEMA:
                     db.execute(statement)
                 db.execute("CREATE TEMP TABLE wanted (row INTEGER PRIMARY KEY, input BLOB)")
                 db.executemany("INSERT INTO wanted VALUES (?, ?)", enumerate(inputs))
                 yield db
                 db.execute("COMMIT")
-        except (sqlite3.Error, OSError, zlib.error, ValueError) as error:
+        except Exception as error:  # altered entries make nearly anything fail
             raise FileError(f"{self.path} cannot be used as a witness store: {error}") from error
 
     def _known(self, db: sqlite3.Connection, scope: Scope) -> dict[bytes, list[int]]:
@@ -250,6 +251,8 @@ def _unpack(packed: Sequence[bytes], x: Tensor) -> Tensor:
     """Inverse of `_pack`."""
     start = _bits(x)
     width, size = start.shape[1], start.dtype.itemsize
-    parts = [np.frombuffer(zlib.decompress(point), dtype=np.uint8).reshape(size, width).T for point in packed]
+    # Bounded, because a few bytes may unpack to gigabytes.
+    octets = [zlib.decompressobj().decompress(point, size * width) for point in packed]
+    parts = [np.frombuffer(point, dtype=np.uint8).reshape(size, width).T for point in octets]
     apart = np.array(parts, dtype=np.uint8).reshape(len(x), width * size).view(start.dtype)
     return torch.from_numpy((start + apart).view(x.numpy().dtype)).reshape(x.shape)
