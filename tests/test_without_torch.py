@@ -28,7 +28,7 @@ _HEAVY = _SLOW | {"numpy", "scipy", "PIL", "fastapi"}
 _COMMAND = "from randens.cli.main import run\nsys.exit(run(sys.argv[1:]))"
 
 
-def _without(forbidden: set[str], code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def without(forbidden: set[str], code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     paths = os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")])
     return subprocess.run(
         [sys.executable, "-c", f"FORBIDDEN = {forbidden!r}\n{_FORBIDDEN}{code}", *arguments],
@@ -41,20 +41,20 @@ def _without(forbidden: set[str], code: str, *arguments: str) -> subprocess.Comp
 
 def test_importing_randens() -> None:
     code = "import randens, randens.risk as risk\nprint(randens.__version__, risk.bounds([0.4, 0.5]).ceiling)"
-    done = _without(_SLOW, code)
+    done = without(_SLOW, code)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[1] == "0.5"
 
 
 def test_what_is_forbidden_is_noticed() -> None:
-    assert "torch was imported" in _without(_SLOW, "import randens\nrandens.Threat").stderr
+    assert "torch was imported" in without(_SLOW, "import randens\nrandens.Threat").stderr
 
 
 def test_help_of_every_command() -> None:
     # One process for all of them: starting Python takes longer than what is tested.
     code = "from randens.cli.main import run\ncodes = [run([*a.split(), '--help']) for a in sys.argv[1:]]\n"
     verbs = list(COMMANDS)
-    done = _without(_SLOW, code + "sys.exit(max(codes))", "", *verbs)
+    done = without(_SLOW, code + "sys.exit(max(codes))", "", *verbs)
     assert done.returncode == 0, done.stderr
     for verb in verbs:
         assert f"Usage: randens {verb} " in done.stdout
@@ -69,6 +69,6 @@ def test_help_of_every_command() -> None:
     ],
 )
 def test_commands(arguments: list[str], said: str) -> None:
-    done = _without(_SLOW if arguments[0] == "explain" else _HEAVY, _COMMAND, *arguments)
+    done = without(_SLOW if arguments[0] == "explain" else _HEAVY, _COMMAND, *arguments)
     assert done.returncode == 0, done.stderr
     assert said in done.stdout

@@ -64,7 +64,7 @@ def test_every_command_has_an_example_and_few_options(shell: Shell, name: str) -
         assert code == 0
         assert f"Example: randens {name}" in " ".join(out.split())
         options = [p for p in one.params if p.param_type_name == "option" and p.name != "help"]
-        assert len(options) <= 12 or name == "serve"
+        assert len(options) <= 12
         # Flags are shown as flags: they take no value.
         assert not re.search(r"--\S+ +(BOOLEAN|<bool>)", out)
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
@@ -14,8 +13,7 @@ if TYPE_CHECKING:
     from randens import RandomizedEnsemble
 
 
-@dataclass(frozen=True)
-class Exported:
+class Exported(NamedTuple):
     """An ensemble of two trained networks and its bundle."""
 
     rec: RandomizedEnsemble
@@ -24,23 +22,9 @@ class Exported:
 
 @pytest.fixture(scope="session")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
-    import torch
+    from tests.evaluation.trained import digits, ensemble
 
-    from randens import RandomizedEnsemble, Threat, data, export, models
+    from randens import export
 
-    train, validation = data.load("digits", "train"), data.load("digits", "validation")
-    torch.manual_seed(0)
-    mean, std = train.mean_std()
-    members = [
-        models.create("convnet", classes=10, input_shape=(1, 8, 8), width=8, mean=mean, std=std, seed=seed)
-        for seed in (0, 1)
-    ]
-    for member in members:
-        optimizer = torch.optim.Adam(member.parameters(), 0.01)
-        for _ in range(100):
-            x, y = train[torch.randint(len(train), (64,)).numpy()]
-            optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(member(x), y).backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-    rec = RandomizedEnsemble(members, (0.7, 0.3), classes=train.classes, threat=Threat("linf", 0.1)).eval()
-    return Exported(rec, export(rec, validation, tmp_path_factory.mktemp("deploy") / "bundle"))
+    rec = ensemble("convnet", "convnet").with_probs((0.7, 0.3))
+    return Exported(rec, export(rec, digits("validation"), tmp_path_factory.mktemp("deploy") / "bundle"))

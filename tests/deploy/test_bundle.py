@@ -73,9 +73,8 @@ def test_manifests_that_make_no_sense_are_refused(tmp_path: Path, changes: dict[
 def forged(folder: Path, content: bytes) -> None:
     """Put other bytes into the first file, with checksums that fit."""
     (folder / "network-00.onnx").write_bytes(content)
-    files = json.loads((folder / MANIFEST).read_text())["files"]
-    files[0].update(sha256=sha256(content), size=len(content))
-    rewritten(folder, files=files)
+    entry = {"name": "network-00.onnx", "sha256": sha256(content), "size": len(content)}
+    rewritten(folder, files=[entry, *json.loads((folder / MANIFEST).read_text())["files"][1:]])
 
 
 def test_what_is_no_bundle_is_refused(tmp_path: Path) -> None:

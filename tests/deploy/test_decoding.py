@@ -82,11 +82,8 @@ def test_color_and_types(tmp_path: Path) -> None:
     assert plain.types == ("application/json", "application/x-npy")
 
 
-def test_pixels_are_counted_before_they_are_decoded(
-    decoder: Decoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    large = bytearray(picture(np.zeros((1025, 1025), np.uint8)))
-    monkeypatch.setattr(Image.Image, "convert", None)
+def test_pixels_are_counted_before_they_are_decoded(decoder: Decoder) -> None:
+    large = bytearray(picture(np.zeros((1025, 1025), np.uint8))[:100])
     with pytest.raises(Refused, match=r"1025×1025 pixels; at most 1048576") as caught:
         decoder.decode("image/png", large, True)
     assert caught.value.status == 413

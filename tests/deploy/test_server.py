@@ -14,15 +14,7 @@ import httpx
 import numpy as np
 import pytest
 from starlette.testclient import TestClient
-from tests.deploy.planted import (
-    SURELY,
-    chi_squared,
-    connect,
-    linear_bundle,
-    random_bundle,
-    served,
-    telling_bundle,
-)
+from tests.deploy.planted import chi_squared, connect, linear_bundle, random_bundle, served, telling_bundle
 from tests.deploy.test_decoding import npy, picture
 
 from randens.cli.main import run
@@ -51,7 +43,7 @@ def labels(response: Any) -> list[int]:
 
 def follows(found: Any) -> bool:
     """Whether these may be draws from PROBS."""
-    return chi_squared(np.bincount(found, minlength=3).tolist(), PROBS) > SURELY
+    return chi_squared(np.bincount(found, minlength=3).tolist(), PROBS) > 1e-7
 
 
 @pytest.fixture
@@ -81,12 +73,8 @@ def test_nothing_tells_the_member_but_debug(telling: Bundle) -> None:
     answer = post(client, "?draws=50")
     assert set(answer.json()) == {"predictions"}
     assert all(set(prediction) == {"label", "name"} for prediction in answer.json()["predictions"])
-    assert sorted(answer.headers) == [
-        "cache-control",
-        "content-length",
-        "content-type",
-        "x-content-type-options",
-    ]
+    own = {"cache-control", "content-length", "content-type", "x-content-type-options"}
+    assert set(answer.headers) == own
     text = client.get("/metrics").text
     assert 'randens_requests_total{path="/v1/predict",status="200"} 1.0' in text
     assert "randens_predictions_total 50.0" in text
@@ -208,8 +196,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, int
 
 
 def resident(pid: int) -> int:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) * 1024
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
 
 
 JSON = b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"

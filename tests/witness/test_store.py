@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import sqlite3
+import tracemalloc
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -136,16 +138,43 @@ def test_an_unfinished_transaction_leaves_nothing(tmp_path: Path) -> None:
     assert len(store.load(scope(b"a", b"b"))[0]) == 5
 
 
-def test_damaged_and_newer_files_are_one_sentence(tmp_path: Path) -> None:
+ENDLESS = "WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r) SELECT n, n FROM r"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE points SET bits = x'00' WHERE rowid = 1",
+        "UPDATE points SET bits = 'text'",
+        "UPDATE searches SET flags = '[1]'",
+        "UPDATE searches SET risk = 'text'",
+        "DROP TABLE notes",
+        "ALTER TABLE points ADD COLUMN more",
+        f"CREATE VIEW endless AS {ENDLESS}",
+        f"CREATE TRIGGER endless AFTER INSERT ON points BEGIN INSERT INTO notes {ENDLESS}; END",
+    ],
+)
+def test_altered_files_are_one_sentence(tmp_path: Path, damage: str) -> None:
     store, *_ = filled(tmp_path)
     with sqlite3.connect(store.path) as db:
-        db.execute("UPDATE points SET bits = x'00' WHERE rowid = 1")
+        db.execute(damage)
     with pytest.raises(FileError, match=r"witnesses\.sqlite cannot be used"):
-        store.load(scope(b"a", b"b"))
+        (store.searched if "searches" in damage else store.load)(scope(b"a", b"b"))
+
+
+def test_a_point_unpacks_to_its_size_at_most(tmp_path: Path) -> None:
+    store, points, _ = filled(tmp_path)
     with sqlite3.connect(store.path) as db:
-        db.execute("PRAGMA user_version = 99")
-    with pytest.raises(FileError, match="schema is 99"):
-        store.load(scope(b"a", b"b"))
+        db.execute("UPDATE points SET bits = ?", (zlib.compress(bytes(1 << 28)),))
+    tracemalloc.start()
+    _, _, found, _ = store.load(scope(b"a", b"b"))
+    assert tracemalloc.get_traced_memory()[1] < 1 << 24
+    tracemalloc.stop()
+    assert found.shape == points[:5].shape
+
+
+def test_other_files_are_one_sentence(tmp_path: Path) -> None:
+    store, *_ = filled(tmp_path)
     store.path.write_bytes(b"not a database" * 100)
     with pytest.raises(FileError, match=r"witnesses\.sqlite .* not a database") as error:
         store.load(scope(b"a", b"b"))

@@ -88,16 +88,16 @@ class Case:
         from randens.core.files import write_atomic, write_json
 
         document = {**result.to_json(), **(extra or {})}
-        suffix = "" if output is None else output.suffix.lower()
-        if output is not None and suffix in DRAWINGS:
-            result.plot(output)
-        elif output is not None and suffix in (".md", ".tex"):
-            table = result.table()
-            text = table.latex() if suffix == ".tex" else table.markdown()
-            write_atomic(output, f"{text}\n".encode())
-        elif output is not None:
-            write_json(output, document)
-        written = [] if output is None else [output]
+        suffix, written = "", []
+        if output is not None:
+            suffix, written = output.suffix.lower(), [output]
+            if suffix in DRAWINGS:
+                result.plot(output)
+            elif suffix in (".md", ".tex"):
+                text = result.table().latex() if suffix == ".tex" else result.table().markdown()
+                write_atomic(output, f"{text}\n".encode())
+            else:
+                write_json(output, document)
         if self.run is not None and (output is None or suffix in DRAWINGS):
             written.append(self.run.write(result.kind, document))
         lines = [self.name, repr(result), *(f"Written to {path}." for path in written)]

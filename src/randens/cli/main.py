@@ -141,10 +141,8 @@ def _failed(error: Exception, words: list[str]) -> int:
     elif isinstance(error, MemoryError):
         code, message = 1, "not enough memory; fewer inputs (--limit) or smaller models need less"
     elif not isinstance(error, RandensError):
-        code, message = (
-            1,
-            f"unforeseen {type(error).__name__}: {message}; set RANDENS_DEBUG=1 for the traceback",
-        )
+        code, kind = 1, type(error).__name__
+        message = f"unforeseen {kind}: {message}; set RANDENS_DEBUG=1 for the traceback"
     if message:
         _print(message)
     return code
@@ -171,9 +169,7 @@ def _show_version(wanted: bool) -> None:
 
 
 def _root(
-    version: Annotated[
-        bool, typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True)
-    ] = False,
+    _: Annotated[bool, typer.Option("--version", callback=_show_version, help="Show the version.")] = False,
 ) -> None:
     """The options of `randens` itself."""
 

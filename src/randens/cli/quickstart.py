@@ -40,8 +40,7 @@ def quickstart(
 def _lines(result: Quickstart) -> Iterator[Any]:
     from randens.evaluation.tables import attack_name, radius_text, table_of
 
-    ensemble, folder = result.ensemble, result.run.path
-    about = ensemble.about
+    ensemble, about, folder = result.ensemble, result.ensemble.about, result.run.path
     attacks = ", ".join(map(attack_name, about.attacks))
     title = f"digits, {about.n} test images, ε = {radius_text(about.threat)}, attacked with {attacks}"
     yield table_of([*result.at.rows("AT"), *ensemble.rows("ensemble")], ensemble.confidence).rich(title)

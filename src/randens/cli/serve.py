@@ -44,20 +44,13 @@ def serve(
     from randens.deploy.server import Settings, create_app
     from randens.deploy.server import serve as serve_app
 
-    settings = Settings(
-        tokens=() if token_file is None else _tokens(token_file),
-        threads=threads,
-        max_body=max_body,
-        max_batch=max_batch,
-        max_draws=max_draws,
-        pin=pin,
-        debug=debug,
-        local=_is_loopback(host),
-    )
-    predictor = Predictor(bundle)
     address, number = _address(host, port)
+    tokens = () if token_file is None else _tokens(token_file)
+    local = ipaddress.ip_address(address).is_loopback
+    settings = Settings(tokens, threads, max_body, max_batch, max_draws, pin, debug, local)
+    predictor = Predictor(bundle)
     where = f"[{address}]" if ":" in address else address
-    if not settings.local and not settings.tokens:
+    if not local and not tokens:
         typer.echo("Warning: anyone who can reach this address may use it; see --token-file.", err=True)
     if debug:
         typer.echo("Warning: --debug tells clients which member answered.", err=True)
@@ -65,7 +58,6 @@ def serve(
     app = create_app(predictor, settings)
     code = 128 + serve_app(app, address, number, lambda: typer.echo(line))
     sys.stdout.flush()
-    sys.stderr.flush()
     # Granian's own thread outlives its server by a moment. If Python were torn down meanwhile, the process would abort.
     os._exit(code)
 
@@ -76,14 +68,6 @@ def _tokens(path: Path) -> tuple[str, ...]:
     if not found:
         raise InputError(f"--token-file is {path}, which holds no token; write one per line")
     return found
-
-
-def _is_loopback(host: str) -> bool:
-    """Whether `host` can be reached from this machine only."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _address(host: str, port: int) -> tuple[str, int]:
