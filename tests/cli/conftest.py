@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 from tests.cli.commands import shell
-from tests.evaluation import trained
+from tests.cli.networks import trained
 
-from randens import RandomizedEnsemble
+from randens import RandomizedEnsemble, Threat
+from randens import data as datasets
 from randens.core.runs import Run
 
 __all__ = ["run_folder", "shell"]
@@ -16,14 +17,21 @@ __all__ = ["run_folder", "shell"]
 
 @pytest.fixture(scope="session")
 def ensemble() -> RandomizedEnsemble:
-    """Three linear classifiers of digits."""
-    return trained.ensemble("linear", "linear", "linear")
+    """Three linear classifiers of digits, trained for a moment."""
+    data = datasets.load("digits", "train")
+    return RandomizedEnsemble(
+        [trained(data, seed) for seed in range(3)], classes=data.classes, threat=Threat("linf", 0.06)
+    )
 
 
 @pytest.fixture
 def run_folder(tmp_path: Path, ensemble: RandomizedEnsemble) -> Path:
     """A run folder as training leaves it."""
-    recipe = {"method": "iat", "data": {"name": "digits"}}
-    run = Run.create(tmp_path / "run", recipe=recipe, seed=0, chosen_on={"checkpoints": "validation"})
+    run = Run.create(
+        tmp_path / "run",
+        recipe={"method": "iat", "data": {"name": "digits"}},
+        seed=0,
+        chosen_on={"checkpoints": "validation"},
+    )
     ensemble.save(run.ensemble)
     return run.path
