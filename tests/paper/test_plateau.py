@@ -37,6 +37,7 @@ def test_the_table_follows_from_the_witnesses(tmp_path: Path) -> None:
     assert f"| {100 * (best - risks.mean()):+.1f} (" in table
     assert "73.18 / 41.99" in table
     assert "+3.8 over AT" in table
+    assert "interval over seeds and images" in table
 
 
 def test_measuring_goes_on_with_a_larger_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
