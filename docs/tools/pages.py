@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from randens.cli.main import run
+import typer
+
+from randens.cli.main import application, run
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
@@ -74,6 +76,21 @@ def commands(code: str) -> list[list[str]]:
     """The command lines of a shell block as words; continued lines joined, comments left out."""
     joined = re.sub(r"\\\n\s*", " ", code)
     return [words for line in joined.splitlines() if (words := shlex.split(line, comments=True))]
+
+
+def check_arguments(words: list[str]) -> None:
+    """Have the command line's own parser read the words after `randens`, without doing what they ask for."""
+    group = typer.main.get_command(application())
+    if words[0].startswith("-"):
+        assert words[0] in {name for p in group.params for name in p.opts} | {"--help", "--version"}, words
+        return
+    waiting = [group]
+    while waiting:
+        command = waiting.pop()
+        waiting.extend(getattr(command, "commands", {}).values())
+        if not hasattr(command, "commands"):
+            command.callback = lambda **_: None
+    group.main(list(words), prog_name="randens", standalone_mode=False)
 
 
 def run_python(block: Block, names: dict[str, Any]) -> str:

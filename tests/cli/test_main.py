@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 import typer
+from docs.tools.pages import check_arguments
 from tests.cli.commands import Shell
-from tests.docs.blocks import check_arguments
 
 import randens
 from randens.cli import main

@@ -37,7 +37,7 @@ def clone(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     monkeypatch.setenv("RANDENS_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("HOME", str(tmp_path))
     # Attacks that a page registers are forgotten after it.
-    monkeypatch.setattr(base, "_REGISTRY", dict(base._REGISTRY))
+    monkeypatch.setattr(base, "REGISTRY", dict(base.REGISTRY))
     generator = torch.get_rng_state()
     yield folder
     torch.set_rng_state(generator)

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
-from docs.tools.pages import PAGES, ROOT, RUN, agrees, blocks, commands, run_python
+from docs.tools.pages import PAGES, ROOT, RUN, agrees, blocks, check_arguments, commands, run_python
 from typer.exceptions import TyperException
 
-from randens.cli.main import COMMANDS, application, run
+from randens.cli.main import COMMANDS, run
 from randens.core.errors import RandensError
 from randens.training import load_recipe
 
@@ -61,21 +60,6 @@ def test_what_is_not_run_compiles_and_its_commands_exist(page: Path, tmp_path: P
         words = span.split()
         if len(words) > 2 or words[1] not in COMMANDS:
             check_arguments(words[1:])
-
-
-def check_arguments(words: list[str]) -> None:
-    """Have the command line's own parser read the words after `randens`, without doing what they ask for."""
-    group = typer.main.get_command(application())
-    if words[0].startswith("-"):
-        assert words[0] in {name for p in group.params for name in p.opts} | {"--help", "--version"}, words
-        return
-    waiting = [group]
-    while waiting:
-        command = waiting.pop()
-        waiting.extend(getattr(command, "commands", {}).values())
-        if not hasattr(command, "commands"):
-            command.callback = lambda **_: None
-    group.main(list(words), prog_name="randens", standalone_mode=False)
 
 
 def test_a_wrong_option_is_noticed() -> None:
