@@ -202,7 +202,7 @@ def test_retries_hurt_and_votes_help_a_noisy_model() -> None:
         with pytest.raises(InputError, match=said):
             evaluate_random(RandomizedModel(linear, 8), data, quick(THREAT), **options)
     with pytest.raises(InputError, match="votes is 3"):
-        randens.evaluate(linear, data, quick(THREAT), votes=3)
+        randens.evaluate(nn.Linear(data[0].shape[1], 2), data, quick(THREAT), votes=3)
     with pytest.raises(InputError, match="draw is 'client'"):
         found.after(2, "client")
 

@@ -30,7 +30,7 @@ def logits_of(answer: Any, count: int, name: str) -> Tensor:
     """
     if not isinstance(answer, Tensor):
         answer = _inside(answer, name)
-    if answer.is_complex() or not answer.is_floating_point():
+    if not answer.dtype.is_floating_point:
         raise ModelError(
             f"{name} returned {answer.dtype}; logits must be floating point, and class numbers are no logits"
         )
