@@ -1,4 +1,4 @@
-"""Randomized ensembles (the paper's REC f_α: member f_i answers with probability α_i, drawn for every input, at one
+"""Randomized ensembles (the paper's REC f_α: member f_i answers with probability α_i, sampled for every input, at one
 member's compute) and deterministic ones (DEC f̄: the average of all members' logits).
 """
 
@@ -160,7 +160,7 @@ class _Ensemble(nn.Module):
 
 
 class RandomizedEnsemble(_Ensemble):
-    """M classifiers; for each input one of them is drawn with probabilities `probs` and answers.
+    """M classifiers; for each input one of them is sampled with probabilities `probs` and answers.
 
     Parameters
     ----------
@@ -262,13 +262,13 @@ class RandomizedEnsemble(_Ensemble):
         return _ThresholdVote(self, threshold)
 
     def draw(self, n: int) -> Tensor:
-        """Member indices [n], independent draws from `probs`; a member with probability 0 is never drawn."""
+        """Member indices [n], independent draws from `probs`; a member with probability 0 is never sampled."""
         uniform = torch.rand(n, dtype=torch.float64, generator=self.generator)
         last = int(self.probs.nonzero().max())  # guards against a cumulative sum just below 1
         return torch.searchsorted(self.probs.cumsum(0), uniform, right=True).clamp(max=last)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits [n, C], each row from one member drawn for it."""
+        """Logits [n, C], each row from one member sampled for it."""
         x = to_layout(x)
         drawn = self.draw(len(x)).to(x.device)
         output: Tensor | None = None

@@ -143,7 +143,7 @@ def test_preprocessing_stays_inside_so_that_radii_are_in_pixels() -> None:
     torch.manual_seed(0)
     inner = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).eval()
     outer = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).eval()
-    with torch.no_grad():  # the same function, written for normalised inputs
+    with torch.no_grad():  # the same function, written for normalized inputs
         there, here = cast(nn.Linear, outer[1]), cast(nn.Linear, inner[1])
         there.weight.copy_(here.weight / 0.5)
         there.bias.copy_(here.bias - (here.weight / 0.5 * 0.3).sum(dim=1))
@@ -270,7 +270,7 @@ class Noisy(nn.Module):
 
 
 def test_random_models_take_preprocessing() -> None:
-    """Noise in normalised units is wider in pixels."""
+    """Noise in normalized units is wider in pixels."""
     net = nets()[0]
     wants = randens.RandomizedModel(Noisy(net, 0.1), draws=2)
     undo = nn.Conv2d(1, 1, 1)

@@ -1,4 +1,4 @@
-"""Random defences evaluated on fresh draws: intervals that cover the truth, known cases, bad models."""
+"""Randomized defenses evaluated on fresh draws: intervals that cover the truth, known cases, bad models."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def test_retries_hurt_and_votes_help_a_noisy_model() -> None:
 
 
 @pytest.mark.parametrize("case", DIGITS)
-def test_random_defences_on_the_digits(case: str, tmp_path: Path) -> None:
+def test_randomized_defenses_on_the_digits(case: str, tmp_path: Path) -> None:
     threat = Threat("linf", 0.1)
     images = randens.data.load("digits", "test").subset(slice(0, 30))
     model = DIGITS[case](8)

@@ -109,7 +109,7 @@ def test_the_candidates_are_those_of_theorems_1_and_2() -> None:
 
 
 @pytest.mark.parametrize(("index", "used"), list(enumerate(PAPER)))
-def test_each_of_the_papers_vectors_has_its_own_unique_minimiser(index: int, used: tuple[int, ...]) -> None:
+def test_each_of_the_papers_vectors_has_its_own_unique_minimizer(index: int, used: tuple[int, ...]) -> None:
     profile = RiskProfile.from_configurations([EQUATION[k - 1] for k in used], [1 / len(used)] * len(used))
     risks = {c: profile.risk(np.array(c, dtype=float)) for c in candidates(3)}
     expected = THEOREM_2[index]

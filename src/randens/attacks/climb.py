@@ -13,7 +13,7 @@ from torch import Tensor
 from randens.attacks.game import even, linearized_game
 from randens.attacks.search import Search
 
-_LISTED = 8  # members that can be drawn: all 2^M sets are listed
+_LISTED = 8  # members that can be sampled: all 2^M sets are listed
 _GAMES = 12  # games per input and choice; a set that they leave undecided is tried
 
 

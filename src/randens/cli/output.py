@@ -23,7 +23,7 @@ def show(result: Any, as_json: bool, lines: Iterable[Any]) -> None:
 
 
 def print_lines(lines: Iterable[Any]) -> None:
-    """Print tables and sentences; numbers and paths are neither coloured nor wrapped."""
+    """Print tables and sentences; numbers and paths are neither colored nor wrapped."""
     from rich.console import Console
 
     console = Console(highlight=False, soft_wrap=True, emoji=False)

@@ -39,7 +39,7 @@ class NetworkFile(Document):
 
 
 class Member(Document):
-    """What can be drawn: the mean of the logits of some files, by their numbers, with these weights."""
+    """What can be sampled: the mean of the logits of some files, by their numbers, with these weights."""
 
     files: _Items[_Count]
     weights: _Items[_Share]
@@ -49,7 +49,7 @@ class Bundle(Document):
     """A bundle in the folder `path`, with a checked manifest; `read` verifies the files.
 
     probs: α [M]. classes: the labels' names. input_shape: of one input. threat: norm, eps and bounds. files: the
-    networks. members: what is drawn, one file or an average of several. ensemble: the fingerprint of the exported
+    networks. members: what is sampled, one file or an average of several. ensemble: the fingerprint of the exported
     ensemble. parity: the comparison with torch. versions: of the packages that made the bundle.
     """
 

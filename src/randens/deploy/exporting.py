@@ -62,7 +62,7 @@ def export(
     member : int, optional
         Export this member alone.
     average : int, optional
-        Export averages of this many members, drawn at random for every input; the number of members averages all.
+        Export averages of this many members, sampled at random for every input; the number of members averages all.
     probs : array, optional
         α instead of the ensemble's own.
     preprocessing : optional

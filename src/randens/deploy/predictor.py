@@ -18,9 +18,9 @@ __all__ = ["Prediction", "Predictor"]
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """Answers to n inputs: `labels` int64 [n] and `logits` float32 [n, C] of the member drawn for each input.
+    """Answers to n inputs: `labels` int64 [n] and `logits` float32 [n, C] of the member sampled for each input.
 
-    `members` int64 [n] are the drawn members. Logits reveal them too: where the draw must stay secret, pass
+    `members` int64 [n] are the sampled members. Logits reveal them too: where the draw must stay secret, pass
     on labels only.
     """
 
@@ -75,7 +75,7 @@ class Predictor:
         return self.members_at(np.frombuffer(os.urandom(8 * n), dtype=np.uint64))
 
     def predict(self, x: ArrayLike, member: int | None = None) -> Prediction:
-        """Answers for inputs [n, *input_shape], each by a member drawn for it alone, or all by `member`."""
+        """Answers for inputs [n, *input_shape], each by a member sampled for it alone, or all by `member`."""
         inputs = self.check(x)
         members = self.draw(len(inputs)) if member is None else np.full(len(inputs), member, dtype=np.int64)
         logits = np.empty((len(inputs), len(self.bundle.classes)), dtype=np.float32)

@@ -1,7 +1,7 @@
 """Serve a bundle over HTTP: predictions by draws that a client cannot predict, influence or learn.
 
 `create_app` makes the application, a plain FastAPI one; `serve` runs it behind Granian, whose options bound heads,
-trailers, idle time and the number of connections. Answers are labels; the drawn member is told in debug mode only.
+trailers, idle time and the number of connections. Answers are labels; the sampled member is told in debug mode only.
 """
 
 # Annotations are evaluated here: FastAPI reads those of the methods below.
@@ -61,7 +61,7 @@ class Settings:
     """How a server behaves.
 
     tokens: clients must send one of them, if there are any. threads: requests computed at once. max_body: bytes.
-    max_batch: inputs times draws. max_draws: for every input. pin: every client keeps the member drawn for it. debug:
+    max_batch: inputs times draws. max_draws: for every input. pin: every client keeps the member sampled for it. debug:
     tell which member answered. local: accept only host names of this machine. key: of cookies and pinned draws.
     """
 
@@ -101,7 +101,7 @@ class _Service:
         self._held = 0
 
     async def predict(self, request: Request, draws: int = 1, resize: bool = False) -> Response:
-        """Classify inputs, each by a member drawn for it alone or, pinned, by the client's member."""
+        """Classify inputs, each by a member sampled for it alone or, pinned, by the client's member."""
         settings, name = self.settings, self._client(request)
         if not 1 <= draws <= settings.max_draws:
             raise Refused(f"draws is {draws}; it must be from 1 to {settings.max_draws}")

@@ -1,7 +1,7 @@
 """Attacks of other packages as attacks of randens: Foolbox, torchattacks, ART, AutoAttack, adv_lib.
 
 Such an attack only proposes points. It attacks one deterministic classifier, a `View` of a member or of the mixture
-log Σ α_i softmax_i of all members that can be drawn. `Search` projects the points onto the threat, computes the exact
+log Σ α_i softmax_i of all members that can be sampled. `Search` projects the points onto the threat, computes the exact
 verdicts of every member and pools the witnesses. The package cannot change the members' modes, gradients or devices.
 """
 
@@ -96,7 +96,7 @@ Proposal = Callable[[View, Tensor, Tensor, Threat, int], Tensor]
 
 @dataclass(frozen=True)
 class Foreign(Attack):
-    """Another package's attack on the mixture, on each member that can be drawn, or on both in turn.
+    """Another package's attack on the mixture, on each member that can be sampled, or on both in turn.
 
     A member is attacked on the inputs at which it has not been fooled yet. The global random number generators are
     seeded for each call and restored after it. Stored witnesses know the attack by its `description`, tables by its

@@ -167,8 +167,8 @@ class RiskProfile:
         attempts : int or inf
             How many perturbed inputs the attacker may send; one error is enough.
         draw : str
-            ``"query"``: a member is drawn for every query, so q attempts succeed with probability 1 − (1 − r)^q.
-            ``"client"``: it is drawn once, so q attempts succeed if one of q perturbations fools that member; the
+            ``"query"``: a member is sampled for every query, so q attempts succeed with probability 1 − (1 − r)^q.
+            ``"client"``: it is sampled once, so q attempts succeed if one of q perturbations fools that member; the
             risk is the largest probability that q known sets cover together, and for q = inf that of their union.
 
         Returns
