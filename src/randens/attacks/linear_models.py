@@ -11,9 +11,7 @@ class LinearModels:
 
     def __init__(self, x: Tensor, errors: Tensor) -> None:
         self.x, self.have, self.errors = x, torch.zeros_like(errors), torch.zeros_like(errors)
-        self.classes = (
-            0  # runners-up that the models look at; models of another number are not kept beside them
-        )
+        self.classes = 0  # runners-up that the models look at; models of one number are kept at a time
 
     def known(self, rows: Tensor, points: Tensor, classes: int) -> Tensor:
         """Bool [k, M]: the models at `points` that are here."""

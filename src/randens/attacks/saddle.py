@@ -19,9 +19,7 @@ from randens.attacks.climb import Targets, climb
 from randens.attacks.game import even, linearized_game
 from randens.attacks.search import Search
 
-_REMOTE = (
-    1.5  # times ε: a member this far out of reach, by the linear model at the input, is soon passed over
-)
+_REMOTE = 1.5  # in ε: a member that the linear model at the input puts further away is soon passed over
 
 
 @register("saddle")
@@ -32,19 +30,14 @@ class Saddle(Attack):
     The first restart begins at the input and looks at each member's runner-up class; this decides most inputs with two
     or three passes per member. Later restarts begin at random points and look at several runners-up. Between climbs,
     the heaviest set that the linear models at the input do not rule out is aimed at from there.
-
     """
 
     moves: int = 6  # how often a target set is linearized again
     iterations: int = 20  # of each game
     orders: int = 2  # climbs per restart, each in another order of the members
     patience: int = 4  # failed searches for one member alone after which it is passed over
-    kappa: float = field(
-        default=0.05, metadata={"range": (0.0, 10.0)}
-    )  # how far, in ε, past a boundary games aim
-    trust: float = field(
-        default=0.6, metadata={"range": (0.01, 1.0)}
-    )  # length of each move to the one before
+    kappa: float = field(default=0.05, metadata={"range": (0.0, 10.0)})  # games aim past boundaries, in ε
+    trust: float = field(default=0.6, metadata={"range": (0.01, 1.0)})  # length of a move to the last one
     give_up: float = 0.4  # in ε: a set is given up once its game proves it further out of reach
     boundaries: int = 2  # runners-up that restarts after the first look at
     restarts: int = field(default=3, kw_only=True)
