@@ -105,6 +105,16 @@ def test_opposed_members_cannot_both_be_fooled() -> None:
         assert attacks.create("exact", Threat(norm, 0.5, (-1.0, 0.3)))(rec, x, y).risk.tolist() == [0.4]
 
 
+@pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
+def test_a_constant_member_is_wrong_everywhere_or_nowhere(norm: str) -> None:
+    constant = linear(torch.zeros(2, 1), torch.tensor([1.0, 0.0]))
+    sloped = linear(torch.tensor([[0.0], [1.0]]), torch.zeros(2))
+    rec = RandomizedEnsemble([constant, sloped])
+    attack = attacks.create("exact", Threat(norm, 0.5, None))
+    found = attack(rec, torch.tensor([[0.3], [0.7], [-0.3], [-0.7]]), torch.tensor([1, 1, 0, 0]))
+    assert found.errors.tolist() == [[True, True], [True, False], [False, True], [False, False]]
+
+
 def test_linear_members_of_any_form_are_recognized() -> None:
     """Images, normalization, two linear layers: still linear."""
     x = torch.rand(5, 1, 4, 4)

@@ -295,7 +295,8 @@ def _solve_linear(margins: Array, gradients: Array, problem: LinearProblem) -> t
     In l1, δ = a − b with a and b between 0 and the box, and Σ (a + b) ≤ ε.
     """
     d, radius = gradients.shape[1], problem.region.radius
-    scale = np.linalg.norm(gradients, 1 if radius is None else np.inf, axis=1).clip(1e-30)
+    scale = np.linalg.norm(gradients, 1 if radius is None else np.inf, axis=1)
+    scale[scale < 1e-30] = 1.0  # a constant member: a larger factor would make its margin infinite for the solver
     rows, right = gradients / scale[:, None], -margins / scale
     bounds: list[tuple[float | None, float | None]] = [*zip(problem.low, problem.high, strict=True)]
     if radius is not None:
