@@ -296,7 +296,8 @@ def _solve_linear(margins: Array, gradients: Array, problem: LinearProblem) -> t
     """
     d, radius = gradients.shape[1], problem.region.radius
     scale = np.linalg.norm(gradients, 1 if radius is None else np.inf, axis=1)
-    scale[scale < 1e-30] = 1.0  # a constant member: a larger factor would make its margin infinite for the solver
+    # A constant member's margin, divided by almost nothing, would be infinite for the solver.
+    scale[scale < 1e-30] = 1.0
     rows, right = gradients / scale[:, None], -margins / scale
     bounds: list[tuple[float | None, float | None]] = [*zip(problem.low, problem.high, strict=True)]
     if radius is not None:
