@@ -70,11 +70,10 @@ def test_evaluate_moves_members_there_and_back_and_results_to_the_cpu() -> None:
 
 
 def test_a_member_on_another_device_is_noticed() -> None:
-    x, y = (t[:4] for t in digits("test"))
     with Elsewhere():
         rec = RandomizedEnsemble([copy.deepcopy(convnet(0)).to(AWAY), convnet(1)])
-        with pytest.raises(InputError, match="on cpu, meta; say with device="):
-            evaluate(rec, (x, y), "pgd", eps=0.1)
+        with pytest.raises(InputError, match="on cpu, meta; say with device="), on_device(rec):
+            pass
 
 
 @pytest.mark.parametrize("name", ["cuda", "cuda:0", "mps", "gpu", "cuda:x", 3.5])

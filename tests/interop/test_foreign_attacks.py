@@ -289,7 +289,7 @@ def test_what_is_wrong_is_said_in_one_sentence() -> None:
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyautoattack", None)
-    with pytest.raises(ModelError, match=r"pyautoattack cannot be imported .*interop\.md"):
+    with pytest.raises(ModelError, match=r"pyautoattack cannot be imported .*other-libraries"):
         interop.from_autoattack(Threat("linf", 0.1))
 
 

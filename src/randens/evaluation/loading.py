@@ -44,7 +44,7 @@ def load_model(spec: str | os.PathLike[str]) -> Any:
             f"model is {text!r}; give a folder of RandomizedEnsemble.save, torchscript:PATH or onnx:PATH"
         )
     if ":" in text:
-        if text.partition(":")[0] not in ("timm", *_CODE):
+        if text.partition(":")[0] not in ("timm", "robustbench", *_CODE):
             with models.imported(text) as factory:
                 if _takes_seed(factory):
                     return RandomizedModel(factory)

@@ -92,7 +92,7 @@ class Witnesses:
         """
         if attack.enumerates:  # all fooled sets of all members, once
             probs = np.full(len(self.rec), 1 / len(self.rec))
-        if getattr(self.threat, "eps", 1) == 0:  # the inputs themselves are known
+        if self.threat.eps == 0 and not attack.enumerates:  # the inputs themselves are known
             return
         drawn, others = np.flatnonzero(probs), np.flatnonzero(probs == 0)
         risks = self.pool.best(probs)[0]
