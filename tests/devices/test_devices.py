@@ -14,6 +14,7 @@ from tests.devices.elsewhere import AWAY, Elsewhere, Mixed
 from tests.evaluation.evaluated import evaluate
 
 from randens import RandomizedEnsemble, Threat, attacks, models
+from randens.core.devices import on_device
 from randens.core.errors import InputError
 
 BALLS = (Threat("linf", 0.1), Threat("l2", 0.7), Threat("l1", 3.0))
