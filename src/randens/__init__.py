@@ -123,7 +123,7 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        message = f"randens.{name} needs torch, which is not installed; pip install 'randens[torch]'"
+        message = f"randens.{name} needs torch, which is not installed; pip install '.[torch]' in a clone"
         raise ModuleNotFoundError(message, name="torch") from error
     raise AttributeError(f"module 'randens' has no attribute {name!r}")
 

@@ -43,7 +43,7 @@ class TensorBoardTracker:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise InputError("tensorboard is missing: pip install 'randens[tensorboard]'") from error
+            raise InputError("tensorboard is missing: pip install '.[tensorboard]' in a clone") from error
         self.writer: Any = SummaryWriter(os.fspath(folder))
 
     def epoch(self, task: str, number: int, values: Values) -> None:

@@ -94,7 +94,7 @@ def test_tab(line: str, offered: list[str]) -> None:
         (FileError("cannot read x"), 2, "cannot read x"),
         (OSError(errno.ENOSPC, "No space left on device", "there"), 2, "No space left on device (there)"),
         (PermissionError(errno.EACCES, "Permission denied", "there"), 2, "Permission denied (there)"),
-        (ModuleNotFoundError("No module named 'onnxscript'", name="onnxscript"), 2, "randens[deploy]"),
+        (ModuleNotFoundError("No module named 'onnxscript'", name="onnxscript"), 2, "[deploy]"),
         (MemoryError(), 1, "not enough memory"),
         (ZeroDivisionError("division by zero"), 1, "set RANDENS_DEBUG=1 for the traceback"),
         (RecursionError("too deep"), 1, "unforeseen RecursionError: too deep"),

@@ -58,7 +58,7 @@ def evaluate(
     from randens.evaluation.inputs import as_rec
     from randens.threat import grid
 
-    radii = grid("--eps", eps) if eps is not None and (":" in eps or "," in eps) else None
+    radii = None if eps is None or len(grid("--eps", eps)) == 1 else grid("--eps", eps)
     tries = [_tries(part) for part in attempts.split(",")] if attempts is not None else []
     if radii is not None and tries:
         raise InputError(f"--attempts is {attempts} and --eps has several radii; give one --eps")

@@ -134,7 +134,7 @@ def _failed(error: Exception, words: list[str]) -> int:
         if message and (context := getattr(error, "ctx", None)) is not None:
             message = f"{message} See `{context.command_path} --help`."
     elif isinstance(error, ModuleNotFoundError) and extra is not None:
-        message = f"{package} is not installed and {words[0]!r} needs it; pip install 'randens[{extra}]'"
+        message = f"{package} is not installed and {words[0]!r} needs it; pip install '.[{extra}]' in a clone"
     elif isinstance(error, OSError) and not isinstance(error, RandensError):
         where = f" ({error.filename})" if error.filename is not None else ""
         message = f"{error.strerror or type(error).__name__}{where}"

@@ -128,9 +128,7 @@ def _session(bundle: Bundle, index: int, threads: int) -> Any:
     try:
         runtime = importlib.import_module("onnxruntime")
     except ImportError:
-        raise ModelError(
-            "a bundle needs ONNX Runtime; install it with `pip install 'randens[runtime]'`"
-        ) from None
+        raise ModelError("a bundle needs ONNX Runtime; run `pip install '.[runtime]'` in a clone") from None
     options = runtime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1

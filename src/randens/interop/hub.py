@@ -63,5 +63,5 @@ def _hub() -> Any:
     try:
         import huggingface_hub
     except ImportError:
-        raise ModelError("the hub needs huggingface_hub; run `pip install 'randens[hub]'`") from None
+        raise ModelError("the hub needs huggingface_hub; run `pip install '.[hub]'` in a clone") from None
     return huggingface_hub

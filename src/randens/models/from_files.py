@@ -95,7 +95,7 @@ def onnx(path: str | os.PathLike[str]) -> OnnxMember:
     try:
         runtime = importlib.import_module("onnxruntime")
     except ImportError:
-        raise ModelError(f"{path} needs ONNX Runtime; run `pip install 'randens[deploy]'`") from None
+        raise ModelError(f"{path} needs ONNX Runtime; run `pip install '.[deploy]'` in a clone") from None
     options = runtime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 3
