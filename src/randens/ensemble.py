@@ -173,7 +173,7 @@ class RandomizedEnsemble(_Ensemble):
     threat : Threat, optional
         What the ensemble is meant to resist.
     seed : int, optional
-        Of the draws, for tests; the operating system's entropy by default.
+        Seed of the draws, for tests; the operating system's entropy by default.
 
     Examples
     --------

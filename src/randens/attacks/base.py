@@ -146,7 +146,7 @@ class Attack:
         Returns
         -------
         AttackResult
-            Of the inputs `rows`, in their order.
+            What was found on the inputs `rows`, in their order.
         """
         parts = [found for _, found in self.batches(rec, data, rows=rows, start=start, progress=progress)]
         if not parts:

@@ -151,7 +151,7 @@ def advise(
     attempts : int or inf
         How often an attacker may try, each time against a fresh draw: accuracies and choices are for that.
     confidence : float
-        Of the intervals.
+        Confidence level of the intervals.
     **settings
         eps, norm, threat, device, preprocessing, probs, split, limit, seed, folder, progress as for `randens.evaluate`.
 

@@ -109,7 +109,7 @@ def curve(
     average : bool
         Also attack the average of all logits.
     confidence : float
-        Of the intervals.
+        Confidence level of the intervals.
     **settings
         norm, device, preprocessing, probs, split, limit, seed, folder, progress as for `randens.evaluate`.
 

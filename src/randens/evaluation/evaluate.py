@@ -60,7 +60,7 @@ def evaluate(
     also : mapping, optional
         Further probabilities to attack, by name; None stands for uniform.
     confidence : float
-        Of the intervals.
+        Confidence level of the intervals.
     eps : float or str, optional
         Radius of the perturbations, e.g. ``8/255`` or ``"8/255"``. Default: the attack's, else the ensemble's own,
         else 8/255.

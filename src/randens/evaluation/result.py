@@ -145,7 +145,7 @@ class Evaluation(Result):
 
     @property
     def accuracy(self) -> Accuracy:
-        """Of the randomized ensemble at its probabilities."""
+        """Natural and robust accuracy of the randomized ensemble at its probabilities."""
         return Accuracy(self.natural, self.robust)
 
     @property
@@ -184,7 +184,7 @@ class Evaluation(Result):
 
     @property
     def deterministic(self) -> Accuracy | None:
-        """Of the deterministic ensemble (all logits averaged), if it was evaluated."""
+        """Accuracies of the average of all logits, if it was evaluated."""
         return None if self.average is None else Accuracy(*(self._mean(~errors) for errors in self.average))
 
     @property

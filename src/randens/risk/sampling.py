@@ -49,7 +49,7 @@ def optimal_sampling(
     clean_risks : array, optional
         [M], decides between equally good probabilities, for the methods ``"exact"`` and ``"candidates"``.
     confidence : float, optional
-        Of the upper confidence bound, 0.95 by default. `.upper` bounds the risk against the perturbations found for
+        Level of the upper bound, 0.95 by default. `.upper` bounds the risk against the perturbations found for
         all α at once; with ``reference="uniform"`` α minimizes the bound of the excess over uniform instead.
     attempts : int or inf
         Minimize the risk after so many attempts, with a fresh draw for each (method ``"exact"``). That risk is not
