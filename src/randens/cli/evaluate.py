@@ -58,11 +58,12 @@ def evaluate(
     from randens.evaluation.inputs import as_rec
     from randens.threat import grid
 
-    radii = None if eps is None or len(grid("--eps", eps)) == 1 else grid("--eps", eps)
+    radii = () if eps is None else grid("--eps", eps)
+    several = len(radii) > 1
     tries = [_tries(part) for part in attempts.split(",")] if attempts is not None else []
-    if radii is not None and tries:
+    if several and tries:
         raise InputError(f"--attempts is {attempts} and --eps has several radii; give one --eps")
-    largest = eps if radii is None else max(radii) or 1e-9
+    largest = max(radii, default=None)
     case = open_case(model, data=data, attack=attack, norm=norm, eps=largest, fresh=fresh, verify=verify)
     random = case.run is None and as_rec(case.model).stochastic
     new_run = output if random and output is not None and not output.suffix else None
@@ -71,7 +72,7 @@ def evaluate(
     part: Any = {"split": split, "limit": limit, "folder": case.store}
     with workers(device) as processes, bars() as progress:
         part |= {"device": processes.device, "progress": progress}
-        if radii is not None:
+        if several:
             result: Any = curve(case.model, case.data, case.attacks, eps=radii, **part)
         else:
             part |= {"also": None if random else {"uniform": None}, "attempts": tries}

@@ -196,8 +196,8 @@ class Witnesses:
             failed = count - self.verified[1]
             if failed > max(1, _FAILED * count):
                 raise FileError(
-                    f"{failed} of {count} witnesses in {store.path} no longer fool the members they did: the members "
-                    "differ in something that is not in their weights; use --fresh"
+                    f"{failed} of {count} witnesses in {store.path} do not fool the members they are stored for: the "
+                    "members differ in something that is not in their weights; use --fresh"
                 )
         self.pool = clean.merge(self.pool)
 
