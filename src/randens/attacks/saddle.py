@@ -59,13 +59,8 @@ class Saddle(Attack):
         point, verdicts = start.clone(), torch.zeros_like(target)
         left = torch.arange(len(rows), device=s.device)
         weights, eps = even(target).to(s.x.dtype), s.threat.eps
-        for move in range(self.moves + 1):
-            if not len(left):
-                break
+        for move in range(self.moves):
             now, here, aim = rows[left], point[left], target[left]
-            if move == self.moves:
-                verdicts[left] = s.judge(now, here, aim)
-                break
             margin, slope, errors = s.linearize(now, here, aim, classes)
             verdicts[left] = s.judge(now, here, aim, errors)
             open_ = (aim & ~errors).any(dim=1)
@@ -82,4 +77,7 @@ class Saddle(Attack):
             # Given up: out of reach by more than the model errs, which falls with the square of its reach.
             error = (self.give_up - self.kappa) * self.trust ** (2 * max(0, move - 1))
             left = left[floor <= (self.kappa + error) * eps]
+            if not len(left):
+                break
+        verdicts[left] = s.judge(rows[left], point[left], target[left])
         return point, verdicts
