@@ -19,7 +19,7 @@ from pathlib import Path
 from paper.reproduce.measure import ALPHA
 from paper.reproduce.page import reproduce
 from paper.reproduce.plan import SCALES, hours, plan
-from randens.cli.output import show
+from randens.cli.choices import show
 from randens.core.errors import RandensError
 from randens.core.progress import bars
 

@@ -34,7 +34,7 @@ from randens.evaluation import (
     optimize_sampling,
 )
 from randens.report import write_report
-from randens.report.verdicts import against, worth
+from randens.report.runs import against, worth
 from randens.training import Recipe, train
 
 __all__ = ["Quickstart", "quickstart", "recipes"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from randens.report.landscape import landscape_data, solve
+from randens.report.figures import solve
+from randens.report.page import landscape_data
 from randens.risk import RiskProfile
 
 

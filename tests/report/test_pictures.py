@@ -13,8 +13,8 @@ import torch
 from PIL import Image
 
 import randens
-from randens.report.load import load_run
 from randens.report.pictures import gallery, to_png
+from randens.report.runs import load_run
 
 
 def pixels(uri: str) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:

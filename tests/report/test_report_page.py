@@ -21,9 +21,8 @@ from randens.core.errors import FileError, InputError
 from randens.core.files import read_json, write_json
 from randens.evaluation import difference
 from randens.report import write_explorer, write_report
-from randens.report.load import load_run, load_runs
 from randens.report.page import fill
-from randens.report.verdicts import compare, verdicts
+from randens.report.runs import compare, load_run, load_runs, verdicts
 
 
 class Reader(HTMLParser):
@@ -192,21 +191,8 @@ def test_runs_are_compared_over_the_same_inputs(tmp_path: Path) -> None:
     expected = difference(1 - two.risk, 1 - one.risk)
     assert f"{100 * expected:+.1f} ({100 * expected.low:+.1f} to {100 * expected.high:+.1f})" in text
     assert f"one is {100 * abs(expected):.1f} points more robust than two (" in text
-    other = compare(one, chosen_evaluation(2, data="mnist"))
-    assert isinstance(other, str)
-    assert "other data" in other
-
-
-def test_unpaired_intervals_cover_the_truth() -> None:
-    """Two samples of one population have the same accuracy: about 95 % of the intervals must hold 0."""
-    held = 0
-    for seed in range(60):
-        found = compare(
-            chosen_evaluation(2, n=150, seed=2 * seed), chosen_evaluation(2, n=140, seed=2 * seed + 1)
-        )
-        assert not isinstance(found, str)
-        held += found[1].low <= 0 <= found[1].high
-    assert held >= 51
+    assert "other data" in str(compare(one, chosen_evaluation(2, data="mnist")))
+    assert "other inputs" in str(compare(one, chosen_evaluation(2, n=one.n - 1)))
 
 
 def test_training_budgets_are_compared(tmp_path: Path) -> None:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from randens.cli import choices
-from randens.cli.choices import open_case
-from randens.cli.output import Json, print_lines
+from randens.cli.choices import Json, open_case, print_lines
 from randens.core.errors import InputError, number
 from randens.core.progress import bars
 

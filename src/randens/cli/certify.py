@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from randens.cli import choices
-from randens.cli.choices import open_case
-from randens.cli.output import Json
+from randens.cli.choices import Json, open_case
 from randens.core.progress import bars
 
 

@@ -1,18 +1,18 @@
-"""Options that several commands share, with one meaning everywhere, and the opening of what they name."""
+"""What commands share: options with one meaning everywhere, opening what they name, printing results."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from randens.cli.output import print_lines, show
 from randens.core.errors import FileError, InputError
+from randens.core.files import plain
 
 if TYPE_CHECKING:
     from randens.attacks import Attack
@@ -60,6 +60,25 @@ Output = Annotated[
     Path | None,
     typer.Option(help="Write there: .json, a table (.md, .tex) or a drawing (.png, .svg, .pdf)."),
 ]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+
+def show(result: Any, as_json: bool, lines: Iterable[Any]) -> None:
+    """Print a result: itself as JSON for programs, or tables and sentences for people."""
+    if as_json:
+        # NaN is refused, because it is not JSON.
+        typer.echo(json.dumps(plain(result), indent=2, allow_nan=False, ensure_ascii=False))
+    else:
+        print_lines(lines)
+
+
+def print_lines(lines: Iterable[Any]) -> None:
+    """Print tables and sentences; numbers and paths are neither colored nor wrapped."""
+    from rich.console import Console
+
+    console = Console(highlight=False, soft_wrap=True, emoji=False)
+    for line in lines:
+        console.print(line, markup=False)
 
 
 @dataclass(frozen=True)

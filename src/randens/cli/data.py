@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from randens.cli.output import Json, show
+from randens.cli.choices import Json, show
 from randens.core.errors import FileError
 from randens.core.files import plain
 from randens.core.progress import bars

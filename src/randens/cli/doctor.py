@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from randens.cli.output import Json, show
+from randens.cli.choices import Json, show
 
 
 def doctor(as_json: Json = False) -> None:

@@ -8,8 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from randens.cli import choices
-from randens.cli.choices import open_case
-from randens.cli.output import Json
+from randens.cli.choices import Json, open_case
 from randens.core.errors import InputError, number
 from randens.core.progress import bars
 

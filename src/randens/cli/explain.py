@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from randens.cli.output import Json, show
+from randens.cli.choices import Json, show
 from randens.core.errors import InputError, number
 
 

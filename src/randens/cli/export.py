@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from randens.cli import choices
-from randens.cli.output import Json, show
+from randens.cli.choices import Json, show
 from randens.core.errors import InputError
 from randens.core.progress import bars
 

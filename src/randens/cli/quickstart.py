@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from randens.cli.choices import Device
-from randens.cli.output import Json, show
+from randens.cli.choices import Device, Json, show
 from randens.core.progress import bars
 
 if TYPE_CHECKING:

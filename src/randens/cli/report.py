@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from randens.cli.output import Json, show
+from randens.cli.choices import Json, show
 from randens.core.errors import unknown
 
 
@@ -36,9 +36,8 @@ def report(
     Example: randens report runs/quickstart-1 runs/quickstart-1/at
     """
     from randens.report import FIGURES, write_figure
-    from randens.report.load import load_runs
     from randens.report.page import write_page
-    from randens.report.verdicts import verdicts
+    from randens.report.runs import load_runs, verdicts
 
     if figure is not None and figure.lower() not in FIGURES:
         unknown("figure", figure, FIGURES)

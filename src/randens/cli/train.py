@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from randens.cli.output import Json, show
+from randens.cli.choices import Json, show
 from randens.core.errors import InputError
 from randens.core.progress import bars, silent
 

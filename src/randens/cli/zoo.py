@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from randens.cli.output import Json, show
+from randens.cli.choices import Json, show
 
 app = typer.Typer(
     help="Trained ensembles that come with randens.", no_args_is_help=True, rich_markup_mode=None

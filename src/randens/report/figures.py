@@ -21,9 +21,8 @@ from randens.core.errors import FileError, InputError, unknown
 from randens.core.files import write_atomic
 from randens.evaluation import Estimate, Evaluation
 from randens.evaluation.tables import count
-from randens.report.landscape import solve
-from randens.report.load import LoadedRun, load_run
-from randens.risk import candidates
+from randens.report.runs import LoadedRun, load_run
+from randens.risk import RiskProfile, Sampling, candidates, optimal_sampling
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,6 +33,7 @@ COLORS = ("#0067a5", "#b84a00", "#00745a", "#9b3f77", "#6b5900", "#4b4b4b")
 QUIET, GRID = "#50606e", "#e3e8ec"
 WIDTH = 5.6  # inches
 FORMATS = ("png", "svg", "pdf")
+MOST_SOLVED = 16  # members; up to so many a report finds the optimum itself
 _DASHES = ("-", "--", ":", "-.")
 _MARKERS = ("o", "D", "s", "*")
 _ATTEMPTS = (1, 2, 3, 5, 10, 20, 50, 100)
@@ -152,10 +152,9 @@ def lines(
     *,
     percent: bool = True,
     log: bool = False,
-    rule: tuple[float, str] | None = None,
-    breaks: Sequence[float] = (),
+    rules: Sequence[tuple[float, str]] = (),
 ) -> Figure:
-    """Lines over x, with bands for intervals. rule: a vertical line with a name. breaks: vertical lines."""
+    """Lines over x, with bands for intervals. rules: vertical lines with their names."""
     figure = _figure(3.3)
     axes = figure.add_subplot()
     times = 100 if percent else 1
@@ -167,11 +166,9 @@ def lines(
         if all(isinstance(y, Estimate) for y in line.y) and number < 2:
             ends = [(times * y.low, times * y.high) for y in line.y if isinstance(y, Estimate)]
             axes.fill_between(line.x, *np.array(ends).T, color=COLORS[number % 6], alpha=0.13, linewidth=0)
-    for at in breaks:
+    for at, name in rules:
         axes.axvline(at, color=QUIET, linewidth=0.8, linestyle=":", zorder=1)
-    if rule is not None:
-        axes.axvline(rule[0], color=QUIET, linewidth=0.8, linestyle=":", zorder=1)
-        axes.annotate(f" {rule[1]}", (rule[0], 1), xycoords=("data", "axes fraction"), va="top", color=QUIET)
+        axes.annotate(f" {name}", (at, 1), xycoords=("data", "axes fraction"), va="top", color=QUIET)
     if log:
         axes.set_xscale("log")
         axes.set_xticks(series[0].x, [f"{x:g}" for x in series[0].x])
@@ -294,10 +291,10 @@ def curve_lines(document: Mapping[str, Any]) -> list[Line]:
     return found
 
 
-def curve(document: Mapping[str, Any], rule: tuple[float, str] | None = None) -> Figure:
+def curve(document: Mapping[str, Any], rules: Sequence[tuple[float, str]] = ()) -> Figure:
     """Robust accuracy over ε."""
     norm = str(document["about"]["threat"]["norm"])
-    return lines(curve_lines(document), f"radius ε in {norm}", "robust accuracy", rule=rule)
+    return lines(curve_lines(document), f"radius ε in {norm}", "robust accuracy", rules=rules)
 
 
 def training(epochs: Sequence[Any], loss: bool = False) -> Figure:
@@ -309,7 +306,7 @@ def training(epochs: Sequence[Any], loss: bool = False) -> Figure:
     }
     number = range(1, len(epochs) + 1)
     begins = [
-        n
+        (n, "")
         for n, a, b in zip(number, [{}, *epochs], epochs, strict=False)
         if a and a.get("member") != b.get("member")
     ]
@@ -317,14 +314,14 @@ def training(epochs: Sequence[Any], loss: bool = False) -> Figure:
     if loss:
         means = [(n, float(np.mean(e["loss"]))) for n, e in zip(number, epochs, strict=True) if e.get("loss")]
         return lines(
-            [Line("loss", *zip(*means, strict=True))], words, "training loss", percent=False, breaks=begins
+            [Line("loss", *zip(*means, strict=True))], words, "training loss", percent=False, rules=begins
         )
     series = []
     for key, name in names.items():
         known = [(n, float(e[key])) for n, e in zip(number, epochs, strict=True) if e.get(key) is not None]
         if known:
             series.append(Line(name, *zip(*known, strict=True)))
-    return lines(series, words, "accuracy", breaks=begins)
+    return lines(series, words, "accuracy", rules=begins)
 
 
 def landscape(result: Evaluation) -> Figure:
@@ -392,6 +389,16 @@ def landscape(result: Evaluation) -> Figure:
     axes.legend(loc="upper left", bbox_to_anchor=(-0.25, 1.02))
     figure.text(0.03, -0.02, note, color=QUIET, fontsize=9)
     return figure
+
+
+def solve(profile: RiskProfile, clean_risks: Any = None) -> Sampling | None:
+    """The optimum over all probabilities on this profile, with its certificate.
+
+    None for one member, where there is nothing to choose, and for many, where it may take minutes.
+    """
+    if not 2 <= profile.members <= MOST_SOLVED:
+        return None
+    return optimal_sampling(profile, method="exact", clean_risks=clean_risks)
 
 
 FIGURES: dict[str, Callable[[LoadedRun], Figure]] = {

@@ -1,4 +1,6 @@
-"""Write one self-contained HTML file: no network, no foreign script; the templates escape all data."""
+"""Write self-contained HTML files, the report and the teaching page: no network, no foreign script; the templates
+escape all data.
+"""
 
 from __future__ import annotations
 
@@ -7,25 +9,37 @@ import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import jinja2
+import numpy as np
 from markupsafe import Markup
+from numpy.typing import ArrayLike
 
 from randens._version import __version__
-from randens.core.errors import InputError
+from randens.core.errors import InputError, ModelError
 from randens.core.files import write_atomic
 from randens.evaluation.result import THREAT_MODEL
 from randens.evaluation.tables import probs_text
-from randens.report.landscape import landscape_data, solve
-from randens.report.load import LoadedRun, load_runs
+from randens.report.figures import solve
+from randens.report.runs import LoadedRun, about_text, labels, load_runs, verdicts
 from randens.report.sections import cards, missing, results, sections, tried
-from randens.report.verdicts import about_text, labels, verdicts
+from randens.risk import RiskProfile, Sampling, candidates
+from randens.risk.theorems import MOST_CANDIDATE_MEMBERS
 
-__all__ = ["fill", "render", "write_page", "write_report"]
+__all__ = ["EXAMPLES", "fill", "landscape_data", "render", "write_explorer", "write_page", "write_report"]
 
 MOST_BYTES = 6_000_000
+EXAMPLES: dict[str, str] = {
+    "two that conflict at 6 of 10 inputs": "0.6: 10 01\n0.4: 00",
+    "any one of three but never two": "0.6: 100 010 001\n0.4: 000",
+    "any two of three but not all": "0.5: 110 101 011\n0.5: 000",
+    "a strong member and two weak ones": "0.3: 100 010 001\n0.5: 010 001\n0.2: 000",
+    "a robust member beside a broken one": "0.45: 10 01\n0.55: 01",
+}
+"""Configurations to start from, as the page takes them."""
 
 
 def write_report(
@@ -106,6 +120,74 @@ def _lead(one: LoadedRun) -> str:
     if one.rec is not None and one.rec.probs.tolist() != result.probs.tolist():
         said += f" The ensemble has α = {probs_text(one.rec.probs.tolist())} since then: evaluate it again."
     return said
+
+
+def landscape_data(
+    profile: RiskProfile,
+    *,
+    marks: Sequence[tuple[str, ArrayLike]] = (),
+    start: ArrayLike | None = None,
+    optimum: Sampling | None = None,
+) -> dict[str, Any]:
+    """Plain values for the page: the profile, points to mark by name, where to start, the optimum with its proof.
+
+    Sets are written as hexadecimal masks (bit i is member i), configurations separated by spaces.
+    """
+    edges = profile.starts.tolist()
+    words = [f"{mask:x}" for mask in profile.masks.tolist()]
+    return {
+        "members": profile.members,
+        "weights": profile.weights.tolist(),
+        "sets": " ".join(",".join(words[a:b]) for a, b in pairwise(edges)),
+        "candidates": [[str(p) for p in row] for row in candidates(profile.members)]
+        if 2 <= profile.members <= MOST_CANDIDATE_MEMBERS
+        else [],
+        "marks": [{"name": name, "probs": np.asarray(probs).tolist()} for name, probs in marks],
+        "start": None if start is None else np.asarray(start).tolist(),
+        "optimum": None if optimum is None else _optimum(profile, optimum),
+    }
+
+
+def _optimum(profile: RiskProfile, optimum: Sampling) -> dict[str, Any]:
+    """The optimum and its certificate: q for rows of the profile's sets, which the page checks by adding."""
+    proof = optimum.certificate
+    data: dict[str, Any] = {
+        "probs": optimum.probs.tolist(),
+        "risk": optimum.risk,
+        "lower_bound": optimum.lower_bound,
+        "rows": None,
+        "mass": None,
+    }
+    if proof is not None:
+        if not proof.verify(profile):
+            raise ModelError("the certificate of the optimum does not verify; this is a fault of the solver")
+        owner = np.repeat(np.arange(len(profile.weights)), np.diff(profile.starts))
+        place = {key: row for row, key in enumerate(zip(owner.tolist(), profile.masks.tolist(), strict=True))}
+        data["rows"] = [
+            place[key] for key in zip(proof.configuration.tolist(), proof.masks.tolist(), strict=True)
+        ]
+        data["mass"] = proof.mass.tolist()
+    return data
+
+
+def write_explorer(output: str | os.PathLike[str]) -> Path:
+    """Write the page; its numbers are changed in it.
+
+    Examples
+    --------
+    >>> write_explorer("explorer.html").name
+    'explorer.html'
+    """
+    start = {"candidates": {str(m): [[str(p) for p in row] for row in candidates(m)] for m in (2, 3)}}
+    text = fill(
+        "explore.html",
+        title="Risk landscapes by hand",
+        data={"start": start},
+        scripts=["landscape.js", "explore.js"],
+        examples=EXAMPLES,
+    )
+    write_atomic(output, text.encode())
+    return Path(output)
 
 
 def fill(template: str, *, scripts: Sequence[str], data: Mapping[str, Any], **values: Any) -> str:

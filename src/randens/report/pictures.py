@@ -19,7 +19,7 @@ from randens.evaluation import Evaluation
 from randens.evaluation.loading import run_data
 from randens.evaluation.loop import Witnesses
 from randens.evaluation.result import worst_inputs
-from randens.report.load import LoadedRun
+from randens.report.runs import LoadedRun
 from randens.threat import Threat
 from randens.witness import WitnessPool, WitnessStore
 

@@ -14,11 +14,9 @@ import numpy as np
 from randens.evaluation import Estimate, Evaluation
 from randens.evaluation.tables import About, Table, between, count, percent, probs_text
 from randens.report import figures
-from randens.report.figures import Point
-from randens.report.landscape import MOST_SOLVED
-from randens.report.load import DAMAGED, LoadedRun
+from randens.report.figures import MOST_SOLVED, Point
 from randens.report.pictures import Example, gallery
-from randens.report.verdicts import about_text, compare, gain, labels, worth
+from randens.report.runs import DAMAGED, LoadedRun, about_text, compare, gain, labels, worth
 
 _COMMANDS = {
     "advice": ("what to deploy", "randens advise {}"),
@@ -303,11 +301,11 @@ def _together(result: Evaluation) -> Section | None:
 def _radius(result: Evaluation | None, note: Document) -> Section:
     threat = {} if result is None else result.about.threat
     same = threat.get("norm") == note["about"]["threat"]["norm"] and "eps" in threat
-    rule = (float(threat["eps"]), "evaluated ε") if same else None
+    rules = [(float(threat["eps"]), "evaluated ε")] if same else []
     lines = figures.curve_lines(note)
     rows = [(f"{x:.4g}", *(percent(line.y[i]) for line in lines)) for i, x in enumerate(lines[0].x)]
     picture = Picture(
-        figures.data_uri(partial(figures.curve, note, rule)),
+        figures.data_uri(partial(figures.curve, note, rules)),
         f"Robust accuracy at {len(rows)} radii",
         "Bands are confidence intervals.",
     )
