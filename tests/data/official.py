@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from randens.data.formats import Bytes, Parts
+from randens.data.catalogue import Bytes, Parts
 
 
 def color(train: int = 20, test: int = 10, classes: int = 10, seed: int = 0) -> Parts:

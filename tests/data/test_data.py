@@ -163,7 +163,7 @@ def test_types_and_axes(x: Any, shape: tuple[int, ...], dtype: torch.dtype, note
         ((PIXELS.astype(np.int64), LABELS), {}, "floating point, or uint8"),
         ((PIXELS[:0], LABELS[:0]), {}, "empty"),
         ((PIXELS[0, 0, 0], LABELS[:4]), {}, r"\[n, ...\]"),
-        ((PIXELS, LABELS[:3]), {}, "7 inputs and 3 labels"),
+        ((PIXELS, LABELS[:3]), {}, r"y \(3,\); give inputs"),
         ((PIXELS, np.eye(3)[LABELS]), {}, "give integers"),
         ((PIXELS, LABELS), {"classes": 2}, "from 0 to 2; labels of 2 classes"),
         ((PIXELS, LABELS - 1), {}, "from -1 to 1"),

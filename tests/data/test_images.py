@@ -1,4 +1,4 @@
-"""Folders of images."""
+"""Folders of files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from randens import data
 from randens.core.errors import FileError, InputError, RandensError
-from randens.data import convert, images
+from randens.data import files
 
 
 def picture(path: Path, value: int = 7, mode: str = "RGB", size: tuple[int, int] = (5, 4)) -> None:
@@ -51,17 +51,17 @@ def test_rows_and_columns_are_not_swapped(tmp_path: Path) -> None:
 
 def test_a_large_folder_is_decoded_row_by_row(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = data.image_folder(folder)
-    monkeypatch.setattr(convert, "_IN_MEMORY", 0)
+    monkeypatch.setattr(files, "_IN_MEMORY", 0)
     lazy = data.image_folder(folder)
-    assert isinstance(lazy.stored, images.ImageFiles)
+    assert isinstance(lazy.stored, files.ImageFiles)
     read: list[Path] = []
-    decode = images.read_image
+    decode = files.read_image
 
     def noted(file: Path, *options: Any) -> torch.Tensor:
         read.append(file)
         return decode(file, *options)
 
-    monkeypatch.setattr(images, "read_image", noted)
+    monkeypatch.setattr(files, "read_image", noted)
     assert torch.equal(lazy[np.array([3, 1])][0], whole[[3, 1]][0])
     assert torch.equal(lazy.subset([2, 0]).subset(slice(1, 2))[:][0], whole[[0]][0])
     assert [file.name for file in read] == ["b.png", "x.bmp", "y.PNG"]

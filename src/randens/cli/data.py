@@ -31,9 +31,7 @@ def list_(as_json: Json = False) -> None:
     for name in data.names():
         known = data.entry(name)
         counts = {"classes": len(known.classes), **known.sizes}
-        rows.append(
-            {"name": name, "title": known.title, "shape": known.shape, **counts, "present": here[name]}
-        )
+        rows.append({"name": name, "shape": known.shape, **counts, "present": here[name]})
         shape = "×".join(map(str, known.shape))
         table.add_row(name, shape, *map(str, counts.values()), "yes" if here[name] else "no")
     show(rows, as_json, [table, f"They are in {data.data_folder()}; RANDENS_DATA names another folder."])

@@ -1,15 +1,13 @@
 """Data sets: one `Data` class, `as_data` for anything, named data sets, augmentation."""
 
-from randens.data.augment import Augment
 from randens.data.convert import as_data, image_folder
-from randens.data.data import SPLITS, Data, called, check_range
-from randens.data.fetch import Fetched, data_folder, entry, fetch, load, names, present, verify
+from randens.data.data import SPLITS, Augment, Data, called, check_range
+from randens.data.fetch import data_folder, entry, fetch, load, names, present, verify
 
 __all__ = [
     "SPLITS",
     "Augment",
     "Data",
-    "Fetched",
     "as_data",
     "called",
     "check_range",

