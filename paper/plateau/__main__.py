@@ -4,13 +4,15 @@
     python -m paper.plateau measure --limit 1000   attack the networks of this folder; the first 1,000 test images
 
 IAT: the networks at50-s*, trained independently, as many as are finished. BARRE: barre25, whose first member is
-at50-s0. Everything found is kept in a witness store (--store): the same command continues, and a larger limit attacks
-the further images only.
+at50-s0. Images are attacked in blocks; after each the evaluations in --out hold all images so far, so the table can be
+printed meanwhile, and the same command continues after any stop. Everything found is kept in a witness store (--store),
+so a further member, or a larger limit, repeats no attack. Several processes may divide the judges among them.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,8 @@ from randens.core.files import read_json
 from randens.core.progress import bars
 from randens.evaluation import Estimate, Evaluation, difference, estimate
 from randens.evaluation.intervals import two_way
+from randens.witness import WitnessPool
+from randens.witness.fingerprints import fingerprint
 
 FOLDER = Path(__file__).parent
 JUDGES = {"arc-r": "ARC-R", "standard": "the suite"}
@@ -32,6 +36,8 @@ PAYS = 0.02
 """Uniform sampling of five networks must be so far above the best of them under the suite for "it pays"."""
 VALIDATION = 1000
 """α is chosen on this many validation images."""
+BLOCK = 500
+"""So many images are attacked by everything before the next ones are."""
 
 Weights = NDArray[np.float64]
 
@@ -51,20 +57,57 @@ def measure(
     rec: RandomizedEnsemble, name: str, judge: str, limit: int | None, out: Path, store: Path
 ) -> None:
     """Attack the first m members for every m, sampled and averaged; α is also chosen, on validation images."""
-    size, held = len(rec), data.load("cifar10", "validation")
+    size, held, test = len(rec), data.load("cifar10", "validation"), data.load("cifar10", "test")
     with bars() as progress:
-        few = min(limit or VALIDATION, VALIDATION)
         # A store for each judge, because what the suite finds must not count for ARC-R.
         options: dict[str, Any] = {"folder": store / "arc-r", "progress": progress}
-        chosen = optimize_sampling(rec, held, "arc-r", confidence=0.95, limit=few, max_sweeps=4, **options)
-        options["folder"] = store / judge
+        chosen = optimize_sampling(
+            rec, held, "arc-r", confidence=0.95, limit=VALIDATION, max_sweeps=4, **options
+        )
+        options.update(folder=store / judge, threat=rec.threat)
         also = {f"first {m}": first(m, size) for m in range(1, size)} | {"chosen": chosen.probs}
-        test = data.load("cifar10", "test")
-        evaluate(rec, test, judge, limit=limit, also=also, **options).save(out / f"{name}-{judge}.json")
+        models: dict[str, Any] = {f"{name}-{judge}": rec}
         for m in range(2, size):
             mean = DeterministicEnsemble(list(rec.members)[:m])
-            averaged = evaluate(mean, test, judge, threat=rec.threat, limit=limit, **options)
-            averaged.save(out / f"{name}-average{m}-{judge}.json")
+            models[f"{name}-average{m}-{judge}"] = RandomizedEnsemble([mean], threat=rec.threat)
+        whole = min(limit or len(test), len(test))
+        for end in (*range(BLOCK, whole, BLOCK), whole):
+            for title, model in models.items():
+                path, wanted = out / f"{title}.json", also if model is rec else {}
+                earlier = measured(path, model, wanted)
+                done = 0 if earlier is None else earlier.n
+                if done < end:
+                    found = evaluate(model, test.subset(slice(done, end)), judge, also=wanted, **options)
+                    assert isinstance(found, Evaluation)
+                    (found if earlier is None else joined(earlier, found)).save(path)
+
+
+def measured(path: Path, rec: RandomizedEnsemble, also: dict[str, Weights]) -> Evaluation | None:
+    """What a file holds of these members at these probabilities, if it does."""
+    found = Evaluation.load(path) if path.is_file() else None
+    if found is None or found.about.ensemble != fingerprint(rec) or set(found.also) != set(also):
+        return None
+    return found if all(np.allclose(found.also[name], probs) for name, probs in also.items()) else None
+
+
+def joined(one: Evaluation, two: Evaluation) -> Evaluation:
+    """Evaluations of consecutive images as one."""
+    pool = WitnessPool.concat([each.pool.without_inputs() for each in (one, two)])
+    averages = None
+    if one.average is not None and two.average is not None:
+        clean, attacked = map(np.concatenate, zip(one.average, two.average, strict=True))
+        averages = (clean, attacked)
+    return dataclasses.replace(
+        two,
+        about=dataclasses.replace(two.about, n=one.n + two.n),
+        clean=np.concatenate([one.clean, two.clean]),
+        pool=pool,
+        average=averages,
+        cost=one.cost + two.cost,
+        conflict=None,
+        flags={},
+        x=None,
+    )
 
 
 def robust(found: Evaluation, probs: Weights, attempts: float = 1) -> Weights:
@@ -104,48 +147,62 @@ def _trained(method: str) -> Iterator[str]:
 
 
 def _table(method: str, judge: str, found: Evaluation, out: Path) -> Iterator[str]:
-    yield f"## {method.upper()} under {JUDGES[judge]}, {found.n:,} test images"
+    """By the number of members, as the paper's Table 2, with its numbers of both methods at the end."""
+    size = found.members
+    yield f"## {method.upper()} under {JUDGES[judge]}, the first {found.n:,} test images"
     yield ""
-    heads = ["M", "natural", "best member", "uniform", "uniform − best", "average"]
-    heads += [f"{q} attempts" for q in RETRIES] + ["paper, natural / ARC-R"]
+    heads = ["M", "natural", "robust", "best member", "robust − best", "robust − a member*", "average"]
+    heads += [f"{q} attempts" for q in RETRIES] + [f"paper, {each.upper()}" for each in ("iat", "barre")]
     yield "| " + " | ".join(heads) + " |"
     yield "|" + "---:|" * len(heads)
-    rows = [(str(m), first(m, found.members)) for m in range(1, found.members + 1)]
-    if (chosen := found.also.get("chosen")) is not None:
-        rows.append((f"α = ({', '.join(f'{p:.2f}' for p in chosen)})", chosen))
-    for name, alpha in rows:
-        m = int(name) if name.isdigit() else found.members
-        averaged = out / f"{method}-average{m}-{judge}.json"
-        mean = found.deterministic if m == found.members > 1 else None
-        average = mean.robust if mean else Evaluation.load(averaged).robust if averaged.is_file() else None
-        sampled = robust(found, alpha)
-        cells = [name, f"{100 * float(found.at(alpha).natural):.1f}"]
-        cells += [f"{100 * (1 - _best(found, m).mean()):.1f}", _percent(estimate(sampled))]
-        cells.append(_points(difference(sampled, ~_best(found, m))) if m > 1 else "")
-        cells.append(_percent(average) if average is not None and name.isdigit() else "")
+    rows = [(str(m), m, first(m, size)) for m in range(1, size + 1)]
+    chosen = found.also.get("chosen")
+    if chosen is not None and not np.allclose(chosen, 1 / size):
+        rows.append((f"α = ({', '.join(f'{p:.2f}' for p in chosen)})", size, chosen))
+    for name, m, alpha in rows:
+        sampled, fooled, uniform = robust(found, alpha), found.foolable[:, :m], name.isdigit()
+        best = ~fooled[:, int(fooled.mean(axis=0).argmin())]
+        cells = [
+            name,
+            _percent(found.at(alpha).natural),
+            _percent(estimate(sampled)),
+            f"{100 * best.mean():.1f}",
+        ]
+        cells += (
+            [_points(difference(sampled, best)), _points(two_way(sampled - ~fooled.T))] if m > 1 else ["", ""]
+        )
+        average = _average(method, judge, found, m, out) if m > 1 and uniform else None
+        cells.append("" if average is None else _percent(average))
         cells += [_percent(estimate(robust(found, alpha, q))) for q in RETRIES]
-        yield "| " + " | ".join([*cells, _papers(method, m) if name.isdigit() else ""]) + " |"
+        cells += [_papers(each, m) if uniform else "" for each in ("iat", "barre")]
+        yield f"| {' | '.join(cells)} |"
+    said = "α chosen on validation images is uniform. " if chosen is not None and len(rows) == size else ""
+    yield ""
+    yield (
+        f"{said}Robust accuracy in percent of M members sampled uniformly, with 95 % intervals; the best member of "
+        "each row is found on the same images. Natural / under ARC-R in the paper. *: one training against M sampled, "
+        f"interval over seeds and images. Cost: {found.cost.forwards + found.cost.backwards:,} passes."
+    )
     yield ""
 
 
-def _best(found: Evaluation, m: int) -> NDArray[np.bool_]:
-    """At which images the best of the first m members can be fooled."""
-    fooled = found.foolable[:, :m]
-    return fooled[:, int(fooled.mean(axis=0).argmin())]
+def _average(method: str, judge: str, found: Evaluation, m: int, out: Path) -> Estimate | None:
+    """Robust accuracy of the average of the first m members' logits."""
+    path = out / f"{method}-average{m}-{judge}.json"
+    if m == found.members:
+        return None if found.deterministic is None else found.deterministic.robust
+    mean = Evaluation.load(path) if path.is_file() else None
+    return None if mean is None or mean.n != found.n else mean.robust
 
 
 def _verdict(method: str, found: dict[str, Evaluation]) -> str:
     """Uniform sampling of all members against the best of them on these images, after 1 and 2 attempts."""
     said = []
     for judge, one in found.items():
-        uniform, alone = first(one.members, one.members), ~_best(one, one.members)
+        uniform, fooled = first(one.members, one.members), one.foolable
+        alone = ~fooled[:, int(fooled.mean(axis=0).argmin())]
         gain, retried = (difference(robust(one, uniform, q), alone) for q in (1, 2))
         said.append(f"{_points(gain)} points under {JUDGES[judge]}, {_points(retried)} after one retry")
-        if method == "iat" and one.members > 1:
-            each = two_way(robust(one, uniform) - ~one.foolable.T)
-            said[-1] += (
-                f" (over one training, whichever seed: {_points(each)}, interval over seeds and images)"
-            )
     judge, last = list(found)[-1], list(found.values())[-1]
     best = paper()["best"]["resnet20"]
     theirs = best[method]["cifar10"][1] - best["at"]["cifar10"][1]
@@ -187,13 +244,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("command", nargs="?", default="table", choices=["table", "measure"])
     parser.add_argument("--judge", action="append", choices=JUDGES, help="both by default")
     parser.add_argument("--method", default="iat", choices=["iat", "barre"])
+    parser.add_argument(
+        "--members", type=int, help="only the first so many; all that are finished by default"
+    )
     parser.add_argument("--limit", type=int, help="use only this many of the first test images")
     parser.add_argument("--out", type=Path, default=FOLDER, help="where the evaluations are")
     parser.add_argument("--store", type=Path, default=Path("runs/plateau"), help="the witness store")
     asked = parser.parse_args(arguments)
     if asked.command == "measure":
         runs = [load(run / "ensemble") for run in members(asked.method)]
-        networks = [member for rec in runs for member in rec.members]
+        networks = [member for rec in runs for member in rec.members][: asked.members]
         rec = RandomizedEnsemble(networks, threat=runs[0].threat)
         for judge in asked.judge or JUDGES:
             measure(rec, asked.method, judge, asked.limit, asked.out, asked.store)

@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 
 import numpy as np
+import paper.plateau.__main__ as plateau
 import pytest
 from paper.bat import lines as account
 from paper.plateau.__main__ import first, lines, main, measure, members
@@ -13,7 +14,7 @@ from tests.evaluation.evaluated import evaluate
 from tests.evaluation.trained import THREAT, digits, ensemble
 
 import randens
-from randens import attacks
+from randens import RandomizedEnsemble, attacks
 from randens.evaluation import Evaluation
 
 
@@ -40,19 +41,36 @@ def test_the_table_follows_from_the_witnesses(tmp_path: Path) -> None:
     assert "interval over seeds and images" in table
 
 
-def test_measuring_goes_on_with_a_larger_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measuring_goes_on_block_by_block_and_with_a_further_member(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     known = {split: digits(split) for split in ("test", "validation")}
     monkeypatch.setattr("randens.data.load", lambda _, split: known[split])
-    rec = ensemble("linear", "mlp")
-    for limit in (10, 20):
-        measure(rec, "iat", "arc-r", limit, tmp_path, tmp_path / "store")
-    found = Evaluation.load(tmp_path / "iat-arc-r.json")
-    fresh = randens.evaluate(rec, digits("test"), "arc-r", limit=20, also=found.also)
-    assert isinstance(found, Evaluation)
+    monkeypatch.setattr(plateau, "VALIDATION", 10)
+    monkeypatch.setattr(plateau, "BLOCK", 8)
+    asked: list[int] = []
+    monkeypatch.setattr(plateau, "evaluate", lambda *a, **k: asked.append(1) or randens.evaluate(*a, **k))
+    rec = ensemble("linear", "mlp", "linear")
+    pair = RandomizedEnsemble(list(rec.members)[:2], threat=THREAT)
+    path = tmp_path / "iat-arc-r.json"
+    for limit, blocks in ((8, 1), (20, 2), (20, 0)):
+        asked.clear()
+        measure(pair, "iat", "arc-r", limit, tmp_path, tmp_path / "store")
+        assert len(asked) == blocks
+    found = Evaluation.load(path)
+    fresh = randens.evaluate(pair, digits("test"), "arc-r", limit=8, also=found.also)
     assert isinstance(fresh, Evaluation)
-    assert found.n == 20
-    assert found.cost == fresh.cost
-    assert np.array_equal(found.foolable, fresh.foolable)
+    assert found.average is not None
+    assert fresh.average is not None
+    assert (found.n, len(found.average[1])) == (20, 20)
+    assert np.array_equal(found.foolable[:8], fresh.foolable)
+    assert np.array_equal(found.average[1][:8], fresh.average[1])
+    measure(rec, "iat", "arc-r", 20, tmp_path, tmp_path / "store")
+    further = Evaluation.load(path)
+    assert (further.n, further.members) == (20, 3)
+    # The searches for the first two members are counted, and were not made again.
+    assert further.cost.backwards > further.now.backwards
+    assert "| 3 | " in "\n".join(lines(tmp_path))
 
 
 def test_bat_is_judged_by_theorem_1() -> None:
