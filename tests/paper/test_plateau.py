@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import paper.plateau.__main__ as plateau
@@ -48,15 +49,15 @@ def test_measuring_goes_on_block_by_block_and_with_a_further_member(
     monkeypatch.setattr("randens.data.load", lambda _, split: known[split])
     monkeypatch.setattr(plateau, "VALIDATION", 10)
     monkeypatch.setattr(plateau, "BLOCK", 8)
-    asked: list[int] = []
-    monkeypatch.setattr(plateau, "evaluate", lambda *a, **k: asked.append(1) or randens.evaluate(*a, **k))
+    counted = Mock(side_effect=randens.evaluate)
+    monkeypatch.setattr(plateau, "evaluate", counted)
     rec = ensemble("linear", "mlp", "linear")
     pair = RandomizedEnsemble(list(rec.members)[:2], threat=THREAT)
     path = tmp_path / "iat-arc-r.json"
     for limit, blocks in ((8, 1), (20, 2), (20, 0)):
-        asked.clear()
+        counted.reset_mock()
         measure(pair, "iat", "arc-r", limit, tmp_path, tmp_path / "store")
-        assert len(asked) == blocks
+        assert counted.call_count == blocks
     found = Evaluation.load(path)
     fresh = randens.evaluate(pair, digits("test"), "arc-r", limit=8, also=found.also)
     assert isinstance(fresh, Evaluation)
