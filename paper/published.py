@@ -28,7 +28,7 @@ from paper.reproduce.tables import ATTACK_NAMES, DATA, METHODS, NETWORKS, paper,
 from randens.core.errors import InputError, RandensError
 from randens.core.files import read_json, read_toml
 from randens.risk import auxiliary_risk, bounds
-from randens.risk.checks import as_probs, as_risks
+from randens.risk.sets import as_probs, as_risks
 from randens.training.methods import METHOD_NAMES
 
 Weights = NDArray[np.float64]

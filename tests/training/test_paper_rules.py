@@ -17,9 +17,8 @@ from randens.risk import candidates, project_simplex
 from randens.training import alpha as alpha_module
 from randens.training import engine as engine_module
 from randens.training import load_recipe, train
-from randens.training.adversaries import AttackedMembers, Start, adversary
 from randens.training.alpha import Validated, attacks_per_choice, due, osp
-from randens.training.losses import objective
+from randens.training.losses import AttackedMembers, Start, adversary, objective
 from randens.training.recipe import AdversaryPart, SamplingPart
 from randens.witness import WitnessPool
 

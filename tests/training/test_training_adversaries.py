@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from randens import Threat, models
 from randens.ensemble import frozen
-from randens.training.adversaries import Adversary, AttackedMembers, Start, adversary
-from randens.training.losses import divergence, objective
+from randens.training.losses import Adversary, AttackedMembers, Start, adversary, divergence, objective
 from randens.training.recipe import AdversaryPart
 
 LINF, L2 = Threat("linf", 0.1), Threat("l2", 0.5)

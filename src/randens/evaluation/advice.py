@@ -28,7 +28,7 @@ from randens.evaluation.inputs import AttackLike, prepare
 from randens.evaluation.intervals import Estimate, difference, estimate
 from randens.evaluation.loop import Witnesses
 from randens.evaluation.tables import Accuracy, Result, Row, Table, count, new_axes, saved, table_of
-from randens.risk.checks import as_attempts
+from randens.risk.sets import as_attempts
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -17,7 +17,7 @@ from randens.evaluation.inputs import AttackLike, Case, prepare
 from randens.evaluation.loop import Witnesses
 from randens.evaluation.random_models import RandomEvaluation, evaluate_random
 from randens.evaluation.result import Evaluation, worst_inputs
-from randens.risk.checks import as_attempts
+from randens.risk.sets import as_attempts
 from randens.witness import WitnessPool
 
 if TYPE_CHECKING:

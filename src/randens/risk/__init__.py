@@ -3,11 +3,15 @@
 from randens.risk.ceiling import Ceiling, ceiling_from_conflicts, close_pairs
 from randens.risk.certificate import Sampling
 from randens.risk.confidence import CrossFit, cross_fit
-from randens.risk.cutting import cutting_planes
-from randens.risk.optimal import exact_sampling
+from randens.risk.optimal import (
+    best_step,
+    exact_sampling,
+    project_simplex,
+    subgradient_sampling,
+    theorem4_bound,
+)
 from randens.risk.profile import RiskProfile
-from randens.risk.sampling import optimal_sampling
-from randens.risk.subgradient import best_step, project_simplex, subgradient_sampling, theorem4_bound
+from randens.risk.sampling import cutting_planes, optimal_sampling
 from randens.risk.theorems import (
     FIGURE_3,
     Bounds,

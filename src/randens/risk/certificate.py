@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from randens.core.files import plain
-from randens.risk.checks import frozen
 from randens.risk.profile import RiskProfile
-from randens.risk.sets import Masks, unpack
+from randens.risk.sets import Masks, frozen, unpack
 
 _TOLERANCE = 1e-12
 

@@ -29,10 +29,9 @@ from scipy.optimize import nnls
 from randens.core.errors import InputError, whole
 from randens.core.files import Plain
 from randens.risk.certificate import Sampling
-from randens.risk.checks import as_number, as_probs, frozen
 from randens.risk.optimal import minimize_by_cuts
 from randens.risk.profile import RiskProfile
-from randens.risk.sets import unpack
+from randens.risk.sets import as_number, as_probs, frozen, unpack
 
 _FEASIBLE = 1e-9
 _TINY = 1e-4

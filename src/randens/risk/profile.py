@@ -13,11 +13,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from randens.core.errors import InputError, unknown, whole
-from randens.risk.checks import as_attempts, as_number, as_probs, frozen
 from randens.risk.sets import (
     Masks,
+    as_attempts,
+    as_number,
+    as_probs,
     coverage,
     from_words,
+    frozen,
     group,
     maximal,
     pack,

@@ -2,7 +2,7 @@
 
 Theorem 1 and Corollary 1, two classifiers: `two_classifiers`, `theorem1_test`. Theorem 2, three: `candidates`.
 Theorem 3, any number: `bounds`, with h of Lemmas 4 and 5 (`auxiliary_risk`), the tight case (`tight_profile`), the rule
-of thumb and Equation 16; `explain` says it in words. Theorem 4 is in `subgradient`, Proposition 1 in `profile`.
+of thumb and Equation 16; `explain` says it in words. Theorem 4 is in `optimal`, Proposition 1 in `profile`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from scipy.special import betainc, betaincinv
 from randens.core.errors import InputError, whole
 from randens.core.files import Plain
 from randens.risk.certificate import Sampling
-from randens.risk.checks import as_number, as_probs, as_risks, frozen
 from randens.risk.profile import RiskProfile
+from randens.risk.sets import as_number, as_probs, as_risks, frozen
 
 FIGURE_3: Mapping[str, tuple[tuple[int, int], ...]] = MappingProxyType(
     {

@@ -16,16 +16,13 @@ from randens.attacks.base import Attack
 from randens.attacks.result import Cost
 from randens.ensemble import RandomizedEnsemble
 from randens.risk import RiskProfile, candidates, cutting_planes, project_simplex
+from randens.risk.theorems import MOST_CANDIDATE_MEMBERS
 from randens.training.methods import Method, Weights, mirror_descent, uniform
 from randens.training.recipe import Recipe, SamplingPart
 from randens.witness import WitnessPool
 
 Held = tuple[Tensor, Tensor]
 """Inputs [n, ...] and labels [n]."""
-
-MOST_CANDIDATES = (
-    3  # up to so many members, the candidates of Theorems 1 and 2 are tried instead of Algorithm 1
-)
 
 
 @dataclass(frozen=True)
@@ -125,7 +122,11 @@ def due(part: SamplingPart, members: int, done: int, epochs: int) -> bool:
     if part.rule == "printed":
         return done % part.every == 0
     half = epochs // 2
-    return members > MOST_CANDIDATES and done > half and ((done - half) % part.every == 0 or done == epochs)
+    return (
+        members > MOST_CANDIDATE_MEMBERS
+        and done > half
+        and ((done - half) % part.every == 0 or done == epochs)
+    )
 
 
 def floored(probs: Weights, floor: float) -> Weights:
@@ -143,7 +144,7 @@ def attacks_per_choice(part: SamplingPart, members: int, sweeps: bool = False) -
         return 1
     if part.method == "exact":
         return 10 if sweeps else 1 + part.sweeps
-    return len(candidates(members)) if members <= MOST_CANDIDATES else part.iterations
+    return len(candidates(members)) if members <= MOST_CANDIDATE_MEMBERS else part.iterations
 
 
 def validation_attack(recipe: Recipe, name: str) -> Attack:
@@ -189,7 +190,7 @@ def osp(rec: RandomizedEnsemble, x: Tensor, y: Tensor, attack: Attack, part: Sam
     """
     members = len(rec.members)
     tried: list[Validated] = []
-    if members <= MOST_CANDIDATES:
+    if members <= MOST_CANDIDATE_MEMBERS:
         for fractions in candidates(members):
             alpha = np.array([float(share) for share in fractions])
             tried.append(attacked(rec.with_probs(alpha), x, y, attack))

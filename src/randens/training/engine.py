@@ -28,11 +28,10 @@ from randens.core.progress import Progress
 from randens.core.runs import Run
 from randens.data import Augment, Data
 from randens.ensemble import RandomizedEnsemble, frozen, to_layout
-from randens.training import checkpoint
-from randens.training.adversaries import Adversary, AttackedMembers, Start, adversary
+from randens.training import checkpoint, losses
 from randens.training.alpha import AlphaRule, Validated, attacked, validation_attack
 from randens.training.checkpoint import Best, Spent, Stage
-from randens.training.losses import Forward, average, learning_rate, optimizer, passes, training_loss
+from randens.training.losses import Adversary, AttackedMembers, Forward, Start
 from randens.training.methods import METHODS, Batch, StageMembers, Weights
 from randens.training.recipe import Recipe
 
@@ -47,8 +46,8 @@ class Diverged(ModelError):
 
 @dataclass(frozen=True)
 class Session:
-    """Where a run is written, by which processes, and who is told. `stop` is asked after every step; `work` holds the
-    planned passes per image of every stage.
+    """Where a run is written, by which processes, and what reports on it. `stop` is called after every step; `work`
+    holds the planned passes per image of every stage.
     """
 
     run: Run
@@ -82,7 +81,7 @@ class Engine:
         self.threat = recipe.threat.build()
         self.method = METHODS[recipe.method](recipe.weight)
         self.inherits = recipe.start == "previous" or (recipe.start == "auto" and self.method.inherits)
-        self.sizes, self.loss = self.method.stages(recipe.members), training_loss(recipe.loss)
+        self.sizes, self.loss = self.method.stages(recipe.members), losses.training_loss(recipe.loss)
         moves = (recipe.data.crop_padding, recipe.data.flip, recipe.data.rotation)
         self.augment = Augment(*moves) if any(moves) else None
         self.batches = math.ceil(len(self.train_data) / recipe.batch_size)
@@ -125,7 +124,7 @@ class Engine:
             member.train()
         averaged = [self._new(state=m.state_dict()) for m in trained] if self.recipe.ema else trained
         probs = self.alpha.start(before + len(trained))
-        steps = optimizer(trained, self.recipe.optimizer)
+        steps = losses.optimizer(trained, self.recipe.optimizer)
         epochs = self.recipe.epochs_of(number)
         return Stage(number, before, epochs, self.batches, trained, averaged, steps, probs)
 
@@ -197,9 +196,9 @@ class Engine:
         batch = Batch(x, y, [to_layout(points.detach()) for points in made], wrapped, start.place)
         total = torch.zeros((), device=self.device)
         sums = torch.zeros(len(wrapped) + 1, dtype=torch.float64, device=self.device)
-        for index, (losses, z) in enumerate(self.method.losses(self.loss, batch)):
-            total = total + losses.sum()
-            sums[index] = losses.detach().sum()
+        for index, (values, z) in enumerate(self.method.losses(self.loss, batch)):
+            total = total + values.sum()
+            sums[index] = values.detach().sum()
             sums[-1] += (z.detach().argmax(dim=1) == y).sum() / len(wrapped)
         sums = self.processes.total(sums)
         if not bool(torch.isfinite(sums).all()):
@@ -213,12 +212,12 @@ class Engine:
         stage.optimizer.step()
         if self.recipe.ema:
             for target, member in zip(stage.averaged, stage.trained, strict=True):
-                average(target, member, self.recipe.ema, stage.steps)
+                losses.average(target, member, self.recipe.ema, stage.steps)
         *losses_of_members, correct = sums.tolist()
         stage.losses = stage.losses + np.array(losses_of_members)
         stage.correct, stage.images = stage.correct + correct, stage.images + images
         crafted = images * craft.passes(len(members.probs))
-        trained = images * passes(self.recipe.loss) * len(wrapped)
+        trained = images * losses.passes(self.recipe.loss) * len(wrapped)
         self.spent.add(crafted + trained, crafted + trained, crafted, trained)
         means = [value / images for value in (*losses_of_members, correct)]
         for callback in self.session.callbacks:
@@ -233,9 +232,9 @@ class Engine:
         Witnesses from a search for α are not used: they would make epochs with a new α look worse than the others.
         """
         done, every = stage.epoch + 1, self.recipe.validation.every
-        losses, accuracy = stage.losses / stage.images, stage.correct / stage.images
-        stage.probs = self.alpha.descended(stage.probs, losses)
-        line: dict[str, Any] = {"loss": losses.tolist(), "accuracy": accuracy}
+        means, accuracy = stage.losses / stage.images, stage.correct / stage.images
+        stage.probs = self.alpha.descended(stage.probs, means)
+        line: dict[str, Any] = {"loss": means.tolist(), "accuracy": accuracy}
         reweigh = self.alpha.due(len(stage.probs), done, stage.epochs)
         if reweigh or done == stage.epochs or done % every == 0:
             self._average_buffers([*stage.trained, *stage.averaged])
@@ -338,7 +337,7 @@ class Engine:
         return stage
 
     def _after_step(self, stage: Stage) -> None:
-        """Write a checkpoint if the last one is old enough, and tell the progress in units of planned work."""
+        """Write a checkpoint if the last one is old enough, and report progress in units of planned work."""
         if time.monotonic() - self.saved_at >= self.recipe.checkpoint.seconds:
             self._save(stage)
         work, number, total = self.session.work, stage.number, stage.epochs * self.batches
@@ -395,7 +394,7 @@ class Engine:
             level = "loss"  # with one member all levels are the same, so f_1 is the same for every method
         warmup = 0 if self.inherits and self.finished else self.recipe.adversary.warmup
         radius = min(1.0, (stage.epoch + 1) / (warmup + 1))
-        return adversary(self.recipe.adversary, self.threat.scaled(radius), level)
+        return losses.adversary(self.recipe.adversary, self.threat.scaled(radius), level)
 
     def _attacked(self, stage: StageMembers) -> AttackedMembers:
         """The members that the training adversary attacks."""
@@ -442,7 +441,7 @@ class Engine:
 
     def _rate(self, stage: Stage) -> float:
         base = self.recipe.lr_of(stage.number)
-        return learning_rate(self.recipe.schedule, base, stage.steps, self.batches, stage.epochs)
+        return losses.learning_rate(self.recipe.schedule, base, stage.steps, self.batches, stage.epochs)
 
 
 def seed_for(*purpose: object) -> int:

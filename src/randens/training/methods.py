@@ -26,8 +26,15 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble
-from randens.training.adversaries import Adversary, AttackedMembers, Start
-from randens.training.losses import Examples, Forward, TrainingLoss, bounded_risk
+from randens.training.losses import (
+    Adversary,
+    AttackedMembers,
+    Examples,
+    Forward,
+    Start,
+    TrainingLoss,
+    bounded_risk,
+)
 
 Weights = NDArray[np.float64]
 Members = Sequence[nn.Module]

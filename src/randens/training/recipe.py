@@ -12,6 +12,7 @@ every number has a limit, so that a slip of the pen is a sentence and not a mach
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
@@ -27,7 +28,7 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 
-from randens.core.errors import InputError
+from randens.core.errors import InputError, number
 from randens.core.files import parse_toml
 from randens.threat import Threat
 
@@ -40,13 +41,9 @@ _OF_THE_MACHINE = (
 
 def _number(value: object) -> object:
     """Read "8/255" as a number; other values are checked by the field itself."""
-    if not isinstance(value, str) or len(value) > 40:
-        return value
-    try:
-        over, _, under = value.partition("/")
-        return float(over) / float(under) if under else float(over)
-    except (ValueError, ZeroDivisionError):
-        return value
+    with contextlib.suppress(InputError):
+        return number("", value) if isinstance(value, str) else value
+    return value
 
 
 Positive = Annotated[float, BeforeValidator(_number), Field(gt=0, le=1e6)]
@@ -82,8 +79,8 @@ class ModelPart(_Part):
     @property
     def sizes(self) -> dict[str, int]:
         """The sizes that are given."""
-        all_ = {"width": self.width, "hidden": self.hidden, "depth": self.depth, "stride": self.stride}
-        return {key: value for key, value in all_.items() if value is not None}
+        names = ("width", "hidden", "depth", "stride")
+        return {name: size for name in names if (size := getattr(self, name)) is not None}
 
 
 class DataPart(_Part):
@@ -301,10 +298,7 @@ class Recipe(_Part):
             (taken, f"model.options sets {', '.join(taken)}; data and seed of the recipe decide that"),
             (late >= self.epochs, f"schedule.milestones holds {late}; there are only {self.epochs} epochs"),
             (kl and arc, "adversary.level is 'kl'; arc follows decision boundaries"),
-            (
-                craft.loss == "mce" and (kl or arc),
-                "adversary.loss is 'mce'; arc and level 'kl' climb something else",
-            ),
+            (craft.loss == "mce" and (kl or arc), "adversary.loss is 'mce'; arc and 'kl' climb another"),
             (self.sampling.final != "chosen" and not barre, "sampling.final is for method 'barre'"),
             (given > members, f"first names {given} runs; there are only {members} members"),
             (together and self.start == "previous", f"start is 'previous'; {method} trains all at once"),
@@ -349,11 +343,11 @@ def recipe_from(content: Mapping[str, Any], source: str = "recipe") -> Recipe:
     try:
         return Recipe.model_validate(dict(content))
     except ValidationError as error:
-        # The alternatives of a field are separate errors; the first one is told.
+        # The alternatives of a field are separate errors; the first one is shown.
         found = {tuple(_where(e)): e for e in reversed(error.errors(include_url=False))}
-        said = [_sentence(e, Recipe) for e in reversed(found.values())]
-        more = f"; and {len(said) - 3} more" if len(said) > 3 else ""
-        raise InputError(f"{source}: {'; '.join(said[:3])}{more}") from None
+        sentences = [_sentence(e, Recipe) for e in reversed(found.values())]
+        more = f"; and {len(sentences) - 3} more" if len(sentences) > 3 else ""
+        raise InputError(f"{source}: {'; '.join(sentences[:3])}{more}") from None
 
 
 def difference(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:

@@ -24,7 +24,6 @@ from randens.data import Data
 from randens.ensemble import RandomizedEnsemble, load
 from randens.evaluation.tables import count
 from randens.training import losses
-from randens.training.adversaries import adversary
 from randens.training.alpha import attacks_per_choice, due
 from randens.training.engine import Engine, Session, seed_for
 from randens.training.methods import METHODS, StageMembers, uniform
@@ -116,7 +115,7 @@ def train(
     """
     check_callbacks(callbacks)
     chosen = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
-    folder, speak = Path(run_folder), say or (lambda _: None)
+    folder, show = Path(run_folder), say or (lambda _: None)
 
     def run_in(processes: Workers) -> RandomizedEnsemble:
         """Objects that use the process group do not outlive this function."""
@@ -127,7 +126,7 @@ def train(
         planned, main = plan(chosen, len(pair[0]), len(pair[1])), processes.is_main
         with only_writer(folder) if main else contextlib.nullcontext():
             if main:
-                _open(chosen, folder, speak, force)
+                _open(chosen, folder, show, force)
             processes.barrier()
             run = Run.open(folder)
             if main and pair[0].name not in datasets.names() and not (folder / "trained_on.json").exists():
@@ -136,12 +135,11 @@ def train(
                 run.write("trained_on", {"inputs": keys})
             # Written last, after the ensemble.
             if (folder / "training.json").exists():
-                speak(f"{folder} is finished already; its ensemble is returned")
+                show(f"{folder} is finished already; its ensemble is returned")
                 return load(run.ensemble)
-            speak(planned.sentence())
+            show(planned.sentence())
             work = [stage.epochs * (stage.crafting + stage.training) for stage in planned.stages]
-            told = callbacks if main else ()
-            session = Session(run, processes, progress or silent, speak, stop, told, work)
+            session = Session(run, processes, progress or silent, show, stop, callbacks if main else (), work)
             return Engine(chosen, session, pair, new, given).run_all()
 
     with workers(chosen.device, chosen.devices, chosen.nodes) as processes:
@@ -157,7 +155,7 @@ def plan(recipe: Recipe, images: int | None = None, held: int | None = None) -> 
         images, held = sizes["train"], sizes["validation"]
     method = METHODS[recipe.method](recipe.weight)
     level = "kl" if recipe.loss.name == "trades" else method.level
-    craft = adversary(recipe.adversary, recipe.threat.build(), level)
+    craft = losses.adversary(recipe.adversary, recipe.threat.build(), level)
     counts = method.stages(recipe.members)
     stages: list[StagePlan] = []
     for number, size in enumerate(counts):
@@ -232,10 +230,10 @@ def _data(recipe: Recipe, data: tuple[Any, Any] | None) -> Pair:
     folder = Path(part.name)
     if not folder.is_dir():
         unknown("data set", part.name, datasets.names())
-    whole = datasets.image_folder(folder, split="train", size=part.size)
+    images = datasets.image_folder(folder, split="train", size=part.size)
     if not any((folder / name).is_dir() for name in ("validation", "val")):
-        return whole.hold_out(0.1)
-    return whole, datasets.image_folder(folder, split="validation", size=part.size)
+        return images.hold_out(0.1)
+    return images, datasets.image_folder(folder, split="validation", size=part.size)
 
 
 def _check(recipe: Recipe, data: Pair, processes: int) -> None:
