@@ -298,7 +298,10 @@ class Recipe(_Part):
             (taken, f"model.options sets {', '.join(taken)}; data and seed of the recipe decide that"),
             (late >= self.epochs, f"schedule.milestones holds {late}; there are only {self.epochs} epochs"),
             (kl and arc, "adversary.level is 'kl'; arc follows decision boundaries"),
-            (craft.loss == "mce" and (kl or arc), "adversary.loss is 'mce'; arc and 'kl' climb another"),
+            (
+                craft.loss == "mce" and (kl or arc),
+                "adversary.loss is 'mce'; arc and 'kl' climb something else",
+            ),
             (self.sampling.final != "chosen" and not barre, "sampling.final is for method 'barre'"),
             (given > members, f"first names {given} runs; there are only {members} members"),
             (together and self.start == "previous", f"start is 'previous'; {method} trains all at once"),

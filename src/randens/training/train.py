@@ -139,7 +139,8 @@ def train(
                 return load(run.ensemble)
             show(planned.sentence())
             work = [stage.epochs * (stage.crafting + stage.training) for stage in planned.stages]
-            session = Session(run, processes, progress or silent, show, stop, callbacks if main else (), work)
+            listeners = callbacks if main else ()
+            session = Session(run, processes, progress or silent, show, stop, listeners, work)
             return Engine(chosen, session, pair, new, given).run_all()
 
     with workers(chosen.device, chosen.devices, chosen.nodes) as processes:
