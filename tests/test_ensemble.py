@@ -21,7 +21,7 @@ from torch import Tensor, nn
 import randens
 from randens import DeterministicEnsemble, RandomizedEnsemble, Threat, models
 from randens.core.errors import FileError, InputError, ModelError
-from randens.core.files import read_json, seal, write_json
+from randens.core.files import read_json, write_json
 from randens.ensemble import check_probs, evaluating, frozen
 
 CLASSES, FEATURES = 4, 6
@@ -328,12 +328,6 @@ def test_altered_files_are_detected(rec: RandomizedEnsemble, tmp_path: Path) -> 
     member.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     with pytest.raises(FileError, match="checksum"):
         randens.load(folder)
-    member.write_bytes(whole)
-    manifest = json.loads((folder / "ensemble.json").read_text())
-    manifest["probs"] = [0.75, 0.25]
-    (folder / "ensemble.json").write_text(json.dumps(manifest))
-    with pytest.raises(FileError, match="checksum"):
-        randens.load(folder)
 
 
 def test_a_file_of_another_architecture_is_detected(rec: RandomizedEnsemble, tmp_path: Path) -> None:
@@ -341,7 +335,7 @@ def test_a_file_of_another_architecture_is_detected(rec: RandomizedEnsemble, tmp
     manifest = read_json(folder / "ensemble.json")
     for key, value, message in (("width", 3, "not fit a Classifier"), ("name", "convnt", "unknown model")):
         manifest["members"][0]["architecture"][key] = value
-        write_json(folder / "ensemble.json", seal(manifest))
+        write_json(folder / "ensemble.json", manifest)
         with pytest.raises(FileError, match=message):
             randens.load(folder)
 

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from randens import Threat
 from randens.core.errors import InputError
-from randens.core.tensors import norms as norms_of
 from randens.region import Region
+from randens.region import norms as norms_of
 from randens.threat import grid
 
 NORMS = ("linf", "l2", "l1")

@@ -8,6 +8,7 @@ Probabilities are chosen on the validation split. The comparison is made on the 
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from randens import data as datasets
 from randens.core.devices import pick_device
 from randens.core.errors import whole
 from randens.core.files import plain
-from randens.core.progress import Progress, shows_progress, silent, within
+from randens.core.progress import Progress, bars, within
 from randens.core.runs import Run
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation import (
@@ -97,7 +98,6 @@ def recipes(seed: int = 0, device: str = "auto") -> tuple[Recipe, Recipe]:
     )
 
 
-@shows_progress
 def quickstart(
     parent: str | os.PathLike[str] = "runs",
     *,
@@ -112,7 +112,8 @@ def quickstart(
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return _quickstart(parent, seed, device, progress or silent)
+        with bars(progress, log=False) as report:
+            return _quickstart(parent, seed, device, report)
     finally:
         torch.set_num_threads(threads)
 
@@ -122,7 +123,9 @@ def _quickstart(parent: str | os.PathLike[str], seed: int, device: str, progress
     single, together = recipes(seed, device)
     validation, test = datasets.load("digits", "validation"), datasets.load("digits", "test")
     chosen_on = {"checkpoints": "validation", "probs": "validation"}
-    run = Run.create_next(parent, "quickstart", recipe=together.to_json(), seed=seed, chosen_on=chosen_on)
+    folders = (Path(parent) / f"quickstart-{number}" for number in itertools.count(1))
+    free = next(folder for folder in folders if not folder.exists())
+    run = Run.create(free, recipe=together.to_json(), seed=seed, chosen_on=chosen_on)
     place, for_at, for_ensemble = pick_device(device), within(progress, "AT"), within(progress, "ensemble")
     at = train(single, run.path / "at", progress=for_at).to(place)
     trained = train(together, run.path / "members", progress=for_ensemble).to(place)

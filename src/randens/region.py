@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from randens.core.tensors import norms
-
 if TYPE_CHECKING:
     from randens.threat import Threat
 
-__all__ = ["Region", "filled"]
+__all__ = ["Region", "filled", "norms"]
 
 
 @dataclass(frozen=True)
@@ -141,6 +139,14 @@ def filled(gain: Tensor, room: Tensor, budget: float | Tensor) -> Tensor:
     before = wanted.cumsum(dim=1) - wanted
     taken = torch.minimum(wanted, (budget - before).clamp_min(0.0))
     return torch.zeros_like(room).scatter_(1, order, taken)
+
+
+def norms(values: Tensor, p: float, dim: int = -1) -> Tensor:
+    """‖·‖_p along one dimension; NaN and infinity reach the result."""
+    # `vector_norm` is 4 to 16 times as slow for these two on a CPU.
+    if p == math.inf:
+        return values.abs().amax(dim=dim)
+    return values.abs().sum(dim=dim) if p == 1 else torch.linalg.vector_norm(values, p, dim=dim)
 
 
 def _unit(slope: Tensor) -> Tensor:

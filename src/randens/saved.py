@@ -12,19 +12,9 @@ from safetensors import SafetensorError
 from torch import nn
 
 from randens import models
-from randens.core.documents import Digest, Document, Probabilities, ThreatDocument, fitted
 from randens.core.errors import FileError, InputError, RandensError
-from randens.core.files import (
-    AnyPath,
-    atomic_folder,
-    document_checksum,
-    read_file,
-    read_json,
-    seal,
-    sha256,
-    write_atomic,
-    write_json,
-)
+from randens.core.files import AnyPath, atomic_folder, read_file, read_json, sha256, write_atomic, write_json
+from randens.core.runs import Digest, Document, Probabilities, ThreatDocument
 
 _FORMAT = "randens-ensemble-1"
 _LARGEST_WEIGHTS = 1 << 36
@@ -65,7 +55,7 @@ def write(path: AnyPath, networks: Sequence[nn.Module], about: Mapping[str, Any]
             write_atomic(folder / name, content)
             architecture = getattr(network, "architecture", None)
             entries.append({"file": name, "sha256": sha256(content), "architecture": architecture})
-        write_json(folder / "ensemble.json", seal({"format": _FORMAT, "members": entries, **about}))
+        write_json(folder / "ensemble.json", {"format": _FORMAT, "members": entries, **about})
 
 
 def read(path: AnyPath, members: Sequence[nn.Module] | None) -> tuple[Manifest, list[nn.Module]]:
@@ -79,9 +69,7 @@ def read(path: AnyPath, members: Sequence[nn.Module] | None) -> tuple[Manifest, 
     content = read_json(source)
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
         raise FileError(f"{source} is not an ensemble of format {_FORMAT}")
-    if content.get("checksum") != document_checksum(content):
-        raise FileError(f"{source} does not match its checksum; it was altered or damaged")
-    manifest = fitted(Manifest, content, source)
+    manifest = Manifest.parse(content, source)
     entries = manifest.members
     if members is not None and len(members) != len(entries):
         raise InputError(f"members has {len(members)} modules; {folder} holds {len(entries)} members")

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from randens.core.errors import InputError, RandensWarning, number, unknown
-from randens.core.tensors import norms
-from randens.region import Region, filled
+from randens.region import Region, filled, norms
 
 __all__ = ["FiniteThreat", "Threat", "grid", "norm_name", "number"]
 

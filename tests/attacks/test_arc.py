@@ -9,7 +9,7 @@ from tests.attacks.planted import linear
 
 from randens import RandomizedEnsemble, Threat, attacks
 from randens.attacks import arc
-from randens.core.tensors import norms
+from randens.region import norms
 
 X, Y = torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64)
 

@@ -10,7 +10,7 @@ from tests.attacks.test_climb import Curved, X, Y
 
 from randens import RandomizedEnsemble, Threat, attacks
 from randens.attacks.carlini_wagner import expected_hinge
-from randens.core.tensors import norms
+from randens.region import norms
 
 
 @pytest.mark.parametrize("norm", ["linf", "l2", "l1"])

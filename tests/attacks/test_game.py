@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from randens import RandomizedEnsemble, Threat
 from randens.attacks import Search
 from randens.attacks.game import Game, even, linearized_game, onto_simplex
-from randens.core.tensors import norms
-from randens.region import Region
+from randens.region import Region, norms
 
 D = 8
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
-import json
 import os
 import stat
 import subprocess
@@ -19,11 +17,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from randens.core.devices import read_tensors
 from randens.core.errors import FileError, InputError
 from randens.core.files import (
     atomic_folder,
-    document_checksum,
-    new_folder,
     only_writer,
     plain,
     read_json,
@@ -31,7 +28,6 @@ from randens.core.files import (
     write_atomic,
     write_json,
 )
-from randens.core.tensors import read_tensors
 
 
 def test_content_is_written_with_the_usual_permissions(tmp_path: Path) -> None:
@@ -133,27 +129,6 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
         assert os.listdir(tmp_path) == ["made"]
     with pytest.raises(FileError, match="exists already"), atomic_folder(target):
         pass
-
-
-def test_a_folder_is_never_taken_twice(tmp_path: Path) -> None:
-    assert new_folder(tmp_path / "a" / "b").is_dir()
-    with pytest.raises(FileError, match="exists already"):
-        new_folder(tmp_path / "a" / "b")
-    (tmp_path / "file").write_text("")
-    with pytest.raises(FileError, match="cannot create"):
-        new_folder(tmp_path / "file" / "b")
-
-
-def test_a_document_s_checksum_covers_everything_but_itself() -> None:
-    document = {"b": [1, 2.5, None, True], "a": {"η": "ö"}}
-    expected = hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
-    assert document_checksum(document) == expected
-    assert document_checksum({**document, "checksum": "whatever"}) == expected
-    assert document_checksum(dict(reversed(document.items()))) == expected
-    for changed in ({"b": [1, 2.5, None, 1], "a": {"η": "ö"}}, {"b": document["b"]}, {**document, "c": 0}):
-        assert document_checksum(changed) != expected
-    with pytest.raises(InputError, match="not JSON"):
-        document_checksum({"a": float("nan")})
 
 
 _CHILD = """

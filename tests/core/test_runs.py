@@ -27,14 +27,14 @@ def test_a_run_says_what_it_is(tmp_path: Path) -> None:
     assert again.ensemble == tmp_path / "r" / "ensemble"
 
 
-def test_a_second_run_gets_its_own_folder(tmp_path: Path) -> None:
-    first = Run.create_next(tmp_path, "quick")
-    second = Run.create_next(tmp_path, "quick")
-    assert [first.path.name, second.path.name] == ["quick-1", "quick-2"]
-    before = (first.path / "manifest.json").read_bytes()
+def test_a_folder_is_never_taken_twice(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "a" / "b")
+    before = (run.path / "manifest.json").read_bytes()
     with pytest.raises(FileError, match="exists already"):
-        Run.create(first.path, seed=9)
-    assert (first.path / "manifest.json").read_bytes() == before
+        Run.create(run.path, seed=9)
+    assert (run.path / "manifest.json").read_bytes() == before
+    with pytest.raises(FileError, match="cannot create"):
+        Run.create(run.path / "manifest.json" / "c")
 
 
 def test_metrics_are_appended_and_read_back(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 from onnx.parser import parse_model
 
-from randens.core.documents import ThreatDocument
 from randens.core.files import sha256
+from randens.core.runs import ThreatDocument
 from randens.deploy.bundle import Bundle, Member, NetworkFile
 
 LINEAR = """<ir_version: 10, opset_import: ["" : 20]>

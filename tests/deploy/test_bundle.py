@@ -13,15 +13,15 @@ from onnx.external_data_helper import convert_model_to_external_data
 from tests.deploy.planted import random_bundle
 
 from randens.core.errors import FileError
-from randens.core.files import document_checksum, sha256
+from randens.core.files import sha256
 from randens.deploy import Bundle, Predictor
-from randens.deploy.bundle import MANIFEST
+from randens.deploy.bundle import MANIFEST, manifest_checksum
 
 
 def rewritten(folder: Path, **changes: Any) -> None:
     """Alter a manifest and make its checksum fit again: a forged file whose checksum is right."""
     manifest = {**json.loads((folder / MANIFEST).read_text()), **changes}
-    (folder / MANIFEST).write_text(json.dumps({**manifest, "checksum": document_checksum(manifest)}))
+    (folder / MANIFEST).write_text(json.dumps({**manifest, "checksum": manifest_checksum(manifest)}))
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:

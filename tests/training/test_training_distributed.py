@@ -14,7 +14,7 @@ import torch
 from tests.training.two_processes import main, measured
 
 from randens import data
-from randens.core.distributed import Workers, launched, workers
+from randens.core.devices import Workers, launched, workers
 from randens.core.errors import InputError
 from randens.core.progress import leads
 from randens.core.runs import Run

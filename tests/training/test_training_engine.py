@@ -19,7 +19,7 @@ from randens import data
 from randens.core.errors import FileError, InputError
 from randens.core.runs import Run
 from randens.models import Classifier
-from randens.training import Diverged, Recipe, Stopped, train
+from randens.training import Diverged, Recipe, Stopped, losses, train
 from randens.training import engine as engine_module
 from randens.training.alpha import Validated, attacked
 from randens.training.engine import Engine
@@ -154,7 +154,7 @@ def test_divergence_stops_with_the_last_good_state_kept(
         return learning_rate(part, base, step, steps, epochs) if step < 8 else float("inf")
 
     with monkeypatch.context() as patched:
-        patched.setattr(engine_module, "learning_rate", explodes)
+        patched.setattr(losses, "learning_rate", explodes)
         with pytest.raises(Diverged, match=r"epoch 2, step 2: .* not finite; the last good state is kept"):
             train(recipe, tmp_path / "run")
     said: list[str] = []

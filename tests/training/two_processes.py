@@ -11,7 +11,7 @@ import torch
 from tests.training.small_runs import small
 
 from randens import RandomizedEnsemble, attacks, data, evaluate
-from randens.core.distributed import workers
+from randens.core.devices import workers
 from randens.training import train
 
 # Odd batches, augmentation, moving average, two members. Steps of l2 have no signs for rounding to flip.

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from randens.attacks.base import Attack, register
 from randens.attacks.search import Search
-from randens.core.tensors import norms
+from randens.region import norms
 
 _RHO = 0.05  # ρ/ε: how far past the boundary a move aims
 # By the members' linear models: a step that ends further than this, in ε, before its boundary gets no verdict. On 1,152

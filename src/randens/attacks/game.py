@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from randens.attacks.search import Search
-from randens.core.tensors import norms
-from randens.region import Region
+from randens.region import Region, norms
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 from randens.attacks.base import Attack, register
 from randens.attacks.climb import Targets, climb
 from randens.attacks.search import Search
-from randens.core.tensors import norms
+from randens.region import norms
 
 
 @register("lattice")

@@ -19,10 +19,9 @@ from randens.attacks.linear_models import LinearModels
 from randens.attacks.losses import Loss, margins
 from randens.attacks.result import AttackResult, Cost
 from randens.core.errors import InputError, ModelError
-from randens.core.tensors import norms
 from randens.ensemble import RandomizedEnsemble, to_layout
 from randens.models import in_precision, logits_of, send
-from randens.region import Region
+from randens.region import Region, norms
 from randens.threat import Threat
 from randens.witness import WitnessPool
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from randens.attacks.base import Attack, register
 from randens.attacks.search import Search
-from randens.core.tensors import norms
+from randens.region import norms
 
 _SHARE = 0.8  # of the image: the area of the first squares
 _HALVED = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)  # of 10,000 queries: then the area is halved

@@ -50,7 +50,7 @@ def evaluate(
 
     Example: randens evaluate runs/quickstart-1 --attack arc-r --limit 100
     """
-    from randens.core.distributed import workers
+    from randens.core.devices import workers
     from randens.core.runs import Run
     from randens.evaluation import curve
     from randens.evaluation import evaluate as run_evaluate

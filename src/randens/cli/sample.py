@@ -38,7 +38,7 @@ def sample(
 
     Example: randens sample runs/quickstart-1 --apply
     """
-    from randens.core.distributed import workers
+    from randens.core.devices import workers
     from randens.evaluation import optimize_sampling
     from randens.risk.sampling import contributions
 
@@ -63,11 +63,11 @@ def sample(
         return
     members = contributions(found.profile, found)
     if apply and case.run is not None:
-        from randens.core.files import read_json, seal, write_json
+        from randens.core.files import read_json, write_json
 
         # One file is replaced, atomically: the members stay as they are.
         manifest = case.run.ensemble / "ensemble.json"
-        write_json(manifest, seal({**read_json(manifest), "probs": found.probs.tolist()}))
+        write_json(manifest, {**read_json(manifest), "probs": found.probs.tolist()})
     case.show(found, None, as_json, {"contributions": [member.to_json() for member in members]})
     if not as_json:
         print_lines(f"Advice: {member.advice}." for member in members)

@@ -135,16 +135,6 @@ def write_json(path: AnyPath, value: Any) -> None:
     write_atomic(path, content)
 
 
-def new_folder(path: AnyPath) -> Path:
-    """Create a new folder; an existing one is refused, so that no run overwrites another."""
-    with file_errors("create", path):
-        try:
-            Path(path).mkdir(parents=True)
-        except FileExistsError:
-            raise FileError(f"{path} exists already; choose another folder or remove it first") from None
-    return Path(path)
-
-
 @contextlib.contextmanager
 def atomic_folder(path: AnyPath, *, overwrite: bool = False) -> Iterator[Path]:
     """A temporary folder to fill, which becomes `path` if no error occurs; an existing one stays until then."""
@@ -177,19 +167,18 @@ def only_writer(folder: AnyPath) -> Iterator[None]:
     """Hold the lock file ``.NAME.lock`` beside `folder` ; `FileError` if another process does."""
     path = Path(folder).absolute()
     path = path.with_name(f".{path.name}.lock")
-    with contextlib.ExitStack() as stack:
-        with file_errors("lock", path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            # A link in the lock's place is refused: it could point to any file.
-            handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
-            stack.callback(os.close, handle)
-            try:
-                if fcntl is not None:
-                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise FileError(
-                    f"{folder} is being written by another process; wait until it ends, or choose another folder"
-                ) from None
+    with file_errors("lock", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # A link in the lock's place is refused: it could point to any file.
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
+    with os.fdopen(handle):
+        try:
+            if fcntl is not None:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise FileError(
+                f"{folder} is being written by another process; wait, or choose another"
+            ) from None
         yield
 
 
@@ -218,20 +207,6 @@ class Plain:
 def sha256(content: bytes) -> str:
     """Hexadecimal SHA-256 of some bytes."""
     return hashlib.sha256(content).hexdigest()
-
-
-def document_checksum(document: Mapping[str, Any]) -> str:
-    """SHA-256 of a JSON document in any order of keys, without its own entry "checksum"."""
-    content = {key: value for key, value in document.items() if key != "checksum"}
-    try:
-        return sha256(json.dumps(content, sort_keys=True, allow_nan=False).encode())
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InputError(f"the document has no checksum: its content is not JSON ({error})") from error
-
-
-def seal(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The document with its checksum under "checksum"."""
-    return {**document, "checksum": document_checksum(document)}
 
 
 def _finite(text: str) -> float:

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import inspect
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import ParamSpec, TextIO, TypeVar
+from typing import TextIO
 
 Progress = Callable[[str, float, float], None]
 """Called as ``progress(task, done, total)``; a task is finished when ``done == total``."""
 
-_Parameters = ParamSpec("_Parameters")
-_Result = TypeVar("_Result")
 _SECONDS_BETWEEN_LINES = 10.0
 
 
@@ -23,35 +19,20 @@ def silent(task: str, done: float, total: float) -> None:
     """Report nothing."""
 
 
-def renamed(progress: Progress, name: str) -> Progress:
-    """Report the tasks of a part under one name."""
-    return lambda _, done, total: progress(name, done, total)
-
-
 def within(progress: Progress, name: str) -> Progress:
     """Report the tasks of a part with the part's name before them."""
     return lambda task, done, total: progress(f"{name}: {task}", done, total)
 
 
-def shows_progress(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
-    """Decorator: without an argument `progress`, a function shows bars in a terminal or notebook, else nothing."""
-    signature = inspect.signature(function)
-
-    @functools.wraps(function)
-    def called(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
-        given = signature.bind(*args, **kwargs)
-        if given.arguments.get("progress") is not None:
-            return function(*args, **kwargs)
-        with bars(log=False) as progress:
-            given.arguments["progress"] = progress
-            return function(*given.args, **given.kwargs)
-
-    return called
-
-
 @contextlib.contextmanager
-def bars(*, log: bool = True) -> Iterator[Progress]:
-    """Show a bar for every task on standard error, in the first process; where it is a file, lines if `log`."""
+def bars(given: Progress | None = None, *, log: bool = True) -> Iterator[Progress]:
+    """Show a bar for every task on standard error, in the first process; where it is a file, lines if `log`.
+
+    If a function to report to is given, that is all.
+    """
+    if given is not None:
+        yield given
+        return
     # Imported here because most functions are called without bars.
     import rich.progress
     from rich.console import Console

@@ -1,4 +1,4 @@
-"""A run folder: everything needed to repeat, continue or explain a run.
+"""Documents on disk, validated before they are used, and run folders: all that repeats, continues or explains a run.
 
 manifest.json      recipe, seed, versions, git commit, command
 metrics.jsonl      one JSON object per line, appended during the run
@@ -6,12 +6,14 @@ ensemble/          the members (safetensors) and probabilities
 witnesses.sqlite   what attacks found, which every command reads and extends
 trained_on.json    keys of the training images, if they are one's own
 evaluation.json    the evaluation; other commands write other *.json files
+
+Types in documents are strict (no text for a number, no true for 1) and numbers finite. Unknown entries are ignored, so
+that a file of a later version can be read.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import platform
@@ -22,16 +24,70 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from typing_extensions import Self
 
 from randens._version import __version__
-from randens.core.documents import RunManifest, fitted
 from randens.core.errors import FileError, InputError
-from randens.core.files import AnyPath, file_errors, new_folder, parse_json, read_file, read_json, write_json
+from randens.core.files import AnyPath, file_errors, parse_json, read_file, read_json, write_json
+
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Probabilities = Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(min_length=1, max_length=100_000)]
 
 _FORMAT = "randens-run-1"
 _LARGEST_METRICS = 1 << 30
 _LONGEST_LINE = 1 << 16
+
+
+class Document(BaseModel):
+    """The base of everything read from disk."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="ignore", allow_inf_nan=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary for JSON."""
+        return self.model_dump(mode="json")
+
+    @classmethod
+    def parse(cls, value: Any, source: AnyPath) -> Self:
+        """Validate plain JSON values; `source` is named in the error."""
+        try:
+            return cls.model_validate(value)
+        except (ValidationError, RecursionError) as error:
+            raise FileError(f"{source} is damaged or of another version: {first_fault(error)}") from error
+
+
+def first_fault(error: Exception) -> str:
+    """The first error, as ``entry: reason``, without the values."""
+    if not isinstance(error, ValidationError):
+        return "it is nested too deep"
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    where = ".".join(str(part)[:40] for part in first["loc"]) or "the document"
+    return f"{where}: {first['msg'].partition(', unable')[0][:200]}"
+
+
+class ThreatDocument(Document):
+    """A threat as `randens.Threat.to_dict` writes it."""
+
+    norm: str
+    eps: Annotated[float, Field(gt=0)]
+    bounds: Annotated[list[float], Field(min_length=2, max_length=2)] | None
+
+
+class _Manifest(Document):
+    """The entries of manifest.json that are read; commands add their own."""
+
+    created: str | None = None
+    command: list[str] | None = None
+    versions: dict[str, str] | None = None
+    git_commit: str | None = None
+    kind: str | None = None
+    seed: int | None = None
+    recipe: dict[str, Any] | None = None
+    earlier_recipes: list[dict[str, Any]] | None = None
+    chosen_on: dict[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -50,18 +106,16 @@ class Run:
     @staticmethod
     def create(path: AnyPath, **manifest: Any) -> Run:
         """Make a new folder (never an existing one) and write its manifest."""
-        run = Run(new_folder(path), {})
+        run = Run(Path(path), {})
+        with file_errors("create", path):
+            if run.path.exists():
+                raise FileError(f"{path} exists already; choose another folder or remove it first")
+            run.path.mkdir(parents=True)
         run.manifest.update(format=_FORMAT, created=datetime.now(timezone.utc).isoformat(timespec="seconds"))
         run.manifest.update(command=sys.argv[1:], versions=versions(), git_commit=_git_commit())
         run.manifest.update(manifest)
         run.write("manifest", run.manifest)
         return run
-
-    @staticmethod
-    def create_next(parent: AnyPath, name: str, **manifest: Any) -> Run:
-        """Make parent/name-1, or the first number that is free."""
-        paths = (Path(parent) / f"{name}-{number}" for number in itertools.count(1))
-        return Run.create(next(path for path in paths if not path.exists()), **manifest)
 
     @staticmethod
     def open(path: AnyPath) -> Run:
@@ -75,7 +129,7 @@ class Run:
         manifest = read_json(path)
         if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:
             raise FileError(f"{path} is not a run of format {_FORMAT}")
-        fitted(RunManifest, manifest, path)
+        _Manifest.parse(manifest, path)
         return Run(folder, manifest)
 
     @property

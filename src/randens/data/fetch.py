@@ -25,10 +25,10 @@ import platformdirs
 import safetensors.numpy
 import torch
 
+from randens.core.devices import read_tensors
 from randens.core.errors import FileError, InputError, unknown
 from randens.core.files import AnyPath, file_errors, read_file, write_atomic
 from randens.core.progress import Progress, silent
-from randens.core.tensors import read_tensors
 from randens.data.catalogue import CATALOGUE, LARGEST, Bytes, FileFormat, Listed, Parts, gunzip
 from randens.data.data import SPLITS, Data, held_out
 

@@ -9,15 +9,17 @@ export, identifies a bundle.
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, Strict, model_validator
 
-from randens.core.documents import Digest, Document, ThreatDocument, fitted
 from randens.core.errors import FileError
-from randens.core.files import document_checksum, read_file, read_json, sha256, write_json
+from randens.core.files import read_file, read_json, sha256, write_json
+from randens.core.runs import Digest, Document, ThreatDocument
 
 __all__ = ["MANIFEST", "Bundle", "Member", "NetworkFile"]
 
@@ -86,19 +88,19 @@ class Bundle(Document):
             hint = f"did you mean {inside}?" if inside.is_dir() else "`randens export RUN` makes one"
             raise FileError(f"{folder} is not a bundle: it has no {MANIFEST}; {hint}")
         manifest = read_json(source)
-        if not isinstance(manifest, dict) or manifest.get("checksum") != document_checksum(manifest):
+        if not isinstance(manifest, dict) or manifest.get("checksum") != manifest_checksum(manifest):
             raise FileError(f"{source} does not match its checksum; it was altered or damaged")
-        return fitted(Bundle, {**manifest, "path": folder}, source)
+        return Bundle.parse({**manifest, "path": folder}, source)
 
     def write(self) -> None:
         """Write the manifest into the folder; the files must be there already."""
         manifest = self.to_json()
-        write_json(self.path / MANIFEST, {**manifest, "checksum": document_checksum(manifest)})
+        write_json(self.path / MANIFEST, {**manifest, "checksum": manifest_checksum(manifest)})
 
     @property
     def checksum(self) -> str:
         """The number that identifies this bundle."""
-        return document_checksum(self.to_json())
+        return manifest_checksum(self.to_json())
 
     @property
     def bounds(self) -> tuple[float, float] | None:
@@ -114,3 +116,9 @@ class Bundle(Document):
         if sha256(content) != entry.sha256:
             raise FileError(f"{file} does not match its checksum; it was altered or damaged")
         return content
+
+
+def manifest_checksum(manifest: Mapping[str, Any]) -> str:
+    """SHA-256 of a manifest without its own entry "checksum"."""
+    content = {key: value for key, value in manifest.items() if key != "checksum"}
+    return sha256(json.dumps(content, sort_keys=True, allow_nan=False).encode())

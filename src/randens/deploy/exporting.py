@@ -16,11 +16,10 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
-from randens.core.documents import ThreatDocument
 from randens.core.errors import InputError, ModelError, whole
 from randens.core.files import atomic_folder, sha256, write_atomic
 from randens.core.progress import Progress, silent
-from randens.core.runs import versions
+from randens.core.runs import ThreatDocument, versions
 from randens.data import Data, as_data
 from randens.deploy.bundle import Bundle, Member, NetworkFile
 from randens.deploy.predictor import Predictor

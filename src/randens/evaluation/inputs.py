@@ -160,7 +160,7 @@ def prepare(
         stack.enter_context(on_device(rec, device))
         notes = (*inputs.notes, *(() if rec.stochastic else likely_mistakes(rec, inputs)))
         normalized = None if preprocessing is None else _preprocessing_text(rec)
-        report = progress or stack.enter_context(bars(log=False))
+        report = stack.enter_context(bars(progress, log=False))
         yield Case(rec, inputs, chosen, notes, normalized, chosen_on, as_store(folder), report)
 
 

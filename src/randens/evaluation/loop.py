@@ -19,7 +19,7 @@ from torch import Tensor
 from randens._version import __version__
 from randens.attacks import Attack, Cost
 from randens.core.errors import FileError
-from randens.core.progress import Progress, renamed, silent
+from randens.core.progress import Progress, silent
 from randens.data import Data
 from randens.ensemble import RandomizedEnsemble, evaluating
 from randens.threat import Threat
@@ -102,7 +102,10 @@ class Witnesses:
         part = RandomizedEnsemble([self.rec.members[int(i)] for i in drawn], probs[drawn])
         rest = RandomizedEnsemble([self.rec.members[int(i)] for i in others]) if len(others) else None
         start = self.pool.take(np.arange(len(self.data)), drawn)
-        report = renamed(self.progress, task)
+
+        def report(_: str, done: float, total: float) -> None:
+            self.progress(task, done, total)
+
         report(task, 0, max(1, len(rows)))
         new: list[WitnessPool] = []
         batches = attack.batches(part, self.data, rows=rows, start=start, progress=report)

@@ -18,10 +18,10 @@ import torch
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
 
-from randens.core.documents import first_fault
+from randens.core.devices import read_tensors, tensor_checksum
 from randens.core.errors import FileError
 from randens.core.files import write_atomic
-from randens.core.tensors import read_tensors, tensor_checksum
+from randens.core.runs import first_fault
 from randens.training.methods import Weights
 
 _FORMAT = "randens-checkpoint-2"

@@ -20,8 +20,7 @@ from torch import Tensor, nn
 
 from randens.attacks.members import folded
 from randens.callbacks import Callback
-from randens.core.devices import native_bfloat16
-from randens.core.distributed import Workers
+from randens.core.devices import Workers
 from randens.core.errors import InputError, ModelError, RandensError
 from randens.core.files import write_atomic
 from randens.core.progress import Progress
@@ -73,9 +72,10 @@ class Engine:
         self.recipe, self.session, self.fresh = recipe, session, new
         self.processes, self.device = session.processes, session.processes.device
         self.train_data, held = data
-        # Weights, losses and verdicts are float32; passes are bfloat16 where that is native or asked for.
-        auto = recipe.precision == "auto" and native_bfloat16(self.device)
-        self.low_precision = auto or recipe.precision == "bfloat16"
+        # Weights, losses and verdicts are float32; passes are bfloat16 where that is asked for, or native: only CUDA
+        # GPUs are trusted to say so.
+        native = self.device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        self.low_precision = recipe.precision == "bfloat16" or (recipe.precision == "auto" and native)
         self.given, self.finished = given, list[nn.Module]()
         self.best_probs: Weights | None = None
         self.threat = recipe.threat.build()

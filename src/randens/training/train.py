@@ -15,10 +15,10 @@ from torch import nn
 from randens import attacks, models
 from randens import data as datasets
 from randens.callbacks import Callback, check_callbacks
-from randens.core.distributed import Workers, workers
+from randens.core.devices import Workers, workers
 from randens.core.errors import FileError, InputError, unknown
 from randens.core.files import only_writer, read_toml
-from randens.core.progress import Progress, shows_progress, silent
+from randens.core.progress import Progress, bars
 from randens.core.runs import Run
 from randens.data import Data
 from randens.ensemble import RandomizedEnsemble, load
@@ -66,7 +66,6 @@ class Plan:
         )
 
 
-@shows_progress
 def train(
     recipe: Recipe | str | os.PathLike[str],
     run_folder: str | os.PathLike[str],
@@ -117,7 +116,7 @@ def train(
     chosen = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
     folder, show = Path(run_folder), say or (lambda _: None)
 
-    def run_in(processes: Workers) -> RandomizedEnsemble:
+    def run_in(processes: Workers, report: Progress) -> RandomizedEnsemble:
         """Objects that use the process group do not outlive this function."""
         pair = _data(chosen, data)
         _check(chosen, pair, processes.world)
@@ -140,11 +139,14 @@ def train(
             show(planned.sentence())
             work = [stage.epochs * (stage.crafting + stage.training) for stage in planned.stages]
             listeners = callbacks if main else ()
-            session = Session(run, processes, progress or silent, show, stop, listeners, work)
+            session = Session(run, processes, report, show, stop, listeners, work)
             return Engine(chosen, session, pair, new, given).run_all()
 
-    with workers(chosen.device, chosen.devices, chosen.nodes) as processes:
-        return run_in(processes)
+    with (
+        workers(chosen.device, chosen.devices, chosen.nodes) as processes,
+        bars(progress, log=False) as report,
+    ):
+        return run_in(processes, report)
 
 
 def plan(recipe: Recipe, images: int | None = None, held: int | None = None) -> Plan:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from randens.core.tensors import tensor_checksum
+from randens.core.devices import tensor_checksum
 from randens.ensemble import RandomizedEnsemble
 
 __all__ = ["digest", "fingerprint", "input_keys", "member_key"]

@@ -1,14 +1,12 @@
-"""Norms are torch's; a checksum covers everything that a tensor file holds."""
+"""A checksum covers everything that a tensor file holds."""
 
 from __future__ import annotations
-
-import math
 
 import pytest
 import torch
 from torch import Tensor
 
-from randens.core.tensors import norms, tensor_checksum
+from randens.core.devices import tensor_checksum
 
 _TENSORS = {
     "a": torch.tensor([1, 2, 3, 4], dtype=torch.int32),
@@ -16,15 +14,6 @@ _TENSORS = {
     "empty": torch.zeros(0, 3),
     "one": torch.tensor(1.5),
 }
-
-
-@pytest.mark.parametrize("p", [1.0, 2.0, math.inf])
-def test_norms_are_those_of_torch_and_pass_on_what_is_not_finite(p: float) -> None:
-    values = torch.randn(4, 3, 50, generator=torch.Generator().manual_seed(0))
-    for dim in (-1, 1):
-        torch.testing.assert_close(norms(values, p, dim), torch.linalg.vector_norm(values, p, dim=dim))
-    values[1, 2, 0], values[2, 0, 0] = math.nan, -math.inf
-    assert torch.isfinite(norms(values.flatten(1), p)).tolist() == [True, False, False, True]
 
 
 @pytest.mark.parametrize(
