@@ -232,15 +232,6 @@ def test_verdicts_are_made_in_eval_mode_and_modes_are_restored() -> None:
     assert members[0].training
 
 
-def test_a_dropout_member_in_train_mode_is_evaluated_without_dropout() -> None:
-    torch.manual_seed(0)
-    member = nn.Sequential(nn.Linear(FEATURES, 50), nn.Dropout(0.9), nn.Linear(50, CLASSES)).train()
-    rec = RandomizedEnsemble([member])
-    x, y = inputs(40)
-    assert torch.equal(rec.errors(x, y), rec.errors(x, y))
-    assert member[1].training
-
-
 def test_a_copy_draws_the_same_and_keeps_the_modes_of_its_members() -> None:
     rec = RandomizedEnsemble(
         linear_members(3), (0.2, 0.3, 0.5), seed=11, classes=list("abcd"), threat=Threat("l2", 1.0)
@@ -310,43 +301,25 @@ def test_networks_of_your_own_are_filled(tmp_path: Path) -> None:
         randens.load(folder, members=[nn.Linear(FEATURES, CLASSES + 1)])
 
 
-@pytest.mark.parametrize("kept", [0, 40, -1])
-@pytest.mark.parametrize("name", ["member-01.safetensors", "ensemble.json"])
-def test_truncated_files_are_detected(rec: RandomizedEnsemble, tmp_path: Path, name: str, kept: int) -> None:
+def test_damaged_and_altered_files_are_detected(rec: RandomizedEnsemble, tmp_path: Path) -> None:
     folder = rec.save(tmp_path / "e")
-    whole = (folder / name).read_bytes()
-    # The manifest ends in a newline that JSON does not need: cut into the content.
-    (folder / name).write_bytes(whole[: kept if kept >= 0 else len(whole) - 2])
-    with pytest.raises(FileError, match=name):
-        randens.load(folder)
-
-
-def test_altered_files_are_detected(rec: RandomizedEnsemble, tmp_path: Path) -> None:
-    folder = rec.save(tmp_path / "e")
-    member = folder / "member-00.safetensors"
-    whole = member.read_bytes()
-    member.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    with pytest.raises(FileError, match="checksum"):
-        randens.load(folder)
-
-
-def test_a_file_of_another_architecture_is_detected(rec: RandomizedEnsemble, tmp_path: Path) -> None:
-    folder = rec.save(tmp_path / "e")
+    for name in ("member-01.safetensors", "ensemble.json"):
+        whole = (folder / name).read_bytes()
+        # The manifest ends in a newline that JSON does not need: cut into the content.
+        for damaged in (b"", whole[:40], whole[:-2], whole[:-2] + bytes([whole[-2] ^ 1, whole[-1]])):
+            (folder / name).write_bytes(damaged)
+            with pytest.raises(FileError, match=name):
+                randens.load(folder)
+        (folder / name).unlink()
+        with pytest.raises(FileError, match=name.partition(".")[0]):
+            randens.load(folder)
+        (folder / name).write_bytes(whole)
     manifest = read_json(folder / "ensemble.json")
     for key, value, message in (("width", 3, "not fit a Classifier"), ("name", "convnt", "unknown model")):
         manifest["members"][0]["architecture"][key] = value
         write_json(folder / "ensemble.json", manifest)
         with pytest.raises(FileError, match=message):
             randens.load(folder)
-
-
-def test_missing_files_and_other_folders_are_named(rec: RandomizedEnsemble, tmp_path: Path) -> None:
-    with pytest.raises(FileError, match="nowhere"):
-        randens.load(tmp_path / "nowhere")
-    folder = rec.save(tmp_path / "e")
-    (folder / "member-01.safetensors").unlink()
-    with pytest.raises(FileError, match=r"member-01"):
-        randens.load(folder)
     (folder / "ensemble.json").write_text('{"format": "something"}')
     with pytest.raises(FileError, match="not an ensemble"):
         randens.load(folder)

@@ -109,6 +109,7 @@ def test_commands_work_in_an_empty_folder(installed: Installed) -> None:
     small = ("epochs=1", "later_epochs=1", "validation.size=20", "members=2", "model.width=8")
     commands = [
         # A recipe by its name; its run is evaluated and shown; the zoo, and the theory.
+        ["doctor"],
         ["train", "digits-mlp-barre", *(word for text in small for word in ("--set", text)), "--json"],
         ["evaluate", run, "--attack", "pgd", "--limit", "10", "--json"],
         ["report", run],
@@ -116,8 +117,9 @@ def test_commands_work_in_an_empty_folder(installed: Installed) -> None:
         ["explain", "0.4", "0.5"],
     ]
     said = installed("-c", COMMANDS, json.dumps(commands), program="python").splitlines()
-    codes, (trained, evaluated, _, listed, explained) = zip(*map(json.loads, said), strict=True)
+    codes, (checked, trained, evaluated, _, listed, explained) = zip(*map(json.loads, said), strict=True)
     assert codes == (0,) * len(commands)
+    assert "torch" in checked
     assert json.loads(trained)["run"] == run
     assert json.loads(evaluated)["summary"]["n"] == 10
     assert any(entry["name"] == "cifar10-resnet20-barre-m3" for entry in json.loads(listed))

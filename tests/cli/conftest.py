@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 from tests.cli.commands import shell
-from tests.cli.networks import trained
+from tests.evaluation.trained import ensemble as trained
 
 from randens import RandomizedEnsemble, Threat
-from randens import data as datasets
 from randens.core.runs import Run
 
 __all__ = ["run_folder", "shell"]
@@ -17,10 +16,10 @@ __all__ = ["run_folder", "shell"]
 
 @pytest.fixture(scope="session")
 def ensemble() -> RandomizedEnsemble:
-    """Three linear classifiers of digits, trained for a moment."""
-    data = datasets.load("digits", "train")
+    """Three linear classifiers of digits."""
+    members = list(trained("linear", "linear", "linear").members)
     return RandomizedEnsemble(
-        [trained(data, seed) for seed in range(3)], classes=data.classes, threat=Threat("linf", 0.06)
+        members, classes=[str(digit) for digit in range(10)], threat=Threat("linf", 0.06)
     )
 
 

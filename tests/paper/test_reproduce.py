@@ -14,7 +14,7 @@ from paper.reproduce.findings import findings
 from paper.reproduce.measure import ATTACKS, Measured, Settings, measure, measured
 from paper.reproduce.page import reproduce
 from paper.reproduce.plan import SCALES, check, hours, plan
-from paper.reproduce.tables import NETWORKS, Table, Wanted, paper, paper_names, tables
+from paper.reproduce.tables import Table, Wanted, paper_names, tables
 from tests.evaluation.evaluated import evaluate
 from tests.evaluation.trained import THREAT, digits, ensemble
 
@@ -49,16 +49,6 @@ def row(table: Table, *labels: str) -> dict[str, Any]:
     (found,) = [r for r in table.rows if all(label in r.labels for label in labels)]
     headings = table.headings[len(found.labels) :]
     return {h: (c.ours, c.paper) for h, c in zip(headings, found.cells, strict=True)}
-
-
-def test_what_the_paper_prints_twice_agrees() -> None:
-    stated = paper()
-    for network in NETWORKS:
-        best = stated["best"][network]
-        for method in ("iat", "barre"):
-            assert stated["attacks"][network][method]["arc-r"] == best[method]["cifar10"][1]
-        for data in ("cifar10", "cifar100"):
-            assert stated["individual"][data][network]["iat"][0] == best["at"][data]
 
 
 def test_cells_hold_what_their_run_measured() -> None:
@@ -103,19 +93,13 @@ def test_every_planned_run_can_be_made(scale: str) -> None:
         recipe = run.load()
         assert recipe.method == run.wanted.method.split("-")[0]
         assert recipe.members == 1 if run.wanted.method == "at" else recipe.members > 1
-        if run.first is not None:
-            assert names.index(run.first) < names.index(run.name)
-        if run.wanted.method == "barre-arc":
-            assert (recipe.members, recipe.adversary.name, recipe.validation.attack) == (2, "arc", "arc-r")
+        assert run.first is None or names.index(run.first) < names.index(run.name)
         if scale in ("paper", "released"):
             released, barre = scale == "released", run.wanted.method.startswith("barre")
             assert recipe.precision == "float32"
             assert recipe.data.rotation == (15 if released and run.wanted.data == "cifar100" else 0)
-            part = recipe.sampling
-            assert (part.begin, part.final) == (
-                ("current", "checkpoint") if released and barre else ("uniform", "chosen")
-            )
-            assert part.size == (4096 if released and recipe.members > 1 else 2048) or recipe.members == 1
+            chosen = ("current", "checkpoint") if released and barre else ("uniform", "chosen")
+            assert (recipe.sampling.begin, recipe.sampling.final) == chosen
 
 
 def _run(path: Path, rec: RandomizedEnsemble, method: str) -> Run:
@@ -198,22 +182,18 @@ def test_nothing_begins_that_cannot_be_finished(tmp_path: Path, monkeypatch: pyt
     runs = plan("paper", ["cifar100-resnet20-barre"])
     assert [run.name for run in runs] == ["cifar100-resnet20-at", "cifar100-resnet20-barre"]
     monkeypatch.setattr("randens.data.present", lambda: {"cifar10": True, "cifar100": False})
-    with pytest.raises(InputError, match="randens data fetch cifar100"):
-        reproduce("paper", tmp_path / "runs", training=True)
-    assert not (tmp_path / "runs").exists()
     monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 1000}))
-    with pytest.raises(InputError, match="GB"):
-        check(plan("paper", ["cifar10-resnet20"]), tmp_path, "cpu")
-    with pytest.raises(InputError, match="nosuch"):
-        check(runs, tmp_path, "nosuch")
-    for call in (
-        lambda: reproduce("digit", tmp_path),
-        lambda: reproduce("cpu", tmp_path, limit=0),
-        lambda: reproduce("cpu", tmp_path, alpha="best"),
-        lambda: plan("paper", ["cifar11"]),
+    for call, named in (
+        (lambda: reproduce("paper", tmp_path / "runs", training=True), "randens data fetch cifar100"),
+        (lambda: check(plan("paper", ["cifar10-resnet20"]), tmp_path, "cpu"), "GB"),
+        (lambda: check(runs, tmp_path, "nosuch"), "nosuch"),
+        (lambda: reproduce("digit", tmp_path), "digit"),
+        (lambda: reproduce("cpu", tmp_path, limit=0), "limit"),
+        (lambda: plan("paper", ["cifar11"]), "cifar11"),
     ):
-        with pytest.raises(InputError, match=r"digit|limit|rule|cifar11"):
+        with pytest.raises(InputError, match=named):
             call()
+    assert not (tmp_path / "runs").exists()
 
 
 def test_commands_and_hours_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -224,8 +204,3 @@ def test_commands_and_hours_are_listed(capsys: pytest.CaptureFixture[str]) -> No
     assert all(line.startswith("randens train recipes/released/cifar10-resnet20-") for line in listed)
     assert all("precision=float32" in line for line in listed)
     assert all(0 < part < 1 for part in hours(plan("digits")[0], "cpu"))
-
-
-def test_continuing_on_another_device_is_no_other_recipe() -> None:
-    recipe = plan("digits")[0].load()
-    assert recipe.changes(recipe.with_settings(["device=cuda", "precision=float32"])) == []

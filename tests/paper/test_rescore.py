@@ -35,36 +35,28 @@ def renamed(body: torch.nn.Module, prefix: str) -> dict[str, Tensor]:
     return named
 
 
-@pytest.mark.parametrize(("name", "classes"), [("resnet20", 10), ("mobilenetv1", 100), ("resnet18", 10)])
-def test_the_release_of_barre(tmp_path: Path, name: str, classes: int) -> None:
+@pytest.mark.parametrize(("name", "classes"), [("resnet20", 10), ("mobilenetv1", 100)])
+@pytest.mark.parametrize("mrboost", [False, True])
+def test_the_releases_of_barre_and_mrboost(tmp_path: Path, name: str, classes: int, mrboost: bool) -> None:
     nets = [models.create(name, classes=classes, seed=seed).eval() for seed in (0, 1)]
-    for number, net in enumerate(nets):
-        (tmp_path / f"m{number}").mkdir()
-        state = {
-            "net": renamed(net.body, "module."),
-            "alpha": np.array([0.7504, 0.2496]),
-            "acc": np.float64(80),
-        }
-        torch.save(state, tmp_path / f"m{number}" / "model_best.pth")
+    for number, net in zip((2, 10), nets, strict=True):
+        file = tmp_path / (f"iter{number}/epoch99.pth" if mrboost else f"m{number // 10}/model_best.pth")
+        file.parent.mkdir()
+        own = (
+            {"lr_scheduler": {"milestones": Counter([50])}}
+            if mrboost
+            else {"alpha": np.array([0.7504, 0.2496])}
+        )
+        torch.save(
+            {"net": renamed(net.body, "" if mrboost else "module."), "acc": np.float64(80), **own}, file
+        )
     found, alpha = members(tmp_path)
-    assert alpha == pytest.approx([0.75, 0.25])
+    assert alpha is None if mrboost else alpha == pytest.approx([0.75, 0.25])
     x = torch.rand(2, 3, 32, 32)
     assert all(torch.equal(one(x), two(x)) for one, two in zip(found, nets, strict=True))
     mean = members(tmp_path, normalized=True)[0][0].mean
     assert mean is not None
     assert float(mean.flatten()[0]) == pytest.approx({10: 0.4914, 100: 0.5071}[classes], abs=1e-4)
-
-
-def test_the_release_of_mrboost(tmp_path: Path) -> None:
-    nets = {number: models.create("resnet18", classes=10, seed=number).eval() for number in (2, 10)}
-    for number, net in nets.items():
-        (tmp_path / f"iter{number}").mkdir()
-        state = {"net": renamed(net.body, ""), "lr_scheduler": {"milestones": Counter([50, 75])}}
-        torch.save(state, tmp_path / f"iter{number}" / "epoch99.pth")
-    found, alpha = members(tmp_path)
-    assert alpha is None
-    x = torch.rand(1, 3, 32, 32)
-    assert [torch.equal(one(x), nets[k](x)) for one, k in zip(found, (2, 10), strict=True)] == [True, True]
 
 
 def test_the_release_of_dverge(tmp_path: Path) -> None:

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
+from tests.evaluation.trained import ensemble
 
-import randens
 from randens.attacks import Cost
 from randens.core.runs import Run
 from randens.ensemble import RandomizedEnsemble
@@ -72,22 +71,6 @@ def chosen_run(path: Path, evaluation: Evaluation | None, *, method: str = "barr
 
 
 def trained_ensemble(classes: Sequence[str] | None = None) -> RandomizedEnsemble:
-    """Three small networks trained on digits with noise, from different seeds."""
-    train = randens.data.load("digits", "train")
-    x, y = train[:700]
-    networks = []
-    for seed in range(3):
-        network = randens.models.create(
-            "mlp", input_shape=train.shape, classes=10, width=24, depth=1, seed=seed
-        )
-        rng = torch.Generator().manual_seed(seed)
-        optimizer = torch.optim.Adam(network.parameters(), lr=1e-2)
-        for _ in range(150):
-            rows = torch.randint(len(x), (64,), generator=rng)
-            noisy = (x[rows] + 0.1 * torch.randn(x[rows].shape, generator=rng)).clamp(0, 1)
-            loss = torch.nn.functional.cross_entropy(network(noisy), y[rows])
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-        networks.append(network.eval())
-    return RandomizedEnsemble(networks, classes=classes or train.classes, threat=THREAT)
+    """Three small networks, trained on digits."""
+    members = list(ensemble("mlp", "mlp", "mlp").members)
+    return RandomizedEnsemble(members, classes=classes, threat=THREAT)

