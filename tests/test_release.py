@@ -15,6 +15,8 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).parents[1]
+# A file has at most 450 lines. An exception goes with the lines that are too many.
+LONGEST = {"src/randens/ensemble.py": 474}
 
 
 def _project() -> dict[str, Any]:
@@ -65,13 +67,15 @@ def test_the_commands_of_readme_are_those_that_the_gate_runs() -> None:
         assert not {name for name in named if not (ROOT / name).exists()}, path
 
 
+def _lines(pattern: str) -> dict[str, int]:
+    found = {path.relative_to(ROOT).as_posix(): path for path in ROOT.glob(pattern)}
+    return {name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in found.items()}
+
+
 def test_the_project_does_not_grow() -> None:
-    """Ceilings to be lowered with the code: the goals are 20,000 lines of source, 450 a file, 15,000 of tests."""
-    sizes = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in ROOT.glob("src/**/*.py")}
-    assert sum(sizes.values()) <= 21_900
-    assert max(sizes.values()) <= 475
-    assert (
-        sum(len(path.read_text(encoding="utf-8").splitlines()) for path in ROOT.glob("tests/**/*.py"))
-        <= 15_800
-    )
+    """The two totals only ever go down; the goals are 20,000 lines of source and 15,000 of tests."""
+    source, tests = _lines("src/**/*.py"), _lines("tests/**/*.py")
+    assert sum(source.values()) <= 21_527
+    assert sum(tests.values()) <= 15_500
+    assert not {name: lines for name, lines in (source | tests).items() if lines > LONGEST.get(name, 450)}
     assert len(list(ROOT.glob("docs/**/*.md"))) <= 20
