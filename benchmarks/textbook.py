@@ -117,11 +117,11 @@ def torchattacks_pgd(member: nn.Module, x: Tensor, y: Tensor, eps: float, steps:
     return found
 
 
-def autoattack(member: nn.Module, x: Tensor, y: Tensor, eps: float) -> Tensor:
-    """AutoAttack in linf without FAB, and with 500 queries of Square."""
+def autoattack(member: nn.Module, x: Tensor, y: Tensor, eps: float, parts: Sequence[str]) -> Tensor:
+    """The parts of AutoAttack's standard version in linf."""
     import pyautoattack
 
-    attack = pyautoattack.AutoAttack(member, norm="Linf", eps=eps, seed=0, device="cpu", version="custom")
-    attack.attacks_to_run, attack.square.n_queries = ["apgd-ce", "apgd-t", "square"], 500
+    attack = pyautoattack.AutoAttack(member, norm="Linf", eps=eps, seed=0, device="cpu", version="standard")
+    attack.attacks_to_run = list(parts)
     found: Tensor = attack.run_standard_evaluation(x, y, batch_size=len(x))[0]
     return found
